@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# a file's tests stay together, as they share what they build; files begin in the order of tests/conftest.py
-SHARED := -n auto --dist loadfile --no-loadscope-reorder
+# a file's tests stay together, as they share what they build, and so do all with Ray; see tests/conftest.py
+SHARED := -n auto --dist loadgroup --no-loadscope-reorder
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
+# compiled modules are kept: the tests start dozens of processes that read them
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick check format bench docs figures clean
@@ -19,7 +21,7 @@ test: $(VENV)/.dev  ## run tests, doctests and the README's example; pass option
 	@$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
 quick: $(VENV)/.dev  ## run the tests that are not marked slow, about two minutes on two cores
-	@$(BIN)/python -m pytest $(SHARED) -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest $(SHARED) -m "not slow" --hypothesis-profile=quick $(ARGS)
 
 check: $(VENV)/.dev  ## see that all is formatted, linted and type-checked
 	@$(BIN)/ruff format --check .

@@ -9,17 +9,22 @@ from statistics import median
 from typing import Any
 
 
-def seconds(work: Callable[[], Any]) -> float:
+def seconds(work: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
     """Return how long `work` takes once."""
-    start = time.perf_counter()
+    start = clock()
     work()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def ratio(work: Callable[[], Any], floor: Callable[[], Any], repeats: int = 5) -> dict[str, float]:
+def ratio(
+    work: Callable[[], Any],
+    floor: Callable[[], Any],
+    repeats: int = 5,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:
     """Return the best times of both, taken in turn, and the median of their ratios: a busy moment slows both alike."""
     floor()
-    times = [(seconds(floor), seconds(work)) for _ in range(repeats)]
+    times = [(seconds(floor, clock), seconds(work, clock)) for _ in range(repeats)]
     best_floor, best_work = (min(column) for column in zip(*times, strict=True))
     middle = median(later / earlier for earlier, later in times)
     return {"floor_seconds": best_floor, "seconds": best_work, "ratio": middle}

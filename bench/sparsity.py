@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import netkin as nk
-from netkin.measures.batch_cka import batch_gram, gram_cosines
+from netkin.measures.kernels import batch_gram, gram_cosines
 from netkin.sources.architectures import seeded, thin
 
 STEPS = 5  # that are timed together

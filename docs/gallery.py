@@ -71,7 +71,8 @@ def training_run() -> Any:
 def stitches() -> Any:
     """Stitch the layers of two networks by three methods."""
     how = ["least_squares", "procrustes", "task_loss(epochs=1)"]
-    return nk.stitch_all(network(0), network(1), data("train"), data("test"), how, layers="relu*")
+    names = ("seed 0", "seed 1")
+    return nk.stitch_all(network(0), network(1), data("train"), data("test"), how, layers="relu*", names=names)
 
 
 def which_model() -> Any:
@@ -109,6 +110,17 @@ def sparse_networks() -> Any:
     return nk.sparsity_study({"dense": network(0), "sparse": sparse}, data("test"))
 
 
+def classes() -> Any:
+    """Ask which layers of a network follow which classes."""
+    return nk.class_sensitivity(network(0), data("test"), layers=LAYERS, name="seed 0")
+
+
+def smaller_layers() -> Any:
+    """Keep the directions that hold nine tenths of the variance of each layer's input."""
+    layers = ["conv2", "conv3", "conv4"]
+    return nk.compress(network(0), layers, variance=0.9, data=data("train"), test=data("test")).compression
+
+
 STUDIES: dict[str, Callable[[], Any]] = {
     "two-checkpoints": two_checkpoints,
     "many-models": many_models,
@@ -118,6 +130,8 @@ STUDIES: dict[str, Callable[[], Any]] = {
     "users": users,
     "tasks": tasks_in_a_row,
     "sparse-networks": sparse_networks,
+    "classes": classes,
+    "smaller-layers": smaller_layers,
 }
 
 

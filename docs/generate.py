@@ -1,11 +1,13 @@
 """Write the pages made from the code and the records: `measures.md`, `cli.md`, `reproductions.md` and `claims.html`.
 
-In `recommend.md`, a guide, the part between two marks is written. `names.json` of the command line holds the names that
-its help and its completion show, so that these need no torch. With ``--check``, say which of these is out of date.
+In `recommend.md`, a guide, and in `map.md` the part between two marks is written. `names.json` of the command line has
+the names that its help and its completion show, so that these need no torch. With ``--check``, say which of these is
+out of date.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import math
@@ -202,6 +204,16 @@ def page_of_recommending() -> str:
     return f"{start}{MARKS[0]}\n{table}{MARKS[1]}{rest.split(MARKS[1])[1]}"
 
 
+def page_of_the_map() -> str:
+    """Return the map with a line for each file of the package: the first sentences of its docstring."""
+    start, rest = MAP.read_text().split(FILES[0])
+    rows = ["| file | what is in it |", "|---|---|"]
+    for path in sorted(HOUSE.rglob("[!_]*.py")):
+        first, *_ = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")
+        rows.append(f"| `{path.relative_to(HOUSE).as_posix()}` | {in_cell(first)} |")
+    return "\n".join([f"{start}{FILES[0]}\n", *rows, f"\n{FILES[1]}{rest.split(FILES[1])[1]}"])
+
+
 def judged_scores(claim: Claim) -> str:
     """Return how well each score agrees with what fine-tuning and a probe reach, and what it costs."""
     tuned, probed = (curve for title, curve in claim.curves.items() if title.startswith("Agreement with"))
@@ -251,6 +263,10 @@ PAGES = {"measures.md": page_of_measures, "cli.md": page_of_commands, "reproduct
 GUIDE, MARKS = FOLDER / "recommend.md", ("<!-- the table: made by generate.py -->", "<!-- end of the table -->")
 if GUIDE.exists():
     PAGES["recommend.md"] = page_of_recommending
+MAP, FILES = FOLDER / "map.md", ("<!-- every file: made by generate.py -->", "<!-- end of the files -->")
+HOUSE = FOLDER.parent / "src" / "netkin"
+if MAP.exists():
+    PAGES["map.md"] = page_of_the_map
 NAMES = "../src/netkin/cli/names.json"
 if (FOLDER / NAMES).parent.exists():
     PAGES = {NAMES: names_of_the_library, **PAGES}

@@ -79,8 +79,8 @@ def room_modules() -> dict[str, str]:
     """Return the modules that have a page, with its title, in the order of the navigation."""
     found: dict[str, str] = {}
     for room, title in ROOMS.items():
-        inner = sorted(one.name for one in iter_modules(import_module(f"netkin.{room}").__path__) if one.ispkg) \
-            if room == "applications" else []  # fmt: skip
+        path = import_module(f"netkin.{room}").__path__ if room == "applications" else []
+        inner = sorted(one.name for one in iter_modules(path))
         found |= {f"netkin.{room}.{name}": name.capitalize() for name in inner} or {f"netkin.{room}": title}
     return found
 

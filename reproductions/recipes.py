@@ -72,10 +72,10 @@ _TEXT = Recipe(steps=1500, batch=32, rate=4e-3, optimizer="adam", schedule="cosi
 # of several sets of images, each seen for as many steps; not mirrored, since one holds digits
 _TASKS = _LARGE.but(epochs=None, steps=500, rate=0.2, warmup=50, shift=2)
 _FEW_TASKS = _TASKS.but(steps=400, batch=50, rate=0.05, shift=1)  # of images with half the pixels a side
-# of networks with masks, whose runs are many and short; and of vision transformers, before tokens are dropped
-_SPARSE = _LARGE.but(epochs=5, rate=0.2, warmup=1, flip=True)
-_FEW_SPARSE = _SPARSE.but(epochs=None, steps=200, batch=50, rate=0.05, warmup=20, shift=2)
-_PATCHES = _SPARSE.but(epochs=10, optimizer="adamw", rate=1e-3, decay=0.05)
+# of networks with masks, whose runs are many; and of vision transformers, before tokens are dropped
+_SPARSE = _LARGE.but(epochs=None, steps=1500, batch=128, rate=0.1, warmup=75, flip=True)
+_FEW_SPARSE = _SPARSE.but(steps=200, batch=50, rate=0.05, warmup=20, shift=2)
+_PATCHES = _LARGE.but(epochs=10, optimizer="adamw", rate=1e-3, decay=0.05, warmup=1, flip=True)
 _FEW_PATCHES = _FEW_SPARSE.but(optimizer="adamw", rate=1e-3, decay=0.05)
 # of atoms and heads alone, on a tenth of a set of images or on a whole one; rate and momentum are the paper's
 _ATOMS = Recipe(steps=200, batch=200, rate=0.01, schedule="cosine", precision="auto", drop_last=True, shift=2)

@@ -22,6 +22,7 @@ from worlds import Worlds
 
 # the same examples in every run, and none kept on disk
 settings.register_profile("netkin", derandomize=True, database=None, deadline=None, max_examples=60)
+settings.register_profile("quick", settings.get_profile("netkin"), max_examples=15)
 settings.load_profile("netkin")
 
 
@@ -44,40 +45,65 @@ def value():
 
 
 @pytest.fixture(scope="session")
-def ray_cluster():
-    """One cluster of Ray for all tests, on the loopback address, whose workers find the modules of these tests."""
+def ray_cluster(tmp_path_factory):
+    """Two nodes of Ray for all tests, on the loopback address, whose workers find the modules of these tests."""
     ray = pytest.importorskip("ray", reason="needs the extra netkin[ray]")
     from netkin.comparing.engines.cluster import Cluster
+    from ray_worlds import Nodes
 
     with pytest.MonkeyPatch.context() as patch:
         folders = [str(Path(netkin.errors.__file__).parents[1]), str(Path(__file__).parent)]
         patch.setenv("PYTHONPATH", os.pathsep.join(folders))
-        yield Cluster()
+        patch.setenv("RAY_worker_niceness", "0")  # else busy processors leave nothing for workers
+        nodes = Nodes(tmp_path_factory.mktemp("nodes"))
+        Cluster(nodes.address)  # to which all calls in this process then connect
+        yield nodes
     ray.shutdown()
+    nodes.cluster.shutdown()
 
 
 @cache
 def _trained(seed, epochs):
-    return trained_digits_net(seed, epochs)
+    """Return a network, and what was told of its training after each epoch."""
+    told = []
+    return trained_digits_net(seed, epochs, lambda *epoch: told.append(epoch)), told
 
 
-@pytest.fixture
-def shared_nets(monkeypatch):
-    """Let `netkin.training.trained_digits_net` train each network once for all tests of a process, and hand out copies.
+@pytest.fixture(scope="session")
+def trained_once():
+    """Return `trained_digits_net` that trains each network once for all tests of a process, and hands out copies.
 
     Training is a function of the seed and the epochs, which tests/training holds it to.
     """
 
     def copied(seed, epochs=12, progress=None):
-        return trained_digits_net(seed, epochs, progress) if progress else deepcopy(_trained(seed, epochs))
+        model, told = _trained(seed, epochs)
+        for epoch in told if progress else ():
+            progress(*epoch)
+        return deepcopy(model)
 
-    monkeypatch.setattr("netkin.training.trained_digits_net", copied)
+    return copied
 
 
+@pytest.fixture
+def shared_nets(monkeypatch, trained_once):
+    """Let netkin hand out copies of networks that are trained once."""
+    monkeypatch.setattr("netkin.training.trained_digits_net", trained_once)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Put the files with slow tests first: what is long and begun last leaves the other processors idle."""
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    """Keep the tests of a file together in one process, and all that need Ray, which then starts once.
+
+    These and the files with slow tests come first: what is long and begun last leaves the other processors idle.
+    """
+    slow, groups = Counter(item.path for item in items if item.get_closest_marker("slow")), {}
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            needs_ray = "ray_cluster" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("ray" if needs_ray else item.location[0]))
+        groups[item] = item.get_closest_marker("xdist_group").args[0]
+    items.sort(key=lambda item: (groups[item] != "ray", -slow[item.path]))
 
 
 # importing it registers measures, which only the tests of plug-ins want

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,11 @@ FEW = ["cka", "cka_debiased", "svcca", "pwcca", "procrustes_distance", "cka_rbf"
 # --- entries ---------------------------------------------------------------------------------------------------------
 
 
-def entries(shake: int = 0) -> Entries:
-    """Return all entries by name; with a `shake`, of data moved by rounding."""
+def entries(shake: int = 0, dtypes: Iterable[str] = tuple(DTYPES)) -> Entries:
+    """Return all entries of some dtypes by name; with a `shake`, of data moved by rounding."""
     made = Entries()
     with one_thread():
-        for dtype in DTYPES:
+        for dtype in dtypes:
             ledger = Ledger(World(dtype, shake))
             for part in PARTS if dtype in ("f64", "f32") else [half_precision]:
                 part(ledger)

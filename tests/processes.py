@@ -2,7 +2,7 @@
 
 import multiprocessing
 import os
-import socket
+import tempfile
 
 from torch import distributed
 
@@ -28,17 +28,18 @@ def ended(process, seconds=240):
 
 
 def run_ranks(work, folder, count=2):
-    """Run `work(rank, folder)` in processes that know each other as those of torchrun do; see that all end well."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    running = [started(_as_rank, work, folder, rank, count, port) for rank in range(count)]
-    assert [ended(one) for one in running] == [0] * count  # what went wrong stands in the output
+    """Run `work(rank, folder)` in processes that are the ranks of a group; see that all end well.
+
+    They meet in a file, as a store of torch's own listens to other machines too.
+    """
+    with tempfile.TemporaryDirectory() as meeting:
+        running = [started(_as_rank, work, folder, rank, count, meeting) for rank in range(count)]
+        assert [ended(one) for one in running] == [0] * count  # what went wrong stands in the output
 
 
-def _as_rank(work, folder, rank, count, port):
-    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+def _as_rank(work, folder, rank, count, meeting):
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count}
     os.environ.update({name: str(value) for name, value in told.items()}, GLOO_SOCKET_IFNAME="lo")
-    distributed.init_process_group("gloo")
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}/store", rank=rank, world_size=count)
     work(rank, folder)
     distributed.destroy_process_group()

@@ -341,6 +341,7 @@ PLAIN = {
     "a_part": lambda rank, count: call(part="1/2", function=nk.collect),
     "a_start": lambda rank, count: call(start=3, function=nk.collect),
     "a_partial_call": lambda rank, count: call(partial=True),
+    "a_file": lambda rank, count: nk.compare_many(nets(), images(), engine="distributed", save="many.netkin"),
 }
 REFUSED = {make.__name__: make for make in [
     a_model_that_crashes, a_model_that_crashes_later, a_table_that_fails, not_a_number, other_weights, other_widths,

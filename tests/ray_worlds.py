@@ -1,5 +1,6 @@
-"""Models, data and functions by name, for the workers of Ray that the fixture `ray_cluster` starts."""
+"""Two nodes of Ray for the fixture `ray_cluster`; models, data and functions by name, for their workers."""
 
+import json
 import os
 import signal
 import time
@@ -10,6 +11,34 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rank_worlds
+
+HOW = {"num_cpus": 1, "num_gpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False}
+
+
+class Nodes:
+    """Two nodes of Ray on this machine, of one CPU each; the disk of the first is full, that of the second is not."""
+
+    def __init__(self, folder):
+        from ray.cluster_utils import Cluster
+
+        self.disks = [folder / "disk1", folder / "disk2"]
+        for disk in self.disks:
+            disk.mkdir()
+        (self.disks[0] / "cache").symlink_to("/dev/full")
+        self.cluster = Cluster(initialize_head=True, head_node_args=HOW | self._disk(0))
+        self.address = self.cluster.address
+        self.add()
+
+    def _disk(self, place):
+        return {"env_vars": {"NODE_DISK": str(self.disks[place])}}
+
+    def add(self):
+        """Add the second node."""
+        self.cluster.add_node(**HOW, **self._disk(1))
+
+    def remove(self):
+        """Kill all processes of the second node."""
+        self.cluster.remove_node(next(iter(self.cluster.worker_nodes)), allow_graceful=False)
 
 
 def seeded(seed, dtype=torch.float64, kind=rank_worlds.Maps):
@@ -35,6 +64,14 @@ def first_float():
 
 def second_float():
     return seeded(1, torch.float32)
+
+
+def assigned():
+    """Return a model, and write what Ray has given to the task that loads it."""
+    import ray
+
+    Path("assigned").write_text(json.dumps(ray.get_runtime_context().get_assigned_resources()))
+    return first()
 
 
 def words():

@@ -1,11 +1,6 @@
-"""One study for all engines, and its models and data by name: `python study_worlds.py ENGINE FOLDER [ADDRESS]`.
-
-All pairs of 40 checkpoints of one run, all layers, with error bars; the result is left in the folder. With "disk" for
-ENGINE, two of them on a cluster of which a node has a full disk.
-"""
+"""One study for all engines, and its models and data by name: 40 checkpoints of a run, all layers, with error bars."""
 
 import os
-import sys
 import warnings
 from pathlib import Path
 
@@ -21,7 +16,7 @@ ASKED = {"measures": ["svcca", "cka_debiased"], "pairs": "corresponding", "error
 
 
 def net():
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh()).double()
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)).double()
 
 
 def inputs():
@@ -48,7 +43,7 @@ def cached_inputs():
 def train(folder):
     """Train a net for 40 steps, and keep each."""
     torch.manual_seed(0)
-    model, targets = net(), examples().sin().repeat(1, 2)[:, :8]
+    model, targets = net(), examples().sin()[:, :4]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     for step in range(CHECKPOINTS):
         torch.save(model.state_dict(), folder / f"step{step}.pt")
@@ -61,25 +56,25 @@ def models():
     return {f"step {step}": f"study_worlds:net@step{step}.pt" for step in range(CHECKPOINTS)}
 
 
-def study(engine, data):
-    return nk.compare_many(models(), data, engine=engine, progress=False, **ASKED)
+def study(engine, data="study_worlds:inputs", progress=False):
+    return nk.compare_many(models(), data, engine=engine, progress=progress, **ASKED)
 
 
-def main(engine, folder, address=None):
+def on_ray(address=None):
+    """Return the engine whose job lies in the folder."""
+    return Ray(address, job="study.job", shares=6)
+
+
+def drive(folder, address):
+    """Do the study on the cluster at an address, in a process that can be killed."""
     os.chdir(folder)
-    if engine == "disk":
-        first, *_, last = models().values()
-        nk.compare(first, last, "study_worlds:cached_inputs", engine=Ray(address, shares=6)).save("disk.netkin")
-        return
-    if engine == "ray":
-        study(Ray(address, job="study.job", shares=6), "study_worlds:inputs").save("ray.netkin")
-        return
-    found = study("distributed", nk.load_data("study_worlds:inputs"))
-    if torch.distributed.get_rank() == 0:
-        found.save("distributed.netkin")
-    torch.distributed.destroy_process_group()
+    study(on_ray(address))
 
 
-if __name__ == "__main__":
+def share(rank, folder):
+    """Do a rank's share of the study, of which the first leaves the result."""
     warnings.simplefilter("ignore")
-    main(*sys.argv[1:])
+    os.chdir(folder)
+    found = study("distributed", nk.load_data("study_worlds:inputs"))
+    if rank == 0:
+        found.save("distributed.netkin")

@@ -7,9 +7,9 @@ from torch import nn
 
 from netkin.applications.stitching.direct import matched
 from netkin.applications.stitching.ends import Transformation
-from netkin.applications.stitching.fitting import fitted
+from netkin.applications.stitching.fitting import fit_by_pass
 from netkin.applications.stitching.joints import joints
-from netkin.applications.stitching.map_training import trained
+from netkin.applications.stitching.map_training import train_map
 from netkin.applications.stitching.network import Stitched
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.representations import batches_of
@@ -19,7 +19,7 @@ def joined(a, layer_a, b, layer_b, data, settings=None, cuts=True):
     """Return the network that a training begins with."""
     settings, pair = settings or TaskLoss(), (layer_a, layer_b)
     found = joints(a, b, next(batches_of(data)), pairs=[pair])
-    fit = fitted(a, b, batches_of(data), found, ("a", "b"))
+    fit = fit_by_pass(a, b, batches_of(data), found, ("a", "b"))
     start = Transformation(matched(fit.moments(pair), settings.start), found.meetings[pair], rank=settings.rank)
     return Stitched(a, layer_a, b, layer_b, start.to(next(b.parameters()).dtype), cuts=cuts)
 
@@ -28,7 +28,7 @@ def trained_from(a, layer_a, b, layer_b, data, cuts=True, **options):
     """Return a trained network and the record of its training."""
     settings = TaskLoss(**options)
     network = joined(a, layer_a, b, layer_b, data, settings, cuts)
-    return network, trained(network, data, settings)
+    return network, train_map(network, data, settings)
 
 
 @contextmanager

@@ -22,15 +22,18 @@ def stored():
     return golden.load()
 
 
-@pytest.fixture(scope="module")
-def made():
-    """Return all entries, computed now."""
-    return golden.entries()
+def of_dtype(entries, dtype):
+    return {name: value for name, value in entries.items() if name.split("/")[2] == dtype}
 
 
-def test_no_number_moves(stored, made):
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(one, marks=[pytest.mark.slow] * (one != "f64")) for one in golden_worlds.DTYPES]
+)
+def test_no_number_moves(stored, dtype):
     entries, left_out = stored
-    changes = golden.changes(entries, {name: value for name, value in made.items() if name not in left_out})
+    made = golden.entries(dtypes=[dtype])
+    assert of_dtype(made, dtype) == made
+    changes = golden.changes(of_dtype(entries, dtype), {name: made[name] for name in made.keys() - left_out})
     assert not changes, "\n".join([f"{len(changes)} entries differ from the golden file, first 20:", *changes[:20]])
 
 
@@ -40,6 +43,7 @@ def test_the_file_holds_enough_and_leaves_out_little(stored):
     assert len(numbers) >= 2000
     assert len(left_out) < len(numbers) / 50
     assert not left_out & entries.keys()
+    assert {name.split("/")[2] for name in entries} == set(golden_worlds.DTYPES)
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32"])

@@ -4,6 +4,8 @@ import os
 import re
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -58,16 +60,38 @@ def shell(tmp_path, page):
         if language == "python":
             (tmp_path / re.match(r"# (\w+\.py)\n", text).group(1)).write_text(text)
 
-    def run(text):
+    def run(text, only_here=False):
+        """Run a script; with `only_here` no process of it may listen to other machines."""
         environment = os.environ | {"PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": SOURCES}
         environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        done = subprocess.run(
-            ["sh", "-e", "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
-        )
-        assert done.returncode == 0, f"{text}\n{done.stderr}"
-        return done
+        with open(tmp_path / "said", "w+") as said, open(tmp_path / "printed", "w+") as printed:
+            process = subprocess.Popen(
+                ["sh", "-e", "-c", text], cwd=tmp_path, env=environment, stdout=printed, stderr=said
+            )
+            addresses, end = set(), time.monotonic() + 600
+            while process.poll() is None:
+                if time.monotonic() > end:
+                    process.kill()
+                addresses |= listening(process.pid) if only_here else set()
+                time.sleep(0.1)
+        told = (tmp_path / "said").read_text()
+        assert process.returncode == 0, f"{text}\n{told}"
+        assert not only_here or addresses == {"127.0.0.1"}
+        return (tmp_path / "printed").read_text(), told
 
     return run
+
+
+def listening(pid):
+    """Return the addresses on which a process and those that it started listen."""
+    psutil = pytest.importorskip("psutil")
+    found = set()
+    with suppress(psutil.NoSuchProcess):
+        for one in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                ends = [end for end in one.net_connections("inet") if end.status == psutil.CONN_LISTEN]
+                found |= {end.laddr.ip.removeprefix("::ffff:") for end in ends}
+    return found
 
 
 def blocks_with(page, *words):
@@ -84,8 +108,8 @@ def expected():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
 def test_the_array_job_gives_what_one_process_gives(page, shell, tmp_path):
-    said = shell(blocks_with(page, "collect.sh", "rm part-3.stats"))
-    assert "270 of 360 examples are present; missing: 180 to 269" in said.stderr
+    _, said = shell(blocks_with(page, "collect.sh", "rm part-3.stats"))
+    assert "270 of 360 examples are present; missing: 180 to 269" in said
     found, whole = nk.load(tmp_path / "all.netkin"), expected()
     for measure in whole:
         assert found[measure].values == pytest.approx(whole[measure].values, abs=1e-6)
@@ -96,8 +120,9 @@ def test_the_array_job_gives_what_one_process_gives(page, shell, tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
 def test_torchrun_gives_what_one_process_gives(page, shell, tmp_path):
-    said = shell(blocks_with(page, "--standalone", "ranks.sh", "compare_by_file"))
-    assert said.stdout.count("cka: similarity") == 1
+    printed, _ = shell(blocks_with(page, "--standalone", "ranks.sh"))
+    assert printed.count("cka: similarity") == 1
+    shell(blocks_with(page, "compare_by_file"), only_here=True)
     whole = expected()
     for name in ("digits.netkin", "by_file.netkin", "two.netkin"):
         assert nk.load(tmp_path / name)["cka"].values == pytest.approx(whole["cka"].values, abs=1e-6)
@@ -111,7 +136,9 @@ def test_torchrun_gives_what_one_process_gives(page, shell, tmp_path):
 @pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
 def test_a_cluster_gives_what_one_process_gives(page, shell, tmp_path):
     pytest.importorskip("ray", reason="needs the extra netkin[ray]")
-    shell(blocks_with(page, "compare_on_ray"))
+    printed, _ = shell(blocks_with(page, "compare_on_ray"), only_here=True)
+    assert "forward passes: 9, one of each model on each batch" in printed
+    assert "cluster: " in printed
     whole, data = expected(), nk.load_data("digits:test")
     assert nk.load(tmp_path / "ray.netkin")["cka"].values == pytest.approx(whole["cka"].values, abs=1e-6)
     models = [nk.load_model("netkin:digits", seed=seed) for seed in (0, 1)]

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_every_room_stands_in_the_table():
 
 def neighbours(path, house=HOUSE):
     """Yield a sentence for each import by which one application looks into another."""
-    own = path.relative_to(house).parts[1]
+    own = path.relative_to(house).parts[1].removesuffix(".py")
     for line, name in imports(path.read_text(encoding="utf-8"), module_of(path, house)):
         parts = name.split(".")
         if parts[:2] == ["netkin", "applications"] and parts[2:3] not in ([], [own]):
@@ -105,7 +106,7 @@ def neighbours(path, house=HOUSE):
 
 
 @pytest.mark.parametrize(
-    "path", sorted((HOUSE / "applications").rglob("*/*.py")), ids=lambda path: str(path.relative_to(HOUSE))
+    "path", sorted((HOUSE / "applications").rglob("*.py")), ids=lambda path: str(path.relative_to(HOUSE))
 )
 def test_no_application_imports_another(path):
     found = list(neighbours(path))
@@ -179,6 +180,13 @@ def test_no_two_files_have_one_name_outside_the_command_line():
     for path in (path for path in PLACES if path.name != "__init__.py" and room_of(path) != "cli"):
         found.setdefault(path.name, []).append(str(path.relative_to(HOUSE)))
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+def test_every_file_has_a_line_in_the_map():
+    text = (HOUSE.parent.parent / "docs" / "map.md").read_text(encoding="utf-8")
+    files = {path.relative_to(HOUSE).as_posix() for path in PLACES if not path.name.startswith("__")}
+    listed = set(re.findall(r"^\| `([\w/]+\.py)` \|", text.partition("## Every file")[2], re.M))
+    assert listed == files, "`docs/map.md` has a line for each file; `python docs/generate.py` writes it"
 
 
 def test_a_file_has_at_most_four_hundred_lines():

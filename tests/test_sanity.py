@@ -36,5 +36,5 @@ def test_the_page_shows_the_recorded_figures():
 @pytest.mark.slow
 @pytest.mark.skipif(not (DATA and CHECKPOINTS), reason="set NETKIN_DATA and NETKIN_CHECKPOINTS to CIFAR-10 and Tiny-10")
 def test_cka_knows_a_layer_of_another_seed_again():
-    pairs = [sanity.found_in_pair(Path(DATA), Path(CHECKPOINTS), ("cka",), 2, (0, seed))["cka"] for seed in (1, 2, 3)]
-    assert sum(found for found, _ in pairs) >= 0.98 * sum(cases for _, cases in pairs)
+    found, cases = sanity.found_in_pair(Path(DATA), Path(CHECKPOINTS), ("cka",), 1, (0, 1))["cka"]
+    assert found >= 0.98 * cases

@@ -18,7 +18,7 @@ from reproductions.sparsity.nets import (
     Found,
     gain,
     mean_of,
-    measured,
+    measured_whole,
     noise_words,
     over_seeds,
     setting_words,
@@ -63,7 +63,7 @@ def concentration(lab: Lab) -> Finding:
     random = {net: over_seeds(Case(net, arm="random", strength=betas[-1]), count) for net, betas in BETAS.items()}
     wanted = [case for own in by_beta.values() for some in own.values() for case in some]
     wanted += [case for own in random.values() for case in own]
-    found = measured(lab, sorted(wanted, key=lambda case: case.net, reverse=True))  # those that take longest first
+    found = measured_whole(lab, sorted(wanted, key=lambda case: case.net, reverse=True))  # the longest first
     changes, beyond, controls, decided = dict[str, Measured](), dict[str, Measured](), dict[str, Measured](), []
     for net, own in by_beta.items():
         first, largest = own[0.0], own[BETAS[net][-1]]

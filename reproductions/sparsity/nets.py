@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from netkin.applications.sparsity import CKASparsityLoss, epsilon_sparsity, sparsify
 from netkin.errors import EmptyLayerWarning, NetkinError, ValueFault
-from netkin.measures.batch_cka import batch_gram, gram_cosines
+from netkin.measures.kernels import batch_gram, gram_cosines
 from netkin.representations import guest, recording
 from netkin.representations.layers import stages
 from netkin.sources.architectures import seeded
@@ -87,6 +87,20 @@ def measured(lab: Lab, cases: Iterable[Case]) -> dict[Case, Found]:
     missing = [case for case in cases if case not in known]
     known.update(zip(missing, lab.over(trained, missing, keep=True), strict=True))
     return {case: known[case] for case in cases}
+
+
+def measured_whole(lab: Lab, cases: Iterable[Case]) -> dict[Case, Found]:
+    """Return what was found of each network, where more than accuracies is asked for: none may have failed."""
+    found = measured(lab, cases)
+    failed = [case for case in found if found[case]["failed"]]
+    if failed:
+        one = failed[0]
+        raise ValueFault(
+            f"{len(failed)} of {len(found)} networks have weights that are no numbers, so that the similarity of their "
+            f"layers does not exist; the first is {one.net}, {one.arm} of strength {one.strength:g}, seed {one.seed}: "
+            f"{found[one]['failed']}. Lower the rate in its recipe, or leave that strength out."
+        )
+    return found
 
 
 def chosen(lab: Lab, wanted: Mapping[str, tuple[Case, str]]) -> dict[str, Choice]:

@@ -15,7 +15,7 @@ from reproductions.sparsity.nets import (
     chosen,
     gain,
     mean_of,
-    measured,
+    measured_whole,
     noise_words,
     over_seeds,
     setting_words,
@@ -46,7 +46,7 @@ def pretraining(lab: Lab) -> Finding:
     choices = chosen(lab, {arm: (case, arm) for arm in ("stage", "decay")})
     strengths = {"base": 0.0, "random": choices["stage"].strength} | {arm: one.strength for arm, one in choices.items()}
     arms = {arm: over_seeds(case._replace(arm=arm, strength=strengths[arm]), count) for arm in ARMS}
-    found = measured(lab, [one for own in arms.values() for one in own])
+    found = measured_whole(lab, [one for own in arms.values() for one in own])
     gained = {
         f"CKA-SR less {words}": gain(found, arms["stage"], arms[arm]) for arm, words in ARMS.items() if arm != "stage"
     }

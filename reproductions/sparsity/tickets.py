@@ -27,7 +27,7 @@ from reproductions.sparsity.nets import (
 NET = "resnet20-sparse"
 SEEDS = {"cpu": 3, "gpu": 5}
 ROUNDS = {"cpu": 2, "gpu": 3}  # of pruning, after the dense training
-SHORTER: dict[str, dict[str, Any]] = {"cpu": {}, "gpu": {"epochs": 4}}  # than the trainings of other claims
+SHORTER: dict[str, dict[str, Any]] = {"cpu": {}, "gpu": {"steps": 1000}}  # than the trainings of other claims
 SPARSITY = 0.95
 ARMS = {"base": "β = 0", "stage": "CKA-SR", "random": "random targets"}
 GAIN = f"accuracy of the ticket at {SPARSITY:g}: CKA-SR less β = 0"

@@ -73,9 +73,9 @@ def reporting(
         chosen = _chosen.get()
     heard = [_Calls(one, total, what, done) for one in _listeners.get()]
     if callable(chosen):
-        told = _Calls(chosen, total, what, done)
-        yield _Several([told, *heard]) if heard else told
-        told.finish()
+        calls = _Calls(chosen, total, what, done)
+        yield _Several([calls, *heard]) if heard else calls
+        calls.finish()
     else:
         hidden = chosen is False or not sys.stderr.isatty()
         with tqdm(

@@ -13,9 +13,11 @@ import torch
 import netkin as package
 from netkin import progress
 from netkin.cli import cli
-from netkin.cli.running import refusing
+from netkin.cli.running import with_refusals
 from netkin.errors import ShapeError
 from netkin.sources.architectures import architecture, seeded
+
+SLOW = ("demo", "tasks")  # which have quick tests of their own
 
 
 def example_of(command):
@@ -37,8 +39,10 @@ def saved_before(netkin, checkout):
         Path(name).write_bytes((run / f"step_{step}.pt").read_bytes())
 
 
-@pytest.mark.usefixtures("saved_before")
-@pytest.mark.parametrize("name", sorted(cli.commands))
+@pytest.mark.usefixtures("saved_before", "shared_nets")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in sorted(cli.commands)]
+)
 def test_the_help_of_every_command_ends_with_an_example_that_runs(netkin, name):
     example = example_of(cli.commands[name])
     assert netkin(f"{name} --help").stdout.rstrip().endswith(example)
@@ -71,7 +75,7 @@ def test_commands_that_compare_share_their_options(name):
 def test_every_command_can_be_quiet(name, monkeypatch):
     """The option holds while the command runs and no longer."""
     chosen = []
-    look = refusing(lambda **options: chosen.append(progress._chosen.get()))
+    look = with_refusals(lambda **options: chosen.append(progress._chosen.get()))
     monkeypatch.setattr(cli.commands[name], "callback", look)
     plain = shlex.split(example_of(cli.commands[name]))[1:]
     for line in ([*plain, "--quiet"], plain):
@@ -120,7 +124,7 @@ def test_a_misuse_gives_2(netkin, line):
 
 def command_that_raises(error):
     @click.command()
-    @refusing
+    @with_refusals
     def command():
         raise error
 

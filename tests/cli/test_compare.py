@@ -284,9 +284,70 @@ def test_several_models_are_compared_each_with_every_other(netkin):
     expected = compare(*models, data=sample(load_data("digits:test"), 100), layers=["relu1", "fc"])
     pair = many["netkin:digits (1)", "netkin:digits (3)"]
     assert pair["relu1", "fc"] == pytest.approx(expected["relu1", "fc"], abs=1e-6)
-    assert "A map of the models by cka" in Path("three.html").read_text(encoding="utf-8")
+    assert "Which join first" in Path("three.html").read_text(encoding="utf-8")
     again = netkin("report three.netkin --out again.html")
     assert again.exit_code == 0, again.output
+
+
+SEVERAL = "netkin:digits netkin:digits netkin:digits --data digits:test --layers fc --examples 100"
+
+
+def test_several_models_are_a_job_beside_their_result(netkin):
+    assert netkin(f"compare {SEVERAL} --save three.netkin").exit_code == 0
+    assert jobs.read("three.netkin").condition == "done"
+    tables = {part: part.stat().st_mtime_ns for part in Path("three.netkin.job/parts").iterdir()}
+    again = netkin(f"compare {SEVERAL} --save three.netkin")
+    assert "saved to three.netkin" in again.stderr
+    assert {part: part.stat().st_mtime_ns for part in Path("three.netkin.job/parts").iterdir()} == tables
+    other = netkin(f"compare {SEVERAL} --save three.netkin --seed 1")
+    assert other.exit_code == 1
+    assert "'three.netkin.job' holds a comparison that differs in data (" in other.stderr
+    assert netkin(f"compare {SEVERAL} --save three.netkin --seed 1 --force").exit_code == 0
+
+
+def test_the_plan_of_several_models_tells_passes_bytes_and_time(netkin):
+    text = netkin(f"explain {SEVERAL}")
+    assert text.exit_code == 0, text.stderr
+    for words in ("models: 3, ", "pairs of models: 3", "forward passes: 3, one of each", "memory: ", "time: "):
+        assert words in text.stdout
+    facts = json.loads(netkin(f"explain {SEVERAL} --json").stdout)
+    assert (facts["models"], facts["pairs"], facts["passes"], facts["way"]["blocks"]) == (3, 3, 3, 1)
+    refused = netkin(f"explain {SEVERAL} --memory 1kB")
+    assert (refused.exit_code, "would be refused: " in refused.stdout) == (1, True)
+
+
+def test_a_sample_of_rows_is_for_several_models(netkin):
+    line = f"{SEVERAL} --rows 40".replace("--examples 100", "")
+    facts = json.loads(netkin(f"explain {line} --memory 330kB --json").stdout)
+    assert (facts["way"]["is_sample"], facts["way"]["examples"]) == (True, 40)
+    assert netkin(f"compare {line} --memory 330kB --save three.netkin").exit_code == 0
+    pair = results.load("three.netkin")["netkin:digits (1)", "netkin:digits (2)"]
+    assert pair["cka"].exactness == "a sample of 40 of 360 examples"
+    for command in ("compare", "explain"):
+        two = netkin(f"{command} netkin:digits netkin:digits --data digits:test --rows 40")
+        assert two.exit_code == 2
+        assert "--rows is for three models or more" in two.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("netkin:digits --engine distributed", "each process of torchrun holds what one process holds"),
+        ("--engine ray", "--engine ray explains two models or more; leave it out for one."),
+    ],
+)
+def test_plans_of_engines_that_have_none_are_a_misuse(netkin, options, words):
+    result = netkin(f"{EXPLAINED} {options}")
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("command", ["compare", "explain"])
+def test_a_crash_of_one_of_several_models_is_one_sentence(netkin, command):
+    result = netkin(f"{command} netkin:digits netkin:resnet20 netkin:digits --data digits:test")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("netkin: 'netkin:resnet20' could not be run: RuntimeError: ")
+    assert "Choose data of the size and channels that the model takes" in result.stderr
 
 
 def test_statistics_stand_beside_no_models(netkin):
@@ -297,6 +358,7 @@ def test_statistics_stand_beside_no_models(netkin):
         assert "is a file of statistics, which holds both models; give it alone" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_cluster_compares_and_continues_beside_the_result(netkin):
     call = 'compare netkin:digits netkin:digits --data digits:test --layers "relu*" --examples 100'
@@ -314,6 +376,9 @@ def test_a_cluster_compares_and_continues_beside_the_result(netkin):
     assert other.exit_code == 1
     assert "'ab.netkin.job' holds a comparison that differs in data (" in other.stderr
     assert netkin(f"{both} --seed 1 --force").exit_code == 0
+    plan = netkin(f"{call} --engine ray".replace("compare", "explain"))
+    assert "forward passes: 2, one of each model on each batch" in plan.stdout
+    assert "cluster: 2 tasks at once on 2 nodes, about under a second together" in plan.stdout
 
 
 @pytest.mark.parametrize("option", ["--address auto", "--gpus 0.5"])

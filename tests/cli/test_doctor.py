@@ -43,7 +43,7 @@ def test_the_findings_are_there_for_programs_too(netkin):
 
 
 def test_the_stored_answers_are_those_of_the_transcriptions():
-    stored = doctor.stored()
+    stored = doctor.stored_answers()
     X, Y = (np.array(stored[name]) for name in "XY")
     np.testing.assert_array_equal(X, world()[0])
     np.testing.assert_array_equal(Y, world()[1])
@@ -51,13 +51,13 @@ def test_the_stored_answers_are_those_of_the_transcriptions():
 
 
 def test_every_measure_has_an_answer():
-    assert {name.partition("(")[0] for name in doctor.stored()["answers"]} == set(measures(matrices=True))
+    assert {name.partition("(")[0] for name in doctor.stored_answers()["answers"]} == set(measures(matrices=True))
 
 
 def test_a_wrong_number_is_named_with_exit_code_1(netkin, monkeypatch):
-    stored = doctor.stored()
+    stored = doctor.stored_answers()
     stored["answers"]["nbs"] += 1e-6
-    monkeypatch.setattr(doctor, "stored", lambda: stored)
+    monkeypatch.setattr(doctor, "stored_answers", lambda: stored)
     result = netkin("doctor")
     assert result.exit_code == 1
     assert f"1 of {len(stored['answers'])} reference values of the measures are not reproduced:" in result.stdout
@@ -66,8 +66,8 @@ def test_a_wrong_number_is_named_with_exit_code_1(netkin, monkeypatch):
 
 
 def test_a_measure_that_fails_is_named_with_its_fault(netkin, monkeypatch):
-    stored = doctor.stored()
-    monkeypatch.setattr(doctor, "stored", lambda: stored | {"Y": stored["Y"][:-1]})
+    stored = doctor.stored_answers()
+    monkeypatch.setattr(doctor, "stored_answers", lambda: stored | {"Y": stored["Y"][:-1]})
     result = netkin("doctor")
     assert result.exit_code == 1
     assert "cka gives `X` and `Y` must describe the same examples" in result.stdout
@@ -90,7 +90,7 @@ def test_the_extras_are_those_of_the_package():
 
 
 def test_a_package_that_is_not_there_is_missing():
-    assert doctor.installed("no-such-package") == "missing"
+    assert doctor.installed_version("no-such-package") == "missing"
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,33 @@
 """What commands read and write: nothing is overwritten by surprise, and the numbers are never lost."""
 
 import os
+import shutil
 from pathlib import Path
 
 import click
 import pytest
 import torch
+from click.testing import CliRunner
 
 from netkin import files
+from netkin.cli import cli
 from netkin.cli.options import as_bytes
 from netkin.errors import FileFault
 from netkin.results import load
-from netkin.sources.training import untrained_digits_net
+from netkin.training import untrained_digits_net
 
 MODEL = "netkin:digits@first.pt"
 PASS = f"{MODEL} --data digits:test --examples 40 --layers relu1 --quiet"
+RUN = "dynamics run --model netkin:digits --data digits:test --examples 40 --layers relu1"
 COMMANDS = {
     "compare --save": f"compare {PASS} --save OUT",
     "compare --report": f"compare {PASS} --report OUT.html",
     "compare --figure": f"compare {PASS} --figure OUT.png",
     "collect --out": f"collect {PASS} --out OUT",
     "merge --out": "merge part.stats --out OUT",
-    "dynamics --save": "dynamics run --model netkin:digits --data digits:test --examples 40 --layers relu1 --save OUT",
-    "dynamics --report": "dynamics run --model netkin:digits --data digits:test --examples 40 --report OUT.html",
-    "dynamics --figure": "dynamics run --model netkin:digits --data digits:test --examples 40 --figure OUT.svg",
+    "dynamics --save": f"{RUN} --save OUT",
+    "dynamics --report": f"{RUN} --report OUT.html",
+    "dynamics --figure": f"{RUN} --figure OUT.svg",
     "stitch --save": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --save OUT",
     "stitch --report": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --report OUT.html",
     "stitch --figure": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --figure OUT.pdf",
@@ -36,16 +40,25 @@ COMMANDS = {
 }
 
 
-@pytest.fixture
-def place(netkin, tmp_path):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
     """A folder with weights, a run, a comparison and statistics."""
-    torch.save(untrained_digits_net(0).state_dict(), "first.pt")
-    Path("run").mkdir()
-    for step in (1, 2):
-        torch.save(untrained_digits_net(step).state_dict(), f"run/step_{step}.pt")
-    assert netkin(f"compare {PASS} --save ab.netkin").exit_code == 0
-    assert netkin(f"collect {PASS} --out part.stats").exit_code == 0
-    return tmp_path
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        torch.save(untrained_digits_net(0).state_dict(), "first.pt")
+        Path("run").mkdir()
+        for step in (1, 2):
+            torch.save(untrained_digits_net(step).state_dict(), f"run/step_{step}.pt")
+        for line in (f"compare {PASS} --save ab.netkin", f"collect {PASS} --out part.stats"):
+            assert CliRunner().invoke(cli, line.split(), prog_name="netkin").exit_code == 0
+    return folder
+
+
+@pytest.fixture
+def place(netkin, tmp_path, made):
+    """A copy of what was made, in the folder at hand."""
+    return shutil.copytree(made, tmp_path, dirs_exist_ok=True)
 
 
 def output_of(line):

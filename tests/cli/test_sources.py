@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from netkin.cli.running import crashes_refused
+from netkin.cli.running import crash_refusals
 from netkin.errors import ForwardError
 
 MODULE = """
@@ -122,7 +122,7 @@ def test_a_fault_outside_the_models_is_not_taken_for_theirs(netkin, monkeypatch)
 
 
 def run_both(good, bad):
-    with crashes_refused(["good", "bad"], [good, bad]):
+    with crash_refusals(["good", "bad"], [good, bad]):
         good(torch.ones(5, 3))
         bad(torch.ones(5, 3))
 

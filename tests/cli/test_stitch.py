@@ -179,7 +179,7 @@ def test_a_file_with_another_sweep_is_refused_and_stays(netkin, tmp_path):
 
 def test_the_scores_of_the_help_are_those_of_the_library():
     (option,) = [one for one in stitch.params if one.name == "scores"]
-    assert f"by default {', '.join(USUAL[:-1])} and {USUAL[-1]};" in option.help
+    assert f"by default {', '.join(USUAL[:-1])} and {USUAL[-1]}." in option.help
     assert all(score in option.help for score in SCORES)
 
 
@@ -196,7 +196,7 @@ def test_an_interrupted_command_shows_what_is_finished_and_goes_on(netkin, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(sweep, "trained_stitch", interrupted)
+        context.setattr(sweep, "train_stitch", interrupted)
         result = netkin(line)
     assert result.exit_code == 130
     assert "interrupted: some stitches were not reached" in " ".join(result.stdout.split())
@@ -300,3 +300,19 @@ def test_what_a_sweep_would_take_is_explained(netkin, tmp_path):
     assert netkin(f"{AB} --at fc --into relu1 --explain").exit_code == 1
     three = netkin(f"{AB.replace('two ', 'two nk_stitch_nets:three ')} --all --explain")
     assert (three.exit_code, "--explain is for two models; got 3." in three.stderr) == (2, True)
+
+
+def test_maps_are_read_from_a_file_of_statistics(netkin):
+    layers = "--layers relu3 --shape positions"
+    models = "nk_stitch_nets:one nk_stitch_nets:two"
+    assert netkin(f"collect {models} --data digits:train --examples 200 {layers} --out all.stats").exit_code == 0
+    found = [
+        json.loads(netkin(f"stitch {models} --at relu3 --data {data} --test digits:test --json").stdout)
+        for data in ("all.stats", "digits:train --examples 200")
+    ]
+    values = [one["tables"]["agreement(how=least_squares)"]["values"][0][0] for one in found]
+    assert values[0] == pytest.approx(values[1], abs=0.01)
+    assert found[0]["provenance"]["fitting examples"] == "200"
+    alone = netkin(f"stitch {models} --at relu3 --data all.stats")
+    assert alone.exit_code == 2
+    assert "is a file of statistics, which serves two models, needs --test" in " ".join(alone.stderr.split())

@@ -19,7 +19,14 @@ from processes import run_ranks
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3], ids=["1 rank", "2 ranks", "3 ranks"])
+SLOW = pytest.mark.slow  # two ranks have all that one and three have, but for who comes between
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(1, marks=SLOW), 2, pytest.param(3, marks=SLOW)],
+    ids=["1 rank", "2 ranks", "3 ranks"],
+)
 def ran(request, tmp_path_factory):
     """The number of ranks and the folder in which each has left what it got, after one start for all tests."""
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")
@@ -78,6 +85,7 @@ EVERYWHERE = {
     "a_part": "ValueFault: `part` is for one process, and here {count} share the data; leave it out.",
     "a_start": "ValueFault: `start` is for one process, and here {count} share the data; leave it out.",
     "a_partial_call": "ValueFault: `partial` is for one process, and here {count} share the data; leave it out.",
+    "a_file": "ValueFault: `save` is for one process and for engine='ray'; under torchrun leave it out, and let",
     "a_sharded_model": "ValueFault: the weights of 'a' are sharded over the ranks (FSDP), so that every forward needs",
     "an_offloaded_model": "ValueFault: the model is offloaded by accelerate, so that weights are fetched when a layer",
 }

@@ -146,7 +146,7 @@ def test_another_thread_is_served_without_touching_signals(maps, images):
 def test_a_handler_that_python_does_not_know_is_replaced_by_the_default(monkeypatch):
     put = []
     monkeypatch.setattr(signal, "signal", lambda number, handler: put.append(handler))
-    with Interruption(wanted=True).noticed():
+    with Interruption(wanted=True).handling():
         pass
     assert put[1] is signal.SIG_DFL
 

@@ -1,6 +1,8 @@
 """All pairs of many models, in several passes that each fit the memory, give the numbers of one pass."""
 
+import inspect
 import re
+import weakref
 from dataclasses import replace
 from itertools import combinations
 
@@ -11,10 +13,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
+from netkin.comparing import pairs_plan
 from netkin.comparing.all_pairs import HeldExamples
 from netkin.comparing.feed import CachedRunner
-from netkin.comparing.pairs_plan import blocks_of, largest_fit, pass_plan
-from netkin.errors import MemoryLimit, ValueFault
+from netkin.comparing.model_blocks import blocks_of, largest_fit, pass_plan
+from netkin.errors import FileFault, MemoryLimit, ValueFault
 from netkin.measures.registry import find
 from netkin.statistics.collector import LayerSize, Study
 
@@ -188,6 +191,29 @@ def test_models_given_by_name_are_loaded_when_they_run(tmp_path, monkeypatch):
     assert len(fewer.way.blocks) > 1
 
 
+def test_models_given_by_name_are_forgotten_when_no_pass_needs_them(tmp_path, monkeypatch):
+    models = {}
+    for seed in range(6):
+        torch.save(nk.load_model("netkin:digits", seed=seed).state_dict(), tmp_path / f"{seed}.pt")
+        models[f"seed {seed}"] = f"netkin:digits@{tmp_path / f'{seed}.pt'}"
+    data, options = nk.load_data("digits:test"), {"layers": ["fc"], "progress": False, "examples": 60}
+    whole = nk.compare_many(models, data, "cka", **options)
+    alive, most, load = weakref.WeakSet(), [], pairs_plan.load_model
+
+    def counted(*given, **how):
+        alive.add(model := load(*given, **how))
+        most.append(len(alive))
+        return model
+
+    monkeypatch.setattr(pairs_plan, "load_model", counted)
+    two = nk.explain_many(list(models.values())[:2], data, "cka", **options).way
+    few = two.statistics + two.models
+    told = nk.explain_many(models, data, "cka", memory=few, **options)
+    most.clear()
+    assert_same(nk.compare_many(models, data, "cka", memory=few, **options), whole)
+    assert max(most) <= max(len(block.models) for block in told.way.blocks) + 1 < 6  # one before another is forgotten
+
+
 def test_models_given_by_name_need_no_data_for_measures_of_weights():
     models = {"a": "netkin:digits", "b": "netkin:digits"}
     live = {name: nk.load_model(spec, seed=place) for place, (name, spec) in enumerate(models.items())}
@@ -228,3 +254,92 @@ def test_a_stream_is_refused_where_several_passes_are_needed(nets, inputs):
         nk.compare_many(nets, iter(inputs.split(30)), MEASURES, memory=40_000, progress=False)
     with pytest.raises(ValueFault, match="a stream can be read only once"):
         nk.compare_many(nets, iter(inputs.split(30)), rows=10)
+
+
+# --- as a job ---------------------------------------------------------------------------------------------------------
+
+
+class Stopped(Counted):
+    """A net that stops its process, as Ctrl-C does, when it has seen enough."""
+
+    patience = 10**9
+
+    def forward(self, inputs):
+        if sum(self.seen) >= self.patience:
+            raise KeyboardInterrupt
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_job_continues_where_it_stopped(inputs, tmp_path, passes):
+    torch.manual_seed(0)
+    nets, data = {str(place): Stopped().eval() for place in range(3)}, list(inputs.repeat(20, 1).split(150))
+    call = {"measures": MEASURES, "errors": True, "chunks": 3, "progress": False}
+    whole = nk.compare_many(nets, data, **call)
+    limit = nk.explain_many(nets, data, **call).way.statistics * 2 // (3 if passes > 1 else 2)
+    call |= {"memory": limit, "save": tmp_path / "many.netkin"}
+    assert len(nk.explain_many(nets, data, **call).way.blocks) == passes
+    nets["2"].seen.clear()
+    nets["2"].patience = 750 if passes == 1 else 1800 + 1200  # in the 4th of 8 shares, or in the 2nd of its 2nd pass
+    with pytest.raises(KeyboardInterrupt):
+        nk.compare_many(nets, data, **call)
+    assert nk.jobs.read(tmp_path / "many.netkin").condition == "interrupted"
+    parts = {part: part.stat().st_mtime_ns for part in (tmp_path / "many.netkin.job" / "parts").iterdir()}
+    assert sum(part.name.startswith("sums of") for part in parts) == 1
+    for net in nets.values():
+        net.seen.clear()
+        net.patience = 10**9
+    assert_same(nk.compare_many(nets, data, **call), whole)
+    assert sum(nets["2"].seen) == (1800 * 5 // 8 if passes == 1 else 1800 // 2)  # what was finished does not run again
+    assert_same(nk.load(tmp_path / "many.netkin"), whole)
+    tables = [part for part in parts if part.name.startswith(("values", "plan"))]
+    assert all(part.stat().st_mtime_ns == parts[part] for part in tables)
+    assert not list((tmp_path / "many.netkin.job" / "parts").glob("sums*"))
+
+
+def test_a_job_of_other_models_data_or_options_is_refused(nets, inputs, tmp_path):
+    call = {"progress": False, "save": tmp_path / "many.netkin"}
+    nk.compare_many(nets, inputs, "cka", **call)
+    others = {
+        "net0": (nets | {"net0": Counted(12)}, inputs, "cka", {}),
+        "data": (nets, inputs + 1, "cka", {}),
+        "measures": (nets, inputs, "svcca", {}),
+        "pairs": (nets, inputs, "cka", {"pairs": "corresponding"}),
+        "layers": (nets, inputs, "cka", {"layers": ["0"]}),
+        "rows": (nets, inputs, "cka", {"rows": 20}),
+    }
+    for word, (models, data, measures, options) in others.items():
+        with pytest.raises(FileFault, match=f"holds a comparison that differs in {word} "):
+            nk.compare_many(models, data, measures, **call, **options)
+    again = nk.compare_many(nets, inputs, "svcca", overwrite=True, **call)
+    assert list(nk.load(tmp_path / "many.netkin")[next(iter(again))]) == ["svcca"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"partial": True}, "with `save` all that is finished is kept, also after Ctrl-C; leave `partial` out"),
+        ({"data": iter([])}, "a stream can be read only once, and a job is continued; pass a loader or a list"),
+        ({"models": {"a": {"x": np.eye(9)}, "b": {"x": np.eye(9)}}}, "`save` goes with models that all see `data`"),
+    ],
+)
+def test_what_no_job_can_continue_is_refused(nets, inputs, tmp_path, options, words):
+    with pytest.raises(ValueFault, match=words):
+        nk.compare_many(**{"models": nets, "data": inputs, "save": tmp_path / "many.netkin"} | options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_alone_are_a_job_too(nets, tmp_path):
+    saved = nk.compare_many(nets, measures="weight_cosine", save=tmp_path / "many.netkin", progress=False)
+    assert_same(saved, nk.compare_many(nets, measures="weight_cosine", progress=False))
+
+
+def test_one_name_is_no_list_of_models(inputs):
+    with pytest.raises(ValueFault, match="`models` must be a mapping from names to models, or a list; got 'netkin:dig"):
+        nk.compare_many("netkin:digits", inputs)
+
+
+def test_both_calls_take_the_same_arguments():
+    call, plan = (inspect.signature(one) for one in (nk.compare_many, nk.explain_many))
+    assert call.parameters == plan.parameters
+    assert plan.return_annotation is pairs_plan.PairsPlan

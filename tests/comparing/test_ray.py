@@ -1,7 +1,11 @@
 """`engine="ray"`: workers get names alone, results are those of one process, and what fails is named or done again."""
 
+import json
+import re
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +16,17 @@ import rank_worlds
 import ray_worlds
 from netkin.comparing.engines import cluster as clusters
 from netkin.comparing.engines import worker
-from netkin.comparing.engines.ray import Ray
-from netkin.errors import FileFault, ForwardError, MissingExtra, SourceError, UnknownName, ValueFault, WorkerFault
+from netkin.comparing.engines.ray import BlockErrands, Ray
+from netkin.errors import (
+    FileFault,
+    ForwardError,
+    MissingExtra,
+    NetkinError,
+    SourceError,
+    UnknownName,
+    ValueFault,
+    WorkerFault,
+)
 from rank_worlds import ERRORS, LAYERS, SEVERAL, assert_same
 
 FIRST, SECOND, THIRD = "ray_worlds:first", "ray_worlds:second", "ray_worlds:third"
@@ -83,6 +96,39 @@ def test_all_pairs_of_several_models_in_blocks(here):
     live = {name: getattr(ray_worlds, spec.partition(":")[2])() for name, spec in names.items()}
     assert_same(found, nk.compare_many(live, ray_worlds.images(), **options), 1e-10)
     assert found.failed == {}
+    saved = nk.compare_many(names, DATA, engine=Ray(shares=2), memory=60_000, save="many.netkin", **options)
+    assert_same(nk.load("many.netkin"), saved, 0)
+    assert nk.jobs.read("many.netkin").condition == "done"
+
+
+MANY = {"x": FIRST, "y": SECOND, "z": THIRD}
+
+
+def test_the_plan_of_a_cluster_tells_passes_bytes_and_hours(here):
+    how = {"layers": LAYERS, "engine": Ray(shares=2), **ERRORS}
+    plan = nk.explain_many(MANY, LOADER, ["cka", "svcca"], **how)
+    assert (plan.models, plan.pairs, plan.passes, len(plan.way.blocks)) == (3, 3, 3 * 8, 1)
+    assert "forward passes: 24, one of each model on each batch" in str(plan)
+    assert plan.lines[-1].startswith("cluster: 2 tasks at once on 2 nodes, about under a second together")
+    assert plan.bytes > plan.result > 0
+    few = nk.explain_many(MANY, LOADER, ["cka", "svcca"], memory=60_000, **how)
+    assert len(few.way.blocks) == 3
+    assert "several processes share the data" in few.others["rows kept"]
+    assert "would be refused: " in str(nk.explain_many(MANY, LOADER, memory=100, **how))
+    assert not list(here.iterdir())  # nothing has begun
+
+
+def test_a_sample_of_rows_is_that_of_one_process(here):
+    how = {"layers": LAYERS, "memory": 60_000, "rows": 20, **ERRORS}
+    found = nk.compare_many(MANY, LOADER, ["cka", "svcca"], engine=Ray(job="some.job", shares=3), **how)
+    whole = nk.compare_many(MANY, LOADER, ["cka", "svcca"], **how)
+    assert found["x", "y"]["cka"].exactness == "a sample of 20 of 50 examples"
+    assert found["x", "y"].provenance["sample"] == whole["x", "y"].provenance["sample"]
+    assert_same(found, whole, 1e-10)
+    again = nk.compare_many(MANY, LOADER, ["cka", "svcca"], engine=Ray(job="some.job", shares=3), **how)
+    assert again["x", "y"]["cka"].exactness == "a sample of 20 of 50 examples"
+    with pytest.raises(FileFault, match="differs in rows"):
+        nk.compare_many(MANY, LOADER, ["cka", "svcca"], engine=Ray(job="some.job", shares=3), **how | {"rows": 21})
 
 
 def test_functions_are_found_by_name(here):
@@ -185,11 +231,14 @@ def test_a_fault_of_one_of_two_models_is_raised(here, models, kind, words):
         nk.compare(*models, LOADER, layers=LAYERS, engine=Ray(shares=3))
 
 
-def test_another_version_on_a_worker_is_refused(here, monkeypatch):
+@pytest.mark.parametrize("other", ["netkin", "torch"])
+def test_another_version_on_a_worker_is_refused(here, monkeypatch, other):
     own = worker.versions()
-    monkeypatch.setattr(worker, "versions", lambda: {"netkin": "0.0.1", "torch": own["torch"]})
-    words = f"runs netkin {nk.__version__} and torch .*, and this process netkin 0.0.1 and torch .*; install the same"
-    with pytest.raises(WorkerFault, match=words):
+    mine = own | {other: "0.0.1"}
+    monkeypatch.setattr(worker, "versions", lambda: mine)
+    theirs, ours = (f"netkin {one['netkin']} and torch {one['torch']}" for one in (own, mine))
+    words = f"runs {theirs}, and this process {ours}; install the same"
+    with pytest.raises(WorkerFault, match=re.escape(words)):
         nk.compare(FIRST, SECOND, DATA, engine="ray")
 
 
@@ -246,12 +295,39 @@ def test_no_ray_names_the_extra(monkeypatch):
 
 
 def test_a_cluster_without_gpus_is_refused(here):
-    with pytest.raises(ValueFault, match="no node with a GPU, and each task needs 0.5 of one"):
-        nk.compare(FIRST, SECOND, DATA, device="cuda", engine=Ray(gpus=0.5))
+    with pytest.raises(ValueFault, match="no node with a GPU, and each task needs 2 of one"):
+        nk.compare(FIRST, SECOND, DATA, device="cuda", engine=Ray(gpus=2))
+
+
+@pytest.mark.parametrize(("shares", "groups"), [(1, 1), (3, 2)])
+def test_tasks_that_run_models_ask_for_their_share_of_a_gpu(shares, groups):
+    pairs, names = [("a", "b"), ("a", "c")], dict.fromkeys("abc")
+    terms = {"models": names, "options": {"places": names, "transforms": names, "forward": names, "layers": None}}
+    told = {
+        "measures": [],
+        "names": {},
+        "identity": "",
+        "memory": 1,
+        "sample": None,
+        "shares": shares,
+        "groups": groups,
+    }
+    block = BlockErrands(terms, SimpleNamespace(examples=9, weights=names), told, pairs, gpus=0.5)
+    asked = {one.name: (one.does.rpartition(":")[2], one.gpus) for one in block.errands("comparison")}
+    runs = {("compare", 0.5)} if shares == 1 else {("collect", 0.5), ("merge", 0.0), ("read", 0.0)}
+    assert set(asked.values()) == runs
+    assert sum(gpus > 0 for _, gpus in asked.values()) == shares
+
+
+@pytest.mark.parametrize(("device", "assigned"), [("cuda", {"CPU": 1.0, "GPU": 0.5}), ("cpu", {"CPU": 1.0})])
+def test_a_worker_is_given_what_its_task_asks_for(here, device, assigned):
+    with suppress(NetkinError):  # the GPUs of these nodes are declared, and no model can be moved to them
+        nk.compare("ray_worlds:assigned", SECOND, DATA, layers="fc", device=device, engine=Ray(gpus=0.5))
+    assert json.loads(Path("assigned").read_text()) == assigned
 
 
 def test_another_cluster_than_the_connected_one_is_refused(ray_cluster):
-    assert clusters.Cluster("auto").slots() == ray_cluster.slots() > 0
+    assert clusters.Cluster("auto").slots() == 2
     with pytest.raises(
         ValueFault, match="is connected to the Ray cluster at 127.0.0.1:[0-9]+; leave `address` out, or"
     ):

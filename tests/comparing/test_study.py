@@ -1,9 +1,6 @@
-"""One study on every engine gives equal tables, whatever is killed on the way: workers, a node, the process itself."""
+"""One study on every engine gives equal tables, whatever is killed on the way: a node, or the process itself."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -14,19 +11,25 @@ import torch
 
 import netkin as nk
 import study_worlds
+from netkin.comparing.engines.ray import Ray
 from netkin.errors import InflatedWarning
+from processes import ended, run_ranks, started
 
-SOURCES, TESTS = str(Path(nk.__file__).parents[1]), str(Path(study_worlds.__file__).parent)
-LOOPBACK = "127.0.0.1"
-pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning"),
+    pytest.mark.xdist_group("ray"),  # also what needs no Ray, so that the study in one process is made once
+]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The folder of the run, its checkpoints and results."""
+    """The folder of the run and its checkpoints, in which calls are made."""
     made = tmp_path_factory.mktemp("study")
     study_worlds.train(made)
-    return made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        yield made
 
 
 def net_at(folder, step):
@@ -34,13 +37,6 @@ def net_at(folder, step):
     model = study_worlds.net()
     model.load_state_dict(torch.load(folder / f"step{step}.pt"))
     return model
-
-
-@pytest.fixture(scope="module")
-def environment():
-    found = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "MASTER"))}
-    path = os.pathsep.join([SOURCES, TESTS])
-    return found | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 @pytest.fixture(scope="module")
@@ -52,70 +48,38 @@ def local(folder):
         return nk.compare_many(models, list(study_worlds.examples().split(20)), progress=False, **study_worlds.ASKED)
 
 
-@pytest.fixture(scope="module")
-def nodes(environment, folder):
-    """Two nodes of Ray on this machine; the first, where work begins, has a full disk."""
-    pytest.importorskip("ray", reason="needs the extra netkin[ray]")
-    from ray.cluster_utils import Cluster
-
-    disks = {place: folder / f"disk{place}" for place in (1, 2)}
-    for disk in disks.values():
-        disk.mkdir()
-    (disks[1] / "cache").symlink_to("/dev/full")
-    how = {"num_cpus": 1, "node_ip_address": LOOPBACK, "include_dashboard": False}
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
-            patch.setenv(name, environment[name])
-        cluster = Cluster(initialize_head=True, head_node_args=how | {"env_vars": {"NODE_DISK": str(disks[1])}})
-        cluster.add_node(**how, env_vars={"NODE_DISK": str(disks[2])})
-        yield cluster
-        cluster.shutdown()
+def parts():
+    return {part: part.stat().st_mtime_ns for part in Path("study.job/parts").glob("*.netkin")}
 
 
-def started(environment, *arguments):
-    command = [sys.executable, study_worlds.__file__, *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-
-
-def parts_in(folder):
-    return {part: part.stat().st_mtime_ns for part in (folder / "study.job" / "parts").glob("*.netkin")}
-
-
-def wait_for(folder, driver, count):
+def wait_for(driver, count):
     """Wait until so many parts are finished."""
     end = time.monotonic() + 240
-    while len(parts_in(folder)) < count:
-        if driver.poll() is not None or time.monotonic() > end:
+    while len(parts()) < count:
+        if not driver.is_alive() or time.monotonic() > end:
             driver.kill()
-            pytest.fail(f"the driver stopped after {len(parts_in(folder))} parts: {driver.communicate()[1]}")
+            pytest.fail(f"the driver stopped after {len(parts())} parts; what went wrong stands in the output")
         time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
-def on_full_disk(folder, environment, nodes):
-    """The comparison of two checkpoints while both nodes are there."""
-    driver = started(environment, "disk", folder, nodes.address)
-    _, said = driver.communicate(timeout=240)
-    assert driver.returncode == 0, said
-    return nk.load(folder / "disk.netkin")
+def ran(folder, ray_cluster):
+    """What was there when the driver was killed, when a node was removed, and at the end; and the result."""
+    driver = started(study_worlds.drive, folder, ray_cluster.address)
+    wait_for(driver, 3)
+    assert ended(driver, 0) == -signal.SIGKILL
+    killed, removed = parts(), {}
 
+    def remove_a_node(done, total, what):
+        if not removed and len(parts()) >= len(killed) + 3:
+            ray_cluster.remove()
+            removed.update(parts())
 
-@pytest.fixture(scope="module")
-def ran(folder, environment, nodes, on_full_disk):
-    """What was there when the driver was killed, when a node was removed, and at the end of the study."""
-    address = nodes.address
-    driver = started(environment, "ray", folder, address)
-    wait_for(folder, driver, 3)
-    driver.send_signal(signal.SIGKILL)
-    driver.communicate()
-    killed = parts_in(folder)
-    driver = started(environment, "ray", folder, address)
-    wait_for(folder, driver, len(killed) + 3)
-    nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
-    removed = parts_in(folder)
-    _, said = driver.communicate(timeout=240)
-    assert driver.returncode == 0, said
-    return killed, removed, parts_in(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InflatedWarning)
+        found = study_worlds.study(study_worlds.on_ray(), progress=remove_a_node)
+    ray_cluster.add()
+    return killed, removed, parts(), found
 
 
 def assert_equal(found, local, within=1e-10):
@@ -124,32 +88,37 @@ def assert_equal(found, local, within=1e-10):
     for pair, one in local.items():
         for name, table in one.tables.items():
             other = found[pair].tables[name]
+            assert (other.layers_a, other.layers_b) == (table.layers_a, table.layers_b)
             np.testing.assert_allclose(other.values, table.values, rtol=0, atol=within)
             np.testing.assert_allclose(other.errors, table.errors, rtol=0, atol=within)
 
 
-def test_two_ranks_give_the_tables_of_one_process(folder, environment, local):
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*start, study_worlds.__file__, "distributed", str(folder)], env=environment, capture_output=True, text=True,
-        timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert_equal(nk.load(folder / "distributed.netkin"), local)
+def test_the_study_is_of_all_layers_with_error_bars(local):
+    for name in ("svcca", "cka_debiased"):
+        table = local["step 0", "step 39"][name]
+        assert table.layers_a == table.layers_b == ("0", "1", "2")
+        assert np.all(np.diag(table.errors) > 0)
 
 
-def test_a_node_with_a_full_disk_leaves_its_work_to_the_other(folder, on_full_disk):
+def test_two_ranks_give_the_tables_of_one_process(folder, local):
+    run_ranks(study_worlds.share, folder, 2)
+    assert_equal(nk.load("distributed.netkin"), local)
+
+
+def test_a_node_with_a_full_disk_leaves_its_work_to_the_other(folder, ray_cluster):
+    names = (f"study_worlds:net@step{step}.pt" for step in (0, 39))
+    found = nk.compare(*names, "study_worlds:cached_inputs", engine=Ray(shares=6))
     one = nk.compare(*(net_at(folder, step) for step in (0, 39)), study_worlds.examples())
-    np.testing.assert_allclose(on_full_disk["cka"].values, one["cka"].values, rtol=0, atol=1e-10)
-    assert set((folder / "disks").read_text().split()) == {"disk1", "disk2"}
+    np.testing.assert_allclose(found["cka"].values, one["cka"].values, rtol=0, atol=1e-10)
+    assert set(Path("disks").read_text().split()) == {"disk1", "disk2"}
 
 
-def test_two_nodes_of_which_one_is_killed_give_the_tables_of_one_process(folder, ran, local):
-    assert_equal(nk.load(folder / "ray.netkin"), local)
+def test_two_nodes_of_which_one_is_killed_give_the_tables_of_one_process(ran, local):
+    assert_equal(ran[-1], local)
 
 
 def test_nothing_that_was_finished_is_computed_again(ran):
-    killed, removed, end = ran
+    killed, removed, end, _ = ran
     assert 0 < len(killed) < len(removed) < len(end)
     assert {part: end[part] for part in killed} == killed
     assert {part: end[part] for part in removed} == removed

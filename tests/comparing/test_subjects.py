@@ -250,8 +250,8 @@ def test_masked_values_in_the_data_are_refused(maps, images):
 
 
 def test_the_layers_of_many_models_are_listed_in_one_look(monkeypatch):
-    looks, shown = [], Alignment.shown.fget
-    monkeypatch.setattr(Alignment, "shown", property(lambda self: (looks.append(1), shown(self))[1]))
+    looks, shown = [], Alignment.result_layers.fget
+    monkeypatch.setattr(Alignment, "result_layers", property(lambda self: (looks.append(1), shown(self))[1]))
     models = {str(k): nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)) for k in range(6)}
     found = nk.compare_many(models, torch.randn(20, 3), ["cka"], pairs="corresponding", progress=False)
     assert len(found) == 15

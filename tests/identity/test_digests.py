@@ -268,3 +268,39 @@ def test_a_callable_object_is_known_by_its_code_too():
 
     assert function_digest(of(2)(3)) == function_digest(of(2)(3))
     assert len({function_digest(one) for one in (of(2)(3), of(3)(3), of(2)(4))}) == 3
+
+
+def made(source):
+    """Return the function `f` that some source defines."""
+    found = {}
+    exec(source, found)
+    return found["f"]
+
+
+def test_a_reworded_docstring_keeps_the_digest():
+    texts = ['"""One."""', '"""Another\n\n    of several lines."""']
+    bodies = [
+        "    return x * 2 + 7",
+        '    return {"a": x}',
+        "    def g():\n        {doc}\n        return x\n    return g",
+    ]
+    for body in bodies:
+        one, other = (made(f"def f(x):\n    {text}\n{body.replace('{doc}', repr(text))}") for text in texts)
+        assert function_digest(one) == function_digest(other)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'def f(x):\n    """One."""\n    return {}',
+        "def f(x):\n    {}\n    return {}",  # the docstring is the value that comes back, too
+        "def f(x):\n    return {}",
+        "f = lambda x: {}",
+        "def f(x):\n    return [{} for _ in x]",
+        'def f(x):\n    """One."""\n    def g():\n        return {}\n    return g',
+        'def f(x):\n    class A:\n        """One."""\n        b = {}\n    return A',
+    ],
+)
+def test_a_changed_constant_changes_the_digest_with_and_without_a_docstring(source):
+    one, other = (made(source.replace("{}", repr(word))) for word in ("first", "second"))
+    assert function_digest(one) != function_digest(other)

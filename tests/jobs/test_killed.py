@@ -15,8 +15,8 @@ from torch import nn
 
 import netkin as nk
 from netkin import files, jobs
-from netkin.results import Comparison, Series
-from netkin.training.restarts import unpacked
+from netkin.results import Comparison, Comparisons, Series
+from netkin.training.restarts import unpack_state
 from processes import ended, started
 
 KILLS = int(os.environ.get("NETKIN_KILLS", "4"))
@@ -49,6 +49,13 @@ def followed(path):
     return nk.dynamics(run, batches(), ["svcca", "cka"], transform=lambda inputs: 2 * inputs, save=path, progress=False)
 
 
+def compared(path):
+    """Compare all pairs of some nets, in several passes, of which each takes several shares of the data."""
+    models = {f"net {place}": net for place, net in enumerate(nets(3))}
+    how = {"pairs": "corresponding", "errors": True, "chunks": 2, "memory": 420_000, "progress": False}
+    return nk.compare_many(models, batches(), ["cka", "nbs"], save=path, **how)
+
+
 def learned(path):
     model = nn.Sequential(*nets(1)[0], nn.Dropout(0.2), nn.BatchNorm1d(3))
     recipe = nk.Recipe(epochs=4, optimizer="adam", rate=0.01, schedule="cosine")
@@ -58,11 +65,14 @@ def learned(path):
 
 def read_training(path):
     header, arrays = files.read(path, "training")
-    state = unpacked(header["state"], arrays)
+    state = unpack_state(header["state"], arrays)
     return state["model"]["weights"], state["history"]
 
 
-WORK = {"sweep": (swept, nk.load), "study": (followed, nk.load), "training": (learned, read_training)}
+WORK = {
+    "sweep": (swept, nk.load), "study": (followed, nk.load), "pairs": (compared, nk.load),
+    "training": (learned, read_training),
+}  # fmt: skip
 
 
 def worked(name, path):
@@ -88,6 +98,8 @@ def killed(name, path, after):
 def without_times(result):
     if isinstance(result, Series):
         return replace(result, comparisons=tuple(map(without_times, result.comparisons)))
+    if isinstance(result, Comparisons):
+        return list(map(without_times, result.values()))
     if isinstance(result, Comparison):
         return replace(result, **dict.fromkeys(TIMES, ""))
     weights, history = result

@@ -6,7 +6,7 @@ import torch
 
 import netkin as nk
 from netkin.errors import ShapeError
-from netkin.measures.batch_cka import batch_cka, batch_gram, gram_cosines
+from netkin.measures.kernels import batch_cka, batch_gram, gram_cosines
 from transcriptions import TRANSCRIPTIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")  # few examples will do here

@@ -264,15 +264,15 @@ def test_a_list_tells_its_numbers_and_saves_those_that_were_asked_for(opened, ma
     sweep = made.comparison(made.diagonal(), made.stitched([0.9, np.nan, 0.8]))
     page = opened(sweep)
     assert page.locator("table.heat td.hole").count() == 1
-    cell(page, 0, 0, figure=3).hover()  # after two charts and the similarity
+    cell(page, 0, 0, figure=2).hover()  # after two charts
     assert page.locator(TIP).text_content() == "conv1, relative_accuracy(how=least_squares): 0.9000"
-    cell(page, 1, 0, figure=3).hover()
+    cell(page, 1, 0, figure=2).hover()
     assert page.locator(TIP).text_content().endswith("no value, conv2 can't be joined")
     assert not page.locator("#path").is_visible()
     file = downloaded(page, "button[data-save=csv]").path().read_text(encoding="utf-8")
     rows = list(csv.DictReader(io.StringIO(file)))
     assert [(row["layer_a"], row["value"]) for row in rows[3:]] == [("conv1", "0.9"), ("conv2", ""), ("head", "0.8")]
-    drawing = downloaded(page, "figure >> nth=3 >> button[data-save=svg]").path().read_text(encoding="utf-8")
+    drawing = downloaded(page, "figure >> nth=2 >> button[data-save=svg]").path().read_text(encoding="utf-8")
     assert all(f">{word}</text>" in drawing for word in ("0 poor", "good 1", "least_squares", "head"))
 
 

@@ -9,7 +9,8 @@ import pytest
 import netkin as nk
 from netkin.errors import ValueFault
 from netkin.reporting.page import page
-from netkin.reporting.page.compression_page import compression_charts
+from netkin.reporting.page.smaller_networks_page import compression_charts
+from netkin.reporting.words import figure_caption
 from netkin.results.compression import CompressedLayer, Compression, TakenApart
 
 
@@ -69,3 +70,12 @@ def test_its_document_opens_again(table, tmp_path):
 def test_it_shares_no_page(table):
     with pytest.raises(ValueFault, match="got Compression"):
         page([table, table])
+
+
+def test_the_caption_of_the_figure_is_about_a_compression(table):
+    said = "What 2 compressed layers kept of what there was, on digits:train, 1,437 examples. Below, the accuracy"
+    assert figure_caption(table).startswith(said)
+    assert (
+        figure_caption(replace(table, accuracy_before=None, data=""))
+        == "What 2 compressed layers kept of what there was."
+    )

@@ -71,7 +71,7 @@ def test_the_page_says_what_the_federation_says(tmp_path):
                  "1 of 12 updates did not count.",
                  "Round 2, client u0: dropped out: no update came.", "4,800 examples",
                  "The server sees the body.", "body: 4 numbers each way", "cluster 1: u0, u2", "cluster 2: u1, u3",
-                 "A map of the clients", "nk.federate()", "epochs=1"):  # fmt: skip
+                 "Which join first", "nk.federate()", "epochs=1"):  # fmt: skip
         assert said in text
     rows = re.findall(r'<th scope="row"><bdi>(u\d)</bdi></th>((?:<td>[^<]*</td>)+)', page(found))
     cells = {client: re.findall("<td>([^<]*)", row) for client, row in rows}
@@ -196,7 +196,7 @@ def test_a_figure_has_the_lines_of_all_clients_and_the_similarity(tmp_path):
     assert alone.axes[0].get_ylabel() == "mean training loss"
     assert list(alone.axes[0].lines[0].get_ydata()) == [1, 1 / 2, 1 / 3]
     assert found.plot(ax=alone.axes[0]) is alone
-    with pytest.raises(ValueFault, match="`measure` and `steps` are for comparisons"):
+    with pytest.raises(ValueFault, match="`measures` and `steps` are for comparisons"):
         plot(found, "accuracy")
 
 

@@ -145,5 +145,5 @@ def test_a_caption_says_what_is_shown_and_names_of_models_are_written_once(made)
 
 def test_every_kind_of_result_has_a_caption(made):
     assert "run: svcca of the layers at each step" in " ".join(plot(made.series()).get_supxlabel().split())
-    assert plot(made.sweep()).get_supxlabel().startswith("Layers of seed0 and seed1, pair by pair, on digits")
+    assert plot(made.sweep()).get_supxlabel().startswith("Stitches of seed0 into seed1, layer by layer, on digits")
     assert "Hatched" not in plot(made.sweep()).get_supxlabel()

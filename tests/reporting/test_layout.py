@@ -59,8 +59,11 @@ def test_best_matches_are_joined_only_where_no_number_lies_between(made):
 
 def test_a_page_of_classes_is_named_by_its_model_and_marks_no_best_match(made):
     table = made.table(rows=("0", "1", "2"), columns=("cat", "dog"), axes=("layer", "class"))
-    text = page(made.comparison(table, a="layers", b="classes", provenance={"model a": "ResNet"}))
-    assert '<h1 title="layers and classes">ResNet: which layers follow which classes</h1>' in text
+    text = page(made.comparison(table, a="netkin:digits@s0.pt", b="classes", provenance={"model a": "ConvNet"}))
+    whole = "netkin:digits@s0.pt and classes"
+    assert f'<h1 title="{whole}">netkin:digits@s0.pt: which layers follow which classes</h1>' in text
+    unnamed = page(made.comparison(table, a="layers", b="classes", provenance={"model a": "ConvNet"}))
+    assert '<h1 title="layers and classes">Which layers follow which classes</h1>' in unnamed
     assert " best>" not in text
     assert 'class="c' in text or "class=c" in text
 

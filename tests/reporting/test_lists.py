@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from netkin.reporting.grids import grids_of, summary_grids
-from netkin.reporting.page import page
+from netkin.reporting.page import notebook_view, page
 from netkin.reporting.page.comparison_page import profile
-from netkin.reporting.page.notebook import notebook_view
 from netkin.reporting.words import headline
 from netkin.results import Comparisons
 
@@ -16,7 +15,7 @@ LONG = [f"netkin:tiny10@/data/checkpoints/tiny10_cifar10_seed{i}.pt" for i in ra
 
 
 def test_a_list_has_layers_in_rows_and_methods_in_columns(made):
-    cka, worth, entropy = grids_of(made.sweep())
+    worth, entropy, cka = grids_of(made.sweep())
     assert (cka.id, cka.columns, worth.columns) == ("cka", ("cka",), ("least_squares", "task_loss"))
     assert worth.rows == ("conv1", "conv2", "head")
     assert entropy.values.tolist() == [[0.5, 0.4], [1.06, 0.85], [0.9, 0.8]]
@@ -67,16 +66,16 @@ def test_tables_of_one_score_share_their_scale(made):
     assert {(g.scale.low, g.scale.high) for g in grids_of(sweep) if g.id == "cross_entropy"} == {(0.4, 1.06)}
     titles = re.findall(r'<p class="facts-line">([^<]*)</p>', profile(sweep))
     assert titles == [
-        "cka (higher is closer)",
         "relative_accuracy (higher is better)",
         "cross_entropy (lower is better)",
+        "cka (higher is closer)",
     ]
-    *_, last = made.charts_in(profile(sweep))
+    _, last, _ = made.charts_in(profile(sweep))
     assert last["up"] == [1.06, 0.4]  # 0.85 is better than 1.06
     heights = [float(path.split("L")[1].split()[1]) for path in last["paths"]]
     assert heights == pytest.approx([1000, 1000 * (0.85 - 0.4) / 0.66], abs=0.6)
     kinds = re.findall(r'class="line (k\d)"[^>]*><path d="M0 8H28"', profile(sweep))
-    assert kinds == ["k0", "k1", "k2", "k1", "k2"]  # a method has one colour in all charts
+    assert kinds == ["k0", "k1", "k0", "k1", "k2"]  # a method has one colour in all charts
     matrices = [
         made.distance(f"gulp(ridge={r})", bounds=(0, np.inf), values=np.full((3, 3), r) + np.eye(3)) for r in (1, 3)
     ]

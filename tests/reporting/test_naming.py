@@ -1,6 +1,6 @@
 import pytest
 
-from netkin.reporting.words import shortened, told_apart
+from netkin.reporting.words import short_names, shortened
 
 FOLDER = "netkin:tiny10@/data/checkpoints/"
 
@@ -20,7 +20,7 @@ FOLDER = "netkin:tiny10@/data/checkpoints/"
     ],
 )
 def test_names_lose_what_they_share_and_stay_distinct(names, short):
-    assert list(told_apart(names).values()) == short
+    assert list(short_names(names).values()) == short
 
 
 def test_labels_of_models_differ():

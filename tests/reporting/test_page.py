@@ -255,7 +255,8 @@ def test_several_comparisons_get_a_chooser_and_a_summary(made):
         wanted = Comparisons(three).summary("cka")
         assert np.array_equal(np.array(summary["values"], dtype=float), wanted, equal_nan=True)
         assert summary["opens"][0] == [None, 0, 1]
-        assert "a model is not compared with itself here" in reader.text
+        assert [0, 0, "a model is not compared with itself here"] in summary["holes"]
+        assert "a model is not compared with itself here" not in reader.text
 
 
 def test_comparisons_with_other_measures_and_a_twin_are_shown_too(made):
@@ -317,7 +318,7 @@ def test_what_is_no_comparison_is_refused(made, tmp_path):
         report("ab.netkin", tmp_path / "page.html")
     with pytest.raises(
         ValueFault,
-        match="a report shows comparisons, a series, a ranking, a federation or tasks learnt in a row; got int.$",
+        match="a sparsity study, a compression or tasks learnt in a row; got int.$",
     ):
         report([made.comparison(), 3], tmp_path / "page.html")
     with pytest.raises(ValueFault, match="a report needs at least one comparison; got none."):

@@ -11,7 +11,7 @@ from torch import nn
 
 from netkin.applications.sparsity import sparsify, sparsity_study
 from netkin.reporting import plot, report
-from netkin.reporting.page.sparsity_page import sparsity_page
+from netkin.reporting.page.smaller_networks_page import sparsity_page
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +59,11 @@ def test_the_page_carries_its_numbers(study):
 def test_bars_have_the_heights_of_their_counts(study):
     page = sparsity_page(study)
     counts = study.histograms["after"]
-    most = max(max(own) / sum(own) for own in study.histograms.values())
     drawn = re.findall(r'<path d="([^"]*)" class="area"', page)[1]
-    heights = [float(one) for one in re.findall(r"v-?([\d.]+)h", drawn)]
-    assert heights == pytest.approx([220 * count / sum(counts) / most for count in counts], abs=0.06)
+    tops = [1 - float(one) / 1000 for one in re.findall(r"V([\d.]+)h", drawn)]
+    field = page.split('class="field"')[2].partition('class="tick across"')[0]
+    highest = max(float(tick) for tick in re.findall(r'class="tick"[^>]*>([\d.]+)<', field))
+    assert [top * highest for top in tops] == pytest.approx([count / sum(counts) for count in counts], abs=1e-4)
 
 
 def test_a_study_of_weights_alone_has_a_page_and_emptied_layers_are_warned_of(tmp_path):

@@ -69,12 +69,12 @@ def test_where_values_are_missing_the_count_is_told(made, monkeypatch):
     alone = [made.comparison(table, a=a, b=b) for a, b, table in models]
     assert "over 2 to 4 pairs of models, fewer where values are missing: conv1 2." in page(Comparisons(alone))
     less = [made.comparison(holed, a="x", b="y"), made.comparison(holed, a="y", b="x")]
-    assert Spread.of(less).told_count() == "2 pairs of models"
+    assert Spread.of(less).count_text() == "2 pairs of models"
 
 
 def test_of_many_places_with_fewer_values_a_few_are_named(made):
     rows = tuple("abcdefghij")
     each = [made.comparison(made.diagonal(values, rows=rows)) for values in (0.5, [0.5] + 9 * [np.nan])]
-    assert Spread.of(each).told_count() == (
+    assert Spread.of(each).count_text() == (
         "1 to 2 pairs of models, fewer where values are missing: b 1, c 1, d 1, e 1, f 1, g 1, and 3 more"
     )

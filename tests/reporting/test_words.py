@@ -1,6 +1,9 @@
+import re
+
 import numpy as np
 
 from netkin.comparing.compare import compare
+from netkin.reporting.page import page
 from netkin.reporting.words import headline, meaning_of, range_of, shortened
 
 
@@ -52,3 +55,21 @@ def test_where_only_corresponding_layers_were_compared_none_is_called_the_best()
         "layers of the same name are at 1.00 on average."
     )
     assert "2 of 2 layers of a find their best match" in headline(compare(rows, twice))
+
+
+def test_one_is_not_written_as_several(made):
+    """No page says "1 layers": one pair of layers, one example and one step."""
+    lone = made.comparison(made.table(rows=("conv1",)), examples=1)
+    stitch = made.comparison(made.stitched([0.9], rows=("conv1",)), examples=1)
+    short = made.series(steps=(0, 10), rows=("conv1",))
+    for results in (lone, [lone, made.comparison(made.table(rows=("conv1",)), a="x", examples=1)], stitch, short):
+        text = re.sub(r"<[^>]*>", " ", page(results).partition("<script")[0])
+        assert not re.search(r"(?<![\d.,×] )(?<![\d.,])\b1 (layers|examples|pairs|steps|measures)\b", text)
+
+
+def test_one_stitch_is_told_as_one(made):
+    one = made.comparison(made.stitched([0.9], rows=("conv1",)))
+    assert headline(one) == "By relative_accuracy, the stitch at conv1 reaches 0.90 with least_squares."
+    assert "seed0 stitched into seed1 at conv1</h1>" in page(one)
+    assert "Profile of" not in page(one)
+    assert headline(made.comparison(made.diagonal([0.9], rows=("conv1",)))) == "By cka, conv1 × conv1 is at 0.90."

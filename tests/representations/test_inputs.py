@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import netkin as nk
 from netkin.errors import ForwardError, ShapeError, ValueFault
+from netkin.representations.hooks import leaves
 from netkin.representations.inputs import (
     batch_length,
     batches_of,
@@ -23,7 +24,6 @@ from netkin.representations.inputs import (
     mask_of,
     take,
 )
-from netkin.representations.nesting import leaves
 
 X = torch.arange(20.0).reshape(10, 2)
 Y = torch.arange(10)

@@ -172,7 +172,7 @@ def test_maps_are_resized_by_averaging():
 
 
 def test_each_layer_finds_its_own_shape():
-    shapes = {"layer*": "pool", "layer2.0": "flatten", "relu": "positions"}
+    shapes = {"layer**": "pool", "layer2.0": "flatten", "relu": "positions"}
     assert shape_for("layer1.0", shapes) == "pool"
     assert shape_for("layer2.0", shapes) == "flatten"
     assert shape_for("relu#2", shapes) == "positions"

@@ -1,5 +1,6 @@
 """Claims of a made-up paper, in a registry of their own, and a laboratory that hands out nothing real."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -31,6 +32,20 @@ class FakeLab:
 @pytest.fixture
 def lab():
     return FakeLab()
+
+
+@pytest.fixture(scope="session")
+def with_few_images():
+    """Return a function that leaves a laboratory the first training and test images only."""
+
+    def cut(lab, train, test):
+        whole, counts = lab.images(), {"train": train, "test": test}
+        parts = {f"{part}_{of}": count for part, count in counts.items() for of in ("images", "labels")}
+        few = {name: getattr(whole, name)[:count] for name, count in parts.items()}
+        lab.__dict__["_images"] = replace(whole, **few)
+        return lab
+
+    return cut
 
 
 @pytest.fixture

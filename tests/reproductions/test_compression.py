@@ -10,13 +10,13 @@ from reproductions.svcca import compression
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+def lab(tmp_path_factory, with_few_images):
     """A laboratory of digits with a small network, trained for an epoch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("NETKIN_DATA", raising=False)
         small = {"convnet": Network(lambda: svcca_convnet(width=1), Recipe(epochs=1, batch=64, rate=0.02))}
         patch.setitem(laboratory.RECIPES, "cpu", small)
-        yield Lab("cpu", cache=tmp_path_factory.mktemp("cache"))
+        yield with_few_images(Lab("cpu", cache=tmp_path_factory.mktemp("cache")), 600, 200)
 
 
 def test_the_top_of_a_network_is_the_network(lab):

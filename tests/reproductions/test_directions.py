@@ -14,10 +14,11 @@ from reproductions.laboratory import Lab, Network
 from reproductions.svcca import few_directions, networks, subspaces, toy
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+def lab(tmp_path_factory, with_few_images):
     """A laboratory of digits with small networks, trained for an epoch or two."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("NETKIN_DATA", raising=False)
@@ -27,7 +28,7 @@ def lab(tmp_path_factory):
         }
         patch.setitem(laboratory.RECIPES, "cpu", small)
         patch.setitem(few_directions.PAIRS, "cpu", 1)
-        yield Lab("cpu", cache=tmp_path_factory.mktemp("cache"))
+        yield with_few_images(Lab("cpu", cache=tmp_path_factory.mktemp("cache")), 1100, 200)
 
 
 def test_known_subspaces(lab):
@@ -53,15 +54,15 @@ def test_covariances_of_images_in_all_shifts_are_diagonal(lab):
     assert found.measured[subspaces.PIXELS].value > 0.1
 
 
-@pytest.mark.slow
 def test_toy_nets(lab, monkeypatch):
-    monkeypatch.setattr(toy, "PAIRS", 2)
+    for name, value in {"PAIRS": 1, "WIDTH": 100}.items():
+        monkeypatch.setattr(toy, name, value)
     directions, projection = toy.toy_directions(lab), toy.toy_projection(lab)
     assert directions.measured["relative error of the networks on new points"].value < 0.02
     assert directions.measured[toy.ALIKE].value > 0.98
-    few, many = (projection.measured[f"error of the output on {k} of 200 directions"].value for k in (2, 30))
+    few, many = (projection.measured[f"error of the output on {k} of 100 directions"].value for k in (2, 30))
     assert many < 0.05 < few
-    assert projection.controls.keys() == {f"error of the output on {k} of 200 directions" for k in toy.FEW}
+    assert projection.controls.keys() == {f"error of the output on {k} of 100 directions" for k in toy.FEW}
 
 
 def test_the_tail_of_a_chain_is_the_rest_of_the_network(lab):
@@ -72,7 +73,6 @@ def test_the_tail_of_a_chain_is_the_rest_of_the_network(lab):
             torch.testing.assert_close(rest, model(images))
 
 
-@pytest.mark.slow
 def test_few_directions(lab, monkeypatch):
     monkeypatch.setattr(few_directions, "COUNTS", (5, 512))
     monkeypatch.setattr(few_directions, "DRAWS", 1)
@@ -111,7 +111,6 @@ def test_classes_need_animals_and_vehicles(lab):
         networks.classes(lab)
 
 
-@pytest.mark.slow
 def test_classes(lab, monkeypatch):
     renamed = replace(lab.images(), classes=CLASSES)
     monkeypatch.setattr(lab, "images", lambda: renamed)

@@ -161,6 +161,7 @@ def library(tmp_path, monkeypatch):
     return Lab("cpu", data=tmp_path, cache=tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_a_stacked_lstm_is_followed(library):
     found = bottom_up.recurrent(library)
     curve = found.curves["Each LSTM layer and its final state, trained"]

@@ -1,7 +1,5 @@
 """The claim about freeze training, on toys: what it measures is what it says."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -12,11 +10,9 @@ from reproductions.laboratory import Lab, Network
 from reproductions.svcca import freezing
 from reproductions.svcca.freezing import Cost
 
-PARTS = {"train": 320, "test": 100}
-
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+def lab(tmp_path_factory, with_few_images):
     """A laboratory of few digits with small networks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("NETKIN_DATA", raising=False)
@@ -28,11 +24,7 @@ def lab(tmp_path_factory):
         patch.setitem(freezing.EPOCHS, "cpu", 2)
         patch.setitem(freezing.SEEDS, "cpu", 2)
         patch.setattr(freezing, "ROUNDS", 2)
-        lab = Lab("cpu", cache=tmp_path_factory.mktemp("cache"))
-        part = {f"{of}_{what}": getattr(lab.images(), f"{of}_{what}")[:count] for of, count in PARTS.items()
-                for what in ("images", "labels")}  # fmt: skip
-        lab.__dict__["_images"] = replace(lab.images(), **part)
-        yield lab
+        yield with_few_images(Lab("cpu", cache=tmp_path_factory.mktemp("cache")), 320, 100)
 
 
 def test_the_cost_of_a_training_is_the_mean_over_its_steps():

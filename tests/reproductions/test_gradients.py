@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,6 +51,7 @@ def lab(tmp_path_factory):
         patch.setitem(readings.SEEN, "cpu", 8)
         patch.setitem(other_measures.FEW, "cpu", 8)
         patch.setitem(other_measures.TOO_FEW, "cpu", 4)
+        patch.setattr(readings, "code_digest", cache(readings.code_digest))  # asked for by every file, of one function
         lab = Lab("cpu", cache=tmp_path_factory.mktemp("cache"), data=Path("nowhere"))
         lab.__dict__["_sets"] = {name: made_up(name, seed) for seed, name in enumerate(nets.SETS)}
         yield lab
@@ -63,6 +65,7 @@ def kept(lab):
 # --- what is read of a network ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_network_is_trained_and_read_once(lab, kept, monkeypatch):
     monkeypatch.setattr(nets, "train_many", None)
     again = readings.read_all(lab, nets.names(lab, "trained"))
@@ -76,6 +79,7 @@ def test_a_file_is_another_for_other_steps(lab, monkeypatch):
     assert readings.place(lab, "deep/svhn/0") != old
 
 
+@pytest.mark.slow
 def test_sketched_kernels_are_those_of_signed_sums_of_flattened_maps(lab, kept):
     """A slow sum over examples, from hooks and a loss of our own."""
     model = retrained(lab, "trained/svhn/1")
@@ -124,6 +128,7 @@ def test_the_last_block_is_the_pooled_output(lab):
     torch.testing.assert_close(fed["gradients"][readings.POOLED], (p - q) @ model.fc.weight, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_norms_are_those_of_the_mean_embedding(lab, kept):
     model = retrained(lab, "trained/cifar10/2")
     inputs = nets.images(lab, "trained/svhn/0").test_images[:50]
@@ -166,6 +171,7 @@ def stacks():
     return rows @ rows.mT
 
 
+@pytest.mark.slow
 def test_all_pairs_at_once_are_the_measures_of_netkin(lab, kept):
     features, gradients = (orderings.kernels(kept[:2], "whole", part) for part in readings.BOTH)
     side = [SimpleNamespace(kernel=lambda kind, centring, i=i: about_means(features[i, 4] * gradients[i, 4]), name="")
@@ -267,6 +273,7 @@ def found(lab):
 OURS = {f"reproductions.gradients.{name}" for name in ("desiderata", "block_maps", "mean_norms", "other_measures")}
 
 
+@pytest.mark.slow
 def test_every_claim_measures_what_it_promises(found):
     assert len(found) == 6
     for statement in claims.named("gradients"):
@@ -275,6 +282,7 @@ def test_every_claim_measures_what_it_promises(found):
             assert statement.expected.keys() <= found[statement.id].measured.keys()
 
 
+@pytest.mark.slow
 def test_shared_buckets_make_networks_of_one_set_alike(lab, kept, found):
     """The same by single calls: with one sketch of the set, and with disjoint halves."""
     curve = found["gradients/desiderata"].curves["Share of right orderings by CKA of features and gradients"]
@@ -289,6 +297,7 @@ def test_shared_buckets_make_networks_of_one_set_alike(lab, kept, found):
     assert orderings.on_halves(kept, "hadamard", orderings.cka)[4, 1, 5] == pytest.approx(wanted)
 
 
+@pytest.mark.slow
 def test_task2vec_and_fisher_rao_tables_are_those_of_netkin(lab, kept, found):
     models = [retrained(lab, f"trained/{name}/1") for name in ("cifar10", "svhn")]
     inputs = [nets.images(lab, f"trained/{name}/1").test_images for name in ("cifar10", "svhn")]

@@ -240,6 +240,7 @@ def test_one_epoch_learns_and_another_seed_gives_another_order():
 # --- claims -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_both_claims_are_measured_from_one_table(lab, monkeypatch):
     asked, own = [], lite_nets.asked
     monkeypatch.setattr(lite_nets, "asked", lambda lab, task: asked.append(task) or own(lab, task))

@@ -31,7 +31,10 @@ from reproductions.matching.stitches import (
 )
 
 # networks of two epochs are no better than chance, which is enough for what is tested here
-pytestmark = pytest.mark.filterwarnings("ignore:the second model itself gets:netkin.errors.InflatedWarning")
+pytestmark = [
+    pytest.mark.slow,  # what verdicts follow from numbers is tested quickly in test_matching_verdicts.py
+    pytest.mark.filterwarnings("ignore:the second model itself gets:netkin.errors.InflatedWarning"),
+]
 
 
 def small_tiny10():
@@ -40,7 +43,7 @@ def small_tiny10():
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+def lab(tmp_path_factory, with_few_images):
     """A laboratory of digits with small networks, trained for an epoch, and stitches of few images."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("NETKIN_DATA", "NETKIN_CHECKPOINTS"):
@@ -54,18 +57,12 @@ def lab(tmp_path_factory):
         patch.setitem(stitches.SETTINGS, "cpu", Setting(fit=150, test=100, epochs=1, batch=50, every=3, sample=50))
         for module in (starts.LONGER, restricted.LONGER):
             patch.setitem(module, "cpu", {"rate": 1e-2, "epochs": 1, "every": 3})
-        lab = Lab("cpu", cache=tmp_path_factory.mktemp("cache"))
-        whole = lab.images()
-        part = {name: getattr(whole, name)[:count] for name, count in PARTS.items()}
-        lab.__dict__["_images"] = replace(whole, **part)
-        yield lab
+        yield with_few_images(Lab("cpu", cache=tmp_path_factory.mktemp("cache")), 400, 100)
 
 
 DATA, CHECKPOINTS = (os.environ.get(name) for name in ("NETKIN_DATA", "NETKIN_CHECKPOINTS"))
-PARTS = {"train_images": 400, "train_labels": 400, "test_images": 100, "test_labels": 100}
 
 
-@pytest.mark.slow
 def test_task_loss_and_direct_matching_are_compared_at_every_layer(lab):
     found = sweeps.task_loss_matching(lab)
     curve = found.curves["Relative accuracy of Tiny-10 stitched at each layer"]
@@ -236,7 +233,6 @@ def test_a_pruned_stitch_keeps_its_largest_entries_and_is_left_as_it_was(lab):
     assert torch.equal(stitch.transformation.as_map().weight, before)
 
 
-@pytest.mark.slow
 def test_networks_of_four_ways_of_training_are_judged_by_their_worst_layer(lab):
     found = kinds.ways_of_training(lab)
     plain = nets.network(lab, "tiny10-plain-adam/0")

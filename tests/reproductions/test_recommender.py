@@ -57,6 +57,7 @@ def finding(lab):
     return recommender.recommender(lab)
 
 
+@pytest.mark.slow
 def test_all_scores_are_judged_for_all_targets(lab, finding):
     assert {*SCORES, recommender.SHORT_PROBE, *recommender.NAIVE, recommender.RANDOM} == set(finding.measured)
     assert set(finding.controls) == set(SCORES)
@@ -89,6 +90,7 @@ def test_at_gpu_scale_twelve_or_more_models_meet_every_target(scale, tmp_path):
     assert len(counts) >= 4
 
 
+@pytest.mark.slow
 def test_finished_pairs_are_kept_and_trained_networks_found_again(lab, finding, monkeypatch):
     monkeypatch.setattr(candidates, "train", lambda *_, **__: pytest.fail("a network was trained again"))
     for run in candidates.runs(lab):
@@ -178,6 +180,7 @@ def test_without_data_the_claim_says_what_it_reads(tmp_path, monkeypatch):
         statement.measure(Lab("cpu", cache=tmp_path))
 
 
+@pytest.mark.slow
 def test_the_guide_holds_the_table_of_the_record(finding):
     spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
     generate = importlib.util.module_from_spec(spec)

@@ -283,7 +283,7 @@ for line in json.loads(sys.argv[1]):
     print(json.dumps([code, told.getvalue()]))
 """
 LINES = [
-    (["--list"], 0, ""),
+    (["--list", "sparsity"], 0, ""),
     ([], 2, "name a paper or a claim, or --list"),
     (["svcca", "--data", "gone"], 2, "there is no folder 'gone'"),
     (["svcc"], 1, "netkin: no paper 'svcc'; did you mean 'svcca'?"),
@@ -300,6 +300,7 @@ def outcomes():
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(LINES)), ids=[" ".join(line) or "nothing" for line, _, _ in LINES])
 def test_the_module_runs_without_the_packages_of_the_command_line(outcomes, place):
     (_, code, words), (found, told) = LINES[place], outcomes[place]
@@ -344,6 +345,7 @@ def right_answers(lab, seed):
     return lab.accuracy(lab.trained("net", seed).model)
 
 
+@pytest.mark.slow
 def test_a_claim_that_is_killed_at_random_moments_ends_at_the_same_numbers(tmp_path):
     def begin(place):
         (tmp_path / place).mkdir(exist_ok=True)

@@ -21,6 +21,7 @@ from reproductions.sparsity import ablation, concentration, dropped_tokens, nets
 from reproductions.sparsity.nets import Case
 
 CLASSES = {"cifar10": 10, "cifar100": 20}
+pytestmark = pytest.mark.slow
 
 
 def made_up(name, seed, size=32):
@@ -127,13 +128,15 @@ def test_a_network_is_trained_once_for_all_claims_and_what_is_kept_of_it_is_fit_
 
 
 def test_a_network_that_diverges_is_recorded_as_failed(lab, monkeypatch):
-    recipe = lab.recipe("resnet20-sparse").recipe.but(rate=1e30)
-    monkeypatch.setitem(
-        laboratory.RECIPES["cpu"], "resnet20-sparse", replace(lab.recipe("resnet20-sparse"), recipe=recipe)
-    )
-    found = nets.trained(lab, Case(sparsity=0.5))
-    assert found["accuracy"] == 0.1
-    assert "the mean loss of epoch" in found["failed"]
+    usual, case = lab.recipe("resnet20-sparse"), Case(sparsity=0.5)
+    failing = replace(usual, recipe=usual.recipe.but(rate=1e30))
+    monkeypatch.setitem(laboratory.RECIPES["cpu"], "resnet20-sparse", failing)
+    found = nets.measured(lab, [case])[case]
+    assert (found["accuracy"], "the mean loss of epoch" in found["failed"]) == (0.1, True)
+    with pytest.raises(
+        ValueFault, match=r"1 of 1 networks .* is resnet20-sparse, base of strength 0, seed 0: the mean"
+    ):
+        nets.measured_whole(lab, [case])
 
 
 def test_a_fault_that_is_none_of_training_is_not_taken_for_a_failure(lab):
@@ -201,7 +204,6 @@ def checked(lab, id):
     return finding
 
 
-@pytest.mark.slow
 def test_random_sparse_training_is_compared_with_base_and_controls(lab):
     finding = checked(lab, "sparsity/random-sparse-training")
     name = "CIFAR-100 at 0.95: CKA-SR less β = 0"
@@ -324,7 +326,7 @@ def test_tokens_dropped_at_random_are_the_same_for_a_seed(lab):
 # --- the verdicts, on made-up numbers ---------------------------------------------------------------------------------
 
 
-def told(lab, monkeypatch, claim, **effects):
+def verdict_of(lab, monkeypatch, claim, **effects):
     """Return the verdict of a claim on networks whose numbers are those of their seed, plus effects of their arms."""
 
     def trained(lab, case):
@@ -355,10 +357,8 @@ CLAIMS = {
         ({"stage": -0.05, "augmented": -0.05}, "does not hold"),
     ],
 )
-def test_a_claim_holds_where_the_term_does_something_and_is_undecided_where_it_does_not(
-    lab, monkeypatch, claim, effects, verdict
-):
-    assert told(lab, monkeypatch, claim, **effects) == verdict
+def test_a_claim_holds_where_the_term_does_something_and_only_there(lab, monkeypatch, claim, effects, verdict):
+    assert verdict_of(lab, monkeypatch, claim, **effects) == verdict
 
 
 @pytest.mark.parametrize(
@@ -370,21 +370,21 @@ def test_a_claim_holds_where_the_term_does_something_and_is_undecided_where_it_d
     ],
 )
 def test_sparse_training_does_not_hold_where_a_control_does_as_much(lab, monkeypatch, effects, verdict):
-    assert told(lab, monkeypatch, sparse_training.random_sparse_training, **effects) == verdict
+    assert verdict_of(lab, monkeypatch, sparse_training.random_sparse_training, **effects) == verdict
 
 
 def test_random_targets_that_lower_similarity_as_much_leave_concentration_undecided(lab, monkeypatch):
-    assert told(lab, monkeypatch, concentration.concentration, stage=0.05, random=0.05) == "undecided"
+    assert verdict_of(lab, monkeypatch, concentration.concentration, stage=0.05, random=0.05) == "undecided"
 
 
 def test_weight_decay_that_does_more_takes_the_gain_of_pretraining(lab, monkeypatch):
-    assert told(lab, monkeypatch, pretraining.pretraining, stage=0.05, decay=0.1) == "holds in part"
+    assert verdict_of(lab, monkeypatch, pretraining.pretraining, stage=0.05, decay=0.1) == "holds in part"
 
 
 def test_samples_and_batches_need_more_than_random_targets(lab, monkeypatch):
     claim = ablation.samples_and_batches
-    assert told(lab, monkeypatch, claim, stage=0.05) == "undecided"  # all variants do the same
-    assert told(lab, monkeypatch, claim, stage=0.05, random=0.1) == "holds in part"
+    assert verdict_of(lab, monkeypatch, claim, stage=0.05) == "undecided"  # all variants do the same
+    assert verdict_of(lab, monkeypatch, claim, stage=0.05, random=0.1) == "holds in part"
 
 
 @pytest.mark.parametrize(
@@ -396,4 +396,4 @@ def test_samples_and_batches_need_more_than_random_targets(lab, monkeypatch):
     ],
 )
 def test_cca_is_judged_by_accuracy_and_by_failures(lab, monkeypatch, effects, verdict):
-    assert told(lab, monkeypatch, ablation.cca_and_cka, **effects) == verdict
+    assert verdict_of(lab, monkeypatch, ablation.cca_and_cka, **effects) == verdict

@@ -177,6 +177,7 @@ def test_mantel_counts_orders_that_correlate_as_much():
 # --- the claims -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_correlations_are_found_of_networks_and_of_walks(lab, monkeypatch):
     monkeypatch.setitem(correlations.STARTS, "cpu", {"resnet18": 2, "alexnet": 1})
     monkeypatch.setitem(correlations.TRAINING, "cpu", {"resnet18": {}, "alexnet": {}})
@@ -276,6 +277,7 @@ def _only_first(model):
     return torch.nn.Sequential(model.conv1)
 
 
+@pytest.mark.slow
 def test_decorrelation_is_found_by_beta(lab, monkeypatch):
     monkeypatch.setitem(decorrelated.STARTS, "cpu", 2)
     monkeypatch.setitem(decorrelated.TRAINING, "cpu", {"clip": 1.0})
@@ -301,6 +303,7 @@ def test_a_patch_is_the_largest_of_all_that_go_around_the_edges():
     assert bound.largest_patch(image) == pytest.approx(wanted)
 
 
+@pytest.mark.slow
 def test_the_bound_is_judged_by_width(lab, monkeypatch):
     monkeypatch.setattr(bound, "POINTS", 20)
     found = bound.bound(lab)
@@ -332,6 +335,7 @@ def test_the_forward_passes_are_those_that_torch_counts():
     assert 2 * sum(one.places * one.kernel * one.inputs * one.channels for one in layers) == wanted
 
 
+@pytest.mark.slow
 def test_costs_are_counted_and_measured(lab, monkeypatch):
     monkeypatch.setitem(costs.REPEATS, "cpu", 2)
     found = costs.cost(lab)

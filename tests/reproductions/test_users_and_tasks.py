@@ -120,6 +120,7 @@ def test_ways_and_filters_are_those_of_slow_sums(trained):
     )
 
 
+@pytest.mark.slow
 def test_the_claim_reads_what_clusters_tell(lab, monkeypatch):
     both = [clients.clustered(lab, seed) for seed in (0, 1)]
     monkeypatch.setattr(lab, "over", lambda work, tasks, keep: both)
@@ -176,6 +177,7 @@ def test_similar_users_by_cca_are_found_on_the_named_probes(trained, lab):
     assert min(seconds.values()) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["Ditto", "Pretrain"])
 def test_a_base_and_its_ensembles_are_judged(lab, base, monkeypatch):
     asked, plain = [], nk.similar_users_ensemble
@@ -242,6 +244,7 @@ def test_each_method_federates_in_its_own_way(lab, monkeypatch):
 # --- tasks in a row ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ways_of_learning_are_measured_alike(lab):
     found = {method: continual.learnt(lab, [method, 0]) for method in ("atoms", "ewc", "joint")}
     assert found["atoms"]["BWT"] == 0

@@ -98,8 +98,9 @@ def test_the_words_say_what_it_is(three, monkeypatch):
     assert repr(three) == "Comparisons(3 models, 3 pairs)"
     assert str(three).splitlines() == [
         "3 models, 3 pairs: means over layers of the same name",
+        "on digits: 1,797 examples",
         "",
-        "cka",
+        "cka: similarity (higher is closer), 0 to 1, exact",
         "      x     y     z",
         "x     –  0.20  0.40",
         "y  0.20     –  0.60",
@@ -117,7 +118,7 @@ def test_tasks_are_called_so_and_small_means_keep_their_digits(made, monkeypatch
     tasks = Comparisons([pair("x", "x", 1.0), pair("x", "y", 0.0123), pair("y", "y", 1.0)])
     lines = str(tasks).splitlines()
     assert lines[0] == "2 tasks, 3 pairs: means over layers of the same name"
-    assert lines[4:6] == ["x  1.000  0.012", "y  0.012  1.000"]
+    assert lines[5:7] == ["x  1.000  0.012", "y  0.012  1.000"]
     alone = Comparisons([pair("x", "x", 1.0)])
     assert str(alone).startswith("1 task, 1 pair: ")
     assert repr(alone) == "Comparisons(1 model, 1 pair)"

@@ -12,6 +12,8 @@ from safetensors.numpy import save_file
 import netkin.files as files
 from netkin.errors import FileFault, ValueFault
 from netkin.results import Claim, Comparison, Comparisons, Series, document, load
+from netkin.results.columns import packed_columns
+from netkin.results.packing import packed_many
 
 
 @pytest.fixture
@@ -30,6 +32,48 @@ def test_saved_comparisons_come_back_the_same(made, rich, tmp_path):
     many = Comparisons([made.comparison(a="x", b="y"), rich])
     many.save(tmp_path / "many.netkin")
     assert Comparisons.load(tmp_path / "many.netkin") == load(tmp_path / "many.netkin") == many
+
+
+def test_comparisons_that_differ_in_everything_come_back_the_same(made, rich, tmp_path):
+    numbers = [made.table(parameters={"k": k}) for k in (1, 1.0, True)]
+    apart = [made.comparison(one, a=f"k {place}", b="y") for place, one in enumerate(numbers)]
+    errors = made.comparison(made.jackknifed(), made.jackknifed(chunks=7, id="svcca"), a="errors", b="y", warnings=())
+    reasons = made.comparison(made.table(error_reasons={("conv1", "head"): "no chunks"}), a="reasons", b="y")
+    small = made.comparison(made.table(rows=("in",), columns=("in", "out")), a="small", b="y")
+    many = Comparisons([*apart, errors, rich, reasons, small], failed={"z": "it gives NaN"})
+    many.save(tmp_path / "many.netkin")
+    again = load(tmp_path / "many.netkin")
+    assert again == many
+    assert again.failed == many.failed
+    assert [repr(again[f"k {place}", "y"]["cka"].parameters["k"]) for place in range(3)] == ["1", "1.0", "True"]
+    assert list(again["errors", "y"].tables) == ["cka", "svcca"]
+
+
+def test_what_many_comparisons_share_is_written_once(made, tmp_path):
+    said = {"weights a": "7b5fa553486b927b55e8b4c1", "plan": "Moments, streamed"}
+    for count in (10, 40):
+        pairs = [(f"step {a}", f"step {b}") for a in range(count) for b in range(a)]
+        Comparisons([made.comparison(a=a, b=b, provenance=said, created="then") for a, b in pairs]).save(
+            tmp_path / f"{count}.netkin"
+        )
+    few, many = (json.dumps(files.read_header(tmp_path / f"{count}.netkin")) for count in (10, 40))
+    assert len(many) < len(few) + 40 * len('"step 10", "step 10", ')  # no header can be longer than 100 MB
+
+
+def test_comparisons_of_older_files_come_back_the_same(made, rich, tmp_path):
+    many = Comparisons([made.comparison(a="x", b="y"), rich], failed={"z": "it gives NaN"})
+    headers, arrays = packed_many(many.values())
+    files.write(tmp_path / "old", "comparisons", {"comparisons": headers, "failed": dict(many.failed)}, arrays)
+    assert load(tmp_path / "old") == many
+    assert load(tmp_path / "old").failed == many.failed
+
+
+def test_a_field_of_another_type_is_refused(made, tmp_path):
+    header, arrays = packed_columns([made.comparison()])
+    header["comparisons"]["examples"] = ["many"]
+    files.write(tmp_path / "odd", "comparisons", {"columns": header}, arrays)
+    with pytest.raises(FileFault, match="odd' is damaged: .*`examples` can't be 'many'"):
+        load(tmp_path / "odd")
 
 
 def test_a_file_is_read_once(rich, tmp_path, monkeypatch):

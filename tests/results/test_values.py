@@ -127,6 +127,16 @@ def test_equal_tables_are_equal_holes_included(made):
     assert made.table() != "cka"
 
 
+def test_tables_with_equal_labels_share_them(made):
+    one, other = made.holed(parameters={"k": 1}), made.holed(parameters={"k": 1})
+    for name in ("layers_a", "parameters", "holes", "error_reasons"):
+        assert getattr(one, name) is getattr(other, name)
+    assert [made.table(parameters={"k": k}).parameters["k"] for k in (1, 1.0, True)] == [1, 1.0, True]
+    assert [type(made.table(parameters={"k": k}).parameters["k"]) for k in (1, 1.0, True)] == [int, float, bool]
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        one.parameters["k"] = 2
+
+
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
 def test_copies_are_equal_and_frozen(made, again):
     twin = again(made.holed(errors=np.ones((2, 2))))

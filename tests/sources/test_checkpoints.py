@@ -10,6 +10,7 @@ from netkin.training import accuracy
 OWN, IMAGENET = "cifar10", "cifar10,normalise=imagenet"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, file, data, recorded",
     [
@@ -17,7 +18,7 @@ OWN, IMAGENET = "cifar10", "cifar10,normalise=imagenet"
         ("resnet20", "resnet20w1_cifar10_seed1.pt", OWN, 0.9195),
         ("resnet20a", "akamaster_resnet20-12fca82f.th", IMAGENET, 0.9173),
         ("resnet32a", "akamaster_resnet32-d509ac18.th", IMAGENET, 0.927),
-        pytest.param("resnet44a", "akamaster_resnet44-014dd654.th", IMAGENET, 0.933, marks=pytest.mark.slow),
+        ("resnet44a", "akamaster_resnet44-014dd654.th", IMAGENET, 0.933),
     ],
 )
 def test_a_residual_network_reaches_its_recorded_accuracy(checkpoints, cifar10_directory, name, file, data, recorded):
@@ -26,6 +27,7 @@ def test_a_residual_network_reaches_its_recorded_accuracy(checkpoints, cifar10_d
     assert accuracy(model, list(islice(batches, 4))) == pytest.approx(recorded, abs=0.003)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_tiny10_reaches_its_recorded_accuracy(checkpoints, cifar10_directory, seed):
     model = load_model(f"netkin:tiny10@{checkpoints / f'tiny10_cifar10_seed{seed}.pt'}")

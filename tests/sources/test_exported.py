@@ -101,6 +101,7 @@ def test_a_fixed_batch_size_is_explained_when_another_comes(net, tmp_path):
         model(torch.ones(5, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet20", "vit", "char_lstm"])
 def test_reference_architectures_can_be_exported_and_loaded(name, tmp_path):
     model = load_model(f"netkin:{name}")

@@ -123,6 +123,6 @@ def test_comparisons_say_that_weights_are_random(workshop):
 
 
 def test_a_function_that_draws_nothing_is_not_called_random(workshop):
-    imported = "from netkin.sources.training import untrained_digits_net"
+    imported = "from netkin.training import untrained_digits_net"
     workshop.write("nk_self_seeded", f"{imported}\ndef net():\n    return untrained_digits_net(1)\n")
     assert remark_on(load_model("nk_self_seeded:net")) == ""

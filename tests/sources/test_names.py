@@ -7,25 +7,25 @@ import torch
 
 import netkin as nk
 from netkin.errors import SourceError, UnknownName, ValueFault
-from netkin.sources.names import call, find_function
+from netkin.sources.names import call_named, find_function
 
 
 def test_a_function_of_the_current_directory_is_found_and_called(workshop):
     workshop.write("nk_local", "def make():\n    return 42\n")
-    assert call(find_function("nk_local:make"), "nk_local:make") == 42
+    assert call_named(find_function("nk_local:make"), "nk_local:make") == 42
 
 
 def test_a_function_may_import_from_the_current_directory_while_it_runs(workshop):
     workshop.write("nk_helper", "value = 7\n")
     workshop.write("nk_late", "def make():\n    from nk_helper import value\n    return value\n")
-    assert call(find_function("nk_late:make"), "nk_late:make") == 7
+    assert call_named(find_function("nk_late:make"), "nk_late:make") == 7
 
 
 def test_the_import_path_is_as_before_afterwards(workshop):
     workshop.write("nk_path", "def make():\n    raise ValueError\n")
     before = list(sys.path)
     with pytest.raises(SourceError):
-        call(find_function("nk_path:make"), "nk_path:make")
+        call_named(find_function("nk_path:make"), "nk_path:make")
     assert sys.path == before
 
 
@@ -81,9 +81,9 @@ def test_a_module_that_lacks_another_module_is_not_called_absent_itself(workshop
 def test_an_error_inside_the_function_is_told_in_one_line(workshop):
     workshop.write("nk_raises", "def make(size):\n    return size\ndef leave():\n    raise SystemExit\n")
     with pytest.raises(SourceError, match="'nk_raises:make' was called without arguments and raised TypeError: make"):
-        call(find_function("nk_raises:make"), "nk_raises:make")
+        call_named(find_function("nk_raises:make"), "nk_raises:make")
     with pytest.raises(SourceError, match=r"raised SystemExit\.$"):
-        call(find_function("nk_raises:leave"), "nk_raises:leave")
+        call_named(find_function("nk_raises:leave"), "nk_raises:leave")
 
 
 MODEL, DATA = "netkin:digits", "digits:test"
@@ -118,6 +118,7 @@ def test_texts_become_the_names_of_the_models_and_the_data():
     assert (found.a, found.b, found.data) == ("netkin:digits (1)", "netkin:digits (2)", "my probe")
     assert nk.compare(nk.load_model(MODEL), MODEL, DATA, layers="fc").b == MODEL
     assert nk.compare(MODEL, MODEL, DATA, layers="fc", names=("x", "y")).a == "x"
+    assert nk.class_sensitivity(MODEL, DATA, layers="fc").a == MODEL
     assert list(nk.compare_many([MODEL, MODEL], DATA, layers="fc")) == [("netkin:digits (1)", "netkin:digits (2)")]
 
 
@@ -140,6 +141,27 @@ def test_a_call_with_wrong_arguments_fails_as_without_names():
     with pytest.raises(UnknownName, match="no reference architecture named 'digit'"):
         nk.compare("netkin:digit", data=DATA)
     assert list(inspect.signature(nk.compare).parameters)[:3] == ["a", "b", "data"]
+
+
+def test_data_to_train_on_may_be_named():
+    models = [nk.load_model(MODEL) for _ in range(2)]
+    whole = tuple(map(torch.cat, zip(*nk.load_data("digits:test", batch_size=100), strict=True)))
+    for model, data in zip(models, ("digits:test", whole), strict=True):
+        nk.train(model, data, epochs=1, batch=180, test=data)
+    assert all(torch.equal(a, b) for a, b in zip(*(one.state_dict().values() for one in models), strict=True))
+
+
+def test_methods_and_files_take_models_and_data_by_name(tmp_path):
+    model = nk.load_model(MODEL)
+    recorders = [nk.DynamicsRecorder(model, one, layers="fc", examples=20) for one in (DATA, nk.load_data(DATA))]
+    assert len({recorder.memory_per_probe for recorder in recorders}) == 1
+    stitch = nk.stitch(MODEL, "relu4", MODEL, "relu4", DATA)
+    stitch.save(tmp_path / "stitch.netkin")
+    again = nk.load(tmp_path / "stitch.netkin", MODEL, nk.load_model(MODEL, seed=1))
+    assert again.evaluate(DATA) == stitch.evaluate(nk.load_data(DATA))
+    assert nk.explain_stitch(MODEL, MODEL, DATA, pairs=[("fc", "fc")]).joined == 1
+    series = nk.dynamics({1: MODEL, 2: MODEL}, DATA, "cka", layers="fc", examples=40)
+    assert 0 < series.own()[0, 0] < series.own()[1, 0] == pytest.approx(1)  # other random weights
 
 
 @pytest.mark.parametrize("word", ["measure", "measures"])

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from netkin.errors import SourceError
 from netkin.sources import load_data, load_model
-from netkin.sources.reading import content, refuse_absent
+from netkin.sources.names import content, refuse_absent
 
 
 @pytest.fixture

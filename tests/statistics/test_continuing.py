@@ -145,3 +145,21 @@ def test_files_tell_all_classes_of_netkin_apart():
     names = [kind.__qualname__ for kind in below(Stored) if kind.__module__.startswith("netkin.")]
     assert sorted(names) == sorted(set(names))
     assert not [name for name in names if "." in name]
+
+
+def test_reading_parts_takes_time_with_their_number_not_its_square(worlds):
+    class Tensors(dict):
+        """Tensors of which each is asked for by its name, as a search for the part's own would read all of them."""
+
+        def __iter__(self):
+            raise AssertionError("all tensors are read for one part")
+
+        items = keys = values = __iter__
+
+    X, Y = worlds.related(30, 4, 3)
+    made = LayerMoments([(["a"], ["b"])], debiased=True)
+    made.update({"a": X, "b": Y})
+    tensors = {}
+    written = packed({"first": [made], "second": {"third": made}}, tensors, "all")
+    again = unpacked(written, Tensors(tensors))
+    assert value_of(again["first"][0]) == value_of(again["second"]["third"]) == value_of(made)

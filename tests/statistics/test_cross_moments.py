@@ -9,7 +9,7 @@ import torch
 
 import netkin as nk
 from netkin.applications.stitching.direct import METHODS, matched
-from netkin.applications.stitching.ends import laid_out
+from netkin.applications.stitching.ends import product_layout
 from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.measures import measure, registry
 from netkin.representations import recording
@@ -24,8 +24,8 @@ def gathered(A, B, sizes=(17, 40)):
     """Return the moments of two layers' outputs, taken in uneven batches."""
     sums, start = CrossMoments([("x", "y")]), 0
     for size in (*sizes, len(A)):
-        sums.first("x", laid_out(A[start : start + size]))
-        sums.second("y", laid_out(B[start : start + size]))
+        sums.first("x", product_layout(A[start : start + size]))
+        sums.second("y", product_layout(B[start : start + size]))
         sums.batch_is_over()
         start += size
     return sums.pair("x", "y")
@@ -125,8 +125,8 @@ def test_masked_tokens_are_left_out():
     A, B = outputs("tokens")
     mask = torch.rand(90, 7, generator=torch.Generator().manual_seed(1)) > 0.4
     sums = CrossMoments([("x", "y")])
-    sums.first("x", laid_out(A, mask))
-    sums.second("y", laid_out(B, mask))
+    sums.first("x", product_layout(A, mask))
+    sums.second("y", product_layout(B, mask))
     expected = matched(Moments.of(A[mask], B[mask]))
     assert torch.allclose(matched(sums.pair("x", "y")).weight, expected.weight, atol=1e-8)
 
@@ -135,9 +135,9 @@ def test_several_pairs_share_their_layers():
     A, B = outputs("large maps")
     sums = CrossMoments([("x", "y"), ("x", "z"), ("w", "y")])
     for name, output in (("x", A), ("w", B)):
-        sums.first(name, laid_out(output))
+        sums.first(name, product_layout(output))
     for name, output in (("y", B), ("z", A)):
-        sums.second(name, laid_out(output))
+        sums.second(name, product_layout(output))
     same = matched(sums.pair("x", "z")).weight
     assert torch.allclose(same, torch.eye(5, dtype=torch.float64), atol=1e-8)
     one = sums.pair("x", "y")
@@ -146,10 +146,10 @@ def test_several_pairs_share_their_layers():
 
 def test_layouts_and_products():
     maps = torch.arange(2 * 3 * 8 * 8, dtype=torch.float64).reshape(2, 3, 8, 8)
-    assert laid_out(maps).shape == (2, 3, 64)
-    assert laid_out(maps[..., :2, :2]).shape == (8, 3)
-    assert laid_out(maps.half()).dtype == torch.float32
-    assert torch.equal(product(laid_out(maps), laid_out(maps)), as_rows(maps).T @ as_rows(maps))
+    assert product_layout(maps).shape == (2, 3, 64)
+    assert product_layout(maps[..., :2, :2]).shape == (8, 3)
+    assert product_layout(maps.half()).dtype == torch.float32
+    assert torch.equal(product(product_layout(maps), product_layout(maps)), as_rows(maps).T @ as_rows(maps))
 
 
 def test_the_second_layers_own_moment_was_not_gathered():
@@ -160,9 +160,9 @@ def test_the_second_layers_own_moment_was_not_gathered():
 
 def test_what_does_not_pair_up_is_refused():
     sums = CrossMoments([("x", "y")])
-    sums.first("x", laid_out(torch.ones(4, 3, 6, 6)))
+    sums.first("x", product_layout(torch.ones(4, 3, 6, 6)))
     with pytest.raises(ShapeError, match=r"x and y gave activations of shapes \(4, 3, 36\) and \(5, 3, 36\)"):
-        sums.second("y", laid_out(torch.ones(5, 3, 6, 6)))
+        sums.second("y", product_layout(torch.ones(5, 3, 6, 6)))
 
 
 def test_nan_is_refused_with_its_batch():
@@ -191,8 +191,8 @@ def test_sums_that_leave_all_precision_are_refused():
     sums = CrossMoments([("x", "y")])
     A, B = outputs("large maps")
     for scale in (1.0, 1e160):
-        sums.first("x", laid_out(A * scale))
-        sums.second("y", laid_out(B))
+        sums.first("x", product_layout(A * scale))
+        sums.second("y", product_layout(B))
     with pytest.raises(ValueFault, match="x gave NaN or Inf, or numbers whose squares leave float64; mend the model"):
         sums.pair("x", "y")
 
@@ -210,7 +210,7 @@ def test_merged_parts_give_the_map_of_all_data(dtype, tolerance):
     parts = []
     for some in (slice(0, 40), slice(40, None)):
         parts.append(CrossMoments([("x", "y")]))
-        parts[-1].update({"x": laid_out(A[some]), "y": laid_out(B[some])})
+        parts[-1].update({"x": product_layout(A[some]), "y": product_layout(B[some])})
     merged = parts[0].merge(parts[1])
     assert merged.pair("x", "y").n == as_rows(A).shape[0]
     for how in ("least_squares", "ridge(affine=False)"):

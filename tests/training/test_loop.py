@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim.lr_scheduler import LinearLR
 
 import netkin as nk
-from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault
+from netkin.errors import ForwardError, ShapeError, SourceError, UnknownName, ValueFault
 from netkin.training import Hook, Recipe, accuracy, train
 
 
@@ -331,8 +331,10 @@ def test_data_that_cannot_be_trained_on_are_refused():
     inputs, labels = labelled()
     with pytest.raises(ShapeError, match="got 39 and 40 rows"):
         train(net(), (inputs, labels[:-1]), epochs=1)
-    with pytest.raises(ValueFault, match=r"loader of batches; got str. `nk.load_data` makes data of a text."):
-        train(net(), "digits:train", epochs=1)
+    with pytest.raises(ValueFault, match=r"a data set, or a loader of batches; got int."):
+        train(net(), 7, epochs=1)
+    with pytest.raises(SourceError, match="found no module 'digitz' .* did you mean 'digits'"):
+        train(net(), "digitz:train", epochs=1)
     with pytest.raises(ValueFault, match="can be read only once"):
         train(net(), iter([(inputs, labels)]), epochs=1)
     with pytest.raises(ValueFault, match="one array"):

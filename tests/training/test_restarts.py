@@ -15,7 +15,7 @@ from netkin import files, jobs
 from netkin.errors import FileFault, ValueFault
 from netkin.jobs import Cancelled, Job
 from netkin.training import Hook, Recipe, train
-from netkin.training.restarts import packed, unpacked
+from netkin.training.restarts import pack_state, unpack_state
 
 
 def net(seed=0):
@@ -297,8 +297,8 @@ def test_every_kind_of_state_comes_back_as_it_was():
         "half": torch.tensor([1.5, -2]).bfloat16(), "flag": True, "none": None, 3: (1, [2.5, "x"]), "nan": float("nan"),
         "empty": torch.zeros(0), "scalar": torch.tensor(3), "complex": torch.tensor([True]),
     }  # fmt: skip
-    values, arrays = packed(state)
-    found = unpacked(json.loads(json.dumps(values)), arrays)
+    values, arrays = pack_state(state)
+    found = unpack_state(json.loads(json.dumps(values)), arrays)
     assert found["half"].dtype == torch.bfloat16
     assert found["half"].tolist() == [1.5, -2]
     assert found[3] == (1, [2.5, "x"])
@@ -307,4 +307,4 @@ def test_every_kind_of_state_comes_back_as_it_was():
     assert found["empty"].shape == (0,)
     assert found["scalar"].item() == 3
     with pytest.raises(FileFault, match="can't hold a set"):
-        packed({"one": {1, 2}})
+        pack_state({"one": {1, 2}})

@@ -6,12 +6,8 @@ The library is imported inside the commands, so that `netkin --help` starts at o
 import click
 
 from netkin import __version__
-from netkin.cli.atoms import atoms
-from netkin.cli.catalogue import data, layers, measures
-from netkin.cli.collect import collect, merge
-from netkin.cli.compare import compare, explain
-from netkin.cli.completion import completed, completion
-from netkin.cli.compress import compress, sparsity
+from netkin.cli.catalogue import completion, data, layers, measures, with_completion
+from netkin.cli.compare import collect, compare, explain, merge
 from netkin.cli.demo import demo
 from netkin.cli.doctor import doctor
 from netkin.cli.dynamics import dynamics
@@ -19,10 +15,10 @@ from netkin.cli.options import QUIET
 from netkin.cli.reproduce import reproduce
 from netkin.cli.running import ARGUMENTS
 from netkin.cli.saved import jobs, report, show
-from netkin.cli.sensitivity import sensitivity
+from netkin.cli.several_models import atoms, recommend, tasks
+from netkin.cli.single_model import compress, sensitivity, sparsity
 from netkin.cli.stitch import stitch
 from netkin.cli.training import federate, learn_tasks
-from netkin.cli.transfer import recommend, tasks
 
 
 class Remembering(click.Group):
@@ -42,9 +38,9 @@ def cli(debug: bool) -> None:
 
     A model is BUILDER[@WEIGHTS]. BUILDER is netkin:NAME (a reference architecture, such as netkin:tiny10),
     package.module:function (called without arguments), hf:DIR (a transformers model) or the path of an exported program
-    (.pt2). WEIGHTS is a safetensors file or a state dict saved by torch; hf:DIR and .pt2 files contain their own. Data
-    is digits:test, images:DIR, cifar10:DIR or package.module:function; `netkin data` lists all. NAME=DATA gives the
-    data a name of your own.
+    (.pt2). WEIGHTS is a safetensors file, a state dict saved by torch, or a file saved by `netkin compress`; hf:DIR and
+    .pt2 files contain their own. Data is digits:test, images:DIR, cifar10:DIR or package.module:function; `netkin data`
+    lists all. NAME=DATA gives the data a name of your own.
 
     Results go to stdout, progress to stderr. The exit code is 0, 1 for an error, or 2 for wrong usage.
     """
@@ -55,4 +51,4 @@ COMMANDS = (
     recommend, federate, learn_tasks, report, show, measures, layers, data, reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:
-    cli.add_command(completed(QUIET(command)))
+    cli.add_command(with_completion(QUIET(command)))

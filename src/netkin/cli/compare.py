@@ -1,10 +1,14 @@
-"""`netkin compare`: the layers of two models, pair by pair; `netkin explain`: what that would do and cost."""
+"""`netkin compare`, the layers of two or more models, pair by pair, and `netkin explain`, what that would do and cost.
+
+`netkin collect` and `netkin merge` keep the statistics of a pass over the data, or over a part, in a file, from which
+measures are read later.
+"""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,27 +16,41 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from netkin.cli.collect import held_by, opened, refuse_result, usual_measures, warn_of_missing
-from netkin.cli.options import FILE, JSON, comparing_options, engine_options, example, pictures, typed
-from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.options import (
+    FILE,
+    JSON,
+    ROWS,
+    collecting_options,
+    comparing_options,
+    engine_options,
+    example,
+    is_typed,
+    picture_options,
+)
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
 from netkin.cli.running import (
     REFUSED,
-    Worked,
-    called,
-    crashes_refused,
-    described_data,
+    Destination,
+    Result,
+    blamed_crash_refusals,
+    call_library,
+    data_spec,
     functions_of,
-    loaded,
-    loaded_models,
+    load_batches,
+    load_models,
     model_names,
+    one_or_each,
     ray_engine,
     read_from_weights,
     refuse_absent_device,
-    refusing,
+    with_refusals,
+    with_resume_hint,
 )
-from netkin.errors import InflatedWarning, ValueFault
+from netkin.errors import FileFault, InflatedWarning, NetkinError, ValueFault
 
 if TYPE_CHECKING:
+    from netkin.comparing import Plan, Statistics
+    from netkin.comparing.pairs_plan import PairsPlan
     from netkin.results import Comparison, Comparisons
 
 
@@ -50,13 +68,14 @@ READING = (  # they concern no pass
 @click.argument("b", required=False)
 @click.argument("more", nargs=-1, metavar="[C]...")
 @partial(comparing_options, needs_data=False)
+@ROWS
 @engine_options
 @click.option("--save", type=FILE, help="Write the comparison to this file, such as ab.netkin.")
-@pictures("ab")
+@picture_options("ab")
 @FORCE
 @JSON
 @click.pass_context
-@refusing
+@with_refusals
 def compare(
     context: click.Context,
     a: str,
@@ -69,25 +88,31 @@ def compare(
     json: bool,
     **options: Any,
 ) -> None:
-    """Compare every layer of model A with every layer of model B, and of several models each with every other.
+    """Compare every layer of model A with every layer of model B; with more models, compare all pairs of them.
 
-    Without B, the layers of A are compared with each other. All measures are computed in one pass over the data. Of
-    several models the mean of each pair is printed; the saved file and the report hold all layers.
+    Without B, the layers of A are compared with each other. All measures are computed in one pass over the data. For
+    more than two models the mean of each pair is printed; the saved file and the report hold all layers. With --save,
+    finished parts are kept beside the file; run the same command again to resume.
 
     STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
     the data.
     """
-    outputs = Outputs(force, a, b, *more, options["data"], engine=options["engine"])
+    outputs = OutputFiles(force, a, b, *more, options["data"], engine=options["engine"])
     outputs.check("--save", save, "comparisons" if more else "comparison")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), with_resume_hint(save if more else None):
         # the comparison carries these warnings and its text shows them
         warnings.simplefilter("ignore", InflatedWarning)
         comparison = (
-            _read(context, a) if _is_statistics(a, b, *more) else _compared([a, b, *more], options, Worked(save, force))
+            _read_statistics(context, a)
+            if _is_statistics(a, b, *more)
+            else _compare_two([a, b, *more], options, Destination(save, force))
         )
-    outputs.write(save, comparison.save, f"saved to {save}")
+    if save and more and options["engine"] != "distributed":
+        click.echo(f"saved to {save}", err=True)
+    else:
+        outputs.write(save, comparison.save, f"saved to {save}")
     outputs.draw(comparison, report, figure)
     outputs.show(lambda: as_json(comparison) if json else str(comparison))
     outputs.finish()
@@ -95,7 +120,7 @@ def compare(
 
 def _is_statistics(a: str, *others: str | None) -> bool:
     """Return whether the first argument is a file of statistics; beside other arguments it is refused."""
-    found = next((one for one in (a, *others) if one and held_by(one) == "statistics"), None)
+    found = next((one for one in (a, *others) if one and kind_of_file(one) == "statistics"), None)
     if found and any(others):
         raise click.UsageError(
             f"{found!r} is a file of statistics, which holds both models; give it alone. `netkin merge` joins parts."
@@ -103,7 +128,7 @@ def _is_statistics(a: str, *others: str | None) -> bool:
     return found is not None
 
 
-def _compared(specs: Sequence[str | None], options: dict[str, Any], place: Worked) -> Comparison | Comparisons:
+def _compare_two(specs: Sequence[str | None], options: dict[str, Any], place: Destination) -> Comparison | Comparisons:
     """Return the comparison of two models, or of all pairs of several, from one pass over the data."""
     from netkin.comparing.compare import compare as compare_models
 
@@ -116,50 +141,56 @@ def _compared(specs: Sequence[str | None], options: dict[str, Any], place: Worke
             + ("" if ":" in a else f" A file of statistics needs none, but {a!r} is no such file.")
         )
     if more:
-        return _all_compared([one for one in specs if one], options, place)
-    return called(compare_models, a, b, options.pop("data"), options.pop("batch_size"), options, place)
+        from netkin.comparing import compare_many
+
+        kept = {} if options["engine"] == "distributed" else {"save": place.result, "overwrite": place.force}
+        return _all_called(compare_many, [one for one in specs if one], dict(options) | kept)
+    _refuse_rows(options.pop("rows"))
+    return call_library(compare_models, a, b, options.pop("data"), options.pop("batch_size"), options, place)
 
 
-def _all_compared(specs: Sequence[str], options: dict[str, Any], place: Worked) -> Comparisons:
-    """Return the comparisons of all pairs of several models."""
-    from netkin.comparing import compare_many
+def _refuse_rows(rows: int | None) -> None:
+    if rows is not None:
+        raise click.UsageError("--rows is for three models or more, of which all pairs are compared; use --examples.")
 
+
+def _all_called(function: Callable[..., Result], specs: Sequence[str], options: dict[str, Any]) -> Result:
+    """Return what `function` of the library makes of several models, which it loads when their turn comes."""
     data, batch_size, balanced = (options.pop(name) for name in ("data", "batch_size", "balanced"))
-    names, options["transforms"] = (
-        model_names(specs, options.pop("names")),
-        functions_of(options["transforms"], len(specs)),
-    )
+    names, transforms = model_names(specs, options.pop("names")), options["transforms"]
     options |= {name: list(options[name]) or None for name in ("measures", "layers")}
-    address, gpus = options.pop("address", None), options.pop("gpus", 1.0)
-    if options["engine"] == "ray":  # which loads models and data where they are used
-        options["engine"] = ray_engine(address, gpus, place)
-        described = data and described_data(data, batch_size, options, balanced)
-        return compare_many(dict(zip(names, specs, strict=True)), data=described, **options)
-    if options["device"] == "cuda" and options["engine"] == "distributed":
-        options["device"] = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process of a machine has its own
+    options["transforms"] = functions_of(transforms, len(specs))
+    address, gpus = options.pop("address"), options.pop("gpus")
+    models: dict[str, Any] = dict(zip(names, specs, strict=True))
+    if options["engine"] == "ray":  # which loads data and functions too where they are used
+        options |= {"engine": ray_engine(address, gpus, None), "transforms": one_or_each(transforms)}
+        return function(models, data=data and data_spec(data, batch_size, options, balanced), **options)
+    if options["engine"] == "distributed":
+        if options["device"] == "cuda":
+            options["device"] = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process of a machine has its own
+        models = dict(zip(names, load_models(specs), strict=True))
     refuse_absent_device(options["device"])
-    models = loaded_models(specs)
-    batches = data and loaded(data, batch_size, options["examples"], options["seed"], balanced, specs)
-    with crashes_refused(specs, models):
-        return compare_many(dict(zip(names, models, strict=True)), data=batches, **options)
+    batches = data and load_batches(data, batch_size, options["examples"], options["seed"], balanced, specs)
+    with blamed_crash_refusals():
+        return function(models, data=batches, **options)
 
 
-def _read(context: click.Context, path: str) -> Comparison:
+def _read_statistics(context: click.Context, path: str) -> Comparison:
     """Return the comparison that is read from statistics; what would concern a pass is refused."""
     for parameter in context.command.get_params(context):
         name = str(parameter.name)
-        if name not in READING and typed(context, name):
+        if name not in READING and is_typed(context, name):
             raise click.UsageError(
                 f"{parameter.opts[0]} concerns the pass over the data, which {path!r} already holds; leave it out, "
                 "or collect again."
             )
-    statistics = opened(Path(path))
+    statistics = open_statistics(Path(path))
     if context.params["errors"] and not statistics.study.chunks:
         raise ValueFault(f"{path!r} has no chunks of examples, so there are no standard errors; collect with --errors.")
-    measures = context.params["measures"] if typed(context, "measures") else usual_measures(statistics)
+    measures = context.params["measures"] if is_typed(context, "measures") else default_measures(statistics)
     if names := context.params["names"]:
         statistics.names = dict(zip(statistics.models, model_names(statistics.models, names), strict=True))
-    warn_of_missing(statistics)
+    warn_of_missing_parts(statistics)
     return cast("Comparison", statistics.compare(list(measures)))
 
 
@@ -168,20 +199,202 @@ def _read(context: click.Context, path: str) -> Comparison:
 )
 @click.argument("a")
 @click.argument("b", required=False)
+@click.argument("more", nargs=-1, metavar="[C]...")
 @partial(comparing_options, needs_data=False)
+@ROWS
+@engine_options
 @JSON
-@refusing
-def explain(a: str, b: str | None, data: str | None, batch_size: int, json: bool, **options: Any) -> None:
+@with_refusals
+def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options: Any) -> None:
     """Show what `netkin compare` would do with the same options: layers, pairs, forward passes and memory.
 
-    Each model runs on two examples (on a whole batch if it refuses two) to learn its layers; nothing is computed. The
-    exit code is 1 if the comparison would be refused.
+    Each model runs on two examples (on a whole batch if it refuses two) to learn its layers; nothing is computed. Of
+    several models, and with --engine ray, one of each architecture runs on the first batches, to see how long all would
+    take. The exit code is 1 if the comparison would be refused.
     """
-    from netkin.comparing import explain as explain_models
-
-    if data is None and not read_from_weights(options["measures"]):
+    if options["data"] is None and not read_from_weights(options["measures"]):
         raise click.UsageError("--data is missing: models need examples to run on.")
-    plan = called(explain_models, a, b, data, batch_size, options)
-    click.echo(as_json({key: value for key, value in asdict(plan).items() if key != "kinds"}) if json else str(plan))
+    plan, facts = _plan([one for one in (a, b, *more) if one], options)
+    click.echo(as_json(facts) if json else str(plan))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)
+
+
+def _plan(specs: Sequence[str], options: dict[str, Any]) -> tuple[Plan | PairsPlan, dict[str, Any]]:
+    """Return the plan for one or two models, or for all pairs of several, and its facts for JSON."""
+    from netkin.comparing import explain as explain_models
+    from netkin.comparing import explain_many
+
+    if options["engine"] == "distributed":
+        raise click.UsageError("each process of torchrun holds what one process holds; leave --engine out.")
+    if len(specs) > 2 or (options["engine"] == "ray" and len(specs) == 2):
+        many = _all_called(explain_many, specs, options)
+        facts = asdict(many)
+        facts["way"]["blocks"] = len(many.way.blocks)
+        return many, facts
+    if options.pop("engine") == "ray":
+        raise click.UsageError("--engine ray explains two models or more; leave it out for one.")
+    _refuse_rows(options.pop("rows"))
+    data, batch_size = options.pop("data"), options.pop("batch_size")
+    plan = call_library(explain_models, specs[0], specs[1] if specs[1:] else None, data, batch_size, options)
+    return plan, {key: value for key, value in asdict(plan).items() if key != "kinds"}
+
+
+FINISHED = ("comparison", "comparisons", "ranking", "series", "federation", "sparsity", "task accuracies")
+
+
+def kind_of_file(path: str | Path) -> str:
+    """Return what kind of result the file at `path` holds; empty if it is none of netkin's files, or no file."""
+    from netkin import files
+
+    if not Path(path).is_file():
+        return ""
+    try:
+        return str(files.read_header(path).get("kind"))
+    except FileFault:
+        return ""
+
+
+def refuse_result(path: str | Path) -> None:
+    """Refuse a file that holds a finished result where a model or statistics are expected."""
+    if kind_of_file(path) in FINISHED:
+        raise FileFault(f"{str(path)!r} holds a finished result and no statistics; `netkin report {path}` shows it.")
+
+
+def open_statistics(path: Path) -> Statistics:
+    """Return the statistics in a file; any other file is refused."""
+    from netkin.comparing.study import load_statistics
+
+    refuse_result(path)
+    return load_statistics(path)
+
+
+def default_measures(statistics: Statistics) -> list[str]:
+    """Return what is read where no measure is named: cka if it was collected for, else all that was."""
+    collected = [name for need in statistics.needs for name in need.measures]
+    return ["cka"] if "cka" in collected else collected
+
+
+def warn_of_missing_parts(statistics: Statistics) -> None:
+    """Say on stderr that parts are missing, as when one job of many has failed."""
+    if statistics.gaps:
+        click.echo(
+            f"warning: {statistics.examples:,} of {statistics.expected:,} examples are present; missing: "
+            f"{_ranges_as_text(statistics.gaps)}",
+            err=True,
+        )
+
+
+def statistics_line(statistics: Statistics, path: Path) -> str:
+    """Return one line that says what a file holds."""
+    chunks = f" in {statistics.study.chunks} chunks" if statistics.study.chunks else ""
+    models = " and ".join(dict.fromkeys(statistics.names.get(name, name) for name in statistics.models))
+    numbers = f" ({_ranges_as_text(statistics.ranges)})" if statistics.ranges else ""
+    return f"{path}: {models} on {statistics.data}, {statistics.examples:,} examples{numbers}{chunks}"
+
+
+def statistics_document(statistics: Statistics, path: Path) -> dict[str, Any]:
+    """Return what a file of statistics holds, for other programs."""
+    from netkin.identity import settings_digest
+
+    return {
+        "file": str(path),
+        "models": [statistics.names.get(name, name) for name in statistics.models],
+        "layers": {model: [layer.name for layer in layers] for model, layers in statistics.layers.items()},
+        "data": statistics.data,
+        "examples": statistics.examples,
+        "ranges": statistics.ranges,
+        "expected": statistics.expected,
+        "missing": statistics.gaps,
+        "chunks": statistics.study.chunks,
+        "seed": statistics.study.seed,
+        "measures": [name for need in statistics.needs for name in need.measures],
+        "weights": {model: origin.get("weights") for model, origin in statistics.origins.items()},
+        "data_digest": statistics.digest.hex,
+        "settings": statistics.settings,
+        "settings_digest": settings_digest(statistics.settings),
+        "plan": statistics.plan,
+    }
+
+
+def _ranges_as_text(ranges: list[tuple[int, int]]) -> str:
+    """Return ranges of the numbers of examples, which begin at 0."""
+    return ", ".join(f"{start:,} to {stop - 1:,}" if stop - start > 1 else f"{start:,}" for start, stop in ranges)
+
+
+def _part(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    from netkin.comparing.feed import parse_part
+
+    try:
+        return parse_part(text)
+    except ValueFault as fault:
+        raise click.BadParameter(str(fault)) from fault
+
+
+@click.command(epilog=example('collect netkin:digits --data digits:test --layers "relu*" --part 1/3 --out 1.stats'))
+@click.argument("a")
+@click.argument("b", required=False)
+@collecting_options
+@engine_options
+@click.option("--part", callback=_part, metavar="I/N", help="Use part I of N of the examples, such as 3/16.")
+@click.option(
+    "--start",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Index of the first example, if --data contains only one part.",
+)
+@click.option("--out", type=FILE, required=True, help="Write the statistics to this file, such as 3.stats.")
+@FORCE
+@JSON
+@with_refusals
+def collect(
+    a: str, b: str | None, data: str, batch_size: int, out: Path, force: bool, json: bool, **options: Any
+) -> None:
+    """Run the models over the data, or over one part of it, and save the statistics.
+
+    `netkin merge` joins parts, which may be collected in any order and on different machines. `netkin compare` reads
+    measures from such a file without the models and the data.
+    """
+    from netkin.comparing.compare import collect as collect_from
+
+    outputs = OutputFiles(force, a, b, data, engine=options["engine"])
+    outputs.check("--out", out, "statistics")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InflatedWarning)
+        statistics = call_library(collect_from, a, b, data, batch_size, options, Destination(out, force))
+    outputs.write(out, statistics.save)
+    outputs.show(lambda: as_json(statistics_document(statistics, out)) if json else statistics_line(statistics, out))
+    outputs.finish()
+
+
+@click.command(epilog=example("merge 1.stats 2.stats 3.stats --out all.stats"))
+@click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
+@click.option("--out", type=FILE, required=True, help="Write the merged statistics to this file, such as all.stats.")
+@FORCE
+@JSON
+@with_refusals
+def merge(files: tuple[Path, ...], out: Path, force: bool, json: bool) -> None:
+    """Merge the statistics of parts of the same data, written by `netkin collect`.
+
+    Parts with other weights, layers, settings or data are refused, and so are parts that overlap. A warning names the
+    examples of missing parts.
+    """
+    from netkin.progress import reported
+
+    outputs = OutputFiles(force, *files)
+    outputs.check("--out", out, "statistics")
+    statistics = open_statistics(files[0])
+    for file in reported(files[1:], "merging", "files"):  # one at a time, as each may be large
+        part = open_statistics(file)
+        try:
+            statistics = statistics.merge(part)
+        except NetkinError as fault:
+            raise type(fault)(f"{str(file)!r} does not fit the previous parts: {fault}") from fault
+    outputs.write(out, statistics.save)
+    warn_of_missing_parts(statistics)
+    click.echo(as_json(statistics_document(statistics, out)) if json else statistics_line(statistics, out))
+    outputs.finish()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import click
 
 from netkin.cli.options import example
-from netkin.cli.outputs import FORCE, Outputs
-from netkin.cli.running import SILENT, refusing
+from netkin.cli.outputs import FORCE, OutputFiles
+from netkin.cli.running import SILENT, with_refusals
 from netkin.errors import InflatedWarning
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ LAYERS = ["relu1", "relu2", "relu3", "relu4", "fc"]
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="First of three random seeds."
 )
 @FORCE
-@refusing
+@with_refusals
 def demo(out: Path, seed: int, force: bool) -> None:
     """Train two small networks on the bundled digits, compare them, explain the results and write a report.
 
@@ -52,19 +52,25 @@ def demo(out: Path, seed: int, force: bool) -> None:
     results, page = [out / f"{a}-{b}.netkin" for a, b in pairs], out / "report.html"
     weights = [out / f"{name}.safetensors" for name in names]
     out.mkdir(parents=True, exist_ok=True)
-    outputs = Outputs(force)
+    outputs = OutputFiles(force)
     for kind, paths in (("comparison", results), ("weights", weights), ("page", [page])):
         for path in paths:
             outputs.check("--out", path, kind)
     networks = _networks(seed)
-    comparisons = [_compared(networks, *pair) for pair in pairs]
+    comparisons = [_compare(networks, *pair) for pair in pairs]
     for comparison, path in zip(comparisons, results, strict=True):
         outputs.write(path, comparison.save)
     for model, path in zip(networks.values(), weights, strict=True):
         outputs.write(path, partial(_save_weights, model))
     outputs.write(page, partial(_report, comparisons))
     files = [*results, *weights]
-    shown = [_accuracies(networks), *map(str, comparisons), _notes(*comparisons), _files(files), _ending(page)]
+    shown = [
+        _accuracies(networks),
+        *map(str, comparisons),
+        _sentences(*comparisons),
+        _files(files),
+        _where_to_look(page),
+    ]
     click.echo("\n\n".join(shown))
     outputs.finish()
 
@@ -72,11 +78,11 @@ def demo(out: Path, seed: int, force: bool) -> None:
 def _networks(seed: int) -> dict[str, nn.Module]:
     from netkin.training import untrained_digits_net
 
-    trained = {f"seed{s}": _trained(s) for s in (seed, seed + 1)}
+    trained = {f"seed{s}": _train(s) for s in (seed, seed + 1)}
     return trained | {"untrained": untrained_digits_net(seed + 2)}
 
 
-def _trained(seed: int) -> nn.Module:
+def _train(seed: int) -> nn.Module:
     from netkin.training import trained_digits_net
 
     if click.get_current_context().meta.get(SILENT):
@@ -87,7 +93,7 @@ def _trained(seed: int) -> nn.Module:
     return model
 
 
-def _compared(networks: dict[str, nn.Module], a: str, b: str) -> Comparison:
+def _compare(networks: dict[str, nn.Module], a: str, b: str) -> Comparison:
     from netkin.comparing.compare import compare as compare_models
     from netkin.sources import load_data
 
@@ -113,7 +119,7 @@ def _report(comparisons: list[Comparison], path: Path, *, overwrite: bool) -> No
     report(comparisons, path, overwrite=overwrite)
 
 
-def _ending(page: Path) -> str:
+def _where_to_look(page: Path) -> str:
     return f"Open the report in a browser\n  {page}"
 
 
@@ -126,7 +132,7 @@ def _accuracies(networks: dict[str, nn.Module]) -> str:
     return f"accuracy on {data.examples} digits that none of them saw: {shares}"
 
 
-def _notes(trained: Comparison, untrained: Comparison) -> str:
+def _sentences(trained: Comparison, untrained: Comparison) -> str:
     return "\n".join(["What to notice", *(f"- {sentence}" for sentence in observations(trained, untrained))])
 
 
@@ -144,24 +150,24 @@ def _files(files: list[Path]) -> str:
 
 def observations(first: Comparison, second: Comparison) -> list[str]:
     """Return sentences about two comparisons that share their model `a`, their layers and their measures."""
-    sentences = [_closer(first, second, measure) for measure in first.measures]
+    sentences = [_nearer_model(first, second, measure) for measure in first.measures]
     leading = first.measures[0]
     sentences += [_extremes(comparison, leading) for comparison in (first, second)]
-    sentences += [_matched(comparison) for comparison in (first, second)]
+    sentences += [_matches_of_same_name(comparison) for comparison in (first, second)]
     return [sentence for sentence in sentences if sentence]
 
 
-def corresponding(table: Values) -> dict[str, float]:
+def corresponding_values(table: Values) -> dict[str, float]:
     """Return the value of every layer with the layer of the same name, without holes."""
     common = [name for name in table.layers_a if name in table.layers_b and (name, name) not in table.holes]
     return {name: table[name, name] for name in common}
 
 
-def _closer(first: Comparison, second: Comparison, measure: str) -> str:
+def _nearer_model(first: Comparison, second: Comparison, measure: str) -> str:
     tables = first[measure], second[measure]
-    if not all(map(corresponding, tables)):
+    if not all(map(corresponding_values, tables)):
         return ""
-    one, other = (fmean(corresponding(table).values()) for table in tables)
+    one, other = (fmean(corresponding_values(table).values()) for table in tables)
     kind = "a similarity" if tables[0].higher_is_closer else "a distance"
     verdict = _verdict(first, second, one, other, tables[0].higher_is_closer)
     return (
@@ -179,7 +185,7 @@ def _verdict(first: Comparison, second: Comparison, one: float, other: float, hi
 
 def _extremes(comparison: Comparison, measure: str) -> str:
     table = comparison[measure]
-    values = corresponding(table)
+    values = corresponding_values(table)
     if len(values) < 2:
         return ""
     ordered = sorted(values, key=lambda name: values[name], reverse=table.higher_is_closer)
@@ -190,7 +196,7 @@ def _extremes(comparison: Comparison, measure: str) -> str:
     )
 
 
-def _matched(comparison: Comparison) -> str:
+def _matches_of_same_name(comparison: Comparison) -> str:
     counts = ", ".join(_match_count(name, table) for name, table in comparison.tables.items())
     return f"Layers of {comparison.a} whose closest layer in {comparison.b} is the one of the same name: {counts}."
 

@@ -21,8 +21,8 @@ import click
 
 from netkin import __version__
 from netkin.cli.options import DEVICE, JSON, example
-from netkin.cli.outputs import aligned, as_json
-from netkin.cli.running import REFUSED, devices, refuse_absent_device, refusing
+from netkin.cli.outputs import align_columns, as_json
+from netkin.cli.running import REFUSED, devices, refuse_absent_device, with_refusals
 from netkin.errors import InflatedWarning, NetkinError, PackageWarning
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ COARSE = 1e-4  # for devices without float64
 @click.command(epilog=example("doctor"))
 @DEVICE
 @JSON
-@refusing
+@with_refusals
 def doctor(device: str | None, json: bool) -> None:
     """Show what is installed, and test every measure against stored reference values.
 
@@ -53,8 +53,8 @@ def doctor(device: str | None, json: bool) -> None:
         warnings.simplefilter("ignore", PackageWarning)  # shown in a line of its own
         warnings.simplefilter("ignore", InflatedWarning)  # the layers of the test are small
         answers = self_test(device)
-    click.echo(as_json(_document(here, answers)) if json else f"{_described(here)}\n\n{_verdict(answers)}")
-    if not _healthy(here, answers):
+    click.echo(as_json(_document(here, answers)) if json else f"{_describe(here)}\n\n{_verdict(answers)}")
+    if not _is_healthy(here, answers):
         raise click.exceptions.Exit(REFUSED)
 
 
@@ -66,14 +66,14 @@ def _broken_packages() -> dict[str, str]:
 
 def _document(here: dict[str, Any], answers: list[Answer]) -> dict[str, Any]:
     rows = [{**vars(answer), "right": answer.right} for answer in answers]
-    return {**here, "measures": rows, "healthy": _healthy(here, answers)}
+    return {**here, "measures": rows, "healthy": _is_healthy(here, answers)}
 
 
-def _healthy(here: dict[str, Any], answers: list[Answer]) -> bool:
+def _is_healthy(here: dict[str, Any], answers: list[Answer]) -> bool:
     return bool(here["temporary_folder"]) and all(answer.right for answer in answers)
 
 
-def _described(here: dict[str, Any]) -> str:
+def _describe(here: dict[str, Any]) -> str:
     extras = [f"{name} {'yes' if found else 'no'}" for name, found in here["extras"].items()]
     facts = {
         "netkin": here["netkin"],
@@ -86,7 +86,7 @@ def _described(here: dict[str, Any]) -> str:
         "temporary files": here["temporary_folder"] or "cannot be written; set TMPDIR to a folder that can",
         **{f"package {package}": why for package, why in here["broken_packages"].items()},
     }
-    return aligned(list(facts.items()))
+    return align_columns(list(facts.items()))
 
 
 def _verdict(answers: list[Answer]) -> str:
@@ -109,7 +109,7 @@ def machine() -> dict[str, Any]:
         "netkin": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "packages": {package: installed(package) for package in PACKAGES},
+        "packages": {package: installed_version(package) for package in PACKAGES},
         "extras": {extra: find_spec(module) is not None for extra, module in EXTRAS.items()},
         "devices": devices(),
         "threads": torch.get_num_threads(),
@@ -119,7 +119,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def installed(package: str) -> str:
+def installed_version(package: str) -> str:
     """Return the version of an installed package, or "missing"."""
     try:
         return version(package)
@@ -152,7 +152,7 @@ class Answer:
         return self.value is not None and abs(self.value - self.expected) <= self.tolerance * max(1, abs(self.expected))
 
 
-def stored() -> dict[str, Any]:
+def stored_answers() -> dict[str, Any]:
     """Return the stored layers `X` and `Y`, and the `answers` by measure."""
     return json.loads(files("netkin.cli").joinpath("answers.json").read_text(encoding="utf-8"))
 
@@ -163,7 +163,7 @@ def self_test(device: str | None = None) -> list[Answer]:
 
     from netkin.measures import find
 
-    world = stored()
+    world = stored_answers()
     double = torch.device(device or "cpu").type != "mps"
     X, Y = (torch.tensor(world[name], dtype=torch.float64 if double else torch.float32).to(device) for name in "XY")
     tolerance = TOLERANCE if double else COARSE

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import FILE, JSON, engine_options, example, following_options, pictures, typed
-from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.options import FILE, JSON, engine_options, example, following_options, is_typed, picture_options
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
 from netkin.cli.running import (
     REFUSED,
     Result,
-    crashes_refused,
-    described_data,
+    crash_refusals,
+    data_spec,
     functions_of,
-    loaded,
+    load_batches,
     ray_engine,
     read_from_weights,
     refuse_absent_device,
-    refusing,
+    with_refusals,
 )
 from netkin.errors import NetkinError
 
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 @click.option(
     "--save", type=FILE, help="Write the series to this file after each step; run the same command again to resume."
 )
-@pictures("run", "the layers' lines")
+@picture_options("run", "the layers' lines")
 @click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def dynamics(
     run: str,
     save: Path | None,
@@ -66,8 +66,8 @@ def dynamics(
     the Hugging Face Trainer, epoch=3-step=500.ckpt of Lightning, or exported programs (.pt2). The checkpoint with the
     highest step is the final one.
     """
-    outputs = Outputs(force, run, options["model"], options["data"])
-    if not typed(click.get_current_context(), "pairs"):
+    outputs = OutputFiles(force, run, options["model"], options["data"])
+    if not is_typed(click.get_current_context(), "pairs"):
         options["pairs"] = None  # all, or of weights alone those that correspond
     if options["data"] is None and not read_from_weights(options["measures"]):
         raise click.UsageError("--data is missing; only measures of weights, such as atom_cosine, work without it.")
@@ -78,9 +78,9 @@ def dynamics(
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
     try:
-        series = _followed(run, save, overwrite=force, **options)
+        series = _follow(run, save, overwrite=force, **options)
     except KeyboardInterrupt:
-        _tell_how_far(save)
+        _say_how_to_resume(save)
         raise
     if save:
         click.echo(f"saved to {save}", err=True)
@@ -89,13 +89,13 @@ def dynamics(
     outputs.finish()
 
 
-def _followed(
+def _follow(
     run: str, save: Path | None, model: str | None, steps: int | None, data: str | None, batch_size: int, **options: Any
 ) -> Series:
     """Open the run and call the library; a crash of the final model, which runs first, becomes one sentence."""
     from netkin.applications.dynamics import dynamics as follow
 
-    return _called(partial(follow, save=save), run, model, steps, data, batch_size, options)
+    return _call_library(partial(follow, save=save), run, model, steps, data, batch_size, options)
 
 
 def _explain(
@@ -104,7 +104,7 @@ def _explain(
     from netkin.applications.dynamics import explain_dynamics
 
     own = {name: value for name, value in options.items() if name not in ("overwrite", "partial", "engine")}
-    plan = _called(explain_dynamics, run, model, steps, data, batch_size, own)
+    plan = _call_library(explain_dynamics, run, model, steps, data, batch_size, own)
     facts = asdict(plan)
     facts["each"].pop("kinds")
     click.echo(as_json(facts) if json else str(plan))
@@ -112,7 +112,7 @@ def _explain(
         raise click.exceptions.Exit(REFUSED)
 
 
-def _called(
+def _call_library(
     function: Callable[..., Result],
     run: str,
     model: str | None,
@@ -123,21 +123,21 @@ def _called(
 ) -> Result:
     from netkin.sources.runs import open_run
 
-    opened, balanced = open_run(run, model).only(steps), options.pop("balanced")
+    checkpoints, balanced = open_run(run, model).only(steps), options.pop("balanced")
     address, gpus = options.pop("address"), options.pop("gpus")
     options["transform"] = functions_of(options.pop("transforms"), 1)
     if options.get("engine") == "ray":
-        described = data and described_data(data, batch_size, options, balanced)
+        described = data and data_spec(data, batch_size, options, balanced)
         how = options | {"engine": ray_engine(address, gpus, None), "layers": list(options["layers"]) or None}
-        return function(opened, described, list(how.pop("measures")), **how)
+        return function(checkpoints, described, list(how.pop("measures")), **how)
     refuse_absent_device(options["device"])
-    batches = data and loaded(data, batch_size, options["examples"], options["seed"], balanced, opened.whole)
+    batches = data and load_batches(data, batch_size, options["examples"], options["seed"], balanced, checkpoints.whole)
     measures, layers = list(options.pop("measures")), list(options.pop("layers")) or None
-    with crashes_refused([f"{opened.unit} {opened.steps[-1]} of {run}"], [opened.final]):
-        return function(opened, batches, measures, layers=layers, **options)
+    with crash_refusals([f"{checkpoints.unit} {checkpoints.steps[-1]} of {run}"], [checkpoints.final]):
+        return function(checkpoints, batches, measures, layers=layers, **options)
 
 
-def _tell_how_far(save: Path | None) -> None:
+def _say_how_to_resume(save: Path | None) -> None:
     """Say what an interrupted command leaves behind."""
     if save is None or not save.exists():
         return

@@ -58,7 +58,7 @@ def _silence(context: click.Context, parameter: click.Parameter, quiet: bool) ->
 
 def _for_ray(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """Refuse options of a cluster without one."""
-    if typed(context, str(parameter.name)) and context.params["engine"] != "ray":
+    if is_typed(context, str(parameter.name)) and context.params["engine"] != "ray":
         raise click.UsageError(f"{parameter.opts[0]} needs --engine ray.")
     return value
 
@@ -124,8 +124,18 @@ _ENGINE = (
     ),
 )
 COUNT = click.IntRange(min=1)
+ROWS = click.option(
+    "--rows",
+    type=COUNT,
+    metavar="N",
+    help="Of three models or more: let a sample of N examples stand for all, where models would run repeatedly.",
+)
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
-SHAPE = click.option("--shape", metavar="NAME", help=f"How outputs become rows: {', '.join(KNOWN['shapes'])}.")
+SHAPE = click.option(
+    "--shape",
+    metavar="NAME",
+    help=f"How outputs become rows: {', '.join(KNOWN['shapes'])}. By default pool for feature maps, mean for tokens.",
+)
 _RESIZE = click.option(
     "--resize",
     type=click.Choice(["average"]),
@@ -173,7 +183,7 @@ _COMPARING = (
 
 def _refuse_alone(context: click.Context, parameter: click.Parameter, chunks: int) -> int:
     """Refuse --chunks without --errors, where they would do nothing."""
-    if typed(context, "chunks") and not context.params["errors"]:
+    if is_typed(context, "chunks") and not context.params["errors"]:
         raise click.UsageError("--chunks needs --errors.")
     return chunks
 
@@ -243,7 +253,7 @@ def following_options(command: Command) -> Command:
     return _with_options(command, _data(False), _measures(["svcca"]), *_COMPARING, TRANSFORM)
 
 
-def pictures(stem: str, drawn: str = "the tables") -> Option:
+def picture_options(stem: str, drawn: str = "the tables") -> Option:
     """Return what gives a command the options --report, --figure and --title; `stem` begins the names of examples."""
     page = click.option("--report", type=FILE, help=f"Write an HTML report to this file, such as {stem}.html.")
     text = f"Draw {drawn} to this file, such as {stem}.png, {stem}.svg or {stem}.pdf."
@@ -296,6 +306,6 @@ def _as_value(text: str) -> Any:
         return text
 
 
-def typed(context: click.Context, name: str) -> bool:
+def is_typed(context: click.Context, name: str) -> bool:
     """Return whether a parameter stood on the command line, and is not just its default."""
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE

@@ -24,7 +24,7 @@ FORCE = click.option(
 )
 
 
-class Outputs:
+class OutputFiles:
     """Where a command writes to; `inputs` are the models, data and files that it reads, as they were named.
 
     Args:
@@ -88,11 +88,11 @@ class Outputs:
         """Say, after the numbers, what could not be written."""
         if not self.faults:
             return
-        told = [
-            str(fault) if isinstance(fault, FileFault) else f"cannot write {str(path)!r}: {_in_short(fault)}"
+        sentences = [
+            str(fault) if isinstance(fault, FileFault) else f"cannot write {str(path)!r}: {_one_line(fault)}"
             for path, fault in self.faults
         ]
-        raise FileFault(" ".join(told)) from self.faults[0][1]
+        raise FileFault(" ".join(sentences)) from self.faults[0][1]
 
     def _refuse_twice(self, option: str, path: Path) -> None:
         for other, place in self.places.items():
@@ -110,7 +110,7 @@ def paths_in(spec: str) -> list[str]:
     return list(dict.fromkeys(one for one in (spec, spec.partition(":")[2], spec.partition("@")[2]) if one))
 
 
-def _in_short(fault: Exception) -> str:
+def _one_line(fault: Exception) -> str:
     return f"{type(fault).__name__}: {' '.join(str(fault).split())}"
 
 
@@ -124,11 +124,11 @@ def as_json(content: Any) -> str:
     return json.dumps(found, indent=2, ensure_ascii=False)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
+def align_columns(rows: Sequence[Sequence[str]]) -> str:
     """Return `rows` as lines whose columns stand below each other.
 
     Example:
-        >>> print(aligned([["conv1", "Conv2d"], ["fc", "Linear"]]))
+        >>> print(align_columns([["conv1", "Conv2d"], ["fc", "Linear"]]))
         conv1  Conv2d
         fc     Linear
     """

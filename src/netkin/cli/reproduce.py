@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from netkin.cli.options import DEVICE, JSON, example
-from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import REFUSED, refuse_absent_device, refusing
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
+from netkin.cli.running import REFUSED, refuse_absent_device, with_refusals
 from netkin.errors import SourceError
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -48,7 +48,7 @@ DATA = click.Path(exists=True, file_okay=False, path_type=Path)
 )
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def reproduce(
     names: tuple[str, ...], listing: bool, page: Path | None, force: bool, json: bool, **options: Any
 ) -> None:
@@ -60,7 +60,7 @@ def reproduce(
     a checkout. The exit code is 1 if a claim could not be measured; a claim that is not reproduced is no error.
     """
     listing = listing or not (names or page)
-    Outputs(force).check("--page", page, "page")
+    OutputFiles(force).check("--page", page, "page")
     root = checkout(Path.cwd())
     out = options.pop("out") or root / "reproductions" / "results"
     if listing:

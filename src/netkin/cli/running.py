@@ -29,49 +29,49 @@ DRAWN = ("report", "figure", "files")  # the options by which pages and figures 
 Result = TypeVar("Result")
 
 
-class Worked(NamedTuple):
+class Destination(NamedTuple):
     """Where a result goes, beside which a cluster keeps finished parts, and whether that begins anew."""
 
     result: Path | None
     force: bool
 
 
-def called(
+def call_library(
     function: Callable[..., Result],
     a: str,
     b: str | None,
     data: str | None,
     batch_size: int,
     options: dict[str, Any],
-    place: Worked | None = None,
+    place: Destination | None = None,
 ) -> Result:
     """Return what `function` of the library makes of the models, the data and the options that were named."""
     address, gpus = options.pop("address", None), options.pop("gpus", 1.0)
     if options.get("engine") == "ray":
         options["engine"] = ray_engine(address, gpus, place)
-        return _called_by_name(function, a, b, data, batch_size, options)
+        return _call_by_name(function, a, b, data, batch_size, options)
     if options["device"] == "cuda" and options.get("engine") == "distributed":
         options["device"] = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process of a machine has its own
     refuse_absent_device(options["device"])
     specs = [spec for spec in (a, b) if spec]
-    models = loaded_models(specs)
-    chosen = _chosen(specs, options)
+    models = load_models(specs)
+    chosen = _named_options(specs, options)
     balanced = options.pop("balanced")
-    batches = data and loaded(data, batch_size, options["examples"], options["seed"], balanced, specs)
-    with crashes_refused(specs, models):
+    batches = data and load_batches(data, batch_size, options["examples"], options["seed"], balanced, specs)
+    with crash_refusals(specs, models):
         return function(*models, data=batches, **options | chosen)
 
 
-def _called_by_name(
+def _call_by_name(
     function: Callable[..., Result], a: str, b: str | None, data: str | None, batch_size: int, options: dict[str, Any]
 ) -> Result:
     """Call the library with names alone: models and data are loaded where they are used."""
-    described = data and described_data(data, batch_size, options, options.pop("balanced"))
-    chosen = _chosen([spec for spec in (a, b) if spec], options)
-    return function(a, b, data=described, **options | chosen | {"transforms": _one_or_each(options["transforms"])})
+    described = data and data_spec(data, batch_size, options, options.pop("balanced"))
+    chosen = _named_options([spec for spec in (a, b) if spec], options)
+    return function(a, b, data=described, **options | chosen | {"transforms": one_or_each(options["transforms"])})
 
 
-def described_data(data: str, batch_size: int, options: Mapping[str, Any], balanced: bool) -> DataSpec:
+def data_spec(data: str, batch_size: int, options: Mapping[str, Any], balanced: bool) -> DataSpec:
     """Return data by name, with the sample that is drawn of them."""
     from netkin.comparing.engines.terms import DataSpec
 
@@ -79,7 +79,7 @@ def described_data(data: str, batch_size: int, options: Mapping[str, Any], balan
     return DataSpec(data, batch_size, options["examples"], options["seed"], balanced)
 
 
-def ray_engine(address: str | None, gpus: float, place: Worked | None) -> Ray:
+def ray_engine(address: str | None, gpus: float, place: Destination | None) -> Ray:
     """Return the engine on a cluster, which keeps finished parts beside the result."""
     from netkin.comparing.engines.ray import Ray
     from netkin.jobs import beside
@@ -88,7 +88,7 @@ def ray_engine(address: str | None, gpus: float, place: Worked | None) -> Ray:
     return Ray(address, job=job, overwrite=place is not None and place.force, gpus=gpus)
 
 
-def _chosen(specs: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+def _named_options(specs: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
     names = model_names(specs, options["names"])
     chosen: dict[str, Any] = {name: list(options[name]) or None for name in ("measures", "layers")}
     return chosen | {"names": (names[0], names[-1]), "transforms": functions_of(options["transforms"], len(specs))}
@@ -102,7 +102,7 @@ def read_from_weights(measures: Sequence[str]) -> bool:
     return weights_alone(found_measures(list(measures)))
 
 
-def loaded_models(specs: Sequence[str]) -> list[nn.Module]:
+def load_models(specs: Sequence[str]) -> list[nn.Module]:
     """Return the models that `specs` name; those without weights have other random ones each."""
     from netkin.sources import load_model
 
@@ -117,7 +117,7 @@ def tell_random_weights(models: Sequence[nn.Module]) -> None:
         click.echo(f"warning: {remark}", err=True)
 
 
-def loaded(
+def load_batches(
     spec: str,
     batch_size: int,
     examples: int | None,
@@ -138,7 +138,7 @@ def _refuse_balanced(balanced: bool, examples: int | None) -> None:
         raise click.UsageError("--balanced needs --examples N, the number of examples.")
 
 
-def how_far(save: Path | None) -> str:
+def resume_hint(save: Path | None) -> str:
     """Say what an interrupted command leaves behind; empty where it left nothing."""
     from netkin.jobs import read
 
@@ -154,12 +154,12 @@ def how_far(save: Path | None) -> str:
 
 
 @contextmanager
-def telling_how_far(save: Path | None) -> Iterator[None]:
+def with_resume_hint(save: Path | None) -> Iterator[None]:
     """Inside the `with`, Ctrl-C says what is left behind."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(how_far(save) or str(stop)) from stop
+        raise KeyboardInterrupt(resume_hint(save) or str(stop)) from stop
 
 
 def model_names(specs: Sequence[str], given: Sequence[str]) -> list[str]:
@@ -183,15 +183,16 @@ def functions_of(specs: Sequence[str], models: int) -> Any:
             raise click.UsageError(f"--transform is written package.module:function; got {spec!r}.")
     if len(specs) not in (0, 1, models):
         raise click.UsageError(f"--transform is given once for all models, or once for each; got {len(specs)}.")
-    return _one_or_each([find_function(spec) for spec in specs])
+    return one_or_each([find_function(spec) for spec in specs])
 
 
-def _one_or_each(given: Sequence[Any]) -> Any:
+def one_or_each(given: Sequence[Any]) -> Any:
+    """Return what is given once for all models, or as a list for each."""
     return list(given) if len(given) > 1 else next(iter(given), None)
 
 
 @contextmanager
-def crashes_refused(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterator[None]:
+def crash_refusals(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterator[None]:
     """Inside the `with`, what a model raises while it runs becomes a refusal that names it and what it was fed."""
     from torch import nn
 
@@ -211,9 +212,26 @@ def crashes_refused(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterat
             if not running or _is_ours(fault):
                 raise
             raise ForwardError(
-                f"{running[0]}: {_in_short(fault)}. "
+                f"{running[0]}: {_first_line(fault)}. "
                 "Choose data of the size and channels that the model takes; see `netkin data`."
             ) from fault
+
+
+@contextmanager
+def blamed_crash_refusals() -> Iterator[None]:
+    """Inside the `with`, what a model raises while it runs becomes a refusal, where the library says which it was."""
+    try:
+        yield
+    except NetkinError:
+        raise
+    except Exception as fault:
+        model = getattr(fault, "model", None)
+        if model is None or _is_ours(fault):
+            raise
+        raise ForwardError(
+            f"{model!r} could not be run: {_first_line(fault)}. "
+            "Choose data of the size and channels that the model takes; see `netkin data`."
+        ) from fault
 
 
 def _is_ours(fault: Exception) -> bool:
@@ -227,12 +245,12 @@ def refuse_crash(spec: str, model: nn.Module, data: Any) -> None:
     from netkin.representations import guest
     from netkin.representations.inputs import feed
 
-    with guest(model), crashes_refused([spec], [model]):
+    with guest(model), crash_refusals([spec], [model]):
         feed(model, next(iter(data)))
 
 
 def _begin(running: list[str], spec: str, model: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    running[:] = [f"{spec!r} could not be run on {_shapes({'inputs': next(iter(inputs), None), **keywords})}"]
+    running[:] = [f"{spec!r} could not be run on {_shapes_of({'inputs': next(iter(inputs), None), **keywords})}"]
 
 
 def _end(running: list[str], model: nn.Module, inputs: Any, output: Any) -> None:
@@ -240,16 +258,16 @@ def _end(running: list[str], model: nn.Module, inputs: Any, output: Any) -> None
     running.clear()
 
 
-def _shapes(given: Mapping[str, Any]) -> str:
+def _shapes_of(given: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} of shape {tuple(x.shape)}" for name, x in given.items() if hasattr(x, "shape")) or "this"
 
 
-def _in_short(fault: Exception) -> str:
+def _first_line(fault: Exception) -> str:
     first = next(iter(str(fault).strip().splitlines()), "").rstrip(".")
     return f"{type(fault).__name__}: {first}" if first else type(fault).__name__
 
 
-def refusing(command: Callable[..., None]) -> Callable[..., None]:
+def with_refusals(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` with its refusals as one sentence on stderr and exit code 1; Ctrl-C gives 130."""
 
     @functools.wraps(command)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.collect import held_by
+from netkin.cli.compare import kind_of_file
 from netkin.cli.options import FILE, JSON, TITLED, example
-from netkin.cli.outputs import FORCE, Outputs, aligned, as_json
-from netkin.cli.running import SILENT, TITLE, refusing
+from netkin.cli.outputs import FORCE, OutputFiles, align_columns, as_json
+from netkin.cli.running import SILENT, TITLE, with_refusals
 from netkin.errors import ValueFault
 
 if TYPE_CHECKING:
@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
 LONGEST = 100  # characters of a value
 UNFOLDED = ("identity", "provenance")  # whose entries stand in lines of their own
-LEFT_OUT = ("kind", "format", "state", *UNFOLDED)  # the state of a training is of no use to a reader
+LEFT_OUT = (
+    "kind",
+    "format",
+    "state",
+    "columns",
+    "first pairs",
+    *UNFOLDED,
+)  # of no use to a reader, or told in other words
+SAID = ("data", "examples", "version")  # of several comparisons
 WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
 
@@ -32,7 +40,7 @@ PAUSE = 0.5  # seconds between two looks
 @click.command(epilog=example("show ab.netkin"))
 @click.argument("file", type=FILE)
 @JSON
-@refusing
+@with_refusals
 def show(file: Path, json: bool) -> None:
     """Show what kind of result FILE holds, how it was made, and which arrays it contains.
 
@@ -44,34 +52,39 @@ def show(file: Path, json: bool) -> None:
     header = files.read_json(file) if claim else files.read_header(file)
     arrays = {} if claim else files.array_shapes(file)
     shapes = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in arrays.items()}
-    click.echo(as_json({**header, "arrays": shapes}) if json else _described(file, header, arrays))
+    click.echo(as_json({**header, "arrays": shapes}) if json else _describe(file, header, arrays))
 
 
-def _described(file: Path, header: Mapping[str, Any], arrays: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+def _describe(file: Path, header: Mapping[str, Any], arrays: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
     numbers = sum(prod(shape) for _, shape in arrays.values())
     size = sum(prod(shape) * WIDTHS.get(dtype, 1) for dtype, shape in arrays.values())
-    told = {**header, **_many(header.get("comparisons"))}
-    rows = [(name.replace("_", " "), _in_short(value)) for name, value in told.items() if name not in LEFT_OUT]
+    facts = {**header, **_describe_many(header)}
+    rows = [(name.replace("_", " "), _shorten(value)) for name, value in facts.items() if name not in LEFT_OUT]
     for origin in (header.get(name) for name in UNFOLDED):
-        rows += [(str(name), _in_short(value)) for name, value in origin.items()] if isinstance(origin, Mapping) else []
+        rows += [(str(name), _shorten(value)) for name, value in origin.items()] if isinstance(origin, Mapping) else []
     rows.append(("arrays", f"{len(arrays):,} of {numbers:,} numbers, {size:,} bytes" if arrays else "none"))
-    return f"{file}: {header.get('kind')}\n{aligned([(f'  {name}', value) for name, value in rows])}"
+    return f"{file}: {header.get('kind')}\n{align_columns([(f'  {name}', value) for name, value in rows])}"
 
 
-def _many(comparisons: Any) -> dict[str, Any]:
-    """Return what several comparisons hold together: their pairs and all that they were made of and by."""
-    if not isinstance(comparisons, list):
+def _describe_many(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what several comparisons hold together: their first pairs and all that they were made of and by."""
+    columns, each = header.get("columns"), header.get("comparisons")
+    if isinstance(columns, Mapping):
+        pairs, of_all, ids = header["first pairs"], columns["comparisons"], columns["tables"]["id"]
+    elif isinstance(each, list):  # as series have them, and files of older versions
+        each = [one for one in each if isinstance(one, Mapping)]
+        pairs, ids = (
+            [(one.get("a"), one.get("b")) for one in each],
+            [t["id"] for one in each for t in one.get("tables", [])],
+        )
+        of_all = {name: [one.get(name) for one in each] for name in SAID}
+    else:
         return {}
-    each = [one for one in comparisons if isinstance(one, Mapping)]
-    pairs = [f"{one.get('a')} and {one.get('b')}" for one in each]
-    ids = [table["id"] for one in each for table in one.get("tables", [])]
-    same = {name: [one.get(name) for one in each] for name in ("data", "examples", "version")}
-    return {"comparisons": pairs, "tables": list(dict.fromkeys(ids))} | {
-        name: list(dict.fromkeys(values)) for name, values in same.items()
-    }
+    said = {name: list(dict.fromkeys(of_all[name])) for name in SAID}
+    return {"comparisons": [f"{a} and {b}" for a, b in pairs], "tables": list(dict.fromkeys(ids))} | said
 
 
-def _in_short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     if isinstance(value, Mapping):
         return _cut(", ".join(_entry(name, one) for name, one in value.items())) or "none"
     if isinstance(value, list):
@@ -104,59 +117,52 @@ def _cut(text: str) -> str:
 @TITLED
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -> None:
     """Write one HTML report of saved results.
 
-    Each FILE was written by --save of `netkin compare`, `stitch`, `tasks`, `atoms`, `dynamics`, `recommend`, `federate`
-    or `learn-tasks`, or by `save` in Python. Several files may be comparisons or accuracies of tasks; other results
-    have a report of their own.
+    Each FILE was written by --save of `netkin compare`, `stitch`, `tasks`, `atoms`, `dynamics`, `recommend`,
+    `sensitivity`, `sparsity`, `compress`, `federate` or `learn-tasks`, or by `save` in Python. Several files may be
+    comparisons or accuracies of tasks; each other result needs a report of its own.
     """
     from netkin.reporting import report as write_report
     from netkin.results import load
 
     page = out or files[0].with_suffix(".html")
-    Outputs(force, *files).check("--out", page, "page")
+    OutputFiles(force, *files).check("--out", page, "page")
     for file in files:
-        if held_by(file) == "statistics":
+        if kind_of_file(file) == "statistics":
             raise ValueFault(
                 f"{str(file)!r} holds statistics and no values yet; "
                 f"`netkin compare {file} --report {page}` computes them."
             )
     saved = [load(file) for file in files]
     title = click.get_current_context().meta.get(TITLE)
-    written = write_report(saved[0] if len(saved) == 1 else _joined(saved), page, title=title, overwrite=force)
+    written = write_report(saved[0] if len(saved) == 1 else _join(files, saved), page, title=title, overwrite=force)
     click.echo(as_json({"report": str(written)}) if json else str(written))
 
 
-def _joined(saved: list[Any]) -> list[Any]:
+def _join(files: Sequence[Path], saved: list[Any]) -> list[Any]:
     """Return what several files hold for one page: all about tasks, or comparisons, of which a file may hold many."""
-    from netkin.results import Federation, Ranking, Series, TaskAccuracies, TaskEnsembles
+    from netkin.results import Comparison, Comparisons, TaskAccuracies, TaskEnsembles
 
     if all(isinstance(result, (TaskAccuracies, TaskEnsembles)) for result in saved):
         return saved
     found: list[Any] = []
-    for result in saved:
-        if isinstance(result, Federation):
+    for file, result in zip(files, saved, strict=True):
+        if not isinstance(result, (Comparison, Comparisons)):
             raise ValueFault(
-                f"a federation ({result.title}) needs a report of its own; run `netkin report` on that file alone."
+                f"{str(file)!r} holds a {type(result).__name__}, which needs a report of its own; run `netkin report` "
+                "on that file alone."
             )
-        if isinstance(result, Series):
-            raise ValueFault(
-                f"the series of run {result.run!r} needs a report of its own; run `netkin report` on that file alone."
-            )
-        if isinstance(result, Ranking):
-            raise ValueFault(
-                f"the ranking for {result.data} needs a report of its own; run `netkin report` on that file alone."
-            )
-        found += result.values() if isinstance(result, Mapping) else [result]
+        found += result.values() if isinstance(result, Comparisons) else [result]
     return found
 
 
 @click.command(epilog=example("jobs"))
 @click.argument("words", nargs=-1, metavar="[watch|cancel] [PATH]")
 @JSON
-@refusing
+@with_refusals
 def jobs(words: tuple[str, ...], json: bool) -> None:
     """List the jobs in a folder and below (by default the current one), watch a job, or cancel it.
 
@@ -174,12 +180,12 @@ def jobs(words: tuple[str, ...], json: bool) -> None:
         state = cancel(rest[0])
         click.echo(f"{state.folder} will stop after the current part; {state.progress} are done.", err=True)
     elif verb == "watch":
-        _show([_watched(rest[0])] if not json else [read(rest[0])], json)
+        _show([_watch(rest[0])] if not json else [read(rest[0])], json)
     else:
         _show(list_jobs(*rest), json)
 
 
-def _watched(path: str) -> State:
+def _watch(path: str) -> State:
     """Show a bar on stderr until the job ends, and return how it ended."""
     from tqdm import tqdm
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from netkin.cli.compare import kind_of_file, open_statistics
 from netkin.cli.options import (
     BALANCED,
     COUNT,
@@ -20,19 +21,19 @@ from netkin.cli.options import (
     KNOWN,
     NAMES,
     example,
-    pictures,
+    picture_options,
 )
-from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
 from netkin.cli.running import (
     REFUSED,
-    how_far,
-    loaded,
-    loaded_models,
+    load_batches,
+    load_models,
     model_names,
     refuse_absent_device,
     refuse_crash,
-    refusing,
+    resume_hint,
     tell_random_weights,
+    with_refusals,
 )
 from netkin.errors import InflatedWarning, NoValue
 
@@ -65,7 +66,11 @@ MOST = 6  # warnings shown
 @click.option("--layers-a", multiple=True, metavar="PATTERN", help="With --all: layers of the first model only.")
 @click.option("--layers-b", multiple=True, metavar="PATTERN", help="With --all: layers of the second model only.")
 @click.option(
-    "--data", required=True, metavar="DATA", help="Examples on which the stitch is fitted; see `netkin data`."
+    "--data",
+    required=True,
+    metavar="DATA",
+    help="Examples on which the stitch is fitted, see `netkin data`; or a file of `netkin collect`, from which direct "
+    "methods read their maps.",
 )
 @click.option("--test", metavar="DATA", help="Labelled examples on which the stitch is evaluated; by default --data.")
 @click.option(
@@ -101,14 +106,14 @@ MOST = 6  # warnings shown
 @click.option(
     "--save", type=FILE, help="Write the result to this file as it grows; run the same command again to resume."
 )
-@pictures("ab")
+@picture_options("ab")
 @click.option(
     "--map", "map_file", type=FILE, help="Write the one stitch of a single --at and --how to this file, for `nk.load`."
 )
-@click.option("--explain", "explains", is_flag=True, help="Print what the command would do and take, and stop.")
+@click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def stitch(
     models: tuple[str, ...],
     whole: bool,
@@ -125,13 +130,13 @@ def stitch(
     json: bool,
     **options: Any,
 ) -> None:
-    """Stitch layers of model A into model B: run A up to a layer, map what it gives, and go on with B.
+    """Stitch layers of model A into model B: run A up to a layer, map its output, and continue with B.
 
-    A value for each layer and method tells what the stitched network can do, beside how similar the layers are. With
-    more than two models all ordered pairs are stitched, and the mean and spread over them is shown.
+    For each layer and method, the scores of the stitched network are shown beside the similarity of the layers. With
+    more than two models all ordered pairs are stitched, and the mean and spread over them are shown.
     """
     kind = "comparison" if len(models) == 2 else "comparisons"
-    outputs = Outputs(force, *models, options["data"], options["test"])
+    outputs = OutputFiles(force, *models, options["data"], options["test"])
     outputs.check("--save", save, kind)
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
@@ -151,9 +156,7 @@ def stitch(
     asked |= {"save": save, "overwrite": force}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)  # the comparison carries these warnings
-        found = _stitched(
-            models, model_names(models, names), each=made.append if map_file else None, **asked, **options
-        )
+        found = _stitch(models, model_names(models, names), each=made.append if map_file else None, **asked, **options)
     if save:
         click.echo(f"saved to {save}", err=True)
     if map_file and not made:
@@ -163,9 +166,9 @@ def stitch(
     outputs.draw(found, report, figure)
     _show(found, json)
     outputs.finish()
-    if not all(one.complete for one in _each(found)):
-        raise KeyboardInterrupt(how_far(save))
-    if not any(_has_values(one) for one in _each(found)):
+    if not all(one.complete for one in _comparisons(found)):
+        raise KeyboardInterrupt(resume_hint(save))
+    if not any(_has_values(one) for one in _comparisons(found)):
         click.echo("no stitch has a value; the reasons stand below the table", err=True)
         raise click.exceptions.Exit(REFUSED)
 
@@ -198,7 +201,8 @@ def _explain(models: tuple[str, ...], names: list[str], json: bool, **options: A
 
     if len(models) > 2:
         raise click.UsageError(f"--explain is for two models; got {len(models)}.")
-    networks, fitting, judging, asked = _loaded(models, **options)
+    networks, fitting, judging, asked = _load(models, **options)
+    fitting = judging if fitting is None else fitting
     known = ("pairs", "layers", "hows", "resize", "examples", "test_examples", "device", "seed")
     wanted = {name: asked[name] for name in known if name in asked}
     plan = explain_stitch(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **wanted)
@@ -208,11 +212,11 @@ def _explain(models: tuple[str, ...], names: list[str], json: bool, **options: A
         raise click.exceptions.Exit(REFUSED)
 
 
-def _stitched(specs: tuple[str, ...], names: list[str], **options: Any) -> Comparison | Comparisons:
+def _stitch(specs: tuple[str, ...], names: list[str], **options: Any) -> Comparison | Comparisons:
     """Load what was named and call the library."""
     from netkin.applications.stitching import stitch_all, stitch_many
 
-    networks, fitting, judging, asked = _loaded(specs, **options)
+    networks, fitting, judging, asked = _load(specs, **options)
     found: Comparison | Comparisons
     if len(specs) == 2:
         pair = (names[0], names[1])
@@ -224,18 +228,24 @@ def _stitched(specs: tuple[str, ...], names: list[str], **options: Any) -> Compa
     return found
 
 
-def _loaded(
+def _load(
     specs: tuple[str, ...], data: str, test: str | None, batch_size: int, **options: Any
 ) -> tuple[list[Any], Any, Any, dict[str, Any]]:
     """Return the models, the data to fit and to evaluate on, and the other options as the library calls them."""
     refuse_absent_device(options["device"])
     if options["test_examples"] and not test:
         raise click.UsageError("--test-examples needs --test; without it, stitches are evaluated on --examples.")
-    networks = loaded_models(specs)
+    saved = kind_of_file(data) == "statistics"
+    if saved and (len(specs) > 2 or not test or options["examples"]):
+        raise click.UsageError(
+            f"{data!r} is a file of statistics, which serves two models, needs --test and takes no --examples."
+        )
+    networks = load_models(specs)
     seed, balanced = options["seed"], options.pop("balanced")
-    fitting = loaded(data, batch_size, options["examples"], seed, balanced, specs)
+    fitting = None if saved else load_batches(data, batch_size, options["examples"], seed, balanced, specs)
+    options |= {"statistics": open_statistics(Path(data))} if saved else {}
     few = options["test_examples"]
-    judging = loaded(test, batch_size, few, seed, balanced and few is not None, specs) if test else None
+    judging = load_batches(test, batch_size, few, seed, balanced and few is not None, specs) if test else None
     for batches in (fitting, judging):
         for spec, model in zip(specs, networks, strict=True) if batches is not None else ():
             refuse_crash(spec, model, batches)
@@ -248,7 +258,7 @@ def _has_values(found: Comparison) -> bool:
     return any(t.values.size > len(t.holes) for t in found.tables.values() if "how" in t.parameters)
 
 
-def _each(found: Comparison | Comparisons) -> list[Comparison]:
+def _comparisons(found: Comparison | Comparisons) -> list[Comparison]:
     from netkin.results import Comparison
 
     return [found] if isinstance(found, Comparison) else list(found.values())
@@ -261,16 +271,16 @@ def _show(found: Comparison | Comparisons, json: bool) -> None:
     if json:
         click.echo(as_json(found))
         return
-    each, width = _each(found), terminal_width()
+    each, width = _comparisons(found), terminal_width()
     click.echo(heading_as_text(each[0]) if len(each) == 1 else f"{len(each)} ordered pairs of models")
     click.echo(_table(each))
     for reason in _missing(each):
         click.echo(wrapped(reason, width))
-    told = [f"warning: {one.a} into {one.b}: {warning}" for one in each for warning in one.warnings]
-    for sentence in told[:MOST]:
+    sentences = [f"warning: {one.a} into {one.b}: {warning}" for one in each for warning in one.warnings]
+    for sentence in sentences[:MOST]:
         click.echo("\n" + wrapped(sentence, width))
-    if len(told) > MOST:
-        click.echo(f"\nand {len(told) - MOST} more warnings, which a report and --json show")
+    if len(sentences) > MOST:
+        click.echo(f"\nand {len(sentences) - MOST} more warnings, which a report and --json show")
 
 
 def _table(found: Sequence[Comparison]) -> str:

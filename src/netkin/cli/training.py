@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import COUNT, DEVICE, FILE, JSON, KNOWN, RECIPE, example, pictures, recipe_settings
-from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import refuse_absent_device, refusing, telling_how_far
+from netkin.cli.options import COUNT, DEVICE, FILE, JSON, KNOWN, RECIPE, example, picture_options, recipe_settings
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
+from netkin.cli.running import refuse_absent_device, with_refusals, with_resume_hint
 from netkin.errors import FileFault
 
 if TYPE_CHECKING:
@@ -71,10 +71,10 @@ OPTIONS = KNOWN["options of learners"]
 @DEVICE
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
               help="Write DIR/METHOD.netkin and the finished tasks; run the same command again to resume.")  # fmt: skip
-@pictures("tasks", "the accuracy matrices")
+@picture_options("tasks", "the accuracy matrices")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def learn_tasks(
     model: str, methods: tuple[str, ...], save: Path | None, report: Path | None, figure: Path | None, force: bool,
     json: bool, **options: Any,
@@ -85,14 +85,14 @@ def learn_tasks(
     end, BWT the mean change on earlier tasks since they were learnt (negative: forgetting), FWT the mean accuracy gain
     on tasks before they are learnt.
     """
-    outputs = Outputs(force, model, options["data"], options["test"])
+    outputs = OutputFiles(force, model, options["data"], options["test"])
     places = {} if save is None else {method: save / f"{method}.netkin" for method in methods}
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
     with _folder(save):
         for method, place in places.items():
             outputs.check(f"--save, for {method},", place, "task accuracies")
-        records = _learnt(model, tuple(dict.fromkeys(methods)), places, overwrite=force, **options)
+        records = _learn(model, tuple(dict.fromkeys(methods)), places, overwrite=force, **options)
     if save is not None:
         click.echo(f"saved to {save}", err=True)
     outputs.draw(records if len(records) > 1 else records[0], report, figure)
@@ -124,7 +124,7 @@ def _folder(folder: Path | None) -> Iterator[None]:
             folder.rmdir()
 
 
-def _learnt(
+def _learn(
     spec: str, methods: tuple[str, ...], places: dict[str, Path], data: str, test: str, tasks: int, order: int | None,
     recipe: tuple[str, ...], seeds: int, **options: Any,
 ) -> list[TaskAccuracies]:  # fmt: skip
@@ -137,7 +137,7 @@ def _learnt(
     how, own = recipe_of(None, recipe_settings(recipe)), _options(methods, options)
     split, records = split_tasks(data, test, tasks, seed=order), []
     for method in methods:
-        with telling_how_far(places.get(method)):
+        with with_resume_hint(places.get(method)):
             learnt = learn(spec, split, method, how, seeds=range(seeds), options=own[method], save=places.get(method),
                            **options)  # fmt: skip
         records.append(learnt.record)
@@ -216,10 +216,10 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
     type=FILE,
     help="Write the result to this file, and finished rounds beside it; run the same command again to resume.",
 )
-@pictures("users", "accuracies and similarity")
+@picture_options("users", "accuracies and similarity")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def federate(
     model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
 ) -> None:
@@ -228,12 +228,12 @@ def federate(
     With --coefficients each client has its own filter atoms, from which the similarity of clients is computed; --atoms
     first decomposes the convolutions into atoms. A saved federation can be resumed with more --rounds.
     """
-    outputs = Outputs(force, model, options["data"], options["test"], options["public"])
+    outputs = OutputFiles(force, model, options["data"], options["test"], options["public"])
     outputs.check("--save", save, "federation")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
-    with telling_how_far(save):
-        found = _federated(model, save=save, overwrite=force, **options)
+    with with_resume_hint(save):
+        found = _federate(model, save=save, overwrite=force, **options)
     if save:
         click.echo(f"saved to {save}", err=True)
     outputs.draw(found, report, figure)
@@ -241,7 +241,7 @@ def federate(
     outputs.finish()
 
 
-def _federated(
+def _federate(
     spec: str,
     data: str,
     test: str | None,

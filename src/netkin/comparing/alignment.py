@@ -33,7 +33,7 @@ class Pairs:
 
     def __init__(self, of: Sequence[tuple[str, str]], which: Any = "all"):
         self.of = [(a, b) for a, b in of]
-        self.which: Any = which if isinstance(which, str) else _listed(which)
+        self.which: Any = which if isinstance(which, str) else _distinct_pairs(which)
         if isinstance(which, str) and which not in ("all", "corresponding"):
             raise UnknownName(f"`pairs` is 'all', 'corresponding' or a list of (layer, layer); got {which!r}.")
 
@@ -41,9 +41,9 @@ class Pairs:
         """Return the pairs as (keys, keys), each meaning all of the first against all of the second."""
         if self.which == "all":
             return [([(a, x) for x in layers[a]], [(b, y) for y in layers[b]]) for a, b in self.of]
-        return [([(a, x)], [(b, y)]) for a, b in self.of for x, y in self.listed(layers, a, b)]
+        return [([(a, x)], [(b, y)]) for a, b in self.of for x, y in self.layer_pairs(layers, a, b)]
 
-    def listed(self, layers: Mapping[str, Sequence[str]], a: str, b: str) -> list[tuple[str, str]]:
+    def layer_pairs(self, layers: Mapping[str, Sequence[str]], a: str, b: str) -> list[tuple[str, str]]:
         """Return the pairs of layers wanted of models `a` and `b`."""
         if self.which == "all":
             return [(x, y) for x in layers[a] for y in layers[b]]
@@ -120,16 +120,16 @@ class Alignment:
         x, y = self.given[a], self.given[b]
         size = _common(x, y)
         if size is None:
-            raise NoValue(_apart(x, y))
+            raise NoValue(_mismatch(x, y))
         return _at(x, size).key, _at(y, size).key
 
-    def apart(self, a: Key, b: Key) -> str:
+    def mismatch(self, a: Key, b: Key) -> str:
         """Return why the layers `a` and `b` are not compared; empty if they are."""
         x, y = self.given[a], self.given[b]
-        return _apart(x, y) if _common(x, y) is None else ""
+        return _mismatch(x, y) if _common(x, y) is None else ""
 
     @property
-    def shown(self) -> list[LayerSize]:
+    def result_layers(self) -> list[LayerSize]:
         """The layers as a result shows them, with a note for maps compared at common frequencies with other sizes."""
         spaces = {key: layer.space for key, layer in self.layers.items() if layer.shape == DFT and layer.space}
         if not spaces:
@@ -142,7 +142,7 @@ class Alignment:
         """Return the rows as the models gave them, and those of averaged maps."""
         return {**rows, **{key: _average(rows[x.key], x, y.space) for key, (x, y) in self._averaged.items()}}
 
-    def plainly(self, sentence: str) -> str:
+    def with_own_names(self, sentence: str) -> str:
         """Return a sentence with the layers' own names."""
         for key, (layer, _) in self._averaged.items():
             sentence = sentence.replace(repr(name_of(key)), repr(name_of(layer.key)))
@@ -200,7 +200,7 @@ def _average(rows: Tensor, layer: LayerSize, size: tuple[int, ...]) -> Tensor:
     return resize_to(rows, size)
 
 
-def _apart(x: LayerSize, y: LayerSize) -> str:
+def _mismatch(x: LayerSize, y: LayerSize) -> str:
     if x.spectral:
         return apart(f"layer {x.name!r} of {x.model!r}", x.space, f"layer {y.name!r} of {y.model!r}", y.space)
     maps = x.shape == y.shape == "positions"
@@ -212,7 +212,7 @@ def _apart(x: LayerSize, y: LayerSize) -> str:
     )
 
 
-def _listed(which: Any) -> list[tuple[str, str]]:
+def _distinct_pairs(which: Any) -> list[tuple[str, str]]:
     """Return a list of pairs without repetitions."""
     found = list(which) if isinstance(which, Iterable) else [which]
     wrong = [pair for pair in found if not (isinstance(pair, (tuple, list)) and len(pair) == 2)]

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, cast
 
 import numpy as np
 from torch import nn
+from torch.utils.data import RandomSampler
 
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.engines import Engine, PassEngine, named_engine
+from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import CachedRunner
-from netkin.comparing.pairs_plan import ModelBlock, PairsPlan, PairsWay, Planner, loaded
+from netkin.comparing.model_blocks import ModelBlock
+from netkin.comparing.pairs_job import PairsJob, digest_of, identity_of_study, unpacked_way
+from netkin.comparing.pairs_plan import PairsPlan, PairsWay, Planner, loaded, refused_plan, told_plan
 from netkin.comparing.planning import weights_alone
 from netkin.comparing.request import Options, Request, name_of
+from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import ModelRunner, Runner, Subject
 from netkin.errors import MemoryLimit, ValueFault
+from netkin.identity import described_call, settings_digest, weights_digest
+from netkin.jobs import Job
 from netkin.measures.registry import Measure
-from netkin.memory import size_in_words
 from netkin.progress import reported
 from netkin.representations import batches_of
-from netkin.representations.inputs import examples_in, length_if_known, pick, shuffles_anew
+from netkin.representations.inputs import examples_in, length_if_known, pick, sampler_of, shuffles_anew
 from netkin.results import Comparison
 from netkin.statistics.collector import Study
 from netkin.statistics.numbered_rows import hashes
 
 TRIAL = 8  # batches at most on which two models are compared to see how long reading takes
-HOUR = 3600.0
+SHARES = 8  # into which the data of all passes are split, whose sums a job keeps
 
 
 class AllPairs:
@@ -59,9 +65,12 @@ class AllPairs:
     def _refuse_rows(self, rows: Any) -> None:
         if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
             raise ValueFault(f"`rows` is how many examples may stand for all of them, from 1 on; got {rows!r}.")
+        self._refuse_other_data("rows")
+
+    def _refuse_other_data(self, option: str) -> None:
         if any(isinstance(one, Subject) or not isinstance(one, (str, nn.Module)) for one in self.given.values()):
             raise ValueFault(
-                "`rows` goes with models that all see `data`; leave it out, or give them no data of their own."
+                f"`{option}` goes with models that all see `data`; leave it out, or give them no data of their own."
             )
 
     def compare(self, measures: Sequence[Measure]) -> list[Comparison]:
@@ -71,27 +80,79 @@ class AllPairs:
             return self._elsewhere(running, measures)
         if self._is_tried_first:
             try:
-                return self._pass(self._everything, measures, self.given, self.data)
+                return self._pass(self._everything, measures, self._live(list(self.given)), self.data)
             except MemoryLimit:
                 if not self._is_repeatable:
                     raise
         if weights_alone(measures):
             return self._pass(self._everything, measures, self._live(self._everything.models), self.data)
+        return self._through(self._cheapest(measures)[0], measures)
+
+    def _cheapest(self, measures: Sequence[Measure]) -> tuple[PairsWay, int]:
+        """Return the way to go, and the memory limit that it keeps."""
         planner = self._planner(measures)
         ways, _ = planner.ways(self.rows, keeps=self.engine == "local")
-        return self._through(ways[planner.chosen(ways)], measures, planner)
+        return ways[planner.chosen(ways)], planner.study.limit
 
     def _elsewhere(self, engine: Engine, measures: Sequence[Measure]) -> list[Comparison]:
         """Return the comparisons that the workers of a cluster make, of all models that do not fail."""
-        if self.rows is not None:
-            raise ValueFault("`rows` is for one process; leave it out, as a cluster goes through all examples.")
         with engine.working():
-            call = engine.request(
-                self.given, self.options, self.pairs, self.study, self.data, self.examples, self.partial
-            )
+            call = self._call_elsewhere(engine)
             made: list[Comparison] = call.compare(measures, {})
             self.failed = call.failed
-            return made
+            return [_as_sample(one, call.sampled_of) for one in made]
+
+    def _call_elsewhere(self, engine: Engine) -> Any:
+        call = engine.request(self.given, self.options, self.pairs, self.study, self.data, self.examples, self.partial)
+        call.rows = self.rows
+        return call
+
+    # --- as a job -----------------------------------------------------------------------------------------------------
+
+    def keep(self, measures: Sequence[Measure], save: str | os.PathLike[str], overwrite: bool) -> list[Comparison]:
+        """Return the comparison of every pair, whose finished parts lie beside the file `save`."""
+        self._refuse_keeping()
+        job = Job.beside(save, "comparison", self._identity(measures), call=self._call(measures), overwrite=overwrite)
+        with job:
+            way, limit = self._planned(job, measures)
+            self.study = replace(self.study, limit=limit)
+            return self._through(way, measures, PairsJob(job, measures, way.blocks))
+
+    def _refuse_keeping(self) -> None:
+        if self.engine != "local":
+            raise ValueFault(
+                "`save` is for one process and for engine='ray'; under torchrun leave it out, and let one rank call "
+                "`.save(path)` of the result."
+            )
+        if self.partial:
+            raise ValueFault("with `save` all that is finished is kept, also after Ctrl-C; leave `partial` out.")
+        if isinstance(self.data, Iterator):
+            raise ValueFault("a stream can be read only once, and a job is continued; pass a loader or a list.")
+        self._refuse_other_data("save")
+
+    def _identity(self, measures: Sequence[Measure]) -> dict[str, Any]:
+        weights = {name: weights_digest(self._live([name])[name]) for name in self.given}
+        data = "none" if weights_alone(measures) else digest_of(self.data, self.examples)
+        settings = Request({}, self.options, self.pairs, self.study)._settings()
+        return identity_of_study(weights, data, self.options.layers, settings | {"rows": str(self.rows)}, measures)
+
+    def _call(self, measures: Sequence[Measure]) -> str:
+        told = {"data": name_of(self.data)} if self.data is not None else {}
+        return described_call(
+            "nk.compare_many", models=list(self.given), **told, measures=[one.id for one in measures],
+            layers=self.options.layers, pairs=self.pairs.which, examples=self.examples,
+        )  # fmt: skip
+
+    def _planned(self, job: Job, measures: Sequence[Measure]) -> tuple[PairsWay, int]:
+        """Return the way and the memory limit with which the job was begun."""
+
+        def plan() -> dict[str, Any]:
+            everything = PairsWay((self._everything,), None, 0, 0, 0, 0, None), self.study.limit
+            way, limit = everything if weights_alone(measures) else self._cheapest(measures)
+            return {"way": asdict(way), "limit": limit}
+
+        kept = job.part(f"plan of {settings_digest(self.pairs.of)}", plan).values
+        return unpacked_way(kept["way"]), kept["limit"]
 
     @property
     def _everything(self) -> ModelBlock:
@@ -104,7 +165,7 @@ class AllPairs:
     @property
     def _is_tried_first(self) -> bool:
         named = any(isinstance(one, str) for one in self.given.values())
-        return not named and self.rows is None
+        return self.rows is None and (not named or isinstance(self.data, Iterator))
 
     @property
     def _is_repeatable(self) -> bool:
@@ -126,20 +187,39 @@ class AllPairs:
                 made.study = replace(made.study, limit=running.least(made.study.limit))
         return made
 
-    def _through(self, way: PairsWay, measures: Sequence[Measure], planner: Planner) -> list[Comparison]:
-        """Go a way: take its passes one after the other."""
+    def _through(self, way: PairsWay, measures: Sequence[Measure], parts: PairsJob | None = None) -> list[Comparison]:
+        """Go a way: take its passes one after the other, with `parts` those that are not there already."""
         count = way.examples if way.is_sample else None
         data = HeldExamples(self.data, self.examples, count, self.study.seed) if way.keeps_rows or count else self.data
         made: dict[tuple[str, str], Comparison] = {}
-        digest, held = "", way.rows
+        digest, total = "", examples_in(self.data, self.examples) if way.is_sample else None
         for block in reported(way.blocks, "comparing", "passes"):
-            things = self._runners(block, way, held)
-            found = self._pass(block, measures, things, data)
+            found = self._compared(block, way, measures, data, parts)
             digest = self._same_data(digest, found[0])
-            made |= {(one.a, one.b): _as_sample(one, way, planner) for one in found}
+            made |= {(one.a, one.b): _as_sample(one, total) for one in found}
             if not all(one.complete for one in found):
                 break
         return [made[pair] for pair in self.pairs.of if pair in made]
+
+    def _compared(
+        self, block: ModelBlock, way: PairsWay, measures: Sequence[Measure], data: Any, parts: PairsJob | None
+    ) -> list[Comparison]:
+        if parts is None:
+            return self._pass(block, measures, self._runners(block, way, way.rows), data)
+
+        def collect(share: int, shares: int) -> Statistics:
+            part = None if shares == 1 else (share, shares)
+            request = self._request(block, self._runners(block, way, way.rows), data, part)
+            return cast(Statistics, request.collect(measures, {}))
+
+        return parts.compared(block, self._shares(way), collect)
+
+    def _shares(self, way: PairsWay) -> int:
+        """Return into how many shares the data of a pass are split, whose sums a job keeps."""
+        whole = way.keeps_rows or way.is_sample or way.examples is None
+        if whole or isinstance(sampler_of(self.data), RandomSampler):
+            return 1
+        return max(1, min(SHARES // len(way.blocks), way.batches))
 
     def _same_data(self, before: str, one: Comparison) -> str:
         """Refuse data that give other examples in another pass."""
@@ -171,23 +251,31 @@ class AllPairs:
     ) -> list[Comparison]:
         """Take one pass, and return the comparisons of its pairs."""
         running = named_engine(self.engine)
-        examples = None if isinstance(data, HeldExamples) else self.examples
         with running.working():
-            pairs = Pairs(block.pairs, self.pairs.which)
-            request = running.request(things, self.options, pairs, self.study, data, examples, self.partial)
-            return list(request.compare(measures, {}))
+            return list(self._request(block, things, data, running=running).compare(measures, {}))
+
+    def _request(
+        self, block: ModelBlock, things: Mapping[str, Any], data: Any, part: Any = None, running: Engine | None = None
+    ) -> Any:
+        examples = None if isinstance(data, HeldExamples) else self.examples
+        pairs, engine = Pairs(block.pairs, self.pairs.which), running or Local()
+        return engine.request(things, self.options, pairs, self.study, data, examples, self.partial, part)
 
     # --- explaining ---------------------------------------------------------------------------------------------------
 
-    def explain(self, measures: Sequence[Measure]) -> PairsPlan:
-        """Return the plan, with the time that it takes by a trial with two models."""
+    def explain(self, measures: Sequence[Measure], keeps: bool = True) -> PairsPlan:
+        """Return the plan, with the time that it takes by a trial with two models; `keeps` whether rows may be kept."""
+        running = named_engine(self.engine)
+        if not isinstance(running, PassEngine):
+            plan: PairsPlan = self._call_elsewhere(running).explain(measures)
+            return plan
         planner = self._planner(measures)
         try:
-            ways, why = planner.ways(self.rows, keeps=self.engine == "local")
+            ways, why = planner.ways(self.rows, keeps=keeps and self.engine == "local")
         except MemoryLimit as refusal:
-            return _refused(planner, str(refusal))
+            return refused_plan(planner, str(refusal))
         planner.speed = replace(planner.speed, pair=self._trial(measures))
-        return _explained(planner, ways, why)
+        return told_plan(planner, ways, why)
 
     def _trial(self, measures: Sequence[Measure]) -> float:
         """Return how long it takes to read the measures of two models, after a few batches."""
@@ -240,74 +328,13 @@ def _picked(batches: Iterator[Any], wanted: np.ndarray) -> Iterator[Any]:
             yield pick(batch, places)
 
 
-def _as_sample(one: Comparison, way: PairsWay, planner: Planner) -> Comparison:
-    """Return a comparison that says of what sample its values are, if they are of one."""
-    if not way.is_sample:
+def _as_sample(one: Comparison, total: int | None) -> Comparison:
+    """Return a comparison that says of what sample of the `total` its values are, if they are of one."""
+    if total is None:
         return one
-    words = f"a sample of {one.examples:,} of {planner.total:,} examples"
+    words = f"a sample of {one.examples:,} of {total:,} examples"
     tables = {
         name: replace(table, exactness=words if table.exactness == "exact" else f"{table.exactness}, of {words}")
         for name, table in one.tables.items()
     }
     return replace(one, tables=tables, provenance=dict(one.provenance) | {"sample": f"{words}, seed {one.seed}"})
-
-
-def _refused(planner: Planner, refusal: str) -> PairsPlan:
-    way = PairsWay((ModelBlock(tuple(planner.given), ()),), planner.total, 0, 0, 0, 0, None)
-    lines = (*_beginning(planner), f"would be refused: {refusal}")
-    count = len(planner.pairs.of)
-    return PairsPlan(
-        len(planner.given), count, way, {}, 0, 0, planner.study.limit, planner.result(), None, lines, refusal
-    )
-
-
-def _explained(planner: Planner, ways: Mapping[str, PairsWay], why: Mapping[str, str]) -> PairsPlan:
-    name, count, result = planner.chosen(ways), len(planner.pairs.of), planner.result()
-    way = ways[name]
-    parts = planner.speed.seconds(way, count)
-    others = {other: _in_words(planner, one, result) for other, one in ways.items() if other != name} | dict(why)
-    lines = [*_beginning(planner), f"way: {way.words}"]
-    lines += [f"  {other}: {words}" for other, words in others.items()]
-    lines += [
-        f"forward passes: {way.runs * way.batches:,}"
-        + (
-            ", one of each model on each batch"
-            if way.runs_once
-            else f", {way.runs / len(planner.given):.1f} of each model on each batch"
-        ),
-        f"memory: {size_in_words(way.bytes)} for statistics, rows and models, whose limit is "
-        f"{size_in_words(planner.study.limit)}, and {size_in_words(result)} for the result",
-        f"  statistics of a pass {size_in_words(way.statistics)}, rows that are kept {size_in_words(way.rows)}, models "
-        f"that are loaded {size_in_words(way.models)}",
-        f"time: {_hours(sum(parts))} on this machine: {_hours(parts[0])} for forward passes, {_hours(parts[1])} for "
-        f"statistics, {_hours(parts[2])} for reading the measures",
-    ]
-    return PairsPlan(
-        len(planner.given), count, way, others, way.runs * way.batches, way.bytes + result, planner.study.limit, result,
-        sum(parts), tuple(lines),
-    )  # fmt: skip
-
-
-def _beginning(planner: Planner) -> Iterator[str]:
-    kinds = len(planner.kinds)
-    yield f"models: {len(planner.given):,}, of {kinds:,} architecture{'s' * (kinds > 1)}"
-    for first, names in planner.kinds.items():
-        widest = max(planner.layers[first], key=lambda layer: layer.width)
-        layers = f"{len(planner.layers[first]):,} layer{'s' * (len(planner.layers[first]) > 1)}"
-        whom = f"{first} and {len(names) - 1:,} others" if len(names) > 1 else first
-        yield f"  {whom}: {layers}, the widest {widest.name!r} with {widest.width:,} features"
-    yield f"pairs of models: {len(planner.pairs.of):,}"
-    total = "not known before they are read" if planner.total is None else f"{planner.total:,}"
-    yield f"examples: {total}, in batches of up to {planner.batch:,}; data {name_of(planner.data)}"
-
-
-def _in_words(planner: Planner, way: PairsWay, result: int) -> str:
-    seconds = sum(planner.speed.seconds(way, len(planner.pairs.of)))
-    size = size_in_words(way.bytes + result)
-    return f"{way.words}, {way.runs * way.batches:,} forward passes, {size}, {_hours(seconds)}"
-
-
-def _hours(seconds: float) -> str:
-    if seconds < 1:
-        return "under a second"
-    return f"{seconds / HOUR:.2g} hours" if seconds > HOUR / 10 else f"{seconds:.2g} seconds"

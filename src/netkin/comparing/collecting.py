@@ -81,7 +81,7 @@ class Pass:
         self._feed, self._numbered = feed, self._paired or feed.is_one
         with ExitStack() as stack:
             stack.enter_context(self.interruption.ending("reading", lambda: self.examples > 0))
-            stack.enter_context(self.interruption.noticed())
+            stack.enter_context(self.interruption.handling())
             for runner in self.runners:
                 runner.targets = self._targets
                 stack.enter_context(runner.ready(self._keeper(runner)))
@@ -135,7 +135,7 @@ class Pass:
             self._digest.update(_contents(batches), self._numbers)
         with ExitStack() as stack:
             if self.interruption.wanted:  # which waits for the end of the batch
-                stack.enter_context(self.interruption.held())
+                stack.enter_context(self.interruption.deferring())
             if self._rounds:
                 stack.enter_context(exact_matrix_products())
             if self.statistics is None:
@@ -171,7 +171,7 @@ class Pass:
                 refuse_non_finite(rows, self._where(runner, layer))
             try:
                 with exact_matrix_products():
-                    reduced = tuple(self._reduced(runner, (runner.name, layer), rows))
+                    reduced = tuple(self._reduce(runner, (runner.name, layer), rows))
             except ValueFault:
                 refuse_non_finite(rows, self._where(runner, layer))
                 raise
@@ -186,7 +186,7 @@ class Pass:
         number = self.batches if self._searching is None else self._searching
         return f"layer {layer!r} of {runner.name!r} in batch {number}"
 
-    def _reduced(self, runner: Runner, key: tuple[str, str], rows: Tensor) -> Iterator[Any]:
+    def _reduce(self, runner: Runner, key: tuple[str, str], rows: Tensor) -> Iterator[Any]:
         """Yield what each collector that reduces keeps of rows; the rows where examples differ in their numbers."""
         begun = None if self.statistics is None else self.study.layers.get(key)
         regular = runner.valid(key[1]) is None and (begun is None or len(rows) == begun.rows_of(len(self._numbers)))
@@ -332,7 +332,7 @@ class Pass:
         self.statistics = Statistics(self.runners, self.pairs, self.study, alignment, self.needs)
         if alignment.layers:
             plan = make_plan(self.needs, self.study)
-            collectors = [self._started(*one) for one in zip(self.needs, plan.kinds, strict=True)]
+            collectors = [self._start(*one) for one in zip(self.needs, plan.kinds, strict=True)]
             self.statistics.plan, self.statistics.collectors = str(plan), collectors
             for need, own in zip(self.needs, collectors, strict=True):
                 if need in self._of_weights:
@@ -344,7 +344,7 @@ class Pass:
         found = {(one.name, layer): own for one in self.runners for layer, own in one.weights(names[one.name]).items()}
         return {key: {name: tensor.detach() for name, tensor in own.items()} for key, own in found.items()}
 
-    def _started(self, need: Need, kind: type[Collector]) -> list[Collector]:
+    def _start(self, need: Need, kind: type[Collector]) -> list[Collector]:
         """Return collectors for a need: one, or one for each number of rows an example where they are reduced."""
         if not kind.reduces:
             return [kind.start(need.settings, self.study)]

@@ -95,7 +95,7 @@ def compare(
     """
     running = named_engine(engine)
     with showing(progress), running.working():
-        given, pair = _two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
+        given, pair = _name_two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
         refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
         options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
         study = made_study(memory, seed, errors, chunks)
@@ -164,7 +164,7 @@ def explain(
         >>> plan.pairs, plan.examples, plan.passes, plan.operations
         (2, 50, 0, 12000)
     """
-    given, pair = _two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
+    given, pair = _name_two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
     refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
     options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
     request = Request(
@@ -243,7 +243,7 @@ def collect(
     with showing(progress), running.working():
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             raise ValueFault(f"`start` is the number of the first example, from 0 on; got {start!r}.")
-        given, pair = _two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
+        given, pair = _name_two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
         refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
         options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
         study = made_study(memory, seed, errors, chunks)
@@ -289,7 +289,7 @@ def compare_runners(
     return request.compare(found_measures(measures), {})[0]
 
 
-def _two(a: Any, b: Any, names: Any, layers: Any, alone: bool) -> tuple[dict[str, Any], tuple[str, str]]:
+def _name_two(a: Any, b: Any, names: Any, layers: Any, alone: bool) -> tuple[dict[str, Any], tuple[str, str]]:
     """Return what is to be compared by its names, and which two names make the pair.
 
     A model and itself are two where each side has its own choice of layers.

@@ -41,7 +41,7 @@ class Feed:
         self.runners, self._examples, self.start, self.paired = runners, examples, start, paired
         self._shared = shared
         self._numbers: dict[int, np.ndarray] = {}  # of the examples of data that samplers have split
-        self._part = None if part is None else parsed_part(part)
+        self._part = None if part is None else parse_part(part)
         recorded = [runner for runner in runners if isinstance(runner, RecordedRunner)]
         if recorded:
             self._of_recorded(recorded, data, examples)
@@ -211,7 +211,7 @@ def slices(start: int, stop: int) -> list[slice]:
     return [slice(first, min(first + SLICE, stop)) for first in range(start, stop, SLICE)]
 
 
-def parsed_part(part: Any) -> tuple[int, int]:
+def parse_part(part: Any) -> tuple[int, int]:
     """Return a part, written as "3/16" or (3, 16), as two numbers."""
     try:
         which, count = map(int, part.split("/")) if isinstance(part, str) else map(operator.index, part)

@@ -28,8 +28,8 @@ class Interruption:
             self.ended.add(stage)
 
     @contextmanager
-    def noticed(self) -> Iterator[None]:
-        """Inside the `with`, Ctrl-C waits for the end of what is `held`; a second one does not."""
+    def handling(self) -> Iterator[None]:
+        """Inside the `with`, Ctrl-C waits for the end of what is inside `deferring`; a second one does not."""
         if not self.wanted or threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -40,7 +40,7 @@ class Interruption:
             signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def deferring(self) -> Iterator[None]:
         """Hold Ctrl-C back inside the `with`, so that no statistic is left half updated."""
         self._holding = True
         yield

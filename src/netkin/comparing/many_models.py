@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -10,21 +12,22 @@ import torch
 
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.all_pairs import AllPairs
-from netkin.comparing.engines import Engine
+from netkin.comparing.engines import Engine, PassEngine, named_engine
 from netkin.comparing.pairs_plan import PairsPlan
 from netkin.comparing.request import Options
 from netkin.comparing.study import found_measures
 from netkin.errors import ValueFault, also_called
+from netkin.measures.registry import Measure
 from netkin.progress import ProgressOption, showing
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparisons
-from netkin.sources.names import by_name
+from netkin.sources import load_data
+from netkin.sources.names import numbered
 from netkin.statistics.collector import Study
 
 
 @also_called(measures="measure")
-@by_name(models="models", data="data")
 def compare_many(
     models: Mapping[str, Any] | Sequence[Any],
     data: Any = None,
@@ -46,6 +49,8 @@ def compare_many(
     chunks: int = 20,
     exact_model: bool = False,
     engine: str | Engine = "local",
+    save: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     progress: ProgressOption = None,
 ) -> Comparisons:
     """Return the comparisons of all pairs of several models; each model runs once on each batch, if memory allows.
@@ -53,6 +58,10 @@ def compare_many(
     Models in a list are named 0, 1, 2, ... A text is a model by name, as `nk.load_model` takes it, which is loaded when
     its turn comes. What does not fit the memory in one pass is split into several, in each of which some models are
     compared with some others, with the same numbers; `nk.explain_many` shows how.
+
+    With `save` the result is written to that file, and what is finished lies beside it, in a folder such as
+    ``many.netkin.job`` (see `netkin.jobs`): the same call continues there, also after the process was killed. Other
+    weights, data or options are refused unless `overwrite`.
 
     Args:
         models: a mapping from names to models, texts for `nk.load_model`, recorded mappings or subjects, or a list.
@@ -76,6 +85,8 @@ def compare_many(
         exact_model: whether float32 in a model on a GPU must not be rounded to TF32.
         engine: "local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a
             cluster; models, data and functions are then given by name, and models that fail are left out.
+        save: the file for the result, beside which finished parts are kept, and where the same call continues.
+        overwrite: whether to begin anew where there is another result or job.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
@@ -85,58 +96,35 @@ def compare_many(
         >>> round(many["a", "b"]["x", "x"], 6)
         1.0
     """
+    given = locals()  # all that was asked
     with showing(progress):
-        study = made_study(memory, seed, errors, chunks)
-        options = (layers, shape, resize, transforms, forward, device, exact_model)
-        every = _all_pairs(models, options, pairs, study, data, examples, rows, partial, engine)
-        return Comparisons(every.compare(found_measures(measures)), every.failed)
+        return _compared(_all_pairs(given), found_measures(measures), save, overwrite)
 
 
-def explain_many(
-    models: Mapping[str, Any] | Sequence[Any],
-    data: Any = None,
-    measures: str | Callable[..., Any] | Sequence[Any] = ("cka",),
-    *,
-    layers: Spec | Mapping[str, Spec] = None,
-    pairs: Any = "all",
-    examples: int | None = None,
-    shape: Shape | Mapping[str, Shape] = None,
-    resize: str | None = None,
-    memory: int | None = None,
-    rows: int | None = None,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    transforms: Any = None,
-    forward: Any = None,
-    errors: bool = False,
-    chunks: int = 20,
-    exact_model: bool = False,
-    progress: ProgressOption = None,
-) -> PairsPlan:
+def _compared(
+    every: AllPairs, measures: list[Measure], save: str | os.PathLike[str] | None, overwrite: bool
+) -> Comparisons:
+    if save is None:
+        return Comparisons(every.compare(measures), every.failed)
+    if isinstance(running := named_engine(every.engine), PassEngine):
+        found = every.keep(measures, save, overwrite)
+    else:
+        every.engine = running.beside(save, overwrite)
+        found = every.compare(measures)
+    made = Comparisons(found, every.failed)
+    made.save(save, overwrite=overwrite)
+    return made
+
+
+def explain_many(*given: Any, **options: Any) -> PairsPlan:
     """Return how `compare_many` would go about the same arguments: passes, bytes and hours, before anything starts.
 
     One model of each architecture is run on the first batch, and two models are compared on a few batches to see how
-    long that takes.
+    long that takes; with engine="ray" on the cluster, whose memory and number of workers count.
 
     Args:
-        models: a mapping from names to models, or a list; models may be given by name, as `nk.load_model` takes it.
-        data: a loader, an iterable of batches or one array of inputs.
-        measures: one measure or several, by name with parameters, or as functions.
-        layers: which layers, for all models or by name of the model.
-        pairs: "all", "corresponding" or a list of (layer, layer).
-        examples: the number of examples after which a pass ends.
-        shape: what one example is (see `nk.shapes`).
-        resize: "average" averages the larger of two maps down.
-        memory: the most bytes that statistics may take, with the rows and models that are held beside them.
-        rows: how many examples may be sampled, where models would run several times otherwise.
-        seed: seed of the sample of rows.
-        device: where the models run.
-        transforms: a function of the inputs, or one for each model.
-        forward: a function ``forward(model, batch)``, or one for each model.
-        errors: whether values get standard errors.
-        chunks: how many chunks of the examples are left out in turn for them.
-        exact_model: whether float32 in a model on a GPU must not be rounded to TF32.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+        *given: the models, the data and the measures, as in `nk.compare_many`.
+        **options: all options of `nk.compare_many`, which mean the same.
 
     Example:
         >>> nets = {f"net {seed}": torch.nn.Linear(4, 8) for seed in range(10)}
@@ -144,21 +132,46 @@ def explain_many(
         >>> plan.pairs, plan.passes, len(plan.way.blocks)
         (45, 10, 1)
     """
-    with showing(progress):
-        study = made_study(memory, seed, errors, chunks)
-        options = (layers, shape, resize, transforms, forward, device, exact_model)
-        every = _all_pairs(models, options, pairs, study, data, examples, rows)
-        return every.explain(found_measures(measures))
+    return _explained(*given, **options)
 
 
-def _all_pairs(models: Any, options: tuple[Any, ...], pairs: Any, study: Study, *rest: Any) -> AllPairs:
-    """Return the call for all pairs of `models`."""
-    given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
+@also_called(measures="measure")
+def _explained(*given: Any, **options: Any) -> PairsPlan:
+    bound = CALL.bind(*given, **options)
+    bound.apply_defaults()
+    asked = bound.arguments
+    with showing(asked["progress"]):
+        return _all_pairs(asked).explain(found_measures(asked["measures"]))
+
+
+def _all_pairs(asked: Mapping[str, Any]) -> AllPairs:
+    """Return the call for all pairs of some models."""
+    given = _named(asked["models"])
     if len(given) < 2:
         raise ValueFault(f"`compare_many` needs at least two models; got {len(given)}.")
-    layers, *others = options
-    made = Options(layers, {name: name for name in given}, *others)
-    return AllPairs(given, made, Pairs(list(combinations(given, 2)), pairs), study, *rest)
+    options = Options(
+        asked["layers"], {name: name for name in given}, asked["shape"], asked["resize"], asked["transforms"],
+        asked["forward"], asked["device"], asked["exact_model"],
+    )  # fmt: skip
+    study = made_study(asked["memory"], asked["seed"], asked["errors"], asked["chunks"])
+    pairs = Pairs(list(combinations(given, 2)), asked["pairs"])
+    data = asked["data"]
+    if isinstance(data, str) and asked["engine"] in ("local", "distributed"):  # others load where they work
+        data = load_data(data, models=[one for one in given.values() if isinstance(one, str)])
+    rest = (asked[name] for name in ("examples", "rows", "partial", "engine"))
+    return AllPairs(given, options, pairs, study, data, *rest)
+
+
+def _named(models: Any) -> dict[str, Any]:
+    """Return models by their names: those of a list by their numbers, or by what names them."""
+    if isinstance(models, Mapping):
+        return dict(models)
+    if isinstance(models, str) or not isinstance(models, Iterable):
+        raise ValueFault(f"`models` must be a mapping from names to models, or a list; got {models!r}.")
+    found = list(models)
+    if found and all(isinstance(one, str) for one in found):
+        return dict(zip(numbered(found), found, strict=True))
+    return {str(place): model for place, model in enumerate(found)}
 
 
 def made_study(memory: int | None, seed: int, errors: bool, chunks: int) -> Study:
@@ -167,3 +180,7 @@ def made_study(memory: int | None, seed: int, errors: bool, chunks: int) -> Stud
         raise ValueFault(f"standard errors need at least 2 chunks of the examples; got chunks={chunks!r}.")
     # without a limit the device decides, once it is known
     return Study({}, [], limit=-1 if memory is None else memory, chunks=chunks if errors else 0, seed=seed)
+
+
+CALL = inspect.signature(compare_many)
+explain_many.__signature__ = CALL.replace(return_annotation=PairsPlan)  # type: ignore[attr-defined]  # one for both

@@ -250,7 +250,7 @@ class _Findings:
 
     def _run(self, runner: Runner, batch: Any) -> None:
         try:
-            names, seen = list(runner.rows(_beginning(batch))), min(LOOK, self.batch)
+            names, seen = list(runner.rows(_first_examples(batch))), min(LOOK, self.batch)
         except Exception:  # an exported program may take whole batches only; what else is wrong comes up again here
             names, seen = list(runner.rows(batch)), self.batch
         found = self.layers[runner.name]
@@ -262,8 +262,8 @@ class _Findings:
         names = {model: list(found) for model, found in self.layers.items()}
         everything = [layer for found in self.layers.values() for layer in found.values()]
         self.alignment = Alignment(everything, self.pairs.rectangles(names))
-        self.wanted = [((a, x), (b, y)) for a, b in self.pairs.of for x, y in self.pairs.listed(names, a, b)]
-        self.holes = [reason for pair in self.wanted if (reason := self.alignment.apart(*pair))]
+        self.wanted = [((a, x), (b, y)) for a, b in self.pairs.of for x, y in self.pairs.layer_pairs(names, a, b)]
+        self.holes = [reason for pair in self.wanted if (reason := self.alignment.mismatch(*pair))]
 
     def choose(self) -> None:
         """Choose the collectors as `compare` does, and count their work."""
@@ -355,7 +355,7 @@ class _Findings:
         return f"{passes:,}, one of each model on each batch{few if self.learning else ''}"
 
 
-def _beginning(batch: Any) -> Any:
+def _first_examples(batch: Any) -> Any:
     """Return the first examples of a batch, or all of it where they can't be counted."""
     if isinstance(batch, slice):
         return slice(batch.start, min(batch.stop, batch.start + LOOK))

@@ -14,7 +14,7 @@ from netkin import __version__
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.collecting import Pass
 from netkin.comparing.engines import Local, PassEngine
-from netkin.comparing.feed import Feed, parsed_part
+from netkin.comparing.feed import Feed, parse_part
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.planning import (
     Plan,
@@ -183,10 +183,10 @@ class Request:
             one = Pass(self.runners, measures, self.pairs, study, engine=self.engine, partial=self.partial)
             if feed is None:
                 return one.collect_weights(), one.interruption
-            statistics = self._noted(one.run(feed), measures)
+            statistics = self._with_origin(one.run(feed), measures)
         return self.engine.joined(statistics, feed.length), one.interruption
 
-    def _noted(self, statistics: Statistics, measures: Sequence[Measure]) -> Statistics:
+    def _with_origin(self, statistics: Statistics, measures: Sequence[Measure]) -> Statistics:
         """Return statistics that say of what data they are, and what was requested."""
         own = {id(one.data): one.data for one in self.runners if one.data is not None}
         every = list(own.values()) or [self.data]
@@ -194,18 +194,20 @@ class Request:
         statistics.warnings += [remark for data in every for remark in getattr(data, "remarks", ())]
         statistics.asked = [measure.id for measure in measures]
         part = self.engine.part if self.part is None else self.part
-        statistics.part = "" if part is None else "/".join(map(str, parsed_part(part)))
+        statistics.part = "" if part is None else "/".join(map(str, parse_part(part)))
         return statistics
 
     def _terms(self, measures: Sequence[Measure], feed: Feed | None) -> dict[str, str]:
         """Return all that processes which share the work must agree on, beside weights and data."""
         names = {"models": ", ".join(self.given), "measures": ", ".join(measure.id for measure in measures)}
-        told = {
+        settings = {
             "layers": in_words(self.options.layers),
             "examples": str(feed and feed.expected),
             "torch": torch.__version__,
         }
-        return names | told | self._settings(function_name)  # what functions hold, as a device, may be a process's own
+        return (
+            names | settings | self._settings(function_name)
+        )  # what functions hold, as a device, may be a process's own
 
     def explain(self, measures: Sequence[Measure]) -> Plan:
         """Return the plan of the pass, without taking it."""
@@ -237,15 +239,15 @@ class Request:
         for name in (name for name, is_given in given.items() if is_given):
             raise ValueFault(f"`{name}` is for one process, and here {count} share the data; leave it out.")
 
-    def _settings(self, told_by: Callable[[Any], str] = function_digest) -> dict[str, str]:
+    def _settings(self, digest: Callable[[Any], str] = function_digest) -> dict[str, str]:
         """Return all that changes the numbers, beside weights and data, as text; functions by their digests."""
         options = self.options
         given = {f"transform of {name}": one for name, one in options.transforms.items()}
         given |= {f"forward of {name}": one for name, one in options.forward.items()}
-        functions = {what: told_by(one) for what, one in given.items() if one is not None}
+        functions = {what: digest(one) for what, one in given.items() if one is not None}
         shapes = options.shape.items() if isinstance(options.shape, Mapping) else [("all", options.shape)]
-        told = {f"shape of {layer}": told_by(one) if callable(one) else str(one) for layer, one in shapes}
-        return told | functions | {
+        settings = {f"shape of {layer}": digest(one) if callable(one) else str(one) for layer, one in shapes}
+        return settings | functions | {
             "resize": str(options.resizes), "pairs": self.pairs.words, "chunks": str(self.study.chunks),
             "seed": str(self.study.seed), "exact_model": str(options.exact_model), "version": __version__,
         }  # fmt: skip

@@ -85,7 +85,7 @@ class Statistics:
     def layers(self) -> dict[str, list[LayerSize]]:
         """The layers of each model, as the first batch showed them."""
         found: dict[str, list[LayerSize]] = {name: [] for name in self.models}
-        for layer in self.alignment.shown:
+        for layer in self.alignment.result_layers:
             if layer.model in found:
                 found[layer.model].append(layer)
         return found
@@ -161,14 +161,14 @@ class Statistics:
 
         collected = self.asked or [name for need in self.needs for name in need.measures]
         found = found_measures(collected if measures is None else measures)
-        with showing(progress), self._doubted():
+        with showing(progress), self._damage_refused():
             for measure in found if any(self.collectors) else ():
                 self.collector(measure)
             made = comparisons_of(self, found, self.pairs.of)
         return made[0] if len(made) == 1 else Comparisons(made)
 
     @contextmanager
-    def _doubted(self) -> Iterator[None]:
+    def _damage_refused(self) -> Iterator[None]:
         """Refuse in a sentence what goes wrong with numbers that come from a file without a checksum."""
         try:
             yield
@@ -329,11 +329,9 @@ def found_measures(asked: Any) -> list[Measure]:
     return found
 
 
-def provenance(statistics: Statistics, a: str, b: str) -> dict[str, str]:
-    """Return how two models were compared, as text."""
-    sides = (("a", statistics.origins[a]), ("b", statistics.origins[b]))
+def provenance_of_all(statistics: Statistics) -> dict[str, str]:
+    """Return how all models were compared, as text."""
     return {
-        **{f"{what} {side}": text for side, origin in sides for what, text in origin.items()},
         "pairs": statistics.pairs.words,
         "resize": "average" if statistics.resizes else "none",
         "plan": statistics.plan,

@@ -153,7 +153,7 @@ class ModelRunner(Runner):
         self._forward, self._transform = forward, transform
         self._reader: Reader | None = None
         self._digest, self.names_layers = "", layers is not None
-        self.device = device or next(iter(_homes(model)))
+        self.device = device or next(iter(_devices_of(model)))
 
     @property
     def shapes(self) -> dict[str, str]:  # type: ignore[override]
@@ -161,7 +161,7 @@ class ModelRunner(Runner):
 
     @property
     def origin(self) -> dict[str, str]:
-        device = ", ".join(sorted(map(str, _homes(self.model)))) if self._device is None else str(self._device)
+        device = ", ".join(sorted(map(str, _devices_of(self.model)))) if self._device is None else str(self._device)
         functions = {"transform": self._transform, "forward": self._forward}
         names = {what: "none" if given is None else function_name(given) for what, given in functions.items()}
         precision = {"precision": model_precision(self.model, exact=self._exact)}
@@ -327,7 +327,7 @@ def function_name(function: Any) -> str:
 # --- devices ----------------------------------------------------------------------------------------------------------
 
 
-def _homes(model: nn.Module) -> set[torch.device]:
+def _devices_of(model: nn.Module) -> set[torch.device]:
     """Return the devices that a model lies on."""
     return {tensor.device for tensor in (*model.parameters(), *model.buffers())} or {torch.device("cpu")}
 
@@ -346,7 +346,7 @@ def lent(model: nn.Module, device: torch.device | str | None) -> Iterator[None]:
     """Move a model to `device` while the `with` lasts."""
     unwrapped(model)  # refuses what is no model
     _refuse_absent(device)
-    homes = _homes(model)
+    homes = _devices_of(model)
     if any(hasattr(module, "_hf_hook") for module in model.modules()) and torch.device("meta") in homes:
         raise ValueFault(
             "the model is offloaded by accelerate, so that weights are fetched when a layer runs and can't be known "

@@ -12,7 +12,7 @@ import torch
 
 from netkin import __version__
 from netkin.comparing.interrupting import Interruption
-from netkin.comparing.study import Statistics, provenance
+from netkin.comparing.study import Statistics, provenance_of_all
 from netkin.errors import NoValue
 from netkin.measures.registry import Measure, value_of
 from netkin.progress import reported
@@ -46,9 +46,9 @@ def comparisons_of(
 ) -> list[Comparison]:
     """Return the comparisons of some pairs of models; what is computed of a layer serves all its pairs."""
     interruption, made = interruption or Interruption(False), list[Comparison]()
-    step = TOGETHER if statistics.study.chunks else 1
+    step, known = TOGETHER if statistics.study.chunks else 1, provenance_of_all(statistics)
     for start in range(0, len(pairs), step):
-        every = [Tables(statistics, measures, *pair) for pair in pairs[start : start + step]]
+        every = [Tables(statistics, measures, a, b, known) for a, b in pairs[start : start + step]]
         for tables in every:
             tables.fill(interruption)
         if statistics.study.chunks and any(statistics.collectors) and "measuring" not in interruption.ended:
@@ -70,14 +70,14 @@ def _replicate(statistics: Statistics, every: Sequence[Tables]) -> None:
 
 
 class Tables:
-    """The tables of one pair of models, filled pair by pair."""
+    """The tables of one pair of models, filled pair by pair; `known` is the provenance that all pairs share."""
 
-    def __init__(self, statistics: Statistics, measures: Sequence[Measure], a: str, b: str):
-        self.statistics, self.measures, self.a, self.b = statistics, measures, a, b
+    def __init__(self, statistics: Statistics, measures: Sequence[Measure], a: str, b: str, known: Mapping[str, str]):
+        self.statistics, self.measures, self.a, self.b, self.known = statistics, measures, a, b, known
         self.mirrored = a == b  # so that symmetric measures need one value for both orders of a pair
         names = {model: [layer.name for layer in statistics.layers[model]] for model in (a, b)}
         self.layers_a, self.layers_b = names[a], names[b]
-        self.wanted = statistics.pairs.listed(names, a, b)
+        self.wanted = statistics.pairs.layer_pairs(names, a, b)
         self.values = {m.id: np.full((len(self.layers_a), len(self.layers_b)), np.nan) for m in measures}
         everything = [(x, y) for x in self.layers_a for y in self.layers_b]
         asked = set(self.wanted)
@@ -96,7 +96,7 @@ class Tables:
         """Compute every wanted value; a requested interruption leaves the rest as holes."""
         if "measuring" not in interruption.ended:  # in the tables of another pair of models
             with interruption.ending("measuring"), torch.no_grad(), exact_products():
-                for x, y, read in reported(self._prepared(), "measuring", "pairs", total=len(self.wanted)):
+                for x, y, read in reported(self._prepare(), "measuring", "pairs", total=len(self.wanted)):
                     self._pair(x, y, read)
 
     def open_replicates(self) -> None:
@@ -111,7 +111,7 @@ class Tables:
         """Compute every value again without one chunk."""
         here = [one for one in self.measures if any(self.sizes.get(one.id, ())[chunk : chunk + 1])]
         with torch.no_grad(), exact_products():
-            for x, y, read in self._prepared(here, chunk):
+            for x, y, read in self._prepare(here, chunk):
                 self._replicate_pair(chunk, here, x, y, read)
 
     def comparison(self, ended: Set[str]) -> Comparison:
@@ -133,11 +133,15 @@ class Tables:
             seed=self.statistics.study.seed,
             warnings=tuple(filter(None, [self.statistics.missing, *self.statistics.warnings, *self.warnings()])),
             version=__version__,
-            provenance=provenance(self.statistics, a, b) | self.ranks_in_words(),
+            provenance=self._origins() | dict(self.known) | self.ranks_in_words(),
             complete=not self.ended,
         )
 
-    def _prepared(
+    def _origins(self) -> dict[str, str]:
+        sides = (("a", self.statistics.origins[self.a]), ("b", self.statistics.origins[self.b]))
+        return {f"{what} {side}": text for side, origin in sides for what, text in origin.items()}
+
+    def _prepare(
         self, measures: Sequence[Measure] | None = None, without: int | None = None
     ) -> Iterator[tuple[str, str, dict[int, Any]]]:
         """Yield the wanted pairs with what collectors gave for them.
@@ -196,7 +200,7 @@ class Tables:
                 continue
             with suppress(NoValue):  # without this chunk the measure has no value, and so no standard error
                 pair = self._read(measure, x, y, read, chunk)
-                table[i, j], kept = _measured(measure, pair)
+                table[i, j], kept = _value_and_ranks(measure, pair)
                 if kept != self.cuts.get((measure.id, x, y), kept):
                     self.jumps.setdefault(measure.id, set()).add((x, y))
 
@@ -209,7 +213,7 @@ class Tables:
             try:
                 value = self._value(measure, x, y, read)
             except NoValue as reason:
-                self.holes[measure.id][x, y] = self.statistics.alignment.plainly(str(reason))
+                self.holes[measure.id][x, y] = self.statistics.alignment.with_own_names(str(reason))
             else:
                 self._set(measure, x, y, value)
 
@@ -217,7 +221,7 @@ class Tables:
         pair = self._read(measure, x, y, read)
         for caution in measure.cautions(pair):
             self.cautions[caution] = self.cautions.get(caution, 0) + 1
-        value, self.cuts[measure.id, x, y] = _measured(measure, pair)
+        value, self.cuts[measure.id, x, y] = _value_and_ranks(measure, pair)
         ranks = pair.ranks(measure.facts) if hasattr(pair, "ranks") else None
         if ranks is not None:
             self.ranks["a"][x], self.ranks["b"][y] = ranks
@@ -290,8 +294,8 @@ class Tables:
             with suppress(NoValue):  # of pairs that are not compared
                 collector, a, b = self.statistics.place(measure, (self.a, x), (self.b, y))
                 found.setdefault(id(collector), (collector, []))[1].append((a, b))
-        told = [collector.exactness_of(pairs) for collector, pairs in found.values()]
-        return max(told, key=len, default="exact")
+        notes = [collector.exactness_of(pairs) for collector, pairs in found.values()]
+        return max(notes, key=len, default="exact")
 
     def ranks_in_words(self) -> dict[str, str]:
         """Return how many directions each layer was cut to by measures that whiten, for the provenance."""
@@ -305,7 +309,7 @@ class Tables:
 
     def warnings(self) -> tuple[str, ...]:
         """Return the warnings about these tables, as sentences."""
-        said = [*summed_cautions(self.cautions), *self._doubts_of_errors()]
+        said = [*merge_cautions(self.cautions), *self._doubts_of_errors()]
         if "reading" in self.ended:
             said.append(f"interrupted: these numbers rest on the first {self.statistics.examples:,} examples.")
         if "measuring" in self.ended:
@@ -328,14 +332,14 @@ class Tables:
             )
 
 
-def _measured(measure: Measure, pair: Any) -> tuple[float, tuple[int, int] | None]:
+def _value_and_ranks(measure: Measure, pair: Any) -> tuple[float, tuple[int, int] | None]:
     """Return a measure's value of a pair, and how many directions of either layer it kept, where it cuts them."""
     if hasattr(pair, "kept_directions"):
         pair.kept_directions = None
     return value_of(measure, pair), getattr(pair, "kept_directions", None)
 
 
-def summed_cautions(cautions: Mapping[str, int]) -> list[str]:
+def merge_cautions(cautions: Mapping[str, int]) -> list[str]:
     """Return of each kind of caution the sentence with the largest number, and for how many values the kind holds."""
     kinds: dict[str, list[str]] = {}
     for sentence in cautions:

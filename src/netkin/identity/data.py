@@ -64,7 +64,7 @@ class DataDigest:
             raise ValueFault("labels count in one of the two digests of data and not in the other; make both alike.")
         for one in (self, other):
             one._fold()
-        self._ranges = _united(np.concatenate([self._ranges, other._ranges]))
+        self._ranges = _merged_ranges(np.concatenate([self._ranges, other._ranges]))
         self._sum = (self._sum + other._sum) % 2**64
 
     @property
@@ -105,7 +105,7 @@ class DataDigest:
         found = json.loads(text)
         made = cls(labels=bool(found["labels"]))
         made._sum = int(found["digest"], 16)
-        made._ranges = _united(np.array(found["ranges"], np.int64).reshape(-1, 2))
+        made._ranges = _merged_ranges(np.array(found["ranges"], np.int64).reshape(-1, 2))
         return made
 
     def __eq__(self, other: object) -> bool:
@@ -125,7 +125,7 @@ class DataDigest:
         found = torch.cat([content.to(self._pending[0][0].device) for content, _ in self._pending])
         numbers = np.concatenate([torch.as_tensor(numbers).cpu().numpy() for _, numbers in self._pending])
         self._pending = []
-        self._ranges = _united(np.concatenate([self._ranges, _ranges(numbers)]))
+        self._ranges = _merged_ranges(np.concatenate([self._ranges, _ranges(numbers)]))
         self._sum = (self._sum + summed_hashes(found, numbers)) % 2**64
 
 
@@ -263,7 +263,7 @@ def _ranges(numbers: np.ndarray) -> np.ndarray:
     return np.stack([numbers[starts], numbers[stops] + 1], axis=1)
 
 
-def _united(ranges: np.ndarray) -> np.ndarray:
+def _merged_ranges(ranges: np.ndarray) -> np.ndarray:
     """Return ranges as few ascending ones; numbers that are in two of them are refused."""
     ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]
     ends = np.maximum.accumulate(ranges[:, 1])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import dis
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
@@ -106,7 +108,7 @@ def function_digest(function: Callable[..., Any]) -> str:
     Of a function written in Python these count: its code, constants, defaults, the values it closes over and the plain
     global values it reads; of a method also its object, of a partial its arguments, of a callable object its
     attributes and the code by which it is called. Functions that it calls by a global name, builtins and classes count
-    by their names. Another version of Python may give another digest.
+    by their names, docstrings and comments not at all. Another version of Python may give another digest.
 
     Example:
         >>> function_digest(lambda x: x + 1) == function_digest(lambda x: x + 2)
@@ -124,8 +126,8 @@ def described_call(name: str, **options: Any) -> str:
         >>> described_call("nk.compress", model=nn.Linear(2, 3), layers=["0"], k=2, test=None)
         "nk.compress(model=Linear, layers=['0'], k=2)"
     """
-    told = [f"{key}={_in_short(value)}" for key, value in options.items() if value is not None]
-    return command() or f"{name}({', '.join(told)})"
+    arguments = [f"{key}={_in_short(value)}" for key, value in options.items() if value is not None]
+    return command() or f"{name}({', '.join(arguments)})"
 
 
 def _in_short(value: Any) -> str:
@@ -177,7 +179,8 @@ def _function_text(value: Any, place: str, strict: bool, inner: Callable[[Any, s
         return f"function {[inner(part, place) for part in parts]}"
     if isinstance(value, CodeType):
         arguments = value.co_varnames[: value.co_argcount + value.co_kwonlyargcount]
-        parts = [value.co_code, value.co_consts, value.co_names, arguments, value.co_flags]
+        flags = value.co_flags & ~getattr(inspect, "CO_HAS_DOCSTRING", 0)
+        parts = [value.co_code, _constants(value), value.co_names, arguments, flags]
         return f"code {[inner(part, place) for part in parts]}"
     if isinstance(value, MethodType):
         return f"method {inner(value.__func__, place)} of {inner(value.__self__, place)}"
@@ -195,6 +198,17 @@ def _function_text(value: Any, place: str, strict: bool, inner: Callable[[Any, s
     called = vars(type(value)).get("__call__")
     code = f" {inner(called, place)}" if isinstance(called, FunctionType) else ""
     return f"{_qualified(type(value))}{code} {inner(getattr(value, '__dict__', None), place)}"
+
+
+def _constants(code: CodeType) -> tuple[Any, ...]:
+    """Return the constants of a function's code, with None in the place of a docstring that only describes it."""
+    marked = getattr(inspect, "CO_HAS_DOCSTRING", None)  # from Python 3.14 on
+    # before, a function made by `def` has its docstring or None in the first place; lambdas and classes have neither
+    may_have = code.co_flags & (inspect.CO_OPTIMIZED if marked is None else marked)
+    if not may_have or code.co_name.startswith("<") or not code.co_consts or not isinstance(code.co_consts[0], str):
+        return code.co_consts
+    is_read = any(one.opcode in dis.hasconst and one.arg == 0 for one in dis.get_instructions(code))
+    return code.co_consts if is_read else (None, *code.co_consts[1:])
 
 
 def _qualified(named: Any) -> str:

@@ -17,19 +17,20 @@ from torch import Tensor, nn
 from netkin.applications.federated.algorithms import (
     ClientUpdate,
     FederatedPlan,
-    State,
     averaged,
     mean_loss,
     plan_for,
     received_updates,
 )
-from netkin.applications.federated.client_data import Examples, checked_clients
+from netkin.applications.federated.client_data import checked_clients
 from netkin.applications.federated.federate import local_recipe
 from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
 from netkin.applications.federated.simulation import as_array
 from netkin.errors import ValueFault
 from netkin.integrations.training_loops import needed
 from netkin.results.federation import RoundRecord
+from netkin.sources.batches import LabelledData
+from netkin.sources.weights import StateDict
 from netkin.training import Recipe, accuracy
 
 DataOf = Callable[[Any], tuple[str, Any]]
@@ -147,11 +148,11 @@ class _Node:
         numbers = {"num-examples": len(labels), "accuracy": accuracy(model, (inputs, labels))}
         return _reply(message, name, "", {}, numbers)
 
-    def _examples(self, source: DataOf, context: Any) -> tuple[str, Examples]:
+    def _examples(self, source: DataOf, context: Any) -> tuple[str, LabelledData]:
         name, data = source(context)
         return str(name), checked_clients({name: data}, None)[0][str(name)]
 
-    def _kept(self, context: Any) -> State:
+    def _kept(self, context: Any) -> StateDict:
         if KEPT in context.state:
             return _tensors(context.state[KEPT], self.base)
         return {name: self.base[name] for name in self.plan.kept}
@@ -164,7 +165,7 @@ def _kind(base: type[Any]) -> type[Any]:
     class FederationStrategy(base):
         """Averages the weights that travel, of the clients whose update counts."""
 
-        def __init__(self, start: State, **options: Any):
+        def __init__(self, start: StateDict, **options: Any):
             super().__init__(**options)
             self.shared, self.initial_arrays = start, _record(start)
             self.records: list[RoundRecord] = []
@@ -180,15 +181,15 @@ def _kind(base: type[Any]) -> type[Any]:
         def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
             read = [_Answer(one, self.shared) for one in replies]
             self.names |= {one.node: one.client for one in read if one.client}
-            told = {self.name_of(one.node): one.fault for one in read if one.fault}
+            own_faults = {self.name_of(one.node): one.fault for one in read if one.fault}
             asked = sorted(map(self.name_of, self._asked))
             updates = [one.update for one in read if one.update is not None]
             good, faults = received_updates(
-                updates, [one for one in asked if one not in told], server_round, self.shared
+                updates, [one for one in asked if one not in own_faults], server_round, self.shared
             )
             counted = [one.client for one in good]
             loss = mean_loss([one.loss for one in read if one.client in counted])
-            self.records.append(RoundRecord(server_round, tuple(asked), tuple(counted), told | faults, loss))
+            self.records.append(RoundRecord(server_round, tuple(asked), tuple(counted), own_faults | faults, loss))
             if not good:
                 return None, None
             self.shared = averaged(good, self.shared)
@@ -251,7 +252,7 @@ def _app() -> Any:
     return needed("flwr.app", "flower", "a federation")
 
 
-def _reply(message: Any, client: str, fault: str, weights: State, numbers: Mapping[str, Any]) -> Any:
+def _reply(message: Any, client: str, fault: str, weights: StateDict, numbers: Mapping[str, Any]) -> Any:
     flower = _app()
     content = {CONFIG: flower.ConfigRecord({"client": client} | ({"fault": fault} if fault else {}))}
     content |= {METRICS: flower.MetricRecord(dict(numbers))} if numbers else {}
@@ -264,7 +265,7 @@ def _record(state: Mapping[str, Tensor]) -> Any:
     return flower.ArrayRecord({name: flower.Array(as_array(one)) for name, one in state.items()})
 
 
-def _tensors(record: Any, like: Mapping[str, Tensor]) -> State:
+def _tensors(record: Any, like: Mapping[str, Tensor]) -> StateDict:
     """Return the tensors of a record, in the precision and at the place of those of the same name."""
     found = {}
     for name, one in record.items():

@@ -32,7 +32,7 @@ def dynamics_callback(
 
 
 def freezing_callback(schedule: str | Mapping[str, float] = "linear", **options: Any) -> Any:
-    """Return a `TrainerCallback` that freezes the units of the `Trainer`'s model during training.
+    """Return a `TrainerCallback` that freezes the layer groups of the `Trainer`'s model during training.
 
     `options` are those of `FreezeTraining`; `steps` is the Trainer's own number unless it is given. `freezing` holds it
     once training has begun. Its state is written beside each checkpoint, so that a run that is resumed goes on where it
@@ -81,7 +81,7 @@ class _DynamicsEvents:
 
 
 class _FreezingEvents(LateFreezing):
-    """Freezes units while the Trainer trains."""
+    """Freezes groups of layers while the Trainer trains."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         _refuse_waiting(args, model)

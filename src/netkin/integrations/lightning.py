@@ -31,7 +31,7 @@ def dynamics_callback(
 
 
 def freezing_callback(schedule: str | Mapping[str, float] = "linear", **options: Any) -> Any:
-    """Return a Lightning callback that freezes the LightningModule's units during training.
+    """Return a Lightning callback that freezes the layer groups of the LightningModule during training.
 
     `options` are those of `FreezeTraining`; `steps` is what the trainer estimates unless it is given. `freezing` holds
     it once training has begun. Its state travels in Lightning's checkpoints. With several processes the strategy must
@@ -87,7 +87,7 @@ class _DynamicsHooks:
 
 
 class _FreezingHooks(LateFreezing):
-    """Freezes units while Lightning trains."""
+    """Freezes groups of layers while Lightning trains."""
 
     def __init__(self, schedule: Any, options: Mapping[str, Any]):
         super().__init__(schedule, options)

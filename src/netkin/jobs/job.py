@@ -246,7 +246,7 @@ class Job:
             finished = [*(folder / PARTS).glob("*.netkin"), *filter(Path.exists, filter(None, [self.result]))]
             if finished or held.kind != self._state.kind:  # else there is nothing to lose
                 refuse_other(held, self._state)
-                self._state = replace(self._state, identity=_united(held.identity, self._state.identity))
+                self._state = replace(self._state, identity=_merged_identity(held.identity, self._state.identity))
         self._state = replace(self._state, status="running", started=now(), pid=os.getpid(), host=socket.gethostname())
         self._write()
         self._stack.callback(self._write)  # the last word
@@ -377,7 +377,7 @@ def _differing(
             yield name, (one, other)
 
 
-def _united(held: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def _merged_identity(held: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: {**held[name], **value} if isinstance(value, Mapping) else held[name] for name, value in asked.items()
     }

@@ -36,7 +36,7 @@ def cca_mean(moments: Moments) -> Tensor:
     """Return the mean canonical correlation of two layers, from 0 to 1.
 
     Every direction counts alike, however little it varies. One means that the layer of smaller rank is a linear
-    function of the other; so it is whenever there are fewer examples than units, which a warning points out.
+    function of the other; so it is whenever there are fewer examples than neurons, which a warning points out.
     """
     return moments.correlations.mean()
 
@@ -131,7 +131,7 @@ def svcca_k(moments: Moments, *, k: int = 10) -> Tensor:
     unchanged_by={"scaling", "translation"},
     symmetric=False,
     whitens=True,
-    convention="weights from the whitened canonical variates of X and the units of X, columns centred",
+    convention="weights from the whitened canonical variates of X and the neurons of X, columns centred",
     reference="Morcos et al. (2018), arXiv:1806.05759",
     means="The canonical correlations averaged by how much of the first layer (the row's) each accounts for. 1 "
     "means that what it mostly does can be found in the second (the column's).",
@@ -140,8 +140,8 @@ def svcca_k(moments: Moments, *, k: int = 10) -> Tensor:
 def pwcca(moments: Moments) -> Tensor:
     """Return the canonical correlations averaged by how much of X each accounts for, from 0 to 1.
 
-    ``Σ αᵢρᵢ / Σ αᵢ`` with ``αᵢ = Σⱼ |⟨hᵢ, xⱼ⟩|``, hᵢ the whitened canonical variates of X and xⱼ its units. Not
-    symmetric, and not unchanged by a rotation of X: it depends on single units. Where some correlations are equal, as
+    ``Σ αᵢρᵢ / Σ αᵢ`` with ``αᵢ = Σⱼ |⟨hᵢ, xⱼ⟩|``, hᵢ the whitened canonical variates of X and xⱼ its neurons. Not
+    symmetric, and not unchanged by a rotation of X: it depends on single neurons. Where some correlations are equal, as
     those of directions that both layers have, any turn of their variates is as good, and there is no value.
     """
     if moments.spans_all:

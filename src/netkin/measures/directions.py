@@ -1,8 +1,8 @@
 """Aligned directions: which directions of one layer correspond to which of another.
 
-A layer of p units over n examples is n × p; a *direction* is a weighted sum of its units, and so again one number for
-each example. SVCCA keeps the leading principal directions of each layer, finds the pairs of directions within them that
-correlate most, and orders the pairs by their correlation.
+A layer of p neurons over n examples is n × p; a *direction* is a weighted sum of its neurons, and so again one number
+for each example. SVCCA keeps the leading principal directions of each layer, finds the pairs of directions within them
+that correlate most, and orders the pairs by their correlation.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ TIE = 1e-8  # correlations nearer to each other than this are one: rounding alon
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AlignedSide:
-    """One layer's directions, in the layer's own units: those paired with the other layer's first, then the rest.
+    """One layer's directions, in the layer's own neurons: those paired with the other layer's first, then the rest.
 
     ``(X - mean) @ transform`` are the directions over the examples of X; over those that the moments came from they
-    are orthonormal. `patterns` is how each unit follows each direction: ``transformᵀ XᵀX`` of the centred examples.
+    are orthonormal. `patterns` is how each neuron follows each direction: ``transformᵀ XᵀX`` of the centred examples.
     `kept` is how many principal directions were kept, `variance` the share of the layer's variance that they hold, and
     `singular_values` are all those of the centred layer that are above rounding.
     """
@@ -55,7 +55,7 @@ class AlignedSide:
 
     @property
     def activity(self) -> Tensor:
-        """The mean square of every unit, about the origin."""
+        """The mean square of every neuron, about the origin."""
         return self.mean.square() + self.side.variances[0].detach().to(self.mean) / (self.n * self.side.scale**2)
 
     def directions(self, X: Any) -> Tensor:
@@ -74,17 +74,17 @@ class AlignedSide:
         return torch.linalg.qr(weights / torch.linalg.vector_norm(weights, dim=0))[0].mT
 
     def projection(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return the maps that project every unit on the first `k` directions: p × k to them, k × p back.
+        """Return the maps that project every neuron on the first `k` directions: p × k to them, k × p back.
 
-        Over the examples each unit becomes the sum of directions that is nearest to it:
+        Over the examples each neuron becomes the sum of directions that is nearest to it:
         ``mean + (X - mean) @ encode @ decode``, section 2.1 of the SVCCA paper.
         """
         return self.transform[:, : self.checked(k)], self.patterns[:k]
 
-    def covariance(self, units: Tensor) -> Tensor:
-        """Return the rows of XᵀX of the centred examples for some units, in the layer's own units."""
+    def covariance(self, neurons: Tensor) -> Tensor:
+        """Return the rows of XᵀX of the centred examples for some neurons."""
         maps = self.side.units[0].detach()
-        return (maps[:, units].mT @ self.side.second[0].detach() @ maps).to(self.mean) / self.side.scale**2
+        return (maps[:, neurons].mT @ self.side.second[0].detach() @ maps).to(self.mean) / self.side.scale**2
 
     def checked(self, k: Any) -> int:
         """Return `k` if there are that many directions."""
@@ -124,7 +124,7 @@ def svcca_directions(X: Any, Y: Any = None, /, *, variance: float = 0.99, by: st
     Each layer keeps the fewest principal directions that hold `variance` of Σσ², or with ``by="sum"`` of Σσ, as the
     paper's appendix writes; the mean of the correlations is then `svcca`, or `svcca_by_sum`. ``variance=1`` is plain
     CCA. A side that keeps more directions than the other has the rest of them at the end, uncorrelated with the other
-    layer, by falling variance. So are pairs of equal correlation ordered. Signs are such that the unit which follows a
+    layer, by falling variance. So are pairs of equal correlation ordered. Signs are such that the neuron that follows a
     direction of X most follows it upwards, and that correlations are positive.
 
     X and Y are two matrices of the same examples, or X is a `Moments`, for instance ``LayerMoments[a, b]``.
@@ -198,7 +198,7 @@ class _LeadingDirections:
 
     @property
     def signs(self) -> Tensor:
-        """The sign of the unit that follows each direction most."""
+        """The sign of the neuron that follows each direction most."""
         patterns = self.patterns
         return patterns.gather(1, patterns.abs().argmax(1, keepdim=True)).sign().flatten()
 

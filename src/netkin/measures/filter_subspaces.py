@@ -82,13 +82,13 @@ def grassmann(pair: Filters, *, atoms: int = 0) -> Tensor:
     higher_is_closer=True, bounds=(-1.0, 1.0), unchanged_by=SCALING, reference="none; the plain baseline of atoms",
     convention="all weights of a layer as one vector, without its bias",
     means="The cosine between all weights of two layers. 1 means the same weights up to a factor.",
-    cannot_see="That units may stand in another order: networks that compute the same can be at 0. Networks from "
+    cannot_see="That neurons may stand in another order: networks that compute the same can be at 0. Networks from "
     "one start are alike by that alone.",
 )  # fmt: skip
 def weight_cosine(pair: Filters) -> Tensor:
     """Return the cosine between the weights of two layers of one shape, from -1 to 1.
 
-    Units in another order make another value, though the networks compute the same.
+    Neurons in another order make another value, though the networks compute the same.
     """
     x, y = pair.weights()
     return (x @ y).clamp(-1, 1)

@@ -33,7 +33,7 @@ RANK = (  # of `Side.kept`, on which all whitening depends
 # what several measures cannot see
 FEW_EXAMPLES = "With fewer examples than features the values rise by themselves, whatever the layers hold."
 LEADING = "A few directions of large variance decide the value; what lies in small directions goes unseen."
-Settings = Mapping[str, Any]
+Parameters = Mapping[str, Any]
 
 
 class PairType(Protocol):
@@ -44,10 +44,10 @@ class PairType(Protocol):
         """Return the pair of two matrices; `options` are those that `options` returns."""
 
     @classmethod
-    def options(cls, facts: Facts, settings: Settings, /) -> dict[str, Any]:
+    def options(cls, facts: Facts, settings: Parameters, /) -> dict[str, Any]:
         """Return the options of a measure with these facts and settings for `of` and collectors."""
 
-    def caution(self, facts: Facts, settings: Settings, /) -> str:
+    def caution(self, facts: Facts, settings: Parameters, /) -> str:
         """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
 
 
@@ -72,9 +72,9 @@ class Facts:
     unit: str = ""  # of its values: radians or nats; none for shares and correlations
     means: str = ""  # what a value means, in plain words
     cannot_see: str = ""
-    by_settings: Mapping[str, Callable[[Settings], Any]] = field(default_factory=dict, repr=False, compare=False)
+    by_settings: Mapping[str, Callable[[Parameters], Any]] = field(default_factory=dict, repr=False, compare=False)
 
-    def at(self, settings: Settings) -> Facts:
+    def at(self, settings: Parameters) -> Facts:
         """Return the facts with these settings."""
         return replace(self, **{fact: rule(settings) for fact, rule in self.by_settings.items()})
 
@@ -182,11 +182,11 @@ def measure(
     convention: str = "",
     symmetric: bool = True,
     is_metric: bool = False,
-    whitens: bool | Callable[[Settings], bool] = False,
+    whitens: bool | Callable[[Parameters], bool] = False,
     precise: bool = False,
     debiases: bool = False,
     shows: tuple[str, ...] = (),
-    smooth: bool | str | Callable[[Settings], bool | str] = True,
+    smooth: bool | str | Callable[[Parameters], bool | str] = True,
     debiased_as: str = "",
     unit: str = "",
     means: str = "",

@@ -22,6 +22,7 @@ from netkin.results.labels import column_label, is_worth, pair_label
 ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 ERROR = " ±"  # ends the name of a list that holds errors
 NAMED = 32  # names along an axis at most
+FEW = 8  # steps that are named one by one
 
 Ends = tuple[float, float]
 
@@ -136,7 +137,7 @@ def profile_charts(comparison: Comparison, tables: Sequence[Values]) -> list[Cha
 
     Measures on one scale share a chart. Of stitches each score has its own, with one colour for each method.
     """
-    pairs, _ = partners(comparison)
+    (pairs, _), tables = partners(comparison), sorted(tables, key=lambda table: not is_worth(table))  # scores first
     labels = [pair_label(tables, comparison.layers_a[i], comparison.layers_b[j]) for i, j in pairs]
     scales, named = (
         scales_of(tables),
@@ -330,7 +331,7 @@ class StepAxis:
         return (self._height(step) - low) / (high - low) if high > low else 0.5
 
     def ticks(self) -> list[int]:
-        """Return the steps to be named, far enough from each other to be read.
+        """Return the steps to be named, far enough from each other to be read; where they are few, those of the series.
 
         Example:
             >>> StepAxis((0, 10, 100, 1000), logarithmic=True).ticks(), StepAxis((0, 400), logarithmic=False).ticks()
@@ -339,6 +340,8 @@ class StepAxis:
         low, high = self.steps[0], self.steps[-1]
         if low == high:
             return [low]
+        if 2 < len(self.steps) <= FEW:
+            return self._apart(self.steps)
         if self.logarithmic:
             inside = [round(tick) for tick in Axis(self.least, high, logarithmic=True).ticks()]
             return self._apart([low, *(tick for tick in inside if tick > low)])

@@ -14,7 +14,16 @@ import numpy as np
 
 from netkin.reporting.scales import Scale, scales_of
 from netkin.results import Comparison, Comparisons, Series, Values
-from netkin.results.labels import by_name, column_label, has_classes, is_apart, is_of_tasks, listing, pair_label
+from netkin.results.labels import (
+    column_label,
+    has_classes,
+    is_apart,
+    is_of_tasks,
+    is_worth,
+    listing,
+    pair_label,
+    tables_by_name,
+)
 from netkin.results.text import cells, values_and_errors
 
 SAME_MODEL = "a model is not compared with itself here"
@@ -124,7 +133,10 @@ def grids_of(comparison: Comparison, measure: str | None = None) -> list[Grid]:
     scales, pairs = scales_of(tables), listing(comparison)
     if not pairs:
         return [replace(grid_of(table), scale=scales[table.id]) for table in tables]
-    return [_list(name, own, pairs, scales[own[0].id]) for name, own in by_name(tables).items()]
+    first = sorted(
+        tables_by_name(tables).items(), key=lambda item: not is_worth(item[1][0])
+    )  # scores of stitches first
+    return [_list(name, own, pairs, scales[own[0].id]) for name, own in first]
 
 
 def grid_of(table: Values) -> Grid:
@@ -164,7 +176,7 @@ def summary_grids(comparisons: Sequence[Comparison]) -> list[Grid]:
     if all(map(is_of_tasks, tables.values())) and sum(map(len, layers.values())) <= MOST_BLOCKS:
         return [grid for id_ in tables for grid in _blocks(comparisons, id_, layers)]
     grids = {id_: _summary([c for c in comparisons if id_ in c.tables], table) for id_, table in tables.items()}
-    for own in by_name(tables.values()).values():
+    for own in tables_by_name(tables.values()).values():
         together = np.concatenate([grids[table.id].values.ravel() for table in own])
         for table in own:
             grids[table.id] = replace(grids[table.id], scale=Scale.of(table, together))

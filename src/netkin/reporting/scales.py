@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from netkin.results import Values
-from netkin.results.labels import by_name, is_apart, is_worth
+from netkin.results.labels import is_apart, is_worth, tables_by_name
 
 EXPECTED = {"relative_accuracy": (0.0, 1.0)}  # ends that an open scale shows at least, so that colours say how much
 # lightness, chroma, hue in degrees, at equal distances along the scale
@@ -105,7 +105,7 @@ class Scale:
 
 def scales_of(tables: Sequence[Values]) -> dict[str, Scale]:
     """Return the scales of tables by their ids; those of one name share one, so that they can be compared."""
-    together = {name: np.concatenate([t.values.ravel() for t in own]) for name, own in by_name(tables).items()}
+    together = {name: np.concatenate([t.values.ravel() for t in own]) for name, own in tables_by_name(tables).items()}
     return {table.id: Scale.of(table, together[table.name]) for table in tables}
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from netkin.errors import NoValue
 from netkin.reporting.grids import partners
 from netkin.results import Comparison, Comparisons, Federation, Match, Ranking, Series, Trend, Values
+from netkin.results.compression import Compression
 from netkin.results.labels import (
     LONGEST,
     NOT_ASKED,
@@ -24,9 +25,10 @@ from netkin.results.labels import (
     is_worth,
     listing,
     pair_label,
-    told_apart,
+    short_names,
     worth_of,
 )
+from netkin.results.text import plural
 from netkin.results.weight_sparsity import SparsityStudy
 
 SHOWN_NAMES = 12  # of layers that are listed with a reason
@@ -112,7 +114,7 @@ def _candidates(names: Sequence[str], limit: int) -> Sequence[str]:
     """Return the names or, where some are too long, without the parts that all share, here and there or at the ends."""
     if all(len(name) <= limit for name in names):
         return names
-    short, apart = brief(names), told_apart(names, limit)
+    short, apart = brief(names), short_names(names, limit)
     return short if max(map(len, short)) <= limit else [apart[name] for name in names]
 
 
@@ -133,7 +135,7 @@ def grouped_reasons(counted: Mapping[str, int]) -> list[str]:
 
 def _reason(rest: str, own: Sequence[tuple[str, str, int]]) -> str:
     names, count = list(dict.fromkeys(name for name, _, _ in own)), sum(count for *_, count in own)
-    pairs = f"{count:,} {'pair' if count == 1 else 'pairs'}"
+    pairs = plural(count, "pair")
     if len(own) == 1:
         return f"{own[0][1]} ({pairs})"
     more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
@@ -146,7 +148,7 @@ def headline(comparison: Comparison, names: Mapping[str, str] | None = None) -> 
         return "This comparison holds no measure."
     table = next(iter(comparison.tables.values()))
     if has_networks(comparison):
-        return _closest_networks(table)
+        return closest_and_farthest(table.id, table.layers_a, table.values, table.higher_is_closer, "networks")
     stitched = [one for one in comparison.tables.values() if is_worth(one)]
     if stitched:
         return _best_stitch(comparison, [one for one in stitched if one.name == stitched[0].name])
@@ -155,6 +157,9 @@ def headline(comparison: Comparison, names: Mapping[str, str] | None = None) -> 
         return f"{table.id} has no value for any pair of layers; the reasons stand below."
     if has_classes(comparison):
         return f"By {table.id}, {_closest(table, best, 'layer and class')}."
+    if len(listing(comparison)) == 1:
+        ((row, match),) = best.items()
+        return f"By {table.id}, {row} × {match.layer} is at {_value(match)}."
     return f"By {table.id}, {_closest(table, best, 'layers')}; {_agreement(comparison, table, best, names or {})}."
 
 
@@ -168,24 +173,48 @@ def _best_stitch(comparison: Comparison, tables: Sequence[Values]) -> str:
     where = f"{pair_label([table], row, column)}{f' by {column_label(table)}' if len(tables) > 1 else ''}"
     means = [(column_label(one), float(np.nanmean(one.values))) for one in tables if np.isfinite(one.values).any()]
     told = [f"{how} reaches {mean:.2f}" if len(tables) > 1 else f"it is {mean:.2f}" for how, mean in means]
-    return f"By {tables[0].name}, the best stitch is that at {where}, at {value:.2f}; on average {' and '.join(told)}."
+    if sum(int(np.isfinite(one.values).sum()) for one in tables) == 1:
+        return f"By {tables[0].name}, the stitch at {where} reaches {value:.2f} with {column_label(table)}."
+    return f"By {tables[0].name}, the best stitch is that at {where}, at {value:.2f}; on average {_and(told)}."
 
 
-def _closest_networks(table: Values) -> str:
-    """Return which two networks are the closest, and which the farthest apart."""
-    i, j = np.triu_indices(len(table.layers_a), 1)
-    order = np.argsort(table.values[i, j] * (-1 if table.higher_is_closer else 1), kind="stable")
-    first, last = (
-        f"{table.layers_a[i[k]]} × {table.layers_a[j[k]]} at {table.values[i[k], j[k]]:.2f}" for k in order[[0, -1]]
-    )
-    return f"By {table.id}, the closest networks are {first}, and the farthest apart {last}."
+def _and(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def closest_and_farthest(
+    measure: str, names: Sequence[str], values: np.ndarray, higher_is_closer: bool, what: str
+) -> str:
+    """Return which two of several networks are the closest, and which the farthest apart, of those with a value.
+
+    Args:
+        measure: By which they were compared.
+        names: The names of the networks.
+        values: Networks × networks, symmetric.
+        higher_is_closer: The direction of the measure.
+        what: What they are called, such as networks.
+
+    Example:
+        >>> closest_and_farthest("cka", "abc", np.array([[1, 0.9, 0.5], [0.9, 1, 0.4], [0.5, 0.4, 1]]), True, "models")
+        'By cka, the closest models are a × b at 0.90, and the farthest apart b × c at 0.40.'
+    """
+    pairs = [(i, j) for i, j in combinations(range(len(names)), 2) if math.isfinite(values[i, j])]
+    if not pairs:
+        return f"{measure} has no value for any pair of {what}; the reasons stand below."
+    ordered = sorted(pairs, key=lambda pair: float(values[pair]), reverse=higher_is_closer)
+    first, last = (f"{names[i]} × {names[j]} at {values[i, j]:.2f}" for i, j in (ordered[0], ordered[-1]))
+    said = f"By {measure}, the closest {what} are {first}"
+    return f"{said}, and the farthest apart {last}." if len(ordered) > 1 else f"{said}."
 
 
 def _closest(table: Values, best: Mapping[str, Match], what: str) -> str:
     choose = max if table.higher_is_closer else min
     row, match = choose(best.items(), key=lambda item: item[1].value)
-    at = f"{match.value:.2f}" if match.error is None else f"{match.value:.2f} ± {match.error:.1g}"
-    return f"the closest pair of {what} is {row} × {match.layer} at {at}"
+    return f"the closest pair of {what} is {row} × {match.layer} at {_value(match)}"
+
+
+def _value(match: Match) -> str:
+    return f"{match.value:.2f}" if match.error is None else f"{match.value:.2f} ± {match.error:.1g}"
 
 
 def _agreement(comparison: Comparison, table: Values, best: Mapping[str, Match], names: Mapping[str, str]) -> str:
@@ -197,7 +226,8 @@ def _agreement(comparison: Comparison, table: Values, best: Mapping[str, Match],
     if known and listing(comparison):  # where nothing else was asked for, nothing is best
         return f"{f'layers of the {how}' if how else 'the pairs that were compared'} are at {mean}"
     a, b = (names.get(model, model) for model in (comparison.a, comparison.b))
-    found = f"{met} of {len(matched)} layers of {a} find their best match in the layer of the {how} of {b}"
+    find = "finds its" if met == 1 else "find their"
+    found = f"{met} of {plural(len(matched), 'layer')} of {a} {find} best match in the layer of the {how} of {b}"
     return f"{found}, and such pairs are at {mean}" if mean else found
 
 
@@ -209,7 +239,8 @@ def _cut(name: str, limit: int) -> str:
 def figure_caption(results: Any) -> str:
     """Return what a figure shows, on which data, and what its marks mean.
 
-    It is of a comparison, several, a series, a ranking, a federation, ways to learn tasks, or a sparsity study.
+    It is of a comparison, several, a series, a ranking, a federation, ways to learn tasks, a sparsity study, or a
+    compression.
     """
     if isinstance(results, Comparison):
         return _comparison_caption(results)
@@ -222,27 +253,36 @@ def figure_caption(results: Any) -> str:
         what = f"the layers at each {results.unit} (rows) with those at the final one (columns)"
         return f"{results.run}: {', '.join(results.measures)} of {what}{_on(final)}. {lines}"
     if isinstance(results, Ranking):
-        return f"Scores of {len(results)} models{_on(results)}; bars are 95 % intervals over examples."
+        return f"Scores of {plural(len(results), 'model')}{_on(results)}; bars are 95 % intervals over examples."
     if isinstance(results, Federation):
         return f"{results.title}: accuracy of each client by round, and how alike the clients are."
     if isinstance(results, SparsityStudy):
         return "Weights that are left, debiased CKA between layers, and accuracy after pruning, as far as measured."
+    if isinstance(results, Compression):
+        on = _on(results) if results.data else ""
+        below = (
+            " Below, the accuracy as layer after layer is compressed." if results.accuracy_before is not None else ""
+        )
+        return f"What {plural(len(results), 'compressed layer')} kept of what there was{on}.{below}"
     return "Accuracy on each task (columns) after each task (rows), mean over seeds. Hatched: no value."
 
 
 def _on(result: Any) -> str:
-    return "" if getattr(result, "needs_no_data", False) else f", on {result.data}, {result.examples:,} examples"
+    if getattr(result, "needs_no_data", False):
+        return ""
+    return f", on {result.data}, {plural(result.examples, 'example')}"
 
 
 def _comparison_caption(comparison: Comparison) -> str:
-    names = told_apart([comparison.a, comparison.b])
+    names = short_names([comparison.a, comparison.b])
     a, b = names[comparison.a], names[comparison.b]
     if has_networks(comparison):
         what = f"Each of {len(comparison.layers_a)} networks with every other"
     elif has_classes(comparison):
         what = "Layers (rows) and the logits of classes (columns)"
     elif listing(comparison):
-        what = f"Layers of {a} and {b}, pair by pair"
+        stitched = any(map(is_worth, comparison.tables.values()))
+        what = f"Stitches of {a} into {b}, layer by layer" if stitched else f"Layers of {a} and {b}, pair by pair"
     else:
         what = f"Layers of {a} (rows) and of {b} (columns)"
     best = any(table.axes == ("layer", "layer") for table in comparison.tables.values()) and not listing(comparison)
@@ -277,10 +317,10 @@ def series_headline(series: Series) -> str:
     """Return one sentence with the result: in which order the layers converge."""
     if not series.layers:
         count = len(series.comparisons[-1].layers_a)
-        steps = f"{len(series)} {series.unit}s"
-        return f"{count} layers at {steps}, none of which the final checkpoint has under the same name."
+        steps = plural(len(series), series.unit)
+        return f"{plural(count, 'layer')} at {steps}, none of which the final checkpoint has under the same name."
     final = f"each with its final state at {series.unit} {series.final_step:,}"
-    general = f"{len(series.layers)} layers at {len(series)} {series.unit}s, {final}"
+    general = f"{plural(len(series.layers), 'layer')} at {plural(len(series), series.unit)}, {final}"
     for threshold, measure in [(mark, m) for m in series.measures for mark in series.marks(m)]:
         try:
             return f"{general}. {_found(series, series.bottom_up(threshold, measure), threshold, measure)}"

@@ -16,6 +16,7 @@ from netkin.representations.guests import guest, model_lock, random_states, rand
 from netkin.representations.hooks import (
     Repeats,
     apart,
+    copied,
     is_plain_tensor,
     keeping,
     main_tensor,
@@ -36,7 +37,6 @@ from netkin.representations.inputs import (
     transformed,
 )
 from netkin.representations.layers import Spec, choose, layer_label, named_outright, refuse_lazy, split_call, unwrapped
-from netkin.representations.nesting import copied
 from netkin.representations.shapes import (
     Shape,
     TokenMask,

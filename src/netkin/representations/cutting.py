@@ -21,16 +21,24 @@ from torch import Tensor, fx, nn
 
 from netkin.errors import ForwardError, UnknownName
 from netkin.representations.guests import model_lock
-from netkin.representations.hooks import main_tensor, watching
+from netkin.representations.hooks import (
+    copied,
+    leaves,
+    main_tensor,
+    parts,
+    path_to_tensor,
+    rebuilt,
+    replaced_at,
+    watching,
+)
 from netkin.representations.inputs import Forward, feed
 from netkin.representations.layers import children, choose, layer_label, modules, split_call, unwrapped
-from netkin.representations.nesting import copied, leaves, parts, path_to_tensor, rebuilt, replaced_at
 
 Traces = dict[frozenset[str], fx.Graph]  # of a model, by the modules that were opened
 NO_FEATURES = ("mask", "position_ids", "token_type_ids")  # inputs of a language model that are no text
 
 
-class _Reached(BaseException):
+class _LayerReached(BaseException):
     """Stops a forward once the layer has run; not an `Exception`, so that no model catches it on the way."""
 
     def __init__(self, output: Any):
@@ -45,12 +53,12 @@ def run_until(model: nn.Module, layer: str, batch: Any, forward: Forward | None 
     """
 
     def stop(name: str, output: Any) -> None:
-        raise _Reached(output)
+        raise _LayerReached(output)
 
     try:
         with model_lock(), watching(model, [_one_call(model, layer)], stop):
             feed(model, batch, forward)
-    except _Reached as reached:
+    except _LayerReached as reached:
         return reached.output
     raise _did_not_run(layer)
 
@@ -212,7 +220,7 @@ def reaches_around(model: nn.Module, layer: str, output: Tensor, batch: Any, for
     So it is inside a residual block: the shortcut carries the model's own features past the layer. What says only which
     tokens count, or where they stand, may go past it.
     """
-    other = _stirred_batch(batch)
+    other = _other_batch(batch)
     first = run_from(model, layer, output, batch, forward)
     second = run_from(model, layer, output, other, forward)
     return not _same(first, second, tolerance=0.0)
@@ -268,7 +276,8 @@ def _traced(model: nn.Module, tracer: fx.Tracer) -> fx.Graph:
 
 
 def _call(graph: fx.Graph, model: nn.Module, module: nn.Module, call: int) -> fx.Node:
-    found = [n for n in graph.nodes if n.op == "call_module" and model.get_submodule(str(n.target)) is module]
+    known = dict(model.named_modules(remove_duplicate=False))
+    found = [n for n in graph.nodes if n.op == "call_module" and known[str(n.target)] is module]
     if len(found) < call:
         raise _Uncut("the layer is not called as a module")
     return found[call - 1]
@@ -315,15 +324,15 @@ def _is_end(node: fx.Node) -> bool:
     return node.op in ("placeholder", "output")
 
 
-def _stirred_batch(batch: Any) -> Any:
+def _other_batch(batch: Any) -> Any:
     inside = parts(batch)
     if not inside:
-        return _stirred(batch)
+        return _other_input(batch)
     features = {key: part for key, part in inside.items() if not str(key).endswith(NO_FEATURES)}
-    return rebuilt(batch, {key: _stirred_batch(part) for key, part in features.items()})
+    return rebuilt(batch, {key: _other_batch(part) for key, part in features.items()})
 
 
-def _stirred(leaf: Any) -> Any:
+def _other_input(leaf: Any) -> Any:
     """Return other inputs of the same kind: noise of the same spread, or the examples in another order."""
     if not isinstance(leaf, Tensor) or not leaf.ndim:
         return leaf

@@ -122,11 +122,11 @@ class AtomConv2d(nn.Module):
 
     def extra_repr(self) -> str:
         """Return what is not a default, as `nn.Conv2d` does."""
-        told = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, atoms={len(self.atoms)}"]
+        options = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, atoms={len(self.atoms)}"]
         usual = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1, "padding_mode": "zeros"}
-        told += [f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value]
-        told += [f"block={self.block}"] if self.block != (self.in_channels // self.groups, self.out_channels) else []
-        return ", ".join(told + ["bias=False"] * (self.bias is None) + ["fused=False"] * (not self.fused))
+        options += [f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value]
+        options += [f"block={self.block}"] if self.block != (self.in_channels // self.groups, self.out_channels) else []
+        return ", ".join(options + ["bias=False"] * (self.bias is None) + ["fused=False"] * (not self.fused))
 
     def _repeated(self) -> Tensor:
         """Return the coefficients of all channels, where a block of them is repeated."""
@@ -267,8 +267,8 @@ def filters_in(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Conv2d | AtomC
             left |= {name: why} if why else {}
             found |= {} if why else {name: module}  # type: ignore[dict-item]
     if not found:
-        told = "".join(f"; {layer_label(name)} is left: {why}" for name, why in list(left.items())[:1])
-        raise ValueFault(f"the model has no convolution whose filters could be made of atoms{told}.")
+        reason = "".join(f"; {layer_label(name)} is left: {why}" for name, why in list(left.items())[:1])
+        raise ValueFault(f"the model has no convolution whose filters could be made of atoms{reason}.")
     for name, module in found.items():
         refuse_non_finite(module.weight.detach(), f"the filters of {layer_label(name)}")
     return made, found, left

@@ -19,10 +19,9 @@ from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, Va
 from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader, joined
 from netkin.representations.guests import guest
-from netkin.representations.hooks import main_tensor
+from netkin.representations.hooks import copied, leaves, main_tensor, parts, path_to_tensor, replaced_at
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, labels_of
 from netkin.representations.layers import Spec, layer_label, unwrapped
-from netkin.representations.nesting import copied, leaves, parts, path_to_tensor, replaced_at
 from netkin.representations.shapes import Shape
 from netkin.settings import plain_recurrence
 from netkin.sources.names import by_name
@@ -31,9 +30,9 @@ TARGETS = ("tempered", "labels", "predicted")
 OUTPUTS = ("categorical", "multilabel", "continuous")
 IGNORED = -100  # the label of tokens that have no loss, as in torch
 
-Loss = Callable[[Tensor, Any], Tensor]
-Rows = dict[str, Tensor]  # by layer
-Take = Callable[[Any, Rows, Rows], None]
+ExampleLosses = Callable[[Tensor, Any], Tensor]
+RowsByLayer = dict[str, Tensor]  # by layer
+Take = Callable[[Any, RowsByLayer, RowsByLayer], None]
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Target:
     zero: continuous outputs have no tempered target.
     """
 
-    kind: str | Loss = "tempered"
+    kind: str | ExampleLosses = "tempered"
     beta: float = 0.5
     outputs: str = "categorical"
 
@@ -118,7 +117,7 @@ def gradients(
     layers: Spec = None,
     data: Any = None,
     *,
-    target: str | Loss = "tempered",
+    target: str | ExampleLosses = "tempered",
     beta: float = 0.5,
     outputs: str = "categorical",
     shape: Shape | Mapping[str, Shape] = None,
@@ -158,7 +157,7 @@ def gradients(
     reading = ModelReading(model, Target(target, beta, outputs), shape, forward, transform, exact_model)
     kept: dict[str, list[Tensor]] = {}
 
-    def take(batch: Any, features: Rows, gradients: Rows) -> None:
+    def take(batch: Any, features: RowsByLayer, gradients: RowsByLayer) -> None:
         for name, rows in gradients.items():
             kept.setdefault(name, []).append(rows.to(device or "cpu"))
 
@@ -262,7 +261,7 @@ class Taps:
                 raise ForwardError("the model's output has no gradient: a part of it was computed without a graph.")
             if self._unchecked:
                 self._refuse_coupled(losses, noted, axes)
-            found[target] = _pulled(losses.sum(), noted)
+            found[target] = _gradients_at(losses.sum(), noted)
             for name in noted.keys() - found[target].keys():
                 self.severed[name] = f"no path leads from {layer_label(name)} to the loss"
         self._unchecked = self._unchecked and len(logits) < 2
@@ -274,7 +273,7 @@ class Taps:
             return  # NaN would look like a mixture; it is refused with its layer when the rows are taken
         # sets between which halves, neighbours and examples at regular distances are parted: the Thue–Morse sequence
         chosen = torch.tensor([place.bit_count() % 2 == 1 for place in range(len(losses))], device=losses.device)
-        for name, one in _pulled(losses[chosen].sum(), noted).items() if bool(chosen.any()) else ():
+        for name, one in _gradients_at(losses[chosen].sum(), noted).items() if bool(chosen.any()) else ():
             rows = one.movedim(axes.get(name) or 0, 0)
             if len(rows) == len(chosen) and bool(rows[~chosen.to(rows.device)].any()):
                 raise ForwardError(
@@ -308,14 +307,14 @@ def pulling() -> Iterator[None]:
         raise ForwardError(f"the gradient can't be taken: {said}.") from fault
 
 
-def _pulled(total: Tensor, noted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _gradients_at(total: Tensor, noted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the gradients of `total` at the noted tensors that it depends on."""
     with pulling():
         found = torch.autograd.grad(total, list(noted.values()), retain_graph=True, allow_unused=True)
     return {name: one for name, one in zip(noted, found, strict=True) if one is not None}
 
 
-def _refuse_several_rows(rows: Rows, count: int, shapes: Mapping[str, str]) -> None:
+def _refuse_several_rows(rows: RowsByLayer, count: int, shapes: Mapping[str, str]) -> None:
     for name, own in rows.items():
         if len(own) != count:
             raise ShapeError(

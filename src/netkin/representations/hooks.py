@@ -7,26 +7,35 @@ replaces it. While hooks are on a model
 - torch's fused transformer path is off, because it skips the modules inside and passes nested tensors between them.
 
 Both are restored afterwards, and the hooks are removed, also after an exception or Ctrl-C.
+
+Outputs may be nested: the tuples, lists, mappings and dataclasses that models take and return are traversed and rebuilt
+by `parts`, `leaves`, `mapped` and `rebuilt`. A Hugging Face ``ModelOutput`` or ``BatchEncoding`` is a mapping like any
+other; nothing is imported for them.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
-from netkin.representations.nesting import Path, at, path_to_tensor
 from netkin.settings import SharedSetting, unfused_attention
 
 React = Callable[[str, Any], Any]
+_uncompiled: WeakKeyDictionary[nn.Module, SharedSetting] = WeakKeyDictionary()
+PREFERRED = ("last_hidden_state", "logits")
+KeyPath = tuple[Hashable, ...]
 
 
 class Watch:
@@ -152,7 +161,7 @@ def unrecordable(output: Any) -> str:
     return ""
 
 
-def _path_in(output: Any) -> Path | None:
+def _path_in(output: Any) -> KeyPath | None:
     return () if isinstance(output, Tensor) and output.is_floating_point() else path_to_tensor(output)
 
 
@@ -231,9 +240,6 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
         yield
 
 
-_uncompiled: WeakKeyDictionary[nn.Module, SharedSetting] = WeakKeyDictionary()
-
-
 def _setting_of(module: nn.Module) -> SharedSetting:
     """Return whether a module runs compiled, as a setting: it does again once the last user has left."""
     weak = ref(module)  # the setting lives as long as the module, and must not keep it alive
@@ -254,3 +260,102 @@ def _uncompile(module: nn.Module | None) -> Callable[[], None]:
     if "_orig_mod" in module._modules:
         vars(module)["forward"] = module._modules["_orig_mod"]
     return lambda: vars(module).update(state)
+
+
+# --- nested outputs ---------------------------------------------------------------------------------------------------
+
+
+def parts(structure: Any) -> dict[Any, Any]:
+    """Return what `structure` holds, by key, index or field name; nothing for what is no structure."""
+    if isinstance(structure, Mapping):
+        return dict(structure)
+    if isinstance(structure, (tuple, list)):
+        return dict(enumerate(structure))
+    if dataclasses.is_dataclass(structure) and not isinstance(structure, type):
+        return {field.name: getattr(structure, field.name) for field in dataclasses.fields(structure)}
+    return {}
+
+
+def rebuilt(structure: Any, changed: Mapping[Any, Any]) -> Any:
+    """Return a copy of `structure`, of its own type, with the parts in `changed` put in their places."""
+    if isinstance(structure, MutableMapping):
+        return _set_items(copy.copy(structure), changed)
+    if isinstance(structure, Mapping):
+        return {**structure, **changed}
+    if isinstance(structure, (tuple, list)):
+        return _same_sequence(structure, [changed.get(index, part) for index, part in enumerate(structure)])
+    return _set_fields(copy.copy(structure), changed)
+
+
+def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
+    """Return `structure` with `function` applied to everything in it that is not a structure itself."""
+    inside = parts(structure)
+    if not inside:
+        return function(structure)
+    return rebuilt(structure, {key: mapped(function, part) for key, part in inside.items()})
+
+
+def copied(structure: Any) -> Any:
+    """Return `structure` with copies of the tensors and arrays in it."""
+    return mapped(copied_leaf, structure)
+
+
+def copied_leaf(leaf: Any) -> Any:
+    """Return a copy of a tensor or array, with its gradient's history; anything else as it is."""
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
+def leaves(structure: Any) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield everything in `structure` that is not a structure, depth first, with the path to it.
+
+    In mappings and dataclasses `last_hidden_state` and `logits` come before the other parts.
+    """
+    inside = parts(structure)
+    if not inside:
+        yield (), structure
+    for key in sorted(inside, key=_rank):
+        for path, leaf in leaves(inside[key]):
+            yield (key, *path), leaf
+
+
+def path_to_tensor(output: Any) -> KeyPath | None:
+    """Return the way to the first floating tensor in a layer's `output`, or None if it has none."""
+    return next((path for path, leaf in leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
+
+
+def at(structure: Any, path: KeyPath) -> Any:
+    """Return what lies in `structure` at the end of `path`."""
+    for key in path:
+        structure = parts(structure)[key]
+    return structure
+
+
+def replaced_at(structure: Any, path: KeyPath, part: Any) -> Any:
+    """Return a copy of `structure` that holds `part` at the end of `path`."""
+    if not path:
+        return part
+    inner = parts(structure)[path[0]]
+    return rebuilt(structure, {path[0]: replaced_at(inner, path[1:], part)})
+
+
+def _rank(key: Hashable) -> int:
+    return PREFERRED.index(key) if key in PREFERRED else len(PREFERRED)
+
+
+def _set_items(structure: Any, changed: Mapping[Any, Any]) -> Any:
+    for key, part in changed.items():
+        structure[key] = part
+    return structure
+
+
+def _set_fields(structure: Any, changed: Mapping[Any, Any]) -> Any:
+    for name, part in changed.items():
+        # frozen dataclasses refuse plain assignment, and nothing else holds this copy yet
+        object.__setattr__(structure, name, part)
+    return structure
+
+
+def _same_sequence(structure: Any, items: list[Any]) -> Any:
+    if hasattr(structure, "_make"):
+        return structure._make(items)
+    return type(structure)(items)

@@ -20,9 +20,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from netkin.arrays import refuse_masked
 from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.progress import reporting
-from netkin.representations.hooks import end_forward, one_forward
+from netkin.representations.hooks import copied, copied_leaf, end_forward, leaves, mapped, one_forward, parts, rebuilt
 from netkin.representations.layers import unwrapped
-from netkin.representations.nesting import copied, copied_leaf, leaves, mapped, parts, rebuilt
 
 LABELS = frozenset({"labels", "label", "targets", "target", "y"})
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -239,7 +238,7 @@ def part_of(data: Any, start: int, stop: int) -> Any:
     if isinstance(data, Iterator):
         raise ValueFault("a stream can be read only once, so it can't be split into parts; pass a loader or a list.")
     return (
-        list(_ranged(_iterated(data, 128), start, stop))
+        list(_batches_between(_iterated(data, 128), start, stop))
         if isinstance(data, (list, tuple))
         else _Range(data, start, stop)
     )
@@ -257,10 +256,10 @@ class _Range:
         self._data, self._start, self._stop = data, start, stop
 
     def __iter__(self) -> Iterator[Any]:
-        return _ranged(_iterated(self._data, 128), self._start, self._stop)
+        return _batches_between(_iterated(self._data, 128), self._start, self._stop)
 
 
-def _ranged(batches: Iterable[Any], start: int, stop: int) -> Iterator[Any]:
+def _batches_between(batches: Iterable[Any], start: int, stop: int) -> Iterator[Any]:
     seen = 0
     for batch in batches:
         length = batch_length(batch)

@@ -40,8 +40,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.representations.hooks import leaves
 from netkin.representations.layers import hint_for, matching_names, modules, split_call
-from netkin.representations.nesting import leaves
 
 __all__ = ["cls", "dft", "flatten", "last", "mean", "pool", "positions", "resize_to", "tokens"]
 

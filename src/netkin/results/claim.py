@@ -195,7 +195,7 @@ class Claim:
     def conclusion(self) -> str:
         """One sentence: what was claimed, what was measured, what the control gave, and what follows."""
         ours, control = self.measured.get(self.headline), self.controls.get(self.headline)
-        said = f"The paper says “{_ended(self.sentence)}” ({self.figure})"
+        said = f"The paper says “{_cut_sentence(self.sentence)}” ({self.figure})"
         found = f"; here {self.headline} is {ours}" if ours else ""
         if self.kind == IDENTITY:
             return f"{said}{found}, which is algebra and {'agrees' if self.verdict == HOLDS else 'does not agree'}."
@@ -292,7 +292,7 @@ def _finite(what: str, value: Any) -> float:
     return number
 
 
-def _ended(sentence: str, longest: int = 160) -> str:
+def _cut_sentence(sentence: str, longest: int = 160) -> str:
     """Return a sentence without its full stop, cut between words where it is long."""
     whole = sentence.rstrip(". ")
     return whole if len(whole) <= longest else f"{whole[:longest].rsplit(' ', 1)[0]} …"

@@ -55,8 +55,9 @@ class Comparison:
 
     def __post_init__(self) -> None:
         freeze(self, layers_a=distinct(self.layers_a, "rows"), layers_b=distinct(self.layers_b, "columns"))
-        for name in ("tables", "shapes_a", "shapes_b", "widths_a", "widths_b", "provenance"):
-            freeze(self, **{name: frozen_mapping(getattr(self, name))})
+        for name in ("shapes_a", "shapes_b", "widths_a", "widths_b"):
+            freeze(self, **{name: frozen_mapping(getattr(self, name), shared=True)})
+        freeze(self, tables=frozen_mapping(self.tables), provenance=frozen_mapping(self.provenance))
         freeze(self, warnings=tuple(self.warnings))
         for name, table in self.tables.items():
             self._refuse_stranger(name, table)

@@ -14,15 +14,16 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import NameClash, NoValue, UnknownName, also_called, did_you_mean
+from netkin.results.columns import packed_columns
 from netkin.results.comparison import NUMBERS, Comparison, clusters_of, distances_of, plane_of, tree_of
 from netkin.results.labels import column_label, is_worth, pair_label
-from netkin.results.packing import all_unpacked, packed_many
+from netkin.results.packing import all_unpacked
 from netkin.results.records import freeze, frozen_mapping, optional
 from netkin.results.text import HOLE, grid, plural, summary_as_text, terminal_width, wrapped
-from netkin.results.values import Values
+from netkin.results.values import Pair, Values
 
 NAMED = 6  # pairs of layers with fewer values that are named
-Pair = tuple[str, str]
+FIRST = 32  # pairs of models that the header of a file names
 
 
 @dataclass(frozen=True)
@@ -117,16 +118,16 @@ class Spread:
                 entries = [[cells.written(i, j) for j in range(len(self.layers_b))] for i in range(len(self.layers_a))]
                 yield from ["", cells.facts.id, *grid(self.layers_a, self.layers_b, entries, width)]
         if self.comparisons > 1:
-            yield "\n" + wrapped(f"mean ± standard deviation over {self.told_count()}", width)
+            yield "\n" + wrapped(f"mean ± standard deviation over {self.count_text()}", width)
 
-    def told_count(self) -> str:
+    def count_text(self) -> str:
         """Return over how many pairs of models the means are and, where some have no value, where they are fewer."""
         counts = {pair: self._counts(*pair) for pair in self.pairs}
         least, most = (choose((n for own in counts.values() for n in own), default=0) for choose in (min, max))
         pairs = f"{_range([least, most])} {'pair' if most == 1 else 'pairs'} of models"
-        told = [f"{self.label(*pair)} {_range(own)}" for pair, own in counts.items() if min(own) < most]
-        rest = [f"and {len(told) - NAMED} more"] if len(told) > NAMED else []
-        return f"{pairs}, fewer where values are missing: {', '.join(told[:NAMED] + rest)}" if told else pairs
+        fewer = [f"{self.label(*pair)} {_range(own)}" for pair, own in counts.items() if min(own) < most]
+        rest = [f"and {len(fewer) - NAMED} more"] if len(fewer) > NAMED else []
+        return f"{pairs}, fewer where values are missing: {', '.join(fewer[:NAMED] + rest)}" if fewer else pairs
 
     def _counts(self, i: int, j: int) -> list[int]:
         """Return how many values each table has at a place, as far as it has any."""
@@ -364,8 +365,9 @@ class Comparisons(Mapping[Pair, Comparison]):
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write all comparisons to one file, whole or not at all; over one of another kind only with `overwrite`."""
-        headers, arrays = packed_many(self.pairs.values())
-        header = {"comparisons": headers} | ({"failed": dict(self.failed)} if self.failed else {})
+        columns, arrays = packed_columns(list(self.pairs.values()))
+        header = {"columns": columns, "first pairs": list(self.pairs)[:FIRST]}
+        header |= {"failed": dict(self.failed)} if self.failed else {}
         files.write(path, "comparisons", header, arrays, overwrite=overwrite)
 
     @classmethod

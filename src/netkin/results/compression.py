@@ -135,8 +135,8 @@ class Compression:
         """Notes on the numbers, each sentence after the layers that it is about."""
         said = dict.fromkeys(note for row in self.layers for note in row.notes)
         left_out = [f"left out: {self.provenance['left out']}"] if "left out" in self.provenance else []
-        told = (f"{', '.join(row.layer for row in self.layers if note in row.notes)}: {note}" for note in said)
-        return (*told, *left_out)
+        sentences = (f"{', '.join(row.layer for row in self.layers if note in row.notes)}: {note}" for note in said)
+        return (*sentences, *left_out)
 
 
 def compression_from(content: Mapping[str, Any]) -> Compression:

@@ -46,7 +46,7 @@ class RoundRecord:
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild, (RoundRecord, plain_fields(self))
 
-    def told(self, client: str) -> str:
+    def fault_text(self, client: str) -> str:
         """Return what went wrong with a client, and whether its update of this round counted all the same."""
         return self.faults[client] + " (its update of this round counted)" * (client in self.counted)
 
@@ -145,7 +145,9 @@ class Federation:
         lines.append(f"travels: {self.travels_in_words}")
         lines.append(f"leaks: {self.leaks}")
         lines += [
-            f"round {one.round}, client {client}: {one.told(client)}" for one in self.rounds for client in one.faults
+            f"round {one.round}, client {client}: {one.fault_text(client)}"
+            for one in self.rounds
+            for client in one.faults
         ]
         lines += [f"client {client} could not be fine-tuned: {why}" for client, why in self.untuned.items()]
         lines += [f"client {client} has no accuracy: {why}" for client, why in self.unjudged.items()]

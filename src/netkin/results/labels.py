@@ -25,13 +25,13 @@ NOT_ASKED = "this pair was not asked for"
 Place = tuple[int, int]
 
 
-def taken_apart(identifier: str) -> tuple[str, dict[str, Any]] | None:
+def parse_id(identifier: str) -> tuple[str, dict[str, Any]] | None:
     """Return the name and the parameters that an id spells out, or None where it is no id.
 
     Example:
-        >>> taken_apart("svcca(variance=0.95)")
+        >>> parse_id("svcca(variance=0.95)")
         ('svcca', {'variance': 0.95})
-        >>> taken_apart("rsa(compare=spearman)")
+        >>> parse_id("rsa(compare=spearman)")
         ('rsa', {'compare': 'spearman'})
     """
     try:
@@ -51,7 +51,7 @@ def asks_for(identifier: str, table_id: str, parameters: Mapping[str, Any]) -> b
     What either id leaves out is a default; so all that the table's id spells out must be requested, and all that
     is requested must be what the table has.
     """
-    asked, held = taken_apart(identifier), taken_apart(table_id)
+    asked, held = parse_id(identifier), parse_id(table_id)
     return fits(identifier, table_id, parameters) and bool(asked and held and held[1].keys() <= asked[1].keys())
 
 
@@ -62,7 +62,7 @@ def fits(identifier: str, table_id: str, parameters: Mapping[str, Any]) -> bool:
         >>> fits("svcca", "svcca(variance=0.95)", {"variance": 0.95})
         True
     """
-    asked, held = taken_apart(identifier), taken_apart(table_id)
+    asked, held = parse_id(identifier), parse_id(table_id)
     return bool(asked and held and asked[0] == held[0] and asked[1].items() <= dict(parameters).items())
 
 
@@ -86,13 +86,13 @@ def brief(names: Sequence[str]) -> list[str]:
     return short if len(set(short)) == len(names) and "…" not in short else list(names)
 
 
-def told_apart(names: Iterable[str], limit: int = LONGEST) -> dict[str, str]:
+def short_names(names: Iterable[str], limit: int = LONGEST) -> dict[str, str]:
     """Return each name without its folders and without the beginning and the end that all share.
 
     Names stay as they are if none is longer than `limit`.
 
     Example:
-        >>> told_apart(["tiny10@/runs/tiny10_seed0.pt", "tiny10@/runs/tiny10_seed1.pt"])
+        >>> short_names(["tiny10@/runs/tiny10_seed0.pt", "tiny10@/runs/tiny10_seed1.pt"])
         {'tiny10@/runs/tiny10_seed0.pt': 'seed0', 'tiny10@/runs/tiny10_seed1.pt': 'seed1'}
     """
     whole = list(dict.fromkeys(names))
@@ -179,7 +179,7 @@ def column_label(table: Values) -> str:
     return str(table.parameters.get("how", table.id)) if is_worth(table) else table.id
 
 
-def by_name(tables: Iterable[Values]) -> dict[str, list[Values]]:
+def tables_by_name(tables: Iterable[Values]) -> dict[str, list[Values]]:
     """Return the tables that have one name and other parameters together, such as a score by all methods."""
     found: dict[str, list[Values]] = {}
     for table in tables:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from netkin.results.values import Values
     from netkin.results.weight_sparsity import SparsityStudy
 
-Arrays = dict[str, np.ndarray]
-Facts = dict[str, Any]
+NamedArrays = dict[str, np.ndarray]
+HeaderFacts = dict[str, Any]
 
 OPTIONAL = ("errors", "replicates")  # arrays that a table may be without
 _APART = (
@@ -44,7 +44,7 @@ _DERIVED_OF_SERIES = ("layers", "warnings", "complete", "measures")
 _DERIVED_OF_RANKING = ("conclusion", "ranks")
 
 
-def facts(record: Comparison | Ranking | Series | Values) -> Facts:
+def facts(record: Comparison | Ranking | Series | Values) -> HeaderFacts:
     """Return the facts of a result as text and numbers for JSON, without its arrays and its parts."""
     return {name: plain(value) for name, value in plain_fields(record).items() if name not in _APART}
 
@@ -66,18 +66,18 @@ def plain(value: Any) -> Any:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def packed(result: Comparison | Ranking, key: str = "") -> tuple[Facts, Arrays]:
+def packed(result: Comparison | Ranking, key: str = "") -> tuple[HeaderFacts, NamedArrays]:
     """Return a comparison or ranking as a header for JSON and its arrays, whose names begin with `key`."""
-    arrays: Arrays = {}
+    arrays: NamedArrays = {}
     for position, table in enumerate(result.tables.values()):
         found = {name: getattr(table, name) for name in ("values", *OPTIONAL)}
         arrays |= {f"{key}{position}/{name}": array for name, array in found.items() if array is not None}
     return facts(result) | {"tables": [_table_header(table) for table in result.tables.values()]}, arrays
 
 
-def packed_many(comparisons: Iterable[Comparison]) -> tuple[list[Facts], Arrays]:
+def packed_many(comparisons: Iterable[Comparison]) -> tuple[list[HeaderFacts], NamedArrays]:
     """Return several comparisons as headers and arrays."""
-    headers, arrays = [], Arrays()
+    headers, arrays = [], NamedArrays()
     for position, comparison in enumerate(comparisons):
         header, own = packed(comparison, f"{position}/")
         headers.append(header)
@@ -85,43 +85,46 @@ def packed_many(comparisons: Iterable[Comparison]) -> tuple[list[Facts], Arrays]
     return headers, arrays
 
 
-def unpacked(header: Mapping[str, Any], arrays: Arrays, key: str = "") -> Comparison:
+def unpacked(header: Mapping[str, Any], arrays: NamedArrays, key: str = "") -> Comparison:
     """Return the comparison that `packed` took apart into a header and arrays."""
     from netkin.results.comparison import Comparison
 
     return checked(Comparison, _without(header, "tables") | {"tables": _tables(header, arrays, key)})
 
 
-def ranking_unpacked(header: Mapping[str, Any], arrays: Arrays) -> Ranking:
+def ranking_unpacked(header: Mapping[str, Any], arrays: NamedArrays) -> Ranking:
     """Return the ranking that `packed` took apart into a header and arrays."""
     from netkin.results.ranking import Ranking
 
     return checked(Ranking, _without(header, "tables") | {"tables": _tables(header, arrays, "")})
 
 
-def _tables(header: Mapping[str, Any], arrays: Arrays, key: str) -> dict[str, Values]:
+def _tables(header: Mapping[str, Any], arrays: NamedArrays, key: str) -> dict[str, Values]:
     tables = [_table(own, arrays, f"{key}{i}", header) for i, own in enumerate(_listed(header, "tables"))]
     return {table.id: table for table in tables}
 
 
-def all_unpacked(header: Mapping[str, Any], arrays: Arrays) -> Comparisons:
+def all_unpacked(header: Mapping[str, Any], arrays: NamedArrays) -> Comparisons:
     """Return the comparisons that `save` took apart into a header and arrays."""
+    from netkin.results.columns import unpacked_columns
     from netkin.results.comparisons import Comparisons
 
-    return Comparisons(_parts(header, arrays), typed(header.get("failed", {}), dict[str, str], "failed"))
+    # documents, and files of older versions, have a header for each
+    found = unpacked_columns(header["columns"], arrays) if "columns" in header else _parts(header, arrays)
+    return Comparisons(found, typed(header.get("failed", {}), dict[str, str], "failed"))
 
 
-def series_unpacked(header: Mapping[str, Any], arrays: Arrays) -> Series:
+def series_unpacked(header: Mapping[str, Any], arrays: NamedArrays) -> Series:
     """Return the series that `save` took apart into a header and arrays."""
     from netkin.results.series import Series
 
-    own: Facts = {"comparisons": tuple(_parts(header, arrays))}
+    own: HeaderFacts = {"comparisons": tuple(_parts(header, arrays))}
     if header.get("between") is not None:
         own["between"] = unpacked(header["between"], arrays, "between/")
     return checked(Series, _without(header, *own) | own)
 
 
-def _parts(header: Mapping[str, Any], arrays: Arrays) -> list[Comparison]:
+def _parts(header: Mapping[str, Any], arrays: NamedArrays) -> list[Comparison]:
     return [unpacked(own, arrays, f"{position}/") for position, own in enumerate(_listed(header, "comparisons"))]
 
 
@@ -131,11 +134,11 @@ def _listed(header: Any, name: str) -> list[Any]:
     return header[name]
 
 
-def _without(header: Mapping[str, Any], *names: str) -> Facts:
+def _without(header: Mapping[str, Any], *names: str) -> HeaderFacts:
     return {name: value for name, value in header.items() if name not in ("kind", "format", *names)}
 
 
-def _table_header(table: Values) -> Facts:
+def _table_header(table: Values) -> HeaderFacts:
     holes = [[*pair, reason] for pair, reason in table.holes.items()]
     reasons: dict[str, list[list[str]]] = {}  # which are often one for a whole table
     for pair, reason in table.error_reasons.items():
@@ -143,7 +146,7 @@ def _table_header(table: Values) -> Facts:
     return facts(table) | {"holes": holes, "error_reasons": reasons}
 
 
-def _table(header: Mapping[str, Any], arrays: Arrays, key: str, whole: Mapping[str, Any]) -> Values:
+def _table(header: Mapping[str, Any], arrays: NamedArrays, key: str, whole: Mapping[str, Any]) -> Values:
     """Return a table from its header and arrays; `whole` is the header of its comparison."""
     holes = {(layer_a, layer_b): reason for layer_a, layer_b, reason in header["holes"]}
     reasons = {(a, b): reason for reason, pairs in header.get("error_reasons", {}).items() for a, b in pairs}
@@ -151,16 +154,16 @@ def _table(header: Mapping[str, Any], arrays: Arrays, key: str, whole: Mapping[s
     return _made(header, own | {name: arrays.get(f"{key}/{name}") for name in OPTIONAL}, whole)
 
 
-def _made(header: Mapping[str, Any], own: Facts, whole: Mapping[str, Any]) -> Values:
+def _made(header: Mapping[str, Any], own: HeaderFacts, whole: Mapping[str, Any]) -> Values:
     from netkin.results.values import Values
 
     low, high = header["bounds"]
     bounds = (-math.inf if low is None else low, math.inf if high is None else high)
-    guessed = {} if "axes" in header else _guessed(header, whole)
+    guessed = {} if "axes" in header else _facts_of_old_tables(header, whole)
     return checked(Values, {**header, **own, **guessed, "bounds": bounds})
 
 
-def _guessed(header: Mapping[str, Any], whole: Mapping[str, Any]) -> Facts:
+def _facts_of_old_tables(header: Mapping[str, Any], whole: Mapping[str, Any]) -> HeaderFacts:
     """Return what tables of older files did not say: what kind of numbers they hold, and of what."""
     with_classes = whole.get("provenance", {}).get("model b") == "logits"
     worth = {"kind": "worth"} if "how" in header["parameters"] else {}
@@ -180,7 +183,7 @@ def document(
     | SparsityStudy
     | TaskAccuracies
     | TaskEnsembles,
-) -> Facts:
+) -> HeaderFacts:
     """Return everything a result holds, and what is read off it, as lists, mappings, texts and numbers.
 
     It is what `--json` prints; written to a file, `nk.load` makes the same result of it. The weights of a federation
@@ -227,10 +230,10 @@ def from_document(content: Mapping[str, Any]) -> Any:
     return (series_unpacked if kind == "series" else all_unpacked)(header, arrays)
 
 
-def _taken_apart(content: Mapping[str, Any], key: str) -> tuple[Facts, Arrays]:
+def _taken_apart(content: Mapping[str, Any], key: str) -> tuple[HeaderFacts, NamedArrays]:
     """Return the header and the arrays that a comparison of that document has in a file."""
-    tables: list[Facts] = []
-    arrays: Arrays = {}
+    tables: list[HeaderFacts] = []
+    arrays: NamedArrays = {}
     for position, own in enumerate(content["tables"].values()):
         lists = {"values": own["values"], "errors": own["standard_errors"], "replicates": own["replicates"]}
         for name, array in lists.items():
@@ -245,7 +248,7 @@ def _taken_apart(content: Mapping[str, Any], key: str) -> tuple[Facts, Arrays]:
     return {**content, "tables": tables}, arrays
 
 
-def _table_document(table: Values) -> Facts:
+def _table_document(table: Values) -> HeaderFacts:
     ends = zip(("low", "high"), table.interval(), strict=True)
     arrays = {"values": table.values, "standard_errors": table.errors, "replicates": table.replicates}
     arrays |= {name: end if table.chunk_sizes else None for name, end in ends}
@@ -261,14 +264,14 @@ def _reasons(reasons: Mapping[tuple[str, str], str]) -> list[dict[str, str]]:
     return [{"layer_a": a, "layer_b": b, "reason": reason} for (a, b), reason in reasons.items()]
 
 
-def _way_document(series: Series, measure: str) -> Facts:
+def _way_document(series: Series, measure: str) -> HeaderFacts:
     marks = series.marks(measure)
     reached = {str(mark): series.reached(mark, measure) for mark in marks}
     trends = {str(mark): _trend_document(series, mark, measure) for mark in marks}
     return {"own": plain(series.own(measure)), "reached": reached, "bottom_up": trends}
 
 
-def _trend_document(series: Series, threshold: float, measure: str) -> Facts:
+def _trend_document(series: Series, threshold: float, measure: str) -> HeaderFacts:
     try:
         return asdict(series.bottom_up(threshold, measure))
     except NoValue as reason:
@@ -277,7 +280,7 @@ def _trend_document(series: Series, threshold: float, measure: str) -> Facts:
 
 # --- any file ---------------------------------------------------------------------------------------------------------
 
-RESULTS: dict[str, Callable[[Mapping[str, Any], Arrays], Any]] = {
+RESULTS: dict[str, Callable[[Mapping[str, Any], NamedArrays], Any]] = {
     "comparison": unpacked,
     "comparisons": all_unpacked,
     "ranking": ranking_unpacked,
@@ -289,7 +292,7 @@ READERS: dict[str, tuple[str, str, int]] = {
     "statistics": ("netkin.comparing.study", "load_statistics", 0),
     "stitch": ("netkin.applications.stitching.network", "load_stitch", 2),
     "federation": ("netkin.results.federation", "load_federation", 0),
-    "compressed": ("netkin.applications.compression.saving", "load_compressed", 1),
+    "compressed": ("netkin.applications.compression.factoring", "load_compressed", 1),
     "recording": ("netkin.applications.dynamics.recordings", "load_recording", 0),
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
     "sparsity": ("netkin.results.weight_sparsity", "load_sparsity", 0),

@@ -13,7 +13,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.results.labels import told_apart
+from netkin.results.labels import short_names
 from netkin.results.packing import packed, ranking_unpacked
 from netkin.results.records import distinct, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
 from netkin.results.text import HOLE, cells, grid, plural, terminal_width, wrapped
@@ -151,11 +151,11 @@ class Ranking:
         if not self.behind():
             return f"{self.score} has a value for none of the {len(self)} models."
         lead, rest = self.lead, self.unclear()
-        names = told_apart(self._given, SENTENCE)
+        names = short_names(self._given, SENTENCE)
         first = f"Of {plural(len(self), 'model')} {names[lead.layer]!r} comes first by {self.score}"
         if lead.second is None:
             return f"{first}, the only one with a value." if len(self) > 1 else f"{first}; there is no other."
-        by = f"its lead over {names[lead.second]!r} is {_told(lead.margin or 0.0, lead.margin_error)}"
+        by = f"its lead over {names[lead.second]!r} is {_number_text(lead.margin or 0.0, lead.margin_error)}"
         if lead.clear is None:
             return f"{first}: {by}. Without standard errors nothing tells whether that is more than chance."
         if rest:
@@ -332,5 +332,5 @@ def _texts(values: np.ndarray, errors: np.ndarray) -> list[str]:
     ]
 
 
-def _told(value: float, error: float | None) -> str:
+def _number_text(value: float, error: float | None) -> str:
     return _texts(np.array([value]), np.array([_nan(error)]))[0]

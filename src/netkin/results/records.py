@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
@@ -18,14 +19,19 @@ import numpy as np
 
 from netkin.errors import MissingExtra, NameClash
 
-Record = TypeVar("Record")
-Key = TypeVar("Key")
-Item = TypeVar("Item")
+MOST = 4096  # values that are shared at once
+PLAIN = frozenset({str, int, float, bool, NoneType})
+
+RecordType = TypeVar("RecordType")
+KeyType = TypeVar("KeyType")
+ItemType = TypeVar("ItemType")
+
+_SHARED: dict[Any, Any] = {}
 
 
 def now() -> str:
     """Return the time at which a record is made, in UTC, to the second."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return sys.intern(datetime.now(timezone.utc).isoformat(timespec="seconds"))
 
 
 def freeze(record: Any, **values: Any) -> None:
@@ -41,18 +47,28 @@ def frozen_array(array: Any) -> np.ndarray:
     return copy
 
 
-def frozen_mapping(mapping: Mapping[Key, Item]) -> Mapping[Key, Item]:
-    """Return a copy of `mapping` that refuses to be written to."""
-    return MappingProxyType(dict(mapping))
+def frozen_mapping(mapping: Mapping[KeyType, ItemType], *, shared: bool = False) -> Mapping[KeyType, ItemType]:
+    """Return a copy of `mapping` that refuses to be written to; one `shared` by all equal ones saves memory."""
+    if not shared or not PLAIN.issuperset(map(type, mapping.values())):
+        return MappingProxyType(dict(mapping))
+    # by the types too, as the numbers 1 and 1.0 are equal
+    key = MappingProxyType, *[(name, type(one), one) for name, one in mapping.items()]
+    return _SHARED.get(key) or _share(key, MappingProxyType(dict(mapping)))
+
+
+def _share(key: Any, value: ItemType) -> ItemType:
+    if len(_SHARED) >= MOST:
+        _SHARED.clear()
+    return _SHARED.setdefault(key, value)
 
 
 def distinct(names: Any, what: str) -> tuple[str, ...]:
-    """Return `names` as a tuple; a name that occurs twice is refused."""
+    """Return `names` as a tuple, one for all equal names; a name that occurs twice is refused."""
     names = tuple(names)
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
         raise NameClash(f"{what} must have distinct names; {twice!r} occurs {names.count(twice)} times.")
-    return names
+    return _SHARED.get(names) or _share(names, names)
 
 
 def plain_fields(record: Any) -> dict[str, Any]:
@@ -61,7 +77,7 @@ def plain_fields(record: Any) -> dict[str, Any]:
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
 
 
-def checked(kind: type[Record], values: Any) -> Record:
+def checked(kind: type[RecordType], values: Any) -> RecordType:
     """Make a record of what a file holds; a field of another type than the record declares is refused."""
     if not isinstance(values, Mapping):
         raise TypeError(f"a {kind.__name__} must be a mapping; got {type(values).__name__}")
@@ -128,7 +144,7 @@ def optional(package: str) -> Any:
         ) from fault
 
 
-def rebuild(kind: type[Record], values: dict[str, Any]) -> Record:
+def rebuild(kind: type[RecordType], values: dict[str, Any]) -> RecordType:
     """Make a record again from its plain fields; pickle and copy call this."""
     return kind(**values)
 

@@ -301,13 +301,13 @@ def series_as_text(series: Series) -> str:
     data = f"on {final.data}: {final.examples:,} examples, seed {final.seed}"
     parts[0] += "\n" + wrapped(NO_DATA if final.needs_no_data else data, width)
     for measure in series.measures:
-        parts.append("\n".join(_way(series, measure, width)))
+        parts.append("\n".join(_layer_lines(series, measure, width)))
         parts.append("\n".join(_arrivals(series, measure, width)))
     parts += [wrapped(f"warning: {warning}", width) for warning in series.warnings]
     return "\n\n".join(part for part in parts if part)
 
 
-def _way(series: Series, measure: str, width: int) -> Iterator[str]:
+def _layer_lines(series: Series, measure: str, width: int) -> Iterator[str]:
     """Yield the layers by as many steps as fit, evenly chosen, the first and the last among them."""
     margin = max(map(len, series.layers), default=0)
     places = _spread(len(series), max((width - margin) // (max(len(str(s)) for s in series) + CELL // 2), 2))

@@ -15,7 +15,7 @@ from netkin import files
 from netkin.errors import ShapeError, UnknownName, did_you_mean
 from netkin.results.packing import plain
 from netkin.results.records import (
-    Record,
+    RecordType,
     checked,
     distinct,
     freeze,
@@ -138,7 +138,11 @@ class TaskAccuracies:
         lines += grid(
             [f"after {one}" if one != START else START for one in (START, *self.tasks)], self.tasks, entries, width
         )
-        lines += ["", *(f"{name}: {told(*own)}" for name, own in self.metrics().items()), self._storage_in_words()]
+        lines += [
+            "",
+            *(f"{name}: {accuracy_text(*own)}" for name, own in self.metrics().items()),
+            self._storage_in_words(),
+        ]
         return "\n".join([*lines, *(wrapped(f"note: {one}", width) for one in self.warnings)])
 
     def to_pandas(self) -> Any:
@@ -248,7 +252,7 @@ class TaskEnsembles:
         head = f"ensembles with tasks chosen as {self.choice} by {self.similarity}, among {self.candidates}"
         joined = "with" if len(self.seeds) == 1 else f"with (seed {self.seeds[0]})"
         lines = [wrapped(head, width), *grid(self.tasks, ["alone", "together", "further", joined], entries, width), ""]
-        lines += [f"{name}: {told(*own)}" for name, own in self.metrics().items()]
+        lines += [f"{name}: {accuracy_text(*own)}" for name, own in self.metrics().items()]
         return "\n".join([*lines, f"numbers kept for heads of members: {self.storage:,}"])
 
     def to_pandas(self) -> Any:
@@ -285,7 +289,7 @@ def _save(record: Any, path: str | os.PathLike[str], kind: str, overwrite: bool)
     files.write(path, kind, {n: one for n, one in own.items() if n not in arrays}, arrays, overwrite=overwrite)
 
 
-def _loaded(record: type[Record], path: str | os.PathLike[str], kind: str) -> Record:
+def _loaded(record: type[RecordType], path: str | os.PathLike[str], kind: str) -> RecordType:
     header, arrays = files.read(path, kind)
     with files.damage_reported(path):
         return checked(record, {n: one for n, one in header.items() if n not in ("kind", "format")} | arrays)
@@ -296,11 +300,11 @@ def _spread(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), error
 
 
-def told(value: float, error: float) -> str:
+def accuracy_text(value: float, error: float) -> str:
     """Return an accuracy, or a difference of such, with its standard error as far as there are these.
 
     Example:
-        >>> told(-1e-18, 0.0125), told(0.5, math.nan), told(math.nan, math.nan)
+        >>> accuracy_text(-1e-18, 0.0125), accuracy_text(0.5, math.nan), accuracy_text(math.nan, math.nan)
         ('0.0000 ± 0.0125', '0.5000', '–')
     """
     if math.isnan(value):

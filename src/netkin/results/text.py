@@ -19,7 +19,6 @@ from netkin.results.labels import (
     NOT_ASKED,
     brief,
     buckets_note,
-    by_name,
     column_label,
     direction,
     has_classes,
@@ -29,7 +28,8 @@ from netkin.results.labels import (
     listing,
     pair_label,
     range_in_words,
-    told_apart,
+    short_names,
+    tables_by_name,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def comparison_as_text(comparison: Comparison) -> str:
 def _tables(comparison: Comparison, width: int) -> Iterator[str]:
     """Yield a matrix for each measure or, where each layer meets one other at most, a list for all of one name."""
     tables, pairs = list(comparison.tables.values()), listing(comparison)
-    for some in by_name(tables).values() if pairs else [[table] for table in tables]:
+    for some in tables_by_name(tables).values() if pairs else [[table] for table in tables]:
         yield _list_as_text(some, pairs, width) if pairs else _matrix_as_text(some[0], width)
 
 
@@ -114,10 +114,12 @@ def summary_as_text(comparisons: Comparisons) -> str:
     tasks = all(is_of_tasks(table) for one in comparisons.values() for table in one.tables.values())
     counted = f"{plural(len(models), 'task' if tasks else 'model')}, {plural(len(comparisons), 'pair')}"
     lines = [wrapped(f"{counted}: {means}", width)]
+    origins = {f"on {one.data}: {plural(one.examples, 'example')}" for one in comparisons.values() if one.examples}
+    lines += [wrapped(origin, width) for origin in origins if len(origins) == 1]
     for measure in comparisons.measures:
-        lines += ["", measure, *grid(models, models, _summary_cells(comparisons.summary(measure)), width)]
-    note = buckets_note(list(comparisons.values()))
-    notes = [f"warning: {note}"] if note else []
+        about = _about(next(one[measure] for one in comparisons.values() if measure in one))
+        lines += ["", wrapped(about, width), *grid(models, models, _summary_cells(comparisons.summary(measure)), width)]
+    notes = [f"warning: {note}" for note in [buckets_note(list(comparisons.values()))] if note]
     notes += [f"left out: {model!r}, as it failed: {why}" for model, why in comparisons.failed.items()]
     return "\n".join([*lines, *(line for note in notes for line in ("", wrapped(note, width)))])
 
@@ -133,8 +135,14 @@ def _summary_cells(means: np.ndarray) -> list[list[str]]:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number with its noun, as in "1 pair" and "2,000 pairs"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """Return a number with its noun.
+
+    Example:
+        >>> plural(1, "pair"), plural(2000, "pair"), plural(2, "class")
+        ('1 pair', '2,000 pairs', '2 classes')
+    """
+    ending = "es" if noun.endswith(("s", "x", "ch")) else "s"
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
 def cells(values: np.ndarray) -> list[list[str]]:
@@ -210,8 +218,8 @@ def _style(values: np.ndarray) -> str:
 
 def _heading(comparison: Comparison, width: int) -> Iterator[str]:
     names = f"{comparison.a} (rows) and {comparison.b} (columns), layer by layer"
-    count = len(comparison.layers_a)
-    yield wrapped(f"{count} networks, each with every other" if has_networks(comparison) else names, width)
+    networks = f"{plural(len(comparison.layers_a), 'network')}, each with every other"
+    yield wrapped(networks if has_networks(comparison) else names, width)
     data = f"on {comparison.data}: {plural(comparison.examples, 'example')}, seed {comparison.seed}"
     yield wrapped(NO_DATA if comparison.needs_no_data else data, width)
     columns = {} if has_classes(comparison) else comparison.shapes_b
@@ -227,9 +235,9 @@ def reasons(holes: Mapping[tuple[str, str], str], what: str = "pair") -> Iterato
     """Yield one line for each reason, the commonest first, five at most; `what` are those that are missing."""
     counted = Counter(holes.values()).most_common()
     for reason, count in counted[:5]:
-        yield f"{HOLE}  {reason} ({count} {what if count == 1 else f'{what}s'})"
+        yield f"{HOLE}  {reason} ({plural(count, what)})"
     if len(counted) > 5:
-        yield f"{HOLE}  and {len(counted) - 5} other reasons; `holes` lists all"
+        yield f"{HOLE}  and {plural(len(counted) - 5, 'other reason')}; `holes` lists all"
 
 
 def has_errors(table: Values) -> bool:
@@ -244,7 +252,7 @@ def error_lines(tables: Sequence[Values]) -> Iterator[str]:
         if has_errors(table):
             yield f"standard errors{of}: {error_summary(table)}"
         for reason, count in Counter(table.error_reasons.values()).most_common(5):
-            yield f"no standard error{of}: {reason} ({count} {'pair' if count == 1 else 'pairs'})"
+            yield f"no standard error{of}: {reason} ({plural(count, 'pair')})"
         if note := bias_note(table):
             yield f"bias{of}: {note}"
 
@@ -266,7 +274,7 @@ def bias_note(table: Values) -> str:
     places = [(i, j) for i, a in enumerate(table.layers_a) for j, b in enumerate(table.layers_b) if (a, b) in pairs]
     largest = max(abs(table.bias()[place]) for place in places)
     known = int(np.isfinite(table.to_errors()).sum())
-    where = f"for {len(pairs)} of {known} {'pair' if known == 1 else 'pairs'}"
+    where = f"for {len(pairs):,} of {plural(known, 'pair')}"
     found = f"{where} the jackknife finds a bias larger than the standard error, up to {largest:.2g}"
     return f"{found}; {DEBIASED[table.name]} corrects for it" if table.name in DEBIASED else found
 
@@ -279,10 +287,9 @@ def match_note(table: Values) -> str:
         return ""
     if not unclear:
         return "best matches: each is clearly better than the second best (95 % interval of the difference)"
-    more = [f"and {len(unclear) - NAMED} more"] if len(unclear) > NAMED else []
-    told = ", ".join(unclear[:NAMED] + more)
+    listed = ", ".join([*unclear[:NAMED], *([f"and {len(unclear) - NAMED} more"] if len(unclear) > NAMED else [])])
     are = "is" if len(unclear) == 1 else "are"
-    return f"best matches: {len(unclear)} of {len(judged)} {are} not clearly better than the second best: {told}"
+    return f"best matches: {len(unclear)} of {len(judged)} {are} not clearly better than the second best: {listed}"
 
 
 def margin_text(match: Match) -> str:
@@ -315,7 +322,7 @@ def _numbered(rows: Sequence[str], columns: Sequence[str], entries: list[list[st
     """Number the layers; where the table is still too wide, show its columns in several blocks, one below the other."""
     cell = max(len(str(len(columns))), *(len(entry) for line in entries for entry in line)) + 2
     whole, limit = _listed(brief(rows)), max(width // 3, 12)
-    short = whole if max(map(len, whole)) <= limit else _listed(map(told_apart(rows).__getitem__, rows))
+    short = whole if max(map(len, whole)) <= limit else _listed(map(short_names(rows).__getitem__, rows))
     labels = [_cut(label, limit) for label in short]
     named = _block(labels, list(columns), entries)
     if len(named[0]) <= width:  # columns keep their names where only those of the rows are too long

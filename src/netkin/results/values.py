@@ -30,7 +30,7 @@ from netkin.results.records import (
 from netkin.results.text import values_as_text
 
 Parameter = bool | int | float | str | None
-Pair = tuple[str, str]
+Pair = tuple[str, str]  # the names of two layers, or of two models
 
 KINDS = ("similarity", "distance", "worth")
 NEAR = 1e-6  # of a measure's range: a value as near as this to a bound lies at it
@@ -123,7 +123,8 @@ class Values:
     def __post_init__(self) -> None:
         freeze(self, layers_a=distinct(self.layers_a, "rows"), layers_b=distinct(self.layers_b, "columns"))
         freeze(self, values=self._shaped(self.values, "values"), bounds=(float(self.bounds[0]), float(self.bounds[1])))
-        freeze(self, parameters=frozen_mapping(self.parameters), holes=frozen_mapping(self.holes))
+        for name in ("parameters", "holes"):
+            freeze(self, **{name: frozen_mapping(getattr(self, name), shared=True)})
         freeze(self, kind=self.kind or ("similarity" if self.higher_is_closer else "distance"), axes=tuple(self.axes))
         if self.kind not in KINDS:
             raise ValueFault(f"a table is of kind {', '.join(map(repr, KINDS))}; got {self.kind!r}.")
@@ -269,7 +270,7 @@ class Values:
         if self.errors is not None:
             freeze(self, errors=self._shaped(self.errors, "standard errors"))
             self._refuse_error_with_reason(places)
-        freeze(self, error_reasons=frozen_mapping(reasons))
+        freeze(self, error_reasons=frozen_mapping(reasons, shared=True))
 
     def _without_error(self, replicates: np.ndarray) -> dict[tuple[int, int], str]:
         """Return the places that have a value and replicates but can have no error, with the reasons."""
@@ -310,6 +311,9 @@ def _place(name: str, layers: tuple[str, ...], what: str, listed: str) -> int:
     if name not in layers:
         raise UnknownName(f"no {what}{did_you_mean(str(name), layers) or '.'} `{listed}` lists all.")
     return layers.index(name)
+
+
+# --- the jackknife ----------------------------------------------------------------------------------------------------
 
 
 def jackknife_error(value: Any, replicates: Any, sizes: Sequence[int]) -> np.ndarray:

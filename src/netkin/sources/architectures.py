@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from netkin.errors import ForwardError, UnknownName, did_you_mean
 from netkin.sources.efficientnets import efficientnet_lite0, efficientnet_lite1, efficientnet_lite2
-from netkin.sources.names import fitted, split_options
+from netkin.sources.names import split_options, typed_options
 
 Built = TypeVar("Built")
 
@@ -380,7 +380,7 @@ def architecture(name: str) -> Callable[[], nn.Module]:
         near = did_you_mean(plain, ARCHITECTURES)
         raise UnknownName(f"no reference architecture named {plain!r}{near or '.'} We have {known}.")
     builder = ARCHITECTURES[plain]
-    return partial(builder, **fitted(builder, options, f"netkin:{plain}")) if options else builder
+    return partial(builder, **typed_options(builder, options, f"netkin:{plain}")) if options else builder
 
 
 def described(name: str) -> str:

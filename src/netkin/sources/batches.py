@@ -22,7 +22,8 @@ from netkin.errors import NetkinError, SourceError, ValueFault
 from netkin.sources.names import in_short
 
 # what is stored, its labels, how a batch of the stored becomes what a model is fed, and what to remark on the data
-Examples = tuple[Unpack[tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]], Unpack[tuple[str, ...]]]
+LabelledData = tuple[Tensor, Tensor]  # inputs and labels
+LoadedExamples = tuple[Unpack[tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]], Unpack[tuple[str, ...]]]
 
 
 @dataclass(frozen=True, eq=False)

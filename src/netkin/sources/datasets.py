@@ -13,12 +13,11 @@ from torch import Tensor, uint8
 from torch.utils.data import DataLoader, Dataset
 
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
-from netkin.sources.batches import Batches, Borrowed, Examples, as_they_are
+from netkin.sources.batches import Batches, Borrowed, LoadedExamples, as_they_are
 from netkin.sources.examples import digits, image_folder, npz, text
-from netkin.sources.names import call, find_function, fitted, split_options
-from netkin.sources.pretrained import load_processor, preprocessing
+from netkin.sources.models import load_processor, preprocessing
+from netkin.sources.names import call_named, find_function, refusing_unreadable, split_options, typed_options
 from netkin.sources.published import cifar10, cifar100, mnist, svhn
-from netkin.sources.reading import refusing_unreadable
 
 __all__ = ["CATALOGUE", "Batches", "Borrowed", "DataSource", "load_data"]
 
@@ -31,13 +30,13 @@ class DataSource:
     what: str
     where: str
     example: str
-    load: Callable[..., Examples] | None = None
+    load: Callable[..., LoadedExamples] | None = None
     needs_place: bool = True
     options: str = ""
     has_images: bool = False
 
 
-def _parts(name: str, what: str, where: str, load: Callable[..., Examples], options: str) -> list[DataSource]:
+def _parts(name: str, what: str, where: str, load: Callable[..., LoadedExamples], options: str) -> list[DataSource]:
     """Return the sources for the test and the training part of an image set."""
     return [
         DataSource(
@@ -154,7 +153,7 @@ def load_data(spec: str, batch_size: int = 128, *, models: Sequence[str] = (), *
     name = head.partition(",")[0]
     if name in NAMED:
         chosen = split_options(head)[1] | options
-        return _named(NAMED[name], spec, place, chosen | _suited(NAMED[name], chosen, models), batch_size)
+        return _named(NAMED[name], spec, place, chosen | _preprocessing_option(NAMED[name], chosen, models), batch_size)
     if not colon or not place or "," in head:
         near = did_you_mean(name, NAMED)
         if Path(spec).is_dir():
@@ -179,7 +178,7 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
         raise SourceError(f"{spec!r} does not say where the data are; write {_example_name(source)[1:-1]!r}.")
     processor = {"processor": options["processor"]} if source.has_images and "processor" in options else {}
     given = {option: value for option, value in options.items() if option not in processor}
-    chosen = fitted(source.load, given, source.name, skip=1)
+    chosen = typed_options(source.load, given, source.name, skip=1)
     with refusing_unreadable(place):
         stored, labels, prepare, *remarks = source.load(place, **chosen)
         if processor:
@@ -188,7 +187,7 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
     return Batches(f"{head}:{place}" if place else head, stored, labels, batch_size, prepare, tuple(remarks))
 
 
-def _suited(source: DataSource, options: Mapping[str, Any], models: Sequence[str]) -> dict[str, str]:
+def _preprocessing_option(source: DataSource, options: Mapping[str, Any], models: Sequence[str]) -> dict[str, str]:
     """Return the option by which text or images become what Hugging Face models expect, where none is given."""
     folders = [model.removeprefix("hf:") for model in models if model.startswith("hf:")]
     option = "tokenizer" if source.name == "text" else "processor" if source.has_images else ""
@@ -212,7 +211,7 @@ def _processing(stored: Tensor, folder: str, spec: str) -> Callable[[Tensor], Te
 
 def _from_function(spec: str, batch_size: int) -> Batches | Borrowed:
     function = find_function(spec, known=NAMED)
-    data = call(function, spec)
+    data = call_named(function, spec)
     if isinstance(data, Tensor):
         if not data.ndim:
             raise SourceError(f"{spec!r} returned a single number; the first axis of a tensor must be the examples.")
@@ -220,7 +219,7 @@ def _from_function(spec: str, batch_size: int) -> Batches | Borrowed:
     if isinstance(data, Dataset):
         return Borrowed(spec, DataLoader(data, batch_size=batch_size))
     _refuse_other_than_batches(data, spec)
-    return Borrowed(spec, data, again=partial(call, function, spec) if isinstance(data, Iterator) else None)
+    return Borrowed(spec, data, again=partial(call_named, function, spec) if isinstance(data, Iterator) else None)
 
 
 def _refuse_other_than_batches(data: Any, spec: str) -> None:

@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from netkin.errors import MissingExtra, SourceError, UnknownName, ValueFault, did_you_mean
-from netkin.sources.batches import Examples, as_they_are
-from netkin.sources.names import in_short
-from netkin.sources.pretrained import load_tokenizer
-from netkin.sources.reading import LARGEST, content, most_in_memory, refuse_absent, refuse_bomb, unreadable
+from netkin.sources.batches import LoadedExamples, as_they_are
+from netkin.sources.models import load_tokenizer
+from netkin.sources.names import LARGEST, content, in_short, most_in_memory, refuse_absent, refuse_bomb, unreadable
 
 # mean and standard deviation of each channel of the training images, or what nets take for them; from 0 to 1
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -71,7 +70,7 @@ SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".t
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
-def digits(part: str = "") -> Examples:
+def digits(part: str = "") -> LoadedExamples:
     """Return the bundled digits, 1 × 8 × 8 with ink from 0 to 1: all, the `train` or the `test` part."""
     if part not in DIGIT_PARTS:
         near = did_you_mean(part, DIGIT_PARTS)
@@ -82,7 +81,7 @@ def digits(part: str = "") -> Examples:
     return images[rows].unsqueeze(1), labels[rows].long(), lambda ink: ink.float() / 16
 
 
-def image_folder(directory: str, normalise: str = "none", size: int = 0, broken: str = "refuse") -> Examples:
+def image_folder(directory: str, normalise: str = "none", size: int = 0, broken: str = "refuse") -> LoadedExamples:
     """Return the images of a folder in sorted order, 3 × height × width; its folders are the classes, in sorted order.
 
     All must be of one size, unless `size` says to which their shorter side is brought before the middle is cut out. A
@@ -231,7 +230,7 @@ def _pillow(module: str) -> Any:
         ) from fault
 
 
-def npz(file: str, channels: str = "first", normalise: str = "none") -> Examples:
+def npz(file: str, channels: str = "first", normalise: str = "none") -> LoadedExamples:
     """Return the examples of a NumPy archive: its array `x`, `images`, `inputs` or `data`, or its only one.
 
     Labels are its `y` or `labels`. Bytes are taken as pixels from 0 to 255 and normalised; all other numbers are fed as
@@ -318,7 +317,7 @@ def _refuse_unpaired(inputs: np.ndarray, labels: np.ndarray | None, path: Path) 
         raise SourceError(f"{str(path)!r} holds {len(inputs):,} examples and {len(labels):,} labels.")
 
 
-def text(file: str, window: int = 64, tokenizer: str = "") -> Examples:
+def text(file: str, window: int = 64, tokenizer: str = "") -> LoadedExamples:
     """Return a text in pieces of `window` characters one after the other, each character as a whole number.
 
     The number is the character's place among all characters of the text, sorted. Labels are the same pieces one

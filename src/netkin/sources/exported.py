@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError, SourceError
-from netkin.sources.reading import content, refuse_bomb
+from netkin.sources.names import content, refuse_bomb
 
 
 def load_exported(path: Path) -> nn.Module:

@@ -1,27 +1,53 @@
-"""Models by name: `BUILDER[@WEIGHTS]`, `hf:DIR`, or the path of a `.pt2` file."""
+"""Models by name: `BUILDER[@WEIGHTS]`, `hf:DIR`, or the path of a `.pt2` file.
+
+`hf:DIR` is a Hugging Face model in a folder written by `save_pretrained`; nothing is ever downloaded. Text and images
+reach such a model through the tokenizer and the image processor that lie in its folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from netkin.errors import FileFault, SourceError, did_you_mean
+from netkin.errors import FileFault, MissingExtra, SourceError, did_you_mean
 from netkin.files import read_header
 from netkin.sources.architectures import ARCHITECTURES, architecture, seeded
 from netkin.sources.exported import load_exported
-from netkin.sources.names import call, find_function
-from netkin.sources.pretrained import load_huggingface
-from netkin.sources.reading import refusing_unreadable
-from netkin.sources.weights import load_weights
+from netkin.sources.names import (
+    HARMLESS,
+    call_named,
+    content,
+    find_function,
+    near,
+    read_json,
+    refuse_absent,
+    refusing_unreadable,
+)
+from netkin.sources.weights import listed, load_weights, refuse_hostile
 
 # who rebuilds a compressed model from its file and the original network; imported when one is asked for
 COMPRESSED = ("netkin.applications.compression", "load_compressed")
+# what to say of models that were loaded without weights, and the state of those they have
+_drawn: WeakKeyDictionary[nn.Module, tuple[str, list[int]]] = WeakKeyDictionary()
+_TOKENIZERS = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt"),
+    *("spiece.model", "sentencepiece.bpe.model"),
+)
+_PROCESSOR = "preprocessor_config.json"
+_PARTS = re.compile(r"(^|_)(layers?|blocks?|depths?|heads?|experts?|stages?)$")
+_MOST_PARTS = 10_000
+_NUMBERS_IN_A_BYTE = 8  # weights may be quantised to a bit
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def load_model(spec: str, seed: int = 0) -> nn.Module:
@@ -54,10 +80,6 @@ def remark_on(model: nn.Module) -> str:
 def _versions(model: nn.Module) -> list[int]:
     """Return how often each weight was written to, as torch counts it."""
     return [-1 if weight.is_inference() else weight._version for weight in model.parameters()]
-
-
-# what to say of models that were loaded without weights, and the state of those they have
-_drawn: WeakKeyDictionary[nn.Module, tuple[str, list[int]]] = WeakKeyDictionary()
 
 
 def _loaded(spec: str, seed: int) -> nn.Module:
@@ -106,7 +128,7 @@ def _builder(name: str) -> Callable[[], nn.Module]:
 
 
 def _called(function: Callable[[], nn.Module], name: str) -> nn.Module:
-    model = call(function, name)
+    model = call_named(function, name)
     if not isinstance(model, nn.Module):
         raise SourceError(
             f"{name!r} must return a torch.nn.Module; it returned an object of type {type(model).__name__}."
@@ -127,3 +149,212 @@ def _not_a_builder(name: str) -> str:
         f"{name!r} is no model{near or '.'} A model is BUILDER[@WEIGHTS], where BUILDER is `netkin:tiny10` or "
         "`package.module:function`; or it is `hf:DIR` or the path of a `.pt2` file."
     )
+
+
+# --- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
+def load_huggingface(directory: str) -> nn.Module:
+    """Return the model in a folder written by `save_pretrained`, with the head that its configuration names.
+
+    Weights are safetensors where there are any, otherwise a `pytorch_model.bin` that is read as weights only. Code that
+    comes with a model is not run, kernels and weights from elsewhere are not fetched.
+    """
+    folder = Path(directory).expanduser()
+    config = _config(folder)
+    safe = _has_safetensors(folder)
+    transformers = _transformers()
+    kind = _model_class(transformers, config, folder)
+    _refuse_oversized(transformers, kind, folder)
+    try:
+        with _quiet(transformers):
+            model, found = kind.from_pretrained(
+                str(folder),
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=safe,
+                weights_only=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # its errors have no common root but Exception
+        raise SourceError(f"{str(folder)!r} could not be loaded by transformers: {_in_short(error)}") from error
+    _refuse_incomplete(found, folder, type(model).__name__)
+    return model
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise SourceError(
+            f"{str(folder)!r} is no folder{near(folder) or '.'} `hf:DIR` wants one written by `save_pretrained`; "
+            "netkin downloads nothing."
+        )
+    _refuse_pipes(folder)
+    if not (folder / "config.json").is_file():
+        raise SourceError(f"{str(folder)!r} holds no config.json; name the folder that `save_pretrained` wrote.")
+    config = read_json(folder / "config.json", "configuration of a model")
+    _refuse_foreign_code(config, folder)
+    _refuse_many_parts(config, folder)
+    return config
+
+
+def _refuse_foreign_code(config: dict[str, Any], folder: Path) -> None:
+    """Refuse configurations that name code elsewhere: classes of their own, or kernels to be fetched."""
+    if "auto_map" in config:
+        raise SourceError(
+            f"the model in {str(folder)!r} brings code of its own (auto_map), and netkin does not run it."
+        )
+    for key, value in config.items():
+        if key.endswith("_implementation") and "/" in str(value):
+            raise SourceError(f"{key!r} in {str(folder)!r} names a kernel to be fetched ({value}); remove it.")
+        if isinstance(value, dict):
+            _refuse_foreign_code(value, folder)
+
+
+def _refuse_many_parts(config: dict[str, Any], folder: Path) -> None:
+    """Refuse a configuration of more layers, heads or experts than any network has: building them takes for ever."""
+    for key, value in config.items():
+        counts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
+        if _PARTS.search(key) and max(counts, default=0) > _MOST_PARTS:
+            raise SourceError(f"{key!r} in {str(folder)!r} is {max(counts):,}; netkin builds at most {_MOST_PARTS:,}.")
+        if isinstance(value, dict):
+            _refuse_many_parts(value, folder)
+
+
+def _refuse_oversized(transformers: Any, kind: Any, folder: Path) -> None:
+    """Refuse a configuration of far more numbers than the weights hold, before memory is taken for them."""
+    held = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
+    try:
+        with torch.device("meta"):
+            config = _from_folder("AutoConfig", folder)
+            empty = kind.from_config(config) if kind is transformers.AutoModel else kind(config)
+    except Exception:  # faults are reported when the model itself is built
+        return
+    numbers = sum(weight.numel() for weight in empty.parameters())
+    if numbers > max(HARMLESS // 4, _NUMBERS_IN_A_BYTE * held):
+        raise SourceError(
+            f"the configuration in {str(folder)!r} describes {numbers:,} weights and the files beside it hold {held:,} "
+            "bytes; they do not belong together."
+        )
+
+
+def load_tokenizer(directory: str) -> Any:
+    """Return the tokenizer in a model's folder."""
+    folder = Path(directory).expanduser()
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise SourceError(
+            f"{str(folder)!r} holds no tokenizer, which says what numbers its model expects for a text; write it there "
+            "with `tokenizer.save_pretrained`, or name a folder that has it: `text,tokenizer=DIR:FILE`."
+        )
+    return _from_folder("AutoTokenizer", folder)
+
+
+def load_processor(directory: str) -> Callable[[Tensor], Tensor]:
+    """Return the image preprocessing in a model's folder, as a function of images of n × channels × height × width."""
+    folder = Path(directory).expanduser()
+    if not (folder / _PROCESSOR).is_file():
+        raise SourceError(
+            f"{str(folder)!r} holds no {_PROCESSOR}, which says how its model expects images; write it there with "
+            "`processor.save_pretrained`, or choose the preprocessing yourself: `normalise=none` or another."
+        )
+    return partial(_processed, _from_folder("AutoImageProcessor", folder))
+
+
+def preprocessing(folder: str, kind: str) -> dict[str, bytes]:
+    """Return the files that decide how text or images, which `kind` names, reach the model in `folder`."""
+    names = (_PROCESSOR,) if kind == "images" else _TOKENIZERS
+    present = [Path(folder).expanduser() / name for name in names]
+    return {path.name: content(path) for path in present if path.is_file()}
+
+
+def _processed(processor: Any, images: Tensor) -> Tensor:
+    if images.shape[1] == 1:
+        images = images.expand(-1, 3, -1, -1)
+    listed = [image.permute(1, 2, 0).numpy() for image in images]
+    return processor(listed, return_tensors="pt", input_data_format="channels_last")["pixel_values"]
+
+
+def _from_folder(kind: str, folder: Path) -> Any:
+    _refuse_pipes(folder)
+    transformers = _transformers()
+    try:
+        with _quiet(transformers):
+            return getattr(transformers, kind).from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
+    except Exception as error:  # its errors have no common root but Exception
+        raise SourceError(f"{str(folder)!r} could not be loaded by transformers: {_in_short(error)}") from error
+
+
+def _refuse_pipes(folder: Path) -> None:
+    """Refuse a folder with pipes or devices in it, which transformers would open and wait for."""
+    for path in folder.iterdir():
+        if path.exists() and not path.is_dir():
+            refuse_absent(path)
+
+
+def _has_safetensors(folder: Path) -> bool:
+    present = [name for name in _WEIGHTS if (folder / name).is_file()]
+    if not present:
+        raise SourceError(f"{str(folder)!r} holds no weights; there must be one of {', '.join(_WEIGHTS)}.")
+    if "safetensors" not in present[0]:
+        for path in folder.glob("pytorch_model*.bin"):
+            refuse_hostile(path)
+    return "safetensors" in present[0]
+
+
+def _model_class(transformers: Any, config: dict[str, Any], folder: Path) -> Any:
+    """Return the class that the configuration names, or the one without a head where it names none."""
+    names = config.get("architectures") or []
+    if not isinstance(names, list):
+        raise SourceError(f"`architectures` in {str(folder / 'config.json')!r} must be a list of names; got {names!r}.")
+    if not names:
+        return transformers.AutoModel
+    kind = getattr(transformers, str(names[0]), None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise SourceError(
+            f"the model in {str(folder)!r} is a {str(names[0])!r}, which transformers {transformers.__version__} does "
+            "not have."
+        )
+    return kind
+
+
+def _refuse_incomplete(found: dict[str, Any], folder: Path, kind: str) -> None:
+    """Refuse weights that leave a part of the model as it was drawn at random."""
+    names = {"missing": "missing_keys", "of another shape": "mismatched_keys"}
+    faults = {what: sorted(map(str, found.get(key) or ())) for what, key in names.items()}
+    lists = [f"{len(keys)} {what}: {listed(keys)}" for what, keys in faults.items() if keys]
+    if lists:
+        raise SourceError(
+            f"the weights in {str(folder)!r} do not fit {kind}: {'; '.join(lists)}. Name the right class under "
+            "`architectures` in its config.json."
+        )
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as fault:
+        raise MissingExtra(
+            "`hf:DIR` needs the package 'transformers'; install it with `pip install 'netkin[hf]'`."
+        ) from fault
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Keep transformers from logging and from drawing progress bars inside the `with`."""
+    log = transformers.utils.logging
+    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity(50)  # critical only
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+        if bars:
+            log.enable_progress_bar()
+
+
+def _in_short(error: Exception) -> str:
+    words = " ".join(str(error).split())
+    short = words if len(words) <= 300 else f"{words[:300]}..."
+    return short if short.endswith((".", "!", "?")) else f"{short}."

@@ -1,4 +1,7 @@
-"""Specifications as text: `NAME,option=value,...`, `package.module:function`, and models and data by name."""
+"""Specifications as text: `NAME,option=value,...`, `package.module:function`, models and data by name, and files.
+
+Files that are absent, not readable or too large are refused in one sentence.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,24 @@ import functools
 import importlib
 import inspect
 import itertools
+import json
 import os
 import sys
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# what a file may take in memory, and how much larger than on disk it may become beyond a size that is harmless
+LARGEST = 4 * 1024**3
+HARMLESS = 100 * 1024**2
+RATIO = 100
 
 
 def split_options(text: str) -> tuple[str, dict[str, str]]:
@@ -34,7 +44,7 @@ def split_options(text: str) -> tuple[str, dict[str, str]]:
     return name, {option: value for option, _, value in pairs}
 
 
-def fitted(function: Callable[..., Any], options: Mapping[str, Any], name: str, skip: int = 0) -> dict[str, Any]:
+def typed_options(function: Callable[..., Any], options: Mapping[str, Any], name: str, skip: int = 0) -> dict[str, Any]:
     """Return `options` as the keywords of `function`: whole numbers where its defaults are such, text elsewhere.
 
     Its first `skip` parameters are no options; a parameter whose name begins with an underscore is none either.
@@ -69,7 +79,7 @@ def find_function(spec: str, known: Iterable[str] = ()) -> Callable[[], Any]:
     return found
 
 
-def call(function: Callable[[], Any], spec: str) -> Any:
+def call_named(function: Callable[[], Any], spec: str) -> Any:
     """Return what `function` returns; what it raises becomes one sentence that names `spec`."""
     try:
         with current_directory_importable():
@@ -120,7 +130,7 @@ def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
 
     `models` and `data` list its arguments. Models may also be in a list or a mapping, there also with their data as
     ``(model, data)``; those without weights have other random ones each. Where a function of two models has an
-    argument `names` that is not given, the texts become the names.
+    argument `names` that is not given, or one of one model an argument `name`, the texts become the names.
     """
 
     def decorate(function: Function) -> Function:
@@ -148,6 +158,8 @@ def _load(given: dict[str, Any], models: list[str], data: list[str], signature: 
     texts = {name: given[name] for name in models if isinstance(given.get(name), str)}
     if texts and len(models) == 2 and "names" in signature.parameters and "names" not in given:
         given["names"] = tuple(numbered([texts.get(name, name) for name in models]))
+    if len(texts) == len(models) == 1 and "name" in signature.parameters and "name" not in given:
+        (given["name"],) = texts.values()
     seeds = itertools.count()
     for name in models:
         if name in given:
@@ -186,3 +198,78 @@ def numbered(texts: Sequence[str]) -> list[str]:
     """
     times = Counter(texts)
     return [f"{text} ({i})" if times[text] > 1 else text for i, text in enumerate(texts, start=1)]
+
+
+# --- files that are named ---------------------------------------------------------------------------------------------
+
+
+def refuse_absent(path: Path, what: str = "file") -> None:
+    """Refuse a path that is no file, and suggest the most similar name in its folder."""
+    try:
+        if path.is_dir():
+            raise SourceError(f"{str(path)!r} is a folder; name the {what} in it.")
+        if path.exists() and not path.is_file():
+            raise SourceError(f"{str(path)!r} is a pipe or a device and is not opened; copy it to a plain file.")
+        if not path.is_file():
+            raise SourceError(f"found no {what} {str(path)!r}{near(path) or '.'}")
+    except OSError as error:
+        raise SourceError(unreadable(path, error)) from error
+
+
+def near(path: Path) -> str:
+    """Return a suggestion of the most similar name in the folder of `path`, or an empty string."""
+    beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    return did_you_mean(path.name, beside)
+
+
+def content(path: Path, what: str = "file", largest: int = LARGEST) -> bytes:
+    """Return all bytes of the file at `path`, of which there may be `largest`."""
+    refuse_absent(path, what)
+    try:
+        size = path.stat().st_size
+        if size > largest:
+            raise SourceError(f"{str(path)!r} holds {size:,} bytes; a {what} holds at most {largest:,}.")
+        return path.read_bytes()
+    except OSError as error:
+        raise SourceError(unreadable(path, error)) from error
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """Return the object that the JSON file at `path` holds."""
+    try:
+        found = json.loads(content(path, what, HARMLESS))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{str(path)!r} is damaged: {error}.") from error
+    if not isinstance(found, dict):
+        raise SourceError(f"{str(path)!r} is no {what}: it holds a {type(found).__name__} instead of an object.")
+    return found
+
+
+def most_in_memory(size: int) -> int:
+    """Return how many bytes a file of `size` bytes may become in memory."""
+    return min(LARGEST, max(HARMLESS, RATIO * size))
+
+
+def unreadable(path: Path, error: OSError) -> str:
+    """Return the sentence for a file that the system does not let us read."""
+    return f"{str(path)!r} cannot be read: {(error.strerror or type(error).__name__).lower()}."
+
+
+@contextmanager
+def refusing_unreadable(place: str) -> Iterator[None]:
+    """Turn what the system does not let us read inside the `with` into a refusal that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise SourceError(unreadable(Path(error.filename or place), error)) from error
+
+
+def refuse_bomb(file: Path | BinaryIO, name: str, size: int) -> None:
+    """Refuse a zip archive of `size` bytes whose parts would be far larger in memory; nothing is unpacked."""
+    with zipfile.ZipFile(file) as archive:
+        declared = sum(entry.file_size for entry in archive.infolist())
+    if declared > most_in_memory(size):
+        raise SourceError(
+            f"{name!r} holds {size:,} bytes that would become {declared:,} in memory; netkin reads archives up to "
+            f"{LARGEST:,} bytes that grow at most {RATIO} times."
+        )

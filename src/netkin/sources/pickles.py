@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from netkin.errors import SourceError
-from netkin.sources.reading import content, refuse_bomb
+from netkin.sources.names import content, refuse_bomb
 
 # the largest published file, the training part of CIFAR-100, holds 155 MB
 LARGEST = 400 * 1024**2

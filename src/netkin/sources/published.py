@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from netkin.errors import SourceError, ValueFault
-from netkin.sources.batches import Examples
+from netkin.sources.batches import LoadedExamples
 from netkin.sources.examples import normalisation
+from netkin.sources.names import content, most_in_memory
 from netkin.sources.pickles import read_plain_pickle
-from netkin.sources.reading import content, most_in_memory
 
 _PIXELS = 3 * 32 * 32
 
@@ -51,14 +51,16 @@ CIFAR100 = Layout(
 )
 
 
-def cifar10(directory: str, normalise: str = "cifar10", *, _part: str = "test") -> Examples:
+def cifar10(directory: str, normalise: str = "cifar10", *, _part: str = "test") -> LoadedExamples:
     """Return CIFAR-10's `test` or `train` images in the order of the files."""
     prepare = normalisation(normalise)
     records = _records(Path(directory).expanduser(), CIFAR10, _part)
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long(), prepare
 
 
-def cifar100(directory: str, normalise: str = "cifar100", labels: str = "fine", *, _part: str = "test") -> Examples:
+def cifar100(
+    directory: str, normalise: str = "cifar100", labels: str = "fine", *, _part: str = "test"
+) -> LoadedExamples:
     """Return CIFAR-100's `test` or `train` images in the order of the files, with `fine` or `coarse` labels."""
     prepare = normalisation(normalise)
     if labels not in ("fine", "coarse"):
@@ -135,7 +137,7 @@ _MAGIC = {"images": 2051, "labels": 2049}
 LARGEST = 1024**3  # far more than any of their files takes in memory
 
 
-def mnist(directory: str, normalise: str = "mnist", *, _part: str = "test") -> Examples:
+def mnist(directory: str, normalise: str = "mnist", *, _part: str = "test") -> LoadedExamples:
     """Return MNIST's `test` or `train` images, 1 × 28 × 28, from its idx files, gzipped or not."""
     prepare = normalisation(normalise, channels=1)
     folder = Path(directory).expanduser()
@@ -192,7 +194,7 @@ def _grown(path: Path) -> SourceError:
     )
 
 
-def svhn(directory: str, normalise: str = "svhn", *, _part: str = "test") -> Examples:
+def svhn(directory: str, normalise: str = "svhn", *, _part: str = "test") -> LoadedExamples:
     """Return SVHN's `test` or `train` crops, 3 × 32 × 32; the label 10 of the files stands for the digit 0."""
     prepare = normalisation(normalise)
     name, folder = f"{_part}_32x32.mat", Path(directory).expanduser()

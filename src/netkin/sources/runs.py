@@ -20,7 +20,7 @@ from netkin.errors import NameClash, SourceError, UnknownName, ValueFault
 from netkin.identity import weights_digest
 from netkin.sources.architectures import seeded
 from netkin.sources.models import load_model
-from netkin.sources.reading import near, refusing_unreadable
+from netkin.sources.names import near, refusing_unreadable
 from netkin.sources.weights import listed, mismatches, read_state, renamed
 
 ENDINGS = (".pt", ".pth", ".th", ".bin", ".ckpt", ".safetensors", ".pt2")
@@ -152,6 +152,10 @@ def as_checkpoint(given: Any, step: int, unit: str = "step") -> Checkpoint:
     if not isinstance(given, (str, Path)):
         raise ValueFault(f"{unit} {step} must be a file, a state dict or a torch module; got {type(given).__name__}.")
     path = Path(given).expanduser()
+    if not path.exists() and ":" in str(given):
+        from netkin.sources.models import load_model
+
+        return Checkpoint(step, load_model(str(given), seed=step), unit)
     if not path.exists():
         raise SourceError(f"found no checkpoint {str(path)!r} for {unit} {step}{near(path) or '.'}")
     return Checkpoint(step, path, unit)

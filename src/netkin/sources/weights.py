@@ -16,13 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import SourceError
+from netkin.sources.names import refuse_absent, unreadable
 from netkin.sources.pickles import Refused, vet_torch_file
-from netkin.sources.reading import refuse_absent, unreadable
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 _PREFIXES = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+")
 _MARKS = re.compile(r"(^|\.)_")  # EfficientNet has `_blocks.0._bn1`
 _SHOWN = 5
+
+StateDict = dict[str, Tensor]  # weights and buffers by name
 
 
 def load_weights(model: nn.Module, path: str | Path, name: str = "the model") -> None:

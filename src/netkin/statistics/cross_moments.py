@@ -34,7 +34,6 @@ ROWS = 1024  # so many are multiplied at a time in float32
 SAMPLE = 8  # times the width: rows by which a layer's shift and precision are chosen
 WIDEST = 512  # for wider layers these are too many to check
 FIRM = 1e-3  # the least eigenvalue of correlations, over the largest, from which float32 is enough
-HELD = 2**25  # bytes of a layer held on a CPU until the next batch: memory given back in between costs time
 SAFE = (1e-12, 1e12)  # sizes whose squares and sums float32 holds
 
 
@@ -226,7 +225,6 @@ class OneSideSums(Stored):
 
     def settle(self) -> None:
         self._room: Tensor | None = None
-        self._last: Tensor | None = None
 
     @property
     def name(self) -> str:
@@ -243,8 +241,6 @@ class OneSideSums(Stored):
             refuse_non_finite(raw, f"{self.name} in batch {self.batches}")
         self._sides, self.total, self.batches = {}, self.total + total, self.batches + 1
         self.n += output.numel() // self.width
-        if raw.device.type == "cpu" and raw.nbytes <= HELD:
-            self._last = raw
         return output
 
     def _shifted(self, output: Tensor, shift: Tensor) -> Tensor:
@@ -342,11 +338,14 @@ def _some(output: Tensor, rows: int) -> Tensor:
 
 def _is_firm(about: Tensor) -> bool:
     """Return whether centred rows show that no unit nearly depends on others; units that rest say nothing."""
-    if about.shape[1] > WIDEST or len(about) < 2 * about.shape[1]:
-        return False
-    spreads = torch.linalg.vector_norm(about, dim=0)
-    units = about[:, spreads > 0] / spreads[spreads > 0]
-    values = torch.linalg.eigvalsh(units.mT @ units)
+    return about.shape[1] <= WIDEST and len(about) >= 2 * about.shape[1] and are_firm(about.mT @ about)
+
+
+def are_firm(second: Tensor) -> bool:
+    """Return whether by a second moment no unit nearly depends on others, so that float32 is enough to whiten it."""
+    spreads = second.diagonal().sqrt()
+    live = spreads > 0
+    values = torch.linalg.eigvalsh(second[live][:, live] / spreads[live] / spreads[live].unsqueeze(1))
     return not len(values) or bool(values[0] > FIRM * values[-1])
 
 

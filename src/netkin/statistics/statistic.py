@@ -60,11 +60,11 @@ class Stored:
         return tensors, {name: packed(getattr(self, name), tensors, name) for name in self.stored}
 
     @classmethod
-    def _restored(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Self:
-        """Return the object that `_state` described."""
+    def _restored(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any], under: str = "") -> Self:
+        """Return the object that `_state` described; the names of its tensors begin with `under`."""
         made = cls.__new__(cls)
         for name in cls.stored:
-            setattr(made, name, unpacked(header[name], tensors))
+            setattr(made, name, unpacked(header[name], tensors, under))
         made.release()
         return made
 
@@ -150,27 +150,26 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
 
 
-def unpacked(written: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return what `packed` wrote."""
+def unpacked(written: Any, tensors: Mapping[str, Tensor], under: str = "") -> Any:
+    """Return what `packed` wrote; the names of its tensors begin with `under`."""
     if isinstance(written, list):
-        return [unpacked(one, tensors) for one in written]
+        return [unpacked(one, tensors, under) for one in written]
     if not isinstance(written, dict):
         return written
     if "class" in written:
-        path = written["path"]
-        inside = {name.removeprefix(path): one for name, one in tensors.items() if name.startswith(path)}
-        return _CLASSES[_known_as(written["class"])]._restored(inside, written["holds"])
+        kind = _CLASSES[_known_as(written["class"])]
+        return kind._restored(tensors, written["holds"], under + written["path"])
     ((kind, value),) = written.items()
     makers = {
-        "tensor": lambda: tensors[value],
-        "complex": lambda: torch.view_as_complex(tensors[value]),
-        "bfloat16": lambda: tensors[value].view(torch.bfloat16),
+        "tensor": lambda: tensors[under + value],
+        "complex": lambda: torch.view_as_complex(tensors[under + value]),
+        "bfloat16": lambda: tensors[under + value].view(torch.bfloat16),
         "float": lambda: float(value),
-        "array": lambda: tensors[value].numpy(),
+        "array": lambda: tensors[under + value].numpy(),
         "dtype": lambda: getattr(torch, value),
         "slice": lambda: slice(*value),
-        "mapping": lambda: {unpacked(key, tensors): unpacked(one, tensors) for key, one in value},
-        "tuple": lambda: tuple(unpacked(one, tensors) for one in value),
+        "mapping": lambda: {unpacked(key, tensors, under): unpacked(one, tensors, under) for key, one in value},
+        "tuple": lambda: tuple(unpacked(one, tensors, under) for one in value),
     }
     return makers[kind]()
 

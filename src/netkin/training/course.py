@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from netkin.errors import ShapeError, ValueFault
 from netkin.identity import DataDigest
 from netkin.identity.data import contents, summed_hashes
+from netkin.representations.hooks import leaves, mapped, rebuilt
 from netkin.representations.inputs import batch_length
-from netkin.representations.nesting import leaves, mapped, rebuilt
 from netkin.sources.datasets import load_data
 from netkin.training.recipe import Recipe
 
@@ -45,7 +45,9 @@ class Pick:
 
 
 def arrays_in(data: Any) -> Any:
-    """Return data that are arrays with a row for each example, as tensors; None for data of any other form."""
+    """Return data that are arrays with a row for each example, or the name of such, as tensors; None for all others."""
+    if isinstance(data, str):
+        return labelled_arrays(data, "`data`")
     if isinstance(data, (Tensor, np.ndarray)):
         return torch.as_tensor(data)
     if not isinstance(data, (tuple, Mapping)) or not data:
@@ -173,11 +175,10 @@ class Loaded:
             self._rows = Arrays(torch.arange(len(data)), recipe, seed)
         elif isinstance(data, IterableDataset):
             self.data = DataLoader(data, recipe.batch, drop_last=recipe.drop_last)
-        elif not isinstance(data, Iterable) or isinstance(data, (str, bytes, Tensor, Mapping)):
-            hint = " `nk.load_data` makes data of a text." if isinstance(data, str) else ""
+        elif not isinstance(data, Iterable) or isinstance(data, (bytes, Tensor, Mapping)):
             raise ValueFault(
                 "`data` must be arrays `(inputs, labels)`, a data set, or a loader of batches; got "
-                f"{type(data).__name__}.{hint}"
+                f"{type(data).__name__}."
             )
         elif iter(data) is data:
             raise ValueFault(

@@ -23,6 +23,7 @@ from netkin.representations.inputs import LABELS, device_of, dtype_of, inputs_of
 from netkin.representations.layers import refuse_lazy, unwrapped
 from netkin.sources.architectures import digits, seeded
 from netkin.sources.datasets import load_data
+from netkin.sources.names import by_name
 from netkin.training import restarts
 from netkin.training.course import TEST_BATCH, course_of, in_order, placed
 from netkin.training.recipe import Hook, Recipe, Record, as_hooks, recipe_of
@@ -52,7 +53,8 @@ def train(
 
     Args:
         model: The network, on the device on which it is to be trained.
-        data: Arrays ``(inputs, labels)``, wherever they lie, a data set, or a loader or list of batches.
+        data: Arrays ``(inputs, labels)``, wherever they lie, a data set, a loader or list of batches, or a name as for
+            `nk.load_data`.
         recipe: How it is trained; its settings can also be given by name, as ``epochs=10``, and override it.
         test: Data on which loss and accuracy are taken after each epoch, of the same forms.
         seed: From which the order of the examples, their augmentation and dropout follow.
@@ -88,6 +90,7 @@ def train(
 
 
 @torch.no_grad()
+@by_name(models="model", data="data")
 def accuracy(model: nn.Module, data: Any, *, batch: int = TEST_BATCH, precision: str = "float32") -> float:
     """Return the share of labelled examples (or tokens) that `model`, in evaluation mode, gets right, from 0 to 1.
 
@@ -95,7 +98,7 @@ def accuracy(model: nn.Module, data: Any, *, batch: int = TEST_BATCH, precision:
     """
     dtype = Recipe(steps=1, precision=precision).dtype(device_of(model))
     with model_lock(), random_states_kept(model):
-        return judged(model, data, None, dtype, batch)["accuracy"]
+        return loss_and_accuracy(model, data, None, dtype, batch)["accuracy"]
 
 
 class _Training:
@@ -197,7 +200,7 @@ class _Training:
         record: Record = {"epoch": self.epoch, "step": self.step, "loss": torch.stack(self.losses).mean().item()}
         refuse_non_finite(record, self.recipe)
         if self.test is not None:
-            record |= judged(self.model, self.test, self.loss, self.dtype)
+            record |= loss_and_accuracy(self.model, self.test, self.loss, self.dtype)
         self.history.append(record | {"seconds": self.seconds})
         self.seconds, self.losses, self.epoch_state = 0.0, [], self.course.state
         for hook in self.hooks:
@@ -289,7 +292,7 @@ def refuse_non_finite(record: Record, recipe: Recipe) -> None:
 
 
 @torch.no_grad()
-def judged(
+def loss_and_accuracy(
     model: nn.Module, data: Any, loss: Loss | None, dtype: torch.dtype | None, batch: int = TEST_BATCH
 ) -> Record:
     """Return the loss and, where labels are class numbers, the accuracy of a model in evaluation mode."""
@@ -299,7 +302,7 @@ def judged(
         for one in in_order(data, batch):
             one = placed(one, device, own)
             outputs, labels = outputs_of(model, inputs_of(one)), labels_of(one)
-            parts.append((*scored(outputs, labels), *_weighted(loss, outputs, labels)))
+            parts.append((*count_right(outputs, labels), *_weighted(loss, outputs, labels)))
     return _summed(parts, loss)
 
 
@@ -322,7 +325,7 @@ def _summed(parts: list[tuple[Tensor, Tensor, Tensor, int]], loss: Loss | None) 
     return found
 
 
-def scored(outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
+def count_right(outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
     """Return how many examples, or tokens, are right and how many count; none where labels are no class numbers."""
     logits = main_tensor(outputs, "")
     none = torch.zeros((), dtype=torch.int64, device=logits.device)

@@ -19,7 +19,7 @@ from netkin.representations.guests import evaluating, model_lock, random_states_
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.training import restarts
 from netkin.training.course import arrays_in, placed
-from netkin.training.loop import Loss, default_loss, judged, train
+from netkin.training.loop import Loss, default_loss, loss_and_accuracy, train
 from netkin.training.recipe import Recipe, Record, recipe_of
 from netkin.training.teams import Store, Student, Team
 
@@ -319,7 +319,8 @@ class Trainings:
         record = student.history[-1]
         seconds = record.pop("seconds")
         loss = self.loss or default_loss(self.recipe)
-        record |= judged(student.model, self.test, loss, self.recipe.dtype(self.device)) | {"seconds": seconds}
+        record |= loss_and_accuracy(student.model, self.test, loss, self.recipe.dtype(self.device))
+        record["seconds"] = seconds
 
 
 class _Unfit(Exception):

@@ -75,12 +75,12 @@ class Saving:
             return None
         header, arrays = files.read(self.path, KIND)
         with files.damage_reported(self.path):
-            return unpacked(header["state"], arrays)
+            return unpack_state(header["state"], arrays)
 
     def write(self, state: Mapping[str, Any]) -> None:
         """Write the state of the training: nested mappings and lists of tensors, numbers and texts."""
         if self.path is not None:
-            values, arrays = packed(state)
+            values, arrays = pack_state(state)
             progress = {name: state[name] for name in ("epoch", "step") if name in state}  # for readers
             header = {"identity": dict(self.identity), "progress": progress, "state": values}
             files.write(self.path, KIND, header, arrays, overwrite=self.overwrite)
@@ -209,13 +209,13 @@ def load_random_state(model: nn.Module, state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"], device_of(model))
 
 
-def packed(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def pack_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return JSON for nested mappings and lists of tensors, numbers and texts, and the arrays of their tensors."""
     tensors: dict[str, Tensor] = {}
     values = statistic.packed(state, tensors, "")
     return values, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 
 
-def unpacked(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def unpack_state(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return what `packed` took apart."""
     return statistic.unpacked(values, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})

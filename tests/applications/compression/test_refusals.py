@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.compression import layer_inputs
+from netkin.applications.compression import layer_sizes
 from netkin.errors import ForwardError, MemoryLimit, NameClash, NetkinError, ShapeError, UnknownName, ValueFault
 
 
@@ -147,7 +147,7 @@ def test_a_model_with_an_attribute_of_that_name_is_refused(draw):
 
 
 def test_too_wide_layers_are_refused(monkeypatch):
-    monkeypatch.setattr(layer_inputs, "free_memory", lambda device=None: 1000)
+    monkeypatch.setattr(layer_sizes, "free_memory", lambda device=None: 1000)
     with pytest.raises(
         MemoryLimit, match="need 2 kB and 1 kB are free; the widest is '2' with 8 features. Leave it out"
     ):

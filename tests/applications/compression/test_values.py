@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.compression.sizes import most_that_saves, parameters
+from netkin.applications.compression.layer_sizes import most_that_saves, parameters
 
 CONVOLUTIONS = [
     {},
@@ -306,6 +306,7 @@ def test_a_layer_that_cannot_save_is_left_as_it_is(draw):
 # --- real networks ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (os.environ.get("NETKIN_DATA") and os.environ.get("NETKIN_CHECKPOINTS")), reason="needs CIFAR-10 and Tiny-10"
 )

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
-from netkin.applications.dynamics import dynamics, holding
+from netkin.applications.dynamics import dynamics, steps
 from netkin.comparing.feed import CachedRunner
 from netkin.errors import FileFault, MemoryLimit, SourceError, UnknownName, ValueFault
 from netkin.representations.shapes import dft
@@ -100,7 +100,7 @@ def test_shuffled_loaders_and_streams_serve(rows):
 
 
 def test_data_that_do_not_fit_are_read_anew(rows, monkeypatch):
-    monkeypatch.setattr(holding, "free_memory", lambda device=None: 0)
+    monkeypatch.setattr(steps, "free_memory", lambda device=None: 0)
     run = run_of(low=10, middle=20, high=40)
     loader = DataLoader(TensorDataset(rows), batch_size=64)
     series = dynamics(run, loader, model=Fan)
@@ -344,6 +344,15 @@ def test_missing_data_are_refused():
         dynamics({0: Fan(0), 1: Fan(1)}, None)
 
 
+@pytest.fixture
+def interruptible():
+    """Let SIGINT interrupt, which a job in a shell's background ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_real_signals_leave_a_file_to_continue_from(rows, tmp_path):
     file = tmp_path / "run.netkin"
 

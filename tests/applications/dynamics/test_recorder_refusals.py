@@ -13,7 +13,7 @@ from recorder_worlds import images, net
 
 def test_a_measure_that_looks_at_single_units_is_refused():
     with pytest.raises(
-        ValueFault, match="keeps each layer up to a rotation, and 'pwcca' looks at single units; save ch"
+        ValueFault, match="keeps each layer up to a rotation, and 'pwcca' looks at single neurons; save ch"
     ):
         nk.DynamicsRecorder(net(), images(), measure="pwcca")
     with pytest.raises(ValueFault, match="keeps what linear measures read, and 'cka_rbf' is none; save checkpoints"):

@@ -145,7 +145,7 @@ def saved_bytes(model, images):
     return total
 
 
-def test_what_comes_out_of_the_frozen_units_needs_no_gradient(net):
+def test_what_comes_out_of_the_frozen_groups_needs_no_gradient(net):
     with nk.FreezeTraining(net, {"conv2": 0}, steps=1), nk.recording(net, ["conv1", "bn2", "conv3"]) as outputs:
         net(data(1)[0][0])
         assert {name: output.requires_grad for name, output in outputs.items()} == {
@@ -157,8 +157,9 @@ def test_what_comes_out_of_the_frozen_units_needs_no_gradient(net):
 def test_the_memory_kept_for_the_backward_pass_shrinks_with_every_unit(name):
     model, images = seeded(architecture(name), 0), torch.randn(4, 3, 32, 32)
     sizes = []
-    with nk.FreezeTraining(model, "linear", steps=len(nk.FreezeTraining(model, steps=1).units)) as freezing:
-        for _ in freezing.units:
+    with nk.FreezeTraining(model, "linear", steps=len(nk.FreezeTraining(model, steps=1).groups)) as freezing:
+        assert freezing.units == freezing.groups  # the earlier name
+        for _ in freezing.groups:
             sizes.append(saved_bytes(model, images))
             freezing.step()
     assert sizes == sorted(sizes, reverse=True)
@@ -272,7 +273,7 @@ def test_what_cannot_be_meant_is_refused(net):
         nk.FreezeTraining(nn.Sequential(nn.ReLU(), nn.ReLU()), steps=3)
     with pytest.raises(UnknownName, match="no layer named 'conv9'"):
         nk.FreezeTraining(net, {"conv9": 0.5}, steps=4)
-    with pytest.raises(UnknownName, match="no unit named 'conv'; did you mean 'conv3'"):
+    with pytest.raises(UnknownName, match="no group named 'conv'; did you mean 'conv3'"):
         nk.FreezeTraining(net, steps=4).members("conv")
 
 

@@ -82,7 +82,7 @@ def test_a_state_of_something_else_is_refused(net):
     state = freezing.state_dict()
     with pytest.raises(ValueFault, match="the state is of a 'linear' schedule and this is 'fractions'"):
         nk.FreezeTraining(net, {"conv1": 0.5}, steps=8).load_state_dict(state)
-    with pytest.raises(ValueFault, match="the state is of the units .'conv1', .* and these are .'conv1', 'conv2'.;"):
+    with pytest.raises(ValueFault, match="the state is of the groups .'conv1', .* and these are .'conv1', 'conv2'.;"):
         nk.FreezeTraining(net, "linear", steps=8, layers=["conv1", "conv2"]).load_state_dict(state)
     with pytest.raises(ValueFault, match="the state has format 9 and this netkin reads up to 1"):
         freezing.load_state_dict(state | {"format": 9})
@@ -134,7 +134,7 @@ class Checkpointed(nn.Module):
         return x
 
 
-def test_checkpointed_units_are_frozen_as_others_are():
+def test_checkpointed_groups_are_frozen_as_others_are():
     model = Checkpointed(reentrant=False)
     other = copy.deepcopy(model)
     for each in (model, other):
@@ -154,7 +154,7 @@ def test_reentrant_checkpointing_is_refused():
     model = Checkpointed(reentrant=True)
     freezing = nk.FreezeTraining(model, "linear", steps=8)
     model(torch.ones(3, 4, requires_grad=True)).sum().backward()
-    with pytest.raises(ForwardError, match="unit 'blocks.0' is checkpointed with `use_reentrant=True`.*=False"):
+    with pytest.raises(ForwardError, match="group 'blocks.0' is checkpointed with `use_reentrant=True`.*=False"):
         freezing.step()
 
 
@@ -187,7 +187,7 @@ def test_the_whole_training_can_also_be_told_by_its_number_of_steps(net):
     assert freezing.at(5) == ["conv1", "conv2"]
     assert freezing.at(5) == []
     assert (freezing.step(), freezing.frozen) == (["conv3"], ["conv1", "conv2", "conv3"])
-    assert repr(freezing) == "<FreezeTraining linear: 3 of 4 units frozen after 6 of 8 steps>"
+    assert repr(freezing) == "<FreezeTraining linear: 3 of 4 groups frozen after 6 of 8 steps>"
     with pytest.raises(ValueFault, match="6 steps are done already; got 3"):
         freezing.at(3)
 
@@ -243,7 +243,7 @@ def test_a_unit_that_depends_on_a_later_one_is_refused():
     model = Crossed()
     freezing = nk.FreezeTraining(model, steps=4)
     model(torch.ones(1, 4)).sum().backward()
-    with pytest.raises(ForwardError, match="unit 'b' depends on 'c.weight', which would still be trained"):
+    with pytest.raises(ForwardError, match="group 'b' depends on 'c.weight', which would still be trained"):
         freezing.step()
 
 
@@ -252,7 +252,7 @@ def test_a_unit_that_does_not_run_is_refused():
     model.forward = lambda x: model.last(model.first(x))
     freezing = nk.FreezeTraining(model, steps=4)
     model(torch.ones(1, 4)).sum().backward()
-    with pytest.raises(ForwardError, match="unit 'middle' did not run in the first training step"):
+    with pytest.raises(ForwardError, match="group 'middle' did not run in the first training step"):
         freezing.step()
 
 

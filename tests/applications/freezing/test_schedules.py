@@ -1,4 +1,4 @@
-"""Schedules: how many units are frozen after how many steps."""
+"""Schedules: how many groups are frozen after how many steps."""
 
 from fractions import Fraction
 
@@ -13,12 +13,12 @@ from netkin.errors import UnknownName, ValueFault
 
 @given(count=some.integers(2, 40), steps=some.integers(1, 5000))
 def test_unit_i_of_l_is_trained_for_the_share_i_over_l_of_all_steps(count, steps):
-    names = [f"unit{number}" for number in range(1, count + 1)]
+    names = [f"group{number}" for number in range(1, count + 1)]
     plan = linear(names, steps)
     for number in range(1, count):
-        # step t, counted from zero, still trains the unit as long as t/steps < i/L
+        # step t, counted from zero, still trains the group as long as t/steps < i/L
         trained = sum(Fraction(t, steps) < Fraction(number, count) for t in range(steps))
-        assert plan.at[f"unit{number}"] == trained
+        assert plan.at[f"group{number}"] == trained
     assert plan.frozen(steps, 0) <= count - 1
 
 
@@ -29,7 +29,7 @@ def test_the_last_unit_is_never_frozen():
     assert [plan.when(number) for number in (0, 1, 2, 3, None)] == [2, 4, 6, None, None]
 
 
-def test_with_fewer_steps_than_units_several_are_frozen_at_once():
+def test_with_fewer_steps_than_groups_several_are_frozen_at_once():
     assert [linear(list("abcdef"), 2).frozen(done, 0) for done in (0, 1, 2)] == [0, 3, 3]
 
 
@@ -51,7 +51,7 @@ def test_a_plan_goes_on_from_its_state():
 
 
 def test_one_unit_alone_has_no_linear_schedule():
-    with pytest.raises(ValueFault, match="'linear' freezes all units but the last, and 'fc' is the only one"):
+    with pytest.raises(ValueFault, match="'linear' freezes all groups but the last, and 'fc' is the only one"):
         linear(["fc"], 10)
 
 
@@ -73,5 +73,5 @@ def test_a_fraction_lies_between_zero_and_one(fraction):
 
 
 def test_a_fraction_for_what_is_no_unit_is_refused():
-    with pytest.raises(UnknownName, match="no unit named 'conv1x'; did you mean 'conv1'.*units are 'conv1', 'out'"):
+    with pytest.raises(UnknownName, match="no group named 'conv1x'; did you mean 'conv1'.*groups are 'conv1', 'out'"):
         fractions(["conv1", "out"], {"conv1x": 0.5}, 10)

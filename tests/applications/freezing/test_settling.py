@@ -1,4 +1,4 @@
-"""The similarity schedule: a unit is frozen once it stays like its own recent past, and not before those below it."""
+"""The similarity schedule: a group is frozen once it stays like its own recent past, and not before those below it."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def shake(module, seed, size=1.0):
 def test_units_that_stand_still_are_frozen_in_order_and_moving_ones_are_not(model, probe):
     with nk.FreezeTraining(model, "similarity", probe=probe, every=1, patience=2, past=2) as freezing:
         for step in range(1, 9):
-            shake(model[2], step)  # units 0 and 1 stand still, unit 2 never
+            shake(model[2], step)  # groups 0 and 1 stand still, group 2 never
             freezing.step()
             # a probe at the start and one more make the past; the next two are the patience
             assert freezing.frozen == (["0", "1"] if step >= 3 else [])
@@ -148,14 +148,14 @@ def test_a_similarity_schedule_without_what_it_needs_is_refused(model, probe):
         nk.FreezeTraining(model, "similarity", probe=probe)
     with pytest.raises(ValueFault, match="`patience` must be a whole number, at least 1; got 0"):
         nk.FreezeTraining(model, "similarity", probe=probe, every=1, patience=0)
-    with pytest.raises(ValueFault, match="'procrustes_distance' is a distance, which falls as units settle"):
+    with pytest.raises(ValueFault, match="'procrustes_distance' is a distance, which falls as groups settle"):
         nk.FreezeTraining(model, "similarity", probe=probe, every=1, measure="procrustes_distance")
     with pytest.raises(ValueFault, match="cka lies between 0 and 1; a threshold of 99 does not"):
         nk.FreezeTraining(model, "similarity", probe=probe, every=1, threshold=99)
 
 
 def test_a_step_told_twice_is_looked_at_once(model, probe):
-    """Several batches may make one step; a unit must not settle by being compared with itself."""
+    """Several batches may make one step; a group must not settle by being compared with itself."""
     with nk.FreezeTraining(model, "similarity", probe=probe, every=1, patience=2, past=1) as freezing:
         assert [freezing.at(1) for _ in range(5)] == [[]] * 5
         assert [values["step"] for values in freezing.history] == [1]
@@ -182,5 +182,5 @@ def test_a_probe_that_crashes_leaves_the_model_as_it_was(model):
 
 def test_a_probe_too_small_for_the_measure_is_refused(model, probe):
     freezing = nk.FreezeTraining(model, "similarity", probe=probe[:8], every=1, past=1, measure="svcca")
-    with pytest.raises(ValueFault, match="the probe is too small for unit '0': 8 examples are fewer than the 6 . 6"):
+    with pytest.raises(ValueFault, match="the probe is too small for group '0': 8 examples are fewer than the 6 . 6"):
         freezing.step()

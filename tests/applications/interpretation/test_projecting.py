@@ -1,4 +1,4 @@
-"""A layer restricted to few directions or units."""
+"""A layer restricted to few directions or neurons."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def data():
 
 @pytest.fixture
 def live(worlds):
-    """A net whose hidden layer of 12 units has exactly `LIVE` live directions."""
+    """A net whose hidden layer of 12 neurons has exactly `LIVE` live directions."""
     first = linear(worlds.normal(12, LIVE) @ worlds.normal(LIVE, 5))
     return nn.Sequential(first, nn.Identity(), nn.Linear(12, 4))
 
@@ -193,7 +193,7 @@ def test_gradients_pass_through(data):
     assert float(model[0].weight.grad.abs().max()) > 0
 
 
-# --- units ------------------------------------------------------------------------------------------------------------
+# --- neurons ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -340,7 +340,7 @@ def test_k_beside_chosen_units_is_refused(layer):
     model, _, found = layer
     refused(
         ValueFault,
-        "3 units are chosen already; leave `k` out, or choose 2 units",
+        "3 neurons are chosen already; leave `k` out, or choose 2 neurons",
         model,
         "1",
         nk.random_neurons(found, 3),
@@ -351,11 +351,11 @@ def test_k_beside_chosen_units_is_refused(layer):
 def test_more_units_than_the_layer_has_are_refused(layer):
     _, _, found = layer
     for choose in (nk.random_neurons, nk.largest_neurons):
-        with pytest.raises(ValueFault, match="`k` must lie between 1 and the layer's 8 units; got 9"):
+        with pytest.raises(ValueFault, match="`k` must lie between 1 and the layer's 8 neurons; got 9"):
             choose(found, 9)
-        with pytest.raises(ValueFault, match=r"`k` must be a whole number of units, up to 8; got 2\.5"):
+        with pytest.raises(ValueFault, match=r"`k` must be a whole number of neurons, up to 8; got 2\.5"):
             choose(found, 2.5)
-    with pytest.raises(ValueFault, match="`m` must lie between 1 and the layer's 8 units; got 0"):
+    with pytest.raises(ValueFault, match="`m` must lie between 1 and the layer's 8 neurons; got 0"):
         nk.aligned_neurons(found, 2, 0)
 
 

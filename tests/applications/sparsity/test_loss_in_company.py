@@ -131,6 +131,7 @@ def test_reentrant_checkpointing_is_refused_as_it_hides_the_gradients():
 
 
 # torch's own, when it traces a gradient of ours
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("when", ["loss first", "compiled first", "in place"])
 def test_a_compiled_model_trains_as_a_plain_one(when):
@@ -152,6 +153,7 @@ def test_a_compiled_model_trains_as_a_plain_one(when):
     assert_alike(model, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_that_ran_compiled_before_is_told_to_wait():
     torch.compiler.reset()
     model = staged()

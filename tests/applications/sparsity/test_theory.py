@@ -7,7 +7,7 @@ from scipy import integrate
 from torch import nn
 
 import netkin as nk
-from netkin.measures.batch_cka import batch_gram, gram_cosines
+from netkin.measures.kernels import batch_gram, gram_cosines
 from sparsity_worlds import batches, double_sum, outputs, staged
 
 pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")  # few examples will do here

@@ -226,6 +226,7 @@ def test_autocast_changes_the_scores_by_its_rounding_alone(training):
     torch.testing.assert_close(found.float(), sparse(pictures()), atol=0.05, rtol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # which torch's compiler hides by itself
 def test_the_pass_in_use_compiles_whole_and_training_compiles_in_parts():
     sparse, images = nk.sparsify_tokens(small_vit(), keep=0.5, at=(1, 3)), pictures()
@@ -240,6 +241,7 @@ def test_the_pass_in_use_compiles_whole_and_training_compiles_in_parts():
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_the_pass_in_use_can_be_exported():
     sparse, images = nk.sparsify_tokens(small_vit(), keep=0.5, at=(1, 3)).eval(), pictures()
     exported = torch.export.export(sparse, (images,)).module()

@@ -9,7 +9,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import Lasso, Ridge
 
-from netkin.applications.stitching.direct import METHODS, find, lasso, matched, unsettled
+from netkin.applications.stitching.direct import METHODS, find, lasso, matched, optimality_gap
 from netkin.errors import NoValue, UnknownName, ValueFault
 from netkin.statistics import LayerMoments, Moments
 
@@ -131,7 +131,7 @@ def test_the_lasso_meets_the_conditions_of_its_optimum(layers):
     weight = lasso(Moments.of(A, B), alpha=0.05).weight.numpy()
     A, B = centred(A, B, True)
     gradient = A.T @ (B - A @ weight) / len(A)
-    assert unsettled(weight, gradient, 0.05) < 1e-9
+    assert optimality_gap(weight, gradient, 0.05) < 1e-9
     assert np.abs(gradient[weight == 0]).max() <= 0.05 + 1e-9
     assert gradient[weight != 0] == pytest.approx(0.05 * np.sign(weight[weight != 0]), abs=1e-9)
 
@@ -146,7 +146,7 @@ def test_a_hard_lasso_is_solved_too(shape, alpha, scales):
     weight = lasso(Moments.of(A, B), alpha=alpha).weight.numpy()
     A, B = centred(A, B, True)
     rounding = 1e-13 * scales * np.abs(A.T @ B).max() / len(A)
-    assert unsettled(weight, A.T @ (B - A @ weight) / len(A), alpha) < 1e-7 * alpha + rounding
+    assert optimality_gap(weight, A.T @ (B - A @ weight) / len(A), alpha) < 1e-7 * alpha + rounding
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         theirs = Lasso(alpha=alpha, fit_intercept=False, tol=1e-12, max_iter=5_000).fit(A, B).coef_.T
@@ -214,7 +214,7 @@ def test_a_constant_layer_is_refused(layers, how):
 
 def test_a_lasso_that_does_not_settle_says_so(layers, monkeypatch):
     monkeypatch.setattr("netkin.applications.stitching.direct.ROUNDS", 3)
-    monkeypatch.setattr("netkin.applications.stitching.direct._solved", lambda *given: None)
+    monkeypatch.setattr("netkin.applications.stitching.direct._solve_output", lambda *given: None)
     with pytest.raises(NoValue, match="did not settle in 75 sweeps at alpha=0.001 [(]6 units[)]; take a larger alpha"):
         lasso(Moments.of(*layers), alpha=0.001)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.stitching import fit_all
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import FileFault, UnknownName, ValueFault
 from stitching_worlds import Maps, Rows, built, drawn, labelled
 
 IMAGES = (3, 12, 12)
@@ -116,3 +116,77 @@ def test_rows_are_read_as_they_are():
     kept = nk.collect(a, b, data, measures=["cka"], layers=["mid"])
     found = nk.stitch(a, "mid", b, "mid", data, statistics=kept)
     assert torch.allclose(found.map.weight, nk.stitch(a, "mid", b, "mid", data).map.weight, atol=1e-7)
+
+
+def test_a_sweep_reads_its_maps_from_a_file_and_runs_the_models_for_the_scores_alone(counted, tmp_path):
+    a, b, data, runs = counted
+    layers, hows = ["mid", "after"], ["least_squares", "procrustes"]
+    nk.collect(a, b, data, layers=layers, shape="positions").save(tmp_path / "ab.netkin")
+    expected = nk.stitch_all(a, b, data, data, hows, layers=layers)
+    for own in runs:
+        own.clear()
+    found = nk.stitch_all(a, b, None, data, hows, layers=layers, statistics=tmp_path / "ab.netkin")
+    assert [own[40] for own in runs] == [2 * len(data)] * 2  # for the similarity and for the evaluation
+    for name, table in expected.tables.items():
+        assert found[name].corresponding() == pytest.approx(table.corresponding(), abs=1e-6)
+    assert found.provenance["fitting examples"] == "120"
+    assert found.provenance["fitted on"] == "statistics of list"
+    assert any("very data they were fitted on" in said for said in found.warnings)
+    others = [(inputs + 1, labels) for inputs, labels in data]
+    apart = nk.stitch_all(a, b, data, others, layers=layers, statistics=nk.load(tmp_path / "ab.netkin"))
+    assert not any("very data they were fitted on" in said for said in apart.warnings)
+
+
+def test_layers_that_statistics_lack_are_holes_of_a_sweep_and_none_at_all_are_refused():
+    a, b = built(Maps), built(Maps, seed=1)
+    data = labelled(b, *IMAGES)
+    kept = nk.collect(a, b, data, layers=["mid"], shape="positions")
+    found = nk.stitch_all(a, b, data, data, layers=["mid", "after"], statistics=kept)
+    table = found["agreement(how=least_squares)"]
+    assert "hold no layer 'after' of 'a'; collect with layers that name it" in table.holes["after", "after"]
+    assert table["mid", "mid"] == nk.stitch_all(a, b, data, data, layers=["mid"])[table.id]["mid", "mid"]
+    with pytest.raises(UnknownName, match="hold no layer 'after' of 'a'"):
+        nk.stitch_all(a, b, data, data, layers=["after"], statistics=kept)
+    both = nk.collect(a, b, data, layers=["mid", "after"], shape="positions", pairs="corresponding")
+    with pytest.raises(ValueFault, match="no moments of 'mid' of 'a' and 'after' of 'b' together; collect with pairs="):
+        nk.stitch(a, "mid", b, "after", data, statistics=both)
+
+
+def test_statistics_alone_give_no_training_and_no_evaluation():
+    a, b, data = built(Rows), built(Rows, seed=1), drawn(60, 5)
+    kept = nk.collect(a, b, data, layers=["mid"])
+    with pytest.raises(ValueFault, match="pass `data` for a training, and `test`"):
+        nk.stitch_all(a, b, statistics=kept)
+    with pytest.raises(ValueFault, match="pass `data` for a training, and `test`"):
+        nk.stitch(a, "mid", b, "mid", None, "task_loss", data, statistics=kept)
+    with pytest.raises(ValueFault, match="`data` is missing"):
+        nk.stitch_all(a, b, test=data)
+    one = nk.stitch(a, "mid", b, "mid", test=data, statistics=kept)
+    assert torch.allclose(one.map.weight, nk.stitch(a, "mid", b, "mid", data).map.weight, atol=1e-7)
+
+
+def test_products_in_float32_are_refused_where_units_nearly_depend_on_each_other():
+    a, b, data = built(Rows).float(), built(Rows, seed=1).float(), drawn(60, 5).float()
+    with torch.no_grad():  # two units of the layer that differ by little
+        for weight in (a.mid.weight, a.mid.bias):
+            weight[1] = weight[0] * (1 + 1e-4)
+        a.mid.weight[1, 0] += 1e-3
+    coarse = nk.collect(a, b, data, measures=["cka"], layers=["mid"])
+    with pytest.raises(ValueFault, match=r"too coarse for 'least_squares'.*measures=\['linear_regression_r2'\]"):
+        nk.stitch(a, "mid", b, "mid", data, statistics=coarse)
+    nk.stitch(a, "mid", b, "mid", data, "procrustes", statistics=coarse)
+    fine = nk.collect(a, b, data, measures=["linear_regression_r2"], layers=["mid"])
+    found = nk.stitch(a, "mid", b, "mid", data, statistics=fine).map.weight
+    assert torch.allclose(found, nk.stitch(a, "mid", b, "mid", data).map.weight, rtol=1e-5, atol=1e-5)
+
+
+def test_a_saved_sweep_goes_on_with_the_same_statistics_alone(tmp_path):
+    a, b = built(Rows), built(Rows, seed=1)
+    data, save = labelled(b, 5), tmp_path / "sweep.netkin"
+    kept, other = (nk.collect(a, b, some, layers=["mid", "after"]) for some in (data, data[:2]))
+    nk.stitch_all(a, b, test=data, layers=["mid"], statistics=kept, save=save)
+    more = nk.stitch_all(a, b, test=data, layers=["mid", "after"], statistics=kept, save=save)
+    assert more == nk.load(save)
+    assert not more["agreement(how=least_squares)"].holes.keys() & {("mid", "mid"), ("after", "after")}
+    with pytest.raises(FileFault, match="differs in fitting data digest"):
+        nk.stitch_all(a, b, test=data, layers=["mid", "after"], statistics=other, save=save)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from netkin.applications.stitching.map_training import trained
+from netkin.applications.stitching.map_training import train_map
 from netkin.applications.stitching.portions import Portion, Sampling
-from netkin.applications.stitching.portions import joined as joined_portions
+from netkin.applications.stitching.portions import join as joined_portions
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import MemoryLimit, ShapeError, ValueFault
 from task_loss_worlds import joined, trained_from, two_perceptrons
@@ -22,7 +22,7 @@ def test_after_the_first_pass_no_time_is_spent_in_the_first_model(epochs):
     a, b, data = two_perceptrons()
     network = joined(a, "1", b, "1", data)
     in_a, in_head_of_b = counting(a[0]), counting(b[0])
-    training = trained(network, data, TaskLoss(epochs=epochs, sample=100))
+    training = train_map(network, data, TaskLoss(epochs=epochs, sample=100))
     assert sum(in_a) == sum(in_head_of_b) == 400  # the sample is picked out of what is gathered
     assert "400 examples kept in memory" in training.kept
 
@@ -31,7 +31,7 @@ def test_true_labels_need_the_second_model_for_the_sample_alone():
     a, b, data = two_perceptrons()
     network = joined(a, "1", b, "1", data)
     in_head_of_b = counting(b[0])
-    trained(network, data, TaskLoss(epochs=2, labels="true", sample=10))
+    train_map(network, data, TaskLoss(epochs=2, labels="true", sample=10))
     assert sum(in_head_of_b) < 150
 
 
@@ -39,11 +39,11 @@ def test_activations_that_do_not_fit_are_computed_again_with_the_same_result():
     a, b, data = two_perceptrons()
     one_batch = joined(a, "1", b, "1", data)
     in_a, in_head_of_b = counting(a[0]), counting(b[0])
-    training = trained(one_batch, data[:1], TaskLoss(epochs=6, memory=100, cka_penalty=0.1))
+    training = train_map(one_batch, data[:1], TaskLoss(epochs=6, memory=100, cka_penalty=0.1))
     assert "more than 100 B: the data are read and the first model runs in every epoch" in training.kept
     assert sum(in_a) == 50 * (1 + 6) == sum(in_head_of_b)
     again = joined(a, "1", b, "1", data)
-    trained(again, data[:1], TaskLoss(epochs=6, cka_penalty=0.1))
+    train_map(again, data[:1], TaskLoss(epochs=6, cka_penalty=0.1))
     assert torch.equal(one_batch.transformation.matrix, again.transformation.matrix)
 
 
@@ -51,7 +51,7 @@ def test_the_second_model_answers_once_also_when_the_data_are_read_again():
     a, b, data = two_perceptrons()
     network = joined(a, "1", b, "1", data)
     in_head_of_b = counting(b[0])
-    trained(network, data, TaskLoss(epochs=5, memory=0, sample=10))
+    train_map(network, data, TaskLoss(epochs=5, memory=0, sample=10))
     assert sum(in_head_of_b) < 400 + 150
 
 
@@ -68,7 +68,7 @@ def test_data_that_come_in_another_order_are_answered_anew():
 
     settings = TaskLoss(epochs=3, memory=0, rate=0.01)
     network = joined(a, "1", b, "1", data, settings)
-    training = trained(network, Shuffled(), settings)
+    training = train_map(network, Shuffled(), settings)
     kept, _ = trained_from(a, "1", b, "1", data, epochs=3, rate=0.01)
     assert training.final["loss"] < training.history[0]["loss"]
     torch.testing.assert_close(network.transformation.matrix, kept.transformation.matrix, rtol=0, atol=0.1)
@@ -136,7 +136,7 @@ def test_data_that_run_dry_are_refused():
 
     network = joined(a, "1", b, "1", data)
     with pytest.raises(ValueFault, match="the data gave 7 batches at first and 6 when read again"):
-        trained(network, Drying(), TaskLoss(memory=0))
+        train_map(network, Drying(), TaskLoss(memory=0))
 
 
 def test_batches_of_different_shapes_are_not_dealt_out_anew():

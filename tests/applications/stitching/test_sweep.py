@@ -9,7 +9,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.stitching import TaskLoss, fit_all, stitch_scores
-from netkin.applications.stitching.task_loss import asked_ways, way_of
+from netkin.applications.stitching.task_loss import find_way, find_ways
 from netkin.comparing.tabulating import NOT_ASKED
 from netkin.errors import NameClash, NoValue, UnknownName, ValueFault
 from task_loss_worlds import convnet, images, perceptron, seeded, two_perceptrons
@@ -327,7 +327,7 @@ def test_data_that_can_be_read_once_are_refused(world):
 
 
 def test_methods_are_written_alike_and_taken_once():
-    ways = asked_ways(["reduced_rank( k = 8 )", "reduced_rank(k=8)", "random", "task_loss"], seed=2)
+    ways = find_ways(["reduced_rank( k = 8 )", "reduced_rank(k=8)", "random", "task_loss"], seed=2)
     assert [way.id for way in ways] == ["reduced_rank(k=8)", "random", "task_loss(seed=2)"]
     assert [way.start for way in ways] == ["reduced_rank(k=8)", "random(seed=2)", "least_squares"]
 
@@ -340,12 +340,12 @@ def test_a_single_stitch_takes_its_training_as_a_record_too(world):
 
 
 def test_options_of_a_training_stand_in_one_place():
-    assert way_of("task_loss", 2, {"epochs": 3}).id == "task_loss(epochs=3, seed=2)"
-    assert way_of(TaskLoss(epochs=3), 2).id == "task_loss(epochs=3)"
+    assert find_way("task_loss", 2, {"epochs": 3}).id == "task_loss(epochs=3, seed=2)"
+    assert find_way(TaskLoss(epochs=3), 2).id == "task_loss(epochs=3)"
     with pytest.raises(ValueFault, match="`rank` is given beside a `TaskLoss`; put it there."):
-        way_of(TaskLoss(epochs=3), 2, {"rank": 1})
+        find_way(TaskLoss(epochs=3), 2, {"rank": 1})
     with pytest.raises(UnknownName, match="'ridge' has no option 'epochs'; such options belong to 'task_loss'."):
-        way_of("ridge", 2, {"epochs": 3})
+        find_way("ridge", 2, {"epochs": 3})
 
 
 @pytest.mark.parametrize("test", [None, "data"])

@@ -8,8 +8,8 @@ from torch.nn import functional
 from netkin.applications.stitching.task_loss import (
     LOSSES,
     TaskLoss,
-    counted,
     cut,
+    drop_padding,
     is_task_loss,
     refuse_unfit_labels,
     scores,
@@ -103,12 +103,12 @@ def test_the_losses_are_cross_entropies_to_soft_and_true_labels():
 def test_places_of_sequences_count_unless_padded_or_unlabelled():
     answers = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
     labels, mask = torch.tensor([[0, -100, 2], [3, 1, 0]]), torch.tensor([[True, True, True], [True, False, False]])
-    left, own, right = counted(answers, 2 * answers, labels, mask)
+    left, own, right = drop_padding(answers, 2 * answers, labels, mask)
     torch.testing.assert_close(left, answers[[0, 0, 1], [0, 2, 0]])
     torch.testing.assert_close(own, 2 * left)
     assert right.tolist() == [0, 2, 3]
     assert LOSSES["true"](left, own, right) == functional.cross_entropy(left, right)
-    whole, _, _ = counted(answers, None, None, None)
+    whole, _, _ = drop_padding(answers, None, None, None)
     assert scores(whole).shape == (6, 4)
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.stitching.evaluating import evaluated
-from netkin.applications.stitching.map_training import objective, trained
+from netkin.applications.stitching.evaluating import evaluate
+from netkin.applications.stitching.map_training import objective, train_map
 from netkin.applications.stitching.portions import portion
 from netkin.applications.stitching.stitch import stitch
 from netkin.applications.stitching.task_loss import TaskLoss
@@ -21,16 +21,17 @@ from task_loss_worlds import convnet, images, joined, quiet_world, trained_from,
 # --- known worlds -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", ["least_squares", "random", "identity"])
 def test_the_task_loss_finds_the_quiet_units_that_variance_overlooks(init):
     a, b, data = quiet_world()
-    direct = evaluated(joined(a, "turn", b, "turn", data, TaskLoss(rank=2)), data)
+    direct = evaluate(joined(a, "turn", b, "turn", data, TaskLoss(rank=2)), data)
     network, training = trained_from(a, "turn", b, "turn", data, init=init, rank=2, epochs=60, rate=0.03)
     assert direct.agreement < 0.6
     assert direct.r2 > 0.9
     assert training.final["agreement"] == 1.0
     assert training.final["r2"] < 0
-    assert evaluated(network, data).agreement == 1.0
+    assert evaluate(network, data).agreement == 1.0
     assert torch.linalg.matrix_rank(network.transformation.matrix) == 2
 
 
@@ -217,7 +218,7 @@ def test_the_record_is_what_evaluate_says():
     network, training = trained_from(a, "3", b, "3", data, epochs=2, every=2)
     assert [record["step"] for record in training.history] == [0, 2, 4, 6]
     assert [record["epoch"] for record in training.history] == pytest.approx([0, 2 / 3, 4 / 3, 2])
-    evaluation = evaluated(network, data)
+    evaluation = evaluate(network, data)
     assert training.final["loss"] == pytest.approx(evaluation.cross_entropy, rel=1e-5)
     for name in ("accuracy", "agreement", "cka", "r2", "cca", "svcca"):
         assert training.final[name] == pytest.approx(getattr(evaluation, name), rel=1e-5), name
@@ -227,8 +228,8 @@ def test_the_record_is_what_evaluate_says():
 def test_the_stitch_is_judged_on_other_data_if_they_are_given():
     a, b, data = two_perceptrons()
     network = joined(a, "1", b, "1", data)
-    training = trained(network, data[:6], TaskLoss(epochs=2), validation=data[6:])
-    assert training.final["loss"] == pytest.approx(evaluated(network, data[6:]).cross_entropy, rel=1e-5)
+    training = train_map(network, data[:6], TaskLoss(epochs=2), validation=data[6:])
+    assert training.final["loss"] == pytest.approx(evaluate(network, data[6:]).cross_entropy, rel=1e-5)
 
 
 def test_steps_end_a_training_within_an_epoch():
@@ -270,7 +271,7 @@ def test_nan_in_training_is_one_sentence_and_the_transformation_is_as_before():
 
     fault = r"training came to NaN or Inf at step 5 of 80 with `rate=0.001`; the transformation is as it was before"
     with pytest.raises(ForwardError, match=fault):
-        trained(network, data, TaskLoss(labels=breaks))
+        train_map(network, data, TaskLoss(labels=breaks))
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.transformation.state_dict().items())
     assert all(weight.requires_grad and weight.grad is None for weight in network.parameters())
 
@@ -287,7 +288,7 @@ def test_a_network_that_gives_nan_before_training_is_refused():
     with torch.no_grad():
         b[2].bias[0] = float("nan")
     with pytest.raises(ForwardError, match="NaN or Inf on the sample before training; judge both models on these data"):
-        trained(network, data, TaskLoss())
+        train_map(network, data, TaskLoss())
 
 
 def test_a_loss_must_be_one_number():

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.applications.stitching.evaluating import evaluated
-from netkin.applications.stitching.map_training import trained
+from netkin.applications.stitching.evaluating import evaluate
+from netkin.applications.stitching.map_training import train_map
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import ValueFault
 from task_loss_worlds import joined, trained_from, two_perceptrons
@@ -40,14 +40,14 @@ def test_patience_ends_training_and_takes_the_best():
     a, b, data = two_perceptrons()
     settings = TaskLoss(rate=0.3, patience=3, every=1, epochs=50)
     network = joined(a, "1", b, "1", data[:2], settings)
-    training = trained(network, data[:2], settings, validation=data[2:])
+    training = train_map(network, data[:2], settings, validation=data[2:])
     objectives = [record["objective"] for record in training.history]
     assert training.stopped
     assert training.steps < 100
     assert training.step == int(np.argmin(objectives))
     assert training.steps == training.step + 3
     assert training.final["objective"] == min(objectives)
-    assert training.final["loss"] == pytest.approx(evaluated(network, data[2:]).cross_entropy, rel=1e-5)
+    assert training.final["loss"] == pytest.approx(evaluate(network, data[2:]).cross_entropy, rel=1e-5)
 
 
 @pytest.mark.parametrize("rate, ended", [(1e6, r"\d\.\d+e\+\d+"), (1.0, r"\d+\.\d+")])

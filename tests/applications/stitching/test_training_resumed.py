@@ -5,7 +5,7 @@ import torch
 
 from netkin import files, jobs
 from netkin.applications.stitching import map_training as training_module
-from netkin.applications.stitching.map_training import trained
+from netkin.applications.stitching.map_training import train_map
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import FileFault
 from netkin.jobs import Job
@@ -39,7 +39,7 @@ def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, monkeypatch, opti
     a, b, data = two_perceptrons()
     options = {"rate": 0.01, "epochs": 3, "every": 3} | options
     whole = joined(a, "1", b, "1", data, TaskLoss(**options))
-    wanted = trained(whole, data, TaskLoss(**options))
+    wanted = train_map(whole, data, TaskLoss(**options))
 
     settings = TaskLoss(**options, resume=tmp_path / "training.job")
     with monkeypatch.context() as patch:
@@ -47,9 +47,9 @@ def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, monkeypatch, opti
         network = joined(a, "1", b, "1", data, settings)
         first = network.transformation.matrix.clone()
         with pytest.raises(KeyboardInterrupt):
-            trained(network, data, settings)
+            train_map(network, data, settings)
         assert torch.equal(network.transformation.matrix, first)
-    training = trained(network, data, settings)
+    training = train_map(network, data, settings)
     assert torch.equal(network.transformation.matrix, whole.transformation.matrix)
     assert torch.equal(network.transformation.shift, whole.transformation.shift)
     assert training == wanted
@@ -60,30 +60,30 @@ def test_a_finished_training_is_read_back_and_can_be_made_longer(tmp_path):
     path, longer = tmp_path / "training.job", TaskLoss(epochs=4, rate=0.01)
     for epochs in (2, 2, 4):
         network = joined(a, "1", b, "1", data)
-        training = trained(network, data, TaskLoss(epochs=epochs, rate=0.01, resume=path))
+        training = train_map(network, data, TaskLoss(epochs=epochs, rate=0.01, resume=path))
         assert training.steps == 8 * epochs
     whole = joined(a, "1", b, "1", data)
-    assert trained(whole, data, longer) == training
+    assert train_map(whole, data, longer) == training
     assert torch.equal(network.transformation.matrix, whole.transformation.matrix)
 
 
 def test_a_training_longer_than_asked_for_is_refused(tmp_path):
     a, b, data = two_perceptrons()
     path = tmp_path / "training.job"
-    trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=2, resume=path))
+    train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=2, resume=path))
     with pytest.raises(FileFault, match="holds a training of 16 steps, and 8 are asked for; ask for as many or more"):
-        trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
+        train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
 
 
 def test_a_file_with_other_options_is_refused(tmp_path):
     a, b, data = two_perceptrons()
     path = tmp_path / "training.job"
-    trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
+    train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
     fault = r"^'[^']*training.job' holds a training that differs in rate \('0.001', not '0.1'\); ask for the same again"
     with pytest.raises(FileFault, match=fault):
-        trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, rate=0.1, resume=path))
+        train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, rate=0.1, resume=path))
     with pytest.raises(FileFault, match=r"differs in labels \('soft', not '.*<lambda> \w+'\)"):
-        trained(joined(a, "1", b, "1", data), data, TaskLoss(labels=lambda *_: torch.ones(()), resume=path))
+        train_map(joined(a, "1", b, "1", data), data, TaskLoss(labels=lambda *_: torch.ones(()), resume=path))
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def world():
 
 def resumed(path, a, b, data, validation, layer):
     settings = TaskLoss(init="identity", epochs=1, resume=path)
-    return trained(joined(a, layer, b, layer, data, settings), data, settings, validation=validation)
+    return train_map(joined(a, layer, b, layer, data, settings), data, settings, validation=validation)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +136,10 @@ def test_a_file_goes_on_with_the_same_data_in_another_order(tmp_path, world):
 def test_a_file_from_another_start_is_refused(tmp_path):
     a, b, data = two_perceptrons()
     path = tmp_path / "training.job"
-    trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
+    train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
     network = joined(a, "1", b, "1", data, TaskLoss(init="procrustes"))
     with pytest.raises(FileFault, match="began from another transformation; give the same one, or another path"):
-        trained(network, data, TaskLoss(epochs=1, resume=path))
+        train_map(network, data, TaskLoss(epochs=1, resume=path))
 
 
 def test_a_damaged_standing_is_refused(tmp_path):
@@ -148,22 +148,22 @@ def test_a_damaged_standing_is_refused(tmp_path):
         tmp_path / "training.job" / "parts" / "standing.netkin",
         TaskLoss(epochs=1, resume=tmp_path / "training.job"),
     )
-    trained(joined(a, "1", b, "1", data), data, settings)
+    train_map(joined(a, "1", b, "1", data), data, settings)
     whole = path.read_bytes()
     path.write_bytes(whole[:500])
     with pytest.raises(FileFault, match="is no netkin file, or only a part of one"):
-        trained(joined(a, "1", b, "1", data), data, settings)
+        train_map(joined(a, "1", b, "1", data), data, settings)
     path.unlink()
     files.write(path, "part", {"name": "standing", "values": {"step": 3}, "seconds": 0, "created": ""}, {})
     with pytest.raises(FileFault, match="is damaged: KeyError"):
-        trained(joined(a, "1", b, "1", data), data, settings)
+        train_map(joined(a, "1", b, "1", data), data, settings)
 
 
 def test_the_file_of_an_older_netkin_is_refused(tmp_path):
     a, b, data = two_perceptrons()
     files.write(tmp_path / "old.netkin", "task_loss", {"step": 3}, {})
     with pytest.raises(FileFault, match="old.netkin' is a file, as older netkins kept a training in; it goes on in a "):
-        trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=tmp_path / "old.netkin"))
+        train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=tmp_path / "old.netkin"))
 
 
 def test_half_precision_is_kept(tmp_path):
@@ -181,7 +181,7 @@ def test_the_job_of_a_training_tells_its_steps(tmp_path):
     a, b, data = two_perceptrons()
     for patience, rate in ((None, 0.01), (1, 0.2)):
         settings = TaskLoss(epochs=9, patience=patience, rate=rate, resume=tmp_path / f"{rate}.job")
-        training = trained(joined(a, "1", b, "1", data), data, settings)
+        training = train_map(joined(a, "1", b, "1", data), data, settings)
         assert training.stopped == (training.steps < 72) == (patience is not None)
         state = jobs.read(settings.resume)
         assert (state.condition, state.progress) == ("done", f"{training.steps} of {training.steps} steps")

@@ -142,10 +142,10 @@ def test_embedding_scores_are_sums_over_examples():
     evidence = Evidence.of(F, np.arange(30) % 2, None, G)
     mean = sum(np.outer(g, f) for f, g in zip(F, G, strict=True)) / 30
     K = np.array([[(F[i] @ F[j]) * (G[i] @ G[j]) for j in range(30)] for i in range(30)])
-    assert scores.mean_embedding_norm(evidence) == pytest.approx(np.sqrt((mean**2).sum()))
-    assert scores.mean_embedding_norm(evidence) == pytest.approx(np.sqrt(K.mean()))
+    assert scores.feature_embedding_norm(evidence) == pytest.approx(np.sqrt((mean**2).sum()))
+    assert scores.feature_embedding_norm(evidence) == pytest.approx(np.sqrt(K.mean()))
     wanted = np.log(np.sqrt((mean**2).sum()) / (np.sqrt((K**2).sum()) / 900))
-    assert scores.adaptation_score(evidence) == pytest.approx(wanted)
+    assert scores.feature_adaptation(evidence) == pytest.approx(wanted)
 
 
 def test_gradients_at_the_features_are_those_of_one_example_at_a_time(models, data):

@@ -12,29 +12,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from netkin.applications.compression.factoring import (
     PROJECTIONS,
-    Layer,
+    LinearOrConv,
     Subspace,
     factored,
     put,
     refuse_hooked,
     refuse_unfit,
+    replacement,
     subspace,
     width_of,
 )
-from netkin.applications.compression.layer_inputs import Feeding, Inputs, collected, in_order
-from netkin.applications.compression.sizes import (
+from netkin.applications.compression.layer_sizes import (
+    Feeding,
+    Inputs,
     K,
     Size,
-    accuracy,
+    collected,
     fewest,
     has_labels,
+    labelled_accuracy,
     most_that_saves,
     multiply_adds,
     parameters,
+    run_order,
 )
 from netkin.comparing.request import name_of
 from netkin.errors import ForwardError, NameClash, NetkinError, UnknownName, ValueFault, did_you_mean
@@ -44,7 +48,7 @@ from netkin.representations import batches_of, guest
 from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
-from netkin.results.compression import CompressedLayer, Compression, TakenApart
+from netkin.results.compression import CompressedLayer, Compression
 from netkin.sources.models import load_model
 from netkin.sources.names import by_name
 
@@ -76,7 +80,7 @@ def compress(
     input in another model, by falling correlation; then, as ten logits have no more than ten, the layer's other
     directions by falling variance. A layer becomes an ``nn.Sequential`` of two plain ones, ``(W D)(E x) + b'``, where
     b' takes up the mean of what is projected away. With ``projection="least_squares"`` E x are the directions, each to
-    a scale of its own, and D gives every unit its best guess from them; with ``"orthogonal"`` E has orthonormal rows
+    a scale of its own, and D gives every neuron its best guess from them; with ``"orthogonal"`` E has orthonormal rows
     that span them, and D = Eᵀ.
 
     One of three arguments sets how many directions are kept. `k` is a number, a share of the layer's width such as
@@ -123,7 +127,7 @@ def compress(
         raise ValueFault(f"`cut` must lie above 0 and at most at 1; got {cut}.")
     size = Size(k, variance, accuracy_drop)
     with showing(progress), random_states_kept(model, data=[data, test]):
-        work = Work(
+        work = CompressCall(
             model, layers, data, test, _other(against), projection, cut, size, Feeding(examples, forward, transform)
         )
         return work.compressed(from_the_top=order == "from_the_top")
@@ -148,7 +152,7 @@ def _refuse_other(what: str, value: str, known: tuple[str, ...]) -> None:
 
 
 @dataclass(frozen=True)
-class Work:
+class CompressCall:
     """One call of `compress`."""
 
     model: nn.Module
@@ -171,7 +175,7 @@ class Work:
         earlier = getattr(net, "compression", None)
         if not isinstance(earlier, Compression | None):
             raise NameClash("the model has an attribute `compression` of its own, where the table would go; rename it.")
-        ordered = reversed(in_order(net, list(layers), self.data, self.feeding)) if from_the_top else layers
+        ordered = reversed(run_order(net, list(layers), self.data, self.feeding)) if from_the_top else layers
         rows, seen, before = self._steps(net, list(ordered), from_the_top)
         net.compression = self._record(net, rows, seen, before, from_the_top, earlier)  # type: ignore[assignment]
         return net
@@ -206,7 +210,7 @@ class Work:
         return _row(name, layer, small, kept, held, inputs, self._accuracy(net), remarks)
 
     def _directions_to_keep(
-        self, net: nn.Module, name: str, layer: Layer, space: Subspace, floor: float
+        self, net: nn.Module, name: str, layer: LinearOrConv, space: Subspace, floor: float
     ) -> tuple[int | None, str]:
         """Return how many directions are kept, or None where the layer is better left as it is, and why."""
         if self.size.accuracy_drop is not None:
@@ -219,7 +223,7 @@ class Work:
         return wanted, ""
 
     def _searched(
-        self, net: nn.Module, name: str, layer: Layer, space: Subspace, floor: float
+        self, net: nn.Module, name: str, layer: LinearOrConv, space: Subspace, floor: float
     ) -> tuple[int | None, str]:
         """Search for the fewest directions with which the accuracy stays at or above `floor`."""
 
@@ -251,8 +255,8 @@ class Work:
     def _accuracy(self, net: nn.Module) -> float | None:
         """Return the accuracy on the test data, or on the data; None where these have no labels."""
         if self.test is not None:
-            return accuracy(net, self.test, Feeding(None, self.feeding.forward, self.feeding.transform))
-        return accuracy(net, self.data, self.feeding) if has_labels(self.data) else None
+            return labelled_accuracy(net, self.test, Feeding(None, self.feeding.forward, self.feeding.transform))
+        return labelled_accuracy(net, self.data, self.feeding) if has_labels(self.data) else None
 
     def _refuse_without_labels(self) -> None:
         for what, data in (("test", self.test), ("data", self.data if self.test is None else None)):
@@ -263,13 +267,13 @@ class Work:
                     "`(inputs, labels)`, the labels whole numbers."
                 )
 
-    def _layers(self) -> dict[str, Layer]:
+    def _layers(self) -> dict[str, LinearOrConv]:
         known = modules(self.model)
         names = choose(self.model, spec := [self.spec] if isinstance(self.spec, (str, type)) else list(self.spec or ()))
         for name in names:
             if split_call(name)[1] is not None:
                 raise ValueFault(f"{name!r} is one call of a layer, and all calls share its weights; name the layer.")
-        fitting: dict[str, Layer] = {}
+        fitting: dict[str, LinearOrConv] = {}
         for name in names:
             try:
                 fitting[name] = self._fitting(name, known)
@@ -281,7 +285,7 @@ class Work:
             raise ValueFault(f"none of {len(names)} layers can be compressed; the first: {self.left_out[names[0]]}")
         return fitting
 
-    def _fitting(self, name: str, known: Mapping[str, nn.Module]) -> Layer:
+    def _fitting(self, name: str, known: Mapping[str, nn.Module]) -> LinearOrConv:
         """Return a layer that can be compressed as requested, or raise an error with the reason."""
         layer = refuse_unfit(name, known[name])
         refuse_hooked(name, layer)
@@ -305,9 +309,7 @@ class Work:
         earlier: Compression | None,
     ) -> Compression:
         there = modules(net)
-        taken_apart = [
-            _taken_apart(row.layer, there[row.layer]) for row in rows if isinstance(there[row.layer], nn.Sequential)
-        ]
+        factors = [replacement(row.layer, there[row.layer]) for row in rows]
         return Compression(
             layers=tuple(rows),
             against="logits" if self.other is None else f"another {type(unwrapped(self.other)).__name__}",
@@ -319,7 +321,7 @@ class Work:
             accuracy_before=before,
             accuracy_after=rows[-1].accuracy,
             data=name_of(self.data),
-            replaced=(*(earlier.replaced if earlier else ()), *taken_apart),
+            replaced=(*(earlier.replaced if earlier else ()), *filter(None, factors)),
             provenance=self._provenance([row.layer for row in rows], seen, from_the_top),
         )
 
@@ -349,7 +351,7 @@ def _in_words(left_out: Mapping[str, str]) -> str:
 
 def _row(
     name: str,
-    layer: Layer,
+    layer: LinearOrConv,
     small: nn.Module,
     kept: int,
     held: float,
@@ -374,21 +376,14 @@ def _row(
     )
 
 
-def _taken_apart(name: str, small: nn.Module) -> TakenApart:
-    assert isinstance(small, nn.Sequential)
-    first, second = small[0], small[1]
-    assert isinstance(first.weight, Tensor)
-    return TakenApart(name, len(first.weight), first.bias is not None, second.bias is not None)
-
-
-def _tied(net: nn.Module, layer: Layer) -> str:
+def _tied(net: nn.Module, layer: LinearOrConv) -> str:
     """Say so where the net still needs the weights that were taken apart."""
     if not any(parameter is layer.weight for parameter in net.parameters()):
         return ""
     return "its weights serve another layer, too, so that the network keeps them beside the smaller ones."
 
 
-def _remarks(layer: Layer, small: nn.Sequential, places: tuple[int, int]) -> list[str]:
+def _remarks(layer: LinearOrConv, small: nn.Sequential, places: tuple[int, int]) -> list[str]:
     """Say what the numbers alone would not."""
     remarks = []
     if isinstance(small[0], nn.Conv2d) and small[0].bias is not None:

@@ -9,24 +9,34 @@ becomes ``(W D)(E x) + b'``. The input is projected about its mean, so that ``b'
 the part of the mean that the projection removes. A convolution becomes a 1 × 1 convolution to k channels and its own
 kernel on these. Where it pads with zeros, the mean is missing beyond the border and a bias would be wrong there: one
 more channel then carries the constant 1, which is padded with zeros at the border like the input.
+
+A file of a compressed model holds which modules were factored, the weights, and the table.
 """
 
 from __future__ import annotations
 
+import copy
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from netkin.errors import ValueFault
+from netkin import files
+from netkin.errors import FileFault, ValueFault
 from netkin.measures.directions import svcca_directions
 from netkin.representations.layers import layer_label, modules, unwrapped
+from netkin.results.compression import KIND, Compression, TakenApart
+from netkin.sources.names import by_name
 from netkin.statistics import Moments
 
 PROJECTIONS = ("least_squares", "orthogonal")
-Layer = nn.Linear | nn.Conv2d
+LinearOrConv = nn.Linear | nn.Conv2d
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +58,7 @@ class Subspace:
     """All directions of a layer's input, the ones to keep first.
 
     Over the examples ``(X - mean) @ encode`` are the directions, of unit variance and uncorrelated; `decode` says how
-    each unit follows each of them.
+    each neuron follows each of them.
     """
 
     mean: Tensor
@@ -101,7 +111,7 @@ def _by_variance(decode: Tensor, aligned: int) -> Tensor:
     return torch.cat([torch.arange(aligned, device=rest.device), rest + aligned])
 
 
-def refuse_unfit(name: str, module: nn.Module) -> Layer:
+def refuse_unfit(name: str, module: nn.Module) -> LinearOrConv:
     """Return the module if it can be factored into two; otherwise raise an error with the reason."""
     if not name:
         raise ValueFault("the model is itself the layer; put it into an `nn.Sequential` and name it '0'.")
@@ -120,7 +130,7 @@ def refuse_unfit(name: str, module: nn.Module) -> Layer:
     return module
 
 
-def refuse_hooked(name: str, layer: Layer) -> None:
+def refuse_hooked(name: str, layer: LinearOrConv) -> None:
     """Refuse a layer with hooks, which would be lost with it."""
     count = len(layer._forward_hooks) + len(layer._forward_pre_hooks)
     if count:
@@ -130,12 +140,12 @@ def refuse_hooked(name: str, layer: Layer) -> None:
         )
 
 
-def width_of(layer: Layer) -> int:
+def width_of(layer: LinearOrConv) -> int:
     """Return how many features or channels a layer is fed."""
     return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
 
 
-def factored(layer: Layer, factors: Factors) -> nn.Sequential:
+def factored(layer: LinearOrConv, factors: Factors) -> nn.Sequential:
     """Return two modules that do what `layer` does to inputs in the span of the directions."""
     weight = layer.weight.detach().to(factors.mean)
     lost = factors.lost_mean
@@ -147,11 +157,13 @@ def factored(layer: Layer, factors: Factors) -> nn.Sequential:
     return nn.Sequential(*parts).train(layer.training).requires_grad_(layer.weight.requires_grad)
 
 
-def empty_factors(layer: Layer, between: int, first_bias: bool, second_bias: bool) -> tuple[Layer, Layer]:
+def empty_factors(
+    layer: LinearOrConv, between: int, first_bias: bool, second_bias: bool
+) -> tuple[LinearOrConv, LinearOrConv]:
     """Return the two modules that replace `layer`, `between` wide in the middle, their weights not set."""
     place = {"device": layer.weight.device, "dtype": layer.weight.dtype}
     if isinstance(layer, nn.Linear):
-        first: Layer = skip_init(nn.Linear, layer.in_features, between, bias=first_bias, **place)
+        first: LinearOrConv = skip_init(nn.Linear, layer.in_features, between, bias=first_bias, **place)
         return first, skip_init(nn.Linear, between, layer.out_features, bias=second_bias, **place)
     # where nothing lies between the strides, only every so many places need be looked at
     early, late = (layer.stride, 1) if is_pointwise(layer) else (1, layer.stride)
@@ -183,7 +195,7 @@ def put(model: nn.Module, name: str, replacement: nn.Module) -> None:
                 module._modules[key] = replacement
 
 
-def _linear(layer: nn.Linear, weight: Tensor, factors: Factors, lost: Tensor) -> tuple[Layer, Layer]:
+def _linear(layer: nn.Linear, weight: Tensor, factors: Factors, lost: Tensor) -> tuple[LinearOrConv, LinearOrConv]:
     bias = _bias(layer, weight @ lost)
     first, second = empty_factors(layer, len(factors.encode), False, bias is not None)
     _set(first, factors.encode, None)
@@ -191,7 +203,7 @@ def _linear(layer: nn.Linear, weight: Tensor, factors: Factors, lost: Tensor) ->
     return first, second
 
 
-def _conv(layer: nn.Conv2d, weight: Tensor, factors: Factors, lost: Tensor) -> tuple[Layer, Layer]:
+def _conv(layer: nn.Conv2d, weight: Tensor, factors: Factors, lost: Tensor) -> tuple[LinearOrConv, LinearOrConv]:
     kernels = torch.einsum("ochw,ck->okhw", weight, factors.decode)
     from_mean = torch.einsum("ochw,c->ohw", weight, lost)
     ends_at_border = pads_with_zeros(layer) and bool(from_mean.any())
@@ -207,7 +219,7 @@ def _conv(layer: nn.Conv2d, weight: Tensor, factors: Factors, lost: Tensor) -> t
     return first, second
 
 
-def _bias(layer: Layer, more: Tensor) -> Tensor | None:
+def _bias(layer: LinearOrConv, more: Tensor) -> Tensor | None:
     """Return the layer's bias and what is added to it; None where there is neither."""
     if layer.bias is None:
         return more if bool(more.any()) else None
@@ -215,7 +227,7 @@ def _bias(layer: Layer, more: Tensor) -> Tensor | None:
 
 
 @torch.no_grad()
-def _set(layer: Layer, weight: Tensor, bias: Tensor | None) -> None:
+def _set(layer: LinearOrConv, weight: Tensor, bias: Tensor | None) -> None:
     layer.weight.copy_(weight)
     if bias is not None:
         assert layer.bias is not None
@@ -224,3 +236,95 @@ def _set(layer: Layer, weight: Tensor, bias: Tensor | None) -> None:
 
 def _a(kind: str) -> str:
     return f"an {kind}" if kind[0] in "AEIOU" else f"a {kind}"
+
+
+# --- files of compressed models ---------------------------------------------------------------------------------------
+
+
+def replacement(name: str, layer: nn.Module) -> TakenApart | None:
+    """Return what replaces a layer, as a file needs it; None where the layer is left as it was."""
+    if not isinstance(layer, nn.Sequential):
+        return None
+    first, second = layer[0], layer[1]
+    assert isinstance(first.weight, Tensor)
+    return TakenApart(name, len(first.weight), first.bias is not None, second.bias is not None)
+
+
+def save_compressed(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write a compressed model's weights and its table to one file; over one of another kind only with `overwrite`."""
+    record = getattr(unwrapped(model), "compression", None)
+    if not isinstance(record, Compression):
+        raise ValueFault("the model was not compressed by netkin: it has no table `compression`; save its state dict.")
+    state = unwrapped(model).state_dict()
+    halves = [name for name, tensor in state.items() if tensor.dtype == torch.bfloat16]
+    arrays = {name: _array(tensor) for name, tensor in state.items()}
+    files.write(path, KIND, {**record.to_header(), "bfloat16": halves}, arrays, overwrite=overwrite)
+
+
+@overload
+def load_compressed(path: str | os.PathLike[str], model: nn.Module) -> nn.Module: ...
+
+
+@overload
+def load_compressed(path: str | os.PathLike[str], model: None = None) -> Compression: ...
+
+
+@by_name(models="model")
+def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module | Compression:
+    """Return the compressed model that was saved at `path`; `model` is the original, built anew, and stays as it is.
+
+    Its weights do not matter. What comes back is in the model's training mode, on its device and in its precision.
+    Without a model the table comes back alone.
+    """
+    header, arrays = files.read(path, kind=KIND)
+    with files.damage_reported(path):
+        halves = set(header.pop("bfloat16"))
+        state = {name: _tensor(array, name in halves) for name, array in arrays.items()}
+        record = Compression.from_header({k: v for k, v in header.items() if k not in ("kind", "format")})
+    if model is None:
+        return record
+    net = copy.deepcopy(unwrapped(model))
+    for part in record.replaced:
+        _take_apart(net, part, path)
+    wanted = net.state_dict()
+    # files of earlier versions have no arrays without axes
+    scalars = {name for name, one in wanted.items() if one.ndim == 0}
+    state = {name: one.reshape(()) if name in scalars and one.numel() == 1 else one for name, one in state.items()}
+    _refuse_other_weights(wanted, state, path)
+    net.load_state_dict(state)
+    net.compression = record  # type: ignore[assignment]
+    return net
+
+
+def _take_apart(net: nn.Module, part: TakenApart, path: Any) -> None:
+    """Put two modules of the saved sizes in the place of one layer."""
+    known = modules(net)
+    if part.layer not in known:
+        raise FileFault(f"{str(path)!r} holds a model with a layer {part.layer!r} taken apart; this model has none.")
+    layer = refuse_unfit(part.layer, known[part.layer])
+    refuse_hooked(part.layer, layer)
+    parts = nn.Sequential(*empty_factors(layer, part.between, part.first_bias, part.second_bias))
+    put(net, part.layer, parts.train(layer.training).requires_grad_(layer.weight.requires_grad))
+
+
+def _refuse_other_weights(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Any) -> None:
+    odd = [name for name in {**wanted, **state} if _shape(wanted, name) != _shape(state, name)]
+    if odd:
+        raise FileFault(
+            f"{str(path)!r} does not fit this model: {odd[0]!r} is {_shape(state, odd[0])} in the file and "
+            f"{_shape(wanted, odd[0])} in the model ({len(odd)} differ); build the architecture that was compressed."
+        )
+
+
+def _shape(state: Mapping[str, Tensor], name: str) -> str:
+    return " × ".join(map(str, state[name].shape)) or "one number" if name in state else "absent"
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _tensor(array: np.ndarray, is_half: bool) -> Tensor:
+    tensor = torch.from_numpy(array.copy())
+    return tensor.view(torch.bfloat16) if is_half else tensor

@@ -1,7 +1,6 @@
 """Continual learning: a sequence of tasks with filter atoms for each, the usual baselines, and ensembles."""
 
-from netkin.applications.continual.sequences import LearntTasks, learn_tasks
-from netkin.applications.continual.task_ensembles import ensemble_tasks
+from netkin.applications.continual.sequences import LearntTasks, ensemble_tasks, learn_tasks
 from netkin.applications.continual.task_splits import Task, split_tasks
 from netkin.results.task_accuracies import TaskAccuracies, TaskEnsembles
 

@@ -14,17 +14,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, log_softmax
 
-from netkin.applications.continual.task_splits import Examples, Task
+from netkin.applications.continual.task_splits import Task
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption
 from netkin.representations.filters import atom_layers, decompose, put
 from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import modules, unwrapped
+from netkin.sources.batches import LabelledData
+from netkin.sources.weights import StateDict
 from netkin.training import Hook, Recipe, train
 from netkin.training.course import placed
 
-State = dict[str, Tensor]
 CHUNK = 16  # examples whose gradients are taken at once
 
 
@@ -46,8 +47,8 @@ def with_heads(model: nn.Module, head: str | None, classes: Sequence[int], seed:
     known = {name: one for name, one in modules(made).items() if type(one) is nn.Linear and name}
     name = list(known)[-1] if head is None and known else head
     if name is None or name not in known:
-        told = f"none is named {head!r}" if head else "it has none"
-        raise UnknownName(f"the network must end in a linear layer that heads can replace, and {told}; give `head=`.")
+        why = f"none is named {head!r}" if head else "it has none"
+        raise UnknownName(f"the network must end in a linear layer that heads can replace, and {why}; give `head=`.")
     old, heads = known[name], []
     for task, count in enumerate(classes):
         with torch.random.fork_rng(devices=[]):
@@ -87,7 +88,7 @@ class Learner:
         self.settings = {**self.options, **options}
         self.model, self.head = with_heads(self.prepared(model), head, self.classes, seed)
         self.heads = next(one for one in self.model.modules() if isinstance(one, TaskHeads))
-        self.memory: list[State] = [{} for _ in tasks]
+        self.memory: list[StateDict] = [{} for _ in tasks]
         state, private = self._state(), self.private()
         self.shared = {name: one for name, one in state.items() if not self._of_heads(name) and name not in private}
         self.own = [{name: state[name] for name in (*private, *self._head(t))} for t in range(len(tasks))]
@@ -140,7 +141,7 @@ class Learner:
         """Go on from what `state` returned."""
         place = device_of(self.model)
 
-        def moved(one: Mapping[str, Tensor]) -> State:
+        def moved(one: Mapping[str, Tensor]) -> StateDict:
             return {name: tensor.to(place) for name, tensor in one.items()}
 
         self.shared, self.own = moved(state["shared"]), [moved(one) for one in state["own"]]
@@ -172,7 +173,7 @@ class Learner:
         for other in range(len(self.tasks)):
             self.own[other] |= {name: state[name] for name in self._head(other)}
 
-    def _state(self) -> State:
+    def _state(self) -> StateDict:
         return {name: one.detach().clone() for name, one in self.model.state_dict().items()}
 
     def _of_heads(self, name: str) -> bool:
@@ -301,14 +302,14 @@ class ReplayLearner(Learner):
         self.memory[task] = {"inputs": inputs[rows].to(place), "labels": labels[rows].to(place)}
 
 
-def in_a_row(parts: Sequence[Examples], classes: Sequence[int]) -> Examples:
+def in_a_row(parts: Sequence[LabelledData], classes: Sequence[int]) -> LabelledData:
     """Return the examples of several tasks as one, their labels counting all classes in a row."""
     starts = [sum(classes[:position]) for position in range(len(parts))]
     inputs = torch.cat([part[0] for part in parts])
     return inputs, torch.cat([part[1] + start for part, start in zip(parts, starts, strict=True)])
 
 
-def expected_fisher(model: nn.Module, inputs: Tensor, names: Sequence[str]) -> State:
+def expected_fisher(model: nn.Module, inputs: Tensor, names: Sequence[str]) -> StateDict:
     """Return the diagonal of the Fisher information of the named weights, the mean over examples.
 
     It is ``Σ_c p(c|x) (∂ log p(c|x) / ∂w)²``, the exact expectation over the classes that the network itself
@@ -317,7 +318,7 @@ def expected_fisher(model: nn.Module, inputs: Tensor, names: Sequence[str]) -> S
     place, weights = device_of(model), {n: one.detach() for n, one in model.named_parameters()}
     chosen = {name: weights[name] for name in names}
 
-    def log_likelihood(own: State, x: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    def log_likelihood(own: StateDict, x: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         logs = log_softmax(functional_call(model, {**weights, **own}, (x.unsqueeze(0),))[0], -1)
         return logs[label], logs.detach()
 
@@ -335,7 +336,7 @@ def expected_fisher(model: nn.Module, inputs: Tensor, names: Sequence[str]) -> S
 
 
 class _Elastic(Hook):
-    def __init__(self, memory: Sequence[State], strength: float):
+    def __init__(self, memory: Sequence[StateDict], strength: float):
         self.memory, self.strength, self.settings = memory, strength, strength
 
     def loss(self, model: nn.Module, inputs: Any, outputs: Any, step: int) -> Tensor:
@@ -343,7 +344,7 @@ class _Elastic(Hook):
         return elastic_penalty(dict(model.named_parameters()), self.memory, self.strength)
 
 
-def elastic_penalty(weights: Mapping[str, Tensor], memory: Sequence[State], strength: float) -> Tensor:
+def elastic_penalty(weights: Mapping[str, Tensor], memory: Sequence[StateDict], strength: float) -> Tensor:
     """Return ``strength / 2 · Σ_tasks Σ_i F_i (w_i - w*_i)²``, Eq. 3 of Kirkpatrick et al. for several tasks."""
     terms = [
         (fisher * (weights[name.removeprefix("fisher of ")] - kept[f"weights of {name[10:]}"]) ** 2).sum()
@@ -355,7 +356,9 @@ def elastic_penalty(weights: Mapping[str, Tensor], memory: Sequence[State], stre
 
 
 class _Replay(Hook):
-    def __init__(self, heads: TaskHeads, kept: Sequence[Examples], classes: Sequence[int], smoothing: float, seed: int):
+    def __init__(
+        self, heads: TaskHeads, kept: Sequence[LabelledData], classes: Sequence[int], smoothing: float, seed: int
+    ):
         self.heads, self.classes, self.smoothing, self.seed = heads, list(classes), smoothing, seed
         self.inputs, self.labels = in_a_row(kept, classes)
 
@@ -384,13 +387,13 @@ def refuse_options(method: str, options: Mapping[str, Any]) -> None:
     known = LEARNERS[method].options
     for name, value in options.items():
         if name not in known:
-            told = f"it has {', '.join(known)}" if known else "it has none"
-            raise UnknownName(f"{method!r} has no option {name!r}; {told}.")
+            offer = f"it has {', '.join(known)}" if known else "it has none"
+            raise UnknownName(f"{method!r} has no option {name!r}; {offer}.")
         if name == "strength" and (not isinstance(value, (int, float)) or not 0 <= value < float("inf")):
             raise ValueFault(f"`strength` is a number of 0 or more; got {value!r}.")
         if name == "examples" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueFault(f"`examples` is a number of examples of each task, 1 or more; got {value!r}.")
 
 
-def _count(state: State) -> int:
+def _count(state: StateDict) -> int:
     return sum(one.numel() for one in state.values())

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from netkin.errors import NameClash, ShapeError, ValueFault
 from netkin.identity import DataDigest
+from netkin.sources.batches import LabelledData
 from netkin.training.course import labelled_arrays
-
-Examples = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,8 +20,8 @@ class Task:
     """One task: examples to train and to test on, ``(inputs, labels)`` each, with labels from 0 to `classes` - 1."""
 
     name: str
-    train: Examples
-    test: Examples
+    train: LabelledData
+    test: LabelledData
     classes: int
 
     def __post_init__(self) -> None:
@@ -88,18 +87,18 @@ def refuse_tasks(tasks: Sequence[Task], least: int = 1) -> tuple[Task, ...]:
     for task in found:
         shapes = {tuple(one.shape[1:]) for one in (found[0].train[0], task.train[0], task.test[0])}
         if len(shapes) > 1:
-            told = " and ".join(map(str, sorted(shapes)))
-            raise ShapeError(f"all tasks must have inputs of one shape; {task.name!r} makes it {told}.")
+            listed = " and ".join(map(str, sorted(shapes)))
+            raise ShapeError(f"all tasks must have inputs of one shape; {task.name!r} makes it {listed}.")
     return found
 
 
-def _task(group: Tensor, train: Examples, test: Examples) -> Task:
+def _task(group: Tensor, train: LabelledData, test: LabelledData) -> Task:
     listed = group.tolist()
     alone = listed == list(range(listed[0], listed[0] + len(listed)))
     name = f"{listed[0]}-{listed[-1]}" if alone else ",".join(map(str, listed))
     return Task(name, _of_classes(group, *train), _of_classes(group, *test), len(group))
 
 
-def _of_classes(group: Tensor, inputs: Tensor, labels: Tensor) -> Examples:
+def _of_classes(group: Tensor, inputs: Tensor, labels: Tensor) -> LabelledData:
     places = (labels[:, None] == group.to(labels.device)).nonzero()
     return inputs[places[:, 0]], places[:, 1]

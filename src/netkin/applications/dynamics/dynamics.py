@@ -13,9 +13,7 @@ import torch
 from torch import nn
 
 from netkin import files
-from netkin.applications.dynamics.cluster_steps import ClusterSteps
-from netkin.applications.dynamics.holding import Held, spare
-from netkin.applications.dynamics.step_pairs import between_steps
+from netkin.applications.dynamics.steps import ClusterSteps, Held, between_steps, spare_memory
 from netkin.comparing.compare import compare, explain
 from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.engines.ray import Ray
@@ -122,7 +120,7 @@ def dynamics(
         raise ValueFault("`dynamics` takes engine='local' or 'ray', and not 'distributed'.")
     call = options.call(opened.name, data, examples)
     with showing(progress), random_states_kept(data=[data]):
-        held = None if options.of_weights else Held(data, examples, spare(torch.device("cpu")))
+        held = None if options.of_weights else Held(data, examples, spare_memory(torch.device("cpu")))
         return _Study(opened, held, options, call).series(save, partial, overwrite)
 
 
@@ -207,7 +205,7 @@ def _plan_lines(run: Run, each: Plan, passes: int | None, again: bool) -> Iterat
         yield "forward passes in all: none"
         return
     total = "not known before the data are read" if passes is None else f"{passes:,}"
-    room = size_in_words(spare(torch.device("cpu")))
+    room = size_in_words(spare_memory(torch.device("cpu")))
     once = f"once on each batch, if the data and its rows take at most {room} each, else with every checkpoint"
     yield f"forward passes in all: {total}; the final model runs {'with every checkpoint' if again else once}"
 
@@ -239,9 +237,9 @@ class _Options:
     def call(self, run: str, data: Any, examples: int | None) -> str:
         """Return the call as text, for the provenance."""
         others = self.others
-        told = {} if self.of_weights else {"data": name_of_data(data)}
+        source = {} if self.of_weights else {"data": name_of_data(data)}
         return described_call(
-            "nk.dynamics", run=run, **told, measures=[one.id for one in self.measures], layers=others["layers"],
+            "nk.dynamics", run=run, **source, measures=[one.id for one in self.measures], layers=others["layers"],
             pairs=others["pairs"], shape=others["shape"], resize=others["resize"], examples=examples,
             seed=others["seed"], transform=self.transform, forward=others["forward"],
         )  # fmt: skip
@@ -250,9 +248,9 @@ class _Options:
     def words(self) -> dict[str, str]:
         """What changes the numbers, as text; functions by their names and digests."""
         changing = {key: value for key, value in self.others.items() if key not in ("memory", "device")}
-        told = {key: in_words(value) for key, value in changing.items()} | {"transform": in_words(self.transform)}
-        told |= {"measures": ", ".join(measure.id for measure in self.measures)}
-        return told | {"measures digest": settings_digest([measure.function for measure in self.measures])}
+        facts = {key: in_words(value) for key, value in changing.items()} | {"transform": in_words(self.transform)}
+        facts |= {"measures": ", ".join(measure.id for measure in self.measures)}
+        return facts | {"measures digest": settings_digest([measure.function for measure in self.measures])}
 
     @property
     def needs_space(self) -> bool:
@@ -352,7 +350,7 @@ class _Study:
             model,
             *(others["layers"], others["shape"], others["forward"], self.options.transform, others["device"]),
         )
-        return CachedRunner(subject, spare(torch.device(others["device"] or device_of(model))) // self.sharers)
+        return CachedRunner(subject, spare_memory(torch.device(others["device"] or device_of(model))) // self.sharers)
 
     def _compared(self, step: int) -> Comparison:
         last = self.run.steps[-1]

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from netkin.applications.dynamics.probing import Examples, Probe, is_first_process, rank
 from netkin.applications.dynamics.recordings import (
     Progress,
     Recording,
@@ -18,7 +17,15 @@ from netkin.applications.dynamics.recordings import (
     state_measures,
     write,
 )
-from netkin.applications.dynamics.states import LayerState, Moment, between
+from netkin.applications.dynamics.states import (
+    LayerState,
+    Moment,
+    Probe,
+    ProbeExamples,
+    between,
+    is_first_process,
+    rank,
+)
 from netkin.errors import ForwardError, ValueFault, also_called
 from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.progress import ProgressOption
@@ -26,6 +33,7 @@ from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results import Series
+from netkin.sources.names import by_name
 
 Log = Callable[[int, dict[str, float]], Any]
 
@@ -72,6 +80,7 @@ class DynamicsRecorder:
     """
 
     @also_called(measures="measure")
+    @by_name(data="probe")
     def __init__(
         self,
         model: nn.Module,
@@ -97,7 +106,7 @@ class DynamicsRecorder:
         self.every, self.first = every, first
         self.logs: list[Log] = [log] if callable(log) else list(log)
         self._probe = Probe(model, layers, shape, forward, transform)
-        self._examples = Examples(probe, examples, batch) if is_first_process() else None
+        self._examples = ProbeExamples(probe, examples, batch) if is_first_process() else None
         self._moments: list[Moment] = []
         self._progress: list[Progress] = []
 
@@ -227,7 +236,7 @@ class DynamicsRecorder:
             "call": described_call("nk.DynamicsRecorder", model=model, probe=examples.name, **asked),
         }
 
-    def _kept_examples(self) -> Examples:
+    def _kept_examples(self) -> ProbeExamples:
         if self._examples is None:
             raise ValueFault(f"only the process of rank 0 keeps probes; this is rank {rank()}.")
         return self._examples

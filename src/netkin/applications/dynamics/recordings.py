@@ -14,8 +14,14 @@ from typing import Any
 import torch
 
 from netkin import files
-from netkin.applications.dynamics.probing import Examples
-from netkin.applications.dynamics.states import LayerState, Moment, comparison, reads_states, refuse_unfit
+from netkin.applications.dynamics.states import (
+    LayerState,
+    Moment,
+    ProbeExamples,
+    comparison,
+    reads_states,
+    refuse_unfit,
+)
 from netkin.errors import ValueFault
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, reported
@@ -23,7 +29,7 @@ from netkin.results import Series
 from netkin.results.records import checked
 
 KIND = "recording"
-State = dict[str, Any]
+RecorderState = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -99,15 +105,18 @@ def load_recording(path: str | os.PathLike[str]) -> Recording:
     """Return the recording that a `DynamicsRecorder` saved at `path`."""
     state = read(path)
     header = state["header"]
-    told = {name: header[name] for name in ("data", "run", "unit", "measures", "provenance") if name in header}
+    facts = {name: header[name] for name in ("data", "run", "unit", "measures", "provenance") if name in header}
     with files.damage_reported(path):
         moments, progress = _unpacked(state, header.get("unit", "step"))
-        return checked(Recording, told | {"moments": moments, "progress": progress})
+        return checked(Recording, facts | {"moments": moments, "progress": progress})
 
 
 def recorded(
-    moments: Sequence[Moment], progress: Sequence[Progress], examples: Examples, about: Mapping[str, Any] | None = None
-) -> State:
+    moments: Sequence[Moment],
+    progress: Sequence[Progress],
+    examples: ProbeExamples,
+    about: Mapping[str, Any] | None = None,
+) -> RecorderState:
     """Return the probes as a header for JSON and named tensors; `about` is added to the header."""
     header = dict(about or {}) | {
         "data": examples.name,
@@ -119,7 +128,7 @@ def recorded(
     return {"header": header, "tensors": tensors}
 
 
-def restored(state: Mapping[str, Any], examples: Examples, unit: str) -> tuple[list[Moment], list[Progress]]:
+def restored(state: Mapping[str, Any], examples: ProbeExamples, unit: str) -> tuple[list[Moment], list[Progress]]:
     """Return the probes that `recorded` described, if they were taken on the same examples."""
     header = state["header"]
     if len(header["digest"]) != len(examples.digest):
@@ -140,7 +149,7 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any], *, overwrite: 
     files.write(path, KIND, state["header"], arrays, overwrite=overwrite)
 
 
-def read(path: str | os.PathLike[str]) -> State:
+def read(path: str | os.PathLike[str]) -> RecorderState:
     """Return the state that was written to `path`."""
     header, arrays = files.read(path, KIND)
     state = {"header": header, "tensors": {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}}
@@ -173,12 +182,12 @@ def _described(moment: Moment) -> dict[str, Any]:
     return {"step": moment.step, "examples": moment.examples, "layers": layers}
 
 
-def _moment(told: _Described, tensors: Mapping[str, torch.Tensor], unit: str) -> Moment:
+def _moment(described: _Described, tensors: Mapping[str, torch.Tensor], unit: str) -> Moment:
     states = {
-        name: LayerState(tensors[f"{told.step}/{i}"].cpu(), width, shape, fault, *resolution)
-        for i, (name, width, shape, fault, *resolution) in enumerate(told.layers)
+        name: LayerState(tensors[f"{described.step}/{i}"].cpu(), width, shape, fault, *resolution)
+        for i, (name, width, shape, fault, *resolution) in enumerate(described.layers)
     }
     for name, state in states.items():
         if state.rows.ndim != 2 or not state.rows.is_floating_point() or not (state.rows.numel() or state.fault):
             raise ValueError(f"layer {name!r} has no matrix of rows")
-    return Moment(told.step, unit, states, told.examples)
+    return Moment(described.step, unit, states, described.examples)

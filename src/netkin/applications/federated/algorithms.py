@@ -19,8 +19,8 @@ from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.representations.filters import atom_layers
 from netkin.representations.layers import modules
 from netkin.results.federation import PARTS
+from netkin.sources.weights import StateDict
 
-State = dict[str, Tensor]
 Known = TypeVar("Known")
 # where the coefficients come from, while the atoms of each client are its own
 SOURCES = {
@@ -40,39 +40,47 @@ class ClientWork(Protocol):
 
     def train(
         self,
-        starts: Sequence[State],
+        starts: Sequence[StateDict],
         only: Sequence[str] | None = None,
         *,
-        toward: State | None = None,
+        toward: StateDict | None = None,
         epochs: int | None = None,
-    ) -> list[State]:
+    ) -> list[StateDict]:
         """Return the weights of all clients, trained from `starts`, of which only some are changed."""
         ...
 
 
-Local = Callable[[State, Sequence[State], ClientWork], tuple[list[State], list[State]]]
+ClientStep = Callable[[StateDict, Sequence[StateDict], ClientWork], tuple[list[StateDict], list[StateDict]]]
 
 
-def _train_all(received: State, kept: Sequence[State], work: ClientWork) -> tuple[list[State], list[State]]:
+def _train_all(
+    received: StateDict, kept: Sequence[StateDict], work: ClientWork
+) -> tuple[list[StateDict], list[StateDict]]:
     """Train everything at once, from what was received and what was kept."""
     found = work.train([received | own for own in kept])
     return found, found
 
 
-def _train_near(received: State, kept: Sequence[State], work: ClientWork) -> tuple[list[State], list[State]]:
+def _train_near(
+    received: StateDict, kept: Sequence[StateDict], work: ClientWork
+) -> tuple[list[StateDict], list[StateDict]]:
     """Add ``pull / 2 ‖w − received‖²`` to each client's loss."""
     found = work.train([received | own for own in kept], toward=received)
     return found, found
 
 
-def _train_in_turn(received: State, kept: Sequence[State], work: ClientWork) -> tuple[list[State], list[State]]:
+def _train_in_turn(
+    received: StateDict, kept: Sequence[StateDict], work: ClientWork
+) -> tuple[list[StateDict], list[StateDict]]:
     """Train what is personal first, and then what travels."""
     found = work.train([received | own for own in kept], work.plan.kept, epochs=work.head_epochs)
     found = work.train(found, work.plan.travelling)
     return found, found
 
 
-def _train_twice(received: State, kept: Sequence[State], work: ClientWork) -> tuple[list[State], list[State]]:
+def _train_twice(
+    received: StateDict, kept: Sequence[StateDict], work: ClientWork
+) -> tuple[list[StateDict], list[StateDict]]:
     """Train the common network, and beside it a personal one that is pulled toward the common one as received."""
     sent = work.train([received] * len(kept))
     return sent, work.train([received | own for own in kept], work.plan.kept, toward=received)
@@ -84,7 +92,7 @@ class FederatedAlgorithm:
 
     name: str
     shares: frozenset[str]
-    local: Local
+    local: ClientStep
     reference: str
     pretrains: bool = False
 
@@ -134,12 +142,12 @@ class FederatedPlan:
         if not self.travelling:
             return "Nothing travels in the rounds, and nothing leaks." + handed
         parts = [part for part in PARTS if any(self.parts[name] == part for name in self.travelling)]
-        told = [f"The server sees each client's {' and '.join(parts)} after its training, and its number of examples."]
-        told += [_LEAKS[part] for part in parts if part in _LEAKS]
-        told.append(
+        texts = [f"The server sees each client's {' and '.join(parts)} after its training, and its number of examples."]
+        texts += [_LEAKS[part] for part in parts if part in _LEAKS]
+        texts.append(
             "Averaging alone gives no protection: without secure aggregation or added noise each update can be read."
         )
-        return " ".join(told) + handed
+        return " ".join(texts) + handed
 
 
 _LEAKS = {
@@ -287,7 +295,7 @@ def received_updates(
     return [good[name] for name in asked if name in good], faults | missing
 
 
-def averaged(updates: Sequence[ClientUpdate], like: Mapping[str, Tensor]) -> State:
+def averaged(updates: Sequence[ClientUpdate], like: Mapping[str, Tensor]) -> StateDict:
     """Return the mean of updates, weighted by their numbers of examples, summed in float64, as precise as `like`.
 
     Example:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault
+from netkin.sources.batches import LabelledData
 from netkin.training.course import arrays_in, labelled_arrays
 
-Examples = tuple[Tensor, Tensor]  # inputs and labels
 DEALS = ("random", "groups")
 
 
@@ -20,8 +20,8 @@ DEALS = ("random", "groups")
 class ClientSplit:
     """The examples of each client by its name, for training and for tests, and which classes they are of."""
 
-    train: Mapping[str, Examples]
-    test: Mapping[str, Examples]
+    train: Mapping[str, LabelledData]
+    test: Mapping[str, LabelledData]
     classes: Mapping[str, tuple[int, ...]]
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ def split_by_classes(
     return ClientSplit(train, tests, dict(zip(names, held, strict=True)))
 
 
-def checked_clients(clients: Any, test: Any) -> tuple[dict[str, Examples], dict[str, Examples]]:
+def checked_clients(clients: Any, test: Any) -> tuple[dict[str, LabelledData], dict[str, LabelledData]]:
     """Return the examples of all clients by name, for training and for tests; refuse what can't be trained on.
 
     `test` has some for each client, or is one pair of arrays for all of them, or None.
@@ -104,7 +104,7 @@ def checked_clients(clients: Any, test: Any) -> tuple[dict[str, Examples], dict[
     return train, {name: tests[name] for name in train if len(tests[name][1])}
 
 
-def as_examples(data: Any, what: str) -> Examples:
+def as_examples(data: Any, what: str) -> LabelledData:
     """Return arrays of inputs and class numbers, or those that a name as for `nk.load_data` means, as tensors."""
     data = labelled_arrays(data, what) if isinstance(data, str) else data
     found = arrays_in(tuple(data)) if isinstance(data, (tuple, list)) else None
@@ -164,7 +164,7 @@ def _drawn(every: list[int], clients: int, classes: int, generator: torch.Genera
 def _dealt(
     inputs: Tensor, labels: Tensor, held: list[tuple[int, ...]], names: list[str], generator: torch.Generator,
     equal: bool = False,
-) -> dict[str, Examples]:  # fmt: skip
+) -> dict[str, LabelledData]:  # fmt: skip
     """Divide the examples of each class among the clients that hold it; the first of them changes with the class."""
     rows: list[list[Tensor]] = [[] for _ in held]
     owners = {one: [k for k, own in enumerate(held) if one in own] for one in sorted({c for own in held for c in own})}

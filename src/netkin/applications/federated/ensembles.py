@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from netkin import __version__
-from netkin.applications.federated.algorithms import State, head_of, mixed
-from netkin.applications.federated.client_data import Examples, checked_clients
+from netkin.applications.federated.algorithms import head_of, mixed
+from netkin.applications.federated.client_data import checked_clients
 from netkin.applications.federated.local_training import LocalTraining, load_state, refuse_way, state_of
 from netkin.comparing.compare import compare_many
 from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, also_called
@@ -25,6 +25,8 @@ from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Values
 from netkin.results.federation import Federation
 from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
+from netkin.sources.batches import LabelledData
+from netkin.sources.weights import StateDict
 from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
 from netkin.training import Recipe
 from netkin.training.course import in_order, placed
@@ -32,7 +34,7 @@ from netkin.training.recipe import recipe_of
 
 BY_ATOMS = ("atom_cosine", "atom_angular")
 CHOICES = ("similar", "random", "dissimilar")
-Pair = tuple[str, str]  # a client, and a member of its ensemble
+ClientMember = tuple[str, str]  # a client, and a member of its ensemble
 USUAL = Recipe(epochs=100, rate=0.01, batch=32)  # section A.2: 100 epochs
 
 
@@ -162,9 +164,9 @@ def _by_networks(
         i, j = np.argwhere(np.isnan(found))[0]
         raise NoValue(f"{measure!r} has no value for {names[i]!r} and {names[j]!r} at any layer.")
     one = next(iter(many.values()))
-    told = tuple(dict.fromkeys(text for pair in many.values() for text in (*_left_out(pair), *pair.warnings)))[:3]
+    notes = tuple(dict.fromkeys(text for pair in many.values() for text in (*_left_out(pair), *pair.warnings)))[:3]
     return as_comparison(
-        names, found, measure, one.table().statistic, data=one.data, examples=one.examples, warnings=told
+        names, found, measure, one.table().statistic, data=one.data, examples=one.examples, warnings=notes
     )
 
 
@@ -272,7 +274,11 @@ def similar_users_ensemble(
 
 
 def _refuse_others(
-    federation: Federation, train: Mapping[str, Examples], tests: Mapping[str, Examples], members: Any, choose: str
+    federation: Federation,
+    train: Mapping[str, LabelledData],
+    tests: Mapping[str, LabelledData],
+    members: Any,
+    choose: str,
 ) -> None:
     if set(train) != set(federation.clients):
         apart = sorted(set(train) ^ set(federation.clients))
@@ -305,12 +311,16 @@ def _chosen(
 
 
 def _accuracies(
-    federation: Federation, like: nn.Module, layer: str, train: Mapping[str, Examples], tests: Mapping[str, Examples],
-    chosen: Mapping[str, tuple[str, ...]], recipe: Recipe, how: str, seed: int,
+    federation: Federation, like: nn.Module, layer: str, train: Mapping[str, LabelledData],
+    tests: Mapping[str, LabelledData], chosen: Mapping[str, tuple[str, ...]], recipe: Recipe, how: str, seed: int,
 ) -> dict[str, tuple[float, float]]:  # fmt: skip
     """Return for each client with test data its accuracy alone and in its ensemble; each network is made once."""
     pairs = [(name, member) for name in tests for member in chosen[name]]
-    starts, features, seen = dict[Pair, State](), dict[Pair, Examples](), dict[Pair, Tensor]()
+    starts, features, seen = (
+        dict[ClientMember, StateDict](),
+        dict[ClientMember, LabelledData](),
+        dict[ClientMember, Tensor](),
+    )
     for member in reported(list(dict.fromkeys(member for _, member in pairs)), "running networks", "networks"):
         network = federation.model(member, like)
         for pair in (pair for pair in pairs if pair[1] == member):
@@ -325,12 +335,12 @@ def _accuracies(
     if failed is not None:
         raise ForwardError(f"the head of client {failed}")
     (head,) = training.copies(1)
-    return {name: _judged(head, [(heads[name, member], seen[name, member]) for member in chosen[name]], labels)
+    return {name: _accuracies_of(head, [(heads[name, member], seen[name, member]) for member in chosen[name]], labels)
             for name, (_, labels) in tests.items()}  # fmt: skip
 
 
 @torch.no_grad()
-def _judged(head: nn.Module, members: Sequence[tuple[Any, Tensor]], labels: Tensor) -> tuple[float, float]:
+def _accuracies_of(head: nn.Module, members: Sequence[tuple[Any, Tensor]], labels: Tensor) -> tuple[float, float]:
     """Return the accuracy of the first member, and of the mean of all members' probabilities."""
     shares = []
     for (state, _), features in members:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from netkin import files
 from netkin.applications.federated.algorithms import plan_for
-from netkin.applications.federated.client_data import Examples, as_examples, checked_clients
+from netkin.applications.federated.client_data import as_examples, checked_clients
 from netkin.applications.federated.local_training import refuse_way
 from netkin.applications.federated.simulation import FederationRequest, Simulation, Wire, plain_wire
 from netkin.errors import ForwardError, ShapeError, ValueFault
@@ -24,6 +24,7 @@ from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import refuse_lazy, unwrapped
 from netkin.results.federation import KIND, Federation
+from netkin.sources.batches import LabelledData
 from netkin.sources.names import by_name
 from netkin.training import Recipe
 from netkin.training.course import placed
@@ -135,7 +136,7 @@ def local_recipe(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
     return recipe_of(start, settings)
 
 
-def _public(public: Any) -> Examples:
+def _public(public: Any) -> LabelledData:
     if public is None:
         raise ValueFault("pretraining needs data that no client owns; give `public=(inputs, labels)`.")
     found = as_examples(public, "`public`")
@@ -156,7 +157,7 @@ def _refuse_settings(rounds: Any, share: Any, pull: Any, finetune: Any, head_epo
         raise ValueFault(f"`pull` must be a number of 0 or more; got {pull!r}.")
 
 
-def _refuse_no_tests(every: Any, tests: Mapping[str, Examples]) -> None:
+def _refuse_no_tests(every: Any, tests: Mapping[str, LabelledData]) -> None:
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
         raise ValueFault(f"`test_every` is a number of rounds, 1 or more; got {every!r}.")
     if every is not None and not tests:

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.federated.algorithms import FederatedPlan, State, mixed
-from netkin.applications.federated.client_data import Examples
+from netkin.applications.federated.algorithms import FederatedPlan, mixed
 from netkin.errors import ForwardError, NetkinError, UnknownName, did_you_mean
 from netkin.progress import showing
+from netkin.sources.batches import LabelledData
+from netkin.sources.weights import StateDict
 from netkin.training import Recipe
 from netkin.training.loop import default_loss
 from netkin.training.many import WAYS, Trainings
 
-Trained = list[tuple[State, bool, float]]  # weights, whether they are finite, and the last loss
+Trained = list[tuple[StateDict, bool, float]]  # weights, whether they are finite, and the last loss
 HELD = 4  # stacked networks that are held at a time, for the phases of a round
 
 
@@ -35,9 +36,9 @@ class LocalTraining:
         self._finite: dict[int, tuple[Tensor, bool]] = {}
 
     def train(
-        self, starts: Sequence[State], data: Sequence[Examples], seeds: Sequence[int], only: Sequence[str],
-        *, epochs: int | None = None, toward: State | None = None, pull: float = 0.0,
-    ) -> list[tuple[State, float] | str]:  # fmt: skip
+        self, starts: Sequence[StateDict], data: Sequence[LabelledData], seeds: Sequence[int], only: Sequence[str],
+        *, epochs: int | None = None, toward: StateDict | None = None, pull: float = 0.0,
+    ) -> list[tuple[StateDict, float] | str]:  # fmt: skip
         """Return the weights and the loss of each client after its training, or why it failed.
 
         Args:
@@ -57,7 +58,7 @@ class LocalTraining:
             call.run(places, key)
         return call.found
 
-    def _alike(self, data: Sequence[Examples], recipe: Recipe) -> dict[Any, list[int]]:
+    def _alike(self, data: Sequence[LabelledData], recipe: Recipe) -> dict[Any, list[int]]:
         """Return the places of clients whose data are of one form, so that they can be stacked, by that form."""
         found: dict[Any, list[int]] = {}
         whole = recipe.drop_last or recipe.order == "drawn"  # all batches are of one size, however many examples
@@ -85,12 +86,12 @@ class LocalTraining:
 @dataclass
 class _Call:
     training: LocalTraining
-    starts: list[State]
-    data: list[Examples]
+    starts: list[StateDict]
+    data: list[LabelledData]
     seeds: list[int]
     only: frozenset[str]
     recipe: Recipe
-    toward: State | None
+    toward: StateDict | None
     pull: float
     found: list[Any] = field(default_factory=list)
 
@@ -160,7 +161,7 @@ class _Call:
 class _Pulled(nn.Module):
     """A network that gives, beside its outputs, half the squared distance of its weights to others, times a factor."""
 
-    def __init__(self, net: nn.Module, toward: State, only: frozenset[str], pull: float):
+    def __init__(self, net: nn.Module, toward: StateDict, only: frozenset[str], pull: float):
         super().__init__()
         self.net, self.pull = net, pull
         self.names = [name for name, _ in net.named_parameters() if name in only and name in toward]
@@ -188,8 +189,8 @@ class RoundWork:
     """The training of one round's clients for the algorithms; `failed` holds the reasons where there is no result."""
 
     def __init__(
-        self, training: LocalTraining, plan: FederatedPlan, base: State, clients: Sequence[tuple[str, Examples]],
-        *, seed: int, number: int, pull: float, head_epochs: int | None,
+        self, training: LocalTraining, plan: FederatedPlan, base: StateDict,
+        clients: Sequence[tuple[str, LabelledData]], *, seed: int, number: int, pull: float, head_epochs: int | None,
     ):  # fmt: skip
         self.training, self.plan, self.base, self.clients = training, plan, base, list(clients)
         self.seed, self.number, self.pull, self.head_epochs = seed, number, pull, head_epochs
@@ -198,9 +199,9 @@ class RoundWork:
         self._phase = 0
 
     def train(
-        self, starts: Sequence[State], only: Sequence[str] | None = None, *, toward: State | None = None,
+        self, starts: Sequence[StateDict], only: Sequence[str] | None = None, *, toward: StateDict | None = None,
         epochs: int | None = None,
-    ) -> list[State]:  # fmt: skip
+    ) -> list[StateDict]:  # fmt: skip
         """Return the weights of all clients, trained from `starts`; those of a client that failed are left alone."""
         self._phase += 1
         names = [name for name in (self.plan.trained if only is None else only) if name in self.plan.trained]
@@ -226,20 +227,20 @@ def refuse_way(how: str) -> None:
         raise UnknownName(f"no way {how!r} to train{did_you_mean(how, WAYS) or '.'} There are auto, {', '.join(WAYS)}.")
 
 
-def state_of(model: nn.Module) -> State:
+def state_of(model: nn.Module) -> StateDict:
     """Return copies of all weights and buffers of a model."""
     return {name: one.detach().clone() for name, one in (*model.named_parameters(), *model.named_buffers())}
 
 
 @torch.no_grad()
-def load_state(model: nn.Module, state: State) -> None:
+def load_state(model: nn.Module, state: StateDict) -> None:
     """Give a model all weights and buffers in `state`."""
     for name, own in (*model.named_parameters(), *model.named_buffers()):
         if name in state:
             own.copy_(state[name])
 
 
-def _is_finite(state: State) -> bool:
+def _is_finite(state: StateDict) -> bool:
     return bool(torch.stack([one.isfinite().all() for one in state.values() if one.is_floating_point()]).all())
 
 

@@ -16,13 +16,11 @@ from netkin import files
 from netkin.applications.federated.algorithms import (
     ClientUpdate,
     FederatedPlan,
-    State,
     averaged,
     mean_loss,
     received_updates,
     sampled,
 )
-from netkin.applications.federated.client_data import Examples
 from netkin.applications.federated.ensembles import user_similarity
 from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
 from netkin.errors import FileFault, ForwardError, NoValue, ValueFault
@@ -32,12 +30,14 @@ from netkin.progress import reporting
 from netkin.results import Comparison
 from netkin.results.federation import Federation, RoundRecord
 from netkin.results.records import checked, plain_fields
+from netkin.sources.batches import LabelledData
+from netkin.sources.weights import StateDict
 from netkin.training import Recipe, accuracy, train
 from netkin.training.course import Arrays
 from netkin.training.restarts import form_of
 
 Wire = Callable[[ClientUpdate], Iterable[ClientUpdate]]
-STANDING, PRETRAINING = "standing", "pretraining"
+REACHED, PRETRAINING = "standing", "pretraining"
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +46,14 @@ class FederationRequest:
 
     model: nn.Module
     plan: FederatedPlan
-    clients: Mapping[str, Examples]
-    tests: Mapping[str, Examples]
+    clients: Mapping[str, LabelledData]
+    tests: Mapping[str, LabelledData]
     rounds: int
     share: float
     recipe: Recipe
     pull: float
     head_epochs: int | None
-    public: Examples | None
+    public: LabelledData | None
     pretrain_epochs: int
     finetune: int
     test_every: int | None
@@ -87,11 +87,11 @@ class FederationRequest:
 
 
 @dataclass
-class _Standing:
+class _Progress:
     """The state of a federation: the round, what is shared, what each client keeps, and what was recorded."""
 
-    shared: State
-    kept: list[State]
+    shared: StateDict
+    kept: list[StateDict]
     records: list[RoundRecord] = field(default_factory=list)
     untuned: Mapping[str, str] = field(default_factory=dict)
 
@@ -111,26 +111,26 @@ class Simulation:
         self.job.expect([*first, *map(_part_name, range(1, self.asked.rounds + 1)), *last])
         if self.asked.public is not None:
             self.base |= self._restored(self.job.part(PRETRAINING, self._pretrained).arrays, "base")
-        standing = self._standing()
-        with reporting(self.asked.rounds, "federating", "rounds", done=len(standing.records)) as report:
-            for number in range(len(standing.records) + 1, self.asked.rounds + 1):
+        reached = self._start()
+        with reporting(self.asked.rounds, "federating", "rounds", done=len(reached.records)) as report:
+            for number in range(len(reached.records) + 1, self.asked.rounds + 1):
                 self.job.check()
-                self._round(standing, number)
-                self._keep(standing)
+                self._round(reached, number)
+                self._keep(reached)
                 report.update()
         for name in last:
-            tuned = self.job.part(name, lambda: self._finetuned(standing))
-            standing.kept = self._unstacked(self._restored(tuned.arrays, "kept"))
-            standing.untuned = tuned.values.get("failed", {})
-        return self._finished(standing, call)
+            tuned = self.job.part(name, lambda: self._finetuned(reached))
+            reached.kept = self._unstacked(self._restored(tuned.arrays, "kept"))
+            reached.untuned = tuned.values.get("failed", {})
+        return self._finished(reached, call)
 
-    def _standing(self) -> _Standing:
+    def _start(self) -> _Progress:
         """Return where the federation stood, or its beginning."""
-        held = self.job.find(STANDING)
+        held = self.job.find(REACHED)
         if held is None:
             own = {name: self.base[name] for name in self.plan.kept}
-            return _Standing({name: self.base[name] for name in self.plan.travelling}, [own] * len(self.names))
-        with files.damage_reported(f"{self.job.folder}: {STANDING}"):
+            return _Progress({name: self.base[name] for name in self.plan.travelling}, [own] * len(self.names))
+        with files.damage_reported(f"{self.job.folder}: {REACHED}"):
             records = [checked(RoundRecord, one) for one in held.values["records"]]
             shared = self._restored(held.arrays, "shared")
             kept = self._unstacked(self._restored(held.arrays, "kept"))
@@ -141,37 +141,37 @@ class Simulation:
             )
         for one in records:  # the process may have been killed between the two writings
             self.job.part(_part_name(one.round), partial(_plain, one))
-        return _Standing(shared, kept, records)
+        return _Progress(shared, kept, records)
 
-    def _keep(self, standing: _Standing) -> None:
+    def _keep(self, reached: _Progress) -> None:
         if self.job.folder is not None:
-            shared = {f"shared/{name}": as_array(one) for name, one in standing.shared.items()}
-            records = {"records": [_plain(one) for one in standing.records]}
-            self.job.keep(STANDING, records, self._packed(standing.kept) | shared)
-        self.job.keep(_part_name(standing.records[-1].round), _plain(standing.records[-1]))
+            shared = {f"shared/{name}": as_array(one) for name, one in reached.shared.items()}
+            records = {"records": [_plain(one) for one in reached.records]}
+            self.job.keep(REACHED, records, self._packed(reached.kept) | shared)
+        self.job.keep(_part_name(reached.records[-1].round), _plain(reached.records[-1]))
 
-    def _round(self, standing: _Standing, number: int) -> None:
-        """Let the clients of a round work, and change the standing by what arrives."""
+    def _round(self, reached: _Progress, number: int) -> None:
+        """Let the clients of a round work, and change the state by what arrives."""
         asked = sampled(self.names, self.asked.share, self.asked.seed, number)
         places = [self.names.index(name) for name in asked]
         work = self._work(asked, number)
-        sent, own = self.plan.algorithm.local(standing.shared, [standing.kept[place] for place in places], work)
+        sent, own = self.plan.algorithm.local(reached.shared, [reached.kept[place] for place in places], work)
         for place, (number_in_round, state) in zip(places, enumerate(own), strict=True):
             if number_in_round not in work.failed:
                 few = len(asked) < len(self.names)  # a view would keep the weights of all clients of the round
-                standing.kept[place] = {name: state[name].clone() if few else state[name] for name in self.plan.kept}
+                reached.kept[place] = {name: state[name].clone() if few else state[name] for name in self.plan.kept}
         failed = {asked[place]: why for place, why in work.failed.items()}
         working = [(name, state) for name, state in zip(asked, sent, strict=True) if name not in failed]
-        counted, faults = self._exchange(standing, working, number) if self.plan.travelling else (
+        counted, faults = self._exchange(reached, working, number) if self.plan.travelling else (
             [name for name, _ in working], {})  # fmt: skip
-        self._refuse_nobody(standing, asked, failed)
+        self._refuse_nobody(reached, asked, failed)
         loss = mean_loss([work.losses[asked.index(name)] for name in counted])
         tested = self.asked.test_every and (number % self.asked.test_every == 0 or number == self.asked.rounds)
-        judged = self._accuracies(standing)[0] if tested else {}
-        standing.records.append(RoundRecord(number, tuple(asked), tuple(counted), failed | faults, loss, judged))
+        accuracies = self._accuracies(reached)[0] if tested else {}
+        reached.records.append(RoundRecord(number, tuple(asked), tuple(counted), failed | faults, loss, accuracies))
 
     def _exchange(
-        self, standing: _Standing, working: Sequence[tuple[str, State]], number: int
+        self, reached: _Progress, working: Sequence[tuple[str, StateDict]], number: int
     ) -> tuple[list[str], dict[str, str]]:
         """Send the clients' weights over the wire, and take the mean of those that count."""
         arriving: list[ClientUpdate] = []
@@ -179,9 +179,9 @@ class Simulation:
             weights = {key: state[key] for key in self.plan.travelling}
             came = self.asked.wire(ClientUpdate(name, number, weights, len(self.asked.clients[name][1])))
             arriving += _updates(came)
-        good, faults = received_updates(arriving, [name for name, _ in working], number, standing.shared)
+        good, faults = received_updates(arriving, [name for name, _ in working], number, reached.shared)
         if good:
-            standing.shared = averaged(good, standing.shared)
+            reached.shared = averaged(good, reached.shared)
         return [one.client for one in good], faults
 
     def _work(self, asked: Sequence[str], number: int) -> RoundWork:
@@ -191,25 +191,25 @@ class Simulation:
             head_epochs=self.asked.head_epochs,
         )  # fmt: skip
 
-    def _refuse_nobody(self, standing: _Standing, asked: Sequence[str], failed: Mapping[str, str]) -> None:
+    def _refuse_nobody(self, reached: _Progress, asked: Sequence[str], failed: Mapping[str, str]) -> None:
         """Refuse to go on where no client has ever worked: that is no client's fault."""
         several = len(asked) > 1 or len(self.names) == 1
-        if several and len(failed) == len(asked) and not any(one.counted for one in standing.records):
+        if several and len(failed) == len(asked) and not any(one.counted for one in reached.records):
             name, why = next(iter(failed.items()))
             raise ForwardError(f"all {len(asked)} clients of the round failed; of client {name!r}, {why}")
 
-    def _finetuned(self, standing: _Standing) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _finetuned(self, reached: _Progress) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return why the training of some clients by themselves failed, and what each client keeps after it."""
         work = self._work(self.names, self.asked.rounds + 1)
-        starts = [self._whole(standing, place) for place in range(len(self.names))]
+        starts = [self._whole(reached, place) for place in range(len(self.names))]
         only = self.plan.personal_at_last
         found = work.train(starts, only, epochs=self.asked.finetune)
         buffers = [name for name, _ in self.asked.model.named_buffers()]
         kept = [{name: state[name] for name in {*self.plan.kept, *only, *buffers}} for state in found]
         return {"failed": {self.names[place]: why for place, why in work.failed.items()}}, self._packed(kept)
 
-    def _whole(self, standing: _Standing, place: int) -> State:
-        return self.base | standing.shared | standing.kept[place]
+    def _whole(self, reached: _Progress, place: int) -> StateDict:
+        return self.base | reached.shared | reached.kept[place]
 
     def _pretrained(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return the weights to begin with: all of them, or the coefficients alone, after training on public data."""
@@ -225,10 +225,10 @@ class Simulation:
 
     # --- to and from files --------------------------------------------------------------------------------------------
 
-    def _packed(self, kept: Sequence[State]) -> dict[str, np.ndarray]:
+    def _packed(self, kept: Sequence[StateDict]) -> dict[str, np.ndarray]:
         return {f"kept/{name}": as_array(torch.stack([own[name] for own in kept])) for name in kept[0]}
 
-    def _restored(self, arrays: Mapping[str, np.ndarray], kind: str) -> State:
+    def _restored(self, arrays: Mapping[str, np.ndarray], kind: str) -> StateDict:
         """Return the tensors of one kind in their own precision, where they lay."""
         found = {}
         for key, array in arrays.items():
@@ -237,37 +237,37 @@ class Simulation:
                 found[name] = torch.from_numpy(np.array(array)).to(self.base[name].device, self.base[name].dtype)
         return found
 
-    def _unstacked(self, stacked: State) -> list[State]:
+    def _unstacked(self, stacked: StateDict) -> list[StateDict]:
         return [{name: one[place] for name, one in stacked.items()} for place in range(len(self.names))]
 
-    def _finished(self, standing: _Standing, call: str) -> Federation:
-        judged, unjudged = self._accuracies(standing)
-        personal = standing.kept[0].keys()
-        common = {name: as_array(one) for name, one in (self.base | standing.shared).items() if name not in personal}
+    def _finished(self, reached: _Progress, call: str) -> Federation:
+        accuracies, unknown = self._accuracies(reached)
+        personal = reached.kept[0].keys()
+        common = {name: as_array(one) for name, one in (self.base | reached.shared).items() if name not in personal}
         found = Federation(
             algorithm=self.plan.algorithm.name, coefficients=self.plan.coefficients, clients=tuple(self.names),
-            examples={name: len(labels) for name, (_, labels) in self.asked.clients.items()}, accuracy=judged,
-            unjudged=unjudged, untuned=standing.untuned, rounds=tuple(standing.records), parts=self.plan.parts,
+            examples={name: len(labels) for name, (_, labels) in self.asked.clients.items()}, accuracy=accuracies,
+            unjudged=unknown, untuned=reached.untuned, rounds=tuple(reached.records), parts=self.plan.parts,
             travels=self.plan.travelling,
             numbers=sum(self.base[name].numel() for name in self.plan.travelling), leaks=self.plan.leaks, shared=common,
-            personal={key.partition("/")[2]: one for key, one in self._packed(standing.kept).items()},
+            personal={key.partition("/")[2]: one for key, one in self._packed(reached.kept).items()},
             seed=self.asked.seed, provenance={"call": call, "recipe": self.asked.recipe.words},
         )  # fmt: skip
         return _with_similarity(found)
 
-    def _accuracies(self, standing: _Standing) -> tuple[dict[str, float], dict[str, str]]:
+    def _accuracies(self, reached: _Progress) -> tuple[dict[str, float], dict[str, str]]:
         (model,) = self.training.copies(1)
-        judged, unjudged = dict[str, float](), dict[str, str]()
+        accuracies, unknown = dict[str, float](), dict[str, str]()
         for place, name in enumerate(self.names):
             if name not in self.asked.tests:
-                unjudged |= {name: "it has no test examples"} if self.asked.tests else {}
+                unknown |= {name: "it has no test examples"} if self.asked.tests else {}
                 continue
-            load_state(model, self._whole(standing, place))
+            load_state(model, self._whole(reached, place))
             try:
-                judged[name] = accuracy(model, self.asked.tests[name])
+                accuracies[name] = accuracy(model, self.asked.tests[name])
             except Exception as fault:  # its data do not fit the network, as its training has said too
-                unjudged[name] = f"{type(fault).__name__}: {(str(fault).splitlines() or [''])[0]}"
-        return judged, unjudged
+                unknown[name] = f"{type(fault).__name__}: {(str(fault).splitlines() or [''])[0]}"
+        return accuracies, unknown
 
 
 def _with_similarity(found: Federation) -> Federation:

@@ -18,39 +18,41 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from netkin.applications.freezing.layer_groups import FirstStep, LayerGroups, inner_model
 from netkin.applications.freezing.schedules import FreezePlan, Schedule, Settling, fractions, linear
-from netkin.applications.freezing.units import FirstStep, Units, inner_model
 from netkin.errors import UnknownName, ValueFault, also_called, did_you_mean
 from netkin.representations.inputs import Forward
 from netkin.representations.layers import Spec, choose, modules, split_call
 from netkin.representations.shapes import Shape
+from netkin.sources.names import by_name
 
 FORMAT = 1
 SCHEDULES = ("linear", "similarity")
 
 
 class FreezeTraining:
-    """Freezes the units of a model during training, from the first on.
+    """Freezes groups of a model's layers during training, from the first on.
 
-    `schedule` is ``"linear"`` (unit i of L at the fraction i/L of all `steps`), a mapping of names to fractions, or
-    ``"similarity"`` (each unit once it stays similar to its own recent past on the examples of `probe`). `layers` names
-    the units in the order in which they run; the default are blocks, or layers with weights. What runs before a unit
-    and belongs to none is frozen with it. `units` holds their names, `frozen` those that are frozen by now.
+    `schedule` is ``"linear"`` (group i of L at the fraction i/L of all `steps`), a mapping of names to fractions, or
+    ``"similarity"`` (each group once it stays similar to its own recent past on the examples of `probe`). `layers`
+    names the groups in the order in which they run, a module each; the default are blocks, or layers with weights. What
+    runs before a group and belongs to none is frozen with it. `groups` holds their names, `frozen` those that are
+    frozen by now.
 
     Call `step` after each step of the optimizer. Frozen parameters need no gradient and have none, so optimizers leave
     them and their own state for them alone; frozen batch norms stay in evaluation mode, also after ``model.train()``;
-    dropout is as it was. As nothing before the first live unit needs a gradient, nothing is kept for one there.
+    dropout is as it was. As nothing before the first live group needs a gradient, nothing is kept for one there.
     `close`, or leaving the `with`, gives the model back with every flag as it was found.
 
     Args:
         model: the model that is trained.
-        schedule: "linear", "similarity", or a mapping from units to fractions of all steps.
+        schedule: "linear", "similarity", or a mapping from groups to fractions of all steps.
         steps: the number of steps of the whole training.
-        layers: the units, in the order in which they run.
+        layers: the groups, in the order in which they run.
         optimizer: that of the training, or several, to refuse one that moves parameters without gradients.
-        probe: the examples on which units are compared with their past.
+        probe: the examples on which groups are compared with their past.
         measures: the measure by which they are compared.
-        threshold: the similarity to the past at which a unit counts as unchanged.
+        threshold: the similarity to the past at which a group counts as unchanged.
         patience: how many consecutive probes must reach the threshold.
         past: with how many of the last probes each is compared.
         every: steps between two probes.
@@ -72,6 +74,7 @@ class FreezeTraining:
     """
 
     @also_called(measures="measure")
+    @by_name(data="probe")
     def __init__(
         self,
         model: nn.Module,
@@ -95,8 +98,8 @@ class FreezeTraining:
         self.model = inner_model(model)
         self.steps, self.done, self._frozen = steps, 0, 0
         by_name = isinstance(schedule, Mapping) and layers is None
-        self._units = Units(self.model, _as_registered(self.model, schedule) if by_name else layers)
-        if not self._units.names:
+        self._groups = LayerGroups(self.model, _as_registered(self.model, schedule) if by_name else layers)
+        if not self._groups.names:
             raise ValueFault("the model has no layers with weights, and nothing to freeze.")
         similarity = {
             "probe": probe, "measure": measures, "threshold": threshold, "patience": patience, "past": past,
@@ -107,42 +110,47 @@ class FreezeTraining:
         self._held, self._closed = Frozen(), False
         self._first_step: FirstStep | None = None
         self._freeze(self._schedule.frozen(0, 0))  # which may run the model, and so crash: before there are hooks
-        self._first_step = FirstStep(self._units)
+        self._first_step = FirstStep(self._groups)
+
+    @property
+    def groups(self) -> list[str]:
+        """The names of all groups, in the order in which they are frozen."""
+        return list(self._groups.names)
 
     @property
     def units(self) -> list[str]:
-        """The names of all units, in the order in which they are frozen."""
-        return list(self._units.names)
+        """`groups` under its earlier name."""
+        return self.groups
 
     @property
     def frozen(self) -> list[str]:
-        """The names of the units that are frozen by now."""
-        return self.units[: self._frozen]
+        """The names of the groups that are frozen by now."""
+        return self.groups[: self._frozen]
 
     @property
     def plan(self) -> dict[str, int | None]:
-        """After how many steps each unit is frozen; None means never, or by its similarity."""
+        """After how many steps each group is frozen; None means never, or by its similarity."""
         if not isinstance(self._schedule, FreezePlan):
-            return dict.fromkeys(self.units)
-        return {name: self._schedule.when(number) for number, name in enumerate(self.units)}
+            return dict.fromkeys(self.groups)
+        return {name: self._schedule.when(number) for number, name in enumerate(self.groups)}
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """With the similarity schedule, the values of each probe: the step, and by unit the least similarity."""
+        """With the similarity schedule, the values of each probe: the step, and by group the least similarity."""
         return list(self._schedule.history) if isinstance(self._schedule, Settling) else []
 
-    def members(self, unit: str) -> list[str]:
-        """Return the names of the modules and single parameters that are frozen with `unit`."""
-        if unit not in self.units:
-            raise UnknownName(f"no unit named {unit!r}{did_you_mean(unit, self.units) or '.'}")
-        return self._units.members(self.units.index(unit))
+    def members(self, group: str) -> list[str]:
+        """Return the names of the modules and single parameters that are frozen with `group`."""
+        if group not in self.groups:
+            raise UnknownName(f"no group named {group!r}{did_you_mean(group, self.groups) or '.'}")
+        return self._groups.members(self.groups.index(group))
 
     def step(self) -> list[str]:
-        """Count one step of the optimizer as done, and return the names of the units that are frozen from now on."""
+        """Count one step of the optimizer as done, and return the names of the groups that are frozen from now on."""
         return self.at(self.done + 1)
 
     def at(self, done: int) -> list[str]:
-        """Report that `done` steps are done in all, and return the names of the units that are frozen from now on."""
+        """Report that `done` steps are done in all, and return the names of the groups that are frozen from now on."""
         if self._closed:
             raise ValueFault("the model was given back; make a new `FreezeTraining` to go on.")
         if done < self.done:
@@ -152,7 +160,7 @@ class FreezeTraining:
         self.done = done
         before = self._frozen
         self._freeze(self._schedule.frozen(done, before))
-        return self.units[before : self._frozen]
+        return self.groups[before : self._frozen]
 
     def after_step(self, model: nn.Module, step: int) -> None:
         """Be a hook of `nk.train`, which counts the steps."""
@@ -175,7 +183,7 @@ class FreezeTraining:
     def __repr__(self) -> str:
         total = "" if self.steps is None else f" of {self.steps:,}"
         return (
-            f"<FreezeTraining {self._schedule.kind}: {self._frozen} of {len(self.units)} units frozen "
+            f"<FreezeTraining {self._schedule.kind}: {self._frozen} of {len(self.groups)} groups frozen "
             f"after {self.done:,}{total} steps>"
         )
 
@@ -184,8 +192,8 @@ class FreezeTraining:
         return {
             "format": FORMAT,
             "kind": self._schedule.kind,
-            "units": self.units,
-            "order": list(self._units.order),
+            "units": self.groups,
+            "order": list(self._groups.order),
             "steps": self.steps,
             "done": self.done,
             "frozen": self._frozen,
@@ -196,7 +204,7 @@ class FreezeTraining:
         """Go on where `state` was taken: its schedule takes the place of the one given here."""
         self._refuse_state(state)
         self._closed = False
-        self._units.reorder(state["order"])
+        self._groups.reorder(state["order"])
         self._schedule.load(state["schedule"])
         self.steps, self.done = state["steps"], state["done"]
         self._freeze_afresh(state["frozen"])
@@ -211,21 +219,21 @@ class FreezeTraining:
             raise UnknownName(f"no schedule {schedule!r}{near} give 'linear', 'similarity' or fractions by name.")
         self.steps = steps = _count(self.steps, "steps", "the number of steps that the optimizer will take in all")
         is_linear = not isinstance(schedule, Mapping)
-        return linear(self.units, steps) if is_linear else fractions(self.units, schedule, steps)
+        return linear(self.groups, steps) if is_linear else fractions(self.groups, schedule, steps)
 
     def _settling(self, options: dict[str, Any]) -> Settling:
         if options["probe"] is None:
-            raise ValueFault("'similarity' needs `probe=`, some examples on which units are compared with their past.")
+            raise ValueFault("'similarity' needs `probe=`, some examples on which groups are compared with their past.")
         if options["every"] is None or self.steps is not None:
             self.steps = _count(self.steps, "steps", "the number of steps in all, of which each hundredth is a probe")
             options["every"] = max(1, self.steps // 100) if options["every"] is None else options["every"]
         counts = {
             name: _count(options[name], name, "a whole number") for name in ("every", "patience", "past", "examples")
         }
-        return Settling(self.model, self.units, **options | counts)
+        return Settling(self.model, self.groups, **options | counts)
 
     def _settle(self, first_step: FirstStep) -> None:
-        """Let what the first training step has shown decide what goes with which unit."""
+        """Let what the first training step has shown decide what goes with which group."""
         self._first_step = None
         first_step.settle()
         self._refuse_shared()
@@ -243,11 +251,11 @@ class FreezeTraining:
 
     def _freeze(self, count: int) -> None:
         for number in range(self._frozen, count):
-            self._held.add(self._units.parameters(number).values(), self._units.norms(number))
+            self._held.add(self._groups.parameters(number).values(), self._groups.norms(number))
         self._frozen = max(self._frozen, count)
 
     def _refuse_shared(self) -> None:
-        for owners in self._units.owners().values():
+        for owners in self._groups.owners().values():
             if len({self._schedule.when(owner) for owner in owners.values()}) > 1:
                 first, second = list(owners)[:2]
                 raise ValueFault(
@@ -265,9 +273,10 @@ class FreezeTraining:
             raise ValueFault(f"the state has format {state['format']} and this netkin reads up to {FORMAT}; update it.")
         if state["kind"] != self._schedule.kind:
             raise ValueFault(f"the state is of a {state['kind']!r} schedule and this is {self._schedule.kind!r}.")
-        if list(state["units"]) != self.units:
+        if list(state["units"]) != self.groups:
             raise ValueFault(
-                f"the state is of the units {list(state['units'])} and these are {self.units}; name the same `layers`."
+                f"the state is of the groups {list(state['units'])} and these are {self.groups}; name the same "
+                "`layers`."
             )
 
 
@@ -302,7 +311,7 @@ class Frozen:
         self._norms.clear()
 
 
-class _Asked:
+class _ModeAsked:
     """The training mode that a held module would have."""
 
     def __init__(self, mode: bool):
@@ -311,11 +320,11 @@ class _Asked:
 
 def _still(norm: nn.Module) -> None:
     # not a hook, which compiled code would not see; a partial, so that the model can still be copied and pickled
-    vars(norm)["train"] = partial(_stay, norm, _Asked(norm.training))
+    vars(norm)["train"] = partial(_stay, norm, _ModeAsked(norm.training))
     norm.training = False
 
 
-def _stay(norm: nn.Module, asked: _Asked, mode: bool = True) -> nn.Module:
+def _stay(norm: nn.Module, asked: _ModeAsked, mode: bool = True) -> nn.Module:
     """Stand in for ``norm.train(mode)``: note what was requested, and stay in evaluation mode."""
     asked.mode = mode
     norm.training = False

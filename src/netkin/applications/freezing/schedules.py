@@ -1,4 +1,4 @@
-"""Schedules: how many units are frozen after a number of steps, planned beforehand or once units stop changing."""
+"""Schedules: how many groups are frozen after a number of steps, planned beforehand or once groups stop changing."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from netkin.representations.shapes import Shape
 
 
 class Schedule(Protocol):
-    """What decides how many units are frozen."""
+    """What decides how many groups are frozen."""
 
     kind: str
 
     def frozen(self, done: int, frozen: int) -> int:
-        """Return how many units are to be frozen after `done` steps, `frozen` of which are already."""
+        """Return how many groups are to be frozen after `done` steps, `frozen` of which are already."""
         ...
 
     def when(self, number: int | None) -> Any:
-        """Return when unit `number` is frozen: equal answers, the same time; None, never."""
+        """Return when group `number` is frozen: equal answers, the same time; None, never."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -42,18 +42,18 @@ class Schedule(Protocol):
 
 
 class FreezePlan:
-    """Each unit at its own step, known beforehand; those at or after the last step are never frozen."""
+    """Each group at its own step, known beforehand; those at or after the last step are never frozen."""
 
     def __init__(self, kind: str, at: Mapping[str, int], steps: int):
         self.kind, self.at, self.steps = kind, dict(at), steps
 
     def frozen(self, done: int, frozen: int) -> int:
-        """Return how many units, from the first on, are due."""
+        """Return how many groups, from the first on, are due."""
         due = [at < self.steps and at <= done for at in self.at.values()]
         return [*due, False].index(False)
 
     def when(self, number: int | None) -> int | None:
-        """Return the step after which unit `number` is frozen, or None."""
+        """Return the step after which group `number` is frozen, or None."""
         at = self.steps if number is None else list(self.at.values())[number]
         return at if at < self.steps else None
 
@@ -67,7 +67,7 @@ class FreezePlan:
 
 
 def linear(names: Sequence[str], steps: int) -> FreezePlan:
-    """Return the paper's schedule: unit i of L is frozen at the fraction i/L of all steps, so the last one never.
+    """Return the paper's schedule: group i of L is frozen at the fraction i/L of all steps, so the last one never.
 
     Example:
         >>> linear(["conv1", "conv2", "out"], steps=10).at
@@ -75,7 +75,7 @@ def linear(names: Sequence[str], steps: int) -> FreezePlan:
     """
     if len(names) < 2:
         raise ValueFault(
-            f"'linear' freezes all units but the last, and {names[0]!r} is the only one; name more with `layers=`, or "
+            f"'linear' freezes all groups but the last, and {names[0]!r} is the only one; name more with `layers=`, or "
             f"give fractions such as {{{names[0]!r}: 0.5}}."
         )
     at = {name: -(-number * steps // len(names)) for number, name in enumerate(names, start=1)}
@@ -83,30 +83,30 @@ def linear(names: Sequence[str], steps: int) -> FreezePlan:
 
 
 def fractions(names: Sequence[str], given: Mapping[str, Any], steps: int) -> FreezePlan:
-    """Return the schedule that freezes each unit at its own fraction of all steps; one without a fraction never."""
+    """Return the schedule that freezes each group at its own fraction of all steps; one without a fraction never."""
     for name, fraction in given.items():
         if name not in names:
             known = ", ".join(map(repr, names))
-            raise UnknownName(f"no unit named {name!r}{did_you_mean(name, names) or ';'} the units are {known}.")
+            raise UnknownName(f"no group named {name!r}{did_you_mean(name, names) or ';'} the groups are {known}.")
         if not isinstance(fraction, Real) or not 0 <= float(fraction) <= 1:
             raise ValueFault(f"a fraction of the training lies between 0 and 1; got {fraction!r} for {name!r}.")
     for before, after in pairwise(names):
         if given.get(after, 1) < given.get(before, 1):
             raise ValueFault(
-                f"unit {after!r} would be frozen at {given[after]} of the training while {before!r}, which runs before "
-                f"it, is trained until {given.get(before, 1)}; freeze units in the order in which they run."
+                f"group {after!r} would be frozen at {given[after]} of the training while {before!r}, which runs "
+                f"before it, is trained until {given.get(before, 1)}; freeze groups in the order in which they run."
             )
     # rounded first: 0.1 · 30 is a little more than 3
     return FreezePlan("fractions", {name: math.ceil(round(given.get(name, 1) * steps, 6)) for name in names}, steps)
 
 
 class Settling:
-    """The similarity schedule: in order, each unit once it has been similar to its own recent past for long enough.
+    """The similarity schedule: in order, each group once it has been similar to its own recent past for long enough.
 
-    Every `every` steps the probe examples run through the model, once even if a step is reported repeatedly. A unit's
-    value is the least similarity of its output to its outputs at the last `past` probes; a unit has settled after
-    `patience` probes in a row with a value of at least `threshold`. The last unit is never frozen. In a distributed run
-    the first process decides for all.
+    Every `every` steps the probe examples run through the model, once even if a step is reported repeatedly. A group's
+    value is the least similarity of its output to its outputs at the last `past` probes; a group has settled after
+    `patience` probes in a row with a value of at least `threshold`. The last group is never frozen. In a distributed
+    run the first process decides for all.
     """
 
     kind = "similarity"
@@ -135,7 +135,7 @@ class Settling:
         self.history: list[dict[str, Any]] = []
 
     def frozen(self, done: int, frozen: int) -> int:
-        """Probe the model if it is due, and return how many units have converged, in order."""
+        """Probe the model if it is due, and return how many groups have converged, in order."""
         if done >= self.due and frozen < len(self.names) - 1:
             self.due = (done // self.every + 1) * self.every
             self._look(done, self.names[frozen:])
@@ -143,7 +143,7 @@ class Settling:
         return frozen + [*settled, False].index(False)
 
     def when(self, number: int | None) -> int | None:
-        """Return the unit's place in the order; the last one is never frozen."""
+        """Return the group's place in the order; the last one is never frozen."""
         return number if number is not None and number < len(self.names) - 1 else None
 
     def state(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class Settling:
             self.history.append({"step": done, **values})
 
     def _values(self, names: list[str]) -> dict[str, float | None]:
-        """Return each unit's least similarity to the last probes, once there are enough of them."""
+        """Return each group's least similarity to the last probes, once there are enough of them."""
         place = device_of(self.model)
         now = activations(self.model, names, self.probe, shape=self.shape, forward=self.forward, device=place)
         then, self.rows = self.rows[-self.past :], [*self.rows[-self.past + 1 :], now][-self.past :]
@@ -180,14 +180,14 @@ class Settling:
     def _least(self, name: str, now: Tensor, then: list[Tensor]) -> float | None:
         try:
             return min(self._value(name, now, rows) for rows in then)
-        except NoValue:  # a unit that gives the same for all examples has not settled, and will have a value later
+        except NoValue:  # a group that gives the same for all examples has not settled, and will have a value later
             return None
 
     def _value(self, name: str, now: Tensor, then: Tensor) -> float:
         pair = self.measure.pair(now, then)
         few = getattr(pair, "few_examples", None) if self.measure.facts.whitens else None
         if few:
-            raise ValueFault(f"the probe is too small for unit {name!r}: {few}")
+            raise ValueFault(f"the probe is too small for group {name!r}: {few}")
         return value_of(self.measure, pair)
 
 
@@ -195,7 +195,9 @@ def _similarity(spec: Any, threshold: float) -> Measure:
     found = find(spec)
     low, high = found.facts.bounds
     if not found.facts.higher_is_closer:
-        raise ValueFault(f"{found.id!r} is a distance, which falls as units settle; choose a similarity such as 'cka'.")
+        raise ValueFault(
+            f"{found.id!r} is a distance, which falls as groups settle; choose a similarity such as 'cka'."
+        )
     if not low <= threshold <= high:
         raise ValueFault(f"{found.id} lies between {low:g} and {high:g}; a threshold of {threshold:g} does not.")
     return found

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from netkin.applications.sparsity.masks import (
-    Layer,
+    MaskableLayer,
     mask_of,
     mask_of_largest,
     masked_layers,
@@ -164,10 +164,10 @@ class DynamicMasks(Hook):
         before = self._gradients.get(name)
         self._gradients[name] = gradient.detach() if before is None else before + gradient.detach()
 
-    def _count(self, layer: Layer, step: int) -> int:
+    def _count(self, layer: MaskableLayer, step: int) -> int:
         return int(self.share(step) * int(_mask(layer).sum()))
 
-    def _move(self, layer: Layer, mask: Tensor) -> None:
+    def _move(self, layer: MaskableLayer, mask: Tensor) -> None:
         """Give a layer its new mask; weights that come or go are zero, and so is what an optimizer knows of them."""
         own, weight = mask_of(layer), weight_behind(layer)
         assert own is not None
@@ -179,13 +179,13 @@ class DynamicMasks(Hook):
             value.masked_fill_(changed, 0.0)
 
 
-def _mask(layer: Layer) -> Tensor:
+def _mask(layer: MaskableLayer) -> Tensor:
     own = mask_of(layer)
     assert own is not None
     return own.mask
 
 
-def _keep(layer: Layer, count: int) -> Tensor:
+def _keep(layer: MaskableLayer, count: int) -> Tensor:
     """Return a mask of the `count` largest weights among those that are left."""
     return mask_of_largest(weight_behind(layer).abs().masked_fill(~_mask(layer), -1.0), count)
 

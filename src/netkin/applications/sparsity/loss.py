@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from netkin.arrays import at_least_single, summing_dtype
 from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.measures import cca_mean_squared
-from netkin.measures.batch_cka import batch_gram, gram_cosines
+from netkin.measures.kernels import batch_gram, gram_cosines
 from netkin.representations import shapes
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import device_of, dtype_of

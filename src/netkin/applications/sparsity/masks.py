@@ -28,7 +28,7 @@ from netkin.representations.layers import Spec, choose, layer_label, modules, re
 from netkin.results.weight_sparsity import LayerSparsity, WeightSparsity
 from netkin.sources.names import by_name
 
-Layer = (
+MaskableLayer = (
     nn.Linear
     | nn.Conv1d
     | nn.Conv2d
@@ -58,7 +58,7 @@ class WeightMask(nn.Module):
         return self.forward(weight)
 
 
-def prunable_layers(model: nn.Module, layers: Spec = None) -> dict[str, Layer]:
+def prunable_layers(model: nn.Module, layers: Spec = None) -> dict[str, MaskableLayer]:
     """Return the linear and convolutional layers of a model by name, or those of them that `layers` requests.
 
     Example:
@@ -68,10 +68,10 @@ def prunable_layers(model: nn.Module, layers: Spec = None) -> dict[str, Layer]:
     refuse_lazy(unwrapped(model))
     known = modules(model)
     names = list(known) if layers is None else choose(model, layers)
-    found: dict[str, Layer] = {}
+    found: dict[str, MaskableLayer] = {}
     for name in names:
         module = known[name]
-        if isinstance(module, Layer) and not any(module is one for one in found.values()):
+        if isinstance(module, MaskableLayer) and not any(module is one for one in found.values()):
             found[name] = module
     if not found:
         asked = "the model has" if layers is None else f"layers={layers!r} names"
@@ -86,7 +86,7 @@ def mask_of(layer: nn.Module) -> WeightMask | None:
     return next((one for one in layer.parametrizations["weight"] if isinstance(one, WeightMask)), None)  # type: ignore
 
 
-def masked_layers(model: nn.Module) -> dict[str, Layer]:
+def masked_layers(model: nn.Module) -> dict[str, MaskableLayer]:
     """Return the layers of a model that have masks, by the first name of each."""
     first = {id(module): (name, module) for name, module in reversed(modules(model).items())}
     return {name: one for name, one in reversed(first.values()) if mask_of(one) is not None}  # type: ignore[misc]
@@ -199,7 +199,7 @@ def _own_class(layer: nn.Module) -> None:
 
 
 def _refuse_misfit(model: nn.Module, name: str, layer: nn.Module, mask: Tensor) -> None:
-    if not isinstance(layer, Layer):
+    if not isinstance(layer, MaskableLayer):
         raise ValueFault(f"{layer_label(name)} is a {type(layer).__name__}; masks go on {KINDS}.")
     if mask.shape != layer.weight.shape:
         shapes = f"{tuple(layer.weight.shape)}; got {tuple(mask.shape)}"
@@ -259,7 +259,7 @@ def epsilon_sparsity(
 @torch.no_grad()
 def layer_table(
     model: nn.Module,
-    layers: Mapping[str, Layer],
+    layers: Mapping[str, MaskableLayer],
     epsilons: Sequence[float] = (),
     relative: Sequence[float] = (),
 ) -> WeightSparsity:
@@ -270,7 +270,7 @@ def layer_table(
     return WeightSparsity(rows, tuple(epsilons), tuple(relative), total - sum(row.weights for row in rows))
 
 
-def _row(name: str, layer: Layer, epsilons: Sequence[float], relative: Sequence[float]) -> LayerSparsity:
+def _row(name: str, layer: MaskableLayer, epsilons: Sequence[float], relative: Sequence[float]) -> LayerSparsity:
     sizes, left = weight_sizes(name, layer)
     kept = sizes[left]
     rms = kept.square().mean().sqrt().item() if len(kept) else 0.0
@@ -283,7 +283,7 @@ def _row(name: str, layer: Layer, epsilons: Sequence[float], relative: Sequence[
     )  # fmt: skip
 
 
-def weight_sizes(name: str, layer: Layer) -> tuple[Tensor, Tensor]:
+def weight_sizes(name: str, layer: MaskableLayer) -> tuple[Tensor, Tensor]:
     """Return the sizes of a layer's weights in double precision, in a row, and which of them are left.
 
     These are the weights that are not masked; in a layer without a mask, as one of a file into which masks were baked,

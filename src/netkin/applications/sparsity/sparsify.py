@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from netkin.applications.sparsity.masks import (
-    Layer,
+    MaskableLayer,
     layer_table,
     mask_of,
     mask_of_largest,
@@ -166,7 +166,7 @@ def _scores(
     return (snip_scores if method == "snip" else grasp_scores)(model, layers, batch, loss)
 
 
-def _overall(layers: Mapping[str, Layer], scores: Scores, kept: int, method: str) -> dict[str, Tensor]:
+def _overall(layers: Mapping[str, MaskableLayer], scores: Scores, kept: int, method: str) -> dict[str, Tensor]:
     joined = torch.cat([own.flatten() for own in scores.values()])
     if not torch.isfinite(joined).all():
         bad = int((~torch.isfinite(joined)).sum())
@@ -179,7 +179,7 @@ def _overall(layers: Mapping[str, Layer], scores: Scores, kept: int, method: str
     return masks_overall(_left_alone(layers, scores), kept)
 
 
-def _left_alone(layers: Mapping[str, Layer], scores: Scores) -> Scores:
+def _left_alone(layers: Mapping[str, MaskableLayer], scores: Scores) -> Scores:
     """Return scores in which weights that are masked already come last."""
     found = {}
     for name, own in scores.items():
@@ -188,7 +188,7 @@ def _left_alone(layers: Mapping[str, Layer], scores: Scores) -> Scores:
     return found
 
 
-def _kept_of(layers: Mapping[str, Layer], sparsity: float) -> int:
+def _kept_of(layers: Mapping[str, MaskableLayer], sparsity: float) -> int:
     total = sum(layer.weight.numel() for layer in layers.values())
     kept = total - round(float(sparsity) * total)
     left = sum(_count_left(layer) for layer in layers.values())
@@ -202,7 +202,7 @@ def _kept_of(layers: Mapping[str, Layer], sparsity: float) -> int:
     return kept
 
 
-def _refuse_too_many(layers: Mapping[str, Layer], counts: Mapping[str, int]) -> None:
+def _refuse_too_many(layers: Mapping[str, MaskableLayer], counts: Mapping[str, int]) -> None:
     for name, layer in layers.items():
         if counts[name] > _count_left(layer):
             raise ValueFault(
@@ -211,7 +211,7 @@ def _refuse_too_many(layers: Mapping[str, Layer], counts: Mapping[str, int]) -> 
             )
 
 
-def _count_left(layer: Layer) -> int:
+def _count_left(layer: MaskableLayer) -> int:
     own = mask_of(layer)
     return layer.weight.numel() if own is None else int(own.mask.sum())
 

@@ -30,6 +30,7 @@ from netkin.applications.sparsity.sparsify import magnitude_scores, masks_overal
 from netkin.errors import ValueFault
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import Spec, unwrapped
+from netkin.sources.names import by_name
 from netkin.training import Hook, Recipe, Record, train
 from netkin.training.loop import Loss
 from netkin.training.recipe import recipe_of
@@ -68,6 +69,7 @@ class Tickets:
         return "\n".join(lines)
 
 
+@by_name(models="model")
 def lottery_tickets(
     model: nn.Module,
     data: Any,

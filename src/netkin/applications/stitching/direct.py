@@ -23,7 +23,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from netkin.errors import NoValue, UnknownName, ValueFault, did_you_mean
-from netkin.results.labels import taken_apart
+from netkin.results.labels import parse_id
 from netkin.statistics import Moments
 
 ROUNDS, SWEEPS = 400, 25  # of descent and search, and sweeps of descent in a round
@@ -47,7 +47,7 @@ def least_squares(moments: Moments, *, affine: bool = True) -> LinearMap:
     Eq. 2 of the paper. With `affine` the layers' means are subtracted first and mapped to each other.
     """
     pair = _about(moments, affine)
-    return _mapped(pair, pair.x.whitener @ (pair.x.whitener.mH @ pair.cross))
+    return _map_in_units(pair, pair.x.whitener @ (pair.x.whitener.mH @ pair.cross))
 
 
 def ridge(moments: Moments, *, alpha: float = 1.0, affine: bool = True) -> LinearMap:
@@ -56,7 +56,7 @@ def ridge(moments: Moments, *, alpha: float = 1.0, affine: bool = True) -> Linea
     pair = _about(moments, affine)
     pair.x.trace  # noqa: B018  refuses a constant layer
     ones = torch.eye(pair.x.second.shape[-1], dtype=pair.x.second.dtype, device=pair.x.second.device)
-    return _mapped(pair, torch.linalg.solve(pair.x.second + alpha * pair.x.scale**2 * ones, pair.cross))
+    return _map_in_units(pair, torch.linalg.solve(pair.x.second + alpha * pair.x.scale**2 * ones, pair.cross))
 
 
 def procrustes(moments: Moments, *, affine: bool = True) -> LinearMap:
@@ -83,7 +83,7 @@ def reduced_rank(moments: Moments, *, k: int = 8, affine: bool = True) -> Linear
     whitened = pair.x.whitener.mH @ pair.cross
     _, vectors = torch.linalg.eigh(whitened.mH @ whitened)
     leading = vectors[..., -k:]
-    return _mapped(pair, pair.x.whitener @ whitened @ leading @ leading.mH)
+    return _map_in_units(pair, pair.x.whitener @ whitened @ leading @ leading.mH)
 
 
 def lasso(moments: Moments, *, alpha: float = 0.01, affine: bool = True) -> LinearMap:
@@ -95,7 +95,7 @@ def lasso(moments: Moments, *, alpha: float = 0.01, affine: bool = True) -> Line
     pair = _about(moments, affine)
     pair.x.trace  # noqa: B018  refuses a constant layer
     second = _in_units(pair.x.second, pair.x.units, pair.x.units) / (pair.x.scale**2 * pair.n)
-    return _with_bias(pair, descended(second, _own_cross(pair) / pair.n, alpha))
+    return _with_bias(pair, solve_lasso(second, _own_cross(pair) / pair.n, alpha))
 
 
 def permutation(moments: Moments, *, affine: bool = True) -> LinearMap:
@@ -150,7 +150,7 @@ def matched(moments: Moments, how: str = "least_squares") -> LinearMap:
 
 def find(how: str, *, others: Sequence[str] = ()) -> tuple[Method, dict[str, Any]]:
     """Return the function and the parameters that `how` names; where none is so named, `others` may have been meant."""
-    apart = taken_apart(how) if isinstance(how, str) else None
+    apart = parse_id(how) if isinstance(how, str) else None
     if apart is None:
         raise UnknownName(f"{how!r} is no matching method; write a name, or one with parameters: 'reduced_rank(k=8)'.")
     name, given = apart
@@ -167,11 +167,11 @@ def find(how: str, *, others: Sequence[str] = ()) -> tuple[Method, dict[str, Any
     return METHODS[name], {key: _like(known[key], key, value) for key, value in given.items()}
 
 
-def seeded(how: str, seed: int) -> str:
+def with_seed(how: str, seed: int) -> str:
     """Return a method with its seed spelled out, where it is random and names none.
 
     Example:
-        >>> seeded("random", 3), seeded("ridge", 3)
+        >>> with_seed("random", 3), with_seed("ridge", 3)
         ('random(seed=3)', 'ridge')
     """
     return f"random(seed={seed})" if how == "random" else how
@@ -196,7 +196,7 @@ def _about(moments: Moments, affine: bool) -> Moments:
     return moments if affine else moments.uncentred
 
 
-def _mapped(pair: Moments, inner: Tensor) -> LinearMap:
+def _map_in_units(pair: Moments, inner: Tensor) -> LinearMap:
     """Return a map between the coordinates of a pair's second moments as one between the layers' own units."""
     return _with_bias(pair, _in_units(inner, pair.x.units, pair.y.units) * (pair.x.scale / pair.y.scale))
 
@@ -220,7 +220,7 @@ def _refuse_not_above_zero(name: str, value: float) -> None:
         raise ValueFault(f"`{name}` must be above 0; got {value}.")
 
 
-def descended(second: Tensor, cross: Tensor, alpha: float) -> Tensor:
+def solve_lasso(second: Tensor, cross: Tensor, alpha: float) -> Tensor:
     """Return the M that minimises ``tr(MᵀSM)/2 - tr(CᵀM) + alpha Σ|M|``, S the second and C the cross moment."""
     S, C = second.cpu().double().numpy(), cross.cpu().double().numpy()
     found, left = np.zeros_like(C), np.arange(C.shape[1])
@@ -229,7 +229,7 @@ def descended(second: Tensor, cross: Tensor, alpha: float) -> Tensor:
     for _ in range(ROUNDS):
         for _ in range(SWEEPS):
             _sweep(S, weight, gradient, alpha, live)
-        solved = [_solved(S, C[:, k], weight[:, place], alpha) for place, k in enumerate(left)]
+        solved = [_solve_output(S, C[:, k], weight[:, place], alpha) for place, k in enumerate(left)]
         open_ = np.array([one is None for one in solved], dtype=bool)
         for k, one in zip(left, solved, strict=True):
             found[:, k] = 0 if one is None else one
@@ -242,7 +242,7 @@ def descended(second: Tensor, cross: Tensor, alpha: float) -> Tensor:
     )
 
 
-def unsettled(weight: np.ndarray, gradient: np.ndarray, alpha: float) -> float:
+def optimality_gap(weight: np.ndarray, gradient: np.ndarray, alpha: float) -> float:
     """Return how far a solution is from the conditions of Karush, Kuhn and Tucker.
 
     Where an entry is not zero the gradient must be ``alpha`` in its direction; elsewhere at most ``alpha``.
@@ -252,7 +252,7 @@ def unsettled(weight: np.ndarray, gradient: np.ndarray, alpha: float) -> float:
     return float(np.where(weight != 0, active, resting).max(initial=0.0))
 
 
-def _solved(S: np.ndarray, c: np.ndarray, start: np.ndarray, alpha: float) -> np.ndarray | None:
+def _solve_output(S: np.ndarray, c: np.ndarray, start: np.ndarray, alpha: float) -> np.ndarray | None:
     """Return one output's minimum, searched for from `start`; None where some steps do not lead to it."""
     weight, signs = start.copy(), np.sign(start)
     for _ in range(50 + 2 * len(c)):
@@ -267,7 +267,7 @@ def _solved(S: np.ndarray, c: np.ndarray, start: np.ndarray, alpha: float) -> np
                 return weight
             signs[worst] = np.sign(gradient[worst])
         else:
-            step = _idle(matrix, signs[active]) if aim is None else aim - own
+            step = _idle_direction(matrix, signs[active]) if aim is None else aim - own
             weight[active], signs[active] = _until_zero(own, signs[active], step)
     return None
 
@@ -282,7 +282,7 @@ def _until_zero(weight: np.ndarray, signs: np.ndarray, step: np.ndarray) -> tupl
     return weight, signs
 
 
-def _idle(matrix: np.ndarray, signs: np.ndarray) -> np.ndarray:
+def _idle_direction(matrix: np.ndarray, signs: np.ndarray) -> np.ndarray:
     """Return a direction in which the fit does not change, turned so that the penalty does not grow."""
     _, vectors = np.linalg.eigh(matrix)
     step = vectors[:, 0]

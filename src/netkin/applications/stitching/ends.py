@@ -27,8 +27,8 @@ from netkin.applications.stitching.direct import LinearMap
 from netkin.errors import ShapeError, UnknownName, ValueFault
 from netkin.representations import resize_to, rows_of
 from netkin.representations.layers import children
+from netkin.results.values import Pair as Pair
 
-Pair = tuple[str, str]  # a layer of the first model and one of the second
 PLACES = 32  # maps with fewer places are turned into rows: products of single examples would be too small
 RESIZES = ("average", "bilinear", "nearest")
 CLASS_TOKENS = 5  # at most: one for the class and four registers
@@ -116,7 +116,7 @@ class Meeting:
                 "as many tokens, or a layer of rows of the second."
             )
         self.a, self.b = a, b
-        self.resize = self._chosen(resize)
+        self.resize = self._choose_resize(resize)
 
     @property
     def _sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -131,7 +131,7 @@ class Meeting:
             )
         return ours, theirs
 
-    def _chosen(self, resize: str | None) -> str | None:
+    def _choose_resize(self, resize: str | None) -> str | None:
         """Return the name of the resize that is needed, if one is."""
         sizes = self._sizes
         if sizes is None or sizes[0] == sizes[1]:
@@ -148,7 +148,7 @@ class Meeting:
             return output
         maps = output if self.a.kind == "maps" else _as_maps(output, sizes[0])
         if self.resize:
-            maps = _resized(maps, sizes[1], self.resize)
+            maps = _resize(maps, sizes[1], self.resize)
         return maps if self.b.kind == "maps" else _as_tokens(maps, self.b.tokens)
 
     @property
@@ -169,7 +169,7 @@ def rows(output: Tensor, mask: Tensor | None = None) -> Tensor:
     return rows_of(output, "tokens", mask)[0] if output.ndim == 3 else rows_of(output, "positions")[0]
 
 
-def laid_out(output: Tensor, mask: Tensor | None = None) -> Tensor:
+def product_layout(output: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return activations as products take them: maps n × c × places, if there are many places, otherwise rows."""
     if output.ndim > 3 and output[0, 0].numel() >= PLACES:
         maps = output.flatten(2)
@@ -227,7 +227,7 @@ def _as_tokens(maps: Tensor, count: int) -> Tensor:
     return cat([means, places], 1)
 
 
-def _resized(maps: Tensor, size: tuple[int, ...], how: str) -> Tensor:
+def _resize(maps: Tensor, size: tuple[int, ...], how: str) -> Tensor:
     if how == "average" and len(size) == 1:
         return resize_to(maps.unsqueeze(2), (1, *size)).squeeze(2).to(maps.dtype)
     if how == "average":
@@ -277,7 +277,7 @@ class Transformation(nn.Module):
     @torch.no_grad()
     def set(self, linear: LinearMap) -> None:
         """Take over a map; a bottleneck takes its best approximation in the Frobenius norm."""
-        factors = [linear.weight] if self.rank is None else _factored(linear.weight, self.rank)
+        factors = [linear.weight] if self.rank is None else _factor(linear.weight, self.rank)
         for weight, factor in zip(self._weights, factors, strict=True):
             weight.copy_(factor.T.reshape(weight.shape))
         self.shift.copy_(linear.bias)
@@ -302,7 +302,7 @@ def _layer(end: End, inputs: int, outputs: int, bias: bool) -> nn.Module:
     return skip_init(kind, inputs, outputs, kernel_size=1, bias=bias)
 
 
-def _factored(weight: Tensor, rank: int) -> list[Tensor]:
+def _factor(weight: Tensor, rank: int) -> list[Tensor]:
     """Return two factors of equal size whose product is the best approximation of that rank."""
     left, values, right = torch.linalg.svd(weight, full_matrices=False)
     root = values[:rank].sqrt()

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from netkin.applications.stitching.ends import End, fitting_mask
 from netkin.applications.stitching.portions import Portion, Sampling
-from netkin.applications.stitching.task_loss import Loss, cka_rows, counted
+from netkin.applications.stitching.task_loss import TaskLossFunction, cka_rows, drop_padding
 from netkin.arrays import refuse_non_finite, summing_dtype
 from netkin.errors import ForwardError, InflatedWarning, NetkinError, NoValue, ShapeError, ValueFault, outside
 from netkin.identity import UnorderedDigest
@@ -31,7 +31,7 @@ from netkin.statistics import LayerMoments, Moments, Outputs
 if TYPE_CHECKING:
     from netkin.applications.stitching.network import Stitched
 
-Record = dict[str, Any]
+ScoreRecord = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -192,24 +192,24 @@ class Tally:
         )
 
 
-def evaluated(network: Stitched, data: Any, examples: int | None = None, *, name: str = "a") -> Evaluation:
+def evaluate(network: Stitched, data: Any, examples: int | None = None, *, name: str = "a") -> Evaluation:
     """Return the scores of a stitched network on the data, with those of the second model; `name` is the first's."""
-    return evaluated_all([network], data, examples, name=name)[0]
+    return evaluate_all([network], data, examples, name=name)[0]
 
 
-def evaluated_all(
+def evaluate_all(
     networks: Sequence[Stitched], data: Any, examples: int | None = None, *, name: str = "a"
 ) -> list[Evaluation]:
     """Return what stitched networks of the same two models can do, in one pass: the models run once on each batch."""
     found = []
-    for one in judged_all(networks, data, examples, name=name):
+    for one in evaluate_each(networks, data, examples, name=name):
         if isinstance(one, NetkinError):
             raise one
         found.append(one)
     return found
 
 
-def judged_all(
+def evaluate_each(
     networks: Sequence[Stitched], data: Any, examples: int | None = None, *, name: str = "a"
 ) -> list[Evaluation | NetkinError]:
     """Return the same, with the reason in place of the scores of a network that gives NaN."""
@@ -305,7 +305,7 @@ class Sample:
         return cls(sampling.portions)
 
     @torch.no_grad()
-    def record(self, network: Stitched, loss: Loss, cka_of: str = "places") -> Record:
+    def record(self, network: Stitched, loss: TaskLossFunction, cka_of: str = "places") -> ScoreRecord:
         """Return loss, accuracy, agreement with the second model, and the likeness of the activations at the joint.
 
         `r2` is not refitted: ``1 - ‖AM + b - B‖² / ‖B - mean‖²``, which may be negative. None stands where the sample
@@ -320,7 +320,7 @@ class Sample:
 
 
 class _Tally:
-    def __init__(self, end: End, loss: Loss, cka_of: str) -> None:
+    def __init__(self, end: End, loss: TaskLossFunction, cka_of: str) -> None:
         self._end, self._criterion, self._cka_of = end, loss, cka_of
         self._likeness = Likeness(end)
         self._whole: tuple[list[Tensor], list[Tensor]] = ([], [])  # activations of both sides, a row an example
@@ -333,14 +333,14 @@ class _Tally:
         if self._cka_of == "examples":
             for side, output in zip(self._whole, (transformed, one.own), strict=True):
                 side.append(cka_rows(output, one.mask, self._end, self._cka_of))
-        answers, own, labels = counted(answers, one.answers, one.labels, one.mask)
+        answers, own, labels = drop_padding(answers, one.answers, one.labels, one.mask)
         self._loss += float(_single(self._criterion(answers, own, labels))) * len(answers)
         self._examples += len(answers)
         if answers.ndim in (2, 3) and answers.shape[-1] > 1:
             self._same.add(answers.argmax(-1), own.argmax(-1))
             self._right.add(answers.argmax(-1), labels)
 
-    def record(self) -> Record:
+    def record(self) -> ScoreRecord:
         said = {"loss": self._loss / self._examples, "accuracy": self._right.value, "agreement": self._same.value}
         if self._cka_of == "places":
             return said | self._likeness.values()

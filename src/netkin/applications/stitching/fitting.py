@@ -1,8 +1,7 @@
-"""Fitting: the sums that direct methods need for all pairs of layers, collected in one pass over the data.
+"""Fitting: what direct methods need of all pairs of layers, summed in one pass over the data or read from statistics.
 
 Rows are positions of maps, tokens of sequences, or examples. Both models run once on each batch, and only sums are
-kept,
- so memory does not grow with the number of examples.
+kept, so memory does not grow with the number of examples. What `nk.collect` has kept serves as well, without a pass.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.stitching.direct import LinearMap, find, least_squares, matched, reduced_rank
-from netkin.applications.stitching.ends import Meeting, Pair, fitting_mask, laid_out, refuse_unfit_rank
-from netkin.applications.stitching.joints import Joints, hooked, joints
-from netkin.applications.stitching.map_training import Place, trained
+from netkin.applications.stitching.ends import Meeting, Pair, fitting_mask, product_layout, refuse_unfit_rank
+from netkin.applications.stitching.joints import Joints, joints, watch_layers
+from netkin.applications.stitching.map_training import JobPart, train_map
 from netkin.applications.stitching.network import Stitch, stitched_network
-from netkin.applications.stitching.task_loss import How, TaskLoss, Way, asked_ways
+from netkin.applications.stitching.task_loss import How, TaskLoss, Way, find_ways
 from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import lent
 from netkin.errors import InflatedWarning, UnknownName, ValueFault, outside
@@ -31,7 +30,14 @@ from netkin.memory import size_in_words
 from netkin.representations import batches_of, guest
 from netkin.representations.inputs import batch_length, examples_in, mask_of
 from netkin.representations.layers import layer_label
-from netkin.statistics import CrossMoments, LayerMoments, LinearRows, Moments
+from netkin.sources.names import by_name
+from netkin.statistics import CrossMoments, LayerMoments, LayerRows, LinearRows, Moments, OneSidedMoments
+from netkin.statistics.collector import Collector, Key
+from netkin.statistics.cross_moments import are_firm
+
+LayerKey = tuple[str, str]  # a model and a layer, as statistics name them
+MEANS = {"maps": "pool", "tokens": "mean", "rows": "matrix"}  # the shapes in which statistics hold what a stitch maps
+PLACES = {"maps": "positions", "tokens": "tokens", "rows": "matrix"}
 
 
 class Fit:
@@ -55,6 +61,8 @@ class Fit:
         """Return the map that a direct method finds; it warns where any data would be fitted exactly."""
         moments = self.moments(pair)
         method, parameters = find(how)
+        if method in (least_squares, reduced_rank):
+            _refuse_coarse(moments, how)
         unknowns = moments.x.width + parameters.get("affine", True)
         if moments.n < unknowns and method in (least_squares, reduced_rank):
             warnings.warn(
@@ -78,7 +86,7 @@ class Fit:
         return Stitch(network, way.id, examples, names=self.names, seed=seed, provenance=provenance)
 
 
-def fitted(a: nn.Module, b: nn.Module, batches: Iterable[Any], found: Joints, names: tuple[str, str]) -> Fit:
+def fit_by_pass(a: nn.Module, b: nn.Module, batches: Iterable[Any], found: Joints, names: tuple[str, str]) -> Fit:
     """Return the fitted sums for the pairs of layers of `a` and `b` that can be joined.
 
     Args:
@@ -98,8 +106,10 @@ def fitted(a: nn.Module, b: nn.Module, batches: Iterable[Any], found: Joints, na
     return Fit((a, b), names, found, lambda pair: sums.pair(*keys[pair]), (str(digest), digest.count))
 
 
-def read_fit(statistics: Statistics, a: nn.Module, b: nn.Module, found: Joints, names: tuple[str, str]) -> Fit:
+def fit_saved(statistics: Statistics, a: nn.Module, b: nn.Module, found: Joints, names: tuple[str, str]) -> Fit:
     """Return the same sums from saved statistics of the two models, without a pass.
+
+    Pairs that they can't serve are refused in its joints; where they can serve none, that is refused here.
 
     Args:
         statistics: what `nk.collect` or `nk.load` returned.
@@ -108,44 +118,87 @@ def read_fit(statistics: Statistics, a: nn.Module, b: nn.Module, found: Joints, 
         found: which pairs can be joined, and how.
         names: what messages call the models.
     """
+    sides = _saved_sides(statistics, (a, b), names)
+    places: dict[Pair, tuple[Collector, Key, Key]] = {}
+    refused = dict(found.refused)
+    for pair, meeting in found.meetings.items():
+        try:
+            places[pair] = _saved_place(statistics, ((sides[0], pair[0]), (sides[1], pair[1])), meeting)
+        except (UnknownName, ValueFault) as reason:
+            refused[pair] = reason
+    if found.meetings and not places:
+        raise refused[next(iter(found.meetings))]
+    served = replace(found, meetings={pair: found.meetings[pair] for pair in places}, refused=refused)
+    data = (statistics.digest.hex, statistics.examples)
+    return Fit((a, b), names, served, lambda pair: _saved_moments(*places[pair]), data)
+
+
+def _saved_sides(
+    statistics: Statistics, models: tuple[nn.Module, nn.Module], names: tuple[str, str]
+) -> tuple[str, str]:
+    """Return what statistics call two models; those of other models are refused."""
     if len(statistics.pairs.of) != 1:
         raise ValueFault(f"`statistics` must be of one pair of models; these are of {len(statistics.pairs.of)}.")
-    sides = statistics.pairs.of[0]
-    for model, side, name in zip((a, b), sides, names, strict=True):
+    for model, side, name in zip(models, statistics.pairs.of[0], names, strict=True):
         if statistics.origins[side].get("weights") != weights_digest(model):
             raise ValueFault(
                 f"`statistics` were collected of other weights than those of {name!r}; collect them again with this "
                 "model, or give the models in the order in which they were compared."
             )
+    return statistics.pairs.of[0]
 
-    def moments(pair: Pair) -> Moments:
-        keys = (sides[0], pair[0]), (sides[1], pair[1])
-        _refuse_other_form(statistics, keys, found.meetings[pair])
-        x, y = statistics.alignment.pair(*keys)
-        if y != keys[1] or (x != keys[0] and found.meetings[pair].resize != "average"):
-            raise ValueFault(
-                f"`statistics` hold the maps of {' and '.join(map(_label, pair, names))} averaged down to the smaller "
-                f"size, and this stitch needs {found.meetings[pair].words}; leave `statistics` out for this pair."
-            )
-        for collector in statistics.every():
-            if isinstance(collector, (LayerMoments, LinearRows, CrossMoments)) and {x, y} <= {*collector.names}:
-                return collector.pair(x, y)
+
+def _saved_place(
+    statistics: Statistics, keys: tuple[LayerKey, LayerKey], meeting: Meeting
+) -> tuple[Collector, Key, Key]:
+    """Return the collector that holds the moments of two layers as a stitch maps them, and their keys there."""
+    _refuse_other_form(statistics, keys, meeting)
+    x, y = statistics.alignment.pair(*keys)
+    both = " and ".join(f"{layer!r} of {model!r}" for model, layer in keys)
+    if y != keys[1] or (x != keys[0] and meeting.resize != "average"):
+        raise ValueFault(
+            f"`statistics` hold the maps of {both} averaged down to the smaller size, and this stitch needs "
+            f"{meeting.words}; leave `statistics` out for this pair."
+        )
+    kept = [one for one in statistics.every() if isinstance(one, (LayerMoments, LinearRows, CrossMoments))]
+    if not kept:
         raise ValueFault("`statistics` hold no moments; collect them with a linear measure, such as measures=['cka'].")
+    if not any(x in left and y in right for left, right in statistics.study.rectangles):
+        raise ValueFault(
+            f"`statistics` hold no moments of {both} together; collect with pairs='all', or list the pair."
+        )
+    for collector in kept:
+        if {x, y} <= {*collector.names}:
+            return collector, x, y
+    raise ValueFault(f"the rows of {both} did not pair up when `statistics` were collected; leave them out.")
 
-    return Fit((a, b), names, found, moments, (statistics.digest.hex, statistics.examples))
+
+def _refuse_coarse(moments: Moments, how: str) -> None:
+    """Refuse to whiten a layer by products in float32 where its units nearly depend on each other."""
+    x = moments.x
+    if isinstance(moments, OneSidedMoments) or x.rounding < torch.finfo(torch.float32).eps or are_firm(x.second[0]):
+        return
+    raise ValueFault(
+        f"`statistics` hold {x.name} by products in float32, which are too coarse for {how!r} as its units nearly "
+        "depend on each other; collect with measures=['linear_regression_r2'], which takes float64."
+    )
 
 
-def _refuse_other_form(statistics: Statistics, keys: tuple[tuple[str, str], tuple[str, str]], meeting: Meeting) -> None:
+def _saved_moments(collector: Collector, x: Key, y: Key) -> Moments:
+    if isinstance(collector, LinearRows):  # rows are as exact as they came, whatever products were taken for
+        return LayerRows.pair(collector, x, y).moments()
+    return collector.pair(x, y)
+
+
+def _refuse_other_form(statistics: Statistics, keys: tuple[LayerKey, LayerKey], meeting: Meeting) -> None:
     """Refuse statistics whose rows are not what a stitch of these layers maps."""
     given = {layer.key: layer for layers in statistics.layers.values() for layer in layers}
     for key, end in zip(keys, (meeting.a, meeting.b), strict=True):
         if key not in given:
             raise UnknownName(f"`statistics` hold no layer {key[1]!r} of {key[0]!r}; collect with layers that name it.")
-        means = {"maps": "pool", "tokens": "mean", "rows": "matrix"}[end.kind]
-        places = {"maps": "positions", "tokens": "tokens", "rows": "matrix"}[end.kind]
-        wanted = means if meeting.b.kind == "rows" else places
         if meeting.a.form != meeting.b.form and meeting.b.kind != "rows":
             raise ValueFault(f"`statistics` hold no {meeting.words} for {key[1]!r}; leave them out for this pair.")
+        wanted = (MEANS if meeting.b.kind == "rows" else PLACES)[end.kind]
         if given[key].shape.partition(",")[0] != wanted:
             raise ValueFault(
                 f"`statistics` hold layer {key[1]!r} of {key[0]!r} by {given[key].shape!r}, and a stitch maps it by "
@@ -153,8 +206,8 @@ def _refuse_other_form(statistics: Statistics, keys: tuple[tuple[str, str], tupl
             )
 
 
-def trained_stitch(
-    found: Stitch, data: Any, settings: TaskLoss, *, validation: Any, examples: int | None, place: Place | None = None
+def train_stitch(
+    found: Stitch, data: Any, settings: TaskLoss, *, validation: Any, examples: int | None, place: JobPart | None = None
 ) -> Stitch:
     """Return a stitch after its transformation was trained, in place, with the record of that.
 
@@ -166,21 +219,21 @@ def trained_stitch(
         examples: how many of `data` are read.
         place: where the training's state is kept, in a job of which it is a part.
     """
-    done = trained(found.network, data, settings, validation=validation, examples=examples, place=place)
+    done = train_map(found.network, data, settings, validation=validation, examples=examples, place=place)
     ended = {"steps": done.steps, "step": done.step, "stopped": done.stopped, "kept": done.kept, "final": done.final}
     origin = {**found.provenance, "data digest": done.data}
     return replace(found, examples=done.examples, history=done.history, training=ended, provenance=origin)
 
 
 @contextmanager
-def both_lent(a: nn.Module, b: nn.Module, device: torch.device | str | None) -> Iterator[None]:
+def lend_both(a: nn.Module, b: nn.Module, device: torch.device | str | None) -> Iterator[None]:
     """Lend two models to `device` while the `with` lasts."""
     with lent(a, device), nullcontext() if a is b else lent(b, device):
         yield
 
 
 @contextmanager
-def noted_warnings(said: list[str]) -> Iterator[None]:
+def collect_warnings(said: list[str]) -> Iterator[None]:
     """Collect `InflatedWarning`s inside the `with` for the comparison; other warnings are passed on."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always", InflatedWarning)
@@ -206,15 +259,15 @@ def _both(
     def first(layer: str, output: Tensor) -> None:
         for key, meeting in forms[layer].items():
             form = meeting.b.spread(meeting(output))
-            sums.first(key, laid_out(form, fitting_mask(masks[0], form)))
+            sums.first(key, product_layout(form, fitting_mask(masks[0], form)))
 
     def second(layer: str, output: Tensor) -> None:
         form = aims[layer].spread(output)
-        sums.second(_label(layer, names[1]), laid_out(form, fitting_mask(masks[0], form)))
+        sums.second(_label(layer, names[1]), product_layout(form, fitting_mask(masks[0], form)))
 
     with ExitStack() as stack:
-        run_a = stack.enter_context(hooked(a, list(forms), first, names[0]))
-        run_b = stack.enter_context(hooked(b, list(aims), second, names[1]))
+        run_a = stack.enter_context(watch_layers(a, list(forms), first, names[0]))
+        run_b = stack.enter_context(watch_layers(b, list(aims), second, names[1]))
 
         def fold(batch: Any) -> None:
             masks[0] = mask_of(batch)
@@ -259,6 +312,7 @@ class StitchPlan:
         return "\n".join(self.lines)
 
 
+@by_name(models="a b", data="data test")
 def explain_stitch(
     a: nn.Module,
     b: nn.Module,
@@ -292,8 +346,8 @@ def explain_stitch(
         seed: seed for random maps and for training.
         names: what the plan calls the two models.
     """
-    ways = asked_ways(hows, seed)
-    with both_lent(a, b, device):
+    ways = find_ways(hows, seed)
+    with lend_both(a, b, device):
         found = joints(a, b, next(batches_of(data, examples)), layers, pairs, resize=resize, names=names)
     sizes = [(found.widths[0][x], found.widths[1][y]) for x, y in found.meetings]
     numbers = sum(width**2 for width in {x: found.widths[0][x] for x, _ in found.meetings}.values())

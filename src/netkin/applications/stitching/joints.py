@@ -19,12 +19,11 @@ from netkin.comparing.alignment import Pairs
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations import guest, recording
 from netkin.representations.cutting import Traces, agrees, known_layer, reaches_around, run_until, tail
-from netkin.representations.hooks import main_tensor, uncompiled, watching
+from netkin.representations.hooks import at, main_tensor, path_to_tensor, uncompiled, watching
 from netkin.representations.inputs import batch_length, feed, take
 from netkin.representations.layers import choose, layer_label, modules, split_call, unwrapped
-from netkin.representations.nesting import at, path_to_tensor
 
-React = Callable[[str, Tensor], None]
+Observe = Callable[[str, Tensor], None]
 FEW = 4  # examples on which layers are tried out
 
 
@@ -83,14 +82,14 @@ def joints(
         resize: how maps get another size.
         names: what messages call the models.
     """
-    chosen = _chosen(a, b, layers, pairs, names)
+    chosen = _choose_layers(a, b, layers, pairs, names)
     listed = layers is None and not isinstance(pairs, str)
-    ours = _tried(a, chosen[0], batch, names[0], listed=listed, whole=False).ends
-    trial = _tried(b, chosen[1], batch, names[1], listed=listed)
+    ours = _try_out(a, chosen[0], batch, names[0], listed=listed, whole=False).ends
+    trial = _try_out(b, chosen[1], batch, names[1], listed=listed)
     theirs = trial.ends
     given = (tuple(ours), tuple(theirs))
     told = names if names[0] != names[1] else ("a", "b")
-    wanted = tuple(dict.fromkeys(Pairs([told], pairs).listed(dict(zip(told, given, strict=True)), *told)))
+    wanted = tuple(dict.fromkeys(Pairs([told], pairs).layer_pairs(dict(zip(told, given, strict=True)), *told)))
     found = {(x, y): _meeting(ours[x], theirs[y], resize) for x, y in wanted}
     cuts = _cuts(trial, {y for (_, y), one in found.items() if isinstance(one, Meeting)})
     for pair, one in found.items():
@@ -115,24 +114,26 @@ def over_length(output: Tensor) -> Tensor:
     return output.mean(2)
 
 
-def _chosen(a: nn.Module, b: nn.Module, layers: Any, pairs: Any, names: tuple[str, str]) -> tuple[list[str], list[str]]:
+def _choose_layers(
+    a: nn.Module, b: nn.Module, layers: Any, pairs: Any, names: tuple[str, str]
+) -> tuple[list[str], list[str]]:
     """Return the layers of both models that are tried out: those that listed pairs name, or those requested."""
     if layers is None and not isinstance(pairs, str):
         listed: list[Pair] = Pairs([], pairs).which
-        return _known(a, [x for x, _ in listed], names[0]), _known(b, [y for _, y in listed], names[1])
+        return _known_layers(a, [x for x, _ in listed], names[0]), _known_layers(b, [y for _, y in listed], names[1])
     both = layers if isinstance(layers, Mapping) else {"a": layers, "b": layers}
     strange = next((key for key in both if key not in ("a", "b")), None)
     if strange is not None:
         raise ValueFault(f"`layers` names {strange!r}; the models are 'a' and 'b'.")
-    with _named(a, names[0]):
+    with _naming(a, names[0]):
         ours = choose(a, both.get("a"))
-    with _named(b, names[1]):
+    with _naming(b, names[1]):
         return ours, choose(b, both.get("b"))
 
 
-def _known(model: nn.Module, layers: Sequence[str], name: str) -> list[str]:
+def _known_layers(model: nn.Module, layers: Sequence[str], name: str) -> list[str]:
     """Return single layers of a model by name."""
-    with _named(model, name):
+    with _naming(model, name):
         known = modules(model)
         for layer in layers:
             if split_call(layer)[0] not in known:
@@ -141,7 +142,7 @@ def _known(model: nn.Module, layers: Sequence[str], name: str) -> list[str]:
 
 
 @contextmanager
-def _named(model: nn.Module, name: str) -> Iterator[None]:
+def _naming(model: nn.Module, name: str) -> Iterator[None]:
     """Say in which model a layer was not found."""
     try:
         yield
@@ -166,7 +167,7 @@ class _Trial:
     again: Any
 
 
-def _tried(
+def _try_out(
     model: nn.Module, layers: Sequence[str], batch: Any, name: str, *, listed: bool, whole: bool = True
 ) -> _Trial:
     """Run a model on four examples and on two of them, no further than needed unless the `whole` is wanted."""
@@ -192,7 +193,7 @@ def _run(
     def keep(layer: str, output: Tensor) -> None:
         outputs[layer] = output.clone()
 
-    with hooked(model, layers, keep, name, whole=whole) as run:
+    with watch_layers(model, layers, keep, name, whole=whole) as run:
         yield lambda batch: (run(batch), dict(outputs))
 
 
@@ -300,8 +301,8 @@ def _advice(b: nn.Module, layer: str, batch: Any) -> str:
 
 
 @contextmanager
-def hooked(
-    model: nn.Module, layers: Sequence[str], react: React, name: str, *, whole: bool = False
+def watch_layers(
+    model: nn.Module, layers: Sequence[str], react: Observe, name: str, *, whole: bool = False
 ) -> Iterator[Callable[[Any], Any]]:
     """Give a function that runs the model on a batch and reacts to its layers, but not in other runs.
 

@@ -19,24 +19,24 @@ import torch
 from torch import Tensor
 
 from netkin import files
-from netkin.applications.stitching.evaluating import Record, Sample
+from netkin.applications.stitching.evaluating import Sample, ScoreRecord
 from netkin.applications.stitching.network import Stitched
-from netkin.applications.stitching.portions import InMemory, Portion, Reread, Sampling, gathered, labelled
-from netkin.applications.stitching.task_loss import TaskLoss, cka_rows, counted, cut, shrink
+from netkin.applications.stitching.portions import InMemory, Portion, Reread, Sampling, check_labels, read_course
+from netkin.applications.stitching.task_loss import TaskLoss, cka_rows, cut, drop_padding, shrink
 from netkin.errors import FileFault, ForwardError, ValueFault, outside
 from netkin.identity import UnorderedDigest, in_words, weights_digest
 from netkin.jobs import Job, Part
-from netkin.measures.batch_cka import batch_cka
+from netkin.measures.kernels import batch_cka
 from netkin.progress import Report, reporting
 from netkin.representations import batches_of, guest
 from netkin.representations.guests import frozen
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import batch_length
 from netkin.results.records import checked
-from netkin.training.restarts import packed, unpacked
+from netkin.training.restarts import pack_state, unpack_state
 
 Weights = dict[str, Tensor]
-Place = tuple[Job, str]  # a job, and the name of its part
+JobPart = tuple[Job, str]  # a job, and the name of its part
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Training:
     first model's work was kept in memory.
     """
 
-    history: tuple[Record, ...] = field(repr=False)
-    final: Record
+    history: tuple[ScoreRecord, ...] = field(repr=False)
+    final: ScoreRecord
     steps: int
     step: int
     stopped: bool
@@ -70,18 +70,18 @@ class Standing:
     step: int = 0
     best_step: int = 0
     waited: int = 0  # records since the best one
-    history: list[Record] = field(default_factory=list)
+    history: list[ScoreRecord] = field(default_factory=list)
     adam: dict[str, Any] = field(default_factory=dict)
 
 
-def trained(
+def train_map(
     network: Stitched,
     data: Any,
     settings: TaskLoss | None = None,
     *,
     validation: Any = None,
     examples: int | None = None,
-    place: Place | None = None,
+    place: JobPart | None = None,
 ) -> Training:
     """Train the transformation of a stitched network in place, and return the record.
 
@@ -117,7 +117,7 @@ def objective(network: Stitched, portion: Portion, settings: TaskLoss) -> Tensor
     penalised = bool(settings.cka_penalty)
     # the tail may begin with a step in place
     answers = main_tensor(network.finish(transformed.clone() if penalised else transformed, portion.batch), "")
-    value = settings.loss(*counted(answers, portion.answers, portion.labels, portion.mask))
+    value = settings.loss(*drop_padding(answers, portion.answers, portion.labels, portion.mask))
     if penalised:
         assert portion.own is not None
         end = network.transformation.meeting.b
@@ -134,25 +134,27 @@ class _Trainer:
         self.digests = {"data": UnorderedDigest(), "data to be judged on": UnorderedDigest()}
         sampling = Sampling(settings.sample) if validation is None else None
         read = partial(batches_of, data, examples)
-        batches = read() if settings.looks_at_own else labelled(network, read())
-        self.course: InMemory | Reread = gathered(network, self._noted("data", batches), read, settings, sampling)
-        self.sample = Sample(sampling.portions) if sampling else self._judged_on(validation)
+        batches = read() if settings.looks_at_own else check_labels(network, read())
+        self.course: InMemory | Reread = read_course(
+            network, self._with_digest("data", batches), read, settings, sampling
+        )
+        self.sample = Sample(sampling.portions) if sampling else self._sample_of(validation)
         self.total = settings.steps or settings.epochs * self.course.per_epoch
         self.every = settings.every or self.course.per_epoch
         self.optimizer = torch.optim.Adam(
             network.transformation.parameters(), lr=settings.rate, weight_decay=settings.decay
         )
         self.losses: list[Tensor] = []  # of the steps since the last record, never waited for before the next
-        self.place: Place | None = None
+        self.place: JobPart | None = None
         self.standing: Standing
 
-    def _begun(self) -> Standing:
+    def _begin(self) -> Standing:
         weights = _weights(self.network)
         standing = Standing(weights, weights, weights)
-        standing.history.append({"step": 0, "epoch": 0.0, "training_loss": None, **self._judged("before training")})
+        standing.history.append({"step": 0, "epoch": 0.0, "training_loss": None, **self._evaluate("before training")})
         return standing
 
-    def _resumed(self) -> Standing | None:
+    def _resume(self) -> Standing | None:
         found = None if self.place is None else find_standing(self.place, _weights(self.network))
         if found is not None and found.step > self.total:
             raise FileFault(
@@ -166,7 +168,7 @@ class _Trainer:
         return found
 
     @contextmanager
-    def _opened(self, place: Place | None) -> Iterator[Place | None]:
+    def _open_place(self, place: JobPart | None) -> Iterator[JobPart | None]:
         """Give the place where the training's state is kept: the one given, or its own job's."""
         if self.settings.resume is None:
             yield place
@@ -189,24 +191,24 @@ class _Trainer:
         with Job(self.settings.resume, "training", identity, call=str(self.settings)) as job:
             yield job, "standing"
 
-    def _noted(self, name: str, batches: Iterable[Any]) -> Iterator[Any]:
+    def _with_digest(self, name: str, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches, whose examples are noted as they pass."""
         for batch in batches:
             self.digests[name].update(batch, batch_length(batch))
             yield batch
 
-    def _judged_on(self, validation: Any) -> Sample:
-        batches = self._noted("data to be judged on", batches_of(validation))
+    def _sample_of(self, validation: Any) -> Sample:
+        batches = self._with_digest("data to be judged on", batches_of(validation))
         return Sample.of(self.network, batches, self.settings.sample)
 
-    def run(self, place: Place | None) -> Training:
-        with self._opened(place) as self.place:
-            self.standing = self._resumed() or self._begun()
+    def run(self, place: JobPart | None) -> Training:
+        with self._open_place(place) as self.place:
+            self.standing = self._resume() or self._begin()
             with reporting(self.total, "training", "steps", done=self.standing.step) as report:
                 while self.standing.step < self.total and not self._out_of_patience:
                     self._epoch(report)
             self._tell(self.standing.step)  # which patience may have ended early
-            return self._finished()
+            return self._finish()
 
     def _tell(self, total: int) -> None:
         """Report the progress of a job that consists of this training."""
@@ -257,7 +259,7 @@ class _Trainer:
         """Record the scores of the stitch, and keep it if it is the best so far."""
         standing, losses = self.standing, torch.stack(self.losses)
         self._refuse_non_finite(losses)
-        judged = self._judged(f"at step {standing.step}")
+        judged = self._evaluate(f"at step {standing.step}")
         passed = {"step": standing.step, "epoch": standing.step / self.course.per_epoch}
         standing.now = _weights(self.network)
         best = next(record for record in standing.history if record["step"] == standing.best_step)
@@ -272,7 +274,7 @@ class _Trainer:
             keep_standing(self.place, standing)
             self._tell(self.total)
 
-    def _judged(self, when: str) -> Record:
+    def _evaluate(self, when: str) -> ScoreRecord:
         settings, transformation = self.settings, self.network.transformation
         record = self.sample.record(self.network, self.loss, settings.cka_of)
         cka = record["cka" if settings.cka_of == "places" else "cka_of_examples"] or 0.0
@@ -300,32 +302,32 @@ class _Trainer:
     def _out_of_patience(self) -> bool:
         return self.settings.patience is not None and self.standing.waited >= self.settings.patience
 
-    def _finished(self) -> Training:
+    def _finish(self) -> Training:
         standing, settings = self.standing, self.settings
         if settings.patience is not None:
             self.network.transformation.load_state_dict(standing.best)
         for weight in self._shrinking if settings.l1 else []:
             cut(weight, settings.threshold)
         step = standing.step if settings.patience is None else standing.best_step
-        final = {"step": step, **self._judged("in the end")}
+        final = {"step": step, **self._evaluate("in the end")}
         return Training(
             tuple(standing.history), final, standing.step, step, self._out_of_patience, self.course.words,
             self.course.examples, str(self.digests["data"]),
         )  # fmt: skip
 
 
-def keep_standing(place: Place, standing: Standing) -> None:
+def keep_standing(place: JobPart, standing: Standing) -> None:
     """Save the state of a training; a request to cancel ends it here."""
     job, name = place
-    values, arrays = packed(vars(standing))
+    values, arrays = pack_state(vars(standing))
     job.keep(name, {"state": values}, arrays)
     job.check()
 
 
-def find_standing(place: Place, first: Weights) -> Standing | None:
+def find_standing(place: JobPart, first: Weights) -> Standing | None:
     """Return where a training stood, or None where it is new; one that began elsewhere than at `first` is refused."""
     job, name = place
-    standing = job.recall(name, _unpacked)
+    standing = job.recall(name, _unpack)
     if standing is None:
         return None
     if standing.first.keys() != first.keys() or not all(_near(standing.first[k], first[k].cpu()) for k in first):
@@ -336,8 +338,8 @@ def find_standing(place: Place, first: Weights) -> Standing | None:
     return standing
 
 
-def _unpacked(part: Part) -> Standing:
-    standing = checked(Standing, unpacked(part.values["state"], part.arrays))
+def _unpack(part: Part) -> Standing:
+    standing = checked(Standing, unpack_state(part.values["state"], part.arrays))
     if standing.best_step not in {record["step"]: record["objective"] for record in standing.history}:
         raise ValueError(f"it has no record of step {standing.best_step}")
     return standing

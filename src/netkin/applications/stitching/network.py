@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from netkin import __version__, files
 from netkin.applications.stitching.direct import LinearMap
 from netkin.applications.stitching.ends import End, Meeting, Pair, Transformation
-from netkin.applications.stitching.evaluating import Evaluation, evaluated, warn_of_doubt
+from netkin.applications.stitching.evaluating import Evaluation, evaluate, warn_of_doubt
 from netkin.arrays import HALF
 from netkin.errors import FileFault, NoValue, outside
 from netkin.identity import weights_digest
@@ -29,6 +29,7 @@ from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import FLOATING, Forward, device_of, dtype_of
 from netkin.representations.layers import modules, split_call, unwrapped
 from netkin.results.records import checked, now
+from netkin.sources.names import by_name
 
 KIND = "stitch"
 FIELDS = ("method", "examples", "names", "seed", "history", "training", "version", "created", "provenance")
@@ -208,9 +209,10 @@ class Stitch:
             )
         return judged.relative_accuracy
 
+    @by_name(data="data")
     def evaluate(self, data: Any, *, examples: int | None = None) -> Evaluation:
         """Return what the stitched network can do on `data`: batches ``(inputs, labels)``, or inputs alone."""
-        judged = evaluated(self.network, data, examples, name=self.names[0])
+        judged = evaluate(self.network, data, examples, name=self.names[0])
         warn_of_doubt(judged)
         return judged
 
@@ -300,6 +302,7 @@ def load_stitch(path: str | os.PathLike[str], a: nn.Module, b: nn.Module) -> Sti
 def load_stitch(path: str | os.PathLike[str]) -> StitchRecord: ...
 
 
+@by_name(models="a b")
 def load_stitch(
     path: str | os.PathLike[str], a: nn.Module | None = None, b: nn.Module | None = None
 ) -> Stitch | StitchRecord:

@@ -22,9 +22,8 @@ from netkin.identity import settings_digest
 from netkin.memory import size_in_words
 from netkin.progress import reported
 from netkin.representations import recording
-from netkin.representations.hooks import main_tensor
+from netkin.representations.hooks import leaves, main_tensor, mapped, parts, rebuilt
 from netkin.representations.inputs import batch_length, feed, inputs_of, labels_of, mask_of, prepared, take
-from netkin.representations.nesting import leaves, mapped, parts, rebuilt
 
 if TYPE_CHECKING:
     from netkin.applications.stitching.network import Stitched
@@ -72,7 +71,7 @@ def portion(network: Stitched, batch: Any, *, head: bool = True, answers: bool =
     )
 
 
-def labelled(network: Stitched, batches: Iterable[Any]) -> Iterator[Any]:
+def check_labels(network: Stitched, batches: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches; labels that are missing, or no classes of the second model, are refused."""
     few = None
     for batch in batches:
@@ -81,7 +80,7 @@ def labelled(network: Stitched, batches: Iterable[Any]) -> Iterator[Any]:
         yield batch
 
 
-def picked(structure: Any, length: int, index: Any) -> Any:
+def pick(structure: Any, length: int, index: Any) -> Any:
     """Return the examples at `index`, a slice or a tensor, of everything in a structure that has `length` of them."""
     if isinstance(structure, (Tensor, np.ndarray)):
         if not structure.ndim or len(structure) != length:
@@ -89,13 +88,13 @@ def picked(structure: Any, length: int, index: Any) -> Any:
         return structure[_within_reach(structure, index)]
     if isinstance(structure, list) and len(structure) == length and not any(parts(one) for one in structure):
         if isinstance(structure[0], (Tensor, np.ndarray)):
-            return [picked(one, length, index) for one in structure]
+            return [pick(one, length, index) for one in structure]
         return structure[index] if isinstance(index, slice) else [structure[i] for i in index.tolist()]
     inside = parts(structure)
-    return rebuilt(structure, {key: picked(one, length, index) for key, one in inside.items()}) if inside else structure
+    return rebuilt(structure, {key: pick(one, length, index) for key, one in inside.items()}) if inside else structure
 
 
-def joined(portions: Sequence[Any]) -> Any:
+def join(portions: Sequence[Any]) -> Any:
     """Return several portions, or anything alike in them, as one."""
     first = portions[0]
     if isinstance(first, (Tensor, np.ndarray)):
@@ -104,7 +103,7 @@ def joined(portions: Sequence[Any]) -> Any:
     if isinstance(first, list) and not any(parts(one) or isinstance(one, (Tensor, np.ndarray)) for one in first):
         return [one for part in portions for one in part]
     inside = parts(first)
-    return rebuilt(first, {key: joined([parts(one)[key] for one in portions]) for key in inside}) if inside else first
+    return rebuilt(first, {key: join([parts(one)[key] for one in portions]) for key in inside}) if inside else first
 
 
 def _of_second(network: Stitched, batch: Any, own: bool) -> tuple[Tensor, Tensor | None]:
@@ -164,7 +163,7 @@ class InMemory:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Portion]:
         """Yield the portions of an epoch in its own random order, from step `start` on."""
-        generator = torch.Generator().manual_seed(_mixed(self.seed, number))
+        generator = torch.Generator().manual_seed(_mix_seed(self.seed, number))
         if self.batch is None:
             places = torch.randperm(len(self.portions), generator=generator)[start:]
             yield from (self.portions[place] for place in places.tolist())
@@ -173,7 +172,7 @@ class InMemory:
         assert whole.head is not None
         order = torch.randperm(len(whole.head), generator=generator).to(whole.head.device)
         for index in order.split(self.batch)[start:]:
-            yield picked(whole, len(order), index)
+            yield pick(whole, len(order), index)
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,7 @@ class Reread:
             yield replace(one, answers=answers) if known else one
 
 
-def gathered(
+def read_course(
     network: Stitched, batches: Iterable[Any], read: Read, settings: TaskLoss, sampling: Sampling | None
 ) -> InMemory | Reread:
     """Return what training reads in every epoch, from a first pass over the `batches`; `read` gives them again.
@@ -229,7 +228,7 @@ def gathered(
 
 
 def _in_memory(portions: list[Portion], size: int, examples: int, settings: TaskLoss) -> InMemory:
-    dealt = portions if settings.batch is None else [joined(portions)]
+    dealt = portions if settings.batch is None else [join(portions)]
     words = (
         f"activations of the first model on {examples:,} examples kept in memory ({size_in_words(size)} of at most "
         f"{size_in_words(settings.memory)}): after one pass it is needed no more, nor are the data"
@@ -252,7 +251,7 @@ def _reread(
     return Reread(network, read, settings, answers, examples, words)
 
 
-def _mixed(seed: int, epoch: int) -> int:
+def _mix_seed(seed: int, epoch: int) -> int:
     return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
@@ -271,8 +270,8 @@ class Sampling:
         length, first = batch_length(batch), -self._seen % self.stride
         if first < length:
             index = slice(first, None, self.stride)
-            few = portion(network, picked(batch, length, index)) if whole is None else None
-            few = few or _own_memory(picked(whole, length, index))
+            few = portion(network, pick(batch, length, index)) if whole is None else None
+            few = few or _own_memory(pick(whole, length, index))
             self._pieces.append((self._seen + first, len(range(first, length, self.stride)), few))
         self._seen += length
         while self.count > self.limit:
@@ -295,7 +294,7 @@ class Sampling:
             first = 0 if place % self.stride == 0 else 1
             left = len(range(first, count, 2))
             if left:
-                thinner = picked(piece, count, slice(first, None, 2))
+                thinner = pick(piece, count, slice(first, None, 2))
                 pieces.append((place + first * stride, left, _own_memory(thinner)))
         self._pieces = pieces
 

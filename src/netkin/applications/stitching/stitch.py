@@ -19,16 +19,15 @@ from torch import nn
 from netkin import files
 from netkin.applications.stitching.direct import find
 from netkin.applications.stitching.ends import Pair
-from netkin.applications.stitching.evaluating import evaluated_all, warn_of_doubt
-from netkin.applications.stitching.fitting import both_lent, fitted, read_fit, trained_stitch
+from netkin.applications.stitching.evaluating import evaluate_all, warn_of_doubt
+from netkin.applications.stitching.fitting import fit_by_pass, fit_saved, lend_both, train_stitch
 from netkin.applications.stitching.joints import FEW, joints
 from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.stitch_scores import USUAL, known_scores
-from netkin.applications.stitching.sweep import Asked, Sweep
-from netkin.applications.stitching.task_loss import How, Way, asked_ways, listed, way_of
+from netkin.applications.stitching.sweep import Asked, Saved, Sweep
+from netkin.applications.stitching.task_loss import How, Way, as_list, find_way, find_ways
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.request import name_of
-from netkin.comparing.study import Statistics
 from netkin.errors import FileFault, UnknownName, ValueFault, also_called, did_you_mean
 from netkin.identity import described_call, weights_digest
 from netkin.jobs import Job
@@ -46,7 +45,7 @@ def stitch(
     layer_a: str,
     b: nn.Module,
     layer_b: str,
-    data: Any,
+    data: Any = None,
     how: How = "least_squares",
     test: Any = None,
     *,
@@ -56,7 +55,7 @@ def stitch(
     seed: int = 0,
     names: tuple[str, str] = ("a", "b"),
     validation: Any = None,
-    statistics: Statistics | None = None,
+    statistics: Saved = None,
     progress: ProgressOption = None,
     **training: Any,
 ) -> Stitch:
@@ -78,8 +77,8 @@ def stitch(
         seed: seed for random maps and for training.
         names: what the result calls the two models.
         validation: the examples on which a training is evaluated meanwhile; by default part of `data`.
-        statistics: those of `nk.collect` for the same models, from which a direct method then reads its map: of `data`
-            some examples are tried out, and no more is read.
+        statistics: what `nk.collect` returned for the same models, or its file, from which a direct method then reads
+            its map: of `data`, or without them of `test`, a few examples are tried out, and no more is read.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         training: options of `TaskLoss`.
 
@@ -90,7 +89,7 @@ def stitch(
         >>> round(stitch(model, "1", model, "1", batches, test=batches).relative_accuracy, 3)
         1.0
     """
-    way, pair = way_of(how, seed, training), (layer_a, layer_b)
+    way, pair = find_way(how, seed, training), (layer_a, layer_b)
     call = described_call(
         "nk.stitch", a=unwrapped(a), layer_a=layer_a, b=unwrapped(b), layer_b=layer_b, data=name_of(data), how=way.id,
         examples=examples, resize=resize, seed=seed,
@@ -100,12 +99,13 @@ def stitch(
             "`data` is an iterator, which gives its batches once, and a training reads them several times; pass a "
             "loader or a list."
         )
-    with showing(progress), both_lent(a, b, device), random_states_kept(a, b, data=[data, test, validation]):
-        given: dict[str, Any] = {"examples": examples, "resize": resize, "seed": seed, "statistics": statistics}
-        found = _made(a, b, [pair], data, {way.id: way}, names, call, **given)
-        one = found[pair, way.id]
+    asked = Asked(
+        ways=(way,), data=data, test=test, pairs=[pair], examples=examples, resize=resize, seed=seed, saved=statistics
+    )  # fmt: skip
+    with showing(progress), lend_both(a, b, device), random_states_kept(a, b, data=[data, test, validation]):
+        one = _make_stitches(a, b, asked, names, call)[pair, way]
         if way.training is not None:
-            one = trained_stitch(one, data, way.training, validation=validation, examples=examples)
+            one = train_stitch(one, data, way.training, validation=validation, examples=examples)
         if test is not None:
             one = replace(one, evaluation=one.evaluate(test))
     one.transformation.to(device_of(b))
@@ -116,7 +116,7 @@ def fit_all(
     a: nn.Module,
     b: nn.Module,
     pairs: Sequence[Pair],
-    data: Any,
+    data: Any = None,
     hows: Sequence[str] = ("least_squares",),
     test: Any = None,
     *,
@@ -125,7 +125,7 @@ def fit_all(
     device: torch.device | str | None = None,
     seed: int = 0,
     names: tuple[str, str] = ("a", "b"),
-    statistics: Statistics | None = None,
+    statistics: Saved = None,
 ) -> dict[tuple[Pair, str], Stitch]:
     """Return the stitches of many pairs of layers by direct methods, by ``(layer_a, layer_b), how``, from one pass.
 
@@ -141,18 +141,20 @@ def fit_all(
         device: where the models run meanwhile.
         seed: seed for random maps.
         names: what the results call the two models.
-        statistics: those of `nk.collect`, read in place of a pass over `data`, as in `stitch`.
+        statistics: what `nk.collect` returned, or its file, read in place of a pass over `data`, as in `stitch`.
     """
-    ways = {str(how): way_of(how, seed) for how in listed(hows)}
+    ways = {str(how): find_way(how, seed) for how in as_list(hows)}
     of: dict[str, Any] = {"a": unwrapped(a), "b": unwrapped(b), "pairs": list(pairs), "data": name_of(data)}
     given: dict[str, Any] = {"examples": examples, "resize": resize, "seed": seed}
     call = described_call("fit_all", **of, hows=list(ways), **given)
     for how in ways:
         find(how)  # refuses a training
-    with both_lent(a, b, device), random_states_kept(a, b, data=[data, test]):
-        made = _made(a, b, pairs, data, ways, names, call, statistics=statistics, **given)
+    asked = Asked(ways=tuple(ways.values()), data=data, test=test, pairs=pairs, saved=statistics, **given)
+    with lend_both(a, b, device), random_states_kept(a, b, data=[data, test]):
+        found = _make_stitches(a, b, asked, names, call)
+        made = {(pair, how): found[pair, way] for pair in dict.fromkeys(pairs) for how, way in ways.items()}
         if test is not None:
-            judged = evaluated_all([one.network for one in made.values()], test, name=names[0])
+            judged = evaluate_all([one.network for one in made.values()], test, name=names[0])
             made = {key: replace(one, evaluation=e) for (key, one), e in zip(made.items(), judged, strict=True)}
             warn_of_doubt(judged[0])  # of the second model, which is the same in all
     for one in made.values():
@@ -160,35 +162,27 @@ def fit_all(
     return made
 
 
-def _made(
-    a: nn.Module,
-    b: nn.Module,
-    pairs: Sequence[Pair],
-    data: Any,
-    ways: Mapping[str, Way],
-    names: tuple[str, str],
-    call: str,
-    *,
-    examples: int | None,
-    resize: str | None,
-    seed: int,
-    statistics: Statistics | None,
-) -> dict[tuple[Pair, str], Stitch]:
+def _make_stitches(
+    a: nn.Module, b: nn.Module, asked: Asked, names: tuple[str, str], call: str
+) -> dict[tuple[Pair, Way], Stitch]:
     """Return the stitches of pairs of layers, before any training; a pair that can't be joined is refused."""
     if isinstance(names, str) or len(names) != 2:
         raise ValueFault(f"`names` must be two, one for each model, such as ('old', 'new'); got {names!r}.")
-    if not pairs:
+    if not asked.pairs:
         raise ValueFault("no pairs of layers to stitch were given.")
-    batches = watched(data, FEW if all(way.is_blind for way in ways.values()) else examples, "fitting")
+    data, examples = asked.tried
+    few = asked.statistics is not None or all(way.is_blind for way in asked.ways)
+    batches = watched(data, FEW if few else examples, "fitting")
     first = next(batches)
-    found = joints(a, b, first, pairs=pairs, resize=resize, names=names)
+    found = joints(a, b, first, pairs=asked.pairs, resize=asked.resize, names=names)
     found.refuse()
-    if statistics is None:
-        fit = fitted(a, b, chain([first], batches), found, names)
+    if asked.statistics is None:
+        fit = fit_by_pass(a, b, chain([first], batches), found, names)
     else:
-        fit = read_fit(statistics, a, b, found, names)
+        fit = fit_saved(asked.statistics, a, b, found, names)
+        fit.joints.refuse()
     origin = {"call": call, "weights a": weights_digest(a), "weights b": weights_digest(b)}
-    return {(pair, how): fit.stitch(pair, way, seed, origin) for pair in found.meetings for how, way in ways.items()}
+    return {(pair, way): fit.stitch(pair, way, asked.seed, origin) for pair in found.meetings for way in asked.ways}
 
 
 @also_called(measures="measure")
@@ -196,7 +190,7 @@ def _made(
 def stitch_all(
     a: nn.Module,
     b: nn.Module,
-    data: Any,
+    data: Any = None,
     test: Any = None,
     hows: How | Sequence[How] = ("least_squares",),
     *,
@@ -216,6 +210,7 @@ def stitch_all(
     partial: bool = False,
     each: Callable[[Stitch], None] | None = None,
     names: tuple[str, str] = ("a", "b"),
+    statistics: Saved = None,
     progress: ProgressOption = None,
 ) -> Comparison:
     """Return scores of stitches of layers of `a` into layers of `b`, together with the similarity of these layers.
@@ -246,6 +241,8 @@ def stitch_all(
         partial: whether Ctrl-C returns what is finished.
         each: a function that is called with every `Stitch`.
         names: what the result calls the two models.
+        statistics: what `nk.collect` returned for the same models, or its file, from which direct methods read their
+            maps without running the models on `data`, which may then be left out.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
@@ -256,13 +253,14 @@ def stitch_all(
         >>> round(found["relative_accuracy(how=least_squares)"]["1", "1"], 3)
         1.0
     """
-    asked = _asked(
+    asked = _request(
         data, test, hows, scores=scores, seed=seed, measures=measures, layers=layers, pairs=pairs, shape=shape,
         resize=resize, examples=examples, test_examples=test_examples, validation=validation, device=device, each=each,
+        saved=statistics,
     )  # fmt: skip
     with showing(progress):
-        call = _called("nk.stitch_all", asked, a=unwrapped(a), b=unwrapped(b))
-        (found,) = _swept(
+        call = _describe_call("nk.stitch_all", asked, a=unwrapped(a), b=unwrapped(b))
+        (found,) = _run_sweeps(
             {(names[0], names[1]): (a, b)}, asked, _Results(save, overwrite, several=False), partial, call
         )
     return found
@@ -299,31 +297,27 @@ def stitch_many(
     given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
     if len(given) < 2:
         raise ValueFault(f"`stitch_many` needs at least two models; got {len(given)}.")
-    asked = _asked(data, test, hows, **options)
+    asked = _request(data, test, hows, **options)
     pairs_of_models = {(x, y): (given[x], given[y]) for x, y in permutations(given, 2)}
-    call = _called("nk.stitch_many", asked, models=list(given))
+    call = _describe_call("nk.stitch_many", asked, models=list(given))
     with showing(progress):
-        return Comparisons(_swept(pairs_of_models, asked, _Results(save, overwrite, several=True), partial, call))
+        return Comparisons(_run_sweeps(pairs_of_models, asked, _Results(save, overwrite, several=True), partial, call))
 
 
-def _asked(
-    data: Any,
-    test: Any,
-    hows: How | Sequence[How],
-    *,
-    scores: str | Sequence[str] = USUAL,
-    seed: int = 0,
-    **options: Any,
+def _request(
+    data: Any, test: Any, hows: How | Sequence[How], *, scores: Any = USUAL, seed: int = 0, **options: Any
 ) -> Asked:
     known = [field.name for field in fields(Asked)]
     for name in options:
         if name not in known:
             raise UnknownName(f"a sweep has no option {name!r}{did_you_mean(name, known) or '; see `nk.stitch_all`.'}")
-    ways, wanted = asked_ways(hows, seed), known_scores(scores)
-    return Asked(ways=ways, scores=wanted, data=data, test=test, seed=seed, **options)
+    ways, wanted = find_ways(hows, seed), known_scores(scores)
+    asked = Asked(ways=ways, scores=wanted, data=data, test=test, seed=seed, **options)
+    asked.refuse_iterators()
+    return asked
 
 
-def _called(name: str, asked: Asked, **models: Any) -> str:
+def _describe_call(name: str, asked: Asked, **models: Any) -> str:
     """Return the command or the call that requests a sweep."""
     options = {key: getattr(asked, key) for key in ("pairs", "layers", "measures", "scores", "shape", "resize", "seed")}
     counts = {"examples": asked.examples, "test_examples": asked.test_examples}
@@ -364,7 +358,7 @@ class _Results:
             (Comparisons(self.found) if self.several else found).save(self.path)
 
 
-def _swept(
+def _run_sweeps(
     models: Mapping[Pair, tuple[nn.Module, nn.Module]], asked: Asked, results: _Results, partial: bool, call: str
 ) -> list[Comparison]:
     """Return the sweeps of pairs of models, one after the other, as one job."""

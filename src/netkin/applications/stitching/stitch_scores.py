@@ -19,6 +19,11 @@ from netkin.results.labels import NOT_ASKED
 HIGH, LOW = 0.8, 0.5  # similarities
 GOOD, USELESS = 0.9, 0.5  # relative accuracies, or agreements
 MOST = 6  # pairs named in a warning
+FLATTERED = (
+    "the stitches are judged on the very data they were fitted on, which flatters them; pass other data as `test` "
+    "(--test on the command line)."
+)
+UNFINISHED = "interrupted: some stitches were not reached, and have no value."
 USUAL = ("relative_accuracy", "agreement", "cross_entropy")
 _NO_LABELS = "the test data have no labels"
 _NONE_RIGHT = "the second model gives no right answer on the test data"
@@ -188,7 +193,7 @@ class Ledger:
     def _table(self, name: str, how: str) -> Values:
         known, holes = self._values[name, how], self._holes[name, how]
         missing = dict.fromkeys(self.wanted, INTERRUPTED) | holes
-        values, reasons = laid_out(self.layers, known, missing)
+        values, reasons = to_matrix(self.layers, known, missing)
         score = SCORES[name]
         return Values(
             id=table_id(name, how),
@@ -221,7 +226,7 @@ def table_id(score: str, how: str) -> str:
     return f"{score}(how={how})"
 
 
-def laid_out(
+def to_matrix(
     layers: tuple[Sequence[str], Sequence[str]], known: Mapping[Pair, float], missing: Mapping[Pair, str]
 ) -> tuple[np.ndarray, dict[Pair, str]]:
     """Return values as a matrix, and for each that is not there the reason: that of `missing`, or not requested."""
@@ -236,18 +241,18 @@ def laid_out(
     return values, holes
 
 
-def among(table: Values, layers: tuple[Sequence[str], Sequence[str]]) -> Values:
+def restrict(table: Values, layers: tuple[Sequence[str], Sequence[str]]) -> Values:
     """Return a table of a similarity with the rows and columns of a sweep."""
     pairs = [(x, y) for x in layers[0] for y in layers[1] if x in table.layers_a and y in table.layers_b]
     known = {pair: table[pair] for pair in pairs if pair not in table.holes}
-    values, holes = laid_out(layers, known, table.holes)
+    values, holes = to_matrix(layers, known, table.holes)
     return replace(table, layers_a=tuple(layers[0]), layers_b=tuple(layers[1]), values=values, holes=holes)
 
 
 def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) -> Iterator[str]:
     """Yield a sentence where layers are similar and their stitch is poor, and one where it is the reverse."""
-    measure = _judging(similarities)
-    judged = [table for table in stitches.values() if table.name == _yardstick(stitches.values())]
+    measure = _reference(similarities)
+    judged = [table for table in stitches.values() if table.name == _main_score(stitches.values())]
     if measure is None or not judged:
         return
     score = judged[0].name.replace("_", " ")
@@ -256,22 +261,22 @@ def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) ->
     if apart:
         yield (
             f"a high similarity goes with a useless stitch ({measure.id} of {HIGH} or more, {score} below {USELESS}): "
-            f"{_listed(apart)}."
+            f"{_list_some(apart)}."
         )
     if alike:
         yield (
             f"a low similarity goes with a good stitch ({measure.id} below {LOW}, {score} of {GOOD} or more): "
-            f"{_listed(alike)}."
+            f"{_list_some(alike)}."
         )
 
 
-def _judging(similarities: Sequence[Values]) -> Values | None:
+def _reference(similarities: Sequence[Values]) -> Values | None:
     """Return the similarity that stitches are held against: cka, or else the first that ends at 1."""
     fit = [table for table in similarities if table.higher_is_closer and table.bounds[1] == 1]
     return next((table for table in fit if table.name == "cka"), fit[0] if fit else None)
 
 
-def _yardstick(stitches: Iterable[Values]) -> str:
+def _main_score(stitches: Iterable[Values]) -> str:
     """Return the main score of stitches: without labels, how often predictions agree."""
     some = [table.name for table in stitches if np.isfinite(table.values).any()]
     return next((name for name in ("relative_accuracy", "agreement") if name in some), "")
@@ -301,6 +306,11 @@ def beside(value: float, limit: float) -> str:
     return next((text for text in rounded if (float(text) < limit) == (value < limit)), repr(value))
 
 
-def _listed(pairs: Sequence[str]) -> str:
+def with_count(said: Sequence[str]) -> list[str]:
+    """Return the first of sentences that say the same of several stitches, with their number."""
+    return [said[0] + (f" This holds for {len(said):,} stitches." if len(said) > 1 else "")] if said else []
+
+
+def _list_some(pairs: Sequence[str]) -> str:
     more = f", and {len(pairs) - MOST:,} more" if len(pairs) > MOST else ""
     return ", ".join(pairs[:MOST]) + more

@@ -163,12 +163,12 @@ def _barrier(weights: list[float], said: list[Answers]) -> Barrier:
 
 def _between(first: Stitch, second: Stitch, weight: float) -> Stitched:
     x, y, network = first.map, second.map, first.network
-    mixed = LinearMap(_mixed(x.weight, y.weight, weight), _mixed(x.bias, y.bias, weight))
+    mixed = LinearMap(_mix(x.weight, y.weight, weight), _mix(x.bias, y.bias, weight))
     meeting = first.transformation.meeting
     return stitched_network(network.a, network.b, first.layers, mixed, meeting, cuts=network.cuts)
 
 
-def _mixed(x: Tensor, y: Tensor, weight: float) -> Tensor:
+def _mix(x: Tensor, y: Tensor, weight: float) -> Tensor:
     return (1 - weight) * x + weight * y.to(x)
 
 

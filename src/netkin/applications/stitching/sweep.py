@@ -7,6 +7,7 @@ fitting pass.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -18,23 +19,17 @@ import torch
 from torch import nn
 
 from netkin.applications.stitching.ends import Pair
-from netkin.applications.stitching.evaluating import Evaluation, judged_all
-from netkin.applications.stitching.fitting import Fit, both_lent, fitted, noted_warnings, trained_stitch
+from netkin.applications.stitching.evaluating import Evaluation, evaluate_each
+from netkin.applications.stitching.fitting import Fit, collect_warnings, fit_by_pass, fit_saved, lend_both, train_stitch
 from netkin.applications.stitching.joints import joints
 from netkin.applications.stitching.network import Stitch
-from netkin.applications.stitching.stitch_scores import Ledger, among, contrasts
+from netkin.applications.stitching.stitch_scores import FLATTERED, UNFINISHED, Ledger, contrasts, restrict, with_count
 from netkin.applications.stitching.task_loss import Way
 from netkin.comparing.compare import compare
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.request import name_of
-from netkin.comparing.study import found_measures
-from netkin.errors import (
-    ForwardError,
-    NetkinError,
-    NoValue,
-    ShapeError,
-    ValueFault,
-)
+from netkin.comparing.study import Statistics, found_measures, load_statistics
+from netkin.errors import ForwardError, NetkinError, NoValue, ShapeError, ValueFault
 from netkin.identity import UnorderedDigest, settings_digest
 from netkin.jobs import Job, Part
 from netkin.memory import free_memory
@@ -46,13 +41,10 @@ from netkin.results.packing import packed, unpacked
 from netkin.results.records import checked
 
 FITTED, JUDGED, VALIDATED = "fitting data digest", "test data digest", "validation data digest"
-FLATTERED = (
-    "the stitches are judged on the very data they were fitted on, which flatters them; pass other data as `test` "
-    "(--test on the command line)."
-)
-UNFINISHED = "interrupted: some stitches were not reached, and have no value."
 NUMBERS = 3  # matrices of a stitch's evaluation, as wide as the second layer each
 Work = tuple[Pair, Way]
+Saved = Statistics | str | os.PathLike[str] | None
+Store = Callable[[Pair, Comparison], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +52,8 @@ class Asked:
     """What is asked of a sweep."""
 
     ways: tuple[Way, ...]
-    scores: tuple[str, ...]
     data: Any
+    scores: tuple[str, ...] = ()
     test: Any = None
     measures: Any = ("cka",)
     layers: Any = None
@@ -74,20 +66,39 @@ class Asked:
     device: torch.device | str | None = None
     seed: int = 0
     each: Callable[[Stitch], None] | None = None
+    saved: Saved = None  # statistics, or their file, from which direct maps are read
 
     def __post_init__(self) -> None:
+        if self.data is None and self.saved is None:
+            raise ValueFault("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
+        if self.data is None and (self.test is None or any(way.training for way in self.ways)):
+            raise ValueFault(
+                "statistics give the maps of direct methods alone: pass `data` for a training, and `test` (--test on "
+                "the command line) to evaluate on."
+            )
+        for name in ("examples", "test_examples"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise ValueFault(f"`{name}` must be at least 1; got {count}.")
+
+    def refuse_iterators(self) -> None:
+        """Refuse data that can be read once only."""
         for name in ("data", "test", "validation"):
             if isinstance(getattr(self, name), Iterator):
                 raise ValueFault(
                     f"`{name}` is an iterator, which gives its batches once, and a sweep reads them several times; "
                     "pass a loader or a list."
                 )
-        if self.data is None:
-            raise ValueFault("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
-        for name in ("examples", "test_examples"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise ValueFault(f"`{name}` must be at least 1; got {count}.")
+
+    @cached_property
+    def statistics(self) -> Statistics | None:
+        """The statistics from which direct maps are read, if any were given."""
+        return load_statistics(self.saved) if isinstance(self.saved, (str, os.PathLike)) else self.saved
+
+    @property
+    def tried(self) -> tuple[Any, int | None]:
+        """The data of which a few examples are tried out, and the maximal number of examples."""
+        return self.judging if self.data is None else (self.data, self.examples)
 
     @property
     def judging(self) -> tuple[Any, int | None]:
@@ -99,10 +110,11 @@ class Asked:
     @cached_property
     def digests(self) -> dict[str, str]:
         """The digests of the data, which are read for them, and in how many batches those to fit on come."""
-        fitted, batches = digest_of(self.data, self.examples)
+        fitted, batches = ("none", 0) if self.data is None else digest_of(self.data, self.examples)
         same = self.judging[0] is self.data and self.judging[1] == self.examples
         judged = fitted if same else digest_of(*self.judging)[0]
         validated = "none" if self.validation is None else digest_of(self.validation)[0]
+        fitted = fitted if self.statistics is None else f"{self.statistics.digest.hex} of statistics, data {fitted}"
         return {FITTED: fitted, JUDGED: judged, VALIDATED: validated, "batches": str(batches)}
 
     @property
@@ -150,20 +162,15 @@ class Sweep:
     """One model stitched into another; the job holds what is finished, and `store` receives the results so far."""
 
     def __init__(
-        self,
-        a: nn.Module,
-        b: nn.Module,
-        names: tuple[str, str],
-        asked: Asked,
-        job: Job,
-        store: Callable[[Pair, Comparison], None],
-        weights: Mapping[str, str],
+        self, a: nn.Module, b: nn.Module, names: Pair, asked: Asked, job: Job, store: Store, weights: Mapping[str, str]
     ):
         self.a, self.b, self.names, self.asked, self.job, self.store = a, b, names, asked, job, store
         self.weights = weights
-        first = next(batches_of(asked.data, asked.examples))
-        with both_lent(a, b, asked.device):
-            self.joints = joints(a, b, first, asked.layers, asked.pairs, resize=asked.resize, names=names)
+        first = next(batches_of(*asked.tried))
+        with lend_both(a, b, asked.device):
+            found = joints(a, b, first, asked.layers, asked.pairs, resize=asked.resize, names=names)
+            self.saved = None if asked.statistics is None else fit_saved(asked.statistics, a, b, found, names)
+        self.joints = found if self.saved is None else self.saved.joints
         self.work: list[Work] = [(pair, way) for pair in self.joints.meetings for way in asked.ways]
         self.outcomes: dict[Work, _Outcome] = {}
         self.made: list[Stitch] = []
@@ -179,11 +186,11 @@ class Sweep:
             known = self.job.recall(self._part(key), _Outcome.unpacked)
             if known is not None:
                 self.outcomes[key] = known
-        with both_lent(self.a, self.b, self.asked.device):
+        with lend_both(self.a, self.b, self.asked.device):
             self.similarity = self._similarity()
             with interruption.ending("stitching"):
-                self._stitched()
-        found, each = self._stored(), self.asked.each
+                self._stitch()
+        found, each = self._store_so_far(), self.asked.each
         for one in self.made:
             one.transformation.to(device_of(self.b))
             if each is not None:
@@ -213,58 +220,58 @@ class Sweep:
         batches = f", {self.asked.digests['batches']} batches" if way.training and self.job.folder else ""
         return f"{self.names[0]} into {self.names[1]}: {x!r} into {y!r} by {way.identity}{batches}"
 
-    def _stored(self) -> Comparison:
-        found = self._so_far()
-        self.store(self.names, found)
+    def _store_so_far(self) -> Comparison:
+        self.store(self.names, found := self._so_far())
         return found
 
     def _keep(self, key: Work, outcome: _Outcome, seconds: float | None = None) -> None:
         self.outcomes[key] = outcome
         self.job.keep(self._part(key), outcome.packed(), seconds=seconds)
 
-    def _stitched(self) -> None:
+    def _stitch(self) -> None:
         # a caller that receives each stitch gets all of them
         work = [key for key in self.work if self.asked.each is not None or key not in self.outcomes]
         if not work:
             return
-        self._stored()
-        batches = watched(self.asked.data, self.asked.examples, "fitting")
-        fit = fitted(
-            self.a, self.b, batches, self.joints, self.names
-        )  # of all pairs: the sums are the same bit for bit
-        begun = {key: self._started(fit, *key) for key in work}
+        self._store_so_far()
+        fit = self.saved or self._fit()
+        begun = {key: self._start(fit, *key) for key in work}
         made = {key: found for key, found in begun.items() if found is not None}
-        self._judged([(key, *found) for key, found in made.items() if key[1].training is None])
+        self._evaluate([(key, *found) for key, found in made.items() if key[1].training is None])
         longer = [(key, *found) for key, found in made.items() if key[1].training is not None]
         for key, one, known in reported(longer, "on the task loss", "stitches"):
             self.job.check()
-            self._trained(key, one, known)
+            self._train(key, one, known)
 
-    def _started(self, fit: Fit, pair: Pair, way: Way) -> tuple[Stitch, _Outcome] | None:
+    def _fit(self) -> Fit:
+        batches = watched(self.asked.data, self.asked.examples, "fitting")
+        return fit_by_pass(self.a, self.b, batches, self.joints, self.names)  # of all pairs: the same sums bit for bit
+
+    def _start(self, fit: Fit, pair: Pair, way: Way) -> tuple[Stitch, _Outcome] | None:
         """Return the stitch of a pair by a method, before any training; None where there is no map."""
         few = list[str]()
         origin = {"call": self.job.state.call, **self.weights}
         try:
-            with noted_warnings(few):
+            with collect_warnings(few):
                 one = fit.stitch(pair, way, self.asked.seed, origin)
         except (NoValue, ValueFault) as reason:  # a layer that does not vary; a rank above the width
             self._keep((pair, way), _Outcome(reason=str(reason)))
             return None
         return one, _Outcome(None, "", tuple(few), one.network.tail.how, fit.examples, str(fit.digest))
 
-    def _judged(self, made: Sequence[tuple[Work, Stitch, _Outcome]]) -> None:
+    def _evaluate(self, made: Sequence[tuple[Work, Stitch, _Outcome]]) -> None:
         """Evaluate stitches together, as many as memory allows in one pass over the test data."""
         for some in _portions(made):
             self.job.check()
             begun, networks = perf_counter(), [one.network for _, one, _ in some]
             try:
-                found = judged_all(networks, *self.asked.judging, name=self.names[0])
+                found = evaluate_each(networks, *self.asked.judging, name=self.names[0])
             except (ForwardError, ValueFault) as fault:  # of the models themselves, or of the data
                 found = [fault] * len(networks)
             each = (perf_counter() - begun) / len(networks)
             for (key, one, known), evaluation in zip(some, found, strict=True):
                 self._note(key, one, known, evaluation, each)
-            self._stored()
+            self._store_so_far()
 
     def _note(
         self, key: Work, one: Stitch, known: _Outcome, found: Evaluation | NetkinError, seconds: float | None = None
@@ -276,20 +283,20 @@ class Sweep:
         if self.asked.each is not None:
             self.made.append(replace(one, evaluation=found))
 
-    def _trained(self, key: Work, one: Stitch, known: _Outcome) -> None:
+    def _train(self, key: Work, one: Stitch, known: _Outcome) -> None:
         asked, (_, way), standing = self.asked, key, f"{self._part(key)}: standing"
         assert way.training is not None
         begun, place = perf_counter(), None if self.job.folder is None else (self.job, standing)
         given: dict[str, Any] = {"validation": asked.validation, "examples": asked.examples, "place": place}
         found: Evaluation | NetkinError
         try:
-            one = trained_stitch(one, asked.data, way.training, **given)
-            (found,) = judged_all([one.network], *asked.judging, name=self.names[0])
+            one = train_stitch(one, asked.data, way.training, **given)
+            (found,) = evaluate_each([one.network], *asked.judging, name=self.names[0])
         except (ForwardError, ShapeError, ValueFault) as reason:  # it came to NaN, or no gradient comes back
             found = reason
         self._note(key, one, known, found, perf_counter() - begun)
         self.job.drop(standing)
-        self._stored()
+        self._store_so_far()
 
     @cached_property
     def _asked_of_similarity(self) -> dict[str, Any]:
@@ -320,14 +327,15 @@ class Sweep:
 
     def _so_far(self) -> Comparison:
         similar, layers, stitches = self.similarity, self.joints.layers, self.ledger().tables()
-        tables = {name: among(table, layers) for name, table in similar.tables.items()}
+        tables = {name: restrict(table, layers) for name, table in similar.tables.items()}
         outcomes = [outcome for _, outcome in self._in_order]
         doubts = dict.fromkeys(one.evaluation.doubt for one in outcomes if one.evaluation and one.evaluation.doubt)
-        few = [sentence for one in outcomes for sentence in one.few]
         done = len(outcomes) == len(self.work)
-        said = [*similar.warnings, *filter(None, doubts), *contrasts(list(tables.values()), stitches), *_counted(few)]
-        same = any(one.evaluation and one.evaluation.digest == one.fitting_digest for one in outcomes)
-        said += [FLATTERED] * (self.asked.test is None or same) + [UNFINISHED] * (not done)
+        said = [*similar.warnings, *filter(None, doubts), *contrasts(list(tables.values()), stitches)]
+        said += with_count([word for one in outcomes for word in one.few])
+        if self.asked.statistics is not None and self.asked.statistics.missing:
+            said.append(self.asked.statistics.missing)
+        said += [FLATTERED] * self._is_flattered(outcomes) + [UNFINISHED] * (not done)
         return Comparison(
             a=self.names[0],
             b=self.names[1],
@@ -347,10 +355,18 @@ class Sweep:
             complete=done,
         )
 
+    def _is_flattered(self, outcomes: Sequence[_Outcome]) -> bool:
+        """Return whether stitches are evaluated on the data they were fitted on."""
+        if self.asked.statistics is not None:
+            return self.similarity.provenance.get("data digest") == self.asked.statistics.digest.hex
+        judged = ((one.evaluation.digest, one.fitting_digest) for one in outcomes if one.evaluation)
+        return self.asked.test is None or any(digest == fitted for digest, fitted in judged)
+
     def _provenance(self, outcomes: Sequence[_Outcome]) -> dict[str, str]:
         asked = self.asked
         fits = [one for one in outcomes if one.fitted]
-        fitting = {"fitted on": name_of(asked.data), "fitting examples": f"{fits[0].fitted:,}"} if fits else {}
+        data = name_of(asked.data) if asked.statistics is None else f"statistics of {asked.statistics.data}"
+        fitting = {"fitted on": data, "fitting examples": f"{fits[0].fitted:,}"} if fits else {}
         cut = {y: one.cut for ((_, y), _), one in self._in_order if one.cut}
         words = {f"cut after {layer!r}": f"first model stopped, second {how}" for layer, how in cut.items()}
         which = asked.pairs if isinstance(asked.pairs, str) else f"{len(self.joints.wanted):,} listed"
@@ -367,11 +383,6 @@ class Sweep:
         fitting = next((one.fitting_digest for one in outcomes if one.fitting_digest), "")
         judged = next((one.evaluation.digest for one in outcomes if one.evaluation), "")
         return {key: text for key, text in ((FITTED, fitting), (JUDGED, judged)) if text}
-
-
-def _counted(said: Sequence[str]) -> list[str]:
-    """Return the first of sentences that say the same of several stitches, with their number."""
-    return [said[0] + (f" This holds for {len(said):,} stitches." if len(said) > 1 else "")] if said else []
 
 
 def _portions(made: Sequence[tuple[Work, Stitch, _Outcome]]) -> Iterator[list[tuple[Work, Stitch, _Outcome]]]:

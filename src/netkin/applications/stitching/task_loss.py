@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Adam
 
-from netkin.applications.stitching.direct import find, identity, random, seeded
+from netkin.applications.stitching.direct import find, identity, random, with_seed
 from netkin.applications.stitching.ends import End, fitting_mask
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.files import Location
 from netkin.identity import function_digest
-from netkin.results.labels import taken_apart
+from netkin.results.labels import parse_id
 
 NAME = "task_loss"
 _COUNTS = ("rank", "epochs", "steps", "batch", "patience", "every", "sample")
@@ -35,7 +35,7 @@ _ALSO_CALLED = {
 }
 _NOT_THE_COURSE = ("epochs", "steps", "memory", "resume")  # may differ when a training goes on
 ROWS = ("places", "examples")  # what a row is, of which the CKA is taken
-Loss = Callable[[Tensor, Any, Any], Tensor]  # (answers, the second model's own answers, labels)
+TaskLossFunction = Callable[[Tensor, Any, Any], Tensor]  # (answers, the second model's own answers, labels)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class TaskLoss:
         task_loss(init=procrustes, rank=8, epochs=3)
     """
 
-    labels: str | Loss = "soft"
+    labels: str | TaskLossFunction = "soft"
     init: str = "least_squares"
     rank: int | None = None
     l1: float = 0.0
@@ -118,7 +118,7 @@ class TaskLoss:
     @classmethod
     def read(cls, how: str = NAME, options: Mapping[str, Any] | None = None) -> TaskLoss:
         """Return what `how`, such as ``"task_loss(rank=8)"``, and options by keyword request together."""
-        apart, options = taken_apart(how), options or {}
+        apart, options = parse_id(how), options or {}
         if apart is None or apart[0] != NAME:
             raise UnknownName(f"{how!r} is no task loss; write {NAME!r}, or with options '{NAME}(rank=8)'.")
         known = [field.name for field in fields(cls)]
@@ -138,10 +138,10 @@ class TaskLoss:
         """The direct method, with its parameters, that gives the map to start from."""
         if self.init == "least_squares" and self.rank is not None:
             return f"reduced_rank(k={self.rank})"
-        return seeded(self.init, self.seed)
+        return with_seed(self.init, self.seed)
 
     @property
-    def loss(self) -> Loss:
+    def loss(self) -> TaskLossFunction:
         """The task loss as a function."""
         return loss_named(self.labels)
 
@@ -170,7 +170,7 @@ class TaskLoss:
 
 def is_task_loss(how: str) -> bool:
     """Return whether `how` requests a training and not for a direct method."""
-    apart = taken_apart(how) if isinstance(how, str) else None
+    apart = parse_id(how) if isinstance(how, str) else None
     return apart is not None and apart[0] == NAME
 
 
@@ -210,10 +210,10 @@ def true(answers: Tensor, own: Any, labels: Tensor) -> Tensor:
     return functional.cross_entropy(scores(answers), labels.flatten().long())
 
 
-LOSSES: dict[str, Loss] = {"soft": soft, "true": true}
+LOSSES: dict[str, TaskLossFunction] = {"soft": soft, "true": true}
 
 
-def loss_named(labels: str | Loss) -> Loss:
+def loss_named(labels: str | TaskLossFunction) -> TaskLossFunction:
     """Return the loss that `labels` requests."""
     if callable(labels):
         return labels
@@ -233,7 +233,7 @@ def scores(answers: Tensor) -> Tensor:
     return rows
 
 
-def counted(answers: Tensor, own: Any, labels: Any, mask: Tensor | None) -> tuple[Tensor, Any, Any]:
+def drop_padding(answers: Tensor, own: Any, labels: Any, mask: Tensor | None) -> tuple[Tensor, Any, Any]:
     """Return answers, the second model's own and labels, without places of sequences that are padding or unlabelled."""
     if answers.ndim != 3:
         return answers, own, labels
@@ -320,7 +320,7 @@ class Way:
         return find(self.start)[0] in (identity, random)
 
 
-def listed(hows: How | Sequence[How]) -> list[How]:
+def as_list(hows: How | Sequence[How]) -> list[How]:
     """Return methods as a list; none at all is refused."""
     found = [hows] if isinstance(hows, (str, TaskLoss)) else list(hows)
     if not found:
@@ -328,15 +328,15 @@ def listed(hows: How | Sequence[How]) -> list[How]:
     return found
 
 
-def asked_ways(hows: How | Sequence[How], seed: int) -> tuple[Way, ...]:
+def find_ways(hows: How | Sequence[How], seed: int) -> tuple[Way, ...]:
     """Return the methods of a sweep, each once; one that does not exist is refused."""
-    ways = {way.id: way for way in (way_of(how, seed) for how in listed(hows))}
+    ways = {way.id: way for way in (find_way(how, seed) for how in as_list(hows))}
     if any(way.training is not None and way.training.resume is not None for way in ways.values()):
         raise ValueFault("`resume` is for a single stitch; a sweep continues by `save`.")
     return tuple(ways.values())
 
 
-def way_of(how: How, seed: int, options: Mapping[str, Any] | None = None) -> Way:
+def find_way(how: How, seed: int, options: Mapping[str, Any] | None = None) -> Way:
     """Return a method as it was requested, with `options` of a training.
 
     `seed` is that of what is random, unless the method names one of its own.
@@ -347,9 +347,9 @@ def way_of(how: How, seed: int, options: Mapping[str, Any] | None = None) -> Way
     find(how, others=[NAME])
     for option in options or {}:
         raise UnknownName(f"{how!r} has no option {option!r}; such options belong to 'task_loss'.")
-    name, given = taken_apart(how) or (how, {})
+    name, given = parse_id(how) or (how, {})
     spelled = f"{name}({', '.join(f'{key}={value}' for key, value in given.items())})" if given else name
-    return Way(spelled, seeded(spelled, seed))
+    return Way(spelled, with_seed(spelled, seed))
 
 
 def _settings(how: How, seed: int, options: Mapping[str, Any]) -> TaskLoss:
@@ -357,5 +357,5 @@ def _settings(how: How, seed: int, options: Mapping[str, Any]) -> TaskLoss:
         for option in options:
             raise ValueFault(f"`{option}` is given beside a `TaskLoss`; put it there.")
         return how
-    given: Mapping[str, Any] = (taken_apart(how) or ("", {}))[1]
+    given: Mapping[str, Any] = (parse_id(how) or ("", {}))[1]
     return TaskLoss.read(how, {**({} if "seed" in given else {"seed": seed}), **options})

@@ -22,7 +22,7 @@ from netkin.sources.names import by_name
 from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
 
 MEASURES = ("atom_cosine", "atom_angular")
-Parts = tuple[Tensor, Tensor | None]  # atoms, and coefficients where they are known
+AtomParts = tuple[Tensor, Tensor | None]  # atoms, and coefficients where they are known
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +58,8 @@ class NearestNetworks:
         return [(self.names[place], value) for place, value in pairs]
 
     def __str__(self) -> str:
-        told = {name: ", ".join(f"{other} {value:.3f}" for other, value in self[name]) for name in self.names}
-        return "\n".join(f"{name}: {others}" for name, others in told.items())
+        lines = {name: ", ".join(f"{other} {value:.3f}" for other, value in self[name]) for name in self.names}
+        return "\n".join(f"{name}: {others}" for name, others in lines.items())
 
 
 @also_called(measures="measure")
@@ -134,7 +134,7 @@ def atom_vectors(
     if isinstance(models, nn.Module):
         raise ValueFault("`models` are several networks, by name or in a row; got one.")
     given = models.items() if isinstance(models, Mapping) else ((str(k), one) for k, one in enumerate(models))
-    names, rows, first = list[str](), list[Tensor](), dict[str, Parts]()
+    names, rows, first = list[str](), list[Tensor](), dict[str, AtomParts]()
     total = len(models) if isinstance(models, Sized) else None
     with showing(progress):
         for name, model in reported(given, "reading atoms", "networks", total=total):
@@ -151,16 +151,16 @@ def atom_vectors(
     )
 
 
-def _caution(first: Mapping[str, Parts]) -> str:
+def _caution(first: Mapping[str, AtomParts]) -> str:
     known = {
         f"layer {layer!r}": alpha.cpu().double().flatten(1) for layer, (_, alpha) in first.items() if alpha is not None
     }
     return gauge_caution({layer: A @ A.T for layer, A in known.items()})
 
 
-def _parts(name: str, model: Any) -> dict[str, Parts]:
+def _parts(name: str, model: Any) -> dict[str, AtomParts]:
     """Return the atoms and coefficients of each layer of a network or of its state dict."""
-    found: dict[str, Parts]
+    found: dict[str, AtomParts]
     if isinstance(model, nn.Module):
         found = {layer: (one.atoms.detach(), one.coefficients.detach()) for layer, one in atom_layers(model)}
     elif isinstance(model, Mapping):
@@ -175,7 +175,7 @@ def _parts(name: str, model: Any) -> dict[str, Parts]:
     return found
 
 
-def _of_state(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Parts]]:
+def _of_state(state: Mapping[str, Tensor]) -> Iterator[tuple[str, AtomParts]]:
     for key, tensor in state.items():
         layer, _, own = key.rpartition(".")
         alpha = state.get(f"{layer}.coefficients" if layer else "coefficients")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 JOINT = "joint"
 EXACT = 128  # rows or columns of filters up to which a singular value decomposition is quick
-Layer = nn.Conv2d | AtomConv2d
+FilterLayer = nn.Conv2d | AtomConv2d
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +142,7 @@ def _given(models: Any, source: str, atoms: Any) -> dict[str, nn.Module]:
 class _Layer:
     """One layer of all networks: as it is, and as matrices of filters."""
 
-    own: Mapping[str, Layer]
+    own: Mapping[str, FilterLayer]
     block: tuple[int, int]
     source: str
     atoms: int
@@ -180,20 +180,20 @@ def _leading(F: Tensor, count: int) -> Tensor:
     return U * torch.where(D.gather(1, D.abs().argmax(1, keepdim=True)) < 0, -1.0, 1.0).to(U).T
 
 
-def _shuffled(F: Tensor, layer: Layer, generator: torch.Generator) -> Tensor:
+def _shuffled(F: Tensor, layer: FilterLayer, generator: torch.Generator) -> Tensor:
     cube = F.reshape(-1, layer.out_channels, F.shape[1])
     rows, columns = (torch.randperm(size, generator=generator) for size in cube.shape[:2])
     return cube[rows][:, columns].flatten(0, 1)
 
 
-def _mean_block(F: Tensor, layer: Layer, block: tuple[int, int]) -> Tensor:
+def _mean_block(F: Tensor, layer: FilterLayer, block: tuple[int, int]) -> Tensor:
     """Return the mean of all blocks of channels, which is what repeated coefficients can stand for at best."""
     rows, columns = block
     parts = F.reshape(layer.in_channels // layer.groups // rows, rows, layer.out_channels // columns, columns, -1)
     return parts.mean((0, 2)).flatten(0, 1)
 
 
-def _common_layers(found: Mapping[str, Mapping[str, Layer]]) -> list[str]:
+def _common_layers(found: Mapping[str, Mapping[str, FilterLayer]]) -> list[str]:
     """Return the names of the layers, which must be the same in all networks."""
     first, layers = next(iter(found.items()))
     for name, own in found.items():
@@ -206,7 +206,7 @@ def _common_layers(found: Mapping[str, Mapping[str, Layer]]) -> list[str]:
     return list(layers)
 
 
-def _block_of(layer: str, own: Mapping[str, Layer], block: int | None) -> tuple[int, int]:
+def _block_of(layer: str, own: Mapping[str, FilterLayer], block: int | None) -> tuple[int, int]:
     """Return the block of coefficients that fits a layer of all networks; the whole layer where all are of one size."""
     shapes: dict[str, Any] = {name: tuple(one.weight.shape) for name, one in own.items()}
     first, shape = next(iter(shapes.items()))

@@ -17,7 +17,7 @@ from netkin.arrays import refuse_non_finite, summing_dtype
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.identity.data import contents
 from netkin.progress import ProgressOption, reported
-from netkin.representations.gradients import Loss, ModelReading, Rows, Taps, Target, logits_of
+from netkin.representations.gradients import ExampleLosses, ModelReading, RowsByLayer, Taps, Target, logits_of
 from netkin.representations.guests import guest
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, labels_of, prepared
 from netkin.representations.layers import Spec, unwrapped
@@ -34,7 +34,7 @@ def layer_embeddings(
     data: Any,
     layers: Spec = None,
     *,
-    target: str | Loss = "tempered",
+    target: str | ExampleLosses = "tempered",
     beta: float = 0.5,
     outputs: str = "categorical",
     shape: Shape | Mapping[str, Shape] = None,
@@ -73,7 +73,7 @@ def layer_embeddings(
     reading = ModelReading(model, wanted, shape, forward, transform, exact_model, one_row=True)
     made = list[LayerEmbeddings]()
 
-    def take(batch: Any, features: Rows, gradients: Rows) -> None:
+    def take(batch: Any, features: RowsByLayer, gradients: RowsByLayer) -> None:
         if not made:
             made.append(LayerEmbeddings(list(features), sample=sample, buckets=buckets, seed=seed))
         what = contents(batch, batch_length(batch)).cpu().numpy() if buckets else None

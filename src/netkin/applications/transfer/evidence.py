@@ -15,7 +15,7 @@ from netkin.errors import ForwardError, NetkinError, NoValue, ShapeError, ValueF
 from netkin.identity.data import DataDigest
 from netkin.progress import ProgressOption
 from netkin.representations import layers
-from netkin.representations.gradients import ModelReading, Rows, Target, logits_of
+from netkin.representations.gradients import ModelReading, RowsByLayer, Target, logits_of
 from netkin.representations.inputs import Forward, Transform, call, inputs_of, labels_of
 
 Array = np.ndarray
@@ -161,7 +161,7 @@ class _Reading:
             ) from fault
         return self._outputs[-1]
 
-    def add(self, batch: Any, features: Rows, gradients: Rows) -> None:
+    def add(self, batch: Any, features: RowsByLayer, gradients: RowsByLayer) -> None:
         rows, pulls, given = features[self._layer], gradients.get(self._layer), labels_of(batch)
         if given is None:
             raise ValueFault("a transfer score needs labels, and the batches hold none; give (inputs, labels).")

@@ -21,10 +21,9 @@ from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader
 from netkin.representations.gradients import Taps, Target, logits_of, pulling
 from netkin.representations.guests import guest
-from netkin.representations.hooks import watching
+from netkin.representations.hooks import mapped, watching
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, prepared, take
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
-from netkin.representations.nesting import mapped
 from netkin.sources.names import by_name
 from netkin.statistics.numbered_rows import hashes
 

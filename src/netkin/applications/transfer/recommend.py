@@ -32,7 +32,7 @@ FEW = 5  # examples of a class, below which a score says little
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _RecommendOptions:
     """The options for every model."""
 
     scores: Sequence[TransferScore]
@@ -123,7 +123,7 @@ def recommend(
     named = _named(models)
     wanted = [find_score(one) for one in dict.fromkeys([score or DEFAULT, *scores])]
     of_each = {"layer": layers, "forward": forwards, "transform": transforms}
-    asked = _Asked(wanted, data, examples, seed, chunks if errors else 0, device, of_each)
+    asked = _RecommendOptions(wanted, data, examples, seed, chunks if errors else 0, device, of_each)
     _refuse(named, asked)
     with showing(progress):
         found = [_found(name, model, asked) for name, model in reported(named.items(), "scoring", "models")]
@@ -150,7 +150,7 @@ def _named(models: Any) -> dict[str, Any]:
     return named
 
 
-def _refuse(named: Mapping[str, Any], asked: _Asked) -> None:
+def _refuse(named: Mapping[str, Any], asked: _RecommendOptions) -> None:
     """Refuse before the work what would end it."""
     if asked.chunks == 1:
         raise ValueFault("standard errors need at least 2 chunks; got 1.")
@@ -165,7 +165,7 @@ def _refuse(named: Mapping[str, Any], asked: _Asked) -> None:
         )
 
 
-def _found(name: str, given: nn.Module | str, asked: _Asked) -> _Found:
+def _found(name: str, given: nn.Module | str, asked: _RecommendOptions) -> _Found:
     """Return all that one model gives; one that can't be run has the fault."""
     model = load_model(given) if isinstance(given, str) else given
     found = _Found(name, sum(weight.numel() for weight in model.parameters()), weights_digest(model))
@@ -184,7 +184,7 @@ def _found(name: str, given: nn.Module | str, asked: _Asked) -> _Found:
     return found
 
 
-def _data(given: nn.Module | str, asked: _Asked) -> Any:
+def _data(given: nn.Module | str, asked: _RecommendOptions) -> Any:
     """Return the data as a model takes them: those of a name pass through what the model's own folder says."""
     if not isinstance(asked.data, str):
         return asked.data
@@ -193,7 +193,9 @@ def _data(given: nn.Module | str, asked: _Asked) -> Any:
     )
 
 
-def _evidence(model: nn.Module, data: Any, asked: _Asked, options: dict[str, Any]) -> tuple[Evidence, dict[str, str]]:
+def _evidence(
+    model: nn.Module, data: Any, asked: _RecommendOptions, options: dict[str, Any]
+) -> tuple[Evidence, dict[str, str]]:
     """Return the evidence, and why scores that read gradients have no value where the model has no logits."""
     read = partial(evidence_of, model, data, examples=asked.examples, **options)
     if not asked.gradients:
@@ -208,7 +210,7 @@ def _evidence(model: nn.Module, data: Any, asked: _Asked, options: dict[str, Any
         return read(), {score.name: why for score in asked.scores if score.needs_gradients}
 
 
-def _take_scores(found: _Found, evidence: Evidence, asked: _Asked) -> None:
+def _take_scores(found: _Found, evidence: Evidence, asked: _RecommendOptions) -> None:
     """Take every score of all examples, and of all but each chunk."""
     try:
         parts = _parts(evidence, asked.chunks)
@@ -268,7 +270,7 @@ def _refuse_unpaired(found: Sequence[_Found], paired: bool) -> None:
             )
 
 
-def _ranking(found: Sequence[_Found], asked: _Asked) -> Ranking:
+def _ranking(found: Sequence[_Found], asked: _RecommendOptions) -> Ranking:
     first = next(one for one in found if len(one.labels))
     counts = np.bincount(first.labels)
     sizes = np.bincount(chunk_of(np.arange(len(first.labels)), asked.chunks)) if asked.chunks else np.array([])
@@ -317,7 +319,7 @@ def _table(score: TransferScore, found: Sequence[_Found], data: str, sizes: Arra
     )
 
 
-def _warnings(found: Sequence[_Found], asked: _Asked, counts: Array) -> list[str]:
+def _warnings(found: Sequence[_Found], asked: _RecommendOptions, counts: Array) -> list[str]:
     said = [remark for one in found for remark in one.remarks]
     if counts.min() < FEW:
         rare = int((counts < FEW).sum())
@@ -333,10 +335,10 @@ def _warnings(found: Sequence[_Found], asked: _Asked, counts: Array) -> list[str
     return said
 
 
-def _provenance(found: Sequence[_Found], asked: _Asked) -> dict[str, str]:
+def _provenance(found: Sequence[_Found], asked: _RecommendOptions) -> dict[str, str]:
     own = {name: one for name, one in asked.of_each.items() if one is not None}
     scores = [score.name for score in asked.scores]
     call = described_call("nk.recommend", models=[one.name for one in found], score=scores[0], scores=scores[1:], **own)
-    told = {"call": call} | {f"weights of {one.name}": one.origin for one in found}
-    told |= {f"features of {one.name}": f"{one.width} wide" for one in found if one.width}
-    return told | {"chunks": str(asked.chunks), "seed": str(asked.seed), "data digest": found[0].digest or "not known"}
+    facts = {"call": call} | {f"weights of {one.name}": one.origin for one in found}
+    facts |= {f"features of {one.name}": f"{one.width} wide" for one in found if one.width}
+    return facts | {"chunks": str(asked.chunks), "seed": str(asked.seed), "data digest": found[0].digest or "not known"}

@@ -26,7 +26,7 @@ from netkin.errors import NoValue, ValueFault
 from netkin.identity import weights_digest
 from netkin.identity.data import contents
 from netkin.progress import ProgressOption
-from netkin.representations.gradients import ModelReading, Rows, Target
+from netkin.representations.gradients import ModelReading, RowsByLayer, Target
 from netkin.representations.inputs import Forward, Transform, batch_length, labels_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
@@ -205,7 +205,7 @@ class KernelRidge:
         """Return the class of the highest score for each example, at each layer."""
         found: dict[str, list[np.ndarray]] = {name: [] for name in self.fits}
 
-        def take(batch: Any, features: Rows, gradients: Rows) -> None:
+        def take(batch: Any, features: RowsByLayer, gradients: RowsByLayer) -> None:
             for name, fit in self.fits.items():
                 guess = self._scores(fit, features[name], gradients.get(name)).argmax(1)
                 found[name].append(guess.cpu().numpy())
@@ -213,11 +213,12 @@ class KernelRidge:
         self.reading.run(take, data, self.layers, examples, progress)
         return {name: np.concatenate(classes) for name, classes in found.items()}
 
+    @by_name(data="data")
     def accuracy(self, data: Any, *, examples: int | None = None, progress: ProgressOption = None) -> dict[str, float]:
         """Return the share of labelled examples whose class is predicted right, at each layer."""
         right, counts = dict.fromkeys(self.fits, 0), list[int]()
 
-        def take(batch: Any, features: Rows, gradients: Rows) -> None:
+        def take(batch: Any, features: RowsByLayer, gradients: RowsByLayer) -> None:
             labels = torch.from_numpy(_labels(batch, self.classes))
             counts.append(len(labels))
             for name, fit in self.fits.items():
@@ -314,7 +315,7 @@ def _sketched(
     """Return the sketches of labelled data, of two classes or more."""
     made, seen = list[LayerSketches](), set[int]()
 
-    def take(batch: Any, features: Rows, gradients: Rows) -> None:
+    def take(batch: Any, features: RowsByLayer, gradients: RowsByLayer) -> None:
         labels = _labels(batch, classes)
         seen.update(np.unique(labels).tolist())
         if not made:

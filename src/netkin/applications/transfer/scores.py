@@ -46,16 +46,13 @@ class TransferScore:
     has no value for a model without classes of its own.
     """
 
+    name: str
     function: Callable[[Evidence], float]
     reference: str
     bounds: tuple[float, float] = (-math.inf, math.inf)
     passes: int = 1
     higher_is_better: bool = True
     needs_head: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.function.__name__
 
     @property
     def summary(self) -> str:
@@ -78,6 +75,7 @@ def score(
     passes: int = 1,
     higher_is_better: bool = True,
     needs_head: bool = False,
+    name: str = "",
 ) -> Callable[[Scoring], Scoring]:
     """Register a transfer score.
 
@@ -87,11 +85,12 @@ def score(
         passes: its cost in forward passes, a backward pass counted as two; with more than one it reads gradients.
         higher_is_better: whether a higher score predicts better transfer.
         needs_head: whether it reads the model's own classes.
+        name: what it is called, where that is not the function's name.
     """
 
     def register(function: Scoring) -> Scoring:
-        head = needs_head or passes > 1
-        SCORES[function.__name__] = TransferScore(function, reference, bounds, passes, higher_is_better, head)
+        called, head = name or function.__name__, needs_head or passes > 1
+        SCORES[called] = TransferScore(called, function, reference, bounds, passes, higher_is_better, head)
         return function
 
     return register
@@ -321,8 +320,8 @@ def kernel_ridge_hadamard(evidence: Evidence) -> float:
     return _kernel_ridge(evidence, "hadamard")
 
 
-@score(f"{PAPER}, appendix G; five folds", (0, 1), passes=3)
-def kernel_ridge(evidence: Evidence) -> float:
+@score(f"{PAPER}, appendix G; five folds", (0, 1), passes=3, name="kernel_ridge")
+def kernel_ridge_psi(evidence: Evidence) -> float:
     """Return that accuracy from the sketched kernel of g fᵀ, with features f and gradients g."""
     return _kernel_ridge(evidence, "psi")
 
@@ -355,14 +354,14 @@ def _bucket_sums(
     return sketch.sums("features")
 
 
-@score(f"{PAPER}, section 5.3", (0, math.inf), passes=3)
-def mean_embedding_norm(evidence: Evidence) -> float:
+@score(f"{PAPER}, section 5.3", (0, math.inf), passes=3, name="mean_embedding_norm")
+def feature_embedding_norm(evidence: Evidence) -> float:
     """Return ``‖Σ g fᵀ‖ / n``, the norm of the mean of g fᵀ over features f and gradients g; it reads no labels."""
     return _embedding(evidence).norm
 
 
-@score(f"{PAPER}, Eq. 48", passes=3, higher_is_better=False)
-def adaptation_score(evidence: Evidence) -> float:
+@score(f"{PAPER}, Eq. 48", passes=3, higher_is_better=False, name="adaptation_score")
+def feature_adaptation(evidence: Evidence) -> float:
     """Return ``log(‖μ‖ / (‖K‖ / n²))``, μ the mean of g fᵀ and K the exact kernel K_f ∘ K_g; it reads no labels.
 
     A lower one promises more: the paper reads it both ways, and measured transfer decides (see the guide).

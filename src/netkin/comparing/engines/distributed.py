@@ -18,8 +18,7 @@ from netkin.comparing.subjects import ModelRunner
 from netkin.errors import ShapeError, ValueFault
 from netkin.progress import showing
 from netkin.results import Comparison
-from netkin.results.packing import packed_many
-from netkin.results.packing import unpacked as comparison_unpacked
+from netkin.results.columns import packed_columns, unpacked_columns
 from netkin.statistics.statistic import packed, unpacked
 
 if TYPE_CHECKING:
@@ -145,15 +144,14 @@ def _packed(frames: list[Any]) -> Message:
 def _taken_apart(result: Statistics | list[Comparison]) -> Message:
     if isinstance(result, Statistics):
         return result.to_parts()
-    headers, arrays = packed_many(result)
-    return {"comparisons": headers}, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    header, arrays = packed_columns(result)
+    return header, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _put_together(header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
     if "comparisons" not in header:
         return from_parts(header, tensors)
-    arrays = {name: one.numpy() for name, one in tensors.items()}
-    return [comparison_unpacked(own, arrays, f"{place}/") for place, own in enumerate(header["comparisons"])]
+    return unpacked_columns(header, {name: one.numpy() for name, one in tensors.items()})
 
 
 def _refuse_sharded(name: str, model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -22,6 +23,10 @@ class Engine(ABC):
     @abstractmethod
     def working(self) -> AbstractContextManager[None]:
         """Return a context for a whole call; where several processes make it, a fault of one ends all."""
+
+    def beside(self, result: str | os.PathLike[str], overwrite: bool) -> Engine:
+        """Return an engine that keeps finished parts beside a result, where it has a job of its own."""
+        return self
 
     @abstractmethod
     def request(self, *given: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,16 @@ from netkin.comparing.engines.cluster import Cluster, Errand
 from netkin.comparing.engines.engine import Engine
 from netkin.comparing.engines.terms import Terms, named_models, plain_measures, terms_for, terms_of
 from netkin.comparing.engines.worker import Message
+from netkin.comparing.pairs_job import identity_of_study, unpacked_plan
+from netkin.comparing.pairs_plan import PairsPlan, in_hours
 from netkin.comparing.study import Statistics
 from netkin.errors import NetkinError, SourceError, ValueFault
-from netkin.identity import described_call, in_words, settings_digest
-from netkin.jobs import Job
+from netkin.identity import described_call, settings_digest
+from netkin.jobs import Job, beside
 from netkin.measures.registry import Measure
 from netkin.results import Comparison
+from netkin.results.columns import unpacked_columns
+from netkin.results.values import Pair
 from netkin.statistics.collector import Study
 
 if TYPE_CHECKING:
@@ -28,7 +33,6 @@ if TYPE_CHECKING:
 HOME = worker.__name__
 LOOKED = 8  # models that one task inspects
 SHARES = 2  # of the data, for each task that can run at once
-Pair = tuple[str, str]
 
 
 class Ray(Engine):
@@ -60,6 +64,11 @@ class Ray(Engine):
         if shares is not None and (isinstance(shares, bool) or not isinstance(shares, int) or shares < 1):
             raise ValueFault(f"`shares` is the number of shares of the data, from 1 on; got {shares!r}.")
         self.address, self.job, self.overwrite, self.gpus, self.shares = address, job, overwrite, float(gpus), shares
+
+    def beside(self, result: str | os.PathLike[str], overwrite: bool) -> Ray:
+        """Return this engine with its job beside a result, unless it has one."""
+        job, overwrite = (beside(result), overwrite) if self.job is None else (self.job, self.overwrite)
+        return Ray(self.address, job=job, overwrite=overwrite, gpus=self.gpus, shares=self.shares)
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -93,11 +102,13 @@ class RayRequest:
         self.terms = terms_of(given, options, pairs, study, data, examples)
         self.gpus = engine.gpus if self.terms["options"]["device"] == "cuda" else 0.0
         self.failed: dict[str, str] = {}
+        self.rows: int | None = None  # how many examples may be sampled
+        self.sampled_of: int | None = None  # of how many examples they were, if they had to be
 
     def compare(self, measures: Sequence[Measure], names: Mapping[str, str]) -> list[Comparison]:
         """Return the comparison of every pair of models but those that failed."""
         blocks = self._done("comparison", measures, names)
-        found = chain.from_iterable(map(worker.to_comparisons, chain.from_iterable(blocks.values())))
+        found = (one for message in chain.from_iterable(blocks.values()) for one in unpacked_columns(*message))
         pairs = chain.from_iterable(pairs for block in blocks for pairs in block.groups)
         made = dict(zip(pairs, found, strict=True))
         return [made[pair] for pair in self.pairs.of if pair in made]
@@ -105,7 +116,7 @@ class RayRequest:
     def collect(self, measures: Sequence[Measure], names: Mapping[str, str]) -> Statistics:
         """Return what a pass over all data leaves."""
         (((block, (whole,)),)) = self._done("statistics", measures, names).items()
-        return worker.finished(whole, block.survey.examples, names)
+        return worker.finished(worker.to_statistics(whole), block.survey.examples, names)
 
     def _done(
         self, kind: str, measures: Sequence[Measure], names: Mapping[str, str]
@@ -156,12 +167,9 @@ class RayRequest:
         return [(a, b) for a, b in pairs if a not in self.failed and b not in self.failed]
 
     def _job(self, kind: str, survey: Survey, measures: Sequence[Measure]) -> Job:
-        identity = {
-            "models": survey.weights, "data": survey.identity, "examples": str(survey.examples),
-            "layers": in_words(self.options.layers), "settings": survey.settings,
-            "measures": ", ".join(measure.id for measure in measures),
-            "measures digest": settings_digest([measure.function for measure in measures]),
-        }  # fmt: skip
+        settings = survey.settings | ({} if self.rows is None else {"rows": str(self.rows)})
+        identity = identity_of_study(survey.weights, survey.identity, self.options.layers, settings, measures)
+        identity["examples"] = str(survey.examples)
         told = {"models": list(self.given.values()), "data": self.terms["data"] and self.terms["data"]["name"]}
         call = described_call("nk.compare" if kind == "comparison" else "nk.collect", **told)
         return Job(self.engine.job, kind, identity, call=call, overwrite=self.engine.overwrite)
@@ -172,24 +180,55 @@ class RayRequest:
 
         def plan() -> dict[str, Any]:
             limit = self.study.limit if self.study.limit >= 0 else survey.memory(cluster, self.gpus)
-            blocks, slots = self._blocks(cluster, pairs, limit, measures), cluster.slots(self.gpus)
-            shares = survey.shares(self.engine.shares, -(-SHARES * slots // len(blocks)))
-            return {"memory": limit, "blocks": blocks, "shares": shares, "groups": SHARES * slots}
+            blocks, sample = self._blocks(cluster, pairs, limit, measures)
+            slots = cluster.slots(self.gpus)
+            each = -(-SHARES * slots // len(blocks)) if slots > 1 or job.folder else 1
+            shares = min(survey.shares(self.engine.shares, each), sample or survey.examples or 1)
+            return {"memory": limit, "blocks": blocks, "shares": shares, "groups": each, "sample": sample}
 
-        return dict(job.part(f"plan of {settings_digest(pairs)}", plan).values)
+        kept = dict(job.part(f"plan of {settings_digest(pairs)}", plan).values)
+        self.sampled_of = survey.examples if kept["sample"] else None
+        return kept
 
-    def _blocks(self, cluster: Cluster, pairs: list[Pair], limit: int, measures: list[list[str]]) -> list[list[Pair]]:
-        """Return pairs in blocks of models that run together; a worker finds out how many fit its memory."""
+    def _blocks(
+        self, cluster: Cluster, pairs: list[Pair], limit: int, measures: list[list[str]]
+    ) -> tuple[list[list[Pair]], int | None]:
+        """Return pairs in blocks of models that run together, and how many examples are sampled, None for all.
+
+        A worker finds out how many fit its memory.
+        """
         if len(pairs) == 1 or self.terms["data"] is None:
-            return [pairs]
+            return [pairs], None
+        made = self._asked(cluster, "plan", pairs, limit, measures)
+        return [[(a, b) for a, b in block] for block in made["blocks"]], made["sample"]
+
+    def _asked(
+        self, cluster: Cluster, what: str, pairs: list[Pair], limit: int, measures: list[list[str]]
+    ) -> dict[str, Any]:
+        """Return what a worker says about the plan for some pairs."""
         terms = terms_for(self.terms, named_models(pairs))
         told = {"terms": terms | {"study": terms["study"] | {"limit": limit}}, "pairs": pairs, "measures": measures}
-        name = f"plan of {len(pairs)} pairs"
-        errand = Errand(name, f"{HOME}:plan", told, gpus=self.gpus)
+        name = f"{what} of {len(pairs)} pairs"
+        errand = Errand(name, f"{HOME}:{what}", told | {"rows": self.rows}, gpus=self.gpus)
         made = cluster.results([errand], Job(None, "plan", {}), [name], "planning")[name]
         if isinstance(made, NetkinError):
             raise made
-        return [[(a, b) for a, b in block] for block in made[0]["blocks"]]
+        return made[0]
+
+    def explain(self, measures: Sequence[Measure]) -> PairsPlan:
+        """Return the plan that a worker makes for its memory, with the time for all workers together."""
+        cluster = Cluster(self.engine.address)
+        cluster.refuse_too_small(self.gpus)
+        limit = self.study.limit if self.study.limit >= 0 or self.gpus else cluster.memory()
+        plan = unpacked_plan(self._asked(cluster, "explain", self.pairs.of, limit, plain_measures(measures)))
+        if plan.seconds is None:
+            return plan
+        slots, nodes = cluster.slots(self.gpus), len(cluster.nodes)
+        line = (
+            f"cluster: {slots:,} task{'s' * (slots > 1)} at once on {nodes:,} node{'s' * (nodes > 1)}, about "
+            f"{in_hours(plan.seconds / slots)} together, beside the start of workers"
+        )
+        return replace(plan, seconds=plan.seconds / slots, lines=(*plan.lines, line))
 
 
 class Survey:
@@ -256,13 +295,17 @@ class BlockErrands:
 
     def errands(self, kind: str) -> list[Errand]:
         """Return all that is to be done, each errand behind those that it follows."""
+        count = self.told["sample"] or self.survey.examples
+        told = {"examples": count, "names": self.told["names"], "measures": self.told["measures"]}
+        if kind == "comparison" and self.told["shares"] == len(self.groups) == 1:  # so that nothing travels but values
+            (name,) = self.wanted(kind)
+            return [Errand(name, f"{HOME}:compare", self._share_told(1) | told, kept=True, gpus=self.gpus)]
         shares, tree = self._shares(), self._merges()
         if kind == "statistics":
             return [*shares, *tree]
         whole = (tree or shares)[-1].name
-        told = {"examples": self.survey.examples, "names": self.told["names"], "measures": self.told["measures"]}
         readings = [
-            Errand(name, f"{HOME}:read", told | {"pairs": pairs}, (whole,), kept=True)
+            Errand(name, f"{HOME}:read", told | {"pairs": pairs, "after": whole}, (whole,), kept=True)
             for name, pairs in zip(self.wanted(kind), self.groups, strict=True)
         ]
         return [*shares, *tree, *readings]
@@ -275,16 +318,17 @@ class BlockErrands:
         return [f"values of {self.label}" + f", {i} of {count}" * (count > 1) for i in range(1, count + 1)]
 
     def _shares(self) -> list[Errand]:
-        count, names = self.told["shares"], named_models(self.pairs)
-        told = {
-            "terms": terms_for(self.terms, names), "pairs": self.pairs, "measures": self.told["measures"],
-            "memory": self.told["memory"], "identity": self.told["identity"],
+        told = [self._share_told(i) for i in range(1, self.told["shares"] + 1)]
+        return [Errand(one["name"], f"{HOME}:collect", one, kept=True, gpus=self.gpus) for one in told]
+
+    def _share_told(self, place: int) -> dict[str, Any]:
+        names = named_models(self.pairs)
+        return {
+            "name": self._share(place, place), "share": [place, self.told["shares"]], "pairs": self.pairs,
+            "terms": terms_for(self.terms, names), "measures": self.told["measures"],
+            "memory": self.told["memory"], "sample": self.told["sample"], "identity": self.told["identity"],
             "weights": {name: self.survey.weights[name] for name in names},
         }  # fmt: skip
-        return [
-            Errand(self._share(i, i), f"{HOME}:collect", told | {"share": [i, count]}, kept=True, gpus=self.gpus)
-            for i in range(1, count + 1)
-        ]
 
     def _merges(self) -> list[Errand]:
         """Return a tree of merges, which does not depend on the order in which shares are finished."""
@@ -293,9 +337,8 @@ class BlockErrands:
             above = []
             for left, right in zip(spans[::2], spans[1::2], strict=False):
                 above.append((left[0], right[1]))
-                found.append(
-                    Errand(self._share(*above[-1]), f"{HOME}:merge", {}, (self._share(*left), self._share(*right)))
-                )
+                name, after = self._share(*above[-1]), (self._share(*left), self._share(*right))
+                found.append(Errand(name, f"{HOME}:merge", {"name": name, "after": after}, after))
             spans = [*above, *spans[len(above) * 2 :]]
         return found
 

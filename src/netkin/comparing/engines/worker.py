@@ -1,4 +1,4 @@
-"""Tasks of a cluster's worker: inspect models, collect a share of the data, merge two shares, compute measures.
+"""Tasks of a cluster's worker: inspect models, collect a share of the data, merge shares, compute measures, or all.
 
 Each errand is a function of plain values and of what others have left, and returns a header for JSON and arrays. A
 worker finds it by its name, loads models and data by theirs and keeps them until the next call. A fault comes back as a
@@ -15,6 +15,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,12 @@ from netkin.comparing.engines.terms import (
 from netkin.comparing.pairs_plan import Planner
 from netkin.comparing.planning import memory_limit
 from netkin.comparing.study import Statistics, from_parts
-from netkin.comparing.tabulating import comparison_of
+from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import NetkinError, SourceError, ValueFault, WorkerFault, blame
 from netkin.progress import commanded, showing
 from netkin.representations import batches_of
 from netkin.representations.inputs import examples_in
-from netkin.results import Comparison
-from netkin.results.packing import packed_many, unpacked
+from netkin.results.columns import packed_columns
 from netkin.sources import load_model
 from netkin.sources.names import in_short
 
@@ -122,11 +122,23 @@ class Lent:
 
     def __init__(self) -> None:
         self.token, self.things, self.models = "", dict[str, Any](), dict[str, nn.Module]()
+        self.statistics = dict[str, Statistics]()  # the last that were made or read here, by the errand that made them
 
     def begin(self, token: str) -> None:
         """Forget all that belongs to another call."""
         if token != self.token:
-            self.token, self.things, self.models = token, {}, {}
+            self.token, self.things, self.models, self.statistics = token, {}, {}, {}
+
+    def read(self, name: str, message: Message) -> Statistics:
+        """Return the statistics that an errand left, which this process may have at hand."""
+        if name not in self.statistics:
+            self.statistics = {name: to_statistics(message)}
+        return self.statistics[name]
+
+    def left(self, name: str, statistics: Statistics) -> Message:
+        """Return statistics as what an errand leaves, and keep those at hand that lie in the host's memory."""
+        self.statistics = {name: statistics} if statistics.study.device is None else {}
+        return to_message(statistics)
 
     def thing(self, key: str, make: Callable[[], Any]) -> Any:
         """Return what was made under that key, or else make it."""
@@ -218,12 +230,34 @@ def plan(told: Mapping[str, Any]) -> Message:
         data_of(terms)[0],
         terms["examples"],
     )
-    ways, _ = planner.ways(None, keeps=False)
-    return {"blocks": [block.pairs for block in ways[planner.chosen(ways)].blocks]}, {}
+    ways, _ = planner.ways(told["rows"], keeps=False)
+    way = ways[planner.chosen(ways)]
+    return {"blocks": [block.pairs for block in way.blocks], "sample": way.examples if way.is_sample else None}, {}
+
+
+def explain(told: Mapping[str, Any]) -> Message:
+    """Return how this worker would go about all pairs of many models, and how long that would take."""
+    from netkin.comparing.all_pairs import AllPairs  # which knows engines
+
+    terms, names = told["terms"], named_models(told["pairs"])
+    given = {name: terms["models"][name]["model"] for name in names}
+    asked, data = asked_of(terms, names, told["pairs"]), data_of(terms)[0]
+    every = AllPairs(given, *asked, data, terms["examples"], told["rows"])
+    return asdict(every.explain(measures_of(told["measures"]), keeps=False)), {}
+
+
+def compare(told: Mapping[str, Any]) -> Message:
+    """Return the comparisons of some models on all data, as one process makes them."""
+    return _read(_collected(told), told)
 
 
 def collect(told: Mapping[str, Any]) -> Message:
     """Return the statistics of some models over a share of the data."""
+    return held.left(told["name"], _collected(told))
+
+
+def _collected(told: Mapping[str, Any]) -> Statistics:
+    held.statistics = {}  # two would take twice the memory
     terms = told["terms"] | {"study": told["terms"]["study"] | {"limit": told["memory"]}}
     data, identity = data_of(terms)
     if identity != told["identity"]:
@@ -231,6 +265,8 @@ def collect(told: Mapping[str, Any]) -> Message:
             f"the data {terms['data']['name']!r} are not the same on all machines, or have changed: {identity} on "
             f"{platform.node()}, and {told['identity']} before."
         )
+    if told["sample"] is not None:
+        data = held.thing("sample", lambda: _sampled(data, terms, told["sample"]))
     models = held.loaded(terms, named_models(told["pairs"]))
     which, count = told["share"]
     part = None if count == 1 else (which, count)
@@ -242,28 +278,35 @@ def collect(told: Mapping[str, Any]) -> Message:
                     f"the weights of {name!r} are not the same on all machines, or have changed: "
                     f"{statistics.origins[name]['weights']} on {platform.node()}, and {digest} before."
                 )
-    return to_message(statistics)
+    return statistics
+
+
+def _sampled(data: Any, terms: Terms, count: int) -> Any:
+    from netkin.comparing.all_pairs import HeldExamples  # which knows engines
+
+    return HeldExamples(data, terms["examples"], count, terms["study"]["seed"])
 
 
 def merge(told: Mapping[str, Any], *shares: Message) -> Message:
     """Return the statistics of two shares together."""
-    first, *others = map(to_statistics, shares)
+    first, *others = map(held.read, told["after"], shares)
     for other in others:
         first = first.merge(other)
-    return to_message(first)
+    return held.left(told["name"], first)
 
 
 def read(told: Mapping[str, Any], *whole: Message) -> Message:
     """Return the comparisons of some pairs of models, from the statistics of all data."""
-    statistics = finished(whole[0], told["examples"], told["names"])
-    measures = measures_of(told["measures"])
-    headers, arrays = packed_many([comparison_of(statistics, measures, (a, b)) for a, b in told["pairs"]])
-    return {"comparisons": headers}, arrays
+    return _read(held.read(told["after"], whole[0]), told)
 
 
-def finished(whole: Message, examples: int | None, names: Mapping[str, str]) -> Statistics:
+def _read(statistics: Statistics, told: Mapping[str, Any]) -> Message:
+    whole, pairs = finished(statistics, told["examples"], told["names"]), [(a, b) for a, b in told["pairs"]]
+    return packed_columns(comparisons_of(whole, measures_of(told["measures"]), pairs))
+
+
+def finished(statistics: Statistics, examples: int | None, names: Mapping[str, str]) -> Statistics:
     """Return the statistics of all data, which must hold every example once."""
-    statistics = to_statistics(whole)
     statistics.part, statistics.names = "", dict(names)
     if examples is not None and statistics.examples not in (0, examples):
         raise ValueFault(
@@ -283,9 +326,3 @@ def to_statistics(message: Message) -> Statistics:
     """Return the statistics that a message holds; its arrays may be shared with other processes and are copied."""
     header, arrays = message
     return from_parts(header, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
-
-
-def to_comparisons(message: Message) -> list[Comparison]:
-    """Return the comparisons that a message holds."""
-    header, arrays = message
-    return [unpacked(own, arrays, f"{place}/") for place, own in enumerate(header["comparisons"])]

@@ -33,12 +33,12 @@ from netkin.reporting.figures.drawing import (
     write_words,
 )
 from netkin.reporting.grids import Grid, frames, grid_of, grids_of, partners, summary_grids
-from netkin.reporting.page.compression_page import compression_charts
 from netkin.reporting.page.federation_page import federation_heatmaps
 from netkin.reporting.page.ranking_page import ranked_places
+from netkin.reporting.page.smaller_networks_page import compression_charts
 from netkin.reporting.page.task_page import way_names
 from netkin.reporting.scales import depths
-from netkin.reporting.words import shortened, told_apart
+from netkin.reporting.words import short_names, shortened
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, Values
 from netkin.results.comparison import distances_of
 from netkin.results.compression import Compression
@@ -185,7 +185,7 @@ def _grids(results: Comparison | Comparisons, measure: str | None) -> list[Grid]
 
 def _names(comparison: Comparison, grid: Grid) -> tuple[str, str]:
     """Return the labels of the rows and of the columns."""
-    apart = told_apart([comparison.a, comparison.b])
+    apart = short_names([comparison.a, comparison.b])
     a, b = apart[comparison.a], apart[comparison.b]
     return (f"{a} {'→' if grid.scale.worth else 'and'} {b}", "") if grid.listed else (a, b)
 
@@ -220,9 +220,8 @@ def series_figure(series: Series, measures: Sequence[str], steps: Sequence[int] 
 def _panes(part: Any, grids: Sequence[Grid], titles: Sequence[str], unit: str) -> None:
     axes = part.subplots(1, len(grids), squeeze=False)[0]
     for place, (ax, grid, title) in enumerate(zip(axes, grids, titles, strict=True)):
-        image = heatmap_into(
-            ax, grid, ("" if place else f"at this {unit}", f"at the final {unit}"), best=False, most=NAMED
-        )
+        across = f"at the final {unit}" if place == len(grids) // 2 else ""  # written once for all panes
+        image = heatmap_into(ax, grid, ("" if place else f"at this {unit}", across), best=False, most=NAMED)
         if place:
             ax.yaxis.set_ticklabels([])
         write_words(ax.set_title, title, fontsize=9)
@@ -260,14 +259,14 @@ def ranking_figure(ranking: Ranking, scores: Sequence[str]) -> Any:
 def ranking_into(ax: Any, ranking: Ranking) -> None:
     """Draw each model's score with its 95 % interval into axes, the first model on top."""
     places = ranked_places(ranking)
-    names = told_apart([model for model, *_ in places])
+    names = short_names([model for model, *_ in places])
     values, low, high = (np.array([one[k] for one in places]) for k in (1, 2, 3))
     rows = np.arange(len(places))
     ax.errorbar(values, rows, xerr=[values - low, high - values], fmt="o", markersize=4, linewidth=1, capsize=2)
     ax.set_yticks(rows, [names[model] for model, *_ in places], fontsize=7)
     for label in ax.get_yticklabels():
         label.set_parse_math(False)
-    ax.invert_yaxis()
+    ax.set_ylim(len(places) - 0.5, -0.5)
     ax.tick_params(labelsize=7, width=0.6)
     ax.spines[["top", "right"]].set_visible(False)
     better = "higher" if ranking.table().higher_is_closer else "lower"
@@ -312,7 +311,8 @@ def task_figure(given: Sequence[Any], ax: Any) -> Any:
     strange = next((type(one).__name__ for one in records if not isinstance(one, TaskAccuracies)), None)
     if strange or not records:
         raise ValueFault(
-            "a figure shows comparisons, a series, a ranking, a federation or ways to learn tasks; got "
+            "a figure shows comparisons, a series, a ranking, a federation, a sparsity study, a compression or tasks "
+            "learnt in a row; got "
             f"{strange or 'none'}."
         )
     labels = [f"accuracy, {label}" if len(records) > 1 else "accuracy" for label in way_names(records)]
@@ -332,7 +332,7 @@ def compression_figure(table: Compression) -> Any:
 
 def sparsity_figure(study: SparsityStudy) -> Any:
     """Return a figure with a column for each network: its weights, its layers' similarity; then accuracy."""
-    names, count = told_apart(study.names), len(study.networks)
+    names, count = short_names(study.names), len(study.networks)
     heights = [2.0] + [3.4] * bool(study.interlayer) + [2.4] * bool(study.curve)
     figure = empty_figure(4.2 * max(count, 1), sum(heights))
     places = figure.add_gridspec(len(heights), count, height_ratios=heights)

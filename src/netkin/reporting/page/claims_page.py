@@ -68,7 +68,7 @@ def _paper(paper: str, by_id: Mapping[str, Sequence[Claim]]) -> Markup:
     claims = [claim for scales in by_id.values() for claim in scales]
     reference = next((claim.provenance["paper"] for claim in claims if "paper" in claim.provenance), "")
     words = tag("p", reference, class_="headline") if reference else None
-    overview = tag("div", _overview(claims), class_="card scroll")
+    overview = tag("div", tag("div", _overview(claims), class_="scroll"), class_="card")
     return tag("section", tag("h2", paper), words, overview, *(_claim(scales) for scales in by_id.values()))
 
 

@@ -28,16 +28,22 @@ from netkin.reporting.page.document import (
 )
 from netkin.reporting.page.heatmap import card, embedded, holes, shared_reasons, values_class
 from netkin.reporting.page.line_chart import key, line_chart
-from netkin.reporting.page.model_maps import models_map, network_map, spread_section, summary_section
-from netkin.reporting.words import (
-    headline,
-    number_with_error,
-    told_apart,
-)
+from netkin.reporting.page.model_maps import map_figures, spread_section, summary_section
+from netkin.reporting.words import closest_and_farthest, headline, number_with_error, short_names
 from netkin.results import Comparison, Values
-from netkin.results.labels import buckets_note, column_label, has_classes, has_networks, is_of_tasks, is_worth
-from netkin.results.text import NO_DATA, bias_note, error_summary, has_errors, match_note
+from netkin.results.labels import (
+    buckets_note,
+    column_label,
+    has_classes,
+    has_networks,
+    is_of_tasks,
+    is_worth,
+    listing,
+    pair_label,
+)
+from netkin.results.text import NO_DATA, bias_note, error_summary, has_errors, match_note, plural
 
+UNNAMED = "layers"  # a model of class sensitivity that was given no name
 MATCHES = "Best matches, and how far the second is behind"
 MOST = 5  # reasons why errors are missing, shown in one place
 CHOOSABLE = 4  # with more heatmaps than these the page offers a choice among them
@@ -47,10 +53,11 @@ def comparison_page(results: Sequence[Comparison]) -> str:
     """Return the HTML page of one comparison or several."""
     comparisons = sorted(results, key=lambda one: one.a == one.b)  # a task beside itself is seen last
     summaries = summary_grids(comparisons)
-    names = told_apart(model for comparison in comparisons for model in (comparison.a, comparison.b))
+    names = short_names(model for comparison in comparisons for model in (comparison.a, comparison.b))
     title, versions = _title(comparisons, names), [c.version for c in comparisons]
     grids = [grids_of(comparison) for comparison in comparisons]
-    head = header(title, _sentence(comparisons, names), None if len(comparisons) > 1 else _pair(comparisons[0]))
+    said = _sentence(comparisons, names, summaries)
+    head = header(title, said, None if len(comparisons) > 1 else _pair(comparisons[0]))
     chooser = _chooser(comparisons, names) if len(comparisons) > 1 else None
     best = True if any(grid.best for own in grids for grid in own) else None
     main = _main(comparisons, names, grids, summaries)
@@ -70,36 +77,49 @@ def _pair(comparison: Comparison, names: Mapping[str, str] | None = None) -> str
 
 def _title(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
     if len(comparisons) == 1 and has_networks(comparisons[0]):
-        return f"{len(comparisons[0].layers_a)} networks, each with every other"
+        return f"{plural(len(comparisons[0].layers_a), 'network')}, each with every other"
     if len(comparisons) == 1 and has_classes(comparisons[0]):
-        return f"{_model_of(comparisons[0])}: which layers follow which classes"
-    if len(comparisons) == 1 and _is_stitched(comparisons[0]):
-        return f"{names[comparisons[0].a]} stitched into {names[comparisons[0].b]}, layer by layer"
+        what, (model, *_) = "which layers follow which classes", names.values()
+        return what.capitalize() if comparisons[0].a == UNNAMED else f"{model}: {what}"
     if len(comparisons) == 1:
-        return f"{_pair(comparisons[0], names)}, layer by layer"
+        return f"{_joined(comparisons[0], names)}{_where(comparisons[0])}"
     if _of_tasks(comparisons):
-        return f"{len(names)} tasks, block by block"
-    return f"{len(names)} models in {len(comparisons)} comparisons"
+        return f"{plural(len(names), 'task')}, block by block"
+    return f"{plural(len(names), 'model')} in {len(comparisons)} comparisons"
+
+
+def _joined(comparison: Comparison, names: Mapping[str, str]) -> str:
+    stitched = f"{names[comparison.a]} stitched into {names[comparison.b]}"
+    return stitched if _is_stitched(comparison) else _pair(comparison, names)
+
+
+def _where(comparison: Comparison) -> str:
+    """Return at which pair of layers, or that there are several."""
+    tables, pairs = list(comparison.tables.values()), listing(comparison)
+    if len(pairs) != 1:
+        return ", layer by layer"
+    ((i, j),) = pairs
+    return f" at {pair_label(tables, comparison.layers_a[i], comparison.layers_b[j])}"
 
 
 def _is_stitched(comparison: Comparison) -> bool:
     return any(map(is_worth, comparison.tables.values()))
 
 
-def _model_of(comparison: Comparison) -> str:
-    """Return the model whose layers meet classes: its name, or its class where it has no name of its own."""
-    return comparison.provenance.get("model a", comparison.a) if comparison.a == "layers" else comparison.a
-
-
 def _of_tasks(comparisons: Sequence[Comparison]) -> bool:
     return all(is_of_tasks(table) for one in comparisons for table in one.tables.values())
 
 
-def _sentence(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
-    several = len(comparisons) > 1
-    if several and _of_tasks(comparisons):
+def _sentence(comparisons: Sequence[Comparison], names: Mapping[str, str], summaries: Sequence[Grid]) -> str:
+    if len(comparisons) == 1:
+        return headline(comparisons[0], names)
+    if _of_tasks(comparisons):
         return f"{', '.join(names.values())}: {len(comparisons)} pairs, each task beside itself too."
-    return f"{'; '.join(_listing(comparisons, names))}." if several else headline(comparisons[0], names)
+    if not summaries or any(map(_is_stitched, comparisons)):
+        return f"{'; '.join(_listing(comparisons, names))}."
+    grid = summaries[0]
+    models = [names[model] for model in grid.rows]
+    return closest_and_farthest(grid.id, models, grid.values, grid.scale.higher_is_closer, "models")
 
 
 def _listing(comparisons: Sequence[Comparison], names: Mapping[str, str], most: int = 4) -> list[str]:
@@ -128,8 +148,8 @@ def _main(
         article(comparison, own, names, place, len(comparisons) > 1)
         for place, (comparison, own) in enumerate(zip(comparisons, grids, strict=True))
     ]
-    several = (summary_section(summaries, buckets_note(comparisons)), models_map(comparisons))
-    return tag("main", *several, spread_section(comparisons), *articles)
+    summary = summary_section(comparisons, summaries, buckets_note(comparisons))
+    return tag("main", summary, spread_section(comparisons), *articles)
 
 
 # --- one comparison ---------------------------------------------------------------------------------------------------
@@ -141,9 +161,7 @@ def article(
     """Return all that is shown of a comparison, the one at `place` of `several`; `names` are shorter ones of models."""
     title = tag("h2", f"{names[comparison.a]} and {names[comparison.b]}", title=f"{comparison.a} and {comparison.b}")
     head = [title, tag("p", headline(comparison, names))] if several else []
-    networks = has_networks(comparison)
-    beside = network_map(comparison) if networks else profile(comparison)
-    found = [_measures(comparison, grids, names, place), beside]
+    found = [_measures(comparison, grids, names, place), None if has_networks(comparison) else profile(comparison)]
     shown = found[::-1] if _is_list(grids) else found  # a list is best seen as lines first
     parts = [*head, _facts(comparison, grids), _warnings(comparison), *shown, origins(comparison, names)]
     return tag("article", *parts, class_="comparison", hidden=place > 0, data_chosen=True)
@@ -155,6 +173,8 @@ def _is_list(grids: Sequence[Grid]) -> bool:
 
 def _measures(comparison: Comparison, grids: Sequence[Grid], names: Mapping[str, str], place: int) -> Markup:
     said, told = shared_reasons(grids)
+    maps = map_figures(next(iter(comparison.tables.values()))) if has_networks(comparison) else []
+    alone = maps and len(grids) == 1
     whole = f"Every layer with every {'class' if has_classes(comparison) else 'layer'}"
     whole = "Every network with every other" if has_networks(comparison) else whole
     return tag(
@@ -162,7 +182,9 @@ def _measures(comparison: Comparison, grids: Sequence[Grid], names: Mapping[str,
         tag("h2", "Layer by layer" if _is_list(grids) else whole, class_="quiet"),
         _choice(grids),
         told,
-        tag("div", *_figures(comparison, grids, names, place, said), class_="cards"),
+        tag(
+            "div", *_figures(comparison, grids, names, place, said), *maps, class_="cards mapped" if alone else "cards"
+        ),
     )
 
 
@@ -192,13 +214,27 @@ def _sides(comparison: Comparison, grid: Grid, names: Mapping[str, str]) -> str:
 
 def _facts(comparison: Comparison, grids: Sequence[Grid]) -> Markup:
     rows, columns = len(comparison.layers_a), len(comparison.layers_b)
-    size = f"{rows} layers × {columns} classes" if has_classes(comparison) else f"{rows} × {columns} layers"
-    size = f"{rows} networks" if has_networks(comparison) else size
+    size = f"{rows} × {plural(columns, 'layer')}"
+    if has_classes(comparison):
+        size = f"{plural(rows, 'layer')} × {plural(columns, 'class')}"
+    if has_networks(comparison):
+        size = plural(rows, "network")
     if _is_list(grids):
-        size = f"{len(grids[0].rows)} pair{'s' if len(grids[0].rows) != 1 else ''} of layers"
-    measures = f"{len(comparison.tables)} measure{'s' if len(comparison.tables) != 1 else ''}"
-    data = [NO_DATA] if comparison.needs_no_data else [comparison.data, f"{comparison.examples:,} examples"]
-    return facts([*data, size, measures, comparison.created[:10]])
+        size = f"{plural(len(grids[0].rows), 'pair')} of layers"
+    data = [NO_DATA] if comparison.needs_no_data else [comparison.data, plural(comparison.examples, "example")]
+    return facts([*data, size, *_counted(comparison), comparison.created[:10]])
+
+
+def _counted(comparison: Comparison) -> list[str]:
+    """Return how many measures there are or, of stitches, how many methods and scores beside similarities."""
+    tables = list(comparison.tables.values())
+    worths = [table for table in tables if is_worth(table)]
+    measures = plural(len(tables) - len(worths), "measure")
+    if not worths:
+        return [measures]
+    methods, scores = (len({read(table) for table in worths}) for read in (column_label, lambda table: table.name))
+    found = [plural(methods, "method"), plural(scores, "score")]
+    return found + ([measures] if len(worths) < len(tables) else [])
 
 
 def _warnings(comparison: Comparison) -> Markup | None:
@@ -226,7 +262,7 @@ def _errors(table: Values, several: bool) -> Markup | None:
     of = f" of {column_label(table)}" if several else ""
     told = [f"Standard errors{of}: {error_summary(table)}."] if has_errors(table) else []
     without = Counter(table.error_reasons.values()).most_common(MOST)
-    told += [f"No standard error{of}: {reason} ({count:,} {_pairs_of(count)})." for reason, count in without]
+    told += [f"No standard error{of}: {reason} ({plural(count, 'pair')})." for reason, count in without]
     note = bias_note(table)
     bias = tag("p", tag("strong", "Bias. "), f"{note[0].upper()}{note[1:]}.", class_="bias") if note else None
     return joined(*(tag("p", line, class_="errors") for line in told), bias) if told or bias else None
@@ -249,18 +285,14 @@ def _with(value: float | None, error: float | None) -> str:
     return number_with_error(math.nan if value is None else value, math.nan if error is None else error)
 
 
-def _pairs_of(count: int) -> str:
-    return "pair" if count == 1 else "pairs"
-
-
 # --- the profile ------------------------------------------------------------------------------------------------------
 
 
 def profile(comparison: Comparison) -> Markup | None:
-    """Return charts of corresponding layers with their numbers, or None where none correspond."""
+    """Return charts of corresponding layers with their numbers, or None where fewer than two correspond."""
     tables, (pairs, how) = list(comparison.tables.values()), partners(comparison)
     charts = profile_charts(comparison, tables)
-    if not charts:
+    if not charts or len(pairs) < 2:
         return None
     figures = [tag("figure", tag("p", chart.title, class_="facts-line"), key(chart.lines), line_chart(chart),
                    class_="curve") for chart in charts]  # fmt: skip
@@ -268,7 +300,8 @@ def profile(comparison: Comparison) -> Markup | None:
     which = f"Layers of the {how}, from the first to the last" if how else "Pairs of layers, from the first to the last"
     bars = " Bars are 95 % intervals." if any(map(has_errors, tables)) else ""
     parts = [tag("p", f"{which}.{bars}"), tag("div", *figures, class_="curves"), _numbers(comparison, pairs, charts[0])]
-    return tag("section", tag("h2", title), tag("div", *parts, class_="card"), class_="profile")
+    first = "quiet" if listing(comparison) else None  # then it is the first on the page
+    return tag("section", tag("h2", title, class_=first), tag("div", *parts, class_="card"), class_="profile")
 
 
 def _numbers(comparison: Comparison, pairs: Sequence[tuple[int, int]], chart: Chart) -> Markup:

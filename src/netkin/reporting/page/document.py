@@ -15,8 +15,8 @@ from typing import Any
 from netkin.reporting.scales import bar_rule, shade_rules
 from netkin.reporting.words import direction, range_of
 from netkin.results import Comparison, Values
-from netkin.results.labels import NOT_ASKED, has_networks, listing
-from netkin.results.text import NO_DATA, error_summary, has_errors
+from netkin.results.labels import NOT_ASKED, has_classes, has_networks, listing
+from netkin.results.text import NO_DATA, error_summary, has_errors, plural
 
 SCRIPTS = ("page", "heatmap", "saving", "chart", "controls")  # of pages with heatmaps
 POLICY = (
@@ -237,8 +237,10 @@ def is_usual(key: str, value: Any) -> bool:
 def _general(comparison: Comparison) -> dict[str, Any]:
     sides = ("first model", "second model") if listing(comparison) else ("rows", "columns")
     facts = {
-        sides[0]: f"{comparison.a}, {_counted(comparison.layers_a)}",
-        sides[1]: f"{comparison.b}, {_counted(comparison.layers_b)}",
+        sides[0]: f"{comparison.a}, {plural(len(comparison.layers_a), 'layer')}",
+        sides[
+            1
+        ]: f"{comparison.b}, {plural(len(comparison.layers_b), 'class' if has_classes(comparison) else 'layer')}",
     }
     if has_networks(comparison):
         facts = {"networks": f"{len(comparison.layers_a):,}"}
@@ -246,10 +248,6 @@ def _general(comparison: Comparison) -> dict[str, Any]:
     provenance = comparison.provenance.items()
     more = {key: value for key, value in provenance if key not in facts and not is_identity(key)}
     return facts | grouped(more, comparison.layers_b)
-
-
-def _counted(layers: Sequence[str]) -> str:
-    return "1 layer" if len(layers) == 1 else f"{len(layers):,} layers"
 
 
 def grouped(facts: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:

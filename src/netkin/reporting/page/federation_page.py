@@ -30,7 +30,7 @@ from netkin.reporting.page.document import (
 )
 from netkin.reporting.page.heatmap import card, embedded_tables, figure_of, holes, values_class
 from netkin.reporting.page.line_chart import figure_of_curve
-from netkin.reporting.page.model_maps import network_map
+from netkin.reporting.page.model_maps import map_figures
 from netkin.reporting.words import number
 from netkin.results import Comparison, Federation, Values
 from netkin.results.packing import document as described
@@ -89,17 +89,21 @@ def _main(found: Federation, drawn: Sequence[Drawn]) -> Iterator[Markup | None]:
     yield facts([found.algorithm, source, plural(len(found.clients), "client"), plural(len(found.rounds), "round"),
                  size, found.created[:10]])  # fmt: skip
     yield warnings(_remarks(found))
-    yield _by_round(found, drawn)
-    yield _clients(found)
+    yield _by_round(found)
+    yield _clients(found, drawn)
     if found.similarity is not None:
-        yield _similarity(found.similarity, found.groups(), len(drawn) - 1, drawn[-1])
+        yield _similarity(found.groups(), len(drawn) - 1, drawn[-1])
     yield _faults(found)
     yield _origins(found)
 
 
 def _remarks(found: Federation) -> list[str]:
     """Return what to know before the numbers are read: what went wrong with clients, and with their similarity."""
-    told = [f"Round {one.round}, client {client}: {one.told(client)}." for one in found.rounds for client in one.faults]
+    told = [
+        f"Round {one.round}, client {client}: {one.fault_text(client)}."
+        for one in found.rounds
+        for client in one.faults
+    ]
     more = f"{plural(len(told) - MOST, 'more fault')} of clients; all are listed below."
     told[MOST:] = [more] if len(told) > MOST else []
     told += [f"Client {client} could not be fine-tuned: {why}." for client, why in found.untuned.items()]
@@ -137,21 +141,15 @@ def accuracy_curve(found: Federation) -> dict[str, list[Any]]:
     return curve | {word: [choose(own.values()) for own in rounds.values()] for word, choose in ends.items()}
 
 
-def _by_round(found: Federation, drawn: Sequence[Drawn]) -> Markup:
+def _by_round(found: Federation) -> Markup:
     numbers, losses = ([getattr(one, key) for one in found.rounds] for key in ("round", "loss"))
     charts = [figure_of_curve("Accuracy", accuracy_curve(found))] if found.accuracies else []
     charts.append(
         figure_of_curve("Training loss", {"round": numbers, "mean": losses}, "of the round's clients, before averaging")
     )
-    parts = [tag("div", tag("div", *charts, class_="curves"), class_="card")]
-    for place, (sides, table, grid) in enumerate(drawn):
-        if table.id == "accuracy":
-            head = joined(tag("h3", "Accuracy of each client"), _sides(sides))
-            parts.append(tag("div", figure_of(grid, "accuracy: clients in rows, rounds in columns", f"table {place} 0",
-                                              holes(grid), heading=head), class_="cards"))  # fmt: skip
+    card = tag("div", tag("div", *charts, class_="curves"), class_="card")
     words = "" if found.accuracies else "Clients were not tested on the way; `test_every=1` does so after every round."
-    return tag("section", tag("h2", "By round", class_="quiet"), tag("p", words) if words else None, *parts,
-               data_chosen=True)  # fmt: skip
+    return tag("section", tag("h2", "By round", class_="quiet"), tag("p", words) if words else None, card)
 
 
 def _sides(sides: tuple[str, str]) -> Markup:
@@ -161,13 +159,19 @@ def _sides(sides: tuple[str, str]) -> Markup:
 # --- clients ----------------------------------------------------------------------------------------------------------
 
 
-def _clients(found: Federation) -> Markup:
+def _clients(found: Federation, drawn: Sequence[Drawn]) -> Markup:
+    """Return the accuracy of each client by round, beside the table of the clients."""
     head, rows = _rows(found)
     told = [[name(client), *("–" if cell is None else number(cell) if isinstance(cell, float) else f"{cell:,}"
                              for cell in rest)] for client, *rest in rows]  # fmt: skip
     table = plain_table(head, told, kind="numbers", label="The clients")
-    shown = tag("div", table, class_="card") if len(rows) <= LISTED else folded("Each of them", table)
-    return tag("section", tag("h2", "The clients"), shown)
+    cards = [tag("div", table, class_="card") if len(rows) <= LISTED else folded("Each of them", table)]
+    for place, (sides, own, grid) in enumerate(drawn):
+        if own.id == "accuracy":
+            heading = joined(tag("h3", "Accuracy of each client"), _sides(sides))
+            caption = "accuracy: clients in rows, rounds in columns"
+            cards.insert(0, figure_of(grid, caption, f"table {place} 0", holes(grid), heading=heading))
+    return tag("section", tag("h2", "The clients"), tag("div", *cards, class_="cards"), data_chosen=True)
 
 
 def _rows(found: Federation) -> tuple[list[str], list[list[Any]]]:
@@ -193,7 +197,7 @@ def _rows(found: Federation) -> tuple[list[str], list[list[Any]]]:
 def _faults(found: Federation) -> Markup | None:
     if not found.faults:
         return None
-    rows = [[one.round, name(client), one.told(client)] for one in found.rounds for client in one.faults]
+    rows = [[one.round, name(client), one.fault_text(client)] for one in found.rounds for client in one.faults]
     table = plain_table(["round", "client", "what went wrong"], rows, label="Faults of clients")
     return tag("section", tag("h2", "Faults of clients"), tag("div", table, class_="card"))
 
@@ -217,15 +221,15 @@ def by_clusters(similarity: Comparison, clusters: Sequence[int]) -> tuple[Values
     return moved, replace(grid_of(moved), models=groups)
 
 
-def _similarity(similarity: Comparison, groups: Sequence[Sequence[str]], place: int, drawn: Drawn) -> Markup:
+def _similarity(groups: Sequence[Sequence[str]], place: int, drawn: Drawn) -> Markup:
     sides, table, grid = drawn
     named = [f"cluster {k}: {', '.join(own)}" for k, own in enumerate(groups, start=1)]
     picture = card(table, grid, f"table {place} 0", f"{grid.id}: clients in rows and in columns", axes=_sides(sides))
+    maps = map_figures(table)
     parts = [
         tag("p", CLUSTERS),
         tag("ul", *(tag("li", one) for one in named)),
-        tag("div", picture, class_="cards"),
-        network_map(similarity, "clients"),
+        tag("div", picture, *maps, class_="cards mapped" if maps else "cards"),
     ]
     return tag("section", tag("h2", "Which clients are alike"), *parts, data_chosen=True)
 

@@ -27,6 +27,8 @@ from netkin.results.values import student_quantile
 MOST = 5  # reasons shown in one place
 FEW = 12  # columns, up to which the cells show their values at first
 LETTER = 7.4  # pixels that a letter of a label takes at most
+CELL = 66  # pixels that a cell takes at most
+LEGEND = 360  # pixels that the legend of a picture takes
 FREE = 0.42  # of a cell that the line through the best matches leaves to the number
 MEANING = ("means", "cannot_see")  # fields of a table that are the same in every comparison of a page
 CLEAR = SHADES - 1  # the last colour is left transparent, so that the hatching behind shows
@@ -149,7 +151,9 @@ def figure_of(grid: Grid, caption: str, key: str, *notes: Markup | None, heading
     beside = tag("div", *notes, class_="beside") if any(notes) else None
     cut = None if shown is grid else " ".join(map(str, columns))
     inside = tag("div", drawn, beside, class_="inside")
-    return tag("figure", heading, inside, class_=f"card{width}", data_grid=key, data_measure=grid.id, data_columns=cut)
+    most = max(_room(shortened(shown.rows)) + CELL * len(shown.columns), LEGEND)
+    return tag("figure", heading, inside, class_=f"card{width}", data_grid=key, data_measure=grid.id, data_columns=cut,
+               style=f"--most:{most}px")  # fmt: skip
 
 
 def _left_out(grid: Grid, columns: Sequence[int]) -> Markup | None:
@@ -214,7 +218,7 @@ def card(table: Values, grid: Grid, key: str, caption: str, *notes: Markup | Non
 def holes(grid: Grid, said: Collection[str] = ()) -> Markup | None:
     """Return why values of a heatmap are missing, but for reasons that are `said` elsewhere."""
     counted = {reason: count for reason, count in grid.reasons().most_common() if reason not in said}
-    return reason_list(grouped_reasons(counted), f"No value for {_pairs(sum(counted.values()))}")
+    return reason_list(grouped_reasons(counted), f"No value for {plural(sum(counted.values()), 'pair')}")
 
 
 def reason_list(told: Sequence[str], summary: str, who: str = "") -> Markup | None:
@@ -237,11 +241,8 @@ def shared_reasons(grids: Sequence[Grid]) -> tuple[list[str], Markup | None]:
     shared = {reason: count for reason, count in most.items() if sum(reason in own for own in found) > 1}
     whole = all(reason in own for own in found for reason in shared)
     who = "by every measure" if whole else "by several measures"
-    return list(shared), reason_list(grouped_reasons(shared), f"No value {who} for {_pairs(sum(shared.values()))}", who)
-
-
-def _pairs(count: int) -> str:
-    return f"{count:,} {'pair' if count == 1 else 'pairs'}"
+    summary = f"No value {who} for {plural(sum(shared.values()), 'pair')}"
+    return list(shared), reason_list(grouped_reasons(shared), summary, who)
 
 
 # --- what the page carries as data, for hover texts and downloads -----------------------------------------------------

@@ -19,6 +19,7 @@ KINDS = 8  # colours of lines; they and their dashes repeat after so many
 SHAPES = ("round", "square")  # of the dots
 LABEL = 0.05  # of the height that a name at a line's end takes
 CROWDED = 40  # points in a line, beyond which it has no dots
+NARROW = 270  # pixels of a chart on a phone
 LETTER = 5.2  # how deep a letter of a slanted name reaches, in pixels
 # styles that a notebook needs in place, where no style sheet is
 FILLS = "position:absolute;inset:0;width:100%;height:100%;overflow:visible"
@@ -43,11 +44,16 @@ def line_chart(chart: Chart, labels: bool = False, upwards: str = "") -> Markup:
     over = list(end_labels(chart)) if labels else []
     field = tag("div", drawing(chart), *tick_names(chart), *over, class_="field", role="group", aria_label=words,
                 data_chart=json.dumps(facts, ensure_ascii=False, separators=(",", ":")))  # fmt: skip
-    depth = 26 if chart.along else round(24 + LETTER * max((len(short) for _, short, _ in chart.ticks()), default=0))
-    names = max((len(label) for label in _short_names(chart)), default=0) if labels else 0
+    plot = tag("div", field, class_="plot labelled" if labels else "plot")
+    return beside_axes(chart, plot, upwards, max(map(len, _short_names(chart)), default=0) if labels else 0)
+
+
+def beside_axes(chart: Chart, plot: Markup, upwards: str, names: int = 0) -> Markup:
+    """Return a drawing with the names of its axes and room for the longest of the `names` at the lines' ends."""
+    depth = round(24 + LETTER * max(len(short) for _, short, _ in chart.ticks())) if _is_slanted(chart) else 26
     up = tag("p", f"↑ {upwards}", class_="axis") if upwards else None
-    plot = tag("div", field, class_="plot labelled" if labels else "plot", style=f"--depth:{depth}px;--names:{names}")
-    return tag("div", up, plot, tag("p", f"{chart.axis_name} →", class_="axis"), class_="chart")
+    below = tag("p", f"{chart.axis_name} →", class_="axis")
+    return tag("div", up, plot, below, class_="chart", style=f"--depth:{depth}px;--names:{names}")
 
 
 def _facts(k: int, chart: Chart) -> dict[str, object]:
@@ -66,9 +72,14 @@ def drawing(chart: Chart) -> Markup:
     lefts, dots = chart.lefts, len(chart.places) <= CROWDED
     beside = [[(x + chart.aside(k)) * SIDE for x in lefts] for k in range(len(chart.lines))]
     lines = [_line(k, line, chart, beside[k], dots) for k, line in enumerate(chart.lines)]
+    return stretched(chart, lines)
+
+
+def stretched(chart: Chart, parts: Sequence[Markup]) -> Markup:
+    """Return a drawing of 1000 × 1000 units, stretched to the size of its place, with rules at the numbers upwards."""
     rules = [_rule(1 - chart.up.place(tick)) for tick in chart.up.ticks()]
     view = {"viewBox": f"0 0 {SIDE} {SIDE}", "preserveAspectRatio": "none", "style": FILLS}
-    return tag("svg", *rules, *lines, aria_hidden="true", focusable="false", **view)
+    return tag("svg", *rules, *parts, aria_hidden="true", focusable="false", **view)
 
 
 def _line(kind: int, line: Line, chart: Chart, lefts: Sequence[float], dots: bool) -> Markup:
@@ -133,14 +144,20 @@ def tick_names(chart: Chart) -> Iterator[Markup]:
         yield tag("span", tick_text(value), class_="tick", style=style, aria_hidden="true")
     slanted = "transform:rotate(-38deg);transform-origin:100% 0;right:calc(100% - {at:.4g}% - 4px)"
     upright = "transform:translateX(-50%);left:{at:.4g}%"
-    ticks = chart.ticks()
+    ticks, turned = chart.ticks(), _is_slanted(chart)
     for k, (place, short, full) in enumerate(ticks):
-        where = (upright if chart.along else slanted).format(at=100 * place)
+        where = (slanted if turned else upright).format(at=100 * place)
         kind = (
             "tick across second" if k % 2 and len(ticks) > 6 else "tick across"
         )  # left out where there is little room
         style = f"{TICK};top:calc(100% + 8px);{where}"
         yield tag("span", short, class_=kind, style=style, aria_hidden="true", title=full if full != short else None)
+
+
+def _is_slanted(chart: Chart) -> bool:
+    """Return whether names below a chart are slanted: where they would not fit side by side on a phone."""
+    widest = max((len(short) for _, short, _ in chart.ticks()), default=0)
+    return chart.along is None and (8 * widest + 6) * len(chart.places) > NARROW
 
 
 def end_labels(chart: Chart) -> Iterator[Markup]:

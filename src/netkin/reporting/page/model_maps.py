@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from netkin.errors import NoValue
 from netkin.reporting.charts import Axis, tick_text
-from netkin.reporting.grids import Grid
+from netkin.reporting.grids import SAME_MODEL, Grid
 from netkin.reporting.page.document import Markup, folded, joined, name, tag, warnings
 from netkin.reporting.page.heatmap import figure_of, holes
 from netkin.reporting.words import shortened
@@ -30,19 +30,27 @@ TREE = "Average linkage of {what}. Groups that join far left have little in comm
 PLANE = "Classical scaling of the same distances; it keeps {share:.0%} of their squared spread."
 
 
-def summary_section(summaries: Sequence[Grid], note: str) -> Markup | None:
-    """Return the heatmaps of models by models, or of the blocks of tasks; None where there are none."""
+def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid], note: str) -> Markup | None:
+    """Return the heatmaps of models by models with their maps, or of the blocks of tasks; None where there are none.
+
+    The tree and the plane by one measure stand beside its heatmap.
+    """
     if not summaries:
         return None
     blocks = bool(summaries[0].models)
     words = tag("p", f"{BLOCKS if blocks else MEANS} Choose a cell to open its comparison.")
     title = "Tasks by tasks, block by block" if blocks else "Models by models"
     figures = [
-        figure_of(grid, f"{grid.id}, {title.lower()}", f"summary {k}", holes(grid), heading=_heading(grid))
+        figure_of(
+            grid, f"{grid.id}, {title.lower()}", f"summary {k}", holes(grid, [SAME_MODEL]), heading=_heading(grid)
+        )
         for k, grid in enumerate(summaries)
     ]
-    cards = tag("div", *figures, class_="cards")
-    return tag("section", tag("h2", title), words, warnings([note] if note else []), cards, class_="summary")
+    maps = _maps_of(comparisons)
+    beside = next(iter(maps.values())) if maps and len(figures) == 1 else []
+    cards = tag("div", *figures, *beside, class_="cards mapped" if beside else "cards")
+    parts = [tag("h2", title, class_="quiet"), cards, words, warnings([note] if note else [])]
+    return tag("section", *parts, None if beside else _mapped(maps), class_="summary")
 
 
 def _heading(grid: Grid) -> Markup:
@@ -57,7 +65,7 @@ def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:
         spread = Spread.of(comparisons)
     except NoValue:  # no names of layers in common
         return None
-    words = tag("p", SPREAD.format(counted=spread.told_count()))
+    words = tag("p", SPREAD.format(counted=spread.count_text()))
     tables = _listed(spread) if spread.is_profile else _matrices(spread)
     cards = [tag("div", tag("h3", title), tag("div", table, class_="scroll"), class_="card") for title, table in tables]
     return tag(
@@ -94,48 +102,43 @@ def _cell(text: str) -> Markup:
     return tag("td", text)
 
 
-def models_map(comparisons: Sequence[Comparison]) -> Markup | None:
-    """Return the map of models by each measure; None where pairs are missing or occur twice, or tasks are compared."""
+def _maps_of(comparisons: Sequence[Comparison]) -> dict[str, list[Markup]]:
+    """Return the maps of models by measure; none where pairs are missing or occur twice, or tasks are compared."""
     pairs = {(one.a, one.b) for one in comparisons}
     tables = [table for one in comparisons for table in one.tables.values()]
     if len(pairs) < max(len(comparisons), 3) or any(is_of_tasks(table) for table in tables):
+        return {}
+    found = {id_: map_figures(table) for id_, table in Comparisons(comparisons).summaries().tables.items()}
+    return {id_: figures for id_, figures in found.items() if figures}
+
+
+def _mapped(maps: Mapping[str, Sequence[Markup]]) -> Markup | None:
+    """Return the maps of the models with their heading, those after the first folded."""
+    if not maps:
         return None
-    return network_map(Comparisons(comparisons).summaries(), "models", every=True)
+    (first, cards), *rest = ((id_, tag("div", *figures, class_="cards")) for id_, figures in maps.items())
+    title = tag("h2", f"A map of the models by {first}")
+    return joined(title, cards, *(folded(f"The same by {id_}", own) for id_, own in rest))
 
 
-def network_map(comparison: Comparison, what: str = "networks", *, every: bool = False) -> Markup | None:
-    """Return a tree and a plane of the networks, or None where they are few, many or not all compared.
-
-    They are drawn by the first table, or by `every` one, those after the first folded. `what` they are called stands in
-    the heading.
-    """
-    tables = list(comparison.tables.values())
-    drawn = [(table.id, cards) for table in (tables if every else tables[:1]) if (cards := _cards(table)) is not None]
-    if not drawn:
-        return None
-    (first, cards), *rest = drawn
-    title = tag("h2", f"A map of the {what}{f' by {first}' if every else ''}")
-    return tag("section", title, cards, *(folded(f"The same by {id_}", own) for id_, own in rest), class_="networks")
-
-
-def _cards(table: Values) -> Markup | None:
+def map_figures(table: Values) -> list[Markup]:
+    """Return the tree and the plane, or nothing where networks are few or many, or some pair has no value."""
     if not 3 <= len(table.layers_a) <= MOST or is_worth(table):
-        return None
+        return []
     try:
         distances = distances_of(table)
     except NoValue:  # for some pair of networks
-        return None
+        return []
     names, (places, share) = shortened(table.layers_a), plane_of(distances)
     what, unit = (f"angles, arccos of {table.name}", "rad") if are_angles(table) else (table.name, table.name)
     parts = {
         "Which join first": (_tree(distances, names, unit), TREE.format(what=what)),
         "In a plane": (_plane(places, names), PLANE.format(share=share)),
     }
-    figures = [
-        tag("figure", tag("h3", title), drawing, tag("figcaption", words), class_="card")
+    return [
+        tag("figure", tag("h3", title), drawing, tag("figcaption", words), class_="card map")
         for title, (drawing, words) in parts.items()
     ]
-    return tag("div", *figures, class_="cards")
 
 
 def _tree(distances: np.ndarray, names: Sequence[str], unit: str) -> Markup:

@@ -24,10 +24,11 @@ from netkin.reporting.page.document import (
     tag,
     warnings,
 )
-from netkin.reporting.words import number_with_error, range_of, shortened, told_apart
+from netkin.reporting.words import number_with_error, range_of, short_names, shortened
 from netkin.results import Ranking, Values
 from netkin.results.packing import document as described
 from netkin.results.ranking import SENTENCE
+from netkin.results.text import plural
 
 SCRIPTS = ("page", "chart")
 LONGEST = 20  # letters of a model's name beside a chart
@@ -52,22 +53,22 @@ def ranking_page(ranking: Ranking) -> str:
 
 
 def _main(ranking: Ranking) -> Iterator[Markup | None]:
-    classes = f"{ranking.classes} classes"
+    classes = plural(ranking.classes, "class")
     cost = ranking.cost_in_words.partition(": ")[2]
-    yield facts([ranking.data, f"{ranking.examples:,} examples", classes, cost, ranking.created[:10]])
+    yield facts([ranking.data, plural(ranking.examples, "example"), classes, cost, ranking.created[:10]])
     yield warnings(ranking.warnings)
     yield tag("h2", "Which model to start from", class_="quiet")
+    yield tag("div", *(_card(ranking, score) for score in ranking.scores), class_="cards")
+    yield tag("p", MEANING, class_="note")
+    yield tag("h2", "The ranking")
     yield tag("div", _table(ranking), class_="card")
     yield tag("ul", *(tag("li", reason) for reason in ranking.reasons()), class_="reasons")
-    yield tag("h2", "The scores")
-    yield tag("p", MEANING)
-    yield tag("div", *(_card(ranking, score) for score in ranking.scores), class_="cards")
     yield _origins(ranking)
 
 
 def _table(ranking: Ranking) -> Markup:
     """Return the ranking as a table: a row for each model, the score of the rank first."""
-    short = told_apart(ranking.models, SENTENCE)
+    short = short_names(ranking.models, SENTENCE)
     told = [tag("bdi", short[one], title=one if short[one] != one else None) for one in ranking]
     labels = [joined(f"{place}. ", one) for place, one in enumerate(told, start=1)]
     rows = [[label, *cells] for label, cells in zip(labels, ranking.cells(), strict=True)]
@@ -76,7 +77,8 @@ def _table(ranking: Ranking) -> Markup:
 
 def _card(ranking: Ranking, score: str) -> Markup:
     ranked, table = ranking.by(score), ranking.table(score)
-    cost = f"{ranking.costs[score]:g} forward pass{'es' if ranking.costs[score] != 1 else ''}" if ranking.costs else ""
+    passes = ranking.costs.get(score)
+    cost = "" if passes is None else f"{passes:g} forward pass{'es' if passes != 1 else ''}"
     better = "higher is better" if table.higher_is_closer else "lower is better"
     words = ", ".join(filter(None, [better, range_of(table), cost]))
     known = bool(np.isfinite(table.values).any())

@@ -46,7 +46,7 @@ from netkin.reporting.words import (
     verdict,
 )
 from netkin.results import Series
-from netkin.results.text import NO_DATA
+from netkin.results.text import NO_DATA, plural
 
 LATE = "–"
 LINES = {0.99: None, 0.999: "2 3"}  # the marks that are drawn, and their dashes
@@ -106,11 +106,10 @@ def _main(series: Series, axis: StepAxis) -> Iterable[Markup | None]:
 
 def _facts(series: Series) -> Markup:
     final, layers = series.comparisons[-1], series.comparisons[-1].layers_b
-    steps = f"{len(series)} {series.unit}s, {series.steps[0]:,} to {series.final_step:,}"
-    measures = f"{len(series.measures)} measure{'s' if len(series.measures) != 1 else ''}"
-    size = f"{len(final.layers_a)} × {len(layers)} layers"
-    data = [NO_DATA] if final.needs_no_data else [final.data, f"{final.examples:,} examples"]
-    return facts([*data, steps, size, measures, final.created[:10]])
+    steps = f"{plural(len(series), series.unit)}, {series.steps[0]:,} to {series.final_step:,}"
+    size = f"{len(final.layers_a)} × {plural(len(layers), 'layer')}"
+    data = [NO_DATA] if final.needs_no_data else [final.data, plural(final.examples, "example")]
+    return facts([*data, steps, size, plural(len(series.measures), "measure"), final.created[:10]])
 
 
 def _all_warnings(series: Series) -> list[str]:
@@ -128,21 +127,16 @@ def _measure(series: Series, axis: StepAxis, measure: str, grids: Sequence[Grid]
     caption = f"{measure}: layers of the checkpoint in rows, of the final one in columns"
     strip = panes(grids, spread(axis, PANES), names)
     heatmap = card(table, grids[0], f"series {place}", caption, axes=axes, among=grids)
+    lines = layer_lines(series, measure) if series.layers else None
+    settled = [settling(series, measure), step_maps(series, measure)] if series.layers else []
     return tag(
         "section",
         tag("h2", "Every layer with every final layer", class_="quiet"),
         strip,
-        tag("div", heatmap, class_="cards"),
-        *(_ways(series, axis, measure) if series.layers else ()),
+        tag("div", heatmap, lines, class_="cards"),
+        *settled,
         class_="measure", data_measure=measure, data_chosen=True, hidden=place > 0,
     )  # fmt: skip
-
-
-def _ways(series: Series, axis: StepAxis, measure: str) -> Iterable[Markup | None]:
-    yield tag("h2", "Each layer on its way to its final state")
-    yield layer_lines(series, measure)
-    yield settling(series, measure)
-    yield step_maps(series, measure)
 
 
 # --- the layers' lines and when they settle ---------------------------------------------------------------------------
@@ -158,7 +152,8 @@ def layer_lines(series: Series, measure: str) -> Markup | None:
     readout = tag("p", "Point at a line, or reach it by Tab and use the arrow keys.", class_="readout")
     note = tag("p", f"The last {series.unit}, drawn faintly, is so by construction: there every layer equals itself.",
                class_="note") if chart.lines[0].given else None  # fmt: skip
-    return tag("div", line_chart(chart, labels=True, upwards=f"{measure}: each layer's {word}"), note,
+    title = tag("h3", "Each layer on its way to its final state")
+    return tag("div", title, line_chart(chart, labels=True, upwards=f"{measure}: each layer's {word}"), note,
                tag("div", readout, role="status", aria_live="polite"),
                tag("span", "Layers from the first to the last:", class_="note"), key(chart.lines, shorter=True),
                _numbers(series, series.own(measure)), class_="card ways",
@@ -200,7 +195,7 @@ def order_in_words(series: Series, threshold: float, measure: str) -> Markup:
         trend = series.bottom_up(threshold, measure)
     except NoValue as reason:
         return joined(tag("strong", f"{start}no order."), f" {sentence(str(reason))}")
-    late = f" {trend.never} of {trend.layers} layers get there only at the end, and count as equally late."
+    late = f" {trend.never} of {plural(trend.layers, 'layer')} get there only at the end, and count as equally late."
     return joined(
         tag("strong", f"{start}{verdict(trend)}, τ = {tau(trend)}."),
         f" {settled_first(series, threshold, measure)} {chance_in_words(trend)}",
@@ -277,7 +272,7 @@ def missing_in_words(series: Series, grids: Sequence[Sequence[Grid]]) -> list[st
 def _about(series: Series, told: Sequence[tuple[int, int]]) -> str:
     places, most = sorted({place for place, _ in told}), max(pairs for _, pairs in told)
     steps = max(sum(own == place for own, _ in told) for place in places)
-    pairs = f"{most:,} {'pair' if most == 1 else 'pairs'}"
+    pairs = plural(most, "pair")
     when = (
         f"at all {len(series)} {series.unit}s"
         if steps == len(series)
@@ -314,8 +309,10 @@ def _general(series: Series) -> dict[str, Any]:
     """Return the facts that hold at every step; those that change stand in the table of steps."""
     final = series.comparisons[-1]
     steps = f"{series.unit} {series.final_step:,}"
-    facts = {"run": series.run, "rows": f"{series.run} at each {series.unit}, {len(final.layers_a)} layers"}
-    facts |= {"columns": f"{series.run} at the final {steps}, {len(final.layers_b)} layers"} | common_facts(final)
+    facts = {"run": series.run, "rows": f"{series.run} at each {series.unit}, {plural(len(final.layers_a), 'layer')}"}
+    facts |= {"columns": f"{series.run} at the final {steps}, {plural(len(final.layers_b), 'layer')}"} | common_facts(
+        final
+    )
     facts["complete"] = "yes" if series.complete else "no, it was interrupted"
     if series.missing:
         facts[f"{series.unit}s missing"] = ", ".join(f"{step:,}" for step in series.missing)

@@ -34,7 +34,7 @@ from netkin.reporting.page.heatmap import embedded_tables, figure_of, holes, val
 from netkin.reporting.page.line_chart import figure_of_curve
 from netkin.results import TaskAccuracies, TaskEnsembles
 from netkin.results.packing import document as described
-from netkin.results.task_accuracies import told
+from netkin.results.task_accuracies import accuracy_text
 from netkin.results.text import plural
 
 STORED = {"each task": "numbers for a task", "in all": "numbers in all"}
@@ -55,10 +55,10 @@ CONTROL = (
     "the own network alone with its head trained further for as long as all heads of the members."
 )
 
-Record = TaskAccuracies | TaskEnsembles
+TaskRecord = TaskAccuracies | TaskEnsembles
 
 
-def task_page(records: Sequence[Record]) -> str:
+def task_page(records: Sequence[TaskRecord]) -> str:
     """Return the HTML page of one way to learn tasks or of several, and of ensembles with networks of other tasks."""
     ways, ensembles = parted(records)
     labels, grids = way_names(ways), [grid_of(way.table()) for way in ways]
@@ -77,7 +77,7 @@ def task_page(records: Sequence[Record]) -> str:
     return document(title, shown, data, scripts=SCRIPTS, kind=kind)
 
 
-def parted(records: Sequence[Record]) -> tuple[list[TaskAccuracies], list[TaskEnsembles]]:
+def parted(records: Sequence[TaskRecord]) -> tuple[list[TaskAccuracies], list[TaskEnsembles]]:
     """Return the ways to learn tasks and the ensembles of them; those of other tasks are refused."""
     first = records[0]
     for one in records:
@@ -93,13 +93,16 @@ def parted(records: Sequence[Record]) -> tuple[list[TaskAccuracies], list[TaskEn
 def way_names(ways: Sequence[TaskAccuracies]) -> list[str]:
     """Return a name for each way: its method, with its options or a number where several have one method."""
     times = Counter(way.method for way in ways)
-    named = [f"{way.method} ({_options(way)})" if times[way.method] > 1 and way.options else way.method for way in ways]
+    named = [
+        f"{way.method} ({how})" if times[way.method] > 1 and (how := _options(way)) else way.method for way in ways
+    ]
     again = Counter(named)
     return [f"{label} ({k})" if again[label] > 1 else label for k, label in enumerate(named, start=1)]
 
 
-def _options(record: Record) -> str:
-    return ", ".join(f"{key}={value}" for key, value in getattr(record, "options", {}).items())
+def _options(record: TaskRecord) -> str:
+    given = getattr(record, "options", {}).items()
+    return ", ".join(f"{key}={value}" for key, value in given if value is not None)
 
 
 def _title(tasks: Sequence[str], ways: Sequence[TaskAccuracies]) -> str:
@@ -112,28 +115,29 @@ def _title(tasks: Sequence[str], ways: Sequence[TaskAccuracies]) -> str:
 def _sentence(ways: Mapping[str, TaskAccuracies], ensembles: Sequence[TaskEnsembles]) -> str:
     """Return the one sentence that says what was found."""
     if len(ways) == 1:
-        found = {key: told(*own) for key, own in next(iter(ways.values())).metrics().items()}
+        found = {key: accuracy_text(*own) for key, own in next(iter(ways.values())).metrics().items()}
         return f"After the last task the mean accuracy over all of them, ACC, is {found['ACC']}; BWT is {found['BWT']}."
     if not ways:
-        alone, together, further = (told(*ensembles[0].metrics()[key]) for key in ("alone", "together", "further"))
+        alone, together, further = (
+            accuracy_text(*ensembles[0].metrics()[key]) for key in ("alone", "together", "further")
+        )
         return f"Alone the networks reach {alone}, together {together}; alone and trained further {further}."
     ranked = sorted(ways, key=lambda label: -ways[label].metrics()["ACC"][0])
-    listed = [f"{label} {told(*ways[label].metrics()['ACC'])}" for label in ranked]
+    listed = [f"{label} {accuracy_text(*ways[label].metrics()['ACC'])}" for label in ranked]
     return f"Mean accuracy over all tasks after the last, ACC: {', '.join(listed)}."
 
 
 def _main(
     ways: Sequence[TaskAccuracies], labels: Sequence[str], grids: Sequence[Grid], ensembles: Sequence[TaskEnsembles]
 ) -> Iterator[Markup | None]:
-    first: Record = ways[0] if ways else ensembles[0]
+    first: TaskRecord = ways[0] if ways else ensembles[0]
     yield facts([plural(len(first.tasks), "task"), plural(len(first.seeds), "seed"), first.recipe, first.created[:10]])
     yield warnings(list(dict.fromkeys(note for way in ways for note in way.warnings)))
     if ways:
         yield tag("h2", "What was learnt and what was forgotten", class_="quiet")
-        yield tag(
-            "div", _ways_table(ways, labels), folded_note("What ACC, BWT and FWT are", tag("p", MEANING)), class_="card"
-        )
-        yield tag("div", figure_of_curve(SO_FAR, so_far_curve(ways, labels)), class_="card")
+        meaning = folded_note("What ACC, BWT and FWT are", tag("p", MEANING))
+        chart = tag("div", figure_of_curve(SO_FAR, so_far_curve(ways, labels)), class_="card")
+        yield tag("div", chart, tag("div", _ways_table(ways, labels), meaning, class_="card"), class_="cards")
         figures = [_heatmap(*one) for one in zip(range(len(ways)), labels, grids, strict=True)]
         yield tag("section", tag("h2", "Accuracy on each task after each"), tag("div", *figures, class_="cards"),
                   data_chosen=True)  # fmt: skip
@@ -148,18 +152,22 @@ def _ways_table(ways: Sequence[TaskAccuracies], labels: Sequence[str]) -> Markup
     rows = []
     for label, way in zip(labels, ways, strict=True):
         metrics, kept = way.metrics().values(), [f"{way.storage.get(key, 0):,}" for key in STORED]
-        rows.append([name(label), *(told(*own) for own in metrics), *kept])
+        rows.append([name(label), *(accuracy_text(*own) for own in metrics), *kept])
     return plain_table(head, rows, kind="numbers", label="The ways of learning")
 
 
 def so_far_curve(ways: Sequence[TaskAccuracies], labels: Sequence[str]) -> dict[str, list[Any]]:
     """Return the mean accuracy over the tasks learnt so far, after each task, a line for each way."""
-    curve: dict[str, list[Any]] = {"after task": list(ways[0].tasks)}
-    for label, way in zip(labels, ways, strict=True):
-        values, count = way.so_far, len(way.seeds)
+    return _over_seeds("after task", ways[0].tasks, {label: w.so_far for label, w in zip(labels, ways, strict=True)})
+
+
+def _over_seeds(across: str, tasks: Sequence[str], lines: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
+    """Return the mean over seeds, seeds × tasks, of each line, with standard errors where there are several seeds."""
+    curve: dict[str, list[Any]] = {across: list(tasks)}
+    for label, values in lines.items():
         curve[label] = _nulls(values.mean(0))
-        if count > 1:
-            curve[f"{label} ±"] = _nulls(values.std(0, ddof=1) / math.sqrt(count))
+        if len(values) > 1:
+            curve[f"{label} ±"] = _nulls(values.std(0, ddof=1) / math.sqrt(len(values)))
     return curve
 
 
@@ -177,11 +185,15 @@ def _ensembles(one: TaskEnsembles) -> Markup:
     columns = [own.mean(0) for own in (one.alone, one.together, one.further)]
     rows = [[name(task), *(f"{value:.4f}" for value in values), ", ".join(one.members_of(task)) or "–"]
             for task, *values in zip(one.tasks, *columns, strict=True)]  # fmt: skip
-    rows.append(["all", *(told(*own) for own in one.metrics().values()), ""])
+    rows.append(["all", *(accuracy_text(*own) for own in one.metrics().values()), ""])
     head = ["task", "alone", "together", "further", f"members with seed {one.seeds[0]}"]
     words = f"Members are chosen as {one.choice} by {one.similarity}, among {one.candidates}. {CONTROL}"
     table = plain_table(head, rows, kind="numbers", label="Ensembles")
-    return tag("section", tag("h2", "Ensembles of similar tasks"), tag("p", words), tag("div", table, class_="card"))
+    lines = {"alone": one.alone, "together": one.together, "further": one.further}
+    chart = figure_of_curve("Accuracy on each task", _over_seeds("task", one.tasks, lines))
+    cards = [tag("div", shown, class_="card") for shown in (chart, table)]
+    title = tag("h2", "Ensembles of similar tasks", class_="quiet")
+    return tag("section", title, tag("div", *cards, class_="cards"), tag("p", words))
 
 
 def _rows(
@@ -198,7 +210,7 @@ def _rows(
 
 
 def _origins(ways: Sequence[TaskAccuracies], labels: Sequence[str], ensembles: Sequence[TaskEnsembles]) -> Markup:
-    records: list[Record] = [*ways, *ensembles]
+    records: list[TaskRecord] = [*ways, *ensembles]
     first, also = records[0], ["ensembles"] * len(ensembles)
     general: dict[str, Any] = {"tasks": ", ".join(first.tasks), "seeds": ", ".join(map(str, first.seeds))}
     general |= {"classes of each": ", ".join(map(str, ways[0].classes))} if ways else {}

@@ -1,18 +1,18 @@
-"""Units: which modules are frozen one after the other, and what goes along with each."""
+"""Groups: which modules are frozen one after the other, and what goes along with each."""
 
 import pytest
 import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.freezing.units import Units, find_units, has_weights, keeps_statistics
+from netkin.applications.freezing.layer_groups import LayerGroups, find_groups, has_weights, keeps_statistics
 from netkin.errors import UnknownName, ValueFault
 from netkin.sources.architectures import architecture
 
 
 def members(model, layers=None):
-    units = Units(model, layers)
-    return {name: units.members(number) for number, name in enumerate(units.names)}
+    groups = LayerGroups(model, layers)
+    return {name: groups.members(number) for number, name in enumerate(groups.names)}
 
 
 def test_a_residual_network_is_frozen_block_by_block_and_its_stem_with_the_first():
@@ -35,8 +35,8 @@ def test_a_transformer_is_frozen_block_by_block_and_its_embedding_with_the_first
     assert found["blocks.5"] == ["blocks.5", "norm"]
 
 
-def test_recurrent_layers_are_units():
-    assert find_units(architecture("char_lstm")()) == ["embedding", "lstm1", "lstm2", "out"]
+def test_recurrent_layers_are_groups():
+    assert find_groups(architecture("char_lstm")()) == ["embedding", "lstm1", "lstm2", "out"]
 
 
 def test_a_shell_around_one_model_is_looked_into():
@@ -45,28 +45,28 @@ def test_a_shell_around_one_model_is_looked_into():
             super().__init__()
             self.net, self.loss = architecture("svcca_convnet")(), nn.CrossEntropyLoss()
 
-    assert find_units(Shell())[:2] == ["net.conv1", "net.conv2"]
+    assert find_groups(Shell())[:2] == ["net.conv1", "net.conv2"]
 
 
-def test_weights_between_named_units_go_with_the_next_and_norms_with_what_is_before():
+def test_weights_between_named_groups_go_with_the_next_and_norms_with_what_is_before():
     found = members(architecture("svcca_convnet")(), ["conv1", "conv3"])
     assert found == {"conv1": ["conv1", "relu1"], "conv3": ["conv2", "relu2", "bn1", "pool1", "conv3", "relu3"]}
 
 
 def test_what_runs_after_the_last_named_unit_belongs_to_none():
-    units = Units(architecture("resnet20")(), ["layer1", "layer2"])
-    assert [piece for piece in units.order if units.owner[piece] is None] == ["layer3", "fc"]
+    groups = LayerGroups(architecture("resnet20")(), ["layer1", "layer2"])
+    assert [piece for piece in groups.order if groups.owner[piece] is None] == ["layer3", "fc"]
 
 
 def test_units_keep_the_order_in_which_they_are_named():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    assert Units(model, ["1", "0"]).order == ["1", "0"]
+    assert LayerGroups(model, ["1", "0"]).order == ["1", "0"]
 
 
 def test_all_parameters_belong_to_a_unit_or_to_what_follows():
     model = architecture("resnet20")()
-    units = Units(model)
-    names = [name for number in range(len(units.names)) for name in units.parameters(number)]
+    groups = LayerGroups(model)
+    names = [name for number in range(len(groups.names)) for name in groups.parameters(number)]
     assert sorted([*names, "fc.weight", "fc.bias"]) == sorted(name for name, _ in model.named_parameters())
 
 
@@ -91,7 +91,7 @@ def test_a_parameter_of_the_model_itself_goes_with_the_first_unit_until_the_mode
 
 def test_names_inside_wrappers_are_those_of_the_model():
     model = torch.nn.DataParallel(architecture("tiny10")())
-    assert list(Units(model).parameters(0)) == ["conv1.weight", "conv1.bias", "bn1.weight", "bn1.bias"]
+    assert list(LayerGroups(model).parameters(0)) == ["conv1.weight", "conv1.bias", "bn1.weight", "bn1.bias"]
 
 
 @pytest.mark.parametrize(
@@ -135,15 +135,15 @@ def test_which_modules_have_weights_beside_those_of_norms(module, does):
 
 
 def test_a_unit_inside_another_is_refused():
-    with pytest.raises(ValueFault, match="unit 'layer1.0' lies inside unit 'layer1'; name one of the two"):
-        Units(architecture("resnet20")(), ["layer1", "layer1.0"])
+    with pytest.raises(ValueFault, match="group 'layer1.0' lies inside group 'layer1'; name one of the two"):
+        LayerGroups(architecture("resnet20")(), ["layer1", "layer1.0"])
 
 
 def test_one_call_of_a_layer_is_refused():
     with pytest.raises(ValueFault, match="'conv1#2' is one call of a layer, and its weights serve all calls"):
-        Units(architecture("resnet20")(), ["conv1#2"])
+        LayerGroups(architecture("resnet20")(), ["conv1#2"])
 
 
 def test_an_unknown_layer_is_refused():
     with pytest.raises(UnknownName, match="no layer named 'conv9'; did you mean 'conv"):
-        Units(architecture("svcca_convnet")(), ["conv9"])
+        LayerGroups(architecture("svcca_convnet")(), ["conv9"])

@@ -1,12 +1,13 @@
-"""The page and the figure of a sparsity study: weights, similarity of layers and accuracy, networks side by side."""
+"""Pages of networks that were made smaller: a sparsity study with networks side by side, and compressed layers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from netkin.reporting.charts import tick_text
+from netkin.reporting.charts import Axis, Chart, axis_up, chart_of
 from netkin.reporting.grids import Grid, grids_of
 from netkin.reporting.page.document import (
     SCRIPTS,
@@ -14,21 +15,34 @@ from netkin.reporting.page.document import (
     document,
     facts,
     folded,
+    folded_note,
     footer,
     header,
+    identity,
+    is_identity,
     joined,
     name,
     plain_table,
+    section,
     tag,
     toolbar,
     warnings,
 )
 from netkin.reporting.page.heatmap import embedded, figure_of, holes, values_class
-from netkin.reporting.page.line_chart import figure_of_curve
-from netkin.reporting.words import told_apart
+from netkin.reporting.page.line_chart import (
+    SIDE,
+    beside_axes,
+    figure_of_curve,
+    key,
+    line_chart,
+    stretched,
+    tick_names,
+)
+from netkin.reporting.words import short_names
+from netkin.results.compression import Compression
+from netkin.results.text import plural
 from netkin.results.weight_sparsity import SparsityStudy, WeightSparsity
 
-WIDTH, HEIGHT, SIDE, FOOT = 520, 220, 14, 40  # of a histogram, in its own units
 WEIGHTS = (
     "Prunable are the weights of linear and convolutional layers; biases, norms and embeddings are not. ε-sparsity is "
     "the share of weights whose size is below ε. A relative ε is in units of the r.m.s. of each layer's weights that "
@@ -46,9 +60,21 @@ SAVES = (
 )
 
 
+COLUMNS = ("layer", "kind", "width", "parameters", "multiply-adds", "variance held", "accuracy")
+TWO_LAYERS = (
+    "Each layer became two: the first maps its input to the directions that are kept, the second does the layer's work "
+    "on these. Variance is that of the layer's input over the examples; multiply-adds are those of one example."
+)
+KEPT = "Shares of the layer as it was. Below 1 the two layers together are smaller than the one that they replace."
+ACCURACY = "Accuracy with this layer and those before it in the table compressed; the first is the original's."
+
+
+# --- a sparsity study ------------------------------------------------------------------------------------------------
+
+
 def sparsity_page(study: SparsityStudy) -> str:
     """Return the HTML page of a study."""
-    names = told_apart(study.names)
+    names = short_names(study.names)
     title = " and ".join(names[one] for one in study.names) + ": how sparse, and what that does"
     comparisons = list(study.interlayer.values())
     grids = [grids_of(one) for one in comparisons]
@@ -78,15 +104,14 @@ def _sentence(study: SparsityStudy, names: Mapping[str, str]) -> str:
 
 def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequence[Grid]]) -> Iterator[Markup | None]:
     yield facts(
-        filter(None, [study.data, f"{study.examples:,} examples" if study.examples else "", study.created[:10]])
+        filter(None, [study.data, plural(study.examples, "example") if study.examples else "", study.created[:10]])
     )
     yield warnings(list(_warnings(study, names)))
-    yield tag("h2", "How sparse", class_="quiet")
-    yield tag("p", WEIGHTS)
-    yield tag("div", _shares(study, names), class_="card")
-    yield tag("h2", "Distribution of the weights")
-    yield tag("p", DISTRIBUTION)
+    yield tag("h2", "Distribution of the weights", class_="quiet")
     yield tag("div", *_histograms(study, names), class_="cards")
+    yield tag("p", DISTRIBUTION, class_="note")
+    yield tag("h2", "How sparse")
+    yield tag("div", _shares(study, names), folded_note("What the rows are", tag("p", WEIGHTS)), class_="card")
     if study.interlayer:
         yield tag("h2", "Similarity of the layers")
         yield tag("p", SIMILAR, study.shapes, ".")
@@ -143,28 +168,25 @@ def _percent(share: float) -> str:
 
 def _histograms(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[Markup]:
     """Yield the weights of each network as bars, all of one height for the same share of weights."""
-    most = max((max(counts) / max(sum(counts), 1) for counts in study.histograms.values()), default=1.0) or 1.0
-    for place, (one, counts) in enumerate(study.histograms.items()):
-        shares = [count / max(sum(counts), 1) for count in counts]
-        drawn = tag("div", _bars(study.edges, shares, most, place, names[one]), class_="chart")
-        note = tag("figcaption", tag("p", f"{sum(counts):,} weights; the highest bar here: {max(shares):.1%} of them."))
+    shares = {one: [count / max(sum(counts), 1) for count in counts] for one, counts in study.histograms.items()}
+    up = axis_up([0.0, *(max(own) for own in shares.values())])
+    for place, (one, own) in enumerate(shares.items()):
+        weights, highest = sum(study.histograms[one]), max(own)
+        note = tag("figcaption", tag("p", f"{weights:,} weights; the highest bar here: {highest:.1%} of them."))
+        drawn = _bars(study.edges, own, up, place, names[one])
         yield tag("figure", tag("h3", name(names[one])), drawn, note, class_="card curve")
 
 
-def _bars(edges: Sequence[float], shares: Sequence[float], most: float, place: int, words: str) -> Markup:
-    width = (WIDTH - 2 * SIDE) / len(shares)
-    tops = [(SIDE + k * width, HEIGHT * share / most) for k, share in enumerate(shares)]
-    path = "".join(f"M{x:.1f} {HEIGHT + 8}v{-high:.1f}h{width * 0.9:.2f}V{HEIGHT + 8}z" for x, high in tops)
-    ticks = [
-        tag("text", tick_text(value), x=SIDE + share * (WIDTH - 2 * SIDE), y=HEIGHT + 26, text_anchor="middle")
-        for share, value in ((0.0, edges[0]), (0.25, edges[0] / 2), (0.5, 0.0), (0.75, edges[-1] / 2), (1.0, edges[-1]))
-    ]
-    rule = tag("line", x1=SIDE, x2=WIDTH - SIDE, y1=HEIGHT + 8, y2=HEIGHT + 8, class_="rule")
+def _bars(edges: Sequence[float], shares: Sequence[float], up: Axis, place: int, words: str) -> Markup:
+    """Return a histogram beside the axes that a line chart has."""
+    chart = Chart(f"weights of {words}", "weight", edges, [], up, Axis(edges[0], edges[-1]))
+    lefts, width = [SIDE * left for left in chart.lefts], SIDE / len(shares)
+    tops = [SIDE * (1 - up.place(share)) for share in shares]
+    path = "".join(f"M{x:.1f} {SIDE}V{top:.1f}h{width * 0.9:.2f}V{SIDE}z" for x, top in zip(lefts, tops, strict=False))
     bars = tag("g", tag("path", d=path, class_="area"), class_=f"k{place % 4}")
-    view = f"-16 0 {WIDTH + 32} {HEIGHT + FOOT}"
-    return tag(
-        "svg", rule, bars, *ticks, viewBox=view, role="img", aria_label=f"weights of {words}", class_="histogram"
-    )
+    parts = (stretched(chart, [bars]), *tick_names(chart))
+    field = tag("div", *parts, class_="field", role="img", aria_label=chart.title)
+    return beside_axes(chart, tag("div", field, class_="plot"), "share of the weights")
 
 
 def _heatmaps(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequence[Grid]]) -> Iterator[Markup]:
@@ -219,3 +241,64 @@ def _rows(study: SparsityStudy) -> list[Any]:
     rows = [[one, *(getattr(row, key) for key in columns)]
             for one, table in study.networks.items() for row in table.layers]  # fmt: skip
     return [["network", *columns], rows]
+
+
+# --- compressed layers -----------------------------------------------------------------------------------------------
+
+
+def compression_page(table: Compression) -> str:
+    """Return the HTML page of a compression."""
+    title = f"{plural(len(table), 'layer')} compressed"
+    bar = toolbar(best=None, cells=False)
+    shown = joined(
+        header(title, table.conclusion), bar, tag("main", *_compression_parts(table)), footer([table.version])
+    )
+    rows = [list(COLUMNS), *([*map(str, row)] for row in _compression_rows(table))]
+    data = embedded([], [], [], {}) | {"document": table.to_document(), "table": rows, "name": "compression"}
+    return document(title, shown, data, scripts=SCRIPTS, kind="compression")
+
+
+def compression_charts(table: Compression) -> list[Chart]:
+    """Return the shares that layers keep, and the accuracy after each where there are labels."""
+    layers = [row.layer for row in table]
+    shares: dict[str, list[Any]] = {
+        "layer": layers,
+        "directions": [row.kept / row.width for row in table],
+        "parameters": [row.parameters_after / max(row.parameters_before, 1) for row in table],
+        "multiply-adds": [row.multiply_adds_after / max(row.multiply_adds_before, 1) for row in table],
+        "variance held": [row.variance for row in table],
+    }
+    right: dict[str, list[Any]] = {
+        "layer": ["as it was", *layers],
+        "accuracy": [table.accuracy_before, *(row.accuracy for row in table)],
+    }
+    kept, accuracy = chart_of("share kept", shares), chart_of("accuracy", right)
+    if kept is not None:
+        kept = replace(kept, up=axis_up([0.0, kept.up.high]))  # shares are seen from 0
+    return [chart for chart in (kept, accuracy) if chart is not None]
+
+
+def _compression_parts(table: Compression) -> Iterator[Markup | None]:
+    way = f"{table.projection.replace('_', ' ')}, {table.order}"
+    told = [table.data, plural(table.examples, "example"), f"against {table.against}", way, table.created[:10]]
+    yield facts([text for text in told if text])
+    yield warnings(list(table.notes))
+    words = {"share kept": KEPT, "accuracy": ACCURACY}
+    cards = [
+        tag("figure", tag("h3", chart.title), key(chart.lines) if len(chart.lines) > 1 else None,
+            line_chart(chart), tag("figcaption", words[chart.title]), class_="card")
+        for chart in compression_charts(table)
+    ]  # fmt: skip
+    title = tag("h2", "Layer by layer", class_="quiet")
+    yield tag("section", title, tag("div", *cards, class_="cards"), tag("p", TWO_LAYERS, class_="note"))
+    rows = [[name(layer), *(cell.replace(" ", "\u00a0") for cell in rest)] for layer, *rest in _compression_rows(table)]
+    shown = plain_table(list(COLUMNS), rows, kind="numbers", label="The layers")
+    yield tag("section", tag("h2", "The table"), tag("div", shown, class_="card"))
+    told_facts = {"compressed against": table.against, "projection": table.projection.replace("_", " ")}
+    told_facts |= {"order": table.order, "examples": f"{table.examples:,}", "data": table.data or "not named"}
+    told_facts |= {word: text for word, text in table.provenance.items() if not is_identity(word)}
+    yield section(told_facts, identity(table.provenance))
+
+
+def _compression_rows(table: Compression) -> list[list[str]]:
+    return [[row.layer, row.kind, *cells] for row, (_, *cells) in zip(table, table.cells(), strict=True)]

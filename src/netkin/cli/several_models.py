@@ -1,20 +1,35 @@
-"""`netkin recommend`: which pretrained model suits some data; `netkin tasks`: models compared on data of their own."""
+"""Commands about several models: `netkin recommend`, which suits some data; `netkin tasks`, each on its own data.
+
+`netkin atoms` compares networks by their filter atoms, without data.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.collect import held_by, opened, refuse_result, warn_of_missing
-from netkin.cli.options import DEVICE, FILE, JSON, KNOWN, TRANSFORM, example, pictures, task_options
-from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import crashes_refused, functions_of, loaded, loaded_models, refuse_absent_device, refusing
+from netkin.cli.compare import kind_of_file, open_statistics, refuse_result, warn_of_missing_parts
+from netkin.cli.options import DEVICE, FILE, JSON, KNOWN, NAMES, TRANSFORM, example, picture_options, task_options
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
+from netkin.cli.running import (
+    crash_refusals,
+    functions_of,
+    load_batches,
+    load_models,
+    model_names,
+    refuse_absent_device,
+    tell_random_weights,
+    with_refusals,
+)
 from netkin.errors import NameClash
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from netkin.results import Comparisons, Ranking
 
 
@@ -53,14 +68,16 @@ if TYPE_CHECKING:
 @click.option("--layer", metavar="NAME", help="Layer whose outputs are the features; by default the last but one.")
 @DEVICE
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
+@NAMES
 @TRANSFORM
 @click.option("--save", type=FILE, help="Write the ranking to this file, such as which.netkin.")
-@pictures("which", "the scores")
+@picture_options("which", "the scores")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def recommend(
     models: tuple[str, ...],
+    names: tuple[str, ...],
     data: str,
     save: Path | None,
     report: Path | None,
@@ -72,25 +89,25 @@ def recommend(
     """Rank pretrained models by how well they are expected to transfer to your data, without training.
 
     Every model runs once over the examples; for a Hugging Face model they are preprocessed as its folder specifies. A
-    model that cannot run on them is listed last, with the reason. NAME is the model's name in the table.
+    model that cannot run on them is listed last, with the reason. NAME names the model in the table, as --name does.
     """
-    named = _named(models)
-    outputs = Outputs(force, *named.values(), data)
+    named = dict(zip(model_names(models, names), models, strict=True)) if names else _models_by_name(models)
+    outputs = OutputFiles(force, *named.values(), data)
     outputs.check("--save", save, "ranking")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
-    ranking = _ranked(named, data, **options)
+    ranking = _rank(named, data, **options)
     outputs.write(save, ranking.save, f"saved to {save}")
     outputs.draw(ranking, report, figure)
     click.echo(as_json(ranking) if json else str(ranking))
     outputs.finish()
 
 
-def _named(models: tuple[str, ...]) -> dict[str, str]:
+def _models_by_name(models: tuple[str, ...]) -> dict[str, str]:
     """Return models by their names; one without NAME= is called what it is.
 
     Example:
-        >>> _named(("small=netkin:tiny10,width=8", "netkin:tiny10,width=16"))
+        >>> _models_by_name(("small=netkin:tiny10,width=8", "netkin:tiny10,width=16"))
         {'small': 'netkin:tiny10,width=8', 'netkin:tiny10,width=16': 'netkin:tiny10,width=16'}
     """
     named: dict[str, str] = {}
@@ -103,7 +120,7 @@ def _named(models: tuple[str, ...]) -> dict[str, str]:
     return named
 
 
-def _ranked(models: dict[str, str], data: str, **options: Any) -> Ranking:
+def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
     """Call the library."""
     from netkin.applications.transfer import recommend as rank
 
@@ -132,10 +149,10 @@ def _ranked(models: dict[str, str], data: str, **options: Any) -> Ranking:
 @click.argument("tasks", nargs=-1, required=True, metavar="NAME=MODEL,DATA|NAME=STATISTICS ...")
 @task_options
 @click.option("--save", type=FILE, help="Write the comparisons to this file, such as tasks.netkin.")
-@pictures("tasks", "the blocks of all pairs")
+@picture_options("tasks", "the blocks of all pairs")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def tasks(
     tasks: tuple[str, ...],
     save: Path | None,
@@ -151,32 +168,32 @@ def tasks(
     (sketches), from which all pairs of tasks are compared; values are means over --seeds. STATISTICS is a file of
     sketches that `netkin collect` wrote for one model.
     """
-    given = dict(map(_taken_apart, tasks))
+    given = dict(map(_parse_task, tasks))
     if len(given) < len(tasks):
-        names = [_taken_apart(one)[0] for one in tasks]
+        names = [_parse_task(one)[0] for one in tasks]
         raise NameClash(f"two tasks are named {max(names, key=names.count)!r}; give each its own name.")
-    outputs = Outputs(force, *(part for parts in given.values() for part in parts))
+    outputs = OutputFiles(force, *(part for parts in given.values() for part in parts))
     outputs.check("--save", save, "comparisons")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
-    found = _compared(given, **options)
+    found = _compare_tasks(given, **options)
     outputs.write(save, found.save, f"saved to {save}")
     outputs.draw(found, report, figure)
     click.echo(as_json(found) if json else str(found))
     outputs.finish()
 
 
-def _taken_apart(task: str) -> tuple[str, list[str]]:
+def _parse_task(task: str) -> tuple[str, list[str]]:
     """Return the name of a task and its model and data, or the file of its sketches.
 
     Example:
-        >>> _taken_apart("t=netkin:tiny10,width=4@w.pt,images,size=64:DIR")
+        >>> _parse_task("t=netkin:tiny10,width=4@w.pt,images,size=64:DIR")
         ('t', ['netkin:tiny10,width=4@w.pt', 'images,size=64:DIR'])
     """
     name, equals, rest = task.partition("=")
     # an option such as width=4 belongs to what precedes it
     found = [name, *re.split(r",(?!\w+=)", rest, maxsplit=1)]
-    if equals and name and rest and len(found) == 2 and held_by(rest) == "statistics":
+    if equals and name and rest and len(found) == 2 and kind_of_file(rest) == "statistics":
         return name, [rest]
     if equals and name and len(found) == 2:
         refuse_result(rest)
@@ -189,7 +206,7 @@ def _taken_apart(task: str) -> tuple[str, list[str]]:
     return name, found[1:]
 
 
-def _compared(
+def _compare_tasks(
     given: dict[str, list[str]], batch_size: int, balanced: bool, seed: int, independent_buckets: bool, **options: Any
 ) -> Comparisons:
     """Load what was named and call the library."""
@@ -197,16 +214,109 @@ def _compared(
 
     refuse_absent_device(options["device"])
     specs = {name: parts[0] for name, parts in given.items() if len(parts) == 2}
-    models = dict(zip(specs, loaded_models(list(specs.values())), strict=True))
+    models = dict(zip(specs, load_models(list(specs.values())), strict=True))
     made: dict[str, Any] = {}
     for name, parts in given.items():
         if name in models:
-            data = loaded(parts[1], batch_size, options["examples"], seed, balanced, [parts[0]])
+            data = load_batches(parts[1], batch_size, options["examples"], seed, balanced, [parts[0]])
             made[name] = (models[name], data)
         else:
-            made[name] = opened(Path(parts[0]))
-            warn_of_missing(made[name])
+            made[name] = open_statistics(Path(parts[0]))
+            warn_of_missing_parts(made[name])
     options |= {name: list(options[name]) or None for name in ("measures", "layers")}
     options["transforms"] = functions_of(options["transforms"], 1)
-    with crashes_refused(list(specs.values()), list(models.values())):
+    with crash_refusals(list(specs.values()), list(models.values())):
         return compare_tasks(made, **options, share_buckets=not independent_buckets)
+
+
+@click.command(epilog=example("atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html"))
+@click.argument("models", nargs=-1, required=True)
+@click.option(
+    "--atoms", type=click.IntRange(min=1), metavar="M", help="Fit shared coefficients first, with M atoms per layer."
+)
+@click.option(
+    "--source",
+    default="joint",
+    show_default=True,
+    metavar="MODEL",
+    help="With --atoms: model whose coefficients are used, or `joint` for a fit to all.",
+)
+@click.option(
+    "--block",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --atoms: block size, for networks of different widths; see the guide to filter subspaces.",
+)
+@click.option("--measure", type=click.Choice(["atom_cosine", "atom_angular"]), default="atom_cosine", show_default=True,
+              help="Measure between the atoms.")  # fmt: skip
+@click.option("--by-layer", is_flag=True, help="Also print a table for each layer.")
+@click.option("--top", type=click.IntRange(min=1), metavar="K", help="Print only the K most similar networks for each.")
+@click.option("--save", type=FILE, help="Write the comparison to this file, such as nets.netkin.")
+@NAMES
+@picture_options("nets", "the table")
+@FORCE
+@JSON
+@with_refusals
+def atoms(
+    models: tuple[str, ...],
+    top: int | None,
+    save: Path | None,
+    report: Path | None,
+    figure: Path | None,
+    force: bool,
+    json: bool,
+    **options: Any,
+) -> None:
+    """Compare networks by their filter atoms, each with every other, from their weights alone.
+
+    Atoms are comparable only between networks that share their coefficients. For networks of plain convolutions,
+    --atoms fits shared coefficients first and prints on stderr which share of each filter they explain.
+    """
+    outputs = OutputFiles(force, *models)
+    outputs.check("--save", save, "comparison")
+    outputs.check("--report", report, "page")
+    outputs.check("--figure", figure, "figure")
+    if top and (save or report or figure):
+        raise click.UsageError(
+            "--top prints the nearest networks and makes no table to save or draw; leave out one of them."
+        )
+    if top and top >= len(models):
+        raise click.UsageError(f"--top asks for {top} other networks, but there are only {len(models) - 1}.")
+    networks = _networks(models, *(options.pop(name) for name in ("names", "atoms", "source", "block")))
+    if top:
+        _print_nearest(networks, top, json)
+        return
+    from netkin.applications.subspaces import atom_similarity
+
+    found = atom_similarity(networks, options["measure"], by_layer=options["by_layer"])
+    outputs.write(save, found.save, f"saved to {save}")
+    outputs.draw(found, report, figure)
+    click.echo(as_json(found) if json else str(found))
+    outputs.finish()
+
+
+def _networks(
+    specs: Sequence[str], names: Sequence[str], atoms: int | None, source: str, block: int | None
+) -> dict[str, nn.Module]:
+    """Load the models that were named; with `atoms`, as networks that share their coefficients."""
+    from netkin.applications.subspaces import share_coefficients
+
+    if atoms is None and (block or source != "joint"):
+        raise click.UsageError("--source and --block need --atoms, the number of atoms per layer.")
+    names = model_names(specs, names)
+    models = load_models(specs)
+    tell_random_weights(models)
+    named = dict(zip(names, models, strict=True))
+    if atoms is None:
+        return named
+    shared = share_coefficients(named, atoms, source=source, block=block)
+    click.echo(str(shared), err=True)
+    return dict(shared.models)
+
+
+def _print_nearest(networks: dict[str, nn.Module], top: int, json: bool) -> None:
+    from netkin.applications.subspaces import nearest_networks
+
+    found = nearest_networks(networks, top)
+    listed = {name: [{"network": other, "atom_cosine": value} for other, value in found[name]] for name in found.names}
+    click.echo(as_json(listed) if json else str(found))

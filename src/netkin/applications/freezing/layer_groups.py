@@ -1,14 +1,14 @@
-"""Units: what freeze training freezes one after the other, and what is frozen along with each.
+"""Groups: what freeze training freezes one after the other, and what is frozen along with each.
 
-A unit is named after one module. Where none are named they are found among the default layers: the blocks of a network
+A group is named after one module. Where none are named they are found among the default layers: the blocks of a network
 made of blocks (a residual network, a transformer), else every layer with weights that is no norm. All other modules
-belong to a unit, by the order in which they run:
+belong to a group, by the order in which they run:
 
-- modules without weights, and norms, belong to the unit that runs just before them;
-- other weights belong to the next unit, since nothing before a frozen unit may be trained. So the stem of a residual
-  network is frozen with its first block. What runs after the last unit is never frozen.
+- modules without weights, and norms, belong to the group that runs just before them;
+- other weights belong to the next group, since nothing before a frozen group may be trained. So the stem of a residual
+  network is frozen with its first block. What runs after the last group is never frozen.
 
-A parameter that no layer holds, but the model itself or a module around the units, goes with the first unit that
+A parameter that no layer holds, but the model itself or a module around the groups, goes with the first group that
 depends on it. Until `FirstStep` has seen a training step, the order in which modules run is taken to be that of
 registration.
 """
@@ -25,46 +25,46 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError, ValueFault
+from netkin.representations.hooks import leaves
 from netkin.representations.layers import Spec, children, choose, layers, modules, split_call, unwrapped
-from netkin.representations.nesting import leaves
 
 NORM = re.compile(r"norm(act)?(\dd)?$", re.IGNORECASE)  # BatchNorm2d, LayerNorm, LlamaRMSNorm, BatchNormAct2d, ...
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-class Units:
-    """The units of a model in the order they run, and which module belongs to which unit.
+class LayerGroups:
+    """The groups of a model in the order they run, and which module belongs to which group.
 
-    A piece is a module, or a parameter that lies on a module around units; `order` holds their names as they run.
+    A piece is a module, or a parameter that lies on a module around groups; `order` holds their names as they run.
     """
 
     def __init__(self, model: nn.Module, spec: Spec = None):
         self.modules = modules(model)
-        self.names = tuple(find_units(model) if spec is None else named_units(model, spec))
+        self.names = tuple(find_groups(model) if spec is None else named_groups(model, spec))
         self.order = _with_names_in_order(list(_pieces(self.modules, self.names, "")), self.names)
         self.owner = self._owners()
 
     def reorder(self, order: Sequence[str]) -> None:
-        """Let the pieces go with units by another order in which they run."""
+        """Let the pieces go with groups by another order in which they run."""
         self.order = list(order)
         self.owner = self._owners()
 
     def members(self, number: int) -> list[str]:
-        """Return the names of the pieces that are frozen with unit `number`."""
+        """Return the names of the pieces that are frozen with group `number`."""
         return [piece for piece in self.order if self.owner[piece] == number]
 
     def parameters(self, number: int) -> dict[str, nn.Parameter]:
-        """Return the parameters of unit `number` by name."""
+        """Return the parameters of group `number` by name."""
         return {name: tensor for piece in self.members(number) for name, tensor in self._parameters_of(piece)}
 
     def norms(self, number: int) -> list[nn.Module]:
-        """Return those modules of unit `number` that change as they run in training mode."""
+        """Return those modules of group `number` that change as they run in training mode."""
         pieces = [self.modules[piece] for piece in self.members(number) if piece in self.modules]
         inner = {id(module): module for piece in pieces for module in piece.modules()}
         return [module for module in inner.values() if keeps_statistics(module)]
 
     def owners(self) -> dict[int, dict[str, int | None]]:
-        """Return for each parameter, by its id, all names it goes by and the unit that each name belongs to."""
+        """Return for each parameter, by its id, all names it goes by and the group that each name belongs to."""
         found: dict[int, dict[str, int | None]] = {}
         for piece in self.order:
             for name, tensor in self._parameters_of(piece):
@@ -72,7 +72,7 @@ class Units:
         return found
 
     def loose(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that no module of a unit or beside one holds."""
+        """Return the parameters that no module of a group or beside one holds."""
         return {name: tensor for name in self.order if name not in self.modules
                 for _, tensor in self._parameters_of(name)}  # fmt: skip
 
@@ -101,23 +101,23 @@ class Units:
         return piece in self.modules and not has_weights(self.modules[piece])
 
 
-def find_units(model: nn.Module) -> list[str]:
-    """Return the names of the units of a model for which none were named.
+def find_groups(model: nn.Module) -> list[str]:
+    """Return the names of the groups of a model for which none were named.
 
     Example:
-        >>> find_units(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)))
+        >>> find_groups(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)))
         ['0', '3']
     """
     known = modules(model)
     weighty = [name for name in layers(model) if has_weights(known[name])]
     if len(weighty) == 1 and weighty[0] and children(known[weighty[0]]):
-        return [f"{weighty[0]}.{name}" for name in find_units(known[weighty[0]])]  # a shell around one module
+        return [f"{weighty[0]}.{name}" for name in find_groups(known[weighty[0]])]  # a shell around one module
     listed = [name for name in weighty if name and isinstance(known[name.rpartition(".")[0]], CONTAINERS)]
     is_of_blocks = any(_is_block(known[name]) for name in listed)
     return listed if is_of_blocks else weighty
 
 
-def named_units(model: nn.Module, spec: Spec) -> list[str]:
+def named_groups(model: nn.Module, spec: Spec) -> list[str]:
     """Return the names of the modules that `spec` requests, none of them inside another."""
     names = choose(model, spec)
     for name in names:
@@ -125,7 +125,7 @@ def named_units(model: nn.Module, spec: Spec) -> list[str]:
             raise ValueFault(f"{name!r} is one call of a layer, and its weights serve all calls; name the layer.")
         inside = next((other for other in names if other != name and _is_inside(other, name)), None)
         if inside is not None:
-            raise ValueFault(f"unit {inside!r} lies inside unit {name!r}; name one of the two.")
+            raise ValueFault(f"group {inside!r} lies inside group {name!r}; name one of the two.")
     return names
 
 
@@ -153,8 +153,8 @@ def _is_inside(name: str, outer: str) -> bool:
 
 
 def _pieces(known: dict[str, nn.Module], names: Sequence[str], name: str) -> Iterator[str]:
-    """Yield the modules that are units or enclose none, and the parameters on those that enclose some."""
-    if name in names or not any(_is_inside(unit, name) for unit in names):
+    """Yield the modules that are groups or enclose none, and the parameters on those that enclose some."""
+    if name in names or not any(_is_inside(group, name) for group in names):
         yield name
         return
     joined: Callable[[str], str] = lambda key: f"{name}.{key}" if name else key  # noqa: E731
@@ -164,7 +164,7 @@ def _pieces(known: dict[str, nn.Module], names: Sequence[str], name: str) -> Ite
 
 
 def _with_names_in_order(order: list[str], names: Sequence[str]) -> list[str]:
-    """Return `order` with the units in their own order, in the places where units stand."""
+    """Return `order` with the groups in their own order, in the places where groups stand."""
     upcoming = iter(names)
     return [next(upcoming) if piece in names else piece for piece in order]
 
@@ -181,21 +181,21 @@ def inner_model(model: nn.Module) -> nn.Module:
 
 
 class FirstStep:
-    """Hooks that note, until `settle`, in which order a model's pieces run and on what each unit depends.
+    """Hooks that note, until `settle`, in which order a model's pieces run and on what each group depends.
 
-    On what a unit depends is read from the autograd graph of what goes into it: all parameters found there run before
+    On what a group depends is read from the autograd graph of what goes into it: all parameters found there run before
     it. Compiled modules are not visible in it; then the order of registration is used.
     """
 
-    def __init__(self, units: Units):
-        self.units = units
+    def __init__(self, groups: LayerGroups):
+        self.groups = groups
         self.seen: dict[str, None] = {}
         self.recomputed: set[str] = set()
         self.before: dict[str, list[Tensor]] = {}
         self._visited: set[Any] = set()
-        pieces = [piece for piece in units.order if piece in units.modules]
+        pieces = [piece for piece in groups.order if piece in groups.modules]
         self._handles = [
-            units.modules[piece].register_forward_pre_hook(partial(self._called, piece), with_kwargs=True)
+            groups.modules[piece].register_forward_pre_hook(partial(self._called, piece), with_kwargs=True)
             for piece in pieces
         ]
 
@@ -211,16 +211,16 @@ class FirstStep:
         self._visited.clear()
 
     def settle(self) -> None:
-        """Put the pieces in the order in which they ran, or refuse units that did not run one after another."""
+        """Put the pieces in the order in which they ran, or refuse groups that did not run one after another."""
         self.close()
-        names = self.units.names
+        names = self.groups.names
         absent = [name for name in names if name not in self.seen]
         if absent:
             raise ForwardError(self._why_absent(absent[0]))
         ran = [name for name in self.seen if name in names]
         if ran != list(names):
-            raise ForwardError(f"the units run in another order than they are frozen in; pass `layers={ran}`.")
-        self.units.reorder(self._order())
+            raise ForwardError(f"the groups run in another order than they are frozen in; pass `layers={ran}`.")
+        self.groups.reorder(self._order())
         self._refuse_live_before_frozen()
 
     def _called(self, piece: str, module: nn.Module, inputs: Any, keywords: Any) -> None:
@@ -230,13 +230,13 @@ class FirstStep:
             self.recomputed.add(piece)
             return
         self.seen[piece] = None
-        if piece in self.units.names and piece not in self.before:
+        if piece in self.groups.names and piece not in self.before:
             self.before[piece] = list(self._upstream((inputs, keywords)))
-        if len(self.before) == len(self.units.names):
+        if len(self.before) == len(self.groups.names):
             self._visited.clear()
 
     def _upstream(self, values: Any) -> Iterator[Tensor]:
-        """Yield the leaves of the graph of `values` that no unit before had in its graph."""
+        """Yield the leaves of the graph of `values` that no group before had in its graph."""
         tensors = [leaf for _, leaf in leaves(values) if isinstance(leaf, Tensor) and leaf.requires_grad]
         yield from (tensor for tensor in tensors if tensor.grad_fn is None)
         waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
@@ -252,27 +252,28 @@ class FirstStep:
     def _why_absent(self, name: str) -> str:
         if name in self.recomputed:
             return (
-                f"unit {name!r} is checkpointed with `use_reentrant=True`, which gives no gradients behind a frozen "
-                "unit; checkpoint with `use_reentrant=False`."
+                f"group {name!r} is checkpointed with `use_reentrant=True`, which gives no gradients behind a frozen "
+                "group; checkpoint with `use_reentrant=False`."
             )
-        return f"unit {name!r} did not run in the first training step; choose units that always run."
+        return f"group {name!r} did not run in the first training step; choose groups that always run."
 
     def _order(self) -> list[str]:
-        """Return the pieces as they ran, each loose parameter before the first unit that depends on it."""
-        loose = {id(tensor): name for name, tensor in self.units.loose().items()}
-        order = [name for name, tensor in self.units.loose().items() if not tensor.requires_grad]  # not in any graph
+        """Return the pieces as they ran, each loose parameter before the first group that depends on it."""
+        loose = {id(tensor): name for name, tensor in self.groups.loose().items()}
+        order = [name for name, tensor in self.groups.loose().items() if not tensor.requires_grad]  # not in any graph
         for piece in self.seen:
             order += [loose[id(tensor)] for tensor in self.before.get(piece, []) if id(tensor) in loose]
             order.append(piece)
-        return order + [piece for piece in self.units.order if piece not in order]
+        return order + [piece for piece in self.groups.order if piece not in order]
 
     def _refuse_live_before_frozen(self) -> None:
-        owners = self.units.owners()
-        for number, unit in enumerate(self.units.names):
-            for tensor in self.before[unit]:
+        owners = self.groups.owners()
+        for number, group in enumerate(self.groups.names):
+            for tensor in self.before[group]:
                 for name, owner in owners.get(id(tensor), {}).items():
                     if owner is None or owner > number:
                         raise ForwardError(
-                            f"unit {unit!r} depends on {name!r}, which would still be trained when the unit is frozen; "
-                            "name units with `layers=` such that each depends only on itself and those before it."
+                            f"group {group!r} depends on {name!r}, which would still be trained when the group is "
+                            "frozen; name groups with `layers=` such that each depends only on itself and those "
+                            "before it."
                         )

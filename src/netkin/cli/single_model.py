@@ -1,4 +1,7 @@
-"""`netkin compress`: smaller layers; `netkin sparsity`: how many weights are zero or small, and what pruning does."""
+"""Commands about one model: `netkin compress`, smaller layers; `netkin sparsity`, how many weights are zero or small.
+
+`netkin sensitivity` shows how closely each layer of a classifier follows the logit of each class.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,36 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, NAMES, SHAPE, TRANSFORM, example, pictures
-from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.options import (
+    BALANCED,
+    DEVICE,
+    EXAMPLES,
+    FILE,
+    JSON,
+    NAMES,
+    SHAPE,
+    TRANSFORM,
+    example,
+    memory_option,
+    picture_options,
+)
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
 from netkin.cli.running import (
-    crashes_refused,
+    crash_refusals,
     functions_of,
-    loaded,
-    loaded_models,
+    load_batches,
+    load_models,
     model_names,
     refuse_absent_device,
     refuse_crash,
-    refusing,
     tell_random_weights,
+    with_refusals,
 )
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from netkin.results import Comparison
     from netkin.results.weight_sparsity import SparsityStudy
 
 
@@ -51,7 +67,7 @@ class Amount(click.ParamType):
     multiple=True,
     required=True,
     metavar="PATTERN",
-    help="Linear and Conv2d layers by name, glob or type; of a glob, those that fit. Can be repeated.",
+    help="Layers by name, glob or type; a glob selects those that are Linear or Conv2d. Can be repeated.",
 )
 @click.option(
     "--data", required=True, metavar="DATA", help="Examples from which the directions are computed; see `netkin data`."
@@ -84,10 +100,10 @@ class Amount(click.ParamType):
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @TRANSFORM
 @click.option("--save", type=FILE, help="Write the compressed network to this file, such as small.netkin.")
-@pictures("small", "shares kept and accuracy")
+@picture_options("small", "shares kept and accuracy")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def compress(
     model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
 ) -> None:
@@ -98,11 +114,11 @@ def compress(
     """
     from netkin.applications.compression import save_compressed
 
-    outputs = Outputs(force, model, options["against"], options["data"], options["test"])
+    outputs = OutputFiles(force, model, options["against"], options["data"], options["test"])
     outputs.check("--save", save, "compressed")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
-    small = _compressed(model, **options)
+    small = _compress(model, **options)
     table: Any = small.compression
     outputs.write(save, partial(save_compressed, small), f"saved to {save}")
     outputs.draw(table, report, figure)
@@ -110,15 +126,15 @@ def compress(
     outputs.finish()
 
 
-def _compressed(
+def _compress(
     model: str, layers: tuple[str, ...], data: str, test: str | None, against: str | None, **options: Any
 ) -> nn.Module:
     """Load what was named and call the library."""
     from netkin.applications.compression import compress as compress_model
     from netkin.sources import load_data
 
-    whole, *others = loaded_models([model, against] if against else [model])
-    batches = loaded(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"), [model])
+    whole, *others = load_models([model, against] if against else [model])
+    batches = load_batches(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"), [model])
     refuse_crash(model, whole, batches)
     small = compress_model(
         whole,
@@ -154,7 +170,7 @@ def _compressed(
     type=float,
     multiple=True,
     metavar="E",
-    help="The same with E times the layer's r.m.s.; can be repeated.",
+    help="Count weights with magnitude below E times the layer's root mean square; can be repeated.",
 )
 @click.option(
     "--layer",
@@ -171,10 +187,10 @@ def _compressed(
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @NAMES
 @click.option("--save", type=FILE, help="Write the study to this file, such as sparsity.netkin.")
-@pictures("sparsity", "weights, similarity and accuracy")
+@picture_options("sparsity", "weights, similarity and accuracy")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def sparsity(
     model: str,
     other: str | None,
@@ -189,18 +205,18 @@ def sparsity(
 
     With --data, preferably test data, also the accuracy after pruning and the similarity of layers.
     """
-    outputs = Outputs(force, model, other, options["data"])
+    outputs = OutputFiles(force, model, other, options["data"])
     outputs.check("--save", save, "sparsity")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
-    found = _studied([model, other] if other else [model], **options)
+    found = _study([model, other] if other else [model], **options)
     outputs.write(save, found.save, f"saved to {save}")
     outputs.draw(found, report, figure)
     click.echo(as_json(found) if json else str(found))
     outputs.finish()
 
 
-def _studied(
+def _study(
     specs: list[str], names: tuple[str, ...], data: str | None, seed: int, balanced: bool, device: str | None,
     examples: int | None, **options: Any,
 ) -> SparsityStudy:  # fmt: skip
@@ -208,12 +224,92 @@ def _studied(
     from netkin.applications.sparsity import sparsity_study
 
     refuse_absent_device(device)
-    models = loaded_models(specs)
+    models = load_models(specs)
     tell_random_weights(models)
     for one in models:
         one.to(device or "cpu")
-    batches = None if data is None else loaded(data, 256, examples, seed, balanced, specs)
+    batches = None if data is None else load_batches(data, 256, examples, seed, balanced, specs)
     lists = ("epsilons", "relative", "layers")
     given = {name: value for name, value in options.items() if name not in lists or value}  # empty ones have defaults
-    with crashes_refused(specs, models):
+    with crash_refusals(specs, models):
         return sparsity_study(dict(zip(model_names(specs, names), models, strict=True)), batches, **given)
+
+
+@click.command(epilog=example("sensitivity netkin:digits --data digits:test --class 3 --class 8 --report digits.html"))
+@click.argument("model")
+@click.option("--data", required=True, metavar="DATA", help="Examples to run the model on; see `netkin data`.")
+@click.option(
+    "--class",
+    "classes",
+    multiple=True,
+    metavar="CLASS",
+    help="Index of an output, or a name given by --names. Can be repeated; by default all classes.",
+)
+@click.option("--names", metavar="NAMES", help="Names of all classes in the order of the outputs, as cat,dog,car.")
+@click.option(
+    "--measure",
+    "measures",
+    multiple=True,
+    default=["cca_mean"],
+    show_default=True,
+    metavar="NAME",
+    help="Measures; see `netkin measures`. Can be repeated.",
+)
+@click.option(
+    "--layers",
+    multiple=True,
+    metavar="PATTERN",
+    help="Layers by name, glob or type; can be repeated. See `netkin layers`.",
+)
+@SHAPE
+@EXAMPLES
+@BALANCED
+@click.option("--memory", callback=memory_option, metavar="SIZE", help="Memory limit, such as 500MB or 2GB.")
+@DEVICE
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
+@click.option("--save", type=FILE, help="Write the comparison to this file, such as classes.netkin.")
+@picture_options("classes")
+@FORCE
+@JSON
+@with_refusals
+def sensitivity(
+    model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
+) -> None:
+    """Show how strongly each layer of MODEL, a classifier, represents each class.
+
+    Each layer is compared with the logit of each class. With cca_mean, a value is the largest correlation that any
+    weighted sum of the layer's units has with the logit.
+    """
+    outputs = OutputFiles(force, model, options["data"])
+    outputs.check("--save", save, "comparison")
+    outputs.check("--report", report, "page")
+    outputs.check("--figure", figure, "figure")
+    found = _sensitivity(model, **options)
+    outputs.write(save, found.save, f"saved to {save}")
+    outputs.draw(found, report, figure)
+    click.echo(as_json(found) if json else str(found))
+    outputs.finish()
+
+
+def _sensitivity(
+    model: str,
+    data: str,
+    classes: tuple[str, ...],
+    names: str | None,
+    measures: tuple[str, ...],
+    layers: tuple[str, ...],
+    balanced: bool,
+    **options: Any,
+) -> Comparison:
+    """Load what was named and call the library."""
+    from netkin.applications.interpretation import class_sensitivity
+
+    refuse_absent_device(options["device"])
+    models = load_models([model])
+    batches = load_batches(data, 128, options["examples"], options["seed"], balanced, [model])
+    known = names.split(",") if names else None
+    wanted = [int(one) if one.isdecimal() and one not in (known or []) else one for one in classes] or None
+    with crash_refusals([model], models):
+        return class_sensitivity(
+            models[0], batches, wanted, list(measures), names=known, layers=list(layers) or None, name=model, **options
+        )
