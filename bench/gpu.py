@@ -1,4 +1,7 @@
-"""What is measured on a GPU: `python bench/gpu.py OUT.json` runs it all and prints JSON; `bench/run.py` shows it."""
+"""What is measured on a GPU: `python bench/gpu.py OUT.json` measures it all, or what is named behind it.
+
+`bench/run.py` shows it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import json
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -106,37 +110,47 @@ def models_agree(models: Any, images: Tensor, layers: list[str]) -> float:
     return float(np.abs(there - here.to_numpy()).max())
 
 
-def main(out: Path) -> None:
-    """Measure everything and write it down."""
+def tasks() -> dict[str, Callable[[], Any]]:
+    """Return what is measured by its name, in the order in which it is."""
     models = tuple(model.cuda() for model in nets())
     images = [batch.cuda() for batch in batches(COUNT, BATCH)]
     layers = convolutions(models[0])
-    figures: dict[str, Any] = {"date": date.today().isoformat(), "device": torch.cuda.get_device_name()}
-    figures |= {"torch": torch.__version__, "netkin": nk.__version__, "batch": BATCH, "images": BATCH * COUNT}
-    figures["devices_agree"] = devices_agree()
-    figures["models_agree"] = models_agree(models, images[0][:256], layers)
-    figures["minibatch_error"] = minibatch_error(models, images[:2], layers)
-    figures["synchronisations_in_ten_batches"] = synchronisations(models, images, layers)
-    minibatch(models, images, layers)
-    figures["minibatch"] = ratio(lambda: minibatch(models, images, layers), lambda: forward_both(models, images), 5)
-    out.write_text(json.dumps(figures, indent=2) + "\n")
-    figures["freezing"] = {name: freezing(name, batch=512, repeats=20, device="cuda") for name in NETS}
-    out.write_text(json.dumps(figures, indent=2) + "\n")
-    figures["probing"] = {shape: probing(shape, steps=100, device="cuda") for shape in SHAPES}
-    out.write_text(json.dumps(figures, indent=2) + "\n")
-    figures["training"] = {name: training(name, "cuda") for name in NAMES}
-    out.write_text(json.dumps(figures, indent=2) + "\n")
-    for task in (gradients, sketched, sketched_flatten):
-        figures[task.__name__] = task("cuda")
-    figures["reading"] = reading("cuda")
-    out.write_text(json.dumps(figures, indent=2) + "\n")
-    figures["pool"] = pool(models, images, layers)
-    figures["pool of 81,920 images"] = pool(models, 4 * images, layers)
-    figures["pool with errors"] = pool(models, images, layers, errors=True)
-    out.write_text(json.dumps(figures, indent=2) + "\n")
-    print(json.dumps(figures))
+
+    def minibatches() -> dict[str, float]:
+        minibatch(models, images, layers)
+        return ratio(lambda: minibatch(models, images, layers), lambda: forward_both(models, images), 5)
+
+    return {
+        "devices_agree": devices_agree,
+        "models_agree": lambda: models_agree(models, images[0][:256], layers),
+        "minibatch_error": lambda: minibatch_error(models, images[:2], layers),
+        "synchronisations_in_ten_batches": lambda: synchronisations(models, images, layers),
+        "minibatch": minibatches,
+        "pool": lambda: pool(models, images, layers),
+        "pool of 81,920 images": lambda: pool(models, 4 * images, layers),
+        "pool with errors": lambda: pool(models, images, layers, errors=True),
+        "reading": lambda: reading("cuda"),
+        "freezing": lambda: {name: freezing(name, batch=512, repeats=20, device="cuda") for name in NETS},
+        "probing": lambda: {shape: probing(shape, steps=100, device="cuda") for shape in SHAPES},
+        "training": lambda: {name: training(name, "cuda") for name in NAMES},
+        "gradients": lambda: gradients("cuda"),
+        "sketched": lambda: sketched("cuda"),
+        "sketched_flatten": lambda: sketched_flatten("cuda"),
+    }
+
+
+def main(out: Path, asked: list[str]) -> None:
+    """Measure what is asked for, or everything, and write it down at once; other figures in the file are kept."""
+    figures: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    figures |= {"date": date.today().isoformat(), "device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    figures |= {"netkin": nk.__version__, "batch": BATCH, "images": BATCH * COUNT}
+    for name, task in tasks().items():
+        if not asked or name in asked:
+            figures[name] = task()
+            print(json.dumps({name: figures[name]}), flush=True)
+            out.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

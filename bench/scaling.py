@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from clock import ratio, seconds
+from clock import seconds
 
 import netkin as nk
 
@@ -29,7 +29,7 @@ MEASURES = ["cka", "svcca"]
 CHECKPOINTS, EXAMPLES, WIDTH = 1_000, 512, 24
 MEMORY = 500_000_000  # bytes for the statistics, rows and models of a thousand checkpoints
 LAYERS = ["1", "3"]
-FEW = 100  # checkpoints for Ray
+FEW, TURNS = 100, 3  # checkpoints for Ray, and how often both ways run
 
 
 # --- one comparison on two processes ----------------------------------------------------------------------------------
@@ -130,11 +130,13 @@ def thousand_checkpoints(count: int = CHECKPOINTS) -> dict[str, Any]:
 def ray_checkpoints(count: int = FEW) -> dict[str, Any]:
     """Return how much longer all pairs of a hundred checkpoints take by one worker of Ray than in this process.
 
-    Ray's own start, and that of its worker, which imports torch and netkin, are told apart; both ways run in turn.
+    Ray's own start, and that of its worker, which imports torch and netkin, are told apart. Both ways run in turn, and
+    the ratio is that of the sums: `ratio` of the time on the wall, `cpu_ratio` of that of all processes.
     """
     import ray
 
-    os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    # workers of Ray leave processors to others, which would count as Ray's time where a machine has more to do
+    os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
     torch.set_num_threads(1)
     options: dict[str, Any] = {"layers": LAYERS, "pairs": "corresponding", "progress": False}
     with tempfile.TemporaryDirectory() as folder:
@@ -152,9 +154,28 @@ def ray_checkpoints(count: int = FEW) -> dict[str, Any]:
             by_ray(few)
 
         began = seconds(start)
-        figures = ratio(lambda: by_ray(models), here, repeats=3)
+        here()
+        times = [(*_spent(here), *_spent(lambda: by_ray(models))) for _ in range(TURNS)]
         ray.shutdown()
-    return figures | {"start_seconds": began, "checkpoints": count, "threads": 1}
+    wall, cpu, ray_wall, ray_cpu = map(sum, zip(*times, strict=True))
+    return {
+        "floor_seconds": wall / TURNS, "seconds": ray_wall / TURNS, "ratio": ray_wall / wall,
+        "floor_cpu_seconds": cpu / TURNS, "cpu_seconds": ray_cpu / TURNS, "cpu_ratio": ray_cpu / cpu,
+        "load": os.getloadavg()[1], "start_seconds": began, "checkpoints": count, "threads": 1,
+    }  # fmt: skip
+
+
+def _spent(work: Callable[[], Any]) -> tuple[float, float]:
+    """Return how long `work` takes, on the wall and of the processors, with all processes that this one has started."""
+    before, took = _processor_seconds(), seconds(work)
+    return took, _processor_seconds() - before
+
+
+def _processor_seconds() -> float:
+    import psutil
+
+    times = [one.cpu_times() for one in psutil.Process().children(recursive=True)]
+    return time.process_time() + sum(one.user + one.system for one in times)
 
 
 def checkpoints(folder: Path, count: int) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Two nodes of Ray for the fixture `ray_cluster`; models, data and functions by name, for their workers."""
 
+import json
 import os
 import signal
 import time
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rank_worlds
 
-HOW = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False}
+HOW = {"num_cpus": 1, "num_gpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False}
 
 
 class Nodes:
@@ -63,6 +64,14 @@ def first_float():
 
 def second_float():
     return seeded(1, torch.float32)
+
+
+def assigned():
+    """Return a model, and write what Ray has given to the task that loads it."""
+    import ray
+
+    Path("assigned").write_text(json.dumps(ray.get_runtime_context().get_assigned_resources()))
+    return first()
 
 
 def words():

@@ -233,7 +233,10 @@ def pairs():
     return a, "1", b, "1"
 
 
-@pytest.mark.parametrize("name", JOBS)
+SLOW = ("sweep", "stitch")  # whose parts are kept as those of a study and a training are
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in JOBS])
 @pytest.mark.filterwarnings("ignore")
 def test_work_goes_on_from_harmed_parts_or_refuses_them(tmp_path, name):
     work, place, harm = JOBS[name], tmp_path / "whole", tmp_path / "harmed"

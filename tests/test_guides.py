@@ -22,7 +22,7 @@ GUIDES = [
     "continual", "federated", "sparsity",
     "freeze-training", "interpretation", "jobs", "recommend", "reproducing", "stitching", "subspaces", "training",
 ]  # fmt: skip
-SLOW = {"compression", "continual", "federated", "gradients", "learning-dynamics", "sparsity", "stitching", "training"}
+QUICK = {"first-comparison", "choosing-a-measure", "adding-a-measure", "adding-a-statistic", "interpretation", "jobs"}
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 
 
@@ -82,7 +82,9 @@ def empty_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("shared_nets")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in GUIDES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in GUIDES]
+)
 def test_the_code_of_a_guide_runs(name, empty_folder, capsys):
     page = DOCS / f"{name}.md"
     names = {"__name__": "guide"}

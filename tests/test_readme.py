@@ -31,6 +31,7 @@ def test_the_readme_has_an_example_of_eight_lines():
     assert len([line for line in examples("python")[0].splitlines() if line.strip()]) <= 8
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_nets")
 def test_the_example_runs_and_shows_a_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -54,6 +54,7 @@ ASKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash here")
 def test_bash_completes_commands_and_options(tmp_path):
     program = tmp_path / "netkin"

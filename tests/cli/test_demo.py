@@ -26,6 +26,7 @@ def shown(folder, trained_once):
     return result
 
 
+@pytest.mark.slow
 def test_the_demo_trains_compares_saves_and_says_what_to_notice(shown, folder):
     first, second = results.load(folder / "seed0-seed1.netkin"), results.load(folder / "seed0-untrained.netkin")
     assert first.measures == second.measures == ("cka", "svcca(variance=0.95)", "procrustes_distance")
@@ -34,17 +35,20 @@ def test_the_demo_trains_compares_saves_and_says_what_to_notice(shown, folder):
     assert str(folder / "seed0-seed1.netkin") in shown.stdout
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_the_report_and_its_path(shown, folder):
     assert shown.stdout.rstrip().endswith(str(folder / "report.html"))
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert all(name in page for name in ("seed0", "seed1", "untrained", "relu4"))
 
 
+@pytest.mark.slow
 def test_progress_goes_to_stderr_only(shown):
     assert "training" not in shown.stdout
     assert shown.stderr.count("training a network") == 2
 
 
+@pytest.mark.slow
 def test_the_networks_it_saves_have_the_accuracies_it_prints(shown, folder):
     printed = dict(re.findall(r"(seed\d|untrained) ([\d.]+)%", shown.stdout))
     assert list(printed) == ["seed0", "seed1", "untrained"]
@@ -54,16 +58,19 @@ def test_the_networks_it_saves_have_the_accuracies_it_prints(shown, folder):
     assert float(printed["seed0"]) > 95
 
 
+@pytest.mark.slow
 def test_the_next_command_it_proposes_runs(shown, netkin):
     line = next(line.strip() for line in shown.stdout.splitlines() if line.strip().startswith("netkin compare"))
     assert netkin(line.removeprefix("netkin ")).exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_nets")
 def test_the_same_seed_shows_the_same(shown, folder, netkin):
     assert netkin(f"demo --seed 0 --out {folder}").stdout == shown.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_nets")
 def test_a_quiet_demo_shows_no_progress(tmp_path):
     result = CliRunner().invoke(cli, ["demo", "--quiet", "--out", str(tmp_path)])

@@ -94,7 +94,7 @@ def test_a_series_shares_no_page(netkin):
     netkin("compare netkin:digits --data digits:test --layers fc --save ab.netkin")
     result = netkin("report ab.netkin run.netkin")
     assert result.exit_code == 1
-    assert "the series of run 'run' needs a report of its own; run `netkin report` on that file alone." in result.stderr
+    assert "holds a Series, which needs a report of its own; run `netkin report` on that file alone." in result.stderr
 
 
 @pytest.mark.usefixtures("run")

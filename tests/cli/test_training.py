@@ -58,8 +58,7 @@ def test_json_is_a_document_that_opens_and_report_makes_its_page(netkin, tmp_pat
     alone = netkin("report u.json u.json --out both.html")
     assert alone.exit_code == 1
     assert (
-        "a federation (fedper with evolving coefficients: 5 clients, 2 rounds) needs a report of its own"
-        in alone.stderr
+        "holds a Federation, which needs a report of its own; run `netkin report` on that file alone." in alone.stderr
     )
 
 
@@ -221,12 +220,10 @@ def test_a_recipe_needs_epochs_or_steps(netkin):
 
 def test_methods_and_options_are_those_of_the_library():
     from netkin.applications.continual.learners import LEARNERS
-    from netkin.cli import learn_tasks as command
-    from netkin.cli.training import METHODS, OPTIONS
+    from netkin.cli.options import KNOWN
 
-    assert list(METHODS) == list(LEARNERS)
-    assert {name: tuple(one.options) for name, one in LEARNERS.items() if one.options} == OPTIONS
-    assert command.name == "learn-tasks"
+    assert KNOWN["learners"] == list(LEARNERS)
+    assert KNOWN["options of learners"] == {name: list(one.options) for name, one in LEARNERS.items()}
 
 
 def test_a_file_of_another_kind_in_the_folder_is_kept(netkin, tmp_path):

@@ -300,7 +300,7 @@ def test_several_files_with_a_ranking_are_refused(netkin, weights):
         netkin(f"recommend {weights} --data digits:test --score knn --no-errors --save {name}.netkin")
     result = netkin("report a.netkin b.netkin")
     assert result.exit_code == 1
-    assert "the ranking for digits:test needs a report of its own" in result.stderr
+    assert "holds a Ranking, which needs a report of its own" in result.stderr
 
 
 def test_models_are_called_what_the_command_calls_them(netkin, weights):

@@ -310,6 +310,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_saves_leaves_a_whole_file(tmp_path):
     path = tmp_path / "s.netkin"
     process = subprocess.Popen(

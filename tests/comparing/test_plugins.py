@@ -141,6 +141,7 @@ def test_the_page_shows_them(theirs, maps, images, layers, tmp_path):
     assert "from the weights alone: no data were run" in nk.report(alone, tmp_path / "alone.html").read_text()
 
 
+@pytest.mark.slow
 def test_an_installed_package_reaches_the_command_line(tmp_path):
     site = tmp_path / "site"
     (site / "theirs-1.0.dist-info").mkdir(parents=True)

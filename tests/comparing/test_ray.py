@@ -1,8 +1,11 @@
 """`engine="ray"`: workers get names alone, results are those of one process, and what fails is named or done again."""
 
+import json
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +16,17 @@ import rank_worlds
 import ray_worlds
 from netkin.comparing.engines import cluster as clusters
 from netkin.comparing.engines import worker
-from netkin.comparing.engines.ray import Ray
-from netkin.errors import FileFault, ForwardError, MissingExtra, SourceError, UnknownName, ValueFault, WorkerFault
+from netkin.comparing.engines.ray import BlockErrands, Ray
+from netkin.errors import (
+    FileFault,
+    ForwardError,
+    MissingExtra,
+    NetkinError,
+    SourceError,
+    UnknownName,
+    ValueFault,
+    WorkerFault,
+)
 from rank_worlds import ERRORS, LAYERS, SEVERAL, assert_same
 
 FIRST, SECOND, THIRD = "ray_worlds:first", "ray_worlds:second", "ray_worlds:third"
@@ -283,8 +295,35 @@ def test_no_ray_names_the_extra(monkeypatch):
 
 
 def test_a_cluster_without_gpus_is_refused(here):
-    with pytest.raises(ValueFault, match="no node with a GPU, and each task needs 0.5 of one"):
-        nk.compare(FIRST, SECOND, DATA, device="cuda", engine=Ray(gpus=0.5))
+    with pytest.raises(ValueFault, match="no node with a GPU, and each task needs 2 of one"):
+        nk.compare(FIRST, SECOND, DATA, device="cuda", engine=Ray(gpus=2))
+
+
+@pytest.mark.parametrize(("shares", "groups"), [(1, 1), (3, 2)])
+def test_tasks_that_run_models_ask_for_their_share_of_a_gpu(shares, groups):
+    pairs, names = [("a", "b"), ("a", "c")], dict.fromkeys("abc")
+    terms = {"models": names, "options": {"places": names, "transforms": names, "forward": names, "layers": None}}
+    told = {
+        "measures": [],
+        "names": {},
+        "identity": "",
+        "memory": 1,
+        "sample": None,
+        "shares": shares,
+        "groups": groups,
+    }
+    block = BlockErrands(terms, SimpleNamespace(examples=9, weights=names), told, pairs, gpus=0.5)
+    asked = {one.name: (one.does.rpartition(":")[2], one.gpus) for one in block.errands("comparison")}
+    runs = {("compare", 0.5)} if shares == 1 else {("collect", 0.5), ("merge", 0.0), ("read", 0.0)}
+    assert set(asked.values()) == runs
+    assert sum(gpus > 0 for _, gpus in asked.values()) == shares
+
+
+@pytest.mark.parametrize(("device", "assigned"), [("cuda", {"CPU": 1.0, "GPU": 0.5}), ("cpu", {"CPU": 1.0})])
+def test_a_worker_is_given_what_its_task_asks_for(here, device, assigned):
+    with suppress(NetkinError):  # the GPUs of these nodes are declared, and no model can be moved to them
+        nk.compare("ray_worlds:assigned", SECOND, DATA, layers="fc", device=device, engine=Ray(gpus=0.5))
+    assert json.loads(Path("assigned").read_text()) == assigned
 
 
 def test_another_cluster_than_the_connected_one_is_refused(ray_cluster):

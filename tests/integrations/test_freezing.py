@@ -180,6 +180,7 @@ def trained(model, callback, folder, resume=None, **options):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule, options", SCHEDULES, ids=["linear", "fractions", "similarity"])
 def test_the_trainer_trains_as_the_plain_loop_does(tmp_path, schedule, options):
     expected, frozen = plain(schedule, options, "net.")
@@ -219,6 +220,7 @@ def test_the_similarity_schedule_does(tmp_path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_language_model_is_frozen_block_by_block(tmp_path, checkpointing):
     config = transformers.BertConfig(

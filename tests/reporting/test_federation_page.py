@@ -196,7 +196,7 @@ def test_a_figure_has_the_lines_of_all_clients_and_the_similarity(tmp_path):
     assert alone.axes[0].get_ylabel() == "mean training loss"
     assert list(alone.axes[0].lines[0].get_ydata()) == [1, 1 / 2, 1 / 3]
     assert found.plot(ax=alone.axes[0]) is alone
-    with pytest.raises(ValueFault, match="`measure` and `steps` are for comparisons"):
+    with pytest.raises(ValueFault, match="`measures` and `steps` are for comparisons"):
         plot(found, "accuracy")
 
 

@@ -318,7 +318,7 @@ def test_what_is_no_comparison_is_refused(made, tmp_path):
         report("ab.netkin", tmp_path / "page.html")
     with pytest.raises(
         ValueFault,
-        match="a report shows comparisons, a series, a ranking, a federation or tasks learnt in a row; got int.$",
+        match="a sparsity study, a compression or tasks learnt in a row; got int.$",
     ):
         report([made.comparison(), 3], tmp_path / "page.html")
     with pytest.raises(ValueFault, match="a report needs at least one comparison; got none."):

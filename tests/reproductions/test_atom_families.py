@@ -71,6 +71,7 @@ def test_members_share_coefficients_and_start_but_for_a_redrawn_one(lab):
             assert one.atoms.norm().item() == pytest.approx(begin[layer].atoms.norm().item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_each_member_has_images_labels_and_an_order_of_its_own(lab, found):
     sets = {name: families.images(lab, name, 0) for name in families.MEMBERS}
     assert [len(sets[name].classes) for name in ("cifar100/0", "cifar10/1", "svhn/0")] == [100, 10, 10]
@@ -83,6 +84,7 @@ def test_each_member_has_images_labels_and_an_order_of_its_own(lab, found):
     assert not torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_family_is_trained_once_and_kept_as_atoms_alone(lab, found, monkeypatch):
     monkeypatch.setattr(families, "train_all", None)
     again = families.families(lab)
@@ -100,6 +102,7 @@ def test_a_family_of_another_training_has_another_file(lab, monkeypatch):
     assert families.place(lab, 0) != old != families.place(lab, 1)
 
 
+@pytest.mark.slow
 def test_similarities_are_mean_cosines_over_members_and_layers(found):
     one = found[1]
     pairs = [(f"cifar100/{i}", f"svhn/{j}") for i in (0, 1) for j in (0, 1)]
@@ -219,6 +222,7 @@ def test_the_verdict_about_data_sets_follows_from_both_kinds_of_untrained_networ
     assert finding.controls[probing.ACROSS].value == pytest.approx(np.mean(walks), abs=0.1)
 
 
+@pytest.mark.slow
 def test_both_claims_about_families_measure_a_control_for_every_number_they_decide_by(lab, found):
     for claim in (probing.probing_data, probing.across_data_sets):
         finding = claim(lab)

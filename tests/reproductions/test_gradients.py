@@ -65,6 +65,7 @@ def kept(lab):
 # --- what is read of a network ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_network_is_trained_and_read_once(lab, kept, monkeypatch):
     monkeypatch.setattr(nets, "train_many", None)
     again = readings.read_all(lab, nets.names(lab, "trained"))
@@ -78,6 +79,7 @@ def test_a_file_is_another_for_other_steps(lab, monkeypatch):
     assert readings.place(lab, "deep/svhn/0") != old
 
 
+@pytest.mark.slow
 def test_sketched_kernels_are_those_of_signed_sums_of_flattened_maps(lab, kept):
     """A slow sum over examples, from hooks and a loss of our own."""
     model = retrained(lab, "trained/svhn/1")
@@ -126,6 +128,7 @@ def test_the_last_block_is_the_pooled_output(lab):
     torch.testing.assert_close(fed["gradients"][readings.POOLED], (p - q) @ model.fc.weight, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_norms_are_those_of_the_mean_embedding(lab, kept):
     model = retrained(lab, "trained/cifar10/2")
     inputs = nets.images(lab, "trained/svhn/0").test_images[:50]
@@ -168,6 +171,7 @@ def stacks():
     return rows @ rows.mT
 
 
+@pytest.mark.slow
 def test_all_pairs_at_once_are_the_measures_of_netkin(lab, kept):
     features, gradients = (orderings.kernels(kept[:2], "whole", part) for part in readings.BOTH)
     side = [SimpleNamespace(kernel=lambda kind, centring, i=i: about_means(features[i, 4] * gradients[i, 4]), name="")

@@ -300,6 +300,7 @@ def outcomes():
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(LINES)), ids=[" ".join(line) or "nothing" for line, _, _ in LINES])
 def test_the_module_runs_without_the_packages_of_the_command_line(outcomes, place):
     (_, code, words), (found, told) = LINES[place], outcomes[place]

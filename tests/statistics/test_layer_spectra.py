@@ -314,3 +314,18 @@ def test_maps_at_hand_must_pair_and_be_finite(mixed):
         LayerSpectra.of({"a": mixed["a"], "b": mixed["b"][:-1]})
     with pytest.raises(ValueFault, match="layer 'a'.*NaN"):
         LayerSpectra.of({"a": np.where(mixed["a"] == mixed["a"].max(), np.nan, mixed["a"])})
+
+
+def test_a_layer_that_begins_to_vary_within_a_fold_is_summed_in_its_new_unit():
+    draw = torch.Generator().manual_seed(0)
+    maps = 1e9 * torch.randn(600, 2, 4, 4, generator=draw, dtype=torch.float64)
+    maps[:300] = 5e9  # the first examples that are transformed together are all alike
+    other = torch.randn(600, 3, 4, 4, generator=draw, dtype=torch.float64)
+    collector = LayerSpectra([(["a"], ["b"])], sample=0)
+    collector.update({"a": maps, "b": other})
+    pair = collector["a", "b"]
+    X, Y = ((one - one.mean(0)).numpy() for one in (maps, other))
+    assert float(pair.x.total) / pair.x.scale**2 == pytest.approx((X**2).sum(), rel=1e-12)
+    products = np.einsum("nchw,ndhw->cd", X, Y)  # the transform keeps them, summed over its frequencies
+    found = pair.cross.sum(0).real / pair.x.scale / pair.y.scale
+    assert found.numpy() == pytest.approx(products, rel=1e-9)

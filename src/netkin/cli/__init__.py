@@ -38,9 +38,9 @@ def cli(debug: bool) -> None:
 
     A model is BUILDER[@WEIGHTS]. BUILDER is netkin:NAME (a reference architecture, such as netkin:tiny10),
     package.module:function (called without arguments), hf:DIR (a transformers model) or the path of an exported program
-    (.pt2). WEIGHTS is a safetensors file or a state dict saved by torch; hf:DIR and .pt2 files contain their own. Data
-    is digits:test, images:DIR, cifar10:DIR or package.module:function; `netkin data` lists all. NAME=DATA gives the
-    data a name of your own.
+    (.pt2). WEIGHTS is a safetensors file, a state dict saved by torch, or a file saved by `netkin compress`; hf:DIR and
+    .pt2 files contain their own. Data is digits:test, images:DIR, cifar10:DIR or package.module:function; `netkin data`
+    lists all. NAME=DATA gives the data a name of your own.
 
     Results go to stdout, progress to stderr. The exit code is 0, 1 for an error, or 2 for wrong usage.
     """

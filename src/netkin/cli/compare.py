@@ -88,11 +88,11 @@ def compare(
     json: bool,
     **options: Any,
 ) -> None:
-    """Compare every layer of model A with every layer of model B, and of several models each with every other.
+    """Compare every layer of model A with every layer of model B; with more models, compare all pairs of them.
 
-    Without B, the layers of A are compared with each other. All measures are computed in one pass over the data. Of
-    several models the mean of each pair is printed; the saved file and the report hold all layers. With --save, what is
-    finished of several models is kept beside the file; run the same command again to resume.
+    Without B, the layers of A are compared with each other. All measures are computed in one pass over the data. For
+    more than two models the mean of each pair is printed; the saved file and the report hold all layers. With --save,
+    finished parts are kept beside the file; run the same command again to resume.
 
     STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
     the data.
@@ -240,7 +240,7 @@ def _plan(specs: Sequence[str], options: dict[str, Any]) -> tuple[Plan | PairsPl
     return plan, {key: value for key, value in asdict(plan).items() if key != "kinds"}
 
 
-FINISHED = ("comparison", "comparisons", "ranking", "series")
+FINISHED = ("comparison", "comparisons", "ranking", "series", "federation", "sparsity", "task accuracies")
 
 
 def kind_of_file(path: str | Path) -> str:

@@ -131,7 +131,11 @@ ROWS = click.option(
     help="Of three models or more: let a sample of N examples stand for all, where models would run repeatedly.",
 )
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
-SHAPE = click.option("--shape", metavar="NAME", help=f"How outputs become rows: {', '.join(KNOWN['shapes'])}.")
+SHAPE = click.option(
+    "--shape",
+    metavar="NAME",
+    help=f"How outputs become rows: {', '.join(KNOWN['shapes'])}. By default pool for feature maps, mean for tokens.",
+)
 _RESIZE = click.option(
     "--resize",
     type=click.Choice(["average"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,9 +121,9 @@ def _cut(text: str) -> str:
 def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -> None:
     """Write one HTML report of saved results.
 
-    Each FILE was written by --save of `netkin compare`, `stitch`, `tasks`, `atoms`, `dynamics`, `recommend`, `federate`
-    or `learn-tasks`, or by `save` in Python. Several files may be comparisons or accuracies of tasks; other results
-    have a report of their own.
+    Each FILE was written by --save of `netkin compare`, `stitch`, `tasks`, `atoms`, `dynamics`, `recommend`,
+    `sensitivity`, `sparsity`, `compress`, `federate` or `learn-tasks`, or by `save` in Python. Several files may be
+    comparisons or accuracies of tasks; each other result needs a report of its own.
     """
     from netkin.reporting import report as write_report
     from netkin.results import load
@@ -138,31 +138,24 @@ def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -
             )
     saved = [load(file) for file in files]
     title = click.get_current_context().meta.get(TITLE)
-    written = write_report(saved[0] if len(saved) == 1 else _join(saved), page, title=title, overwrite=force)
+    written = write_report(saved[0] if len(saved) == 1 else _join(files, saved), page, title=title, overwrite=force)
     click.echo(as_json({"report": str(written)}) if json else str(written))
 
 
-def _join(saved: list[Any]) -> list[Any]:
+def _join(files: Sequence[Path], saved: list[Any]) -> list[Any]:
     """Return what several files hold for one page: all about tasks, or comparisons, of which a file may hold many."""
-    from netkin.results import Federation, Ranking, Series, TaskAccuracies, TaskEnsembles
+    from netkin.results import Comparison, Comparisons, TaskAccuracies, TaskEnsembles
 
     if all(isinstance(result, (TaskAccuracies, TaskEnsembles)) for result in saved):
         return saved
     found: list[Any] = []
-    for result in saved:
-        if isinstance(result, Federation):
+    for file, result in zip(files, saved, strict=True):
+        if not isinstance(result, (Comparison, Comparisons)):
             raise ValueFault(
-                f"a federation ({result.title}) needs a report of its own; run `netkin report` on that file alone."
+                f"{str(file)!r} holds a {type(result).__name__}, which needs a report of its own; run `netkin report` "
+                "on that file alone."
             )
-        if isinstance(result, Series):
-            raise ValueFault(
-                f"the series of run {result.run!r} needs a report of its own; run `netkin report` on that file alone."
-            )
-        if isinstance(result, Ranking):
-            raise ValueFault(
-                f"the ranking for {result.data} needs a report of its own; run `netkin report` on that file alone."
-            )
-        found += result.values() if isinstance(result, Mapping) else [result]
+        found += result.values() if isinstance(result, Comparisons) else [result]
     return found
 
 

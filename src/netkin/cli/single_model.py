@@ -67,7 +67,7 @@ class Amount(click.ParamType):
     multiple=True,
     required=True,
     metavar="PATTERN",
-    help="Linear and Conv2d layers by name, glob or type; of a glob, those that fit. Can be repeated.",
+    help="Layers by name, glob or type; a glob selects those that are Linear or Conv2d. Can be repeated.",
 )
 @click.option(
     "--data", required=True, metavar="DATA", help="Examples from which the directions are computed; see `netkin data`."
@@ -170,7 +170,7 @@ def _compress(
     type=float,
     multiple=True,
     metavar="E",
-    help="The same with E times the layer's r.m.s.; can be repeated.",
+    help="Count weights with magnitude below E times the layer's root mean square; can be repeated.",
 )
 @click.option(
     "--layer",
@@ -237,13 +237,13 @@ def _study(
 
 @click.command(epilog=example("sensitivity netkin:digits --data digits:test --class 3 --class 8 --report digits.html"))
 @click.argument("model")
-@click.option("--data", required=True, metavar="DATA", help="Examples that the model sees; see `netkin data`.")
+@click.option("--data", required=True, metavar="DATA", help="Examples to run the model on; see `netkin data`.")
 @click.option(
     "--class",
     "classes",
     multiple=True,
     metavar="CLASS",
-    help="Number of an output, or a name given by --names. Can be repeated; by default all classes.",
+    help="Index of an output, or a name given by --names. Can be repeated; by default all classes.",
 )
 @click.option("--names", metavar="NAMES", help="Names of all classes in the order of the outputs, as cat,dog,car.")
 @click.option(
@@ -255,7 +255,12 @@ def _study(
     metavar="NAME",
     help="Measures; see `netkin measures`. Can be repeated.",
 )
-@click.option("--layers", multiple=True, metavar="PATTERN", help="Name, glob or module type; see `netkin layers`.")
+@click.option(
+    "--layers",
+    multiple=True,
+    metavar="PATTERN",
+    help="Layers by name, glob or type; can be repeated. See `netkin layers`.",
+)
 @SHAPE
 @EXAMPLES
 @BALANCED
@@ -270,7 +275,7 @@ def _study(
 def sensitivity(
     model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
 ) -> None:
-    """Show in which layers MODEL, a classifier, knows of each class.
+    """Show how strongly each layer of MODEL, a classifier, represents each class.
 
     Each layer is compared with the logit of each class. With cca_mean, a value is the largest correlation that any
     weighted sum of the layer's units has with the logit.

@@ -110,7 +110,7 @@ MOST = 6  # warnings shown
 @click.option(
     "--map", "map_file", type=FILE, help="Write the one stitch of a single --at and --how to this file, for `nk.load`."
 )
-@click.option("--explain", "explains", is_flag=True, help="Print what the command would do and take, and stop.")
+@click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
 @FORCE
 @JSON
 @with_refusals
@@ -130,10 +130,10 @@ def stitch(
     json: bool,
     **options: Any,
 ) -> None:
-    """Stitch layers of model A into model B: run A up to a layer, map what it gives, and go on with B.
+    """Stitch layers of model A into model B: run A up to a layer, map its output, and continue with B.
 
-    A value for each layer and method tells what the stitched network can do, beside how similar the layers are. With
-    more than two models all ordered pairs are stitched, and the mean and spread over them is shown.
+    For each layer and method, the scores of the stitched network are shown beside the similarity of the layers. With
+    more than two models all ordered pairs are stitched, and the mean and spread over them are shown.
     """
     kind = "comparison" if len(models) == 2 else "comparisons"
     outputs = OutputFiles(force, *models, options["data"], options["test"])

@@ -32,7 +32,7 @@ from netkin.sources import load_model
 from netkin.statistics.collector import LayerSize, Study
 
 GROUP = 128  # models of a group at most: larger ones save little, and a pass of two has 24,512 pairs
-RESULT = 9_000  # bytes of a comparison beside its numbers, as measured
+RESULT, TABLE = 5_400, 600  # bytes of a comparison and of each of its tables beside their numbers, as measured
 HOUR = 3600.0  # seconds
 SIDE = 192  # rows and columns of the products by which this machine's speed is taken
 
@@ -222,7 +222,8 @@ class Planner:
     def result(self) -> int:
         """Return the bytes of the result."""
         cells = sum(self._cells(a, b) for a, b in self.pairs.of[:1]) * len(self.pairs.of)
-        return RESULT * len(self.pairs.of) + 8 * cells * len(self.measures) * (1 + self.study.chunks)
+        each = RESULT + TABLE * len(self.measures)
+        return each * len(self.pairs.of) + 8 * cells * len(self.measures) * (1 + self.study.chunks)
 
     def _cells(self, a: str, b: str) -> int:
         return len(self.layers[a]) * len(self.layers[b])

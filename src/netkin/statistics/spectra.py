@@ -289,9 +289,8 @@ class LayerSpectra(LayerMoments):
             name, grid = view
             array = maps[name] if order is None else maps[name][order.to(maps[name].device)]
             centred, here = self._centred(name, view, array), frequencies(grid, array.device)
-            # the transform of a sum is the sum of the transforms
-            totals = here.blocks(regrouped(torch.stack([centred[rows].sum(0) for _, rows in parts]), grid))
             blocks = here.blocks(regrouped(centred, grid) if grid else centred.clone())  # of memory that is used again
+            totals = torch.stack([blocks[:, rows].sum(1) for _, rows in parts], 1)
             return Columns(blocks, blocks.conj().resolve_conj(), parts, totals)
 
         self._add_columns(columns_of)

@@ -244,7 +244,7 @@ def test_data_that_do_not_fit_are_known_by_all_of_them(rows, tmp_path, monkeypat
     module = importlib.import_module("netkin.applications.dynamics.dynamics")
     models, file = {0: Fan(0), 20: Fan(20)}, tmp_path / "run.netkin"
     whole = dynamics(models, rows, examples=None).provenance["data digest"]
-    monkeypatch.setattr(module, "spare", lambda device: 0)
+    monkeypatch.setattr(module, "spare_memory", lambda device: 0)
     loader, other = (DataLoader(part, batch_size=50) for part in (rows, torch.cat([rows[:-1], rows[-1:] + 1])))
     assert dynamics(models, loader).provenance["data digest"] == whole
     assert dynamics(models, loader, save=file).provenance["data digest"] == whole

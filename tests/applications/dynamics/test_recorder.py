@@ -26,7 +26,13 @@ def seeded():
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("shape", [None, "flatten", "positions", {"0": "flatten", "4": "pool"}])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [None, pytest.param("flatten", marks=SLOW), "positions", pytest.param({"0": "flatten", "4": "pool"}, marks=SLOW)],
+)
 def test_a_recorder_gives_the_numbers_of_saved_checkpoints(shape):
     model = net()
     recorder = nk.DynamicsRecorder(model, images(), measure=FIT, shape=shape)

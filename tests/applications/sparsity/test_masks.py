@@ -163,6 +163,7 @@ def test_baking_a_copy_leaves_the_model_whole():
     assert not masked_layers(copied)
 
 
+@pytest.mark.slow
 def test_a_saved_sparse_model_is_small_and_loads_without_netkin(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 10))

@@ -90,6 +90,7 @@ def test_the_loss_of_similar_tokens_trains_no_features():
     assert patches.grad.abs().max() == 0
 
 
+@pytest.mark.slow
 def test_training_learns_the_share_and_which_patch_tells_the_class():
     plain, (images, labels) = small_vit(), examples(192)
     settings = {"batch": 32, "optimizer": "adam", "rate": 3e-3, "progress": False}

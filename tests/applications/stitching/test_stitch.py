@@ -191,7 +191,7 @@ class TestAnyNetworks:
         assert found.network(data[0][0]).shape == (40, 4)
         agrees_with_numpy(found, torch.cat([batch[0] for batch in data]))
 
-    @pytest.mark.parametrize("x, y", [("relu3", "blocks.0"), ("relu1", "embed")])
+    @pytest.mark.parametrize("x, y", [("relu3", "blocks.0"), pytest.param("relu1", "embed", marks=pytest.mark.slow)])
     def test_a_convnet_into_a_transformer_and_back(self, x, y):
         a, b = seeded(architecture("tiny10")).eval().double(), seeded(architecture("vit,depth=2")).eval().double()
         data = labelled(b, 3, 32, 32, batches=2, n=6)

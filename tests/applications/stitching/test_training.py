@@ -21,6 +21,7 @@ from task_loss_worlds import convnet, images, joined, quiet_world, trained_from,
 # --- known worlds -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", ["least_squares", "random", "identity"])
 def test_the_task_loss_finds_the_quiet_units_that_variance_overlooks(init):
     a, b, data = quiet_world()

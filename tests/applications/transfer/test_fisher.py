@@ -146,6 +146,7 @@ def test_a_hugging_face_classifier_is_taken():
     assert found.values[-8:] == pytest.approx(wanted, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_draws_of_y_come_from_the_prediction_whatever_the_batches(convnet, pictures):
     exact, drawn = task2vec(convnet, pictures).values, task2vec(convnet, pictures, samples=2000)
     assert drawn.labels == "2000 draws from the prediction, seed 0, 4 outputs, categorical"

@@ -168,7 +168,7 @@ def test_how_far_data_are_shared_is_read_off_the_buckets_and_said():
 
 
 @pytest.mark.parametrize("kernel", ["features", "psi"])
-@pytest.mark.parametrize("buckets", [16, 64])
+@pytest.mark.parametrize("buckets", [pytest.param(16, marks=pytest.mark.slow), 64])
 def test_between_different_data_nothing_but_effective_ranks_is_seen(kernel, buckets):
     """With Gaussian buckets E⟨K, L⟩ is M tr K tr L and E‖K‖² is M (M + 1) Σλ² + M (Σλ)²."""
     tasks, layers = {"a": (net(0, 12), inputs(1500)), "b": (net(1, 20, 5), inputs(1000, 1))}, ["0", "1", "2"]

@@ -311,7 +311,8 @@ def task_figure(given: Sequence[Any], ax: Any) -> Any:
     strange = next((type(one).__name__ for one in records if not isinstance(one, TaskAccuracies)), None)
     if strange or not records:
         raise ValueFault(
-            "a figure shows comparisons, a series, a ranking, a federation or ways to learn tasks; got "
+            "a figure shows comparisons, a series, a ranking, a federation, a sparsity study, a compression or tasks "
+            "learnt in a row; got "
             f"{strange or 'none'}."
         )
     labels = [f"accuracy, {label}" if len(records) > 1 else "accuracy" for label in way_names(records)]

@@ -114,7 +114,8 @@ def listed(results: Any) -> list[Comparison]:
         saved = " `nk.load(path)` opens a saved one." if isinstance(strange, (str, os.PathLike)) else ""
         made = " Its `series()` makes one." if hasattr(strange, "series") else ""
         raise ValueFault(
-            "a report shows comparisons, a series, a ranking, a federation or tasks learnt in a row; got "
+            "a report shows comparisons, a series, a ranking, a federation, a sparsity study, a compression or tasks "
+            "learnt in a row; got "
             f"{type(strange).__name__}.{saved}{made}"
         )
     if not found:

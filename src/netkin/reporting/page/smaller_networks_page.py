@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from netkin.reporting.charts import Axis, Chart, axis_up, chart_of
@@ -110,7 +111,7 @@ def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequen
     yield tag("div", *_histograms(study, names), class_="cards")
     yield tag("p", DISTRIBUTION, class_="note")
     yield tag("h2", "How sparse")
-    yield tag("div", _shares(study, names), folded_note("What the columns are", tag("p", WEIGHTS)), class_="card")
+    yield tag("div", _shares(study, names), folded_note("What the rows are", tag("p", WEIGHTS)), class_="card")
     if study.interlayer:
         yield tag("h2", "Similarity of the layers")
         yield tag("p", SIMILAR, study.shapes, ".")
@@ -271,8 +272,10 @@ def compression_charts(table: Compression) -> list[Chart]:
         "layer": ["as it was", *layers],
         "accuracy": [table.accuracy_before, *(row.accuracy for row in table)],
     }
-    found = [chart_of("share kept", shares), chart_of("accuracy", right)]
-    return [chart for chart in found if chart is not None]
+    kept, accuracy = chart_of("share kept", shares), chart_of("accuracy", right)
+    if kept is not None:
+        kept = replace(kept, up=axis_up([0.0, kept.up.high]))  # shares are seen from 0
+    return [chart for chart in (kept, accuracy) if chart is not None]
 
 
 def _compression_parts(table: Compression) -> Iterator[Markup | None]:
@@ -289,8 +292,8 @@ def _compression_parts(table: Compression) -> Iterator[Markup | None]:
     title = tag("h2", "Layer by layer", class_="quiet")
     yield tag("section", title, tag("div", *cards, class_="cards"), tag("p", TWO_LAYERS, class_="note"))
     rows = [[name(layer), *(cell.replace(" ", "\u00a0") for cell in rest)] for layer, *rest in _compression_rows(table)]
-    shown = tag("div", tag("div", plain_table(list(COLUMNS), rows), class_="scroll"), class_="card")
-    yield tag("section", tag("h2", "The table"), shown)
+    shown = plain_table(list(COLUMNS), rows, kind="numbers", label="The layers")
+    yield tag("section", tag("h2", "The table"), tag("div", shown, class_="card"))
     told_facts = {"compressed against": table.against, "projection": table.projection.replace("_", " ")}
     told_facts |= {"order": table.order, "examples": f"{table.examples:,}", "data": table.data or "not named"}
     told_facts |= {word: text for word, text in table.provenance.items() if not is_identity(word)}

@@ -93,13 +93,16 @@ def parted(records: Sequence[TaskRecord]) -> tuple[list[TaskAccuracies], list[Ta
 def way_names(ways: Sequence[TaskAccuracies]) -> list[str]:
     """Return a name for each way: its method, with its options or a number where several have one method."""
     times = Counter(way.method for way in ways)
-    named = [f"{way.method} ({_options(way)})" if times[way.method] > 1 and way.options else way.method for way in ways]
+    named = [
+        f"{way.method} ({how})" if times[way.method] > 1 and (how := _options(way)) else way.method for way in ways
+    ]
     again = Counter(named)
     return [f"{label} ({k})" if again[label] > 1 else label for k, label in enumerate(named, start=1)]
 
 
 def _options(record: TaskRecord) -> str:
-    return ", ".join(f"{key}={value}" for key, value in getattr(record, "options", {}).items())
+    given = getattr(record, "options", {}).items()
+    return ", ".join(f"{key}={value}" for key, value in given if value is not None)
 
 
 def _title(tasks: Sequence[str], ways: Sequence[TaskAccuracies]) -> str:
@@ -155,12 +158,16 @@ def _ways_table(ways: Sequence[TaskAccuracies], labels: Sequence[str]) -> Markup
 
 def so_far_curve(ways: Sequence[TaskAccuracies], labels: Sequence[str]) -> dict[str, list[Any]]:
     """Return the mean accuracy over the tasks learnt so far, after each task, a line for each way."""
-    curve: dict[str, list[Any]] = {"after task": list(ways[0].tasks)}
-    for label, way in zip(labels, ways, strict=True):
-        values, count = way.so_far, len(way.seeds)
+    return _over_seeds("after task", ways[0].tasks, {label: w.so_far for label, w in zip(labels, ways, strict=True)})
+
+
+def _over_seeds(across: str, tasks: Sequence[str], lines: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
+    """Return the mean over seeds, seeds × tasks, of each line, with standard errors where there are several seeds."""
+    curve: dict[str, list[Any]] = {across: list(tasks)}
+    for label, values in lines.items():
         curve[label] = _nulls(values.mean(0))
-        if count > 1:
-            curve[f"{label} ±"] = _nulls(values.std(0, ddof=1) / math.sqrt(count))
+        if len(values) > 1:
+            curve[f"{label} ±"] = _nulls(values.std(0, ddof=1) / math.sqrt(len(values)))
     return curve
 
 
@@ -182,7 +189,11 @@ def _ensembles(one: TaskEnsembles) -> Markup:
     head = ["task", "alone", "together", "further", f"members with seed {one.seeds[0]}"]
     words = f"Members are chosen as {one.choice} by {one.similarity}, among {one.candidates}. {CONTROL}"
     table = plain_table(head, rows, kind="numbers", label="Ensembles")
-    return tag("section", tag("h2", "Ensembles of similar tasks"), tag("p", words), tag("div", table, class_="card"))
+    lines = {"alone": one.alone, "together": one.together, "further": one.further}
+    chart = figure_of_curve("Accuracy on each task", _over_seeds("task", one.tasks, lines))
+    cards = [tag("div", shown, class_="card") for shown in (chart, table)]
+    title = tag("h2", "Ensembles of similar tasks", class_="quiet")
+    return tag("section", title, tag("div", *cards, class_="cards"), tag("p", words))
 
 
 def _rows(
