@@ -174,10 +174,10 @@ class LayerKernels(Collector):
         }
 
     @classmethod
-    def _restored(cls, tensors, header):
+    def _restored(cls, tensors, header, under=""):
         made = cls()
         made.weights = dict.fromkeys(map(tuple, header["all"]))
-        made.weights |= {tuple(key): tensors[str(i)] for i, key in enumerate(header["held"])}
+        made.weights |= {tuple(key): tensors[f"{under}{i}"] for i, key in enumerate(header["held"])}
         return made
 
 
