@@ -210,7 +210,7 @@ def population():
 
 @pytest.mark.slow
 def test_intervals_cover_the_populations_value():
-    rng, cases, n = np.random.default_rng(0), 250, 800
+    rng, cases, n = np.random.default_rng(0), 600, 800
     covered, truth = dict.fromkeys(JUDGED, 0), population()
     for _ in range(cases):
         X = rng.normal(size=(n, 3)) * SCALES
@@ -225,7 +225,7 @@ def test_intervals_cover_the_populations_value():
 
 @pytest.mark.slow
 def test_errors_of_data_sorted_by_class_are_the_true_spread():
-    rng, cases, n = np.random.default_rng(1), 100, 600
+    rng, cases, n = np.random.default_rng(1), 250, 600
     centres, values, errors = rng.normal(size=(5, 6)) * 2, [], []
     for _ in range(cases):
         classes = np.sort(rng.integers(0, 5, n))  # drawn at random, and sorted
