@@ -1,6 +1,7 @@
 """What all tests share: seeded worlds, and measures called without the warning about few examples."""
 
 import os
+import re
 import warnings
 from collections import Counter
 from copy import deepcopy
@@ -91,19 +92,28 @@ def shared_nets(monkeypatch, trained_once):
     monkeypatch.setattr("netkin.training.trained_digits_net", trained_once)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Keep the tests of a file together in one process, and all that need Ray, which then starts once.
+# the tests that need a cluster of Ray, by their names
+RAY = re.compile(r"/test_(ray|study|cluster_steps)\.py|::test_a_cluster_")
 
-    These and the files with slow tests come first: what is long and begun last leaves the other processors idle.
-    """
-    slow, groups = Counter(item.path for item in items if item.get_closest_marker("slow")), {}
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            needs_ray = "ray_cluster" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("ray" if needs_ray else item.location[0]))
-        groups[item] = item.get_closest_marker("xdist_group").args[0]
-    items.sort(key=lambda item: (groups[item] != "ray", -slow[item.path]))
+
+def pytest_collection_modifyitems(items):
+    """Put tests with Ray and files with slow tests first: what is long and begun last leaves other processors idle."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: (not RAY.search(item.nodeid), -slow[item.path]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Let one process of `pytest -n 2 --dist loadfile` have all tests with Ray, so that it starts once."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "ray" if RAY.search(nodeid) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 # importing it registers measures, which only the tests of plug-ins want

@@ -63,7 +63,7 @@ def shell(tmp_path, page):
     def run(text, only_here=False):
         """Run a script; with `only_here` no process of it may listen to other machines."""
         environment = os.environ | {"PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": SOURCES}
-        environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RAY_worker_niceness": "0"}
         with open(tmp_path / "said", "w+") as said, open(tmp_path / "printed", "w+") as printed:
             process = subprocess.Popen(
                 ["sh", "-e", "-c", text], cwd=tmp_path, env=environment, stdout=printed, stderr=said

@@ -15,11 +15,7 @@ from netkin.comparing.engines.ray import Ray
 from netkin.errors import InflatedWarning
 from processes import ended, run_ranks, started
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning"),
-    pytest.mark.xdist_group("ray"),  # also what needs no Ray, so that the study in one process is made once
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")]
 
 
 @pytest.fixture(scope="module")

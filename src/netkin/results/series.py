@@ -138,7 +138,7 @@ class Series:
     def reached(self, threshold: float, measures: str | None = None, *, rule: str = "stays") -> dict[str, int | None]:
         """Return for each layer the step at which it has reached `threshold` of its final state, or None.
 
-        With ``rule="stays"`` that is the first step from which on it stays there, so that a lucky moment does not
+        With ``rule="stays"`` that is the first step from which on it stays there, so that a single high value does not
         count; with ``rule="first"`` the first step that is there at all. A similarity is there at or above the
         threshold, a distance at or below it, a missing value never. The final step does not count: there every layer
         equals itself.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from netkin.errors import NoValue
-from netkin.statistics.frequencies import Frequencies, frequencies
+from netkin.statistics.frequencies import Frequencies
 from netkin.statistics.linear_algebra import decompose_alike, squared_norm
 
 Made = TypeVar("Made")
@@ -286,16 +286,6 @@ class CovarianceSide(Side):
         made = copy(self)
         made.mean, made.chosen = (one.to(one.dtype.to_complex()) for one in (self.mean, self.chosen))
         return made
-
-    @cached_property
-    def on_host(self) -> CovarianceSide:
-        """The same side in the memory of the host."""
-        norm_squares = None if self._norm_squares is None else self._norm_squares.cpu()
-        return CovarianceSide(
-            self.name, self.n, self.mean.cpu(), self.chosen.cpu(), scale=self.scale, resolution=self.resolution,
-            rounding=self.rounding, norm_squares=norm_squares,
-            frequencies=None if self.frequencies is None else frequencies(self.frequencies.grid, torch.device("cpu")),
-        )  # fmt: skip
 
     @property
     def lost_digits(self) -> str:

@@ -157,8 +157,11 @@ def unpacked(written: Any, tensors: Mapping[str, Tensor], under: str = "") -> An
     if not isinstance(written, dict):
         return written
     if "class" in written:
-        kind = _CLASSES[_known_as(written["class"])]
-        return kind._restored(tensors, written["holds"], under + written["path"])
+        kind, path = _CLASSES[_known_as(written["class"])], under + written["path"]
+        if kind._restored.__qualname__ == Stored._restored.__qualname__:
+            return kind._restored(tensors, written["holds"], path)
+        own = {name.removeprefix(path): tensor for name, tensor in tensors.items() if name.startswith(path)}
+        return kind._restored(own, written["holds"])  # a collector that restores itself knows its own names alone
     ((kind, value),) = written.items()
     makers = {
         "tensor": lambda: tensors[under + value],

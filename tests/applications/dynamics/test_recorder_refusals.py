@@ -18,7 +18,7 @@ def test_a_measure_that_looks_at_single_units_is_refused():
         nk.DynamicsRecorder(net(), images(), measure="pwcca")
     with pytest.raises(ValueFault, match="keeps what linear measures read, and 'cka_rbf' is none; save checkpoints"):
         nk.DynamicsRecorder(net(), images()).series(["cka", "cka_rbf"])
-    with pytest.raises(ValueFault, match="`measure` is empty"):
+    with pytest.raises(ValueFault, match="`measures` is empty"):
         nk.DynamicsRecorder(net(), images(), measure=[])
 
 

@@ -95,7 +95,7 @@ def state_measures(measures: Any) -> list[Measure]:
     asked = [measures] if isinstance(measures, (str, Measure)) or callable(measures) else measures
     found = list({measure.id: measure for measure in map(find, asked)}.values())
     if not found:
-        raise ValueFault("`measure` is empty; name at least one, e.g. 'svcca'.")
+        raise ValueFault("`measures` is empty; name at least one, e.g. 'svcca'.")
     for measure in found:
         refuse_unfit(measure.id, measure.facts.unchanged_by, linear=reads_states(measure))
     return found
