@@ -141,6 +141,20 @@ def killed():
     return seeded(0, kind=Killed)
 
 
+def unreadable():
+    """Fail as a file does whose disk is damaged."""
+    raise OSError(5, "Input/output error")
+
+
+def read_elsewhere():
+    """Fail so once, and return a model the next time."""
+    try:
+        Path("seen").touch(exist_ok=False)
+    except FileExistsError:
+        return second()
+    return unreadable()
+
+
 def hanging():
     return seeded(0, kind=Hanging)
 

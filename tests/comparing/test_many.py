@@ -16,8 +16,10 @@ import netkin as nk
 from netkin.comparing import pairs_plan
 from netkin.comparing.all_pairs import HeldExamples
 from netkin.comparing.feed import CachedRunner
-from netkin.comparing.model_blocks import blocks_of, largest_fit, pass_plan
+from netkin.comparing.model_blocks import ModelBlock, blocks_of, largest_fit, pass_plan
+from netkin.comparing.pairs_job import PairsJob
 from netkin.errors import FileFault, MemoryLimit, ValueFault
+from netkin.jobs import Job
 from netkin.measures.registry import find
 from netkin.statistics.collector import LayerSize, Study
 
@@ -295,6 +297,25 @@ def test_a_job_continues_where_it_stopped(inputs, tmp_path, passes):
     tables = [part for part in parts if part.name.startswith(("values", "plan"))]
     assert all(part.stat().st_mtime_ns == parts[part] for part in tables)
     assert not list((tmp_path / "many.netkin.job" / "parts").glob("sums*"))
+
+
+def test_sums_of_another_number_of_shares_are_not_continued(nets, inputs):
+    a, b, *_ = nets.values()
+
+    def collect(share, shares):
+        if (share, shares) == (3, 4):
+            raise KeyboardInterrupt
+        return nk.collect(a, b, inputs, measures="cka", part=f"{share}/{shares}", progress=False)
+
+    block = ModelBlock(("a", "b"), (("a", "b"),))
+    with Job(None, "comparison", {}) as job:
+        parts = PairsJob(job, [find("cka")], [block])
+        with pytest.raises(KeyboardInterrupt):
+            parts.compared(block, 4, collect)
+        (found,) = parts.compared(block, 2, collect)  # as where models are added, by which a pass has fewer shares
+    assert found.examples == len(inputs)
+    whole = nk.compare(a, b, inputs, "cka", progress=False)
+    np.testing.assert_allclose(found["cka"].values, whole["cka"].values, rtol=0, atol=1e-6)
 
 
 def test_a_job_of_other_models_data_or_options_is_refused(nets, inputs, tmp_path):

@@ -206,7 +206,7 @@ def test_models_that_fail_are_named_and_the_others_compared(here):
     assert_same(found["one", "two"], local(nk.compare, FIRST, SECOND, data=LOADER, layers=LAYERS), 1e-10)
     assert set(found.failed) == {"nan", "late", "damaged"}
     assert found.failed["nan"].startswith("layer 'fc' of 'nan' in batch 0 holds ")
-    assert found.failed["late"].startswith("share 3 of 3 of one, two, late: ")
+    assert re.match("share 3 of 3 of one, two, late \\([0-9a-f]{16}\\): ", found.failed["late"])
     assert "layer 'conv1' of 'late' in batch 2 holds" in found.failed["late"]
     assert "'damaged.pt'" in found.failed["damaged"]
     found.save("many.netkin")
@@ -214,6 +214,15 @@ def test_models_that_fail_are_named_and_the_others_compared(here):
     assert "left out: 'nan', as it failed: layer 'fc' of 'nan'" in str(found)
     with pytest.raises(LookupError, match="no comparison of 'one' with 'nan', as 'nan' has failed: layer 'fc'"):
         found["one", "nan"]
+
+
+def test_a_checkpoint_is_left_out_only_if_no_node_can_read_it(here):
+    models = {"one": FIRST, "once": "ray_worlds:read_elsewhere", "never": "ray_worlds:unreadable"}
+    found = nk.compare_many(models, DATA, layers="fc", engine="ray")
+    assert list(found) == [("one", "once")]
+    assert set(found.failed) == {"never"}
+    assert "was lost 4 times" in found.failed["never"]
+    assert "Input/output error" in found.failed["never"]
 
 
 @pytest.mark.parametrize(
@@ -317,6 +326,18 @@ def test_tasks_that_run_models_ask_for_their_share_of_a_gpu(shares, groups):
     runs = {("compare", 0.5)} if shares == 1 else {("collect", 0.5), ("merge", 0.0), ("read", 0.0)}
     assert set(asked.values()) == runs
     assert sum(gpus > 0 for _, gpus in asked.values()) == shares
+
+
+BLOCKS = [
+    ([("a", "b"), ("a", "c"), ("b", "c")], None), ([("a", "c"), ("b", "c")], None), ([("a", "b")], None),
+    ([("a", "b")], 20), ([("a, b", "c")], None), ([("a", "b, c")], None),
+]  # fmt: skip
+
+
+def test_no_two_blocks_of_a_job_have_parts_of_one_name():
+    told = {"shares": 1, "groups": 1}
+    blocks = [BlockErrands({}, None, told | {"sample": sample}, pairs, gpus=0) for pairs, sample in BLOCKS]
+    assert len({block.wanted("comparison")[0] for block in blocks}) == len(BLOCKS)
 
 
 @pytest.mark.parametrize(("device", "assigned"), [("cuda", {"CPU": 1.0, "GPU": 0.5}), ("cpu", {"CPU": 1.0})])

@@ -53,12 +53,14 @@ class PairsJob:
     def _whole(self, block: ModelBlock, shares: int, collect: Collect) -> Statistics:
         """Return the statistics of all shares, which are kept after each."""
         part = self.job.find(_sums(block))
+        if part is not None and part.values.get("of") != shares:  # of a plan that also had other models
+            part = None
         whole = None if part is None else to_statistics((part.values["statistics"], part.arrays))
         for share in range(1 if part is None else part.values["shares"] + 1, shares + 1):
             own = collect(share, shares)
             whole = own if whole is None else whole.merge(own)
             header, arrays = to_message(whole)
-            self.job.keep(_sums(block), {"shares": share, "statistics": header}, arrays)
+            self.job.keep(_sums(block), {"shares": share, "of": shares, "statistics": header}, arrays)
         assert whole is not None
         whole.part = ""
         return whole

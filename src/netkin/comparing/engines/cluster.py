@@ -246,7 +246,7 @@ class _Course:
             _refuse_other_code(fault)
             return self._lose(errand, in_short(fault), inputs=_has_lost_inputs(fault))
         if outcome.get("of_node"):
-            return self._lose(errand, outcome["fault"][1], node=outcome["node"])
+            return self._lose(errand, outcome["fault"][1], node=outcome["node"], model=outcome["model"])
         if "fault" in outcome:
             self._fail(errand, worker.as_fault(outcome["fault"], errand.name), outcome["model"])
             return 1
@@ -275,15 +275,25 @@ class _Course:
         self.results[errand.name] = fault
         self._plan()
 
-    def _lose(self, errand: Errand, why: str, node: str | None = None, inputs: bool = False) -> int:
-        """Note that an errand was lost with its worker or node; it waits to be done again, if not too often."""
+    def _lose(
+        self, errand: Errand, why: str, node: str | None = None, model: str | None = None, inputs: bool = False
+    ) -> int:
+        """Note that an errand was lost with its worker or node; it waits to be done again, if not too often.
+
+        Args:
+            errand: what was lost.
+            why: the reason, for the fault if it is lost for the last time.
+            node: the one to avoid, if that is known.
+            model: the one that could not be read there, if there is one.
+            inputs: whether results that it follows are lost too.
+        """
         if any(one.errand.name == errand.name for one in self.running.values()):
             return 0  # on another node it is still being done
         self.losses[errand.name] = self.losses.get(errand.name, 0) + 1
         if node is not None:
             self.avoided[errand.name] = node
         if self.losses[errand.name] >= ATTEMPTS:
-            self._fail(errand, WorkerFault(f"{errand.name} was lost {ATTEMPTS} times, the last time so: {why}"), None)
+            self._fail(errand, WorkerFault(f"{errand.name} was lost {ATTEMPTS} times, the last time so: {why}"), model)
             return 1
         for name in errand.after if inputs else ():
             self.here.pop(name, None)

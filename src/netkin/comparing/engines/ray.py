@@ -219,7 +219,10 @@ class RayRequest:
         """Return the plan that a worker makes for its memory, with the time for all workers together."""
         cluster = Cluster(self.engine.address)
         cluster.refuse_too_small(self.gpus)
-        limit = self.study.limit if self.study.limit >= 0 or self.gpus else cluster.memory()
+        limit = self.study.limit
+        if limit < 0:  # as when the work begins, from the models of the first pair
+            some = terms_for(self.terms, named_models(self.pairs.of[:1]))
+            limit = Survey.looked_up(cluster, some, self.gpus).memory(cluster, self.gpus)
         plan = unpacked_plan(self._asked(cluster, "explain", self.pairs.of, limit, plain_measures(measures)))
         if plan.seconds is None:
             return plan
@@ -251,20 +254,27 @@ class Survey:
 
     @classmethod
     def looked_up(cls, cluster: Cluster, terms: Terms, gpus: float) -> Survey:
-        """Return what the workers find, some models each."""
+        """Return what the workers find, some models each; where no node can read one, its group is tried without it."""
         names = list(terms["models"])
         groups = [names[place : place + LOOKED] for place in range(0, len(names), LOOKED)]
-        errands = [
-            Errand(
-                f"look at {', '.join(own)}", f"{HOME}:look", {"terms": terms_for(terms, own), "models": own}, gpus=gpus
-            )
-            for own in groups
-        ]
-        found = cluster.results(errands, Job(None, "look", {}), [one.name for one in errands], "looking at models")
-        fault = next((one for one in found.values() if isinstance(one, NetkinError)), None)
-        if fault is not None:
-            raise fault
-        return cls([header for header, _ in found.values()], (terms["data"] or {}).get("batch_size", 1))  # type: ignore[misc]
+        looks, faults = list[Mapping[str, Any]](), dict[str, NetkinError]()
+        while groups:
+            found, again = _looks(cluster, terms, gpus, groups), []
+            for own, look in zip(groups, found, strict=True):
+                if not isinstance(look, NetkinError):
+                    looks.append(look[0])
+                    continue
+                model = getattr(look, "model", None)
+                if model not in own:
+                    raise look
+                faults[model] = look
+                again.append([name for name in own if name != model])
+            groups = [own for own in again if own]
+        if not looks:
+            raise next(iter(faults.values()))
+        made = cls(looks, (terms["data"] or {}).get("batch_size", 1))
+        made.faults |= faults
+        return made
 
     def shares(self, asked: int | None, usual: int) -> int:
         """Return into how many shares the data are split: as many as were requested, or of at least a batch each."""
@@ -277,14 +287,24 @@ class Survey:
         return int(self._limit * min(gpus, 1)) if gpus else min(cluster.memory(), self._limit)
 
 
+def _looks(cluster: Cluster, terms: Terms, gpus: float, groups: Sequence[Sequence[str]]) -> list[Message | NetkinError]:
+    """Return what is found out of each group of models, or its fault."""
+    told = {f"look at {', '.join(own)}": {"terms": terms_for(terms, own), "models": own} for own in groups}
+    errands = [Errand(name, f"{HOME}:look", one, gpus=gpus) for name, one in told.items()]
+    found = cluster.results(errands, Job(None, "look", {}), list(told), "looking at models")
+    return [found[name] for name in told]
+
+
 class BlockErrands:
     """Some pairs of models, whose statistics are collected together: the errands for them."""
 
     def __init__(self, terms: Terms, survey: Survey, told: Mapping[str, Any], pairs: Sequence[Pair], gpus: float):
         self.terms, self.survey, self.told, self.pairs, self.gpus = terms, survey, told, list(pairs), gpus
         models = named_models(self.pairs)
-        known = settings_digest(self.pairs)[:8]
-        self.label = ", ".join(models) if len(models) <= 4 else f"{len(models)} models ({known})"
+        self.label = ", ".join(models) if len(models) <= 4 else f"{len(models)} models"
+        # a job to which models are added has several plans, and two of them may split the same models differently
+        if len(models) > 2 or told["sample"] or any(", " in name for name in models):
+            self.label += f" ({settings_digest([self.pairs, told['sample']])[:16]})"
         size = -(-len(self.pairs) // told["groups"])
         self.groups = [self.pairs[place : place + size] for place in range(0, len(self.pairs), size)]
 

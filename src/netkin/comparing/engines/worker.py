@@ -216,7 +216,10 @@ def _looked_at(terms: Terms, name: str, data: Any) -> dict[str, Any]:
             return {"weights": runner.origin["weights"]}
     except Exception as fault:
         held.models.pop(name, None)
-        return as_outcome(fault)
+        outcome = as_outcome(fault)
+        if outcome["of_node"]:  # another may do better
+            raise
+        return outcome
 
 
 def plan(told: Mapping[str, Any]) -> Message:
