@@ -14,9 +14,12 @@ import torch
 import netkin as nk
 import rank_worlds
 import ray_worlds
+from netkin.comparing.alignment import Pairs
 from netkin.comparing.engines import cluster as clusters
 from netkin.comparing.engines import worker
 from netkin.comparing.engines.ray import BlockErrands, Ray
+from netkin.comparing.engines.terms import DataSpec, terms_for
+from netkin.comparing.request import Options
 from netkin.errors import (
     FileFault,
     ForwardError,
@@ -27,6 +30,7 @@ from netkin.errors import (
     ValueFault,
     WorkerFault,
 )
+from netkin.statistics.collector import Study
 from rank_worlds import ERRORS, LAYERS, SEVERAL, assert_same
 
 FIRST, SECOND, THIRD = "ray_worlds:first", "ray_worlds:second", "ray_worlds:third"
@@ -326,6 +330,17 @@ def test_tasks_that_run_models_ask_for_their_share_of_a_gpu(shares, groups):
     runs = {("compare", 0.5)} if shares == 1 else {("collect", 0.5), ("merge", 0.0), ("read", 0.0)}
     assert set(asked.values()) == runs
     assert sum(gpus > 0 for _, gpus in asked.values()) == shares
+
+
+def test_data_are_prepared_for_all_models_of_a_call_in_every_block(monkeypatch):
+    given, seen = {"a": "hf:one", "b": FIRST, "c": SECOND}, []
+    monkeypatch.setattr(worker, "held", worker.Lent())
+    monkeypatch.setattr(worker, "identity_of", lambda data: "known")
+    monkeypatch.setattr(DataSpec, "load", lambda spec, models: seen.append(models))
+    options = Options(None, {name: name for name in given}, None, None, None, None, None, False)
+    request = Ray().request(given, options, Pairs([("b", "c")], "all"), Study({}, []), "digits:test")
+    worker.data_of(terms_for(request.terms, ["b", "c"]))
+    assert seen == [["hf:one"]]
 
 
 BLOCKS = [

@@ -46,7 +46,7 @@ class Errand:
 
     name: str
     does: str
-    told: Mapping[str, Any]
+    task: Mapping[str, Any]
     after: tuple[str, ...] = ()
     kept: bool = False
     gpus: float = 0.0
@@ -128,7 +128,7 @@ class Cluster:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
             how["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
-        outcome, message = self._done.options(**how).remote(errand.does, dict(errand.told), self._call, *given)
+        outcome, message = self._done.options(**how).remote(errand.does, dict(errand.task), self._call, *given)
         return outcome, Attempt(errand, message)
 
     def others(self, than: str, gpus: float) -> list[str]:
@@ -317,11 +317,11 @@ class _Course:
             self.running.pop(reference, None)
 
 
-def _done(errand: str, told: Mapping[str, Any], call: Mapping[str, Any], *given: Message) -> tuple[Any, Message | None]:
+def _done(errand: str, task: Mapping[str, Any], call: Mapping[str, Any], *given: Message) -> tuple[Any, Message | None]:
     """Do an errand in a worker of Ray."""
     import ray
 
-    outcome, message = worker.done(errand, told, call, *given)
+    outcome, message = worker.done(errand, task, call, *given)
     return outcome | {"node": ray.get_runtime_context().get_node_id()}, message
 
 

@@ -126,11 +126,12 @@ class RayRequest:
         cluster.refuse_too_small(self.gpus)
         survey = Survey.looked_up(cluster, self.terms, self.gpus)
         self._set_aside(survey.faults)
-        told = {"measures": plain_measures(measures), "names": dict(names), "identity": survey.identity}
+        facts = {"measures": plain_measures(measures), "names": dict(names), "identity": survey.identity}
         with self._job(kind, survey, measures) as job:
-            plan = self._planned(cluster, survey, job, told["measures"])
+            plan = self._planned(cluster, survey, job, facts["measures"])
             blocks = [
-                BlockErrands(self.terms, survey, told | plan, self._sound(pairs), self.gpus) for pairs in plan["blocks"]
+                BlockErrands(self.terms, survey, facts | plan, self._sound(pairs), self.gpus)
+                for pairs in plan["blocks"]
             ]
             job.expect(one.name for block in blocks for one in block.errands(kind) if one.kept)
             return self._blocks_done(cluster, job, kind, blocks)
@@ -170,8 +171,8 @@ class RayRequest:
         settings = survey.settings | ({} if self.rows is None else {"rows": str(self.rows)})
         identity = identity_of_study(survey.weights, survey.identity, self.options.layers, settings, measures)
         identity["examples"] = str(survey.examples)
-        told = {"models": list(self.given.values()), "data": self.terms["data"] and self.terms["data"]["name"]}
-        call = described_call("nk.compare" if kind == "comparison" else "nk.collect", **told)
+        given = {"models": list(self.given.values()), "data": self.terms["data"] and self.terms["data"]["name"]}
+        call = described_call("nk.compare" if kind == "comparison" else "nk.collect", **given)
         return Job(self.engine.job, kind, identity, call=call, overwrite=self.engine.overwrite)
 
     def _planned(self, cluster: Cluster, survey: Survey, job: Job, measures: list[list[str]]) -> dict[str, Any]:
@@ -207,9 +208,9 @@ class RayRequest:
     ) -> dict[str, Any]:
         """Return what a worker says about the plan for some pairs."""
         terms = terms_for(self.terms, named_models(pairs))
-        told = {"terms": terms | {"study": terms["study"] | {"limit": limit}}, "pairs": pairs, "measures": measures}
+        task = {"terms": terms | {"study": terms["study"] | {"limit": limit}}, "pairs": pairs, "measures": measures}
         name = f"{what} of {len(pairs)} pairs"
-        errand = Errand(name, f"{HOME}:{what}", told | {"rows": self.rows}, gpus=self.gpus)
+        errand = Errand(name, f"{HOME}:{what}", task | {"rows": self.rows}, gpus=self.gpus)
         made = cluster.results([errand], Job(None, "plan", {}), [name], "planning")[name]
         if isinstance(made, NetkinError):
             raise made
@@ -289,43 +290,43 @@ class Survey:
 
 def _looks(cluster: Cluster, terms: Terms, gpus: float, groups: Sequence[Sequence[str]]) -> list[Message | NetkinError]:
     """Return what is found out of each group of models, or its fault."""
-    told = {f"look at {', '.join(own)}": {"terms": terms_for(terms, own), "models": own} for own in groups}
-    errands = [Errand(name, f"{HOME}:look", one, gpus=gpus) for name, one in told.items()]
-    found = cluster.results(errands, Job(None, "look", {}), list(told), "looking at models")
-    return [found[name] for name in told]
+    tasks = {f"look at {', '.join(own)}": {"terms": terms_for(terms, own), "models": own} for own in groups}
+    errands = [Errand(name, f"{HOME}:look", one, gpus=gpus) for name, one in tasks.items()]
+    found = cluster.results(errands, Job(None, "look", {}), list(tasks), "looking at models")
+    return [found[name] for name in tasks]
 
 
 class BlockErrands:
     """Some pairs of models, whose statistics are collected together: the errands for them."""
 
-    def __init__(self, terms: Terms, survey: Survey, told: Mapping[str, Any], pairs: Sequence[Pair], gpus: float):
-        self.terms, self.survey, self.told, self.pairs, self.gpus = terms, survey, told, list(pairs), gpus
+    def __init__(self, terms: Terms, survey: Survey, plan: Mapping[str, Any], pairs: Sequence[Pair], gpus: float):
+        self.terms, self.survey, self.plan, self.pairs, self.gpus = terms, survey, plan, list(pairs), gpus
         models = named_models(self.pairs)
         self.label = ", ".join(models) if len(models) <= 4 else f"{len(models)} models"
         # a job to which models are added has several plans, and two of them may split the same models differently
-        if len(models) > 2 or told["sample"] or any(", " in name for name in models):
-            self.label += f" ({settings_digest([self.pairs, told['sample']])[:16]})"
-        size = -(-len(self.pairs) // told["groups"])
+        if len(models) > 2 or plan["sample"] or any(", " in name for name in models):
+            self.label += f" ({settings_digest([self.pairs, plan['sample']])[:16]})"
+        size = -(-len(self.pairs) // plan["groups"])
         self.groups = [self.pairs[place : place + size] for place in range(0, len(self.pairs), size)]
 
     def without(self, models: Iterable[str]) -> BlockErrands:
         """Return the block without some models."""
         pairs = [pair for pair in self.pairs if not set(pair) & set(models)]
-        return BlockErrands(self.terms, self.survey, self.told, pairs, self.gpus)
+        return BlockErrands(self.terms, self.survey, self.plan, pairs, self.gpus)
 
     def errands(self, kind: str) -> list[Errand]:
         """Return all that is to be done, each errand behind those that it follows."""
-        count = self.told["sample"] or self.survey.examples
-        told = {"examples": count, "names": self.told["names"], "measures": self.told["measures"]}
-        if kind == "comparison" and self.told["shares"] == len(self.groups) == 1:  # so that nothing travels but values
+        count = self.plan["sample"] or self.survey.examples
+        task = {"examples": count, "names": self.plan["names"], "measures": self.plan["measures"]}
+        if kind == "comparison" and self.plan["shares"] == len(self.groups) == 1:  # so that nothing travels but values
             (name,) = self.wanted(kind)
-            return [Errand(name, f"{HOME}:compare", self._share_told(1) | told, kept=True, gpus=self.gpus)]
+            return [Errand(name, f"{HOME}:compare", self._share_task(1) | task, kept=True, gpus=self.gpus)]
         shares, tree = self._shares(), self._merges()
         if kind == "statistics":
             return [*shares, *tree]
         whole = (tree or shares)[-1].name
         readings = [
-            Errand(name, f"{HOME}:read", told | {"pairs": pairs, "after": whole}, (whole,), kept=True)
+            Errand(name, f"{HOME}:read", task | {"pairs": pairs, "after": whole}, (whole,), kept=True)
             for name, pairs in zip(self.wanted(kind), self.groups, strict=True)
         ]
         return [*shares, *tree, *readings]
@@ -338,21 +339,21 @@ class BlockErrands:
         return [f"values of {self.label}" + f", {i} of {count}" * (count > 1) for i in range(1, count + 1)]
 
     def _shares(self) -> list[Errand]:
-        told = [self._share_told(i) for i in range(1, self.told["shares"] + 1)]
-        return [Errand(one["name"], f"{HOME}:collect", one, kept=True, gpus=self.gpus) for one in told]
+        tasks = [self._share_task(i) for i in range(1, self.plan["shares"] + 1)]
+        return [Errand(one["name"], f"{HOME}:collect", one, kept=True, gpus=self.gpus) for one in tasks]
 
-    def _share_told(self, place: int) -> dict[str, Any]:
+    def _share_task(self, place: int) -> dict[str, Any]:
         names = named_models(self.pairs)
         return {
-            "name": self._share(place, place), "share": [place, self.told["shares"]], "pairs": self.pairs,
-            "terms": terms_for(self.terms, names), "measures": self.told["measures"],
-            "memory": self.told["memory"], "sample": self.told["sample"], "identity": self.told["identity"],
+            "name": self._share(place, place), "share": [place, self.plan["shares"]], "pairs": self.pairs,
+            "terms": terms_for(self.terms, names), "measures": self.plan["measures"],
+            "memory": self.plan["memory"], "sample": self.plan["sample"], "identity": self.plan["identity"],
             "weights": {name: self.survey.weights[name] for name in names},
         }  # fmt: skip
 
     def _merges(self) -> list[Errand]:
         """Return a tree of merges, which does not depend on the order in which shares are finished."""
-        spans, found = [(i, i) for i in range(1, self.told["shares"] + 1)], []
+        spans, found = [(i, i) for i in range(1, self.plan["shares"] + 1)], []
         while len(spans) > 1:
             above = []
             for left, right in zip(spans[::2], spans[1::2], strict=False):
@@ -363,6 +364,6 @@ class BlockErrands:
         return found
 
     def _share(self, first: int, last: int) -> str:
-        count = self.told["shares"]
+        count = self.plan["shares"]
         which = f"share {first}" if first == last else f"shares {first} to {last}"
         return f"{which} of {count} of {self.label}"

@@ -76,6 +76,7 @@ def terms_of(
     return {
         "models": {name: _model(name, thing, place) for place, (name, thing) in enumerate(given.items())},
         "data": asdict(plain_data(data)) if data is not None else None,
+        "data_for": list(dict.fromkeys(one for one in given.values() if one.startswith("hf:"))),  # also in a block
         "examples": examples,
         "options": {
             "layers": plain_layers(options.layers), "places": dict(options.places), "shape": plain_shape(options.shape),
@@ -198,12 +199,12 @@ def asked_of(terms: Terms, models: Sequence[str], of: Sequence[Sequence[str]]) -
     """Return the request for some models, which of them are compared, and the study."""
     from netkin.comparing.request import Options
 
-    told = dict(terms_for(terms, models)["options"])
+    given = dict(terms_for(terms, models)["options"])
     for what in ("transforms", "forward"):
-        told[what] = {name: text and find_function(text) for name, text in told[what].items()}
+        given[what] = {name: text and find_function(text) for name, text in given[what].items()}
     which = terms["pairs"]
     pairs = Pairs([(a, b) for a, b in of], which if isinstance(which, str) else [(x, y) for x, y in which])
-    return Options(**told), pairs, Study({}, [], **terms["study"])
+    return Options(**given), pairs, Study({}, [], **terms["study"])
 
 
 def identity_of(data: Batches | Borrowed) -> str:

@@ -55,12 +55,12 @@ def versions() -> dict[str, str]:
     return {"netkin": __version__, "torch": torch.__version__}
 
 
-def done(errand: str, told: Mapping[str, Any], call: Mapping[str, Any], *given: Message) -> tuple[Any, Message | None]:
+def done(errand: str, task: Mapping[str, Any], call: Mapping[str, Any], *given: Message) -> tuple[Any, Message | None]:
     """Return how an errand ended, and its result; a fault is returned as ``{"fault": [its class, sentence], ...}``.
 
     Args:
         errand: the function, as "module:function".
-        told: its arguments as plain values.
+        task: its arguments as plain values.
         call: what all errands of a call share: `versions`, the `folder` that names are relative to, and its `token`.
         given: what the errands that it follows have made.
     """
@@ -72,7 +72,7 @@ def done(errand: str, told: Mapping[str, Any], call: Mapping[str, Any], *given: 
         held.begin(call["token"])
         with commanded(call["command"]), showing(False):
             home, _, name = errand.partition(":")
-            header, arrays = getattr(importlib.import_module(home), name)(told, *given)
+            header, arrays = getattr(importlib.import_module(home), name)(task, *given)
         made = json.loads(json.dumps(header, default=lambda number: number.item())), arrays
     except Exception as fault:
         outcome |= as_outcome(fault)
@@ -85,18 +85,18 @@ def as_outcome(fault: Exception) -> dict[str, Any]:
     of_node = any(isinstance(one, OSError) and one.errno in OF_ITS_NODE for one in chain)
     if isinstance(fault, NetkinError):
         is_named = model is None or repr(model) in str(fault)
-        told = [type(fault).__name__, str(fault) if is_named else f"{model!r}: {fault}"]
+        words = [type(fault).__name__, str(fault) if is_named else f"{model!r}: {fault}"]
     elif model is not None:
-        told = ["ForwardError", f"{model!r} could not be run: {in_short(fault)}"]
+        words = ["ForwardError", f"{model!r} could not be run: {in_short(fault)}"]
     else:
-        told = ["WorkerFault", f"a worker on {platform.node()} failed: {in_short(fault)}"]
-    return {"fault": told, "model": model, "of_node": of_node}
+        words = ["WorkerFault", f"a worker on {platform.node()} failed: {in_short(fault)}"]
+    return {"fault": words, "model": model, "of_node": of_node}
 
 
-def as_fault(told: Sequence[str], where: str = "") -> NetkinError:
+def as_fault(fault: Sequence[str], where: str = "") -> NetkinError:
     """Return the error for a class and a sentence."""
-    kind = getattr(errors, told[0], WorkerFault)
-    return kind(f"{where}: {told[1]}" if where else told[1])
+    kind = getattr(errors, fault[0], WorkerFault)
+    return kind(f"{where}: {fault[1]}" if where else fault[1])
 
 
 def _refuse_other_versions(asked: Mapping[str, str]) -> None:
@@ -151,21 +151,21 @@ class Lent:
         self.models = {name: model for name, model in self.models.items() if name in names}
         for name in names:
             if name not in self.models:
-                told = terms["models"][name]
+                spec = terms["models"][name]
                 with about(name):
-                    self.models[name] = load_model(told["model"], seed=told["seed"])
+                    self.models[name] = load_model(spec["model"], seed=spec["seed"])
         return {name: self.models[name] for name in names}
 
-    def data(self, told: Mapping[str, Any] | None, models: Sequence[str] = ()) -> tuple[Any, str]:
+    def data(self, spec: Mapping[str, Any] | None, models: Sequence[str] = ()) -> tuple[Any, str]:
         """Return the data of that description, and by what they are known again."""
-        if told is None:
+        if spec is None:
             return None, ""
 
         def make() -> tuple[Any, str]:
-            found = DataSpec(**told).load(models)
+            found = DataSpec(**spec).load(models)
             return found, identity_of(found)
 
-        return self.thing(f"data {sorted(told.items())}", make)
+        return self.thing(f"data {sorted(spec.items())}", make)
 
 
 held = Lent()
@@ -182,20 +182,20 @@ def about(model: str) -> Iterator[None]:
 
 
 def data_of(terms: Terms) -> tuple[Any, str]:
-    """Return the data of a call, and by what they are known again."""
-    return held.data(terms["data"], [one["model"] for one in terms["models"].values()])
+    """Return the data of a call, as all its models take them, and by what they are known again."""
+    return held.data(terms["data"], terms["data_for"])
 
 
 # --- errands ----------------------------------------------------------------------------------------------------------
 
 
-def look(told: Mapping[str, Any]) -> Message:
+def look(task: Mapping[str, Any]) -> Message:
     """Load models and run each on the first batch: return their digests, or why one fails, and what the data are."""
-    terms, header = told["terms"], dict[str, Any]()
+    terms, header = task["terms"], dict[str, Any]()
     data, identity = data_of(terms)
     if data is not None:
         header = {"identity": identity, "examples": examples_in(data, terms["examples"]), "ordered": is_ordered(data)}
-    header["models"] = {name: _looked_at(terms, name, data) for name in told["models"]}
+    header["models"] = {name: _looked_at(terms, name, data) for name in task["models"]}
     sound = [name for name, one in header["models"].items() if "weights" in one]
     settings = request_of(terms, held.loaded(terms, sound), data, [])._settings() if sound else {}
     return header | {"settings": settings, "limit": memory_limit(None, terms["options"]["device"])}, {}
@@ -222,59 +222,59 @@ def _looked_at(terms: Terms, name: str, data: Any) -> dict[str, Any]:
         return outcome
 
 
-def plan(told: Mapping[str, Any]) -> Message:
+def plan(task: Mapping[str, Any]) -> Message:
     """Return pairs of many models in blocks, as few as the memory allows, so that each model runs seldom."""
-    terms, names = told["terms"], named_models(told["pairs"])
+    terms, names = task["terms"], named_models(task["pairs"])
     given = {name: terms["models"][name]["model"] for name in names}
     planner = Planner(
         given,
-        *asked_of(terms, names, told["pairs"]),
-        measures_of(told["measures"]),
+        *asked_of(terms, names, task["pairs"]),
+        measures_of(task["measures"]),
         data_of(terms)[0],
         terms["examples"],
     )
-    ways, _ = planner.ways(told["rows"], keeps=False)
+    ways, _ = planner.ways(task["rows"], keeps=False)
     way = ways[planner.chosen(ways)]
     return {"blocks": [block.pairs for block in way.blocks], "sample": way.examples if way.is_sample else None}, {}
 
 
-def explain(told: Mapping[str, Any]) -> Message:
+def explain(task: Mapping[str, Any]) -> Message:
     """Return how this worker would go about all pairs of many models, and how long that would take."""
     from netkin.comparing.all_pairs import AllPairs  # which knows engines
 
-    terms, names = told["terms"], named_models(told["pairs"])
+    terms, names = task["terms"], named_models(task["pairs"])
     given = {name: terms["models"][name]["model"] for name in names}
-    asked, data = asked_of(terms, names, told["pairs"]), data_of(terms)[0]
-    every = AllPairs(given, *asked, data, terms["examples"], told["rows"])
-    return asdict(every.explain(measures_of(told["measures"]), keeps=False)), {}
+    asked, data = asked_of(terms, names, task["pairs"]), data_of(terms)[0]
+    every = AllPairs(given, *asked, data, terms["examples"], task["rows"])
+    return asdict(every.explain(measures_of(task["measures"]), keeps=False)), {}
 
 
-def compare(told: Mapping[str, Any]) -> Message:
+def compare(task: Mapping[str, Any]) -> Message:
     """Return the comparisons of some models on all data, as one process makes them."""
-    return _read(_collected(told), told)
+    return _read(_collected(task), task)
 
 
-def collect(told: Mapping[str, Any]) -> Message:
+def collect(task: Mapping[str, Any]) -> Message:
     """Return the statistics of some models over a share of the data."""
-    return held.left(told["name"], _collected(told))
+    return held.left(task["name"], _collected(task))
 
 
-def _collected(told: Mapping[str, Any]) -> Statistics:
+def _collected(task: Mapping[str, Any]) -> Statistics:
     held.statistics = {}  # two would take twice the memory
-    terms = told["terms"] | {"study": told["terms"]["study"] | {"limit": told["memory"]}}
+    terms = task["terms"] | {"study": task["terms"]["study"] | {"limit": task["memory"]}}
     data, identity = data_of(terms)
-    if identity != told["identity"]:
+    if identity != task["identity"]:
         raise SourceError(
             f"the data {terms['data']['name']!r} are not the same on all machines, or have changed: {identity} on "
-            f"{platform.node()}, and {told['identity']} before."
+            f"{platform.node()}, and {task['identity']} before."
         )
-    if told["sample"] is not None:
-        data = held.thing("sample", lambda: _sampled(data, terms, told["sample"]))
-    models = held.loaded(terms, named_models(told["pairs"]))
-    which, count = told["share"]
+    if task["sample"] is not None:
+        data = held.thing("sample", lambda: _sampled(data, terms, task["sample"]))
+    models = held.loaded(terms, named_models(task["pairs"]))
+    which, count = task["share"]
     part = None if count == 1 else (which, count)
-    statistics = request_of(terms, models, data, told["pairs"], part=part).collect(measures_of(told["measures"]), {})
-    for name, digest in told["weights"].items():
+    statistics = request_of(terms, models, data, task["pairs"], part=part).collect(measures_of(task["measures"]), {})
+    for name, digest in task["weights"].items():
         if statistics.origins[name]["weights"] != digest:
             with about(name):
                 raise SourceError(
@@ -290,22 +290,22 @@ def _sampled(data: Any, terms: Terms, count: int) -> Any:
     return HeldExamples(data, terms["examples"], count, terms["study"]["seed"])
 
 
-def merge(told: Mapping[str, Any], *shares: Message) -> Message:
+def merge(task: Mapping[str, Any], *shares: Message) -> Message:
     """Return the statistics of two shares together."""
-    first, *others = map(held.read, told["after"], shares)
+    first, *others = map(held.read, task["after"], shares)
     for other in others:
         first = first.merge(other)
-    return held.left(told["name"], first)
+    return held.left(task["name"], first)
 
 
-def read(told: Mapping[str, Any], *whole: Message) -> Message:
+def read(task: Mapping[str, Any], *whole: Message) -> Message:
     """Return the comparisons of some pairs of models, from the statistics of all data."""
-    return _read(held.read(told["after"], whole[0]), told)
+    return _read(held.read(task["after"], whole[0]), task)
 
 
-def _read(statistics: Statistics, told: Mapping[str, Any]) -> Message:
-    whole, pairs = finished(statistics, told["examples"], told["names"]), [(a, b) for a, b in told["pairs"]]
-    return packed_columns(comparisons_of(whole, measures_of(told["measures"]), pairs))
+def _read(statistics: Statistics, task: Mapping[str, Any]) -> Message:
+    whole, pairs = finished(statistics, task["examples"], task["names"]), [(a, b) for a, b in task["pairs"]]
+    return packed_columns(comparisons_of(whole, measures_of(task["measures"]), pairs))
 
 
 def finished(statistics: Statistics, examples: int | None, names: Mapping[str, str]) -> Statistics:
