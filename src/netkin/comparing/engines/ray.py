@@ -265,7 +265,7 @@ class Survey:
                 if not isinstance(look, NetkinError):
                     looks.append(look[0])
                     continue
-                model = getattr(look, "model", None)
+                model = getattr(look, "model", "")
                 if model not in own:
                     raise look
                 faults[model] = look
