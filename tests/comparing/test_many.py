@@ -5,6 +5,7 @@ import re
 import weakref
 from dataclasses import replace
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin.comparing import pairs_plan
 from netkin.comparing.all_pairs import HeldExamples
+from netkin.comparing.engines import ray
 from netkin.comparing.feed import CachedRunner
 from netkin.comparing.model_blocks import ModelBlock, blocks_of, largest_fit, pass_plan
 from netkin.comparing.pairs_job import PairsJob
@@ -364,3 +366,16 @@ def test_both_calls_take_the_same_arguments():
     call, plan = (inspect.signature(one) for one in (nk.compare_many, nk.explain_many))
     assert call.parameters == plan.parameters
     assert plan.return_annotation is pairs_plan.PairsPlan
+
+
+def test_a_model_that_fails_in_a_later_block_has_no_pairs_of_earlier_ones(monkeypatch):
+    request, pairs = object.__new__(ray.RayRequest), [("a", "b"), ("a", "c")]
+    request.pairs, request.failed = SimpleNamespace(of=pairs), {"c": "of NaN"}
+    monkeypatch.setattr(request, "_done", lambda *asked: {_Block([pairs]): [("columns", {})]}, raising=False)
+    monkeypatch.setattr(ray, "unpacked_columns", lambda *message: ["a and b", "a and c"])
+    assert request.compare([], {}) == ["a and b"]
+
+
+class _Block:
+    def __init__(self, groups):
+        self.groups = groups

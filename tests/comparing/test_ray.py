@@ -343,6 +343,18 @@ def test_data_are_prepared_for_all_models_of_a_call_in_every_block(monkeypatch):
     assert seen == [["hf:one"]]
 
 
+def test_that_no_node_has_room_is_said_once(monkeypatch):
+    monkeypatch.setattr(clusters, "PAUSE", 0)
+    monkeypatch.setattr(clusters, "PATIENCE", 2)
+    none = SimpleNamespace(slots=lambda gpus: 0, end=lambda running: None)
+    errands = {"one": clusters.Errand("one", "module:function", {})}
+    course = clusters._Course(none, errands, nk.jobs.Job(None, "study", {}), ["one"])
+    course._plan()
+    with pytest.warns(UserWarning, match="no node of the cluster has room for a task, and 1 wait; add one") as warned:
+        assert [course._start_ready() for _ in range(5)] == [True] * 5
+    assert len(warned) == 1
+
+
 BLOCKS = [
     ([("a", "b"), ("a", "c"), ("b", "c")], None), ([("a", "c"), ("b", "c")], None), ([("a", "b")], None),
     ([("a", "b")], 20), ([("a, b", "c")], None), ([("a", "b, c")], None),

@@ -7,7 +7,7 @@ from torch import nn
 import netkin as nk
 import ray_worlds
 from netkin.comparing.engines.ray import Ray
-from netkin.errors import SourceError, ValueFault
+from netkin.errors import SourceError, ValueFault, WorkerFault
 
 CALL = {
     "data": "ray_worlds:loader",
@@ -69,6 +69,13 @@ def test_steps_that_fail_are_named_and_the_others_compared(run):
     assert nk.jobs.read("run.netkin").condition == "done"
     whole = local({step: run / f"step_{step}.pt" for step in (0, 30)})
     assert found[0]["svcca"].values == pytest.approx(whole[0]["svcca"].values, abs=1e-10)
+
+
+def test_a_step_is_left_out_only_if_no_node_can_read_it(run):
+    found = nk.dynamics("run", engine="ray", **CALL | {"model": "ray_worlds:read_elsewhere"})
+    assert (found.steps, found.missing) == ((0, 10, 20, 30), ())
+    with pytest.raises(WorkerFault, match="look at 30 to 30 was lost 4 times, .*Input/output error"):
+        nk.dynamics("run", engine="ray", **CALL | {"model": "ray_worlds:unreadable"})
 
 
 def test_without_the_final_step_nothing_is_compared(run):

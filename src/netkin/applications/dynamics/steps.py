@@ -35,7 +35,7 @@ from netkin.comparing.engines.worker import Message, as_fault, as_outcome, held
 from netkin.comparing.planning import needs_of
 from netkin.comparing.request import name_of
 from netkin.comparing.subjects import ModelRunner
-from netkin.errors import MemoryLimit, NetkinError, NoValue, SourceError, ValueFault
+from netkin.errors import MemoryLimit, NetkinError, NoValue, SourceError, ValueFault, WorkerFault
 from netkin.identity import DataDigest, settings_digest, weights_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure, value_of
@@ -217,12 +217,21 @@ class ClusterSteps:
         """Return the digests of the weights of all steps that can be read, and what all numbers depend on."""
         steps, last = list(self.run.steps[:-1]), self.run.steps[-1]
         groups = [[last], *(steps[place : place + LOOKED] for place in range(0, len(steps), LOOKED))]
-        errands = [self._errand(f"look at {own[0]} to {own[-1]}", "look", own) for own in groups]
-        headers = []
-        for one in self._results(errands, Job(None, "look", {}), "looking at checkpoints").values():
-            if isinstance(one, NetkinError):
-                raise one
-            headers.append(one[0])
+        headers: list[Mapping[str, Any]] = []
+        while groups:
+            errands = [self._errand(f"look at {own[0]} to {own[-1]}", "look", own) for own in groups]
+            found = self._results(errands, Job(None, "look", {}), "looking at checkpoints")
+            alone = []
+            for own, one in zip(groups, found.values(), strict=True):
+                if not isinstance(one, NetkinError):
+                    headers.append(one[0])
+                elif not isinstance(one, WorkerFault):
+                    raise one
+                elif len(own) > 1:  # one of them was lost on every node
+                    alone += [[step] for step in own]
+                else:
+                    self._set_aside(own[0], one)
+            groups = alone
         looked = {int(step): own for header in headers for step, own in header["steps"].items()}
         for step, own in looked.items():
             if "fault" in own:
@@ -308,7 +317,10 @@ def _looked_at(study: _Study, step: int) -> dict[str, Any]:
     try:
         return {"weights": weights_digest(study.run.at(step))}
     except Exception as fault:
-        return as_outcome(fault)
+        outcome = as_outcome(fault)
+        if outcome["of_node"]:  # another may read it
+            raise
+        return outcome
 
 
 def compared(task: Mapping[str, Any]) -> Message:

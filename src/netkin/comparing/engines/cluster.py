@@ -12,6 +12,7 @@ import os
 import random
 import secrets
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 4  # of an errand whose worker or node is lost
 PAUSE = 1.0  # seconds between two checks of the job and of stragglers
+PATIENCE = 30  # pauses without a node before it is said
+REMEDY = "add one by `ray start --address`, or stop: a job keeps what is finished."
 STRAGGLER = 4.0  # how many times longer than the median an errand takes that is started a second time
 LEAST = 20.0  # seconds below which nothing is a straggler
 COPIES = 2  # of a straggler, on other nodes
@@ -170,6 +173,7 @@ class _Course:
         self.avoided: dict[str, str] = {}  # the node on which an errand was lost
         self.seconds: dict[str, list[float]] = {}  # how long errands took, by what they do
         self.copied: set[str] = set()  # errands that were started on other nodes as well
+        self.idle = 0  # pauses in which nothing could be started
 
     def run(self, what: str) -> None:
         """Do all that is needed."""
@@ -226,6 +230,10 @@ class _Course:
             for errand in mine[: max(self.cluster.slots(gpus) - busy, 0)]:
                 self._start(self.waiting.pop(errand.name))
         if not self.running:
+            self.idle += 1
+            if self.idle == PATIENCE:
+                words = f"no node of the cluster has room for a task, and {len(self.waiting)} wait; {REMEDY}"
+                warnings.warn(words, stacklevel=2)
             time.sleep(PAUSE)  # for nodes that come
         return any(one.name in self.waiting for one in ready)
 

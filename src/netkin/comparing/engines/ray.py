@@ -111,7 +111,7 @@ class RayRequest:
         found = (one for message in chain.from_iterable(blocks.values()) for one in unpacked_columns(*message))
         pairs = chain.from_iterable(pairs for block in blocks for pairs in block.groups)
         made = dict(zip(pairs, found, strict=True))
-        return [made[pair] for pair in self.pairs.of if pair in made]
+        return [made[pair] for pair in self._sound(self.pairs.of) if pair in made]
 
     def collect(self, measures: Sequence[Measure], names: Mapping[str, str]) -> Statistics:
         """Return what a pass over all data leaves."""
