@@ -19,6 +19,7 @@ from netkin.sources.architectures import (
     alexnet,
     resnet18,
     resnet50,
+    seeded,
     svcca_convnet,
     thin,
     tiny10,
@@ -41,8 +42,8 @@ class Network:
 
     @property
     def words(self) -> str:
-        """All that the trained network depends on, but for data and seed."""
-        return f"{self.recipe.words}; {self.data}; architecture {architecture_digest(self.build())}"
+        """All that the trained network depends on, but for data and seed; reading it takes no random numbers."""
+        return f"{self.recipe.words}; {self.data}; architecture {architecture_digest(seeded(self.build))}"
 
 
 def architecture_digest(model: nn.Module) -> str:

@@ -9,10 +9,12 @@ from torch import nn
 
 from netkin import training
 from netkin.errors import SourceError, UnknownName
+from netkin.sources.architectures import seeded
 from netkin.sources.examples import STATISTICS
 from netkin.training import Recipe, loop
 from reproductions import laboratory
 from reproductions.laboratory import Lab, Network, _apart, architecture_digest, recipe_words
+from reproductions.running import noting
 
 SMALL = Recipe(epochs=2, batch=64, rate=0.01, decay=5e-4, schedule="steps", drop_last=True, shift=4)
 
@@ -58,6 +60,15 @@ def test_another_recipe_is_another_run(lab, monkeypatch):
     assert len(lab.trained("convnet", 0).history) == 1
     assert recipe_words("convnet", "cpu") != words
     assert recipe_words("gone", "cpu") == ""
+
+
+def test_a_claim_gets_the_same_start_of_a_network_while_its_recipes_are_noted(lab):
+    start = lambda: seeded(lambda: lab.recipe("convnet").build(), 0)[2].weight  # noqa: E731
+    bare = start()
+    with noting(lab) as notes:
+        noted = start()
+    assert torch.equal(bare, noted)
+    assert notes.recipes == {"convnet": recipe_words("convnet", "cpu")}
 
 
 def test_a_killed_training_goes_on_and_ends_at_the_same_weights(lab, tmp_path, monkeypatch):
