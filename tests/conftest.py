@@ -63,6 +63,15 @@ def ray_cluster(tmp_path_factory):
     nodes.cluster.shutdown()
 
 
+@pytest.fixture(scope="session")
+def quick_python():
+    """The path of a command like `python` that starts at once, for scripts which start many; see processes.py."""
+    from processes import quick_python
+
+    with quick_python() as path:
+        yield path
+
+
 @cache
 def _trained(seed, epochs):
     """Return a network, and what was told of its training after each epoch."""
