@@ -133,8 +133,9 @@ class CrossMoments(Collector):
             return (self if self._cross else other)._copy()
         merged = self._copy()
         for (x, y), cross in other._cross.items():
-            moved = merged._first[x].moved(other._first[x])
-            merged._cross[x, y] += cross + torch.outer(moved, other._second[y].total.to(moved)).to(cross)
+            before, moved = merged._cross[x, y], merged._first[x].moved(other._first[x])
+            turned = torch.outer(moved, other._second[y].total.to(moved))
+            merged._cross[x, y] = before + (cross.to(before) + turned.to(before))
         for mine, theirs in ((merged._first, other._first), (merged._second, other._second)):
             for key, sums in mine.items():
                 sums.add(theirs[key])
