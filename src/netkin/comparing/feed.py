@@ -24,7 +24,7 @@ from netkin.representations.inputs import (
     sampler_of,
     shuffles_anew,
 )
-from netkin.statistics.numbered_rows import hashes
+from netkin.statistics.collector import hashes
 
 SLICE = 512  # examples of recorded rows taken at a time
 

@@ -19,7 +19,7 @@ from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import Spec, choose, layer_label, modules, stages, unwrapped
 from netkin.statistics import Moments
-from netkin.statistics.row_sides import RowsSide
+from netkin.statistics.rows import RowsSide
 from netkin.training import Hook
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from netkin.results.records import distinct
 from netkin.sources import load_data, load_model
 from netkin.sources.batches import sample
 from netkin.sources.models import remark_on
-from netkin.statistics.numbered_rows import chunk_of
+from netkin.statistics.collector import chunk_of
 
 CHUNKS = 20
 FEW = 5  # examples of a class, below which a score says little
