@@ -91,7 +91,7 @@ def compare_many(
         engine: "local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a
             cluster; models, data and functions are then given by name, and models that fail are left out.
         save: the file for the result, beside which finished parts are kept, and where the same call continues.
-        overwrite: whether to begin anew where there is another result or job.
+        overwrite: whether another result or job that is there is deleted, and the work starts again.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:

@@ -271,7 +271,7 @@ class Reader:
         return self._run(spare)
 
     def _forget(self) -> None:
-        """Begin anew, as if nothing had run."""
+        """Forget what was recorded, as if nothing had run."""
         self.axes, self.left_out, self._few_axes = {}, {}, None
         self.repeats.forget()
 

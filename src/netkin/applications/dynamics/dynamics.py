@@ -94,7 +94,7 @@ def dynamics(
         transform: a function of the inputs.
         forward: a function ``forward(model, batch)`` that runs the model.
         save: the file that grows with each step, and in which the same call continues.
-        overwrite: whether to begin anew where the file holds something else.
+        overwrite: whether something else in the file is deleted, and the work starts again.
         partial: whether Ctrl-C returns the steps that are finished.
         name: what the series calls the run.
         engine: "local" for this process, "ray" or an `nk.Ray` for a cluster: run, data and functions are then given by

@@ -136,7 +136,9 @@ class CKASparsityLoss(Hook):
     def begin(self, model: nn.Module, optimizer: Any) -> None:
         """Refuse to be a hook of the training of another model."""
         if unwrapped(model) is not self.model:
-            raise ValueFault("this CKA sparsity loss watches another model than the one that is trained; make it anew.")
+            raise ValueFault(
+                "this CKA sparsity loss watches another model than the one that is trained; make one for this model."
+            )
 
     def loss(self, model: nn.Module, inputs: Any, outputs: Any, step: int) -> Tensor:
         """Return the term, which `nk.train` adds to its loss."""

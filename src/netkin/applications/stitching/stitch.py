@@ -236,7 +236,7 @@ def stitch_all(
         seed: seed for random maps and for training.
         save: the file that grows with the result. The same call continues there, also after the process was killed, and
             with more methods or layers; what is finished lies in a folder beside it (see `netkin.jobs`).
-        overwrite: whether to begin anew where the file holds something else.
+        overwrite: whether something else in the file is deleted, and the work starts again.
         partial: whether Ctrl-C returns what is finished.
         each: a function that is called with every `Stitch`.
         names: what the result calls the two models.
@@ -287,7 +287,7 @@ def stitch_many(
         test: the examples on which they are evaluated.
         hows: one method or several.
         save: the file that grows with the result, and in which the same call continues.
-        overwrite: whether to begin anew where the file holds something else.
+        overwrite: whether something else in the file is deleted, and the work starts again.
         partial: whether Ctrl-C returns what is finished.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         options: those of `stitch_all`: `pairs`, `layers`, `measures`, `scores`, `shape`, `resize`, `examples`,

@@ -45,7 +45,7 @@ class Ray(Engine):
     Args:
         address: of a running cluster, as "10.0.0.1:6379", or "auto"; None starts one here, on the loopback address.
         job: the folder in which finished parts are kept.
-        overwrite: whether to begin anew where that folder holds another job.
+        overwrite: whether another job in that folder is deleted, and the work starts again.
         gpus: the share of a GPU that each task requests, where models run on "cuda".
         shares: into how many shares the data are split; by default twice as many as tasks can run at once.
     """
