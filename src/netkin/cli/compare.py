@@ -43,7 +43,7 @@ from netkin.errors import FileFault, InflatedWarning, NetkinError, ValueFault
 
 if TYPE_CHECKING:
     from netkin.comparing import Plan, Statistics
-    from netkin.comparing.pairs_plan import PairsPlan
+    from netkin.comparing.many_models import PairsPlan
     from netkin.results import Comparison, Comparisons
 
 

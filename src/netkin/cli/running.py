@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class Destination(NamedTuple):
-    """Where a result goes, beside which a cluster keeps finished parts, and whether that begins anew."""
+    """Where a result goes, beside which a cluster keeps finished parts, and whether that starts again."""
 
     result: Path | None
     force: bool
