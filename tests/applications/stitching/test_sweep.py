@@ -10,8 +10,8 @@ from torch import nn
 import netkin as nk
 from netkin.applications.stitching import TaskLoss, fit_all, stitch_scores
 from netkin.applications.stitching.task_loss import find_way, find_ways
-from netkin.comparing.tabulating import NOT_ASKED
 from netkin.errors import NameClash, NoValue, UnknownName, ValueFault
+from netkin.results.labels import NOT_ASKED
 from task_loss_worlds import convnet, images, perceptron, seeded, two_perceptrons
 
 LEAST = "relative_accuracy(how=least_squares)"
