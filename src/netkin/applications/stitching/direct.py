@@ -1,8 +1,8 @@
-"""Direct matching: the map from one layer's units to another's that fits best, read from moments alone.
+"""Direct matching: the map from one layer's neurons to another's that fits best, read from moments alone.
 
 Every method is a function of `Moments` (so it streams, and its memory does not grow with the examples) that returns a
-`LinearMap` in the layers' own units. Written as ``"reduced_rank(k=8)"`` a method and its parameters mean the same in
-Python and on the command line.
+`LinearMap` between the layers' own neurons. Written as ``"reduced_rank(k=8)"`` a method and its parameters mean the
+same in Python and on the command line.
 
 The Lasso on moments: coordinate descent for all outputs at once, then each output solved exactly.
 
@@ -47,7 +47,7 @@ def least_squares(moments: Moments, *, affine: bool = True) -> LinearMap:
     Eq. 2 of the paper. With `affine` the layers' means are subtracted first and mapped to each other.
     """
     pair = _about(moments, affine)
-    return _map_in_units(pair, pair.x.whitener @ (pair.x.whitener.mH @ pair.cross))
+    return _map_of_neurons(pair, pair.x.whitener @ (pair.x.whitener.mH @ pair.cross))
 
 
 def ridge(moments: Moments, *, alpha: float = 1.0, affine: bool = True) -> LinearMap:
@@ -56,7 +56,7 @@ def ridge(moments: Moments, *, alpha: float = 1.0, affine: bool = True) -> Linea
     pair = _about(moments, affine)
     pair.x.trace  # noqa: B018  refuses a constant layer
     ones = torch.eye(pair.x.second.shape[-1], dtype=pair.x.second.dtype, device=pair.x.second.device)
-    return _map_in_units(pair, torch.linalg.solve(pair.x.second + alpha * pair.x.scale**2 * ones, pair.cross))
+    return _map_of_neurons(pair, torch.linalg.solve(pair.x.second + alpha * pair.x.scale**2 * ones, pair.cross))
 
 
 def procrustes(moments: Moments, *, affine: bool = True) -> LinearMap:
@@ -83,7 +83,7 @@ def reduced_rank(moments: Moments, *, k: int = 8, affine: bool = True) -> Linear
     whitened = pair.x.whitener.mH @ pair.cross
     _, vectors = torch.linalg.eigh(whitened.mH @ whitened)
     leading = vectors[..., -k:]
-    return _map_in_units(pair, pair.x.whitener @ whitened @ leading @ leading.mH)
+    return _map_of_neurons(pair, pair.x.whitener @ whitened @ leading @ leading.mH)
 
 
 def lasso(moments: Moments, *, alpha: float = 0.01, affine: bool = True) -> LinearMap:
@@ -94,14 +94,14 @@ def lasso(moments: Moments, *, alpha: float = 0.01, affine: bool = True) -> Line
     _refuse_not_above_zero("alpha", alpha)
     pair = _about(moments, affine)
     pair.x.trace  # noqa: B018  refuses a constant layer
-    second = _in_units(pair.x.second, pair.x.units, pair.x.units) / (pair.x.scale**2 * pair.n)
+    second = _of_neurons(pair.x.second, pair.x.units, pair.x.units) / (pair.x.scale**2 * pair.n)
     return _with_bias(pair, solve_lasso(second, _own_cross(pair) / pair.n, alpha))
 
 
 def permutation(moments: Moments, *, affine: bool = True) -> LinearMap:
-    """Return the matching of single units with single units that leaves the least squared distance.
+    """Return the matching of single neurons with single neurons that leaves the least squared distance.
 
-    Of layers of different widths as many units are matched as the smaller one has; the others give or get nothing.
+    Of layers of different widths as many neurons are matched as the smaller one has; the others give or get nothing.
     """
     pair = _about(moments, affine)
     cross = _own_cross(pair)
@@ -196,9 +196,9 @@ def _about(moments: Moments, affine: bool) -> Moments:
     return moments if affine else moments.uncentred
 
 
-def _map_in_units(pair: Moments, inner: Tensor) -> LinearMap:
-    """Return a map between the coordinates of a pair's second moments as one between the layers' own units."""
-    return _with_bias(pair, _in_units(inner, pair.x.units, pair.y.units) * (pair.x.scale / pair.y.scale))
+def _map_of_neurons(pair: Moments, inner: Tensor) -> LinearMap:
+    """Return a map between the coordinates of a pair's second moments as one between the layers' own neurons."""
+    return _with_bias(pair, _of_neurons(inner, pair.x.units, pair.y.units) * (pair.x.scale / pair.y.scale))
 
 
 def _with_bias(pair: Moments, weight: Tensor) -> LinearMap:
@@ -207,11 +207,11 @@ def _with_bias(pair: Moments, weight: Tensor) -> LinearMap:
 
 
 def _own_cross(pair: Moments) -> Tensor:
-    """Return ``AᵀB`` in the layers' own units."""
-    return _in_units(pair.cross, pair.x.units, pair.y.units) / (pair.x.scale * pair.y.scale)
+    """Return ``AᵀB`` of the layers' own neurons."""
+    return _of_neurons(pair.cross, pair.x.units, pair.y.units) / (pair.x.scale * pair.y.scale)
 
 
-def _in_units(inner: Tensor, x_units: Tensor, y_units: Tensor) -> Tensor:
+def _of_neurons(inner: Tensor, x_units: Tensor, y_units: Tensor) -> Tensor:
     return (x_units.mT.to(inner) @ inner @ y_units.to(inner))[0]
 
 
@@ -237,7 +237,7 @@ def solve_lasso(second: Tensor, cross: Tensor, alpha: float) -> Tensor:
         if not len(left):
             return torch.as_tensor(found, device=cross.device)
     raise NoValue(
-        f"the Lasso did not settle in {ROUNDS * SWEEPS:,} sweeps at alpha={alpha:g} ({len(live):,} units); "
+        f"the Lasso did not settle in {ROUNDS * SWEEPS:,} sweeps at alpha={alpha:g} ({len(live):,} neurons); "
         "take a larger alpha, or more examples."
     )
 
@@ -300,7 +300,7 @@ def _solution(matrix: np.ndarray, right: np.ndarray) -> np.ndarray | None:
 
 
 def _sweep(S: np.ndarray, weight: np.ndarray, gradient: np.ndarray, alpha: float, live: np.ndarray) -> None:
-    """Set each input unit's row to its best value while all others stay; `gradient` follows."""
+    """Set each input neuron's row to its best value while all others stay; `gradient` follows."""
     for j in live:
         pull = gradient[j] + S[j, j] * weight[j]
         best = np.sign(pull) * np.maximum(np.abs(pull) - alpha, 0) / S[j, j]

@@ -162,7 +162,7 @@ class Fit:
         unknowns = moments.x.width + parameters.get("affine", True)
         if moments.n < unknowns and method in (least_squares, reduced_rank):
             warnings.warn(
-                f"{moments.n:,} rows of {moments.x.name} are fewer than the {unknowns:,} unknowns for each unit, so "
+                f"{moments.n:,} rows of {moments.x.name} are fewer than the {unknowns:,} unknowns for each neuron, so "
                 f"{how!r} meets these rows whatever they are; give more data, {10 * unknowns:,} rows or so, or choose "
                 "'ridge'.",
                 InflatedWarning,
@@ -291,12 +291,12 @@ def _saved_place(
 
 
 def _refuse_coarse(moments: Moments, how: str) -> None:
-    """Refuse to whiten a layer by products in float32 where its units nearly depend on each other."""
+    """Refuse to whiten a layer by products in float32 where its neurons nearly depend on each other."""
     x = moments.x
     if isinstance(moments, OneSidedMoments) or x.rounding < torch.finfo(torch.float32).eps or are_firm(x.second[0]):
         return
     raise ValueFault(
-        f"`statistics` hold {x.name} by products in float32, which are too coarse for {how!r} as its units nearly "
+        f"`statistics` hold {x.name} by products in float32, which are too coarse for {how!r} as its neurons nearly "
         "depend on each other; collect with measures=['linear_regression_r2'], which takes float64."
     )
 

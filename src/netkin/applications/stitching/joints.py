@@ -317,7 +317,7 @@ def run_layers(
 
     if len(calls) == 1 and not whole:
         (call,) = calls
-        output = run_until(model, call, batch)
+        output = run_until(model, calls[call][0], batch)
         return react_all(call, main_tensor(output, calls[call][0]))
     with recording(model, list(calls), react_all) as ran:
         answers = feed(model, batch)
