@@ -308,8 +308,8 @@ def run_layers(
     """
     calls: dict[str, list[str]] = {}
     for layer in dict.fromkeys(layers):
-        stem, call = split_call(layer)
-        calls.setdefault(f"{stem}#{call or 1}", []).append(layer)
+        stem, number = split_call(layer)
+        calls.setdefault(f"{stem}#{number or 1}", []).append(layer)
 
     def react_all(call: str, output: Tensor) -> None:
         for layer in calls[call]:
