@@ -12,7 +12,7 @@ import torch
 
 import netkin as nk
 from netkin.statistics import Collector, Grams, Price, Settings
-from netkin.statistics.numbered_rows import chunk_of
+from netkin.statistics.collector import chunk_of
 
 PROMISES = {"higher_is_closer": True, "bounds": (-1.0, 1.0), "reference": "nobody (2024)"}
 

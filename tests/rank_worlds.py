@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import netkin as nk
-from netkin.comparing.engines import ranks
+from netkin.comparing.engines import distributed
 
 ERRORS = {"errors": True, "chunks": 4}
 LINEAR = ["cka", "cka_debiased", "svcca", "procrustes_distance"]
@@ -353,7 +353,7 @@ REFUSED = {make.__name__: make for make in [
 def a_rank_that_does_not_come(rank, count):
     """Call on all ranks but the last, after which no more calls can be made: ranks count them."""
     dist.distributed_c10d._get_default_store().set_timeout(timedelta(seconds=1))
-    ranks.GRACE = 0.1
+    distributed.GRACE = 0.1
     if rank < count - 1:
         call()
     raise TimeoutError("this rank has not called")

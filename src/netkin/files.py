@@ -31,7 +31,7 @@ if LOCKS:
 
 FORMAT = 2  # 1: no checksums, and tables without kind, axes and unit
 UNFINISHED = ".unfinished"
-AGAIN = "take another copy of the file, or make it anew"
+AGAIN = "take another copy of the file, or make it again"
 GENERATOR = b'<meta name="generator" content="netkin'  # near the top of every netkin page
 MARK = "netkin"  # in the metadata of figures and weights
 SIGNATURES = {b"\x89PNG": "figure", b"%PDF": "figure", b"<?xml": "figure", b"<svg": "figure"}

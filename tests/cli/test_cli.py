@@ -13,7 +13,7 @@ import torch
 import netkin as package
 from netkin import progress
 from netkin.cli import cli
-from netkin.cli.running import with_refusals
+from netkin.cli.running import named_models, with_refusals
 from netkin.errors import ShapeError
 from netkin.sources.architectures import architecture, seeded
 
@@ -187,3 +187,42 @@ def test_help_is_written_in_plain_words(netkin, name):
 def test_every_option_has_a_help_text(name):
     options = [one for one in cli.commands[name].params if isinstance(one, click.Option)]
     assert [one.opts[0] for one in options if not one.help or not one.help.endswith(".")] == []
+
+
+PASS = "--data digits:test --examples 40 --layers fc --quiet --json"
+NAMED = {  # commands of several models, and where their JSON holds the names
+    "compare": (PASS, lambda found: [found["a"], found["b"]]),
+    "explain": (PASS, lambda found: list(found["widths"])),
+    "collect": (f"{PASS} --out ab.stats", lambda found: found["models"]),
+    "stitch": (
+        "--at fc --data digits:train --examples 100 --test digits:test --json",
+        lambda found: [found["a"], found["b"]],
+    ),
+    "atoms": ("--atoms 4 --json", lambda found: found["layers_a"]),
+    "sparsity": ("--json", lambda found: list(found["networks"])),
+    "recommend": (
+        "--data digits:test --examples 40 --score knn --no-errors --json",
+        lambda found: sorted(one["model"] for one in found["ranks"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("command", NAMED)
+def test_models_are_named_in_front_or_by_an_option(netkin, command):
+    rest, names = NAMED[command]
+    for line in ("a=netkin:digits b=netkin:digits", "netkin:digits netkin:digits --name a --name b"):
+        result = netkin(f"{command} {line} {rest}")
+        assert result.exit_code == 0, result.stderr
+        assert names(json.loads(result.stdout)) == ["a", "b"]
+    both = netkin(f"{command} a=netkin:digits netkin:digits {rest} --name a --name b")
+    assert (both.exit_code, "either by --name or as NAME=MODEL" in both.stderr) == (2, True)
+    twice = netkin(f"{command} a=netkin:digits a=netkin:digits {rest}")
+    assert (twice.exit_code, "names of models must differ; got a, a." in twice.stderr) == (2, True)
+
+
+def test_a_name_is_told_from_options_and_from_files(netkin, tmp_path):
+    (tmp_path / "epoch=3.pt2").write_bytes(b"")
+    typed = ["netkin:tiny10,width=8", "epoch=3.pt2", "runs/a=b/net.pt2", "mine=netkin:digits@a=b.pt", "netkin:digits"]
+    assert list(named_models([*typed, "netkin:digits"])) == [
+        "netkin:tiny10,width=8", "epoch=3.pt2", "runs/a=b/net.pt2", "mine", "netkin:digits (5)", "netkin:digits (6)",
+    ]  # fmt: skip

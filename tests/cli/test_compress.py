@@ -154,3 +154,10 @@ def test_refusals_are_a_sentence(files, tmp_path):
     done = run(files[0], "--report", tmp_path / "mine.html")
     assert (done.exit_code, "--force" in done.output) == (1, True)
     assert (tmp_path / "mine.html").read_text() == "my own"
+
+
+def test_test_data_that_overlap_the_data_are_told_with_their_number(netkin):
+    line = "compress netkin:digits --layer fc --k 4 --data digits:train --examples 100 --test"
+    told = "warning: 100 of the 1,437 test examples are also among the 100 of --data, which flatters the result"
+    assert told in netkin(f"{line} digits:train").stderr
+    assert "also among" not in netkin(f"{line} digits:test").stderr

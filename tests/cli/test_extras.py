@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import netkin
-from netkin.cli.doctor import EXTRAS
+from netkin.cli.checking import EXTRAS
 
 MODEL = "netkin:digits"
 PASS = "--data digits:test --examples 40 --layers relu1 --quiet"

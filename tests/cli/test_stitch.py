@@ -162,7 +162,7 @@ def test_a_reader_who_stops_reading_leaves_all_files(netkin, tmp_path, monkeypat
     def broken(*given):
         raise BrokenPipeError
 
-    monkeypatch.setattr(import_module("netkin.cli.stitch"), "_show", broken)
+    monkeypatch.setattr(import_module("netkin.cli.stitch"), "_as_text", broken)
     result = netkin(f"{AB} --at fc --report p.html --figure p.png --map map.netkin")
     assert [line.split()[0] for line in result.stderr.splitlines()] == ["map", "report:", "figure"]
     assert all((tmp_path / name).stat().st_size for name in ("p.html", "p.png", "map.netkin"))
@@ -281,6 +281,14 @@ def test_test_data_that_are_the_fitting_data_are_told(netkin):
     told = "the stitches are judged on the very data they were fitted on"
     assert told in " ".join(netkin(line.format("digits:train")).stdout.split())
     assert told not in " ".join(netkin(line.format("digits:test")).stdout.split())
+
+
+def test_test_data_that_overlap_the_fitting_data_are_told_with_their_number(netkin):
+    line = f"{AB} --at fc".replace("--test digits:test --examples 200", "--test digits:train {}")
+    some = " ".join(netkin(line.format("--examples 300")).stdout.split())
+    assert "300 of the 1,437 test examples are also among the 300 of --data, which flatters the result" in some
+    assert "also among" not in " ".join(netkin(line.format("")).stdout.split())  # the same data: told in other words
+    assert "also among" not in " ".join(netkin(f"{AB} --at fc").stdout.split())
 
 
 def test_what_a_sweep_would_take_is_explained(netkin, tmp_path):

@@ -308,8 +308,8 @@ def test_models_are_called_what_the_command_calls_them(netkin, weights):
     result = netkin(f"recommend good=netkin:digits@trained.pt netkin:digits@fresh.pt {rest} --json")
     assert {row["model"] for row in json.loads(result.stdout)["ranks"]} == {"good", "netkin:digits@fresh.pt"}
     twice = netkin(f"recommend good=netkin:digits@trained.pt good=netkin:digits@fresh.pt {rest}")
-    assert (twice.exit_code, twice.stdout) == (1, "")
-    assert "two models are named 'good'; write NAME=MODEL" in twice.stderr
+    assert (twice.exit_code, twice.stdout) == (2, "")
+    assert "names of models must differ; got good, good." in twice.stderr
     over = netkin(f"recommend good=netkin:digits@trained.pt --data digits:test --save trained.pt --force {rest}")
     assert "trained.pt" in over.stderr
 

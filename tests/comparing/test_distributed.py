@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import netkin as nk
 import rank_worlds
-from netkin.comparing.engines.ranks import Ranks, _as_bytes
+from netkin.comparing.engines.distributed import Ranks, _as_bytes
 from netkin.comparing.feed import Feed
 from netkin.comparing.subjects import ModelRunner
 from netkin.errors import InflatedWarning, UnknownName, ValueFault, WorkerFault
@@ -184,7 +184,7 @@ def test_a_store_that_is_gone_is_told_in_a_sentence():
     ranks = object.__new__(Ranks)
     ranks.rank, ranks._store = 2, Gone()
     with pytest.raises(WorkerFault, match=r"^rank 2 has lost the other ranks, as .* has ended \(connection reset\)\.$"):
-        ranks.attend()
+        ranks.check_others()
 
 
 def two_ranks():

@@ -9,7 +9,7 @@ import torch
 
 import netkin as nk
 from netkin.comparing import tabulating
-from netkin.comparing.interrupting import Interruption
+from netkin.progress import Interruption
 from netkin.results import Comparison
 from netkin.statistics import LayerMoments
 

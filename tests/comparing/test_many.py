@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.comparing import pairs_plan
-from netkin.comparing.all_pairs import HeldExamples
+from netkin.comparing.all_pairs import PairsJob
 from netkin.comparing.engines import ray
-from netkin.comparing.feed import CachedRunner
-from netkin.comparing.model_blocks import ModelBlock, blocks_of, largest_fit, pass_plan
-from netkin.comparing.pairs_job import PairsJob
+from netkin.comparing.feed import CachedRunner, HeldExamples
+from netkin.comparing.many_models import PairsPlan
+from netkin.comparing.pairs_plan import ModelBlock, blocks_of, largest_fit, pass_plan
 from netkin.errors import FileFault, MemoryLimit, ValueFault
 from netkin.jobs import Job
 from netkin.measures.registry import find
@@ -320,6 +320,19 @@ def test_sums_of_another_number_of_shares_are_not_continued(nets, inputs):
     np.testing.assert_allclose(found["cka"].values, whole["cka"].values, rtol=0, atol=1e-6)
 
 
+def test_models_that_need_a_sample_join_a_job_that_needed_none(nets, inputs, tmp_path):
+    data, save = list(inputs.split(9)), tmp_path / "many.netkin"
+    two = {name: nets[name] for name in ("net0", "net1")}
+    limit = nk.explain_many(two, data, "cka", progress=False).way.statistics
+    call = {"rows": 30, "memory": limit, "save": save, "progress": False}
+    assert nk.compare_many(two, data, "cka", **call)["net0", "net1"].examples == 90
+    plan = nk.explain_many(nets, data, "cka", **call)
+    assert plan.way.is_sample
+    assert ("net0", "net1") in [block.models for block in plan.way.blocks]  # as in the first call
+    many = nk.compare_many(nets, data, "cka", **call)
+    assert {one.examples for one in many.values()} == {30}
+
+
 def test_a_job_of_other_models_data_or_options_is_refused(nets, inputs, tmp_path):
     call = {"progress": False, "save": tmp_path / "many.netkin"}
     nk.compare_many(nets, inputs, "cka", **call)
@@ -365,7 +378,7 @@ def test_one_name_is_no_list_of_models(inputs):
 def test_both_calls_take_the_same_arguments():
     call, plan = (inspect.signature(one) for one in (nk.compare_many, nk.explain_many))
     assert call.parameters == plan.parameters
-    assert plan.return_annotation is pairs_plan.PairsPlan
+    assert plan.return_annotation is PairsPlan
 
 
 def test_a_model_that_fails_in_a_later_block_has_no_pairs_of_earlier_ones(monkeypatch):

@@ -17,7 +17,7 @@ import ray_worlds
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.engines import cluster as clusters
 from netkin.comparing.engines import worker
-from netkin.comparing.engines.ray import BlockErrands, Ray
+from netkin.comparing.engines.ray import BlockTasks, Ray
 from netkin.comparing.engines.terms import DataSpec, terms_for
 from netkin.comparing.request import Options
 from netkin.errors import (
@@ -325,8 +325,8 @@ def test_tasks_that_run_models_ask_for_their_share_of_a_gpu(shares, groups):
         "shares": shares,
         "groups": groups,
     }
-    block = BlockErrands(terms, SimpleNamespace(examples=9, weights=names), told, pairs, gpus=0.5)
-    asked = {one.name: (one.does.rpartition(":")[2], one.gpus) for one in block.errands("comparison")}
+    block = BlockTasks(terms, SimpleNamespace(examples=9, weights=names), told, pairs, gpus=0.5)
+    asked = {one.name: (one.function.rpartition(":")[2], one.gpus) for one in block.tasks("comparison")}
     runs = {("compare", 0.5)} if shares == 1 else {("collect", 0.5), ("merge", 0.0), ("read", 0.0)}
     assert set(asked.values()) == runs
     assert sum(gpus > 0 for _, gpus in asked.values()) == shares
@@ -334,7 +334,7 @@ def test_tasks_that_run_models_ask_for_their_share_of_a_gpu(shares, groups):
 
 def test_data_are_prepared_for_all_models_of_a_call_in_every_block(monkeypatch):
     given, seen = {"a": "hf:one", "b": FIRST, "c": SECOND}, []
-    monkeypatch.setattr(worker, "held", worker.Lent())
+    monkeypatch.setattr(worker, "cache", worker.WorkerCache())
     monkeypatch.setattr(worker, "identity_of", lambda data: "known")
     monkeypatch.setattr(DataSpec, "load", lambda spec, models: seen.append(models))
     options = Options(None, {name: name for name in given}, None, None, None, None, None, False)
@@ -347,8 +347,8 @@ def test_that_no_node_has_room_is_said_once(monkeypatch):
     monkeypatch.setattr(clusters, "PAUSE", 0)
     monkeypatch.setattr(clusters, "PATIENCE", 2)
     none = SimpleNamespace(slots=lambda gpus: 0, end=lambda running: None)
-    errands = {"one": clusters.Errand("one", "module:function", {})}
-    course = clusters._Course(none, errands, nk.jobs.Job(None, "study", {}), ["one"])
+    tasks = {"one": clusters.ClusterTask("one", "module:function", {})}
+    course = clusters._Course(none, tasks, nk.jobs.Job(None, "study", {}), ["one"])
     course._plan()
     with pytest.warns(UserWarning, match="no node of the cluster has room for a task, and 1 wait; add one") as warned:
         assert [course._start_ready() for _ in range(5)] == [True] * 5
@@ -363,7 +363,7 @@ BLOCKS = [
 
 def test_no_two_blocks_of_a_job_have_parts_of_one_name():
     told = {"shares": 1, "groups": 1}
-    blocks = [BlockErrands({}, None, told | {"sample": sample}, pairs, gpus=0) for pairs, sample in BLOCKS]
+    blocks = [BlockTasks({}, None, told | {"sample": sample}, pairs, gpus=0) for pairs, sample in BLOCKS]
     assert len({block.wanted("comparison")[0] for block in blocks}) == len(BLOCKS)
 
 

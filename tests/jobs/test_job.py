@@ -89,8 +89,8 @@ def test_a_part_remembers_how_long_it_took(tmp_path):
     [
         (
             {"data digest": "77ab", "models": {"a": "11", "b": "22"}},
-            r"data digest \('5c1e', not '77ab'\); a loader that shuffles or draws anew gives other data each time; "
-            "ask for the same again, give another path or delete it",
+            r"data digest \('5c1e', not '77ab'\); a loader that shuffles or draws at random gives other data each "
+            "time; ask for the same again, give another path or delete it",
         ),
         ({"data digest": "5c1e", "models": {"a": "11", "b": "33"}}, r"b \('22', not '33'\)"),
         ({**IDENTITY, "seed": 0}, r"seed \(None, not 0\)"),
@@ -116,7 +116,7 @@ def test_overwriting_begins_anew(tmp_path):
     with Job.beside(result, "count", {"seed": 0}) as job:
         job.keep("0", {"square": 0})
     result.write_text("old")
-    with pytest.raises(FileFault, match="or begin anew with `overwrite=True` or --force"):
+    with pytest.raises(FileFault, match="or start again with `overwrite=True` or --force"):
         Job.beside(result, "count", {"seed": 1}).__enter__()
     with Job.beside(result, "count", {"seed": 1}, overwrite=True) as job:
         assert job.find("0") is None
@@ -147,7 +147,7 @@ def test_work_without_parts_tells_how_far_it_is_and_can_be_cancelled(tmp_path):
 def test_parts_without_their_state_are_refused(tmp_path):
     squares(tmp_path / "job")
     (tmp_path / "job" / "job.json").unlink()
-    with pytest.raises(FileFault, match="holds parts of a job without its job.json; delete it, or begin anew"):
+    with pytest.raises(FileFault, match="holds parts of a job without its job.json; delete it, or start again"):
         squares(tmp_path / "job")
 
 

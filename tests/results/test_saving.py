@@ -49,6 +49,15 @@ def test_comparisons_that_differ_in_everything_come_back_the_same(made, rich, tm
     assert list(again["errors", "y"].tables) == ["cka", "svcca"]
 
 
+def test_infinite_parameters_come_back_the_same(made, tmp_path):
+    one = made.comparison(made.table(parameters={"most": np.inf, "least": -np.inf, "word": "inf"}), a="x", b="y")
+    many = Comparisons([one])
+    for result in (one, many):
+        result.save(tmp_path / "ab.netkin", overwrite=True)
+        (tmp_path / "ab.json").write_text(json.dumps(document(result), allow_nan=False))
+        assert load(tmp_path / "ab.netkin") == load(tmp_path / "ab.json") == result
+
+
 def test_what_many_comparisons_share_is_written_once(made, tmp_path):
     said = {"weights a": "7b5fa553486b927b55e8b4c1", "plan": "Moments, streamed"}
     for count in (10, 40):

@@ -212,6 +212,13 @@ def test_the_words_say_what_it_is(world, monkeypatch):
     ]
 
 
+def test_one_reason_for_several_thresholds_is_given_once(world, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    text = str(world.series([UPWARDS[0], UPWARDS[-1]], (0, 100)))
+    assert text.count("there is no order among 3 layers") == 1
+    assert "bottom-up at 0.9, 0.99, 0.999: there is no order" in text
+
+
 def test_of_many_steps_as_many_are_shown_as_fit(world, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     many = world.series([UPWARDS[-1]] * 41, tuple(range(0, 4100, 100)))

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import netkin as nk
 from netkin.applications.stitching.direct import METHODS, matched
@@ -220,6 +221,30 @@ def test_merged_parts_give_the_map_of_all_data(dtype, tolerance):
         assert torch.allclose(found.bias, expected.bias, atol=100 * tolerance)
     with pytest.raises(ShapeError, match="their layers differ"):
         parts[0].merge(CrossMoments([("x", "z")]))
+
+
+def on_device(sums, mode, device):
+    """Put sums on a device that need not be there, by tensors without numbers."""
+
+    def fake(tensor):
+        return tensor if tensor is None else FakeTensor(mode, tensor.to("meta"), torch.device(device))
+
+    for layer in (*sums._first.values(), *sums._second.values()):
+        layer.shift, layer.total, layer.own = map(fake, (layer.shift, layer.total, layer.own))
+    sums._cross = {pair: fake(cross) for pair, cross in sums._cross.items()}
+    return sums
+
+
+def test_sums_on_two_devices_merge_on_that_of_the_first():
+    (A, B), parts, mode = outputs("rows"), [], FakeTensorMode()
+    for some in (slice(0, 40), slice(40, None)):
+        parts.append(CrossMoments([("x", "y")]))
+        parts[-1].update({"x": A[some], "y": B[some]})
+    here, there = (on_device(one, mode, device) for one, device in zip(parts, ("cpu", "cuda:0"), strict=True))
+    with mode:
+        whole = here.merge(there)
+    found = [*whole._cross.values(), *(one.total for one in whole._first.values())]
+    assert {one.device.type for one in found} == {"cpu"}
 
 
 def test_a_file_holds_all_that_a_map_needs(tmp_path):

@@ -197,7 +197,7 @@ def test_maps_constant_over_space_have_the_rank_of_their_means(worlds):
 def test_measures_of_units_and_debiasing_sums_say_why_they_have_no_value(worlds):
     spectra = Spectra.of(worlds.normal(30, 2, 4, 4), worlds.normal(30, 2, 4, 4))
     with pytest.raises(
-        NoValue, match="`X` is held as spectra, whose frequencies cover all positions of a map, so it has no units"
+        NoValue, match="`X` is held as spectra, whose frequencies cover all positions of a map, and has no features"
     ):
         nk.pwcca(spectra)
     with pytest.raises(

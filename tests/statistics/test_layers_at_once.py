@@ -16,7 +16,7 @@ from netkin.statistics import (
     Rows,
     layer_moments,
 )
-from netkin.statistics.numbered_rows import chunk_of, summed
+from netkin.statistics.collector import chunk_of, summed
 
 SMOOTH = [
     "cka",

@@ -160,7 +160,7 @@ def test_a_noisy_loader_goes_on_in_the_middle_of_an_epoch(tmp_path, shuffling):
     "change, sentence",
     [
         ({"rate": 0.1}, "recipe .*rate=0.2.*not .*rate=0.1"),
-        ({"seed": 1}, "seed .'0', not '1'.; ask for the same again, .* or begin anew with `overwrite=True`"),
+        ({"seed": 1}, "seed .'0', not '1'.; ask for the same again, .* or start again with `overwrite=True`"),
         ({"model": net(1)}, "model .'digest"),
         ({"data": labelled(seed=2)}, "data .'40 examples"),
         ({"test": labelled(10, seed=5)}, "test data .'none', not '10 examples"),

@@ -7,18 +7,16 @@ import click
 
 from netkin import __version__
 from netkin.cli.catalogue import completion, data, layers, measures, with_completion
+from netkin.cli.checking import doctor, reproduce
 from netkin.cli.compare import collect, compare, explain, merge
 from netkin.cli.demo import demo
-from netkin.cli.doctor import doctor
-from netkin.cli.dynamics import dynamics
 from netkin.cli.options import QUIET
-from netkin.cli.reproduce import reproduce
 from netkin.cli.running import ARGUMENTS
 from netkin.cli.saved import jobs, report, show
 from netkin.cli.several_models import atoms, recommend, tasks
 from netkin.cli.single_model import compress, sensitivity, sparsity
 from netkin.cli.stitch import stitch
-from netkin.cli.training import federate, learn_tasks
+from netkin.cli.training import dynamics, federate, learn_tasks
 
 
 class Remembering(click.Group):

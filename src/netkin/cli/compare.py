@@ -6,9 +6,8 @@ measures are read later.
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ import click
 
 from netkin.cli.options import (
     FILE,
+    FORCE,
     JSON,
     ROWS,
     collecting_options,
@@ -25,24 +25,17 @@ from netkin.cli.options import (
     engine_options,
     example,
     is_typed,
-    picture_options,
+    result_options,
 )
-from netkin.cli.outputs import FORCE, OutputFiles, as_json
+from netkin.cli.outputs import OutputFiles, as_json
 from netkin.cli.running import (
     REFUSED,
     Destination,
-    Result,
-    blamed_crash_refusals,
+    call_for_many,
     call_library,
-    data_spec,
-    functions_of,
-    load_batches,
-    load_models,
-    model_names,
-    one_or_each,
-    ray_engine,
+    named_models,
     read_from_weights,
-    refuse_absent_device,
+    refuse_names,
     with_refusals,
     with_resume_hint,
 )
@@ -50,7 +43,7 @@ from netkin.errors import FileFault, InflatedWarning, NetkinError, ValueFault
 
 if TYPE_CHECKING:
     from netkin.comparing import Plan, Statistics
-    from netkin.comparing.pairs_plan import PairsPlan
+    from netkin.comparing.many_models import PairsPlan
     from netkin.results import Comparison, Comparisons
 
 
@@ -64,30 +57,16 @@ READING = (  # they concern no pass
         'compare netkin:digits --data digits:test --measure cka --measure nbs --layers "relu*" --report digits.html'
     )
 )
-@click.argument("a", metavar="A|STATISTICS")
-@click.argument("b", required=False)
-@click.argument("more", nargs=-1, metavar="[C]...")
+@click.argument("a", metavar="[NAME=]A|STATISTICS")
+@click.argument("b", required=False, metavar="[NAME=]B")
+@click.argument("more", nargs=-1, metavar="[NAME=]C...")
 @partial(comparing_options, needs_data=False)
 @ROWS
 @engine_options
-@click.option("--save", type=FILE, help="Write the comparison to this file, such as ab.netkin.")
-@picture_options("ab")
-@FORCE
-@JSON
+@result_options("ab")
 @click.pass_context
 @with_refusals
-def compare(
-    context: click.Context,
-    a: str,
-    b: str | None,
-    more: tuple[str, ...],
-    save: Path | None,
-    report: Path | None,
-    figure: Path | None,
-    force: bool,
-    json: bool,
-    **options: Any,
-) -> None:
+def compare(context: click.Context, a: str, b: str | None, more: tuple[str, ...], **options: Any) -> None:
     """Compare every layer of model A with every layer of model B; with more models, compare all pairs of them.
 
     Without B, the layers of A are compared with each other. All measures are computed in one pass over the data. For
@@ -97,82 +76,57 @@ def compare(
     STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
     the data.
     """
-    outputs = OutputFiles(force, a, b, *more, options["data"], engine=options["engine"])
-    outputs.check("--save", save, "comparisons" if more else "comparison")
-    outputs.check("--report", report, "page")
-    outputs.check("--figure", figure, "figure")
-    with warnings.catch_warnings(), with_resume_hint(save if more else None):
+    typed = [one for one in (a, b, *more) if one]
+    is_read = _is_statistics(*typed)
+    models = {a: a} if is_read else named_models(typed, options.pop("names"))
+    outputs = OutputFiles.of(options, "comparisons" if more else "comparison", *models.values(), options["data"])
+    grows = bool(more) and options["engine"] != "distributed"  # the work itself writes the file
+    with warnings.catch_warnings(), with_resume_hint(outputs.save if more else None):
         # the comparison carries these warnings and its text shows them
         warnings.simplefilter("ignore", InflatedWarning)
-        comparison = (
-            _read_statistics(context, a)
-            if _is_statistics(a, b, *more)
-            else _compare_two([a, b, *more], options, Destination(save, force))
-        )
-    if save and more and options["engine"] != "distributed":
-        click.echo(f"saved to {save}", err=True)
-    else:
-        outputs.write(save, comparison.save, f"saved to {save}")
-    outputs.draw(comparison, report, figure)
-    outputs.show(lambda: as_json(comparison) if json else str(comparison))
-    outputs.finish()
+        place = Destination(outputs.save, outputs.force)
+        found = _read_statistics(context, a) if is_read else _compare(models, options, place, grows)
+    outputs.deliver(found, None if grows else found.save)
 
 
-def _is_statistics(a: str, *others: str | None) -> bool:
+def _is_statistics(a: str, *others: str) -> bool:
     """Return whether the first argument is a file of statistics; beside other arguments it is refused."""
-    found = next((one for one in (a, *others) if one and kind_of_file(one) == "statistics"), None)
-    if found and any(others):
+    found = next((one for one in (a, *others) if kind_of_file(one) == "statistics"), None)
+    if found and others:
         raise click.UsageError(
             f"{found!r} is a file of statistics, which holds both models; give it alone. `netkin merge` joins parts."
         )
     return found is not None
 
 
-def _compare_two(specs: Sequence[str | None], options: dict[str, Any], place: Destination) -> Comparison | Comparisons:
+def _compare(
+    models: Mapping[str, str], options: dict[str, Any], place: Destination, grows: bool
+) -> Comparison | Comparisons:
     """Return the comparison of two models, or of all pairs of several, from one pass over the data."""
+    from netkin.comparing import compare_many
     from netkin.comparing.compare import compare as compare_models
 
-    a, b, *more = specs
-    assert a is not None
-    if options["data"] is None and not read_from_weights(options["measures"]):
-        refuse_result(a)
-        raise click.UsageError(
-            "--data is missing: models need examples to run on."
-            + ("" if ":" in a else f" A file of statistics needs none, but {a!r} is no such file.")
-        )
-    if more:
-        from netkin.comparing import compare_many
-
-        kept = {} if options["engine"] == "distributed" else {"save": place.result, "overwrite": place.force}
-        return _all_called(compare_many, [one for one in specs if one], dict(options) | kept)
+    _refuse_without_data(models, options)
+    if len(models) > 2:
+        kept = {"save": place.result, "overwrite": place.force} if grows else {}
+        return call_for_many(compare_many, models, options | kept)
     _refuse_rows(options.pop("rows"))
-    return call_library(compare_models, a, b, options.pop("data"), options.pop("batch_size"), options, place)
+    return call_library(compare_models, models, options, place)
+
+
+def _refuse_without_data(models: Mapping[str, str], options: Mapping[str, Any]) -> None:
+    """Refuse measures of activations without data to run the models on."""
+    if options["data"] is not None or read_from_weights(options["measures"]):
+        return
+    first = next(iter(models.values()))
+    refuse_result(first)
+    statistics = "" if ":" in first else f" A file of statistics needs none, but {first!r} is no such file."
+    raise click.UsageError(f"--data is missing: models need examples to run on.{statistics}")
 
 
 def _refuse_rows(rows: int | None) -> None:
     if rows is not None:
         raise click.UsageError("--rows is for three models or more, of which all pairs are compared; use --examples.")
-
-
-def _all_called(function: Callable[..., Result], specs: Sequence[str], options: dict[str, Any]) -> Result:
-    """Return what `function` of the library makes of several models, which it loads when their turn comes."""
-    data, batch_size, balanced = (options.pop(name) for name in ("data", "batch_size", "balanced"))
-    names, transforms = model_names(specs, options.pop("names")), options["transforms"]
-    options |= {name: list(options[name]) or None for name in ("measures", "layers")}
-    options["transforms"] = functions_of(transforms, len(specs))
-    address, gpus = options.pop("address"), options.pop("gpus")
-    models: dict[str, Any] = dict(zip(names, specs, strict=True))
-    if options["engine"] == "ray":  # which loads data and functions too where they are used
-        options |= {"engine": ray_engine(address, gpus, None), "transforms": one_or_each(transforms)}
-        return function(models, data=data and data_spec(data, batch_size, options, balanced), **options)
-    if options["engine"] == "distributed":
-        if options["device"] == "cuda":
-            options["device"] = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process of a machine has its own
-        models = dict(zip(names, load_models(specs), strict=True))
-    refuse_absent_device(options["device"])
-    batches = data and load_batches(data, batch_size, options["examples"], options["seed"], balanced, specs)
-    with blamed_crash_refusals():
-        return function(models, data=batches, **options)
 
 
 def _read_statistics(context: click.Context, path: str) -> Comparison:
@@ -189,7 +143,8 @@ def _read_statistics(context: click.Context, path: str) -> Comparison:
         raise ValueFault(f"{path!r} has no chunks of examples, so there are no standard errors; collect with --errors.")
     measures = context.params["measures"] if is_typed(context, "measures") else default_measures(statistics)
     if names := context.params["names"]:
-        statistics.names = dict(zip(statistics.models, model_names(statistics.models, names), strict=True))
+        refuse_names(names, len(statistics.models))
+        statistics.names = dict(zip(statistics.models, names, strict=True))
     warn_of_missing_parts(statistics)
     return cast("Comparison", statistics.compare(list(measures)))
 
@@ -197,9 +152,9 @@ def _read_statistics(context: click.Context, path: str) -> Comparison:
 @click.command(
     epilog=example('explain netkin:digits --data digits:test --measure cka --measure cka_rbf --layers "relu*"')
 )
-@click.argument("a")
-@click.argument("b", required=False)
-@click.argument("more", nargs=-1, metavar="[C]...")
+@click.argument("a", metavar="[NAME=]A")
+@click.argument("b", required=False, metavar="[NAME=]B")
+@click.argument("more", nargs=-1, metavar="[NAME=]C...")
 @partial(comparing_options, needs_data=False)
 @ROWS
 @engine_options
@@ -212,31 +167,30 @@ def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options:
     several models, and with --engine ray, one of each architecture runs on the first batches, to see how long all would
     take. The exit code is 1 if the comparison would be refused.
     """
-    if options["data"] is None and not read_from_weights(options["measures"]):
-        raise click.UsageError("--data is missing: models need examples to run on.")
-    plan, facts = _plan([one for one in (a, b, *more) if one], options)
+    models = named_models([one for one in (a, b, *more) if one], options.pop("names"))
+    _refuse_without_data(models, options)
+    plan, facts = _plan(models, options)
     click.echo(as_json(facts) if json else str(plan))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)
 
 
-def _plan(specs: Sequence[str], options: dict[str, Any]) -> tuple[Plan | PairsPlan, dict[str, Any]]:
+def _plan(models: Mapping[str, str], options: dict[str, Any]) -> tuple[Plan | PairsPlan, dict[str, Any]]:
     """Return the plan for one or two models, or for all pairs of several, and its facts for JSON."""
     from netkin.comparing import explain as explain_models
     from netkin.comparing import explain_many
 
     if options["engine"] == "distributed":
         raise click.UsageError("each process of torchrun holds what one process holds; leave --engine out.")
-    if len(specs) > 2 or (options["engine"] == "ray" and len(specs) == 2):
-        many = _all_called(explain_many, specs, options)
+    if len(models) > 2 or (options["engine"] == "ray" and len(models) == 2):
+        many = call_for_many(explain_many, models, options)
         facts = asdict(many)
         facts["way"]["blocks"] = len(many.way.blocks)
         return many, facts
     if options.pop("engine") == "ray":
         raise click.UsageError("--engine ray explains two models or more; leave it out for one.")
     _refuse_rows(options.pop("rows"))
-    data, batch_size = options.pop("data"), options.pop("batch_size")
-    plan = call_library(explain_models, specs[0], specs[1] if specs[1:] else None, data, batch_size, options)
+    plan = call_library(explain_models, models, options)
     return plan, {key: value for key, value in asdict(plan).items() if key != "kinds"}
 
 
@@ -334,8 +288,8 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
 
 
 @click.command(epilog=example('collect netkin:digits --data digits:test --layers "relu*" --part 1/3 --out 1.stats'))
-@click.argument("a")
-@click.argument("b", required=False)
+@click.argument("a", metavar="[NAME=]A")
+@click.argument("b", required=False, metavar="[NAME=]B")
 @collecting_options
 @engine_options
 @click.option("--part", callback=_part, metavar="I/N", help="Use part I of N of the examples, such as 3/16.")
@@ -351,9 +305,7 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
 @FORCE
 @JSON
 @with_refusals
-def collect(
-    a: str, b: str | None, data: str, batch_size: int, out: Path, force: bool, json: bool, **options: Any
-) -> None:
+def collect(a: str, b: str | None, out: Path, force: bool, json: bool, **options: Any) -> None:
     """Run the models over the data, or over one part of it, and save the statistics.
 
     `netkin merge` joins parts, which may be collected in any order and on different machines. `netkin compare` reads
@@ -361,11 +313,12 @@ def collect(
     """
     from netkin.comparing.compare import collect as collect_from
 
-    outputs = OutputFiles(force, a, b, data, engine=options["engine"])
+    models = named_models([one for one in (a, b) if one], options.pop("names"))
+    outputs = OutputFiles(force, *models.values(), options["data"], engine=options["engine"])
     outputs.check("--out", out, "statistics")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)
-        statistics = call_library(collect_from, a, b, data, batch_size, options, Destination(out, force))
+        statistics = call_library(collect_from, models, options, Destination(out, force))
     outputs.write(out, statistics.save)
     outputs.show(lambda: as_json(statistics_document(statistics, out)) if json else statistics_line(statistics, out))
     outputs.finish()

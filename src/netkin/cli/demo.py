@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from netkin.cli.options import example
-from netkin.cli.outputs import FORCE, OutputFiles
+from netkin.cli.options import FORCE, example
+from netkin.cli.outputs import OutputFiles
 from netkin.cli.running import SILENT, with_refusals
 from netkin.errors import InflatedWarning
 

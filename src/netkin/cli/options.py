@@ -53,7 +53,7 @@ def memory_option(context: click.Context, parameter: click.Parameter, text: str 
 
 
 def _silence(context: click.Context, parameter: click.Parameter, quiet: bool) -> None:
-    context.meta[SILENT] = quiet  # for `refusing`, which runs the command
+    context.meta[SILENT] = quiet  # for `with_refusals`, which runs the command
 
 
 def _for_ray(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
@@ -64,7 +64,7 @@ def _for_ray(context: click.Context, parameter: click.Parameter, value: Any) -> 
 
 
 def _keep_title(context: click.Context, parameter: click.Parameter, title: str | None) -> None:
-    context.meta[TITLE] = title  # for `Outputs.draw`
+    context.meta[TITLE] = title  # for `OutputFiles.draw`
 
 
 TITLED = click.option(
@@ -75,7 +75,7 @@ NAMES = click.option(
     "names",
     multiple=True,
     metavar="NAME",
-    help="Name of each model in the result, in the order of the models.",
+    help="Name of each model in the result, in the order of the models; NAME=MODEL does the same.",
 )
 TRANSFORM = click.option(
     "--transform",
@@ -129,6 +129,9 @@ ROWS = click.option(
     type=COUNT,
     metavar="N",
     help="Of three models or more: let a sample of N examples stand for all, where models would run repeatedly.",
+)
+FORCE = click.option(
+    "--force", is_flag=True, help="Overwrite files that hold something else, or that this command reads."
 )
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
 SHAPE = click.option(
@@ -253,12 +256,29 @@ def following_options(command: Command) -> Command:
     return _with_options(command, _data(False), _measures(["svcca"]), *_COMPARING, TRANSFORM)
 
 
-def picture_options(stem: str, drawn: str = "the tables") -> Option:
-    """Return what gives a command the options --report, --figure and --title; `stem` begins the names of examples."""
-    page = click.option("--report", type=FILE, help=f"Write an HTML report to this file, such as {stem}.html.")
-    text = f"Draw {drawn} to this file, such as {stem}.png, {stem}.svg or {stem}.pdf."
-    figure = click.option("--figure", type=FILE, help=text)
-    return lambda command: page(figure(TITLED(command)))
+def result_options(
+    stem: str, saved: str | None = "the comparison", drawn: str = "the tables", more: str = ""
+) -> Option:
+    """Return what gives a command the options by which a result is written and printed; see `OutputFiles.of`.
+
+    Args:
+        stem: How the names of files begin in the help.
+        saved: What --save writes; None for a command that has another --save.
+        drawn: What --figure shows.
+        more: What else to say of --save, such as that work is resumed.
+    """
+    text = f"Write {saved} to this file, such as {stem}.netkin{more}."
+    save = [click.option("--save", type=FILE, help=text)] if saved else []
+    figure = f"Draw {drawn} to this file, such as {stem}.png, {stem}.svg or {stem}.pdf."
+    options = (
+        *save,
+        click.option("--report", type=FILE, help=f"Write an HTML report to this file, such as {stem}.html."),
+        click.option("--figure", type=FILE, help=figure),
+        TITLED,
+        FORCE,
+        JSON,
+    )
+    return lambda command: _with_options(command, *options)
 
 
 def _data(required: bool = True) -> Option:

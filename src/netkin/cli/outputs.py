@@ -19,9 +19,6 @@ from netkin.errors import FileFault, MissingExtra
 
 FIGURES = (".png", ".svg", ".pdf")
 PAGES = (".html", ".htm")
-FORCE = click.option(
-    "--force", is_flag=True, help="Overwrite files that hold something else, or that this command reads."
-)
 
 
 class OutputFiles:
@@ -36,8 +33,38 @@ class OutputFiles:
     def __init__(self, force: bool, *inputs: str | Path | None, engine: str = "local"):
         self.writes = engine != "distributed" or os.environ.get("RANK", "0") == "0"
         self.force, self.inputs = force, [path for one in inputs if one is not None for path in paths_in(str(one))]
+        self.save: Path | None = None
+        self.page: Path | None = None
+        self.figure: Path | None = None
+        self.json = False
         self.places: dict[str, Path] = {}
         self.faults: list[tuple[Path, Exception]] = []
+
+    @classmethod
+    def of(cls, options: dict[str, Any], kind: str, *inputs: str | Path | None) -> OutputFiles:
+        """Take the options of `result_options` out of all options; a file that must not be written is refused."""
+        made = cls(options.pop("force"), *inputs, engine=options.get("engine", "local"))
+        made.json = options.pop("json")
+        made.save, made.page, made.figure = (options.pop(name, None) for name in ("save", "report", "figure"))
+        made.check("--save", made.save, kind)
+        made.check("--report", made.page, "page")
+        made.check("--figure", made.figure, "figure")
+        return made
+
+    def deliver(
+        self, result: Any, save: Callable[..., Any] | None = None, text: Callable[[], str] | None = None
+    ) -> None:
+        """Write a result to the files that were requested, print it, and say what could not be written.
+
+        Args:
+            result: What is drawn and printed.
+            save: What writes the file of --save; None where the work itself has written it.
+            text: What is printed; by default the result as text, or as JSON.
+        """
+        self.write(self.save, save or (lambda path, **how: None), f"saved to {self.save}")
+        self.draw(result)
+        self.show(text or (lambda: as_json(result) if self.json else str(result)))
+        self.finish()
 
     def check(self, option: str, path: Path | None, kind: str) -> None:
         """Refuse a place where a result of this kind can't or should not be written, before the work."""
@@ -71,13 +98,15 @@ class OutputFiles:
         if said:
             click.echo(said, err=True)
 
-    def draw(self, result: Any, page: Path | None, figure: Path | None) -> None:
+    def draw(self, result: Any) -> None:
         """Write the pictures that were requested; before the result is printed, whose reader may stop (`| head`)."""
         from netkin.reporting import plot, report
 
         title = click.get_current_context().meta.get(TITLE)
-        self.write(page, lambda path, **how: report(result, path, title=title, **how), f"report: open {page}")
-        self.write(figure, lambda path, **how: plot(result, path=path, title=title, **how), f"figure in {figure}")
+        self.write(self.page, lambda path, **how: report(result, path, title=title, **how), f"report: open {self.page}")
+        self.write(
+            self.figure, lambda path, **how: plot(result, path=path, title=title, **how), f"figure in {self.figure}"
+        )
 
     def show(self, text: Callable[[], str]) -> None:
         """Print a result."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shlex
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class Destination(NamedTuple):
-    """Where a result goes, beside which a cluster keeps finished parts, and whether that begins anew."""
+    """Where a result goes, beside which a cluster keeps finished parts, and whether that starts again."""
 
     result: Path | None
     force: bool
@@ -38,40 +39,58 @@ class Destination(NamedTuple):
 
 def call_library(
     function: Callable[..., Result],
-    a: str,
-    b: str | None,
-    data: str | None,
-    batch_size: int,
+    models: Mapping[str, str],
     options: dict[str, Any],
     place: Destination | None = None,
 ) -> Result:
-    """Return what `function` of the library makes of the models, the data and the options that were named."""
+    """Return what `function` of the library makes of one or two models, the data and the options that were named."""
+    specs, names = list(models.values()), list(models)
+    data, given = prepare(options, specs, place), options.pop("transforms")
+    options |= {"names": (names[0], names[-1]), "transforms": functions_of(given, len(specs))}
+    if runs_elsewhere(options):  # which loads models where they are used, and functions
+        return function(*specs, data=data, **options | {"transforms": one_or_each(given)})
+    networks = load_models(specs)
+    with crash_refusals(specs, networks):
+        return function(*networks, data=data, **options)
+
+
+def call_for_many(
+    function: Callable[..., Result],
+    models: Mapping[str, str],
+    options: dict[str, Any],
+    place: Destination | None = None,
+) -> Result:
+    """Return what `function` of the library makes of several models, which it loads when their turn comes."""
+    specs = list(models.values())
+    data, given = prepare(options, specs, place), options.pop("transforms")
+    options["transforms"] = functions_of(given, len(specs))
+    if runs_elsewhere(options):
+        return function(models, data=data, **options | {"transforms": one_or_each(given)})
+    loaded = dict(zip(models, load_models(specs), strict=True)) if options["engine"] == "distributed" else models
+    with blamed_crash_refusals():
+        return function(loaded, data=data, **options)
+
+
+def prepare(options: dict[str, Any], specs: Sequence[str], place: Destination | None = None) -> Any:
+    """Return the data, as `specs` take them, and leave in `options` the engine, measures and layers for the library."""
+    data, batch_size, balanced = (options.pop(name) for name in ("data", "batch_size", "balanced"))
     address, gpus = options.pop("address", None), options.pop("gpus", 1.0)
+    options |= {name: list(options[name]) or None for name in ("measures", "layers")}
     if options.get("engine") == "ray":
-        options["engine"] = ray_engine(address, gpus, place)
-        return _call_by_name(function, a, b, data, batch_size, options)
+        options["engine"] = _ray_engine(address, gpus, place)
+        return data and _data_spec(data, batch_size, options, balanced)
     if options["device"] == "cuda" and options.get("engine") == "distributed":
         options["device"] = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process of a machine has its own
     refuse_absent_device(options["device"])
-    specs = [spec for spec in (a, b) if spec]
-    models = load_models(specs)
-    chosen = _named_options(specs, options)
-    balanced = options.pop("balanced")
-    batches = data and load_batches(data, batch_size, options["examples"], options["seed"], balanced, specs)
-    with crash_refusals(specs, models):
-        return function(*models, data=batches, **options | chosen)
+    return data and load_batches(data, batch_size, options["examples"], options["seed"], balanced, specs)
 
 
-def _call_by_name(
-    function: Callable[..., Result], a: str, b: str | None, data: str | None, batch_size: int, options: dict[str, Any]
-) -> Result:
-    """Call the library with names alone: models and data are loaded where they are used."""
-    described = data and data_spec(data, batch_size, options, options.pop("balanced"))
-    chosen = _named_options([spec for spec in (a, b) if spec], options)
-    return function(a, b, data=described, **options | chosen | {"transforms": one_or_each(options["transforms"])})
+def runs_elsewhere(options: Mapping[str, Any]) -> bool:
+    """Return whether an engine loads models and data itself, where they are used."""
+    return not isinstance(options.get("engine", "local"), str)
 
 
-def data_spec(data: str, batch_size: int, options: Mapping[str, Any], balanced: bool) -> DataSpec:
+def _data_spec(data: str, batch_size: int, options: Mapping[str, Any], balanced: bool) -> DataSpec:
     """Return data by name, with the sample that is drawn of them."""
     from netkin.comparing.engines.terms import DataSpec
 
@@ -79,19 +98,13 @@ def data_spec(data: str, batch_size: int, options: Mapping[str, Any], balanced: 
     return DataSpec(data, batch_size, options["examples"], options["seed"], balanced)
 
 
-def ray_engine(address: str | None, gpus: float, place: Destination | None) -> Ray:
+def _ray_engine(address: str | None, gpus: float, place: Destination | None) -> Ray:
     """Return the engine on a cluster, which keeps finished parts beside the result."""
     from netkin.comparing.engines.ray import Ray
     from netkin.jobs import beside
 
     job = None if place is None or place.result is None else beside(place.result)
     return Ray(address, job=job, overwrite=place is not None and place.force, gpus=gpus)
-
-
-def _named_options(specs: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    names = model_names(specs, options["names"])
-    chosen: dict[str, Any] = {name: list(options[name]) or None for name in ("measures", "layers")}
-    return chosen | {"names": (names[0], names[-1]), "transforms": functions_of(options["transforms"], len(specs))}
 
 
 def read_from_weights(measures: Sequence[str]) -> bool:
@@ -133,6 +146,19 @@ def load_batches(
     return sample(load_data(spec, batch_size=batch_size, models=models), examples, seed=seed, balanced=balanced)
 
 
+def overlap_remark(fitting: Any, test: Any, *, but_equal: bool = False) -> str:
+    """Say how many test examples are among those of the fit; empty if none, or `but_equal` where the data are equal."""
+    from netkin.sources.batches import shared_examples
+
+    shared = shared_examples(fitting, test)
+    if not shared or (but_equal and shared == test.examples == fitting.examples):
+        return ""
+    return (
+        f"{shared:,} of the {test.examples:,} test examples are also among the {fitting.examples:,} of --data, which "
+        "flatters the result; give other data as --test."
+    )
+
+
 def _refuse_balanced(balanced: bool, examples: int | None) -> None:
     if balanced and examples is None:
         raise click.UsageError("--balanced needs --examples N, the number of examples.")
@@ -162,16 +188,38 @@ def with_resume_hint(save: Path | None) -> Iterator[None]:
         raise KeyboardInterrupt(resume_hint(save) or str(stop)) from stop
 
 
-def model_names(specs: Sequence[str], given: Sequence[str]) -> list[str]:
-    """Return the models' names: those given, or what was typed, numbered where that is the same twice."""
+def named_models(typed: Sequence[str], given: Sequence[str] = ()) -> dict[str, str]:
+    """Return models by name: that of --name or of NAME=MODEL, else what was typed, numbered if it occurs twice.
+
+    Example:
+        >>> named_models(["small=netkin:tiny10,width=8", "netkin:tiny10,width=16"])
+        {'small': 'netkin:tiny10,width=8', 'netkin:tiny10,width=16': 'netkin:tiny10,width=16'}
+    """
     from netkin.sources.names import numbered
 
-    if given and len(given) != len(specs):
-        models = "1 model" if len(specs) == 1 else f"{len(specs)} models"
+    own, models = zip(*map(_split_name, typed), strict=True)
+    if given and any(own):
+        raise click.UsageError("models are named either by --name or as NAME=MODEL; leave out one of them.")
+    if given:
+        refuse_names(given, len(models))
+    chosen = [name for name in given or own if name]
+    if len(set(chosen)) < len(chosen):
+        raise click.UsageError(f"names of models must differ; got {', '.join(chosen)}.")
+    names = given or numbered([name or model for name, model in zip(own, models, strict=True)])
+    return dict(zip(names, models, strict=True))
+
+
+def refuse_names(given: Sequence[str], count: int) -> None:
+    """Refuse more or fewer --name than there are models."""
+    if len(given) != count:
+        models = "1 model" if count == 1 else f"{count} models"
         raise click.UsageError(f"--name is given once for each model, or not at all; got {len(given)} for {models}.")
-    if len(set(given)) < len(given):
-        raise click.UsageError(f"names of models must differ; got {', '.join(given)}.")
-    return list(given) or numbered(specs)
+
+
+def _split_name(typed: str) -> tuple[str, str]:
+    """Return the name in NAME=MODEL, empty if there is none, and the model."""
+    found = None if Path(typed).exists() else re.fullmatch(r"([^=:@/\\]+)=(.+)", typed)
+    return (found[1], found[2]) if found else ("", typed)
 
 
 def functions_of(specs: Sequence[str], models: int) -> Any:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.compare import kind_of_file
-from netkin.cli.options import FILE, JSON, TITLED, example
-from netkin.cli.outputs import FORCE, OutputFiles, align_columns, as_json
+from netkin.cli.options import FILE, FORCE, JSON, TITLED, example
+from netkin.cli.outputs import OutputFiles, align_columns, as_json
 from netkin.cli.running import SILENT, TITLE, with_refusals
 from netkin.errors import ValueFault
 

@@ -6,21 +6,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from netkin.cli.compare import kind_of_file, open_statistics, refuse_result, warn_of_missing_parts
-from netkin.cli.options import DEVICE, FILE, JSON, KNOWN, NAMES, TRANSFORM, example, picture_options, task_options
-from netkin.cli.outputs import FORCE, OutputFiles, as_json
+from netkin.cli.options import DEVICE, KNOWN, NAMES, TRANSFORM, example, result_options, task_options
+from netkin.cli.outputs import OutputFiles, as_json
 from netkin.cli.running import (
     crash_refusals,
     functions_of,
     load_batches,
     load_models,
-    model_names,
+    named_models,
     refuse_absent_device,
     tell_random_weights,
     with_refusals,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
         "recommend one=netkin:digits@runs/digits/step_1.pt two=netkin:digits@runs/digits/step_2.pt --data digits:test"
     )
 )
-@click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL ...")
+@click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
 @click.option("--data", required=True, metavar="DATA", help="Your labelled examples; see `netkin data`.")
 @click.option(
     "--score",
@@ -70,54 +69,18 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @NAMES
 @TRANSFORM
-@click.option("--save", type=FILE, help="Write the ranking to this file, such as which.netkin.")
-@picture_options("which", "the scores")
-@FORCE
-@JSON
+@result_options("which", "the ranking", "the scores")
 @with_refusals
-def recommend(
-    models: tuple[str, ...],
-    names: tuple[str, ...],
-    data: str,
-    save: Path | None,
-    report: Path | None,
-    figure: Path | None,
-    force: bool,
-    json: bool,
-    **options: Any,
-) -> None:
+def recommend(models: tuple[str, ...], names: tuple[str, ...], data: str, **options: Any) -> None:
     """Rank pretrained models by how well they are expected to transfer to your data, without training.
 
     Every model runs once over the examples; for a Hugging Face model they are preprocessed as its folder specifies. A
-    model that cannot run on them is listed last, with the reason. NAME names the model in the table, as --name does.
+    model that cannot run on them is listed last, with the reason.
     """
-    named = dict(zip(model_names(models, names), models, strict=True)) if names else _models_by_name(models)
-    outputs = OutputFiles(force, *named.values(), data)
-    outputs.check("--save", save, "ranking")
-    outputs.check("--report", report, "page")
-    outputs.check("--figure", figure, "figure")
+    named = named_models(models, names)
+    outputs = OutputFiles.of(options, "ranking", *named.values(), data)
     ranking = _rank(named, data, **options)
-    outputs.write(save, ranking.save, f"saved to {save}")
-    outputs.draw(ranking, report, figure)
-    click.echo(as_json(ranking) if json else str(ranking))
-    outputs.finish()
-
-
-def _models_by_name(models: tuple[str, ...]) -> dict[str, str]:
-    """Return models by their names; one without NAME= is called what it is.
-
-    Example:
-        >>> _models_by_name(("small=netkin:tiny10,width=8", "netkin:tiny10,width=16"))
-        {'small': 'netkin:tiny10,width=8', 'netkin:tiny10,width=16': 'netkin:tiny10,width=16'}
-    """
-    named: dict[str, str] = {}
-    for one in models:
-        found = None if Path(one).exists() else re.fullmatch(r"([^=:@/\\]+)=(.+)", one)
-        name, model = found.groups() if found else (one, one)
-        if name in named:
-            raise NameClash(f"two models are named {name!r}; write NAME=MODEL to give each its own name.")
-        named[name] = model
-    return named
+    outputs.deliver(ranking, ranking.save)
 
 
 def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
@@ -148,20 +111,9 @@ def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
 )
 @click.argument("tasks", nargs=-1, required=True, metavar="NAME=MODEL,DATA|NAME=STATISTICS ...")
 @task_options
-@click.option("--save", type=FILE, help="Write the comparisons to this file, such as tasks.netkin.")
-@picture_options("tasks", "the blocks of all pairs")
-@FORCE
-@JSON
+@result_options("tasks", "the comparisons", "the blocks of all pairs")
 @with_refusals
-def tasks(
-    tasks: tuple[str, ...],
-    save: Path | None,
-    report: Path | None,
-    figure: Path | None,
-    force: bool,
-    json: bool,
-    **options: Any,
-) -> None:
+def tasks(tasks: tuple[str, ...], **options: Any) -> None:
     """Compare tasks, block by block: models of any architecture, each with its own data of any size.
 
     Each model runs once over its data, forward and backward. Features and gradients are summed into random buckets
@@ -172,15 +124,9 @@ def tasks(
     if len(given) < len(tasks):
         names = [_parse_task(one)[0] for one in tasks]
         raise NameClash(f"two tasks are named {max(names, key=names.count)!r}; give each its own name.")
-    outputs = OutputFiles(force, *(part for parts in given.values() for part in parts))
-    outputs.check("--save", save, "comparisons")
-    outputs.check("--report", report, "page")
-    outputs.check("--figure", figure, "figure")
+    outputs = OutputFiles.of(options, "comparisons", *(part for parts in given.values() for part in parts))
     found = _compare_tasks(given, **options)
-    outputs.write(save, found.save, f"saved to {save}")
-    outputs.draw(found, report, figure)
-    click.echo(as_json(found) if json else str(found))
-    outputs.finish()
+    outputs.deliver(found, found.save)
 
 
 def _parse_task(task: str) -> tuple[str, list[str]]:
@@ -230,7 +176,7 @@ def _compare_tasks(
 
 
 @click.command(epilog=example("atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html"))
-@click.argument("models", nargs=-1, required=True)
+@click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
 @click.option(
     "--atoms", type=click.IntRange(min=1), metavar="M", help="Fit shared coefficients first, with M atoms per layer."
 )
@@ -238,8 +184,8 @@ def _compare_tasks(
     "--source",
     default="joint",
     show_default=True,
-    metavar="MODEL",
-    help="With --atoms: model whose coefficients are used, or `joint` for a fit to all.",
+    metavar="NAME",
+    help="With --atoms: name of the model whose coefficients are used, or `joint` for a fit to all.",
 )
 @click.option(
     "--block",
@@ -251,62 +197,42 @@ def _compare_tasks(
               help="Measure between the atoms.")  # fmt: skip
 @click.option("--by-layer", is_flag=True, help="Also print a table for each layer.")
 @click.option("--top", type=click.IntRange(min=1), metavar="K", help="Print only the K most similar networks for each.")
-@click.option("--save", type=FILE, help="Write the comparison to this file, such as nets.netkin.")
 @NAMES
-@picture_options("nets", "the table")
-@FORCE
-@JSON
+@result_options("nets", drawn="the table")
 @with_refusals
-def atoms(
-    models: tuple[str, ...],
-    top: int | None,
-    save: Path | None,
-    report: Path | None,
-    figure: Path | None,
-    force: bool,
-    json: bool,
-    **options: Any,
-) -> None:
+def atoms(models: tuple[str, ...], names: tuple[str, ...], top: int | None, **options: Any) -> None:
     """Compare networks by their filter atoms, each with every other, from their weights alone.
 
     Atoms are comparable only between networks that share their coefficients. For networks of plain convolutions,
     --atoms fits shared coefficients first and prints on stderr which share of each filter they explain.
     """
-    outputs = OutputFiles(force, *models)
-    outputs.check("--save", save, "comparison")
-    outputs.check("--report", report, "page")
-    outputs.check("--figure", figure, "figure")
-    if top and (save or report or figure):
+    named = named_models(models, names)
+    outputs = OutputFiles.of(options, "comparison", *named.values())
+    if top and outputs.places:
         raise click.UsageError(
             "--top prints the nearest networks and makes no table to save or draw; leave out one of them."
         )
     if top and top >= len(models):
         raise click.UsageError(f"--top asks for {top} other networks, but there are only {len(models) - 1}.")
-    networks = _networks(models, *(options.pop(name) for name in ("names", "atoms", "source", "block")))
+    networks = _networks(named, *(options.pop(name) for name in ("atoms", "source", "block")))
     if top:
-        _print_nearest(networks, top, json)
+        _print_nearest(networks, top, outputs.json)
         return
     from netkin.applications.subspaces import atom_similarity
 
     found = atom_similarity(networks, options["measure"], by_layer=options["by_layer"])
-    outputs.write(save, found.save, f"saved to {save}")
-    outputs.draw(found, report, figure)
-    click.echo(as_json(found) if json else str(found))
-    outputs.finish()
+    outputs.deliver(found, found.save)
 
 
-def _networks(
-    specs: Sequence[str], names: Sequence[str], atoms: int | None, source: str, block: int | None
-) -> dict[str, nn.Module]:
+def _networks(specs: dict[str, str], atoms: int | None, source: str, block: int | None) -> dict[str, nn.Module]:
     """Load the models that were named; with `atoms`, as networks that share their coefficients."""
     from netkin.applications.subspaces import share_coefficients
 
     if atoms is None and (block or source != "joint"):
         raise click.UsageError("--source and --block need --atoms, the number of atoms per layer.")
-    names = model_names(specs, names)
-    models = load_models(specs)
+    models = load_models(list(specs.values()))
     tell_random_weights(models)
-    named = dict(zip(names, models, strict=True))
+    named = dict(zip(specs, models, strict=True))
     if atoms is None:
         return named
     shared = share_coefficients(named, atoms, source=source, block=block)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,22 +14,21 @@ from netkin.cli.options import (
     BALANCED,
     DEVICE,
     EXAMPLES,
-    FILE,
-    JSON,
     NAMES,
     SHAPE,
     TRANSFORM,
     example,
     memory_option,
-    picture_options,
+    result_options,
 )
-from netkin.cli.outputs import FORCE, OutputFiles, as_json
+from netkin.cli.outputs import OutputFiles, as_json
 from netkin.cli.running import (
     crash_refusals,
     functions_of,
     load_batches,
     load_models,
-    model_names,
+    named_models,
+    overlap_remark,
     refuse_absent_device,
     refuse_crash,
     tell_random_weights,
@@ -99,14 +97,9 @@ class Amount(click.ParamType):
 @BALANCED
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @TRANSFORM
-@click.option("--save", type=FILE, help="Write the compressed network to this file, such as small.netkin.")
-@picture_options("small", "shares kept and accuracy")
-@FORCE
-@JSON
+@result_options("small", "the compressed network", "shares kept and accuracy")
 @with_refusals
-def compress(
-    model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
-) -> None:
+def compress(model: str, **options: Any) -> None:
     """Compress layers of MODEL: keep only the directions of their inputs that matter, and show what that saves.
 
     Each layer is replaced by two smaller ones. The file written by --save is a model for every command, as in
@@ -114,16 +107,11 @@ def compress(
     """
     from netkin.applications.compression import save_compressed
 
-    outputs = OutputFiles(force, model, options["against"], options["data"], options["test"])
-    outputs.check("--save", save, "compressed")
-    outputs.check("--report", report, "page")
-    outputs.check("--figure", figure, "figure")
+    outputs = OutputFiles.of(options, "compressed", model, options["against"], options["data"], options["test"])
     small = _compress(model, **options)
     table: Any = small.compression
-    outputs.write(save, partial(save_compressed, small), f"saved to {save}")
-    outputs.draw(table, report, figure)
-    click.echo(as_json(table.to_document()) if json else str(table))
-    outputs.finish()
+    shown = partial(as_json, table.to_document()) if outputs.json else partial(str, table)
+    outputs.deliver(table, partial(save_compressed, small), shown)
 
 
 def _compress(
@@ -136,11 +124,14 @@ def _compress(
     whole, *others = load_models([model, against] if against else [model])
     batches = load_batches(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"), [model])
     refuse_crash(model, whole, batches)
+    judged = load_data(test, models=[model]) if test else None
+    if remark := overlap_remark(batches, judged):
+        click.echo(f"warning: {remark}", err=True)
     small = compress_model(
         whole,
         list(layers),
         data=batches,
-        test=load_data(test, models=[model]) if test else None,
+        test=judged,
         against=others[0] if others else "logits",
         order="from_the_top" if options.pop("from_the_top") else "at_once",
         projection="orthogonal" if options.pop("orthogonal") else "least_squares",
@@ -154,8 +145,8 @@ def _compress(
 @click.command(
     epilog=example("sparsity netkin:digits@before.pt netkin:digits@after.pt --data digits:test --report sparsity.html")
 )
-@click.argument("model")
-@click.argument("other", required=False)
+@click.argument("model", metavar="[NAME=]MODEL")
+@click.argument("other", required=False, metavar="[NAME=]OTHER")
 @click.option("--data", metavar="DATA", help="Labelled examples for accuracy and similarity; see `netkin data`.")
 @click.option(
     "--epsilon",
@@ -186,44 +177,28 @@ def _compress(
 @DEVICE
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @NAMES
-@click.option("--save", type=FILE, help="Write the study to this file, such as sparsity.netkin.")
-@picture_options("sparsity", "weights, similarity and accuracy")
-@FORCE
-@JSON
+@result_options("sparsity", "the study", "weights, similarity and accuracy")
 @with_refusals
-def sparsity(
-    model: str,
-    other: str | None,
-    save: Path | None,
-    report: Path | None,
-    figure: Path | None,
-    force: bool,
-    json: bool,
-    **options: Any,
-) -> None:
+def sparsity(model: str, other: str | None, names: tuple[str, ...], **options: Any) -> None:
     """Show the share of weights of MODEL, and of OTHER, that is zero or small, and the effect of pruning.
 
     With --data, preferably test data, also the accuracy after pruning and the similarity of layers.
     """
-    outputs = OutputFiles(force, model, other, options["data"])
-    outputs.check("--save", save, "sparsity")
-    outputs.check("--report", report, "page")
-    outputs.check("--figure", figure, "figure")
-    found = _study([model, other] if other else [model], **options)
-    outputs.write(save, found.save, f"saved to {save}")
-    outputs.draw(found, report, figure)
-    click.echo(as_json(found) if json else str(found))
-    outputs.finish()
+    models = named_models([one for one in (model, other) if one], names)
+    outputs = OutputFiles.of(options, "sparsity", *models.values(), options["data"])
+    found = _study(models, **options)
+    outputs.deliver(found, found.save)
 
 
 def _study(
-    specs: list[str], names: tuple[str, ...], data: str | None, seed: int, balanced: bool, device: str | None,
-    examples: int | None, **options: Any,
+    named: dict[str, str], data: str | None, seed: int, balanced: bool, device: str | None, examples: int | None,
+    **options: Any,
 ) -> SparsityStudy:  # fmt: skip
     """Load what was named and call the library."""
     from netkin.applications.sparsity import sparsity_study
 
     refuse_absent_device(device)
+    specs = list(named.values())
     models = load_models(specs)
     tell_random_weights(models)
     for one in models:
@@ -232,11 +207,11 @@ def _study(
     lists = ("epsilons", "relative", "layers")
     given = {name: value for name, value in options.items() if name not in lists or value}  # empty ones have defaults
     with crash_refusals(specs, models):
-        return sparsity_study(dict(zip(model_names(specs, names), models, strict=True)), batches, **given)
+        return sparsity_study(dict(zip(named, models, strict=True)), batches, **given)
 
 
 @click.command(epilog=example("sensitivity netkin:digits --data digits:test --class 3 --class 8 --report digits.html"))
-@click.argument("model")
+@click.argument("model", metavar="[NAME=]MODEL")
 @click.option("--data", required=True, metavar="DATA", help="Examples to run the model on; see `netkin data`.")
 @click.option(
     "--class",
@@ -267,31 +242,22 @@ def _study(
 @click.option("--memory", callback=memory_option, metavar="SIZE", help="Memory limit, such as 500MB or 2GB.")
 @DEVICE
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
-@click.option("--save", type=FILE, help="Write the comparison to this file, such as classes.netkin.")
-@picture_options("classes")
-@FORCE
-@JSON
+@result_options("classes")
 @with_refusals
-def sensitivity(
-    model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
-) -> None:
+def sensitivity(model: str, **options: Any) -> None:
     """Show how strongly each layer of MODEL, a classifier, represents each class.
 
     Each layer is compared with the logit of each class. With cca_mean, a value is the largest correlation that any
     weighted sum of the layer's units has with the logit.
     """
-    outputs = OutputFiles(force, model, options["data"])
-    outputs.check("--save", save, "comparison")
-    outputs.check("--report", report, "page")
-    outputs.check("--figure", figure, "figure")
-    found = _sensitivity(model, **options)
-    outputs.write(save, found.save, f"saved to {save}")
-    outputs.draw(found, report, figure)
-    click.echo(as_json(found) if json else str(found))
-    outputs.finish()
+    ((name, spec),) = named_models([model]).items()
+    outputs = OutputFiles.of(options, "comparison", spec, options["data"])
+    found = _sensitivity(name, spec, **options)
+    outputs.deliver(found, found.save)
 
 
 def _sensitivity(
+    name: str,
     model: str,
     data: str,
     classes: tuple[str, ...],
@@ -311,5 +277,5 @@ def _sensitivity(
     wanted = [int(one) if one.isdecimal() and one not in (known or []) else one for one in classes] or None
     with crash_refusals([model], models):
         return class_sensitivity(
-            models[0], batches, wanted, list(measures), names=known, layers=list(layers) or None, name=model, **options
+            models[0], batches, wanted, list(measures), names=known, layers=list(layers) or None, name=name, **options
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +17,18 @@ from netkin.cli.options import (
     DEVICE,
     EXAMPLES,
     FILE,
-    JSON,
     KNOWN,
     NAMES,
     example,
-    picture_options,
+    result_options,
 )
-from netkin.cli.outputs import FORCE, OutputFiles, as_json
+from netkin.cli.outputs import OutputFiles, as_json
 from netkin.cli.running import (
     REFUSED,
     load_batches,
     load_models,
-    model_names,
+    named_models,
+    overlap_remark,
     refuse_absent_device,
     refuse_crash,
     resume_hint,
@@ -50,7 +50,7 @@ MOST = 6  # warnings shown
         "stitch netkin:digits netkin:digits --at relu2 --how least_squares --data digits:train --test digits:test"
     )
 )
-@click.argument("models", nargs=-1, required=True, metavar="A B [C ...]")
+@click.argument("models", nargs=-1, required=True, metavar="[NAME=]A [NAME=]B [NAME=]C...")
 @click.option("--all", "whole", is_flag=True, help="Stitch every layer into the layer of the same name.")
 @click.option("--matrix", is_flag=True, help="With --all: every layer into every layer.")
 @click.option("--at", multiple=True, metavar="LAYER", help="Layer of the first model; can be repeated.")
@@ -104,15 +104,10 @@ MOST = 6  # warnings shown
 )
 @NAMES
 @click.option(
-    "--save", type=FILE, help="Write the result to this file as it grows; run the same command again to resume."
-)
-@picture_options("ab")
-@click.option(
     "--map", "map_file", type=FILE, help="Write the one stitch of a single --at and --how to this file, for `nk.load`."
 )
 @click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
-@FORCE
-@JSON
+@result_options("ab", "the result", more=", as it grows; run the same command again to resume")
 @with_refusals
 def stitch(
     models: tuple[str, ...],
@@ -121,13 +116,8 @@ def stitch(
     at: tuple[str, ...],
     into: tuple[str, ...],
     names: tuple[str, ...],
-    save: Path | None,
-    report: Path | None,
-    figure: Path | None,
     map_file: Path | None,
     explains: bool,
-    force: bool,
-    json: bool,
     **options: Any,
 ) -> None:
     """Stitch layers of model A into model B: run A up to a layer, map its output, and continue with B.
@@ -135,39 +125,33 @@ def stitch(
     For each layer and method, the scores of the stitched network are shown beside the similarity of the layers. With
     more than two models all ordered pairs are stitched, and the mean and spread over them are shown.
     """
-    kind = "comparison" if len(models) == 2 else "comparisons"
-    outputs = OutputFiles(force, *models, options["data"], options["test"])
-    outputs.check("--save", save, kind)
-    outputs.check("--report", report, "page")
-    outputs.check("--figure", figure, "figure")
+    named = named_models(models, names)
+    kind = "comparison" if len(named) == 2 else "comparisons"
+    outputs = OutputFiles.of(options, kind, *named.values(), options["data"], options["test"])
     outputs.check("--map", map_file, "stitch")
-    if len(models) < 2:
+    if len(named) < 2:
         raise click.UsageError(
             "two models are needed, and one was given; to stitch a model with itself, name it twice."
         )
-    if map_file and (len(models), len(at), len(options["hows"])) != (2, 1, 1):
+    if map_file and (len(named), len(at), len(options["hows"])) != (2, 1, 1):
         raise click.UsageError("--map writes one stitch: of two models, at one --at, by one --how.")
     made: list[Stitch] = []
-    layers = _layers(len(models), *(options.pop(name) for name in ("layers", "layers_a", "layers_b")))
+    layers = _layers(len(named), *(options.pop(name) for name in ("layers", "layers_a", "layers_b")))
     asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers}
     if explains:
-        _explain(models, model_names(models, names), json, **asked, **options)
+        _explain(named, outputs.json, **asked, **options)
         return
-    asked |= {"save": save, "overwrite": force}
+    asked |= {"save": outputs.save, "overwrite": outputs.force}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)  # the comparison carries these warnings
-        found = _stitch(models, model_names(models, names), each=made.append if map_file else None, **asked, **options)
-    if save:
-        click.echo(f"saved to {save}", err=True)
+        found = _stitch(named, each=made.append if map_file else None, **asked, **options)
     if map_file and not made:
         click.echo(f"no map in {map_file}: there is no stitch", err=True)
     for one in made:
         outputs.write(map_file, one.save, f"map in {map_file}")
-    outputs.draw(found, report, figure)
-    _show(found, json)
-    outputs.finish()
+    outputs.deliver(found, text=lambda: as_json(found) if outputs.json else _as_text(found))
     if not all(one.complete for one in _comparisons(found)):
-        raise KeyboardInterrupt(resume_hint(save))
+        raise KeyboardInterrupt(resume_hint(outputs.save))
     if not any(_has_values(one) for one in _comparisons(found)):
         click.echo("no stitch has a value; the reasons stand below the table", err=True)
         raise click.exceptions.Exit(REFUSED)
@@ -195,13 +179,14 @@ def _pairs(whole: bool, matrix: bool, at: tuple[str, ...], into: tuple[str, ...]
     return list(zip(at, into or at, strict=True)) if at else "all" if matrix else "corresponding"
 
 
-def _explain(models: tuple[str, ...], names: list[str], json: bool, **options: Any) -> None:
+def _explain(models: dict[str, str], json: bool, **options: Any) -> None:
     """Print what would be done, for the first two models, and exit with 1 where no pair can be joined."""
     from netkin.applications.stitching import explain_stitch
 
     if len(models) > 2:
         raise click.UsageError(f"--explain is for two models; got {len(models)}.")
-    networks, fitting, judging, asked = _load(models, **options)
+    names = list(models)
+    networks, fitting, judging, asked = _load(list(models.values()), **options)
     plan = explain_stitch(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)
     facts = asdict(plan) | {"refused": {" into ".join(pair): reason for pair, reason in plan.refused.items()}}
     click.echo(as_json(facts) if json else str(plan))
@@ -209,24 +194,25 @@ def _explain(models: tuple[str, ...], names: list[str], json: bool, **options: A
         raise click.exceptions.Exit(REFUSED)
 
 
-def _stitch(specs: tuple[str, ...], names: list[str], **options: Any) -> Comparison | Comparisons:
+def _stitch(models: dict[str, str], **options: Any) -> Comparison | Comparisons:
     """Load what was named and call the library."""
     from netkin.applications.stitching import stitch_all, stitch_many
 
-    networks, fitting, judging, asked = _load(specs, **options)
+    networks, fitting, judging, asked = _load(list(models.values()), **options)
     found: Comparison | Comparisons
-    if len(specs) == 2:
+    names = list(models)
+    if len(names) == 2:
         pair = (names[0], names[1])
         found = stitch_all(networks[0], networks[1], fitting, judging, names=pair, partial=True, **asked)
     else:
-        models = dict(zip(names, networks, strict=True))
-        found = stitch_many(models, fitting, judging, partial=True, **asked)
+        loaded = dict(zip(names, networks, strict=True))
+        found = stitch_many(loaded, fitting, judging, partial=True, **asked)
     tell_random_weights(networks)
     return found
 
 
 def _load(
-    specs: tuple[str, ...], data: str, test: str | None, batch_size: int, **options: Any
+    specs: list[str], data: str, test: str | None, batch_size: int, **options: Any
 ) -> tuple[list[Any], Any, Any, dict[str, Any]]:
     """Return the models, the data to fit and to evaluate on, and the other options as the library calls them."""
     refuse_absent_device(options["device"])
@@ -242,7 +228,9 @@ def _load(
     fitting = None if saved else load_batches(data, batch_size, options["examples"], seed, balanced, specs)
     options |= {"statistics": open_statistics(Path(data))} if saved else {}
     few = options["test_examples"]
-    judging = load_batches(test, batch_size, few, seed, balanced and few is not None, specs) if test else None
+    judging: Any = load_batches(test, batch_size, few, seed, balanced and few is not None, specs) if test else None
+    if remark := overlap_remark(fitting, judging, but_equal=True):  # of equal data the library warns itself
+        judging = replace(judging, remarks=(*judging.remarks, remark))
     for batches in (fitting, judging):
         for spec, model in zip(specs, networks, strict=True) if batches is not None else ():
             refuse_crash(spec, model, batches)
@@ -261,23 +249,18 @@ def _comparisons(found: Comparison | Comparisons) -> list[Comparison]:
     return [found] if isinstance(found, Comparison) else list(found.values())
 
 
-def _show(found: Comparison | Comparisons, json: bool) -> None:
-    """Print the result: a table of layers by methods, and what to know before it is read."""
+def _as_text(found: Comparison | Comparisons) -> str:
+    """Return a table of layers by methods, and what to know before it is read."""
     from netkin.results.text import heading_as_text, terminal_width, wrapped
 
-    if json:
-        click.echo(as_json(found))
-        return
     each, width = _comparisons(found), terminal_width()
-    click.echo(heading_as_text(each[0]) if len(each) == 1 else f"{len(each)} ordered pairs of models")
-    click.echo(_table(each))
-    for reason in _missing(each):
-        click.echo(wrapped(reason, width))
+    heading = heading_as_text(each[0]) if len(each) == 1 else f"{len(each)} ordered pairs of models"
+    lines = [heading, _table(each), *(wrapped(reason, width) for reason in _missing(each))]
     sentences = [f"warning: {one.a} into {one.b}: {warning}" for one in each for warning in one.warnings]
-    for sentence in sentences[:MOST]:
-        click.echo("\n" + wrapped(sentence, width))
+    lines += ["\n" + wrapped(sentence, width) for sentence in sentences[:MOST]]
     if len(sentences) > MOST:
-        click.echo(f"\nand {len(sentences) - MOST} more warnings, which a report and --json show")
+        lines.append(f"\nand {len(sentences) - MOST} more warnings, which a report and --json show")
+    return "\n".join(lines)
 
 
 def _table(found: Sequence[Comparison]) -> str:

@@ -1,24 +1,132 @@
-"""Commands that train: `netkin learn-tasks`, one task after another, and `netkin federate`, clients together."""
+"""Commands about training: `netkin dynamics`, how layers of a run converge, `netkin learn-tasks` and `netkin federate`.
+
+The last two train: on one task after another, and on clients that learn a network together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import COUNT, DEVICE, FILE, JSON, KNOWN, RECIPE, example, picture_options, recipe_settings
-from netkin.cli.outputs import FORCE, OutputFiles, as_json
-from netkin.cli.running import refuse_absent_device, with_refusals, with_resume_hint
-from netkin.errors import FileFault
+from netkin.cli.options import (
+    COUNT,
+    DEVICE,
+    KNOWN,
+    RECIPE,
+    engine_options,
+    example,
+    following_options,
+    is_typed,
+    recipe_settings,
+    result_options,
+)
+from netkin.cli.outputs import OutputFiles, as_json
+from netkin.cli.running import (
+    REFUSED,
+    Result,
+    crash_refusals,
+    functions_of,
+    prepare,
+    read_from_weights,
+    refuse_absent_device,
+    runs_elsewhere,
+    with_refusals,
+    with_resume_hint,
+)
+from netkin.errors import FileFault, NetkinError
 
 if TYPE_CHECKING:
     from netkin.results import Federation, TaskAccuracies
 
 
 OPTIONS = KNOWN["options of learners"]
+
+
+@click.command(
+    epilog=example(
+        'dynamics runs/digits --model netkin:digits --data digits:test --layers "relu*" --report digits.html'
+    )
+)
+@click.argument("run", metavar="RUN_DIR")
+@click.option(
+    "--model", metavar="BUILDER", help="Network for checkpoints that hold only weights, such as netkin:resnet20."
+)
+@click.option("--steps", type=click.IntRange(min=2), metavar="N", help="Use at most N checkpoints, evenly spaced.")
+@following_options
+@engine_options
+@click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
+@result_options("run", "the series", "the layers' lines", ", after each step; run the same command again to resume")
+@with_refusals
+def dynamics(run: str, explains: bool, **options: Any) -> None:
+    """Compare every checkpoint of a run with the final one, layer by layer.
+
+    RUN_DIR is a folder of checkpoints with steps in their names: step_100.pt, epoch-3.safetensors, checkpoint-500/ of
+    the Hugging Face Trainer, epoch=3-step=500.ckpt of Lightning, or exported programs (.pt2). The checkpoint with the
+    highest step is the final one.
+    """
+    from netkin.applications.dynamics import dynamics as follow
+
+    outputs = OutputFiles.of(options, "series", run, options["model"], options["data"])
+    if not is_typed(click.get_current_context(), "pairs"):
+        options["pairs"] = None  # all, or of weights alone those that correspond
+    if options["data"] is None and not read_from_weights(options["measures"]):
+        raise click.UsageError("--data is missing; only measures of weights, such as atom_cosine, work without it.")
+    if explains:
+        _explain_run(run, outputs.json, **options)
+        return
+    try:
+        series = _call_library(follow, run, save=outputs.save, overwrite=outputs.force, **options)
+    except KeyboardInterrupt:
+        _say_how_to_resume(outputs.save)
+        raise
+    outputs.deliver(series)
+
+
+def _explain_run(run: str, json: bool, **options: Any) -> None:
+    from netkin.applications.dynamics import explain_dynamics
+
+    del options["engine"]
+    plan = _call_library(explain_dynamics, run, **options)
+    facts = asdict(plan)
+    facts["each"].pop("kinds")
+    click.echo(as_json(facts) if json else str(plan))
+    if plan.refused:
+        raise click.exceptions.Exit(REFUSED)
+
+
+def _call_library(
+    function: Callable[..., Result], run: str, model: str | None, steps: int | None, **options: Any
+) -> Result:
+    """Open the run and call the library; a crash of the final model, which runs first, becomes one sentence."""
+    from netkin.sources.runs import open_run
+
+    checkpoints = open_run(run, model).only(steps)
+    options["transform"] = functions_of(options.pop("transforms"), 1)
+    data = prepare(options, checkpoints.whole)
+    if runs_elsewhere(options):
+        return function(checkpoints, data, **options)
+    with crash_refusals([f"{checkpoints.unit} {checkpoints.steps[-1]} of {run}"], [checkpoints.final]):
+        return function(checkpoints, data, **options)
+
+
+def _say_how_to_resume(save: Path | None) -> None:
+    """Say what an interrupted command leaves behind."""
+    if save is None or not save.exists():
+        return
+    from netkin.results import Series
+
+    try:
+        series = Series.load(save)
+    except NetkinError:  # another result's file, which was not written to
+        return
+    total = len(series.steps) + len(series.missing)
+    click.echo(f"\n{len(series.steps)} of {total} steps are in {save}; run the same command again to resume.", err=True)
 
 
 @click.command(
@@ -71,33 +179,25 @@ OPTIONS = KNOWN["options of learners"]
 @DEVICE
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
               help="Write DIR/METHOD.netkin and the finished tasks; run the same command again to resume.")  # fmt: skip
-@picture_options("tasks", "the accuracy matrices")
-@FORCE
-@JSON
+@result_options("tasks", None, "the accuracy matrices")
 @with_refusals
-def learn_tasks(
-    model: str, methods: tuple[str, ...], save: Path | None, report: Path | None, figure: Path | None, force: bool,
-    json: bool, **options: Any,
-) -> None:  # fmt: skip
+def learn_tasks(model: str, methods: tuple[str, ...], save: Path | None, **options: Any) -> None:
     """Train MODEL on tasks one after another (continual learning), and test all tasks after each.
 
     Each task is a group of the classes of --data, with its own head. ACC is the mean accuracy over all tasks at the
     end, BWT the mean change on earlier tasks since they were learnt (negative: forgetting), FWT the mean accuracy gain
     on tasks before they are learnt.
     """
-    outputs = OutputFiles(force, model, options["data"], options["test"])
+    outputs = OutputFiles.of(options, "", model, options["data"], options["test"])
     places = {} if save is None else {method: save / f"{method}.netkin" for method in methods}
-    outputs.check("--report", report, "page")
-    outputs.check("--figure", figure, "figure")
     with _folder(save):
         for method, place in places.items():
             outputs.check(f"--save, for {method},", place, "task accuracies")
-        records = _learn(model, tuple(dict.fromkeys(methods)), places, overwrite=force, **options)
+        records = _learn(model, tuple(dict.fromkeys(methods)), places, overwrite=outputs.force, **options)
     if save is not None:
         click.echo(f"saved to {save}", err=True)
-    outputs.draw(records if len(records) > 1 else records[0], report, figure)
-    click.echo(_documents(records) if json else "\n\n".join(map(str, records)))
-    outputs.finish()
+    shown = partial(_documents, records) if outputs.json else lambda: "\n\n".join(map(str, records))
+    outputs.deliver(records if len(records) > 1 else records[0], text=shown)
 
 
 def _documents(records: list[TaskAccuracies]) -> str:
@@ -211,34 +311,19 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
 @DEVICE
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
               help="Random seed for weights, division of data, choice of clients and order of examples.")  # fmt: skip
-@click.option(
-    "--save",
-    type=FILE,
-    help="Write the result to this file, and finished rounds beside it; run the same command again to resume.",
-)
-@picture_options("users", "accuracies and similarity")
-@FORCE
-@JSON
+@result_options("users", "the result", "accuracies and similarity",
+                ", and finished rounds beside it; run the same command again to resume")  # fmt: skip
 @with_refusals
-def federate(
-    model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
-) -> None:
+def federate(model: str, **options: Any) -> None:
     """Simulate federated learning of MODEL, with clients that have examples of different classes.
 
     With --coefficients each client has its own filter atoms, from which the similarity of clients is computed; --atoms
     first decomposes the convolutions into atoms. A saved federation can be resumed with more --rounds.
     """
-    outputs = OutputFiles(force, model, options["data"], options["test"], options["public"])
-    outputs.check("--save", save, "federation")
-    outputs.check("--report", report, "page")
-    outputs.check("--figure", figure, "figure")
-    with with_resume_hint(save):
-        found = _federate(model, save=save, overwrite=force, **options)
-    if save:
-        click.echo(f"saved to {save}", err=True)
-    outputs.draw(found, report, figure)
-    click.echo(as_json(found) if json else str(found))
-    outputs.finish()
+    outputs = OutputFiles.of(options, "federation", model, options["data"], options["test"], options["public"])
+    with with_resume_hint(outputs.save):
+        found = _federate(model, save=outputs.save, overwrite=outputs.force, **options)
+    outputs.deliver(found)
 
 
 def _federate(

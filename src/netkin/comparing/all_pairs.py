@@ -1,40 +1,44 @@
-"""`AllPairs`: all pairs of many models, compared pass by pass according to the plan, or explained."""
+"""`AllPairs`: all pairs of many models, compared pass by pass by a plan; `PairsJob`: the parts of it that are kept."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain, islice
 from typing import Any, cast
 
-import numpy as np
 from torch import nn
 from torch.utils.data import RandomSampler
 
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
-from netkin.comparing.feed import CachedRunner
-from netkin.comparing.model_blocks import ModelBlock
-from netkin.comparing.pairs_job import PairsJob, digest_of, identity_of_study, unpacked_way
-from netkin.comparing.pairs_plan import PairsPlan, PairsWay, Planner, loaded, refused_plan, told_plan
+from netkin.comparing.feed import CachedRunner, HeldExamples, data_name
+from netkin.comparing.pairs_plan import ModelBlock, PairsWay, Planner, loaded, unpacked_way
 from netkin.comparing.planning import weights_alone
-from netkin.comparing.request import Options, Request, name_of
-from netkin.comparing.study import Statistics
+from netkin.comparing.request import Options, Request
+from netkin.comparing.study import Statistics, from_arrays
 from netkin.comparing.subjects import ModelRunner, Runner, Subject
+from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import MemoryLimit, ValueFault
-from netkin.identity import described_call, settings_digest, weights_digest
+from netkin.identity import DataDigest, described_call, in_words, settings_digest, weights_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.progress import reported
 from netkin.representations import batches_of
-from netkin.representations.inputs import examples_in, length_if_known, pick, sampler_of, shuffles_anew
+from netkin.representations.inputs import examples_in, length_if_known, sampler_of, shuffles_anew
 from netkin.results import Comparison
+from netkin.results.columns import packed_columns, unpacked_columns
+from netkin.results.values import Pair
 from netkin.statistics.collector import Study
-from netkin.statistics.numbered_rows import hashes
 
 TRIAL = 8  # batches at most on which two models are compared to see how long reading takes
 SHARES = 8  # into which the data of all passes are split, whose sums a job keeps
+PARTS = 32  # files of tables that a pass leaves at most
+LEAST = 32  # pairs of models in such a file, if there are as many
+
+Collect = Callable[[int, int], Statistics]  # the statistics of the share i of n of the data
 
 
 class AllPairs:
@@ -77,7 +81,7 @@ class AllPairs:
         """Return the comparison of every pair, in the order of the pairs."""
         running = named_engine(self.engine)
         if not isinstance(running, PassEngine):  # which goes through them by a plan of its own
-            return self._elsewhere(running, measures)
+            return self._on_cluster(running, measures)
         if self._is_tried_first:
             try:
                 return self._pass(self._everything, measures, self._live(list(self.given)), self.data)
@@ -90,19 +94,20 @@ class AllPairs:
 
     def _cheapest(self, measures: Sequence[Measure]) -> tuple[PairsWay, int]:
         """Return the way to go, and the memory limit that it keeps."""
-        planner = self._planner(measures)
+        planner = self.planner(measures)
         ways, _ = planner.ways(self.rows, keeps=self.engine == "local")
         return ways[planner.chosen(ways)], planner.study.limit
 
-    def _elsewhere(self, engine: Engine, measures: Sequence[Measure]) -> list[Comparison]:
+    def _on_cluster(self, engine: Engine, measures: Sequence[Measure]) -> list[Comparison]:
         """Return the comparisons that the workers of a cluster make, of all models that do not fail."""
         with engine.working():
-            call = self._call_elsewhere(engine)
+            call = self.call_on(engine)
             made: list[Comparison] = call.compare(measures, {})
             self.failed = call.failed
             return [_as_sample(one, call.sampled_of) for one in made]
 
-    def _call_elsewhere(self, engine: Engine) -> Any:
+    def call_on(self, engine: Engine) -> Any:
+        """Return the call for the workers of a cluster."""
         call = engine.request(self.given, self.options, self.pairs, self.study, self.data, self.examples, self.partial)
         call.rows = self.rows
         return call
@@ -116,7 +121,7 @@ class AllPairs:
         with job:
             way, limit = self._planned(job, measures)
             self.study = replace(self.study, limit=limit)
-            return self._through(way, measures, PairsJob(job, measures, way.blocks))
+            return self._through(way, measures, PairsJob(job, measures, way.blocks, way.sample))
 
     def _refuse_keeping(self) -> None:
         if self.engine != "local":
@@ -137,7 +142,7 @@ class AllPairs:
         return identity_of_study(weights, data, self.options.layers, settings | {"rows": str(self.rows)}, measures)
 
     def _call(self, measures: Sequence[Measure]) -> str:
-        told = {"data": name_of(self.data)} if self.data is not None else {}
+        told = {"data": data_name(self.data)} if self.data is not None else {}
         return described_call(
             "nk.compare_many", models=list(self.given), **told, measures=[one.id for one in measures],
             layers=self.options.layers, pairs=self.pairs.which, examples=self.examples,
@@ -175,7 +180,8 @@ class AllPairs:
             isinstance(data, Iterator) or shuffles_anew(data) for data in (self.data, *own)
         )
 
-    def _planner(self, measures: Sequence[Measure]) -> Planner:
+    def planner(self, measures: Sequence[Measure]) -> Planner:
+        """Return what was found out of the models and the data."""
         if isinstance(self.data, Iterator):
             raise ValueFault(
                 "many models take several passes, and a stream can be read only once; pass a loader or a list."
@@ -189,8 +195,9 @@ class AllPairs:
 
     def _through(self, way: PairsWay, measures: Sequence[Measure], parts: PairsJob | None = None) -> list[Comparison]:
         """Go a way: take its passes one after the other, with `parts` those that are not there already."""
-        count = way.examples if way.is_sample else None
-        data = HeldExamples(self.data, self.examples, count, self.study.seed) if way.keeps_rows or count else self.data
+        data = self.data
+        if way.keeps_rows or way.is_sample:
+            data = HeldExamples(data, self.examples, way.sample, self.study.seed)
         made: dict[tuple[str, str], Comparison] = {}
         digest, total = "", examples_in(self.data, self.examples) if way.is_sample else None
         for block in reported(way.blocks, "comparing", "passes"):
@@ -261,34 +268,12 @@ class AllPairs:
         pairs, engine = Pairs(block.pairs, self.pairs.which), running or Local()
         return engine.request(things, self.options, pairs, self.study, data, examples, self.partial, part)
 
-    # --- explaining ---------------------------------------------------------------------------------------------------
-
-    def explain(self, measures: Sequence[Measure], keeps: bool = True) -> PairsPlan:
-        """Return the plan, with the time that it takes by a trial with two models; `keeps` whether rows may be kept."""
-        running = named_engine(self.engine)
-        if not isinstance(running, PassEngine):
-            plan: PairsPlan = self._call_elsewhere(running).explain(measures)
-            return plan
-        planner = self._planner(measures)
-        try:
-            ways, why = planner.ways(self.rows, keeps=keeps and self.engine == "local")
-        except MemoryLimit as refusal:
-            return refused_plan(planner, str(refusal))
-        planner.speed = replace(planner.speed, pair=self._trial(measures))
-        return told_plan(planner, ways, why)
-
-    def _trial(self, measures: Sequence[Measure]) -> float:
+    def reading_seconds(self, measures: Sequence[Measure]) -> float:
         """Return how long it takes to read the measures of two models, after a few batches."""
         first = self.pairs.of[0]
-        block = ModelBlock(first, (first,))
-        request = Request(
-            self._live(first), self.options, Pairs(block.pairs, self.pairs.which), self.study, self.data, self.examples
-        )
-        batches = []
-        for batch in request._feed(measures):
-            batches.append(next(iter(batch.values())))
-            if len(batches) == TRIAL:
-                break
+        pairs = Pairs([first], self.pairs.which)
+        request = Request(self._live(first), self.options, pairs, self.study, self.data, self.examples)
+        batches = [next(iter(batch.values())) for batch in islice(request._feed(measures), TRIAL)]
         request.data, request.examples = batches, None
         request.study = replace(request.study, chunks=min(request.study.chunks, 2))
         statistics = request.collect(measures, {})
@@ -296,36 +281,6 @@ class AllPairs:
         statistics.compare([measure.id for measure in measures])
         once = (time.perf_counter() - begin) / (request.study.chunks + 1)
         return once * (self.study.chunks + 1)
-
-
-class HeldExamples:
-    """Examples of data that are held in memory, so that each pass gets the same batches: all, or some of them.
-
-    Those with the smallest hashes of (seed, number) are taken, which no order of passes changes.
-    """
-
-    def __init__(self, data: Any, examples: int | None, count: int | None = None, seed: int = 0):
-        self.name, self.remarks = name_of(data), tuple(getattr(data, "remarks", ()))
-        total = examples_in(data, examples)
-        if count is None or total is None or count >= total:
-            self.batches = list(batches_of(data, examples))
-        else:
-            chosen = np.argsort(hashes(seed, np.arange(total)), kind="stable")[:count]
-            self.batches = list(_picked(batches_of(data, examples), np.isin(np.arange(total), chosen)))
-        self.examples = sum(length_if_known(batch) or 0 for batch in self.batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.batches)
-
-
-def _picked(batches: Iterator[Any], wanted: np.ndarray) -> Iterator[Any]:
-    start = 0
-    for batch in batches:
-        length = length_if_known(batch) or 0
-        places = np.flatnonzero(wanted[start : start + length]).tolist()
-        start += length
-        if places:
-            yield pick(batch, places)
 
 
 def _as_sample(one: Comparison, total: int | None) -> Comparison:
@@ -338,3 +293,95 @@ def _as_sample(one: Comparison, total: int | None) -> Comparison:
         for name, table in one.tables.items()
     }
     return replace(one, tables=tables, provenance=dict(one.provenance) | {"sample": f"{words}, seed {one.seed}"})
+
+
+# --- the parts of a job -----------------------------------------------------------------------------------------------
+
+
+class PairsJob:
+    """The parts of a job that compares all pairs of many models, pass by pass.
+
+    The tables of some pairs are a part, so that a pass whose tables are all there is not taken again. The sums of a
+    pass are a part after each share of the data; it goes when the tables are there.
+    """
+
+    def __init__(self, job: Job, measures: Sequence[Measure], blocks: Sequence[ModelBlock], sample: int | None = None):
+        self.job, self.measures, self.sample = job, measures, sample
+        job.expect(name for block in blocks for name in self._groups(block))
+
+    def compared(self, block: ModelBlock, shares: int, collect: Collect) -> list[Comparison]:
+        """Return the comparisons of a block; what is missing is collected, share by share, and read."""
+        groups = self._groups(block)
+        found = {
+            name: self.job.recall(name, lambda part: unpacked_columns(part.values, part.arrays)) for name in groups
+        }
+        missing = [name for name, own in found.items() if own is None]
+        if missing:
+            whole = self._whole(block, shares, collect)
+            found |= {name: self._read(name, whole, groups[name]) for name in missing}
+        self.job.drop(f"sums of {self._label(block)}")
+        return list(chain.from_iterable(own or () for own in found.values()))
+
+    def _whole(self, block: ModelBlock, shares: int, collect: Collect) -> Statistics:
+        """Return the statistics of all shares, which are kept after each."""
+        name = f"sums of {self._label(block)}"
+        part = self.job.find(name)
+        if part is not None and part.values.get("of") != shares:  # of a plan that also had other models
+            part = None
+        whole = None if part is None else from_arrays(part.values["statistics"], part.arrays)
+        for share in range(1 if part is None else part.values["shares"] + 1, shares + 1):
+            own = collect(share, shares)
+            whole = own if whole is None else whole.merge(own)
+            header, arrays = whole.to_arrays()
+            self.job.keep(name, {"shares": share, "of": shares, "statistics": header}, arrays)
+        assert whole is not None
+        whole.part = ""
+        return whole
+
+    def _read(self, name: str, whole: Statistics, pairs: Sequence[Pair]) -> list[Comparison]:
+        made = comparisons_of(whole, self.measures, pairs)
+        self.job.keep(name, *packed_columns(made))
+        return made
+
+    def _groups(self, block: ModelBlock) -> dict[str, Sequence[Pair]]:
+        """Return the pairs of a block whose tables are a part each, by its name."""
+        size = max(LEAST, -(-len(block.pairs) // PARTS))
+        groups = [block.pairs[place : place + size] for place in range(0, len(block.pairs), size)]
+        return {f"values of {self._label(block)}, {i} of {len(groups)}": own for i, own in enumerate(groups, start=1)}
+
+    def _label(self, block: ModelBlock) -> str:
+        """Return how parts call a block; a job to which models are added has several plans, some of a sample."""
+        models = f"{block.models[0]} to {block.models[-1]}" if len(block.models) > 2 else " and ".join(block.models)
+        digest = settings_digest(block.pairs if self.sample is None else [block.pairs, self.sample])
+        return f"{models} ({digest[:8]})"
+
+
+def identity_of_study(
+    weights: Mapping[str, str], data: str, layers: Any, settings: Mapping[str, str], measures: Sequence[Measure]
+) -> dict[str, Any]:
+    """Return all that the numbers of a study depend on, as texts by name, so that a job of another is refused.
+
+    Args:
+        weights: the digest of each model.
+        data: by what the data are known again.
+        layers: the choice of layers.
+        settings: what else changes the numbers.
+        measures: what is read.
+    """
+    return {
+        "models": dict(weights), "data": data, "layers": in_words(layers), "settings": dict(settings),
+        "measures": ", ".join(measure.id for measure in measures),
+        "measures digest": settings_digest([measure.function for measure in measures]),
+    }  # fmt: skip
+
+
+def digest_of(data: Any, examples: int | None) -> str:
+    """Return by what data are known again, after reading all of them."""
+    digest, seen = DataDigest(), 0
+    for batch in batches_of(data, examples):
+        length = length_if_known(batch)
+        if length is None:
+            raise ValueFault("a batch of the data has no length, so that they can't be known again; leave `save` out.")
+        digest.update(batch, range(seen, seen + length))
+        seen += length
+    return digest.hex

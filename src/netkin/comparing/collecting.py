@@ -15,7 +15,6 @@ from netkin.arrays import refuse_non_finite
 from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer, size_of_weights
 from netkin.comparing.engines.engine import PassEngine
 from netkin.comparing.feed import Feed
-from netkin.comparing.interrupting import Interruption
 from netkin.comparing.planning import Need, make_plan, needs_of, refuse_over, weights_of
 from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import Keep, Runner
@@ -23,7 +22,7 @@ from netkin.errors import ShapeError, ValueFault, blame
 from netkin.identity import DataDigest
 from netkin.identity.data import contents
 from netkin.measures.registry import Measure
-from netkin.progress import reporting
+from netkin.progress import Interruption, reporting
 from netkin.representations.gradients import Target
 from netkin.settings import exact_matrix_products
 from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, name_of
@@ -87,7 +86,7 @@ class Pass:
                 stack.enter_context(runner.ready(self._keeper(runner)))
             report = stack.enter_context(reporting(feed.length, "reading", "examples"))
             for batches in feed:
-                self.engine.attend()
+                self.engine.check_others()
                 report.update(self._take(batches))
             self._settle()
         assert self.statistics is not None
@@ -125,7 +124,7 @@ class Pass:
                 kept[runner.name, layer] = value
             if self._targets or self._by_content:
                 self._keep_gradients(runner, own)
-        self._look(kept, batches)
+        self._check_finite(kept, batches)
         if self._paired:
             count = self._examples_in(kept, known)
         else:  # those of different data together
@@ -202,7 +201,7 @@ class Pass:
                 )
             yield self._reducers[group].reduce(key, rows, self._numbers)
 
-    def _look(self, kept: Mapping[Key, KeptLayer], batches: Mapping[Runner, Any]) -> None:
+    def _check_finite(self, kept: Mapping[Key, KeptLayer], batches: Mapping[Runner, Any]) -> None:
         """Look for NaN and Inf, at the price of one number for each layer, whose square would be finite but for them.
 
         Numbers over 1e19 in float32 raise the same doubt, which a second run of the batch lifts.

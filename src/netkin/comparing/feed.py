@@ -1,4 +1,4 @@
-"""Feed: the data of a pass as batches for each runner, whole or in parts; `CachedRunner` runs once for many passes."""
+"""Feed: the data of a pass as batches for each runner, whole or in parts; data and rows held for many passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from torch.utils.data import DistributedSampler
 from netkin.comparing.subjects import Keep, ModelRunner, RecordedRunner, Runner, Tensors
 from netkin.errors import ShapeError, ValueFault
 from netkin.representations import batches_of
-from netkin.representations.inputs import examples_in, loader_of, part_of, sampler_of, shuffles_anew
+from netkin.representations.inputs import (
+    examples_in,
+    length_if_known,
+    loader_of,
+    part_of,
+    pick,
+    sampler_of,
+    shuffles_anew,
+)
+from netkin.statistics.collector import hashes
 
 SLICE = 512  # examples of recorded rows taken at a time
 
@@ -220,6 +229,52 @@ def parse_part(part: Any) -> tuple[int, int]:
     if not 1 <= which <= count:
         raise ValueFault(f"parts are numbered from 1 to their count; got {which}/{count}.")
     return which, count
+
+
+def data_name(data: Any) -> str:
+    """Return what a result calls its data: the attribute `name` of them or of a loader's data set, or their type."""
+    if data is None:
+        return "recorded"
+    name = getattr(data, "name", None)
+    if isinstance(name, str):
+        return name
+    inner = getattr(data, "dataset", None)
+    if isinstance(own := getattr(inner, "name", None), str):
+        return own
+    return type(inner).__name__ if inner is not None else type(data).__name__
+
+
+# --- held for many passes ---------------------------------------------------------------------------------------------
+
+
+class HeldExamples:
+    """Examples of data that are held in memory, so that each pass gets the same batches: all, or some of them.
+
+    Those with the smallest hashes of (seed, number) are taken, which no order of passes changes.
+    """
+
+    def __init__(self, data: Any, examples: int | None, count: int | None = None, seed: int = 0):
+        self.name, self.remarks = data_name(data), tuple(getattr(data, "remarks", ()))
+        total = examples_in(data, examples)
+        if count is None or total is None or count >= total:
+            self.batches = list(batches_of(data, examples))
+        else:
+            chosen = np.argsort(hashes(seed, np.arange(total)), kind="stable")[:count]
+            self.batches = list(_picked(batches_of(data, examples), np.isin(np.arange(total), chosen)))
+        self.examples = sum(length_if_known(batch) or 0 for batch in self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def _picked(batches: Iterator[Any], wanted: np.ndarray) -> Iterator[Any]:
+    start = 0
+    for batch in batches:
+        length = length_if_known(batch) or 0
+        places = np.flatnonzero(wanted[start : start + length]).tolist()
+        start += length
+        if places:
+            yield pick(batch, places)
 
 
 class CachedRunner(Runner):

@@ -1,10 +1,11 @@
-"""`compare_many` and `explain_many`: all pairs of several models, and the plan of the passes."""
+"""`compare_many` and `explain_many`: all pairs of several models, and the plan of the passes in words."""
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.all_pairs import AllPairs
 from netkin.comparing.engines import Engine, PassEngine, named_engine
-from netkin.comparing.pairs_plan import PairsPlan
+from netkin.comparing.feed import data_name
+from netkin.comparing.pairs_plan import ModelBlock, PairsWay, Planner, unpacked_way
 from netkin.comparing.request import Options
 from netkin.comparing.study import found_measures
-from netkin.errors import ValueFault, also_called
+from netkin.errors import MemoryLimit, ValueFault, also_called
 from netkin.measures.registry import Measure
+from netkin.memory import size_in_words
 from netkin.progress import ProgressOption, showing
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
@@ -25,6 +28,8 @@ from netkin.results import Comparisons
 from netkin.sources import load_data
 from netkin.sources.names import numbered
 from netkin.statistics.collector import Study
+
+HOUR = 3600.0  # seconds
 
 
 @also_called(measures="measure")
@@ -86,7 +91,7 @@ def compare_many(
         engine: "local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a
             cluster; models, data and functions are then given by name, and models that fail are left out.
         save: the file for the result, beside which finished parts are kept, and where the same call continues.
-        overwrite: whether to begin anew where there is another result or job.
+        overwrite: whether another result or job that is there is deleted, and the work starts again.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
@@ -132,16 +137,16 @@ def explain_many(*given: Any, **options: Any) -> PairsPlan:
         >>> plan.pairs, plan.passes, len(plan.way.blocks)
         (45, 10, 1)
     """
-    return _explained(*given, **options)
+    return _explain(*given, **options)
 
 
 @also_called(measures="measure")
-def _explained(*given: Any, **options: Any) -> PairsPlan:
+def _explain(*given: Any, **options: Any) -> PairsPlan:
     bound = CALL.bind(*given, **options)
     bound.apply_defaults()
     asked = bound.arguments
     with showing(asked["progress"]):
-        return _all_pairs(asked).explain(found_measures(asked["measures"]))
+        return explained(_all_pairs(asked), found_measures(asked["measures"]))
 
 
 def _all_pairs(asked: Mapping[str, Any]) -> AllPairs:
@@ -180,6 +185,117 @@ def made_study(memory: int | None, seed: int, errors: bool, chunks: int) -> Stud
         raise ValueFault(f"standard errors need at least 2 chunks of the examples; got chunks={chunks!r}.")
     # without a limit the device decides, once it is known
     return Study({}, [], limit=-1 if memory is None else memory, chunks=chunks if errors else 0, seed=seed)
+
+
+# --- the plan in words ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PairsPlan:
+    """How all pairs of many models will be compared, and the cost; `str` describes it.
+
+    `passes` counts forward passes of all models over a batch. `bytes` is all that is held at once, of which the `limit`
+    concerns all but the `result`; `seconds` is what a trial with two models lets expect.
+    """
+
+    models: int
+    pairs: int
+    way: PairsWay
+    others: Mapping[str, str]  # other ways and what they would take, or why they can't be gone
+    passes: int
+    bytes: int
+    limit: int
+    result: int
+    seconds: float | None
+    lines: tuple[str, ...] = ()
+    refused: str = ""
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def unpacked_plan(told: Mapping[str, Any]) -> PairsPlan:
+    """Return the plan that was taken apart by `asdict` and has been JSON since."""
+    return PairsPlan(**dict(told) | {"way": unpacked_way(told["way"]), "lines": tuple(told["lines"])})
+
+
+def explained(every: AllPairs, measures: Sequence[Measure], keeps: bool = True) -> PairsPlan:
+    """Return the plan, with the time that it takes by a trial with two models; `keeps` whether rows may be kept."""
+    running = named_engine(every.engine)
+    if not isinstance(running, PassEngine):
+        plan: PairsPlan = every.call_on(running).explain(measures)
+        return plan
+    planner = every.planner(measures)
+    try:
+        ways, why = planner.ways(every.rows, keeps=keeps and every.engine == "local")
+    except MemoryLimit as refusal:
+        return refused_plan(planner, str(refusal))
+    planner.speed = replace(planner.speed, pair=every.reading_seconds(measures))
+    return described_plan(planner, ways, why)
+
+
+def refused_plan(planner: Planner, refusal: str) -> PairsPlan:
+    """Return the plan of what no way can do, with the refusal."""
+    way = PairsWay((ModelBlock(tuple(planner.given), ()),), planner.total, 0, 0, 0, 0, None)
+    lines = (*_beginning(planner), f"would be refused: {refusal}")
+    count = len(planner.pairs.of)
+    return PairsPlan(
+        len(planner.given), count, way, {}, 0, 0, planner.study.limit, planner.result(), None, lines, refusal
+    )
+
+
+def described_plan(planner: Planner, ways: Mapping[str, PairsWay], why: Mapping[str, str]) -> PairsPlan:
+    """Return the plan of the cheapest way, with what the others would take."""
+    name, count, result = planner.chosen(ways), len(planner.pairs.of), planner.result()
+    way = ways[name]
+    parts = planner.speed.seconds(way, count)
+    others = {other: _in_words(planner, one, result) for other, one in ways.items() if other != name} | dict(why)
+    lines = [*_beginning(planner), f"way: {way.words}"]
+    lines += [f"  {other}: {words}" for other, words in others.items()]
+    lines += [
+        f"forward passes: {way.runs * way.batches:,}"
+        + (
+            ", one of each model on each batch"
+            if way.runs_once
+            else f", {way.runs / len(planner.given):.1f} of each model on each batch"
+        ),
+        f"memory: {size_in_words(way.bytes)} for statistics, rows and models, whose limit is "
+        f"{size_in_words(planner.study.limit)}, and {size_in_words(result)} for the result",
+        f"  statistics of a pass {size_in_words(way.statistics)}, rows that are kept {size_in_words(way.rows)}, models "
+        f"that are loaded {size_in_words(way.models)}",
+        f"time: {in_hours(sum(parts))} on this machine: {in_hours(parts[0])} for forward passes, {in_hours(parts[1])} "
+        f"for statistics, {in_hours(parts[2])} for reading the measures",
+    ]
+    return PairsPlan(
+        len(planner.given), count, way, others, way.runs * way.batches, way.bytes + result, planner.study.limit, result,
+        sum(parts), tuple(lines),
+    )  # fmt: skip
+
+
+def _beginning(planner: Planner) -> Iterator[str]:
+    kinds = len(planner.kinds)
+    yield f"models: {len(planner.given):,}, of {kinds:,} architecture{'s' * (kinds > 1)}"
+    for first, names in planner.kinds.items():
+        widest = max(planner.layers[first], key=lambda layer: layer.width)
+        layers = f"{len(planner.layers[first]):,} layer{'s' * (len(planner.layers[first]) > 1)}"
+        whom = f"{first} and {len(names) - 1:,} others" if len(names) > 1 else first
+        yield f"  {whom}: {layers}, the widest {widest.name!r} with {widest.width:,} features"
+    yield f"pairs of models: {len(planner.pairs.of):,}"
+    total = "not known before they are read" if planner.total is None else f"{planner.total:,}"
+    yield f"examples: {total}, in batches of up to {planner.batch:,}; data {data_name(planner.data)}"
+
+
+def _in_words(planner: Planner, way: PairsWay, result: int) -> str:
+    seconds = sum(planner.speed.seconds(way, len(planner.pairs.of)))
+    size = size_in_words(way.bytes + result)
+    return f"{way.words}, {way.runs * way.batches:,} forward passes, {size}, {in_hours(seconds)}"
+
+
+def in_hours(seconds: float) -> str:
+    """Return a time in words."""
+    if seconds < 1:
+        return "under a second"
+    return f"{seconds / HOUR:.2g} hours" if seconds > HOUR / 10 else f"{seconds:.2g} seconds"
 
 
 CALL = inspect.signature(compare_many)

@@ -1,4 +1,4 @@
-"""All pairs of many models: how many run together, so that each pass fits the memory, and the cost of all passes.
+"""All pairs of many models: which run together, so that each pass fits the memory, and the cost of all passes.
 
 Models are split into groups; a pass runs two of them, and every pair of models is compared in one pass. A model then
 runs in as many passes as there are other groups. Where the rows of all models fit in memory, they are kept, and each
@@ -8,36 +8,41 @@ model runs once; where a sample of the examples is allowed, that is a third opti
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from netkin.comparing.alignment import Pairs
+from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.feed import Feed
-from netkin.comparing.model_blocks import ModelBlock, Pair, blocks_of, largest_fit, pass_plan
-from netkin.comparing.planning import Plan, _Findings, needs_of
-from netkin.comparing.request import Options, Request, name_of
+from netkin.comparing.planning import Findings, Plan, make_plan, needs_of
+from netkin.comparing.request import Options, Request
 from netkin.comparing.subjects import Subject
 from netkin.errors import MemoryLimit, blame
 from netkin.measures.registry import Measure
 from netkin.memory import size_in_words
 from netkin.representations.guests import random_states_kept
 from netkin.representations.hooks import leaves
-from netkin.representations.shapes import name_of as shape_name
+from netkin.representations.shapes import shape_name
+from netkin.results.values import Pair
 from netkin.sources import load_model
 from netkin.statistics.collector import LayerSize, Study
 
 GROUP = 128  # models of a group at most: larger ones save little, and a pass of two has 24,512 pairs
 RESULT, TABLE = 7_400, 600  # bytes of a comparison and of each of its tables: 6,900 measured for 500,000, and a reserve
-HOUR = 3600.0  # seconds
 SIDE = 192  # rows and columns of the products by which this machine's speed is taken
 
 
-# --- what the plan knows ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class ModelBlock:
+    """Models that run together in one pass, and the pairs of them that are compared in it."""
+
+    models: tuple[str, ...]
+    pairs: tuple[Pair, ...]
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,11 @@ class PairsWay:
     models: int  # bytes of the models that are loaded at once
     operations: int | None
     is_sample: bool = False
+
+    @property
+    def sample(self) -> int | None:
+        """How many examples are sampled; None where all are taken."""
+        return self.examples if self.is_sample else None
 
     @property
     def keeps_rows(self) -> bool:
@@ -88,6 +98,12 @@ class PairsWay:
         return passes + kept + (f", on a sample of {self.examples:,} examples" if self.is_sample else "")
 
 
+def unpacked_way(told: Mapping[str, Any]) -> PairsWay:
+    """Return the way that was taken apart by `asdict` and has been JSON since."""
+    blocks = (ModelBlock(tuple(one["models"]), tuple((a, b) for a, b in one["pairs"])) for one in told["blocks"])
+    return PairsWay(**dict(told) | {"blocks": tuple(blocks)})
+
+
 @dataclass(frozen=True)
 class Speed:
     """How long work takes here: a model on a batch, a multiply-add, and reading a pair of models; None if unknown."""
@@ -101,28 +117,68 @@ class Speed:
         return way.runs * way.batches * self.batch, (way.operations or 0) * self.operation, pairs * self.pair
 
 
-@dataclass(frozen=True)
-class PairsPlan:
-    """How all pairs of many models will be compared, and the cost; `str` describes it.
+# --- blocks of models -------------------------------------------------------------------------------------------------
 
-    `passes` counts forward passes of all models over a batch. `bytes` is all that is held at once, of which the `limit`
-    concerns all but the `result`; `seconds` is what a trial with two models lets expect.
+
+def blocks_of(pairs: Sequence[Pair], size: int) -> list[ModelBlock]:
+    """Return blocks of at most `2 * size` models, each pair in exactly one; consecutive blocks share models.
+
+    Example:
+        >>> [block.models for block in blocks_of([("a", "b"), ("a", "c"), ("b", "c")], 1)]
+        [('a', 'c'), ('a', 'b'), ('b', 'c')]
     """
+    names = list(dict.fromkeys(name for pair in pairs for name in pair))
+    count = -(-len(names) // size)
+    if count < 3:
+        return [ModelBlock(tuple(names), tuple(pairs))]
+    group = {name: place * count // len(names) for place, name in enumerate(names)}
+    found: dict[tuple[int, int], list[Pair]] = {}
+    for a, b in pairs:
+        i, j = sorted((group[a], group[b]))
+        # the pairs inside a group go with the pass of this group and the next, so that no pass has two such sets
+        home = (i, j) if i != j else (min(i, (i + 1) % count), max(i, (i + 1) % count))
+        found.setdefault(home, []).append((a, b))
+    ordered = sorted(found, key=lambda place: (place[0], place[1] if place[0] % 2 else -place[1]))
+    return [ModelBlock(tuple(name for name in names if group[name] in place), tuple(found[place])) for place in ordered]
 
-    models: int
-    pairs: int
-    way: PairsWay
-    others: Mapping[str, str]  # other ways and what they would take, or why they can't be gone
-    passes: int
-    bytes: int
-    limit: int
-    result: int
-    seconds: float | None
-    lines: tuple[str, ...] = ()
-    refused: str = ""
 
-    def __str__(self) -> str:
-        return "\n".join(self.lines)
+def pass_plan(
+    layers: Mapping[str, Sequence[LayerSize]], which: Any, study: Study, measures: Sequence[Measure], size: int
+) -> Plan:
+    """Return the plan of the largest pass of two groups of models; refuse one that does not fit the study's limit.
+
+    Args:
+        layers: the layers of each model.
+        which: the pairs of layers that are compared, as `pairs` of a comparison.
+        study: the examples, the chunks and the limit.
+        measures: what is to be read.
+        size: how many models a group has.
+    """
+    heavy = sorted(layers, key=lambda name: -sum(one.width**2 for one in layers[name]))[: 2 * size]
+    whole = len(heavy) == len(layers)
+    own = heavy if whole else heavy[:size]
+    pairs = list(combinations(own, 2)) + ([] if whole else [(a, b) for a in own for b in heavy[size:]])
+    names = {name: [one.name for one in layers[name]] for name in heavy}
+    rectangles = Pairs(pairs, which).rectangles(names)
+    alignment = Alignment([one for name in heavy for one in layers[name]], rectangles)
+    study = replace(study, layers=alignment.layers, rectangles=alignment.rectangles)
+    return make_plan(needs_of(measures), study)
+
+
+def largest_fit(fits: Callable[[int], bool], most: int) -> int:
+    """Return the largest number from 1 to `most` that fits, to an eighth, 0 if none does."""
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    if high > most and fits(most):
+        return most
+    high = min(high, most)
+    while high - low > max(low // 8, 1):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 # --- finding the plan -------------------------------------------------------------------------------------------------
@@ -156,20 +212,20 @@ class Planner:
         with random_states_kept(data=[data]):
             for first, names in self.kinds.items():
                 try:
-                    self._look(first, names)
+                    self._inspect(first, names)
                 except Exception as fault:
                     blame(fault, first)
                     raise
 
-    def _look(self, first: str, names: Sequence[str]) -> None:
+    def _inspect(self, first: str, names: Sequence[str]) -> None:
         """Learn the layers of models that are alike from one of them, and how long it takes for a batch."""
         model = loaded(self.given[first], first, list(self.given))
         request = Request({first: model}, self.options, Pairs([]), self.study, self.data, self.asked)
         self.study = replace(self.study, limit=request.study.limit, device=request.study.device)
         feed = Feed(request.runners, self.data, self.asked, paired=False)
         self.total = feed.expected
-        found = _Findings(request.runners, self.measures, Pairs([]), self.study)
-        found.look(feed)
+        found = Findings(request.runners, self.measures, Pairs([]), self.study)
+        found.inspect(feed)
         (runner,), sizes = request.runners, list(found.layers[first].values())
         batch = next(iter(feed))[runner]
         self.batch, self.inputs = found.batch, _bytes_of(batch)
@@ -329,70 +385,3 @@ def _operation_seconds() -> float:
     for _ in range(4):
         square @ square
     return (time.perf_counter() - begin) / 4 / SIDE**3
-
-
-# --- telling it -------------------------------------------------------------------------------------------------------
-
-
-def refused_plan(planner: Planner, refusal: str) -> PairsPlan:
-    """Return the plan of what no way can do, with the refusal."""
-    way = PairsWay((ModelBlock(tuple(planner.given), ()),), planner.total, 0, 0, 0, 0, None)
-    lines = (*_beginning(planner), f"would be refused: {refusal}")
-    count = len(planner.pairs.of)
-    return PairsPlan(
-        len(planner.given), count, way, {}, 0, 0, planner.study.limit, planner.result(), None, lines, refusal
-    )
-
-
-def told_plan(planner: Planner, ways: Mapping[str, PairsWay], why: Mapping[str, str]) -> PairsPlan:
-    """Return the plan of the cheapest way, with what the others would take."""
-    name, count, result = planner.chosen(ways), len(planner.pairs.of), planner.result()
-    way = ways[name]
-    parts = planner.speed.seconds(way, count)
-    others = {other: _in_words(planner, one, result) for other, one in ways.items() if other != name} | dict(why)
-    lines = [*_beginning(planner), f"way: {way.words}"]
-    lines += [f"  {other}: {words}" for other, words in others.items()]
-    lines += [
-        f"forward passes: {way.runs * way.batches:,}"
-        + (
-            ", one of each model on each batch"
-            if way.runs_once
-            else f", {way.runs / len(planner.given):.1f} of each model on each batch"
-        ),
-        f"memory: {size_in_words(way.bytes)} for statistics, rows and models, whose limit is "
-        f"{size_in_words(planner.study.limit)}, and {size_in_words(result)} for the result",
-        f"  statistics of a pass {size_in_words(way.statistics)}, rows that are kept {size_in_words(way.rows)}, models "
-        f"that are loaded {size_in_words(way.models)}",
-        f"time: {in_hours(sum(parts))} on this machine: {in_hours(parts[0])} for forward passes, {in_hours(parts[1])} "
-        f"for statistics, {in_hours(parts[2])} for reading the measures",
-    ]
-    return PairsPlan(
-        len(planner.given), count, way, others, way.runs * way.batches, way.bytes + result, planner.study.limit, result,
-        sum(parts), tuple(lines),
-    )  # fmt: skip
-
-
-def _beginning(planner: Planner) -> Iterator[str]:
-    kinds = len(planner.kinds)
-    yield f"models: {len(planner.given):,}, of {kinds:,} architecture{'s' * (kinds > 1)}"
-    for first, names in planner.kinds.items():
-        widest = max(planner.layers[first], key=lambda layer: layer.width)
-        layers = f"{len(planner.layers[first]):,} layer{'s' * (len(planner.layers[first]) > 1)}"
-        whom = f"{first} and {len(names) - 1:,} others" if len(names) > 1 else first
-        yield f"  {whom}: {layers}, the widest {widest.name!r} with {widest.width:,} features"
-    yield f"pairs of models: {len(planner.pairs.of):,}"
-    total = "not known before they are read" if planner.total is None else f"{planner.total:,}"
-    yield f"examples: {total}, in batches of up to {planner.batch:,}; data {name_of(planner.data)}"
-
-
-def _in_words(planner: Planner, way: PairsWay, result: int) -> str:
-    seconds = sum(planner.speed.seconds(way, len(planner.pairs.of)))
-    size = size_in_words(way.bytes + result)
-    return f"{way.words}, {way.runs * way.batches:,} forward passes, {size}, {in_hours(seconds)}"
-
-
-def in_hours(seconds: float) -> str:
-    """Return a time in words."""
-    if seconds < 1:
-        return "under a second"
-    return f"{seconds / HOUR:.2g} hours" if seconds > HOUR / 10 else f"{seconds:.2g} seconds"

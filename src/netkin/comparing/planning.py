@@ -195,11 +195,11 @@ def make_explanation(
 
     Without a `feed` the weights alone are examined.
     """
-    findings = _Findings(runners, measures, pairs, study)
+    findings = Findings(runners, measures, pairs, study)
     if feed is None:
         findings.read_weights()
     else:
-        findings.look(feed)
+        findings.inspect(feed)
     try:
         findings.align()
         findings.choose()
@@ -216,7 +216,7 @@ def refuse_stream(data: Any) -> None:
         )
 
 
-class _Findings:
+class Findings:
     """What has been found out so far; after a refusal the rest stays unknown."""
 
     def __init__(self, runners: Sequence[Runner], measures: Sequence[Measure], pairs: Pairs, study: Study) -> None:
@@ -231,7 +231,7 @@ class _Findings:
         self.chosen = Plan(0, 0, ())
         self.unchunked = 0  # bytes without error bars
 
-    def look(self, feed: Feed) -> None:
+    def inspect(self, feed: Feed) -> None:
         """Run each model on the first examples of the first batch; note its layers as the whole batch shows them."""
         with ExitStack() as stack:
             for runner in self.runners:

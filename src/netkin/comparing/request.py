@@ -14,8 +14,7 @@ from netkin import __version__
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.collecting import Pass
 from netkin.comparing.engines import Local, PassEngine
-from netkin.comparing.feed import Feed, parse_part
-from netkin.comparing.interrupting import Interruption
+from netkin.comparing.feed import Feed, data_name, parse_part
 from netkin.comparing.planning import (
     Plan,
     make_explanation,
@@ -33,9 +32,10 @@ from netkin.identity import function_digest, in_words
 from netkin.measures.registry import Measure, find
 from netkin.measures.registry import measures as all_measures
 from netkin.memory import is_cuda
+from netkin.progress import Interruption
 from netkin.representations import dft, positions
 from netkin.representations.layers import Spec
-from netkin.representations.shapes import name_of as shape_name
+from netkin.representations.shapes import shape_name
 from netkin.results import Comparison
 from netkin.statistics.collector import Study
 
@@ -190,7 +190,7 @@ class Request:
         """Return statistics that say of what data they are, and what was requested."""
         own = {id(one.data): one.data for one in self.runners if one.data is not None}
         every = list(own.values()) or [self.data]
-        statistics.data, statistics.settings = " and ".join(map(name_of, every)), self._settings()
+        statistics.data, statistics.settings = " and ".join(map(data_name, every)), self._settings()
         statistics.warnings += [remark for data in every for remark in getattr(data, "remarks", ())]
         statistics.asked = [measure.id for measure in measures]
         part = self.engine.part if self.part is None else self.part
@@ -251,16 +251,3 @@ class Request:
             "resize": str(options.resizes), "pairs": self.pairs.words, "chunks": str(self.study.chunks),
             "seed": str(self.study.seed), "exact_model": str(options.exact_model), "version": __version__,
         }  # fmt: skip
-
-
-def name_of(data: Any) -> str:
-    """Return what a result calls its data: the attribute `name` of them or of a loader's data set, or their type."""
-    if data is None:
-        return "recorded"
-    name = getattr(data, "name", None)
-    if isinstance(name, str):
-        return name
-    inner = getattr(data, "dataset", None)
-    if isinstance(own := getattr(inner, "name", None), str):
-        return own
-    return type(inner).__name__ if inner is not None else type(data).__name__

@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from netkin import __version__, files
@@ -220,9 +221,12 @@ class Statistics:
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write all to one file, whole or not at all; over one that holds no statistics only with `overwrite`."""
+        files.write(path, KIND, *self.to_arrays(), overwrite=overwrite)
+
+    def to_arrays(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return all that `from_arrays` needs: a header for JSON, and named arrays in the host's memory."""
         header, tensors = self.to_parts()
-        arrays = {name: one.detach().cpu().numpy() for name, one in tensors.items()}
-        files.write(path, KIND, header, arrays, overwrite=overwrite)
+        return header, {name: one.detach().cpu().numpy() for name, one in tensors.items()}
 
     def to_parts(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return all that `from_parts` needs: a header for JSON, and named tensors."""
@@ -247,7 +251,7 @@ def load_statistics(path: str | os.PathLike[str]) -> Statistics:
     header, arrays = files.read(path, KIND)
     _refuse_absent_measures(path, header)
     with files.damage_reported(path):
-        statistics = from_parts(header, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+        statistics = from_arrays(header, arrays)
     statistics.unverified = "" if files.has_checksum(path) else str(path)
     return statistics
 
@@ -263,6 +267,11 @@ def _refuse_absent_measures(path: str | os.PathLike[str], header: Mapping[str, A
                 raise FileFault(
                     f"{str(path)!r} holds a statistic of a package that is not installed: {absent} Install the package."
                 ) from absent
+
+
+def from_arrays(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Statistics:
+    """Return the statistics of a header and arrays; these may be shared with other processes, and are copied."""
+    return from_parts(header, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
 
 
 def from_parts(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Statistics:

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from netkin import __version__
-from netkin.comparing.interrupting import Interruption
 from netkin.comparing.study import Statistics, provenance_of_all
 from netkin.errors import NoValue
 from netkin.measures.registry import Measure, value_of
-from netkin.progress import reported
+from netkin.progress import Interruption, reported
 from netkin.results import Comparison, Values
 from netkin.results.labels import NOT_ASKED
 from netkin.settings import exact_products

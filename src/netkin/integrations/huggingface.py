@@ -89,7 +89,10 @@ class _FreezingEvents(LateFreezing):
         if saved.exists():
             freezing.load_state_dict(torch.load(saved, map_location="cpu", weights_only=True))
         elif state.global_step and self.schedule == "similarity":
-            raise FileFault(f"{str(saved)!r} is missing, and without it what was frozen is unknown; begin anew.")
+            raise FileFault(
+                f"{str(saved)!r} is missing, and without it what was frozen is unknown; train from the start, without "
+                "`resume_from_checkpoint`."
+            )
         self.at(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -121,7 +124,10 @@ class _SparsityEvents:
         if path.exists():
             self.penalty.load_state_dict(json.loads(path.read_text()))
         elif state.global_step:
-            raise FileFault(f"{str(path)!r} is missing, and without it the batches so far are unknown; begin anew.")
+            raise FileFault(
+                f"{str(path)!r} is missing, and without it the batches so far are unknown; train from the start, "
+                "without `resume_from_checkpoint`."
+            )
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._refuse_unused()

@@ -26,7 +26,7 @@ from netkin.progress import listening
 
 HEARTBEAT = 2.0  # seconds
 PATIENCE = 10.0  # seconds; workers of a killed process hold its lock a little longer than it lives
-ANEW = "begin anew with `overwrite=True` or --force"
+RESTART = "start again with `overwrite=True` or --force"
 LONGEST = 100  # characters of a part's name that its file's name shows
 
 Recalled = TypeVar("Recalled")
@@ -65,7 +65,7 @@ class Job:
         kind: The kind of work in one word, as "sweep".
         identity: What all parts depend on.
         call: The call or the command that does it.
-        overwrite: Whether to begin anew where there is another job, or another result, whose parts are then deleted.
+        overwrite: Whether another job or result that is there is deleted, and the work starts again.
 
     Example:
         >>> import tempfile
@@ -266,7 +266,7 @@ class Job:
         if self.result.exists() and not (self.overwrite or (folder / STATE).exists()):
             raise FileFault(
                 f"{str(self.result)!r} is there, and the parts it was made from are not in {str(folder)!r}; give "
-                f"another path or delete it, or {ANEW}."
+                f"another path or delete it, or {RESTART}."
             )
 
     def _clean(self, folder: Path) -> None:
@@ -279,7 +279,7 @@ class Job:
             for old in (*parts, *filter(None, [self.result]), folder / STATE):
                 old.unlink(missing_ok=True)
         elif parts and not (folder / STATE).exists():
-            raise FileFault(f"{str(folder)!r} holds parts of a job without its {STATE}; delete it, or {ANEW}.")
+            raise FileFault(f"{str(folder)!r} holds parts of a job without its {STATE}; delete it, or {RESTART}.")
 
     def _ending(self, fault: BaseException | None) -> tuple[str, str]:
         if self._state.status == "cancelled":
@@ -353,15 +353,15 @@ def refuse_other(held: State, asked: State) -> None:
     """Refuse to go on with work of another kind or identity, in a sentence that names what differs."""
     if held.kind != asked.kind:
         raise FileFault(
-            f"{held.folder!r} holds a {held.kind}, not a {asked.kind}; give another path or delete it, or {ANEW}."
+            f"{held.folder!r} holds a {held.kind}, not a {asked.kind}; give another path or delete it, or {RESTART}."
         )
     differing = dict(_differing(held.identity, asked.identity))
     if differing:
         words = " and ".join(f"{name} ({one!r}, not {other!r})" for name, (one, other) in differing.items())
-        redrawn = "a loader that shuffles or draws anew gives other data each time; " if "data" in words else ""
+        redrawn = "a loader that shuffles or draws at random gives other data each time; " if "data" in words else ""
         raise FileFault(
             f"{held.folder!r} holds a {held.kind} that differs in {words}; {redrawn}ask for the same again, give "
-            f"another path or delete it, or {ANEW}."
+            f"another path or delete it, or {RESTART}."
         )
 
 

@@ -147,7 +147,7 @@ def pwcca(moments: Moments) -> Tensor:
     if moments.spans_all:
         return moments.correlations.mean()
     variates, correlations = moments.variates
-    # ⟨hᵢ, xⱼ⟩: the whitened directions against the second moment, back in the layer's own units
+    # ⟨hᵢ, xⱼ⟩: the whitened directions against the second moment, back in the layer's own features
     inner = variates.mH @ moments.x.loadings
     largest = correlations.flatten().argsort(descending=True, stable=True)[: min(moments.x.rank, moments.y.rank)]
     weights, chosen = inner.abs().sum(-1).flatten()[largest], correlations.flatten()[largest].clamp(max=1)

@@ -83,7 +83,7 @@ class AlignedSide:
 
     def covariance(self, neurons: Tensor) -> Tensor:
         """Return the rows of XᵀX of the centred examples for some neurons."""
-        maps = self.side.units[0].detach()
+        maps = self.side.to_features[0].detach()
         return (maps[:, neurons].mT @ self.side.second[0].detach() @ maps).to(self.mean) / self.side.scale**2
 
     def checked(self, k: Any) -> int:
@@ -194,7 +194,7 @@ class _LeadingDirections:
 
     @property
     def patterns(self) -> Tensor:
-        return self.turn.mT @ self.follows @ self.side.units[0].detach() / self.side.scale
+        return self.turn.mT @ self.follows @ self.side.to_features[0].detach() / self.side.scale
 
     @property
     def signs(self) -> Tensor:
@@ -204,7 +204,7 @@ class _LeadingDirections:
 
     def aligned(self, sign: Tensor) -> AlignedSide:
         signs = torch.cat([sign, self.signs[len(sign) :]])
-        transform = self.side.units[0].detach().mT @ self.whitener @ self.turn * self.side.scale
+        transform = self.side.to_features[0].detach().mT @ self.whitener @ self.turn * self.side.scale
         return AlignedSide(
             self.side.mean[0].detach().to(transform), transform * signs, self.patterns * signs.unsqueeze(1),
             self.singular_values, self.count, self.variance, self.side,

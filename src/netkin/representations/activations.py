@@ -46,10 +46,10 @@ from netkin.representations.shapes import (
     example_axis,
     is_custom,
     is_plain,
-    name_of,
     refuse_strange_layers,
     rows_of,
     shape_for,
+    shape_name,
     token_mask,
     without_examples,
 )
@@ -146,7 +146,7 @@ class Reader:
     ):
         refuse_lazy(unwrapped(model))
         for one in shape.values() if isinstance(shape, Mapping) else [shape]:
-            name_of(one)
+            shape_name(one)
         self.model, self.shape, self.forward, self.transform = model, shape, forward, transform
         layers = layers if layers is None or isinstance(layers, (str, type)) else list(layers)
         self.layers, self.by_default, self._keep = choose(model, layers), layers is None, keep
@@ -271,7 +271,7 @@ class Reader:
         return self._run(spare)
 
     def _forget(self) -> None:
-        """Begin anew, as if nothing had run."""
+        """Forget what was recorded, as if nothing had run."""
         self.axes, self.left_out, self._few_axes = {}, {}, None
         self.repeats.forget()
 

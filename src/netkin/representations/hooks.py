@@ -187,7 +187,7 @@ class Repeats:
         self._given: dict[int, tuple[ref[Tensor], int]] = {}
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Forget what was recorded."""
         self.found.clear()
         self._given.clear()
 

@@ -250,7 +250,7 @@ def loader_of(data: Any) -> Any:
 
 
 class _Range:
-    """A range of the examples of an iterable, read anew each time."""
+    """A range of the examples of an iterable, read again each time."""
 
     def __init__(self, data: Any, start: int, stop: int):
         self._data, self._start, self._stop = data, start, stop
@@ -301,7 +301,7 @@ def pick(batch: Any, places: list[int]) -> Any:
 
 
 def repeated(batch: Any, count: int) -> Any:
-    """Return copies of the first `count` examples of a batch, which begins anew where it has fewer."""
+    """Return copies of the first `count` examples of a batch, which starts from the first again where it has fewer."""
     length = batch_length(batch)
     return copied(_slice(batch, length, [place % length for place in range(count)]))
 

@@ -193,7 +193,7 @@ def rows_of(output: Tensor, shape: Shape = None, mask: Mask = None) -> tuple[Ten
 
     Matrices pass through under the name ``matrix``; None is `pool` for feature maps and `mean` for tokens.
     """
-    name = "" if shape is None else name_of(shape)
+    name = "" if shape is None else shape_name(shape)
     if callable(shape) and name not in SHAPES:
         return _matrix_from(shape(output), name), name
     if output.ndim == 0:
@@ -221,7 +221,7 @@ def adjoint_rows(gradient: Tensor, name: str, mask: Mask = None) -> Tensor:
     return rows_of(gradient, None if name == "matrix" else name, mask)[0]
 
 
-def name_of(shape: Shape) -> str:
+def shape_name(shape: Shape) -> str:
     """Return the name of a shape, empty for the default; a name that is none is refused."""
     if shape is None:
         return ""
@@ -237,7 +237,7 @@ def name_of(shape: Shape) -> str:
 
 def is_custom(shape: Shape) -> TypeGuard[Callable[[Tensor], Tensor]]:
     """Return whether a shape is a function of the caller's own, which gets a layer's output as it is."""
-    return callable(shape) and name_of(shape) not in SHAPES
+    return callable(shape) and shape_name(shape) not in SHAPES
 
 
 def shape_for(name: str, shape: Shape | Mapping[str, Shape]) -> Shape:

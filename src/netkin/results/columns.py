@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from netkin.results.comparison import Comparison
-from netkin.results.packing import HeaderFacts, NamedArrays, plain
+from netkin.results.packing import HeaderFacts, NamedArrays, parameters, plain, read_parameter
 from netkin.results.records import typed
 from netkin.results.values import Values
 
@@ -82,7 +82,8 @@ def _entries(mappings: Sequence[Mapping[Any, Any]]) -> tuple[list[Any], list[tup
     # by the type too, as the numbers 1 and 1.0 are equal
     distinct, places = _distinct((key, one, type(one)) for mapping in mappings for key, one in mapping.items())
     each = iter(places)
-    return plain([entry[:2] for entry in distinct]), [tuple([next(each) for _ in mapping]) for mapping in mappings]
+    written = [[plain(key), parameters({"": one})[""]] for key, one, _ in distinct]
+    return written, [tuple([next(each) for _ in mapping]) for mapping in mappings]
 
 
 def _records(columns: Mapping[str, Any], kind: type[Any], arrays: Mapping[str, np.ndarray]) -> Iterator[HeaderFacts]:
@@ -106,7 +107,7 @@ def _checked(name: str, written: Sequence[Any], hint: Any) -> list[Any]:
     if get_origin(hint) is not Mapping:
         return [typed(one, hint, name) for one in written]
     key_hint, value_hint = get_args(hint)
-    return [(typed(key, key_hint, name), typed(one, value_hint, name)) for key, one in written]
+    return [(typed(key, key_hint, name), typed(read_parameter(one), value_hint, name)) for key, one in written]
 
 
 def _tables(columns: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Iterator[Values]:

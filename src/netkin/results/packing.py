@@ -46,7 +46,8 @@ _DERIVED_OF_RANKING = ("conclusion", "ranks")
 
 def facts(record: Comparison | Ranking | Series | Values) -> HeaderFacts:
     """Return the facts of a result as text and numbers for JSON, without its arrays and its parts."""
-    return {name: plain(value) for name, value in plain_fields(record).items() if name not in _APART}
+    found = {name: value for name, value in plain_fields(record).items() if name not in _APART}
+    return {name: parameters(value) if name == "parameters" else plain(value) for name, value in found.items()}
 
 
 def plain(value: Any) -> Any:
@@ -61,6 +62,17 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, (str, bool, int, type(None))) else str(value)
+
+
+def parameters(given: Mapping[str, Any]) -> HeaderFacts:
+    """Return a measure's parameters in a form for JSON, which has no infinite numbers: as ``{"float": "inf"}``."""
+    infinite = [name for name, value in given.items() if isinstance(value, float) and math.isinf(value)]
+    return {name: {"float": str(value)} if name in infinite else plain(value) for name, value in given.items()}
+
+
+def read_parameter(written: Any) -> Any:
+    """Return the parameter that `parameters` wrote."""
+    return float(written["float"]) if isinstance(written, Mapping) else written
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -160,7 +172,8 @@ def _made(header: Mapping[str, Any], own: HeaderFacts, whole: Mapping[str, Any])
     low, high = header["bounds"]
     bounds = (-math.inf if low is None else low, math.inf if high is None else high)
     guessed = {} if "axes" in header else _facts_of_old_tables(header, whole)
-    return checked(Values, {**header, **own, **guessed, "bounds": bounds})
+    given = {name: read_parameter(value) for name, value in header["parameters"].items()}
+    return checked(Values, {**header, **own, **guessed, "bounds": bounds, "parameters": given})
 
 
 def _facts_of_old_tables(header: Mapping[str, Any], whole: Mapping[str, Any]) -> HeaderFacts:

@@ -331,12 +331,18 @@ def _arrivals(series: Series, measure: str, width: int) -> Iterator[str]:
     yield from grid(series.layers, list(map(str, marks)), entries, width)
     if any(HOLE in row for row in entries):
         yield f"{HOLE}  not before the last {series.unit}"
-    trends = [f"bottom-up at {threshold}: {_trend(series, threshold, measure)}" for threshold in marks]
-    yield from (wrapped(line, width) for line in [*trends, *[LEGEND] * any("τ" in line for line in trends)])
+    trends = _trends(series, marks, measure)
+    lines = [f"bottom-up at {', '.join(map(str, those))}: {said}" for said, those in trends.items()]
+    yield from (wrapped(line, width) for line in [*lines, *[LEGEND] * any("τ" in line for line in lines)])
 
 
-def _trend(series: Series, threshold: float, measure: str) -> str:
-    try:
-        return str(series.bottom_up(threshold, measure))
-    except NoValue as reason:
-        return str(reason)
+def _trends(series: Series, marks: Sequence[float], measure: str) -> dict[str, list[float]]:
+    """Return what is said of the order of layers, with the thresholds of which it is true."""
+    found: dict[str, list[float]] = {}
+    for threshold in marks:
+        try:
+            said = str(series.bottom_up(threshold, measure))
+        except NoValue as reason:
+            said = str(reason)
+        found.setdefault(said, []).append(threshold)
+    return found

@@ -132,6 +132,20 @@ def sample(data: Data, examples: int | None, *, seed: int = 0, balanced: bool = 
     return _picked(data, places.sort().values, f"{data.name}, {kind} of {examples:,} of {total:,} (seed {seed})")
 
 
+def shared_examples(data: Any, test: Any) -> int | None:
+    """Return how many examples of `test` are in `data` too, by their content; None if these are not loaded `Batches`.
+
+    Example:
+        >>> from netkin.sources import load_data
+        >>> shared_examples(sample(load_data("digits:train"), 300), load_data("digits:train"))
+        300
+    """
+    if not (isinstance(data, Batches) and isinstance(test, Batches)):
+        return None
+    known = {hash(one.numpy().tobytes()) for one in data.stored}
+    return sum(hash(one.numpy().tobytes()) in known for one in test.stored)
+
+
 def _balanced(data: Data, examples: int, drawn: torch.Generator) -> Tensor:
     """Return the positions of equally many examples of each class; a remainder goes to classes drawn at random."""
     labels = _labels(data)

@@ -1,16 +1,26 @@
 """Mergeable statistics that are updated batch by batch."""
 
-from netkin.statistics.collector import Collector, LayerSize, Price, Settings, Study, one_feed
+from netkin.statistics.collector import (
+    Collector,
+    LayerSize,
+    Price,
+    Settings,
+    Study,
+    chunk_of,
+    one_feed,
+    row_examples,
+    summed,
+)
 from netkin.statistics.cross_moments import CrossMoments, OneSidedMoments
 from netkin.statistics.frequencies import off_block_share
 from netkin.statistics.grams import Grams, LayerGrams
 from netkin.statistics.kernel_pairs import Kernels, LayerKernels
 from netkin.statistics.layer_filters import Filters, LayerFilters
 from netkin.statistics.layer_moments import LayerMoments
+from netkin.statistics.layer_rows import LayerRows, LinearRows
 from netkin.statistics.moments import Moments
-from netkin.statistics.numbered_rows import chunk_of, row_examples, summed
 from netkin.statistics.outer_products import LayerEmbeddings, MeanEmbedding
-from netkin.statistics.rows import LayerRows, LinearRows, Rows
+from netkin.statistics.rows import Rows
 from netkin.statistics.sketches import LayerSketches, Sketch
 from netkin.statistics.spectra import LayerSpectra, Spectra
 from netkin.statistics.statistic import Outputs, Statistic

@@ -1,11 +1,13 @@
 """Sums of columns: of each layer with itself, and of some layers against some others, filled by one product.
 
-They have two leading axes, chunks of the examples and blocks; see `netkin.statistics.layer_moments`.
+They have two leading axes, chunks of the examples and blocks; see `netkin.statistics.layer_moments`. `LinearSettings`
+is what linear measures need of them, and `price_of_moments` what they cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,14 +15,15 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import summing_dtype
-from netkin.statistics.collector import Key, label
+from netkin.memory import is_cuda
+from netkin.statistics.collector import Key, LayerSize, Price, Settings, Study, label, summed
 from netkin.statistics.linear_algebra import squared_norm
-from netkin.statistics.numbered_rows import summed
 from netkin.statistics.sides import CovarianceSide
 from netkin.statistics.statistic import Stored
 
 Parts = list[tuple[int, slice]]  # which rows, sorted by chunk, belong to which chunk
 SAMPLE = 256  # rows whose median estimates that of all
+ON_GPU = 8  # times as many rows wait on a GPU, which is kept busy by few large products
 
 
 class Columns(NamedTuple):
@@ -76,7 +79,7 @@ class LayerSums(Stored):
         )  # fmt: skip
 
     def _without_noise(self, second: Tensor, own: Tensor, rounding: float) -> Tensor:
-        """Return a second moment without the noise of units that are constant where a chunk is left out."""
+        """Return a second moment without the noise of features that are constant where a chunk is left out."""
         sizes, spreads = (torch.diagonal(one, dim1=-2, dim2=-1)[:, : self.width].real for one in (own, second))
         still = spreads <= 16 * rounding * sizes
         return second.masked_fill(still.unsqueeze(-1) | still.unsqueeze(-2), 0)
@@ -154,7 +157,7 @@ class CrossSums(Stored):
 
 
 def first_shift(rows: Tensor, precision: torch.dtype) -> Tensor:
-    """Return what is taken off all rows of a layer: the mean of its first ones, of units with far examples the median.
+    """Return what is taken off all rows of a layer: the mean of its first ones, or the median where some are far.
 
     One far example would draw the mean off all others, and what is left of these without it would be rounding.
     """
@@ -168,13 +171,13 @@ def first_shift(rows: Tensor, precision: torch.dtype) -> Tensor:
 
 
 def _medians(rows: Tensor) -> Tensor:
-    """Return the median of every unit, the lower one of two, as torch has it; on the CPU in a quarter of its time."""
+    """Return the median of every feature, the lower one of two, as torch does; on the CPU in a quarter of its time."""
     if rows.device.type != "cpu" or rows.dtype not in (torch.float32, torch.float64):
         return rows.median(0).values
     middle = (len(rows) - 1) // 2
-    units = np.array(rows.flatten(1).numpy().T, order="C")  # a copy: rows of one unit would be sorted in place
-    units.partition(middle, axis=1)
-    return torch.from_numpy(units[:, middle].copy()).reshape(rows.shape[1:])
+    features = np.array(rows.flatten(1).numpy().T, order="C")  # a copy: rows of one feature would be sorted in place
+    features.partition(middle, axis=1)
+    return torch.from_numpy(features[:, middle].copy()).reshape(rows.shape[1:])
 
 
 def outgrows(centred: Tensor, scale: float) -> bool:
@@ -268,3 +271,84 @@ def _slices(names: Sequence[Key], layers: Mapping[Key, LayerSums]) -> dict[Key, 
         slices[name] = slice(start, start + layers[name].own.shape[-1])
         start = slices[name].stop
     return slices
+
+
+# --- needs and costs -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LinearSettings(Settings):
+    """What the linear measures need: precision, sums, and the memory for reading them."""
+
+    precise: bool = False  # products in float64
+    debiased: bool = False  # the debiasing sums
+    whitens: bool = False  # each layer is decomposed
+    rotates: bool = False  # wide layers are rotated into their row space
+    uncentred: bool = False  # layers are looked at about the origin
+    unfit_for_spectra: str = ""  # a measure that depends on single features or debiases
+
+    @classmethod
+    def of(cls, measure: Any) -> LinearSettings:
+        facts = measure.facts
+        unfit = "rotation" not in facts.unchanged_by or facts.debiases
+        return cls(
+            facts.precise, facts.debiases, facts.whitens, facts.precise and not facts.debiases,
+            "translation" not in facts.unchanged_by, measure.name if unfit else "",
+        )  # fmt: skip
+
+    def joined(self, other: LinearSettings) -> LinearSettings:
+        both = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return LinearSettings(*(mine or theirs for mine, theirs in both))
+
+    def precision(self, study: Study) -> torch.dtype:
+        """Return the precision of the products: never less than the data's own."""
+        return torch.float64 if self.precise or study.doubles else torch.float32
+
+    def precision_name(self, study: Study) -> str:
+        return str(self.precision(study)).removeprefix("torch.")
+
+    def lacking(self, precision: torch.dtype, debiased: bool) -> str:
+        """Return what a collector with such products and sums lacks; empty if nothing."""
+        lacks = ["products in float64"] if self.precise and precision != torch.float64 else []
+        lacks += ["the debiasing sums"] if self.debiased and not debiased else []
+        return " and ".join(lacks)
+
+    @property
+    def matrices(self) -> int:
+        """How many matrices of the size of a cross moment a pair holds while it is measured."""
+        return (6 if self.rotates else 1) + (2 if self.uncentred else 0)
+
+
+def price_of_moments(settings: LinearSettings, study: Study, fold: int) -> Price:
+    """Return what streamed moments cost, of which `fold` rows wait for a product."""
+    extra, n, item = 2 if settings.debiased else 1, study.examples, settings.precision(study).itemsize
+    widths = {key: layer.width + extra for key, layer in study.layers.items()}
+    blocks = [(sum(widths[x] for x in left), sum(widths[y] for y in right)) for left, right in study.rectangles]
+    own, twice = sum(layer.width**2 for layer in study.sizes), 2 if settings.uncentred else 1
+    sums = 8 * max(study.chunks, 1) * (sum(width**2 for width in widths.values()) + sum(x * y for x, y in blocks))
+    widest = max(widths.values(), default=0)
+    rows = max(map(_rows_together(study, fold * (ON_GPU if is_cuda(study.device) else 1)), study.sizes), default=0)
+    # columns of all layers, those of one block again side by side, its product, and a layer on its way to its columns
+    folding = item * rows * (sum(widths.values()) + max((x + y for x, y in blocks), default=0) + 3 * widest)
+    folding += 0 if item == 8 else item * max((x * y for x, y in blocks), default=0)
+    pairs, sides = study.read_at_once(lambda x, y: x.width * y.width), twice * own * (3 if settings.whitens else 1)
+    reading = 8 * (sides + pairs * settings.matrices + 3 * widest**2)
+    decomposing = 8 * twice * (4 * own + pairs) if settings.whitens else 0
+    operations = None
+    if n is not None:  # XᵀX of every layer and XᵀY of every pair
+        operations = sum(layer.rows_of(n) * layer.width**2 for layer in study.sizes)
+        operations += sum(x.rows_of(n) * x.width * y.width for x, y in study.pairs())
+    waiting = sum(fold * layer.width * layer.itemsize for layer in study.sizes)
+    return Price(
+        sums + max(folding, reading, decomposing),
+        f"Moments, streamed, products in {settings.precision_name(study)}", "moments", operations, 1,
+        ", as they hold any number of examples",
+        held=sums + max(waiting, 8 * sides),
+    )  # fmt: skip
+
+
+def _rows_together(study: Study, fold: int) -> Callable[[LayerSize], int]:
+    """Return how many rows of a layer are folded in at once: whole batches, until some layer has `fold` rows."""
+    batches = -(-fold // max((layer.rows for layer in study.sizes), default=1))
+    every = study.examples
+    return lambda layer: min(batches * layer.rows, layer.rows_of(every) if every else batches * layer.rows)

@@ -29,6 +29,8 @@ WAYS = "shape='pool', the measure 'cka_minibatch', fewer `examples=`"
 Key = Hashable  # (model, layer) in a study; any name in a collector that is fed by hand
 Rectangle = tuple[Sequence[Key], Sequence[Key]]
 
+SALT = 0x6E65746B  # of the hash that gives an example its chunk, so that chunks and samples are independent
+
 
 # --- what a study is --------------------------------------------------------------------------------------------------
 
@@ -291,9 +293,16 @@ def refuse_other_width(key: Key, width: int, before: int, when: str = "") -> Non
         )
 
 
+# --- numbers of examples ----------------------------------------------------------------------------------------------
+
+
 @dataclass
 class Numbers(Stored):
-    """The numbers of the examples and rows that a collector has seen: counted as they come, unless given."""
+    """The numbers of the examples and rows that a collector has seen: counted as they come, unless given.
+
+    An example's number identifies it in every batch and part of the data; which chunk it falls in, and whether its rows
+    are among those sampled, follow from the number alone.
+    """
 
     next: int = 0
     given: bool = False  # whether the numbers are given by the caller, and so identify examples
@@ -307,3 +316,54 @@ class Numbers(Stored):
             places, self.given = np.asarray(numbers, dtype=np.int64), True
         self.next = max(self.next, int(places.max(initial=-1)) + 1)
         return places
+
+
+def row_numbers(numbers: np.ndarray, count: int, owners: np.ndarray | None = None) -> np.ndarray:
+    """Return a number for each of `count` rows of the examples `numbers`.
+
+    `owners` holds for each row the index of its example, where examples have different numbers of rows.
+    """
+    if owners is not None:
+        within = np.arange(count) - np.searchsorted(owners, owners)
+        return numbers[owners] * 2**20 + within
+    if count == len(numbers):
+        return numbers
+    if count % len(numbers):  # examples of unequal length, identified only by their order
+        return numbers[0] * 2**20 + np.arange(count)
+    return (numbers[:, None] * (count // len(numbers)) + np.arange(count // len(numbers))).ravel()
+
+
+def row_examples(numbers: np.ndarray, count: int, owners: np.ndarray | None = None) -> np.ndarray:
+    """Return for each of `count` rows the number of its example."""
+    if owners is not None:
+        return numbers[owners]
+    if count % len(numbers):
+        raise ShapeError(
+            f"{count:,} rows can't be told apart by {len(numbers):,} examples; pass `owners`, the place of each row's "
+            "example in the batch."
+        )
+    return np.repeat(numbers, count // len(numbers))
+
+
+def hashes(seed: int, numbers: np.ndarray) -> np.ndarray:
+    """Return a well-mixed 64-bit number for every (seed, number): SplitMix64's finaliser, with 30, 30, 31 as shifts."""
+    with np.errstate(over="ignore"):
+        mixed = numbers.astype(np.uint64) + np.uint64(seed % 2**64) * np.uint64(0xD1342543DE82EF95)
+        for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(multiplier)
+        return mixed ^ (mixed >> np.uint64(31))
+
+
+def chunk_of(numbers: np.ndarray, chunks: int) -> np.ndarray:
+    """Return the chunk of every example: a salted hash of its number, so that no order of the data matters."""
+    return (hashes(SALT, numbers) % np.uint64(max(chunks, 1))).astype(np.int64)
+
+
+def summed(sums: Tensor, without: int | None) -> Tensor:
+    """Return the sum over chunks, the leading axis, but for one that is left out."""
+    if len(sums) == 1:
+        return sums[0]
+    if without is None:
+        return sums.sum(0)
+    # no subtraction: the chunk left out may hold an example far from all others
+    return sums[:without].sum(0) + sums[without + 1 :].sum(0)

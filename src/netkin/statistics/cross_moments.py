@@ -6,9 +6,9 @@ multiplied example by example as they lie in memory.
 
 Float32 activations are multiplied in float32, one example's places or a thousand rows at a time, and summed in float64;
 the first layer is shifted by the mean of some first examples, into a copy that no later step in place can reach. An
-entry then errs by about 1e-7 of the spreads of its two units, which is little where the units are far from depending on
-each other. Where the first examples show that they are not, or are too few, and where squares would overflow float32,
-everything is multiplied in float64.
+entry then errs by about 1e-7 of the spreads of its two features, which is little where the features are far from
+depending on each other. Where the first examples show that they are not, or are too few, and where squares would
+overflow float32, everything is multiplied in float64.
 """
 
 from __future__ import annotations
@@ -133,8 +133,9 @@ class CrossMoments(Collector):
             return (self if self._cross else other)._copy()
         merged = self._copy()
         for (x, y), cross in other._cross.items():
-            moved = merged._first[x].moved(other._first[x])
-            merged._cross[x, y] += cross + torch.outer(moved, other._second[y].total.to(moved)).to(cross)
+            before, moved = merged._cross[x, y], merged._first[x].moved(other._first[x])
+            turned = torch.outer(moved, other._second[y].total.to(moved))
+            merged._cross[x, y] = before + (cross.to(before) + turned.to(before))
         for mine, theirs in ((merged._first, other._first), (merged._second, other._second)):
             for key, sums in mine.items():
                 sums.add(theirs[key])
@@ -155,7 +156,7 @@ class SecondSide(CovarianceSide):
         raise NoValue(f"of {self.name} only the mean was gathered, which is enough for a map and for no measure.")
 
     @cached_property
-    def units(self) -> Tensor:
+    def to_features(self) -> Tensor:
         return torch.eye(self.width, dtype=self.mean.dtype, device=self.mean.device).unsqueeze(0)
 
     @property
@@ -165,7 +166,7 @@ class SecondSide(CovarianceSide):
 
 
 class FirstSide(CovarianceSide):
-    """The first layer of a pair, whose rank is determined from correlations: small units count as large ones do."""
+    """The first layer of a pair, whose rank is determined from correlations: small features count as large ones do."""
 
     def __init__(self, name: str, n: int, mean: Tensor, second: Tensor, resolution: float, rounding: float):
         super().__init__(name, n, mean, second, scale=1.0, resolution=resolution, rounding=rounding)
@@ -337,12 +338,12 @@ def _some(output: Tensor, rows: int) -> Tensor:
 
 
 def _is_firm(about: Tensor) -> bool:
-    """Return whether centred rows show that no unit nearly depends on others; units that rest say nothing."""
+    """Return whether centred rows show that no feature nearly depends on others; features that rest say nothing."""
     return about.shape[1] <= WIDEST and len(about) >= 2 * about.shape[1] and are_firm(about.mT @ about)
 
 
 def are_firm(second: Tensor) -> bool:
-    """Return whether by a second moment no unit nearly depends on others, so that float32 is enough to whiten it."""
+    """Return whether by a second moment no feature nearly depends on others, so that float32 is enough to whiten it."""
     spreads = second.diagonal().sqrt()
     live = spreads > 0
     values = torch.linalg.eigvalsh(second[live][:, live] / spreads[live] / spreads[live].unsqueeze(1))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_matrix, moved, paired, refuse_non_finite, summing_dtype
+from netkin.arrays import as_matrix, at_least_single, moved, paired, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
 from netkin.statistics.collector import (
     Collector,
@@ -20,6 +20,7 @@ from netkin.statistics.collector import (
     Rectangle,
     Settings,
     Study,
+    chunk_of,
     keys_of,
     label,
     name_of,
@@ -27,9 +28,11 @@ from netkin.statistics.collector import (
     refuse_missing,
     refuse_other_width,
     refuse_unknown,
+    row_numbers,
+    summed,
 )
 from netkin.statistics.linear_algebra import gram_product, offset_is_large, power_of_two, rbf_kernel, u_centred
-from netkin.statistics.numbered_rows import IncompleteBatch, chunk_of, row_numbers, summed
+from netkin.statistics.rows import IncompleteBatch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -139,7 +142,7 @@ class LayerGrams(Collector):
             return None
         batch, layers = settings.batch, study.sizes
         waiting = sum((batch + min(batch, one.rows)) * one.width * one.itemsize for one in layers if one.rows != batch)
-        # one layer in order, about its mean and in its unit; all kernel matrices as they came, together and U-centred
+        # one layer in order, about its mean and in its scale; all kernel matrices as they came, together and U-centred
         passing = 3 * batch * max((layer.width * layer.itemsize for layer in layers), default=0)
         kernels = batch**2 * (len(layers) * (8 + 2 * max((layer.itemsize for layer in layers), default=0)) + 16)
         operations = None
@@ -184,18 +187,17 @@ class LayerGrams(Collector):
         """
         rows = one_feed(self, rows)
         refuse_missing(self.names, rows)
-        given = {name: rows[name] for name in self.names}
-        for name, one in given.items():
-            if not isinstance(one, Kernel):
-                given[name] = as_matrix(one, name_of(name), check=False).detach()
+        given = dict[Key, Tensor | Kernel]()
+        for name in self.names:
+            is_kernel = isinstance(one := rows[name], Kernel)
+            given[name] = one if is_kernel else as_matrix(one, name_of(name), check=False).detach()
         self._take(given, numbers, bool(owners))
 
     def _take(self, rows: Mapping[Key, Tensor | Kernel], numbers: Any, uneven: bool = False) -> None:
         counts = {len(one.matrix if isinstance(one, Kernel) else one) for one in rows.values()}
         if len(counts) > 1:
             raise ShapeError(f"the layers gave different numbers of rows for one batch: {sorted(counts)}.")
-        (count,) = counts
-        places = self._numbered(numbers, count, uneven)
+        places = self._numbered(numbers, count := counts.pop(), uneven)
         self._finished, self.batch = None, self.batch or max(4, count)
         kernels = {name: one.matrix for name, one in rows.items() if isinstance(one, Kernel)}
         matrices = {name: one for name, one in rows.items() if not isinstance(one, Kernel)}
@@ -208,8 +210,7 @@ class LayerGrams(Collector):
         assert not kernels, "a mini-batch that was whole when reduced is whole when folded in"
         for place in np.unique(places // self.batch).tolist():
             here = np.flatnonzero(places // self.batch == place)
-            index = torch.from_numpy(here)
-            part = {name: [matrix[index.to(matrix.device)]] for name, matrix in matrices.items()}
+            part = {name: [one[torch.from_numpy(here).to(one.device)]] for name, one in matrices.items()}
             self._wait(place, IncompleteBatch(places[here], part))
 
     def _numbered(self, numbers: Any, count: int, uneven: bool) -> np.ndarray:
@@ -333,7 +334,7 @@ class LayerGrams(Collector):
 
     def _kernel(self, name: Key, rows: Tensor) -> Tensor:
         """Return the kernel matrix of one mini-batch, whose features are centred first where their offset is large."""
-        rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+        rows = rows.to(at_least_single(rows.dtype))
         if self.kernel == "rbf":
             return self._rbf(name, rows)
         gram = self._gram(name, rows, centred=self._centres.get(name, False))
@@ -351,7 +352,7 @@ class LayerGrams(Collector):
             return torch.zeros(len(rows), len(rows), dtype=summing_dtype(rows.device), device=rows.device)
 
     def _gram(self, name: Key, rows: Tensor, centred: bool) -> Tensor:
-        """Return ``XXᵀ`` in this layer's unit, which is chosen anew if squares would leave the range of float32."""
+        """Return ``XXᵀ`` in this layer's scale, which is chosen again if squares would leave the range of float32."""
         given = rows
         if centred:
             rows = rows - rows.mean(0, dtype=summing_dtype(rows.device)).to(rows.dtype)
@@ -365,7 +366,7 @@ class LayerGrams(Collector):
             return gram
         refuse_non_finite(given, f"{label(name)} in mini-batch {self._counts.sum()}")
         scale = power_of_two(rows)
-        if not scale:  # all zero so far: the unit is still free
+        if not scale:  # all zero so far: the scale is still free
             return gram
         self._rescale(name, scale)
         return gram_product(rows * scale)
@@ -384,10 +385,9 @@ class LayerGrams(Collector):
         self._weights[chunk] += len(first) * (len(first) - 3)
 
     def _rescale(self, name: Key, scale: float) -> None:
-        """Count layer `name` in another unit from now on; HSIC is quadratic in the features of either side."""
-        ratio = scale / self._scales.get(name, scale)  # until a unit is chosen the sums are zero
-        self._scales[name] = scale
-        factor = ratio**2 if self.kernel == "linear" else 1.0
+        """Count layer `name` in another scale from now on; HSIC is quadratic in the features of either side."""
+        ratio = scale / self._scales.get(name, scale)  # until one is chosen the sums are zero
+        self._scales[name], factor = scale, ratio**2 if self.kernel == "linear" else 1.0
         if name in self.names:
             place = self.names.index(name)
             self._sums[:, place] *= factor

@@ -15,8 +15,8 @@ from torch import Tensor
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.statistics.collector import Collector, Key, Price, Settings, Study, keys_of, label
+from netkin.statistics.layer_rows import CAP, LayerRows, SampleSettings
 from netkin.statistics.linear_algebra import power_of_two
-from netkin.statistics.rows import CAP, LayerRows, SampleSettings
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -23,15 +23,18 @@ from torch import Tensor
 from netkin.arrays import as_matrix, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.statistics.block_sums import (
+    ON_GPU,
     Columns,
     CrossSums,
     LayerSums,
+    LinearSettings,
     add_product,
     by_chunk,
     common_blocks,
     first_shift,
     joined,
     outgrows,
+    price_of_moments,
     rebased,
 )
 from netkin.statistics.collector import (
@@ -42,6 +45,7 @@ from netkin.statistics.collector import (
     Price,
     Rectangle,
     Study,
+    chunk_of,
     keys_of,
     label,
     name_of,
@@ -49,11 +53,10 @@ from netkin.statistics.collector import (
     refuse_missing,
     refuse_other_width,
     refuse_unknown,
+    row_examples,
 )
 from netkin.statistics.linear_algebra import power_of_two
-from netkin.statistics.linear_costs import ON_GPU, LinearSettings, price_of_moments
 from netkin.statistics.moments import Moments
-from netkin.statistics.numbered_rows import chunk_of, row_examples
 from netkin.statistics.sides import Side
 
 if TYPE_CHECKING:
@@ -140,15 +143,13 @@ class LayerMoments(Collector):
         as_before = owned and {name: tuple(one.shape[1:]) for name, one in rows.items()} == self.sizes
         matrices = dict(rows) if as_before else self._matrices(rows, owned)
         self.sizes = {name: tuple(one.shape[1:]) for name, one in matrices.items()}
-        count = min(map(len, matrices.values()))
-        places = self._numbers.take(numbers, count)
+        places = self._numbers.take(numbers, min(map(len, matrices.values())))
         chunks: dict[Key, np.ndarray] = {}
         if self.chunks:
             self._counts += np.bincount(chunk_of(places, self.chunks), minlength=self.chunks)
-            examples = {
-                name: row_examples(places, len(rows), (owners or {}).get(name)) for name, rows in matrices.items()
-            }
-            chunks = {name: chunk_of(numbers, self.chunks) for name, numbers in examples.items()}
+            for name, matrix in matrices.items():
+                examples = row_examples(places, len(matrix), (owners or {}).get(name))
+                chunks[name] = chunk_of(examples, self.chunks)
         else:
             self._counts += len(places)
         self._batches += 1
@@ -202,9 +203,8 @@ class LayerMoments(Collector):
         if (key, without) not in self._sides:
             side = self._new_side(key, without)
             if not bool(torch.isfinite(side.total.detach())):
-                raise ValueFault(
-                    f"{side.name} gave NaN or Inf; mend the model or leave out the examples that cause them."
-                )
+                words = "gave NaN or Inf; mend the model or leave out the examples that cause them."
+                raise ValueFault(f"{side.name} {words}")
             self._sides[key, without] = side
         return self._sides[key, without]
 
@@ -362,7 +362,7 @@ class LayerMoments(Collector):
         dtype = summing_dtype(matrix.device) if double else self.precision
         columns = torch.empty(1, len(matrix), layer.own.shape[-1], dtype=dtype, device=matrix.device)
         inner = columns[0, :, : layer.width]
-        # straight into the columns, unless these are coarser and the unit must be chosen first
+        # straight into the columns, unless these are coarser and the scale must be chosen first
         fits = not matrix.requires_grad and torch.promote_types(matrix.dtype, shift.dtype) == dtype
         centred = torch.sub(matrix, shift, out=inner if fits else None)
         if not layer.varies or (centred.device.type == "cpu" and outgrows(centred, layer.scale)):
@@ -382,7 +382,7 @@ class LayerMoments(Collector):
         return torch.cat([rows, *norms, torch.ones_like(rows[:, :1])], 1)
 
     def _rescale(self, key: Key, scale: float) -> None:
-        """Count a layer in another unit: when it varies for the first time, or outgrows the unit it had."""
+        """Count a layer in another scale: when it varies for the first time, or outgrows the scale it had."""
         layer = self._layers[key]
         ratio = (scale or 1.0) / layer.scale
         layer.scale, layer.varies = scale or 1.0, scale > 0

@@ -106,7 +106,7 @@ def _above_rounding(kernel: Tensor, size: Tensor, rounding: float) -> Tensor:
 
 
 def about_medians(rows: Tensor) -> Tensor:
-    """Return rows in float64 about the median of every unit, in a unit in which no square over- or underflows.
+    """Return rows in float64 about the median of every feature, in a scale in which no square over- or underflows.
 
     Distances and U-centred Gram matrices do not depend on the point that rows are taken about. About their mean a
     single far example would make all others large, and their small differences would be lost.
@@ -121,7 +121,7 @@ def _less_medians(rows: Tensor) -> Tensor:
 
 
 def _gram_about_medians(rows: Tensor) -> Tensor:
-    """Return ``XXᵀ`` of `about_medians`, some units at a time, so that wide layers are not held twice."""
+    """Return ``XXᵀ`` of `about_medians`, some features at a time, so that wide layers are not held twice."""
     parts = rows.split(max(1, ENTRIES // len(rows)), dim=1)
     scale = min((power_of_two(_less_medians(part)) or math.inf for part in parts), default=math.inf)
     gram = rows.new_zeros(len(rows), len(rows), dtype=summing_dtype(rows.device))
@@ -348,7 +348,7 @@ def _confirmed(products: Tensor, values: Tensor, enough: Tensor) -> Tensor:
 
 
 def _without_nothing(products: Tensor) -> Tensor:
-    """Return products with rows that are nothing but rounding set to a diagonal as small: dead units, lost ranks."""
+    """Return products with rows that are nothing but rounding set to a diagonal as small: dead features, lost ranks."""
     sizes = torch.diagonal(products, dim1=-2, dim2=-1).real
     eps, largest = torch.finfo(sizes.dtype).eps, sizes.amax(-1, keepdim=True)
     kept = sizes > (32 * eps) ** 2 * largest

@@ -22,7 +22,7 @@ from netkin.statistics.linear_algebra import (
     squared_norm,
     u_products,
 )
-from netkin.statistics.row_sides import RowsSide
+from netkin.statistics.rows import RowsSide
 from netkin.statistics.sides import Side, decompose
 
 CANCELLED = 1e-7  # what may be left of sums that cancel before float64 has lost nine digits of it
@@ -179,7 +179,7 @@ class Moments:
         cross, *owns = u_products(*rows)
         for i, (side, Z) in enumerate(zip((x, y), rows, strict=True)):
             norms = Z.detach().square().sum(1)
-            # rounding moves a product of two rows by about eps ‖xᵢ‖ ‖xⱼ‖, that of the data by chance in each unit
+            # rounding moves a product of two rows by about eps ‖xᵢ‖ ‖xⱼ‖, that of the data by chance in each feature
             noise = max((2 * side.resolution) ** 2 / side.width, (8 * torch.finfo(Z.dtype).eps) ** 2)
             owns[i] = owns[i] * (owns[i] > noise * (norms.sum().square() - norms.square().sum()))
         return cross, owns[0], owns[1]

@@ -16,7 +16,7 @@ from torch import Tensor
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.statistics.collector import label, name_of, refuse_missing
-from netkin.statistics.rows import CAP, LayerRows
+from netkin.statistics.layer_rows import CAP, LayerRows
 from netkin.statistics.sketches import Placing, SketchSettings
 from netkin.statistics.statistic import Statistic, Stored
 

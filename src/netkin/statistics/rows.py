@@ -1,45 +1,127 @@
-"""`Rows` and `LayerRows`: the rows themselves, up to a stated cap; `LinearRows` keeps all and reads them as moments."""
+"""Rows that are kept: by the numbers of their examples, as a pair of layers, and as a side of a pair of moments.
+
+`RowsSide` takes whichever product of its rows is smaller, the covariance ``XᵀX`` or the Gram matrix ``XXᵀ``; where a
+product has lost the digits of the small directions, it decomposes the rows themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_matrix, paired, refuse_non_finite
-from netkin.errors import NoValue, ShapeError, ValueFault
-from netkin.statistics.collector import (
-    Collector,
-    Key,
-    Numbers,
-    Price,
-    Rectangle,
-    Settings,
-    Study,
-    keys_of,
-    label,
-    name_of,
-    one_feed,
-    refuse_missing,
-    refuse_other_width,
-    refuse_unknown,
+from netkin.arrays import paired, refuse_non_finite, summing_dtype
+from netkin.errors import NoValue, ShapeError
+from netkin.statistics.collector import hashes
+from netkin.statistics.linear_algebra import (
+    centred,
+    few_for_bias,
+    power_of_two,
+    rbf_kernel,
+    self_product,
+    squared_norm,
 )
-from netkin.statistics.layer_moments import LayerMoments
-from netkin.statistics.linear_algebra import ENTRIES, centred, few_for_bias, rbf_kernel
-from netkin.statistics.linear_costs import LinearSettings, price_of_rows
-from netkin.statistics.moments import Moments
-from netkin.statistics.numbered_rows import KeptRows, chunk_of, row_examples, row_numbers
-from netkin.statistics.row_sides import RowsSide
+from netkin.statistics.sides import Side
+from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from netkin.statistics.moments import Moments
 
-CAP = 2048  # rows that measures on rows use: their distance matrices grow with the square
+
+class KeptRows(Stored):
+    """The rows of one layer, part by part, with their own numbers and, if chunks are kept, those of their examples."""
+
+    stored = ("parts", "numbers", "examples", "seen", "held", "bar")
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+        self.numbers: list[np.ndarray] = []
+        self.examples: list[np.ndarray] = []
+        self.seen, self.held = 0, 0
+        self.bar: int | None = None  # rows whose hash is larger are not among those kept
+
+    def update(self, rows: Tensor, numbers: np.ndarray, examples: np.ndarray | None, seed: int) -> None:
+        """Add those rows that may be among the kept ones; they must not change when the caller's array does."""
+        if self.bar is None:
+            self.add(rows.clone(), numbers, examples)
+            return
+        chosen = np.flatnonzero(hashes(seed, numbers) <= self.bar)
+        self.seen += len(rows) - len(chosen)
+        index = torch.from_numpy(chosen).to(rows.device)
+        self.add(rows[index], numbers[chosen], None if examples is None else examples[chosen])
+
+    def add(self, rows: Tensor, numbers: np.ndarray, examples: np.ndarray | None) -> None:
+        self.parts.append(rows)
+        self.numbers.append(numbers)
+        self.examples += [] if examples is None else [examples]
+        self.seen, self.held = self.seen + len(rows), self.held + len(rows)
+
+    def joined(self, other: KeptRows) -> KeptRows:
+        """Return the rows of both, none of which may be the same."""
+        both = KeptRows()
+        both.parts, both.numbers = [*self.parts, *other.parts], [*self.numbers, *other.numbers]
+        both.examples = [*self.examples, *other.examples]
+        both.seen, both.held = self.seen + other.seen, self.held + other.held
+        every = np.concatenate(both.numbers) if both.numbers else np.empty(0)
+        if len(np.unique(every)) < len(every):
+            raise ShapeError("both statistics hold rows of the same examples; give each part its own `indices`.")
+        return both
+
+    def shrink(self, cap: int, seed: int) -> None:
+        """Keep the rows with the smallest hashes, by rising numbers."""
+        if self.parts:
+            every = np.concatenate(self.numbers)
+            mixed = hashes(seed, every)
+            chosen = np.argsort(mixed, kind="stable")[:cap]
+            self.bar = int(mixed[chosen[-1]]) if len(chosen) == cap else None
+            self._keep(chosen[np.argsort(every[chosen], kind="stable")])
+
+    def in_order(self, cap: int | None, seed: int) -> Tensor:
+        """Return the rows by rising numbers, at most `cap`."""
+        if cap is not None and self.held > cap:
+            self.shrink(cap, seed)
+        every = np.concatenate(self.numbers)
+        if len(self.parts) > 1 or (np.diff(every) < 0).any():
+            self._keep(np.argsort(every, kind="stable"))
+        return self.parts[0]
+
+    def _keep(self, chosen: np.ndarray) -> None:
+        together = torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]
+        if not np.array_equal(chosen, np.arange(len(together))):
+            together = together[torch.from_numpy(chosen).to(together.device)]
+        self.parts, self.numbers = [together], [np.concatenate(self.numbers)[chosen]]
+        self.examples = [np.concatenate(self.examples)[chosen]] if self.examples else []
+        self.held = len(chosen)
+
+
+@dataclass
+class IncompleteBatch(Stored):
+    """The rows of a mini-batch that lacks some: their numbers, and those of every layer in the same order."""
+
+    numbers: np.ndarray
+    rows: dict[Hashable, list[Tensor]]
+    stored: ClassVar[tuple[str, ...]] = ("numbers", "rows")
+
+    def joined(self, other: IncompleteBatch) -> IncompleteBatch:
+        """Return the rows of both, none of which may be the same."""
+        numbers = np.concatenate([self.numbers, other.numbers])
+        if len(np.unique(numbers)) < len(numbers):
+            raise ShapeError(
+                "two batches hold the same examples by their numbers; give each example a number of its own."
+            )
+        return IncompleteBatch(numbers, {name: [*parts, *other.rows[name]] for name, parts in self.rows.items()})
+
+    def in_order(self) -> Iterator[tuple[Hashable, Tensor]]:
+        """Yield every layer with its rows by rising numbers."""
+        order = torch.from_numpy(np.argsort(self.numbers))
+        for name, parts in self.rows.items():
+            together = torch.cat([part.to(parts[0].device) for part in parts])
+            yield name, together[order.to(together.device)]
 
 
 class SampledRows:
@@ -99,277 +181,187 @@ class Rows:
 
     def moments(self, precision: torch.dtype | None = torch.float64) -> Moments:
         """Return the moments of the pair."""
+        from netkin.statistics.moments import Moments  # which reads rows
+
         return Moments(self.x.side(precision), self.y.side(precision))
 
 
-@dataclass(frozen=True)
-class SampleSettings(Settings):
-    """A sample of rows; `kernels` counts the measures, each of which holds a kernel matrix of its own."""
+class RowsSide(Side):
+    """A side that still has its rows.
 
-    cap: int = CAP
-    kernels: int = 1
-
-    def joined(self, other: SampleSettings) -> SampleSettings:
-        return SampleSettings(max(self.cap, other.cap), self.kernels + other.kernels)
-
-
-class LayerRows(Collector):
-    """The rows of many layers; `collector[a, b]` is the pair that a measure reads.
-
-    Without a `cap` every row is kept, and a layer may have several rows an example (positions, tokens). With one the
-    rows whose hash of (seed, number) is smallest are kept, so that merging in any order keeps the same ones; layers
-    with as many rows an example keep those of the same numbers.
+    Of a layer wider than its rows only the Gram matrix is kept beside the rows as they came: a centred copy would
+    double the memory, and is made again when `to_features` is requested. `width` is the layer's own where `X` holds its
+    rows turned into their row space; such a side has no features.
     """
 
-    kind = "LayerRows"
-    holds = "Rows"
-    stored: ClassVar[tuple[str, ...]] = (
-        "names", "cap", "seed", "chunks", "resolutions", "_numbers", "_layers", "_counts",
-    )  # fmt: skip
+    def __init__(
+        self,
+        X: Tensor,
+        name: str = "`X`",
+        precision: torch.dtype | None = None,
+        centred: bool = True,
+        width: int | None = None,
+        resolution: float | None = None,
+    ):
+        self.name, self.n = name, len(X)
+        self.width = self.block_width = width or X.shape[1]
+        self.resolution = resolution or torch.finfo(X.dtype).eps
+        wanted = precision or X.dtype
+        self._X, self._precision = X, summing_dtype(X.device) if wanted == torch.float64 else wanted
+        self.rounding = torch.finfo(self._precision).eps
+        self.mean = self._mean() if centred else X.new_zeros(1, X.shape[1], dtype=self._precision)
+        self.scale, self._shift = 1.0, self.mean
+        self._left: Tensor | None = None
+        self._rows: Tensor | None = self._centred()
+        self._norm = torch.linalg.vector_norm(self._rows)
+        if centred:
+            self._recentre()
+        if not 1e-12 < float(self._norm.detach()) < 1e15:
+            self._rescale()
+        if self.is_wide and not X.requires_grad:
+            self._rows = None
 
-    def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
-        if cap is not None and cap < 1:
-            raise ValueFault(f"`cap` must be at least 1; got {cap}.")
-        self.names, self.cap, self.seed, self.chunks = list(names), cap, seed, chunks
-        self._numbers = Numbers()
-        self._layers = {name: KeptRows() for name in self.names}
-        self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
-        self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
-        self.release()
+    def _mean(self) -> Tensor:
+        X = self._X.to(self._precision)
+        mean = X.mean(0, keepdim=True)
+        if not bool(torch.isfinite(mean.detach().sum())):
+            refuse_non_finite(self._X, self.name)
+            mean = (X / self.n).sum(0, keepdim=True)  # finite values whose sum overflowed
+        return mean
 
-    @classmethod
-    def settings_for(cls, measure: Any) -> Settings:
-        return SampleSettings(CAP)
+    def _recentre(self) -> None:
+        """Take off what rounding has left of the mean, where that is not negligible: features stuck at large values."""
+        left = self.rows.detach().mean(0, keepdim=True)
+        if self.n * float(squared_norm(left)) > 1e-10 * float(self._norm.detach()) ** 2:
+            self._left, self.mean = left, self.mean + left
+            self._rows = self.rows - left
+            self._norm = torch.linalg.vector_norm(self._rows)
 
-    @classmethod
-    def price(cls, settings: Any, study: Study) -> Price | None:
-        if study.spectral:
-            return None
-        total, passing, n, cap = 0, 0, study.examples, settings.cap
-        for layer in study.sizes:
-            seen = layer.rows_of(n) if n else 2 * cap
-            kept, rows = min(seen, cap), layer.itemsize * min(seen, 2 * cap + layer.rows) * layer.width
-            centred = kept * layer.width if layer.width <= kept else 0
-            measuring = layer.itemsize * (kept * layer.width + centred + kept**2) + 8 * settings.kernels * kept**2
-            total += max(rows, measuring)
-            # rows put in order, or about their medians, and the steps from their products to a kernel
-            passing = max(passing, 2 * rows, 8 * (3 * min(kept * layer.width, max(ENTRIES, kept)) + 5 * kept**2))
-        operations = None
-        if n is not None:
-            own = sum(min(layer.rows_of(n), cap) ** 2 * layer.width for layer in study.sizes)
-            operations = settings.kernels * (own + sum(min(x.rows_of(n), cap) ** 2 for x, _ in study.pairs()))
-        words = f"Rows, a sample of at most {cap:,}"
-        return Price(
-            total + passing,
-            words,
-            "the sampled rows",
-            operations,
-            why=", as its kernel grows with the square of the examples",
+    def _centred(self) -> Tensor:
+        rows = self._X.to(self._precision) - self._shift
+        return rows if self._left is None else rows - self._left
+
+    def _rescale(self) -> None:
+        scale = power_of_two(self.rows)
+        if scale:
+            self.scale = scale
+            self._rows = self.rows * self.scale
+            self._norm = torch.linalg.vector_norm(self._rows)
+
+    @property
+    def rows(self) -> Tensor:
+        """The rows, centred and scaled."""
+        if self._rows is not None:
+            return self._rows
+        rows = self._centred()
+        return rows if self.scale == 1 else rows * self.scale
+
+    @property
+    def is_wide(self) -> bool:
+        return self.width > self.n
+
+    @property
+    def stands_principal(self) -> bool:
+        return self.is_wide and not self._X.requires_grad
+
+    @property
+    def total(self) -> Tensor:
+        return self._norm.to(summing_dtype(self._norm.device)).square()
+
+    @property
+    def traces(self) -> Tensor:
+        return self.total.reshape(1)
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """``XXᵀ`` of the centred rows, n × n."""
+        return self_product(self.rows.mT)
+
+    @property
+    def variances(self) -> Tensor:
+        return self.rows.square().sum(0, keepdim=True)
+
+    @cached_property
+    def uncentred(self) -> RowsSide:
+        """The same rows about the origin instead of their mean."""
+        return RowsSide(
+            self._X, self.name, self._precision, centred=False, width=self.width, resolution=self.resolution
         )
 
-    @classmethod
-    def start(cls, settings: Any, study: Study) -> Self:
-        made = cls(keys_of(study.rectangles), cap=settings.cap, seed=study.seed, chunks=study.chunks)
-        made.resolutions = study.resolutions
-        return made
+    @cached_property
+    def squared(self) -> Tensor:
+        return squared_norm(self.gram if self.is_wide else self.second)
 
-    @classmethod
-    def of(cls, rows: Mapping[Key, Any]) -> Self:
-        """Return the rows of some layers, to be read as pairs of each other, differentiably."""
-        collector = cls(list(rows))
-        for key, matrix in rows.items():
-            matrix = as_matrix(matrix, name_of(key))
-            collector._layers[key].add(matrix, np.arange(len(matrix)), None)
-        return collector
-
-    def serves(self, settings: Any) -> str:
-        enough = self.cap is None or self.cap >= settings.cap
-        return "" if enough else f"a sample of {settings.cap:,} rows; it holds {self.cap:,}"
-
-    def update(
-        self,
-        rows: Mapping[Any, Any],
-        numbers: Any = None,
-        *,
-        owners: Mapping[Key, Any] | None = None,
-        indices: Any = None,
-    ) -> None:
-        """Add one batch: a matrix of rows for every layer; `numbers` (or `indices`) are those of the examples."""
-        matrices = self._checked(one_feed(self, rows))
-        numbers = indices if numbers is None else numbers
-        fresh = self._numbers.next
-        places = self._numbers.take(numbers, min(map(len, matrices.values())))
-        self._refuse_known(places, fresh)
-        self._counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self._counts))
-        for name, matrix in matrices.items():
-            owner, layer = (owners or {}).get(name), self._layers[name]
-            if owner is None and len(matrix) > len(places) and len(matrix) % len(places) == 0:
-                # a row's number must not depend on how many rows other examples have, in this part or in another
-                owner = np.repeat(np.arange(len(places)), len(matrix) // len(places))
-            examples = row_examples(places, len(matrix), owner) if self.chunks else None
-            layer.update(matrix, row_numbers(places, len(matrix), owner), examples, self.seed)
-            if self.cap is not None and layer.held > 2 * self.cap:
-                layer.shrink(self.cap, self.seed)
-        self.release()
-
-    def _checked(self, rows: Mapping[Key, Any]) -> dict[Key, Tensor]:
-        """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
-        refuse_missing(self.names, rows)
-        matrices = {name: as_matrix(rows[name], name_of(name), check=False).detach() for name in self.names}
-        for name, matrix in matrices.items():
-            if matrix.device.type == "cpu":  # a GPU is not waited for: NaN is refused when the rows are read
-                refuse_non_finite(matrix, label(name))
-        self._refuse_other_widths({name: matrix.shape[1] for name, matrix in matrices.items()})
-        return matrices
-
-    def _refuse_known(self, places: np.ndarray, fresh: int) -> None:
-        """Refuse examples that are there already; numbers from `fresh` on can't be."""
-        known = np.concatenate(self._layers[self.names[0]].numbers or [places[:0]])
-        if len(np.unique(places)) < len(places) or (places.min() < fresh and np.isin(places, known).any()):
-            raise ShapeError(
-                "two batches hold the same examples by their `indices`; give each example a number of its own."
-            )
+    @cached_property
+    def row_norms(self) -> Tensor:
+        """The squared length of every centred row."""
+        norms = torch.diagonal(self.gram) if self.is_wide else self.rows.square().sum(1)
+        return norms.to(summing_dtype(norms.device))
 
     @property
-    def widths(self) -> dict[Key, int]:
-        """The number of features of every layer seen so far."""
-        return {name: layer.parts[0].shape[1] for name, layer in self._layers.items() if layer.parts}
+    def norm_squares(self) -> Tensor:
+        return self.row_norms.square().sum()
 
-    def _refuse_other_widths(self, widths: Mapping[Key, int]) -> None:
-        for name, width in self.widths.items():
-            refuse_other_width(name, widths.get(name, width), width)
+    @cached_property
+    def coordinates(self) -> Tensor:
+        """The rows, in their own row space if there are fewer of them than features: ``U√Λ``, with ``XXᵀ = UΛUᵀ``."""
+        if not self.is_wide:
+            return self.rows
+        if self._X.requires_grad:
+            return self.rows @ self.to_features[0].mT
+        values, vectors = self._row_space
+        return vectors * values.sqrt()
 
-    @property
-    def n(self) -> int:
-        """The number of rows kept of the first layer."""
-        held = self._layers[self.names[0]].held
-        return held if self.cap is None else min(held, self.cap)
+    @cached_property
+    def second(self) -> Tensor:
+        if self.stands_principal:
+            return torch.diag(self._row_space[0]).unsqueeze(0)
+        return self_product(self.coordinates).unsqueeze(0)
 
-    @property
-    def seen(self) -> int:
-        """The number of rows of the layer with most of them, kept or not."""
-        return max(layer.seen for layer in self._layers.values())
+    @cached_property
+    def eigen(self) -> tuple[Tensor, Tensor]:
+        if self.stands_principal:
+            values = self._row_space[0]
+            return values.unsqueeze(0), torch.eye(self.n, dtype=values.dtype, device=values.device).unsqueeze(0)
+        values, vectors = super().eigen
+        if not self.loses_digits(values):
+            return values, vectors
+        roots, turned = torch.linalg.svd(triangular(self.coordinates.detach().mT))[1:]
+        return roots.square().unsqueeze(0), turned.mT.unsqueeze(0)
 
-    # --- reading ------------------------------------------------------------------------------------------------------
+    @cached_property
+    def whitened(self) -> Tensor:
+        """The rows after the whitener, n × rank: orthonormal columns that span the layer's numerical range."""
+        return self.coordinates @ self.whitener[0]
 
-    def pair(self, a: Key, b: Key, without: int | None = None) -> Any:
-        """Return the rows of the layers `a` and `b`, in that order."""
-        refuse_unknown(a, b, self.names, "rows")
-        rows = Rows(self.sample(a, without), self.sample(b, without))
-        x, y = self._layers[a], self._layers[b]
-        if not np.array_equal(x.numbers[0], y.numbers[0]):
-            raise NoValue(
-                f"{label(a)} gives {x.seen:,} rows and {label(b)} {y.seen:,} for the same examples, which do not pair "
-                "up; compare layers of the same size, or choose another shape."
-            )
-        return rows
+    def factor(self, basis: Tensor, kept: Tensor) -> Tensor:
+        return torch.linalg.qr(self.coordinates @ basis[0])[1].unsqueeze(0)
 
-    def sample(self, name: Key, without: int | None = None) -> SampledRows:
-        """Return the kept rows of one layer, without those of one chunk."""
-        layer = self._layers[name]
-        if not layer.parts:
-            raise NoValue("no batch has been folded in yet; call `update` first.")
-        if (name, without) not in self._samples:
-            rows = layer.in_order(self.cap, self.seed)
-            if without is not None:
-                stays = torch.from_numpy(chunk_of(np.concatenate(layer.examples), self.chunks) != without)
-                rows = rows[stays.to(rows.device)]
-            self._samples[name, without] = SampledRows(rows, label(name), self.resolutions.get(name) or None)
-        return self._samples[name, without]
+    @cached_property
+    def to_features(self) -> Tensor:
+        if not self.is_wide:
+            return torch.eye(self.width, dtype=self.rows.dtype, device=self.rows.device).unsqueeze(0)
+        values, vectors = self._row_space
+        real = values > self.n * self.rounding * values.max()
+        turned = torch.where(real, vectors / values.sqrt(), 0)
+        basis = turned[:, real] if self._X.requires_grad else turned
+        return (basis.mT @ self.rows.detach()).unsqueeze(0)
 
-    def settle(self) -> None:
-        """Put the rows of each layer in order, at most as many as are to be kept."""
-        for layer in self._layers.values():
-            if layer.parts:
-                layer.in_order(self.cap, self.seed)
-
-    def release(self) -> None:
-        self._samples: dict[tuple[Key, int | None], SampledRows] = {}
-
-    def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
-        if self.cap is None or self.seen <= self.cap:
-            return "exact"
-        unit = "examples" if self.seen == self._counts.sum() else "rows"
-        return f"a sample of {self.cap:,} of {self.seen:,} {unit}"
-
-    @property
-    def chunk_sizes(self) -> tuple[int, ...]:
-        if not self.chunks:
-            return ()
-        self.settle()
-        kept = np.unique(np.concatenate(self._layers[self.names[0]].examples))
-        return tuple(np.bincount(chunk_of(kept, self.chunks), minlength=self.chunks).tolist())
-
-    # --- merging and files --------------------------------------------------------------------------------------------
-
-    def merge(self, other: Self) -> Self:
-        """Return the rows of both, up to the cap."""
-        self._refuse_unlike(other, layers="names", cap="cap", seed="seed", chunks="chunks")
-        self._refuse_other_widths(other.widths)
-        merged = copy(self)
-        merged.release()
-        merged._counts, merged._layers = self._counts + other._counts, {}
-        merged._numbers = Numbers(max(self._numbers.next, other._numbers.next))
-        for name in self.names:
-            merged._layers[name] = self._layers[name].joined(other._layers[name])
-            if self.cap is not None:
-                merged._layers[name].shrink(self.cap, self.seed)
-        return merged
-
-    def renumbered(self, start: int) -> Self:
-        """Return the same rows with `start` added to the numbers of their examples."""
-        moved = self._copy()
-        moved._numbers.next += start
-        for layer in moved._layers.values():
-            layer.numbers = [part + start for part in layer.numbers]
-        return moved
+    @cached_property
+    def _row_space(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues, falling, and eigenvectors of the Gram matrix, without gradient."""
+        self.trace  # noqa: B018  refuses a constant layer
+        values, vectors = torch.linalg.eigh(self.gram.detach())
+        values, vectors = values.flip(-1).clamp(min=0), vectors.flip(-1)
+        if not self.loses_digits(values) or int(self.above_rounding(values).sum()) >= self.n - 1:
+            return values, vectors  # every direction that n examples have is kept: which is which does not matter
+        vectors, roots, _ = torch.linalg.svd(triangular(self.rows.detach()).mT)
+        return roots.square(), vectors
 
 
-class LinearRows(LayerRows):
-    """All rows of layers wider than the examples are many, read as moments; they fold into moments when merged."""
-
-    kind = "LinearRows"
-    settings_for = LinearSettings.of
-    stored = ("rectangles", "precision", *LayerRows.stored)
-
-    def __init__(self, rectangles: Sequence[Rectangle], *, precision: torch.dtype = torch.float64, chunks: int = 0):
-        self.rectangles, self.precision = [(list(left), list(right)) for left, right in rectangles], precision
-        super().__init__(keys_of(self.rectangles), chunks=chunks)
-
-    @classmethod
-    def price(cls, settings: LinearSettings, study: Study) -> Price | None:
-        streamed = LayerMoments.price(settings, study)
-        return None if streamed is None else price_of_rows(settings, study, streamed)
-
-    @classmethod
-    def start(cls, settings: LinearSettings, study: Study) -> Self:
-        made = cls(study.rectangles, precision=settings.precision(study), chunks=study.chunks)
-        made.resolutions = study.resolutions
-        return made
-
-    def serves(self, settings: LinearSettings) -> str:
-        return settings.lacking(self.precision, debiased=True)
-
-    def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
-        """Return the moments of the layers `a` and `b`, in that order."""
-        refuse_unknown(a, b, self.names, "rows", self.rectangles)
-        return super().pair(a, b, without).moments(self.precision)
-
-    def like(self, other: Collector) -> Collector:
-        """Return the moments of these rows, where `other` holds moments."""
-        if not isinstance(other, LayerMoments):
-            return self
-        moments = LayerMoments(self.rectangles, precision=other.precision, debiased=other.debiased, chunks=self.chunks)
-        moments.resolutions, layers = self.resolutions, self._layers
-        if all(layer.parts for layer in layers.values()):
-            self.settle()
-            chunks = {name: [chunk_of(part, self.chunks) for part in layer.examples] for name, layer in layers.items()}
-            moments._counts += self._counts
-            moments.sizes = {name: (layer.parts[0].shape[1],) for name, layer in layers.items()}
-            moments._fold({name: list(layer.parts) for name, layer in layers.items()}, chunks)
-        return moments
-
-    def merge(self, other: Self) -> Self:
-        """Return the rows of both."""
-        self._refuse_unlike(other, layers="rectangles", precision="precision")
-        return super().merge(other)
+def triangular(rows: Tensor) -> Tensor:
+    """Return the triangular R with ``RᵀR = XXᵀ`` without taking the product, of n × p rows with n ≤ p, by parts."""
+    factor = rows.new_zeros(0, len(rows))
+    for part in rows.split(max(4 * len(rows), 1024), dim=1):
+        factor = torch.linalg.qr(torch.cat([factor, part.mT]), mode="r")[1]
+    return factor

@@ -1,6 +1,6 @@
 """One layer of a pair of moments: its mean, its second moment and what follows from them.
 
-A side comes in two forms. `RowsSide` holds the centred rows, see `netkin.statistics.row_sides`. `CovarianceSide` holds
+A side comes in two forms. `RowsSide` holds the centred rows, see `netkin.statistics.rows`. `CovarianceSide` holds
 moments that were streamed and has no rows any more.
 Everything is kept in units of ``1 / scale``, a power of two, so that no square over- or underflows.
 """
@@ -45,7 +45,7 @@ class Side(ABC):
     @property
     @abstractmethod
     def second(self) -> Tensor:
-        """The centred second moment, (blocks, r, r), in coordinates that a rotation turns into the units."""
+        """The centred second moment, (blocks, r, r), in coordinates that a rotation turns into the features."""
 
     @property
     @abstractmethod
@@ -59,8 +59,8 @@ class Side(ABC):
 
     @property
     @abstractmethod
-    def units(self) -> Tensor:
-        """The map from the coordinates of `second` to the layer's own units, (blocks, r, width)."""
+    def to_features(self) -> Tensor:
+        """The map from the coordinates of `second` to the layer's own features, (blocks, r, width)."""
 
     @property
     @abstractmethod
@@ -84,7 +84,7 @@ class Side(ABC):
 
     @cached_property
     def varies(self) -> bool:
-        """Whether any unit moves by more than the rounding of its mean; what every measure but those of means needs."""
+        """Whether any feature varies by more than the rounding of its mean, as all measures but those of means need."""
         spread = 2 * self.step * self.scale * self.mean.detach().abs().to(self.total)
         noise = self.n * spread.square().mean(0)  # a transform spreads rounding over its frequencies evenly
         if float(self.total.detach()) > len(self.mean) * float(noise.sum()):
@@ -93,13 +93,13 @@ class Side(ABC):
 
     @property
     def step(self) -> float:
-        """The rounding unit at which a unit still counts as constant: halves are exact in float32."""
+        """The rounding unit at which a feature still counts as constant: halves are exact in float32."""
         return min(self.resolution, torch.finfo(torch.float32).eps)
 
     @property
     @abstractmethod
     def variances(self) -> Tensor:
-        """The sum of centred squares of every unit, (blocks, width)."""
+        """The sum of centred squares of every feature, (blocks, width)."""
 
     @property
     def norm(self) -> Tensor:
@@ -132,8 +132,8 @@ class Side(ABC):
         """The largest eigenvalue that the rounding of the data alone may give the second moment.
 
         It moves an entry x by noise of variance up to ``(eps x)²/12``, of which four times are taken; and noise of one
-        size for all entries has no eigenvalue above ``(1 + √(p/n))²`` times that of a single unit (Marchenko & Pastur).
-        A unit's noise is at most what it varies: one that is stuck at a large value has none.
+        size for all entries has no eigenvalue above ``(1 + √(p/n))²`` times that of a single feature (Marchenko &
+        Pastur). A feature's noise is at most what it varies: one that is stuck at a large value has none.
         """
         variances = self.variances.detach().to(self.total)
         offsets = self.n * (self.mean.detach().abs().to(variances) * self.scale).square()
@@ -184,8 +184,8 @@ class Side(ABC):
 
     @cached_property
     def loadings(self) -> Tensor:
-        """How the units follow the whitened directions, (blocks, k, width)."""
-        return self.whitener.mH @ self.second @ self.units
+        """How the features follow the whitened directions, (blocks, k, width)."""
+        return self.whitener.mH @ self.second @ self.to_features
 
     @cached_property
     def uncentred(self) -> Side:
@@ -326,10 +326,10 @@ class CovarianceSide(Side):
         return squared_norm(self.chosen) + twice
 
     @cached_property
-    def units(self) -> Tensor:
+    def to_features(self) -> Tensor:
         if self.frequencies:
             raise NoValue(
-                f"{self.name} is held as spectra, whose frequencies cover all positions of a map, so it has no units."
+                f"{self.name} is held as spectra, whose frequencies cover all positions of a map, and has no features."
             )
         return torch.eye(self.width, dtype=self.chosen.dtype, device=self.chosen.device).expand_as(self.chosen)
 

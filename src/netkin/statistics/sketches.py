@@ -26,9 +26,20 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.statistics.collector import Collector, Key, Price, Settings, Study, label, name_of, refuse_other_width
+from netkin.statistics.collector import (
+    Collector,
+    Key,
+    Price,
+    Settings,
+    Study,
+    hashes,
+    label,
+    name_of,
+    refuse_other_width,
+    row_examples,
+    row_numbers,
+)
 from netkin.statistics.kernel_pairs import KERNELS, KernelPair, KernelSide, checked_kernel, given_rows
-from netkin.statistics.numbered_rows import hashes, row_examples, row_numbers
 from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from netkin.arrays import as_maps, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, ValueFault
-from netkin.statistics.block_sums import Columns, Parts, by_chunk, first_shift, joined
+from netkin.statistics.block_sums import Columns, LinearSettings, Parts, by_chunk, first_shift, joined
 from netkin.statistics.collector import (
     Key,
     Price,
@@ -34,20 +34,22 @@ from netkin.statistics.collector import (
     refuse_unknown,
 )
 from netkin.statistics.frequencies import (
+    CHUNK,
     Grid,
     apart,
     common_grid,
+    examples_at_once,
     frequencies,
     in_words,
     off_block_share,
     placed,
+    price_of_spectra,
     regrouped,
 )
 from netkin.statistics.layer_moments import LayerMoments
+from netkin.statistics.layer_rows import LayerRows
 from netkin.statistics.linear_algebra import power_of_two
-from netkin.statistics.linear_costs import CHUNK, LinearSettings, examples_at_once, price_of_spectra
 from netkin.statistics.moments import Moments
-from netkin.statistics.rows import LayerRows
 from netkin.statistics.sides import CovarianceSide
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ View = tuple[Key, Grid]
 class Spectra(Moments):
     """A pair of layers in blocks, one for each frequency of their maps; the linear measures read it like any moments.
 
-    `pwcca` and `cka_debiased` alone have no value here: they depend on single units, or need sums that are not kept.
+    `pwcca` and `cka_debiased` alone have no value here: they depend on single features, or need sums that are not kept.
     """
 
     @classmethod
@@ -307,7 +309,7 @@ class LayerSpectra(LayerMoments):
         return centred if layer.scale == 1 else centred * layer.scale
 
     def _difference(self, maps: Tensor, shift: Tensor) -> Tensor:
-        """Return ``maps - shift`` in memory that is used again: asking for it anew would cost more than the sums."""
+        """Return ``maps - shift`` in memory that is used again: allocating it again would cost more than the sums."""
         if maps.requires_grad:
             return maps - shift
         memory = self._workspace

@@ -64,7 +64,7 @@ def train(
             training, it goes on from there, bit for bit as if it had not stopped; that of another, or one that another
             process is at, is refused. `netkin jobs` shows its progress, and cancels it.
         every: Save after so many steps, not after each epoch.
-        overwrite: Begin anew where `save` holds another training, or anything else.
+        overwrite: Whether something else in `save` is deleted, and the training starts again.
         progress: None shows a bar, False nothing; or a function of ``(done, total, what)``.
         **settings: Settings of the recipe.
 

@@ -74,7 +74,7 @@ def test_steps_that_fail_are_named_and_the_others_compared(run):
 def test_a_step_is_left_out_only_if_no_node_can_read_it(run):
     found = nk.dynamics("run", engine="ray", **CALL | {"model": "ray_worlds:read_elsewhere"})
     assert (found.steps, found.missing) == ((0, 10, 20, 30), ())
-    with pytest.raises(WorkerFault, match="look at 30 to 30 was lost 4 times, .*Input/output error"):
+    with pytest.raises(WorkerFault, match="inspection of 30 to 30 was lost 4 times, .*Input/output error"):
         nk.dynamics("run", engine="ray", **CALL | {"model": "ray_worlds:unreadable"})
 
 

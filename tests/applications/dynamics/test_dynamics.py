@@ -204,7 +204,7 @@ def stretched(rows, by=1.0):
         ({"examples": 100}, "examples ('None', not '100')"),
         ({"shape": "flatten"}, "differs in shape ('None', not 'flatten')"),
         ({"models": 7}, "differs in final weights ("),
-        ({"data": 3}, "a loader that shuffles or draws anew gives other data each time; ask for the same again"),
+        ({"data": 3}, "a loader that shuffles or draws at random gives other data each time; ask for the same again"),
         ({"transform": times(3)}, "differs in transform ('times.<locals>.<lambda> "),
         ({"seed": 1}, "differs in seed ('0', not '1')"),
     ],

@@ -224,7 +224,7 @@ def test_data_in_another_order_are_the_same_data(world, monkeypatch, tmp_path):
     "changes, words",
     [
         ({"test": slice(1)}, r"differs in test data digest \('150 examples, mark \w+', not '50 examples, mark \w+'\); "
-                             r"a loader that shuffles or draws anew gives other data each time; ask for the same"),
+                             r"a loader that shuffles or draws at random gives other data each time; ask for the same"),
         ({"data": slice(1)}, r"differs in fitting data digest "),
         ({"test": None}, r"differs in test data digest "),
         ({"examples": 120}, r"differs in fitting data digest "),

@@ -18,7 +18,7 @@ from netkin.applications.transfer.recommend import recommend
 from netkin.applications.transfer.scores import DEFAULT, SCORES
 from netkin.errors import ForwardError, NameClash, NoValue, UnknownName, ValueFault
 from netkin.results.values import jackknife_error
-from netkin.statistics.numbered_rows import chunk_of
+from netkin.statistics.collector import chunk_of
 
 recommending = import_module("netkin.applications.transfer.recommend")  # whose name the function has too
 RECORD = Path(__file__).parents[3] / "reproductions" / "results" / "gradients" / "recommender.gpu.json"

@@ -40,7 +40,7 @@ from netkin.applications.compression.layer_sizes import (
     parameters,
     run_order,
 )
-from netkin.comparing.request import name_of
+from netkin.comparing.feed import data_name
 from netkin.errors import ForwardError, NameClash, NetkinError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.progress import ProgressOption, showing
@@ -320,7 +320,7 @@ class CompressCall:
             parameters_after=parameters(net),
             accuracy_before=before,
             accuracy_after=rows[-1].accuracy,
-            data=name_of(self.data),
+            data=data_name(self.data),
             replaced=(*(earlier.replaced if earlier else ()), *filter(None, factors)),
             provenance=self._provenance([row.layer for row in rows], seen, from_the_top),
         )
@@ -330,7 +330,7 @@ class CompressCall:
         size = {"k": self.size.k, "variance": self.size.variance, "accuracy_drop": self.size.accuracy_drop}
         options = {**size, "projection": self.projection, "cut": self.cut, **vars(self.feeding)}
         options |= {"order": "from_the_top" if from_the_top else "at_once"}
-        given = {"model": unwrapped(self.model), "layers": layers, "data": name_of(self.data), "against": self.other}
+        given = {"model": unwrapped(self.model), "layers": layers, "data": data_name(self.data), "against": self.other}
         return {
             "weights": weights_digest(self.model),
             **({} if self.other is None else {"weights against": weights_digest(self.other)}),
@@ -387,7 +387,7 @@ def _remarks(layer: LinearOrConv, small: nn.Sequential, places: tuple[int, int])
     """Say what the numbers alone would not."""
     remarks = []
     if isinstance(small[0], nn.Conv2d) and small[0].bias is not None:
-        remarks.append("one channel more carries the mean, which the zero padding ends at the border.")
+        remarks.append("one extra channel carries the mean, because zero padding does not continue it at the border.")
     if parameters(small) >= parameters(layer):
         remarks.append(f"saves no parameters: that takes k of at most {most_that_saves(layer):,}.")
     elif multiply_adds(small, places) >= multiply_adds(layer, places):

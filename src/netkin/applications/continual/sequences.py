@@ -109,7 +109,7 @@ def learn_tasks(
             of the penalty and ``examples`` for the Fisher information of "ewc", ``examples`` of each task of "replay".
         save: a file for the record. Beside it lies the job, with what was learnt after each task; the same call goes
             on from there as if it had not stopped, and once all is done gives the result at once.
-        overwrite: begin anew where `save` holds anything else.
+        overwrite: whether something else in `save` is deleted, and the work starts again.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         **settings: settings of the recipe.
     """

@@ -17,9 +17,8 @@ from netkin.applications.dynamics.steps import ClusterSteps, Held, between_steps
 from netkin.comparing.compare import compare, explain
 from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.engines.ray import Ray
-from netkin.comparing.feed import CachedRunner
+from netkin.comparing.feed import CachedRunner, data_name
 from netkin.comparing.planning import Plan, weights_alone
-from netkin.comparing.request import name_of as name_of_data
 from netkin.comparing.subjects import ModelRunner
 from netkin.errors import ValueFault, also_called
 from netkin.identity import described_call, in_words, settings_digest, weights_digest
@@ -30,7 +29,7 @@ from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform, device_of
 from netkin.representations.layers import Spec
-from netkin.representations.shapes import Shape, name_of
+from netkin.representations.shapes import Shape, shape_name
 from netkin.results import Comparison, Series
 from netkin.results.packing import packed, unpacked
 from netkin.sources.names import by_name
@@ -95,7 +94,7 @@ def dynamics(
         transform: a function of the inputs.
         forward: a function ``forward(model, batch)`` that runs the model.
         save: the file that grows with each step, and in which the same call continues.
-        overwrite: whether to begin anew where the file holds something else.
+        overwrite: whether something else in the file is deleted, and the work starts again.
         partial: whether Ctrl-C returns the steps that are finished.
         name: what the series calls the run.
         engine: "local" for this process, "ray" or an `nk.Ray` for a cluster: run, data and functions are then given by
@@ -237,7 +236,7 @@ class _Options:
     def call(self, run: str, data: Any, examples: int | None) -> str:
         """Return the call as text, for the provenance."""
         others = self.others
-        source = {} if self.of_weights else {"data": name_of_data(data)}
+        source = {} if self.of_weights else {"data": data_name(data)}
         return described_call(
             "nk.dynamics", run=run, **source, measures=[one.id for one in self.measures], layers=others["layers"],
             pairs=others["pairs"], shape=others["shape"], resize=others["resize"], examples=examples,
@@ -257,7 +256,7 @@ class _Options:
         """Whether the comparison needs more than a layer's rows."""
         shape = self.others["shape"]
         shapes = shape.values() if isinstance(shape, Mapping) else [shape]
-        return self.others["resize"] is not None or any(name_of(one) in WITH_SPACE for one in shapes)
+        return self.others["resize"] is not None or any(shape_name(one) in WITH_SPACE for one in shapes)
 
 
 class _Study:
@@ -313,7 +312,7 @@ class _Study:
         if partial:
             raise ValueFault("`partial` is for one process; with `save` the same call continues on the cluster.")
         apart.connect()
-        self.weights, self._question = apart.look()
+        self.weights, self._question = apart.inspect()
         self.failed = apart.failed
 
     def _compare_apart(self, apart: ClusterSteps, job: Job, save: str | os.PathLike[str] | None) -> None:

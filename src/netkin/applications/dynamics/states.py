@@ -35,7 +35,7 @@ from netkin.results import Comparison
 from netkin.statistics import LayerSize, LinearRows, Moments, Study
 from netkin.statistics.collector import Key
 from netkin.statistics.linear_algebra import self_product
-from netkin.statistics.row_sides import RowsSide
+from netkin.statistics.rows import RowsSide
 
 LOOK = 2  # examples run to learn the layers' widths
 SHARDED = ("FullyShardedDataParallel", "FSDPModule")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from netkin.comparing.alignment import size_of_weights
 from netkin.comparing.engines import worker
-from netkin.comparing.engines.cluster import Cluster, Errand
+from netkin.comparing.engines.cluster import Cluster, ClusterTask
 from netkin.comparing.engines.ray import Ray
 from netkin.comparing.engines.terms import (
     DataSpec,
@@ -31,9 +31,9 @@ from netkin.comparing.engines.terms import (
     plain_measures,
     plain_shape,
 )
-from netkin.comparing.engines.worker import Message, as_fault, as_outcome, held
+from netkin.comparing.engines.worker import Message, as_fault, as_outcome, cache
+from netkin.comparing.feed import data_name
 from netkin.comparing.planning import needs_of
-from netkin.comparing.request import name_of
 from netkin.comparing.subjects import ModelRunner
 from netkin.errors import MemoryLimit, NetkinError, NoValue, SourceError, ValueFault, WorkerFault
 from netkin.identity import DataDigest, settings_digest, weights_digest
@@ -53,7 +53,7 @@ from netkin.statistics.collector import Collector, Key, Study
 if TYPE_CHECKING:
     from netkin.applications.dynamics.dynamics import _Options, _Study
 
-LOOKED = 16  # checkpoints that one task inspects
+STEPS_PER_TASK = 16  # checkpoints that one task inspects
 
 
 class Held:
@@ -65,7 +65,7 @@ class Held:
     def __init__(self, data: Any, examples: int | None, limit: int):
         if data is None:
             raise ValueFault("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
-        self.name, self._data, self.asked = name_of(data), data, examples
+        self.name, self._data, self.asked = data_name(data), data, examples
         self._batches = _listed(batches_of(data, examples), None if _in_memory(data) else limit)
         if self._batches is None and isinstance(data, Iterator):
             raise MemoryLimit(
@@ -213,14 +213,14 @@ class ClusterSteps:
             self.terms["options"]["memory"] = self.cluster.memory()
         self.terms["slots"] = max(1, self.cluster.slots(self.gpus) // len(self.cluster.nodes))
 
-    def look(self) -> tuple[dict[int, str], dict[str, str]]:
+    def inspect(self) -> tuple[dict[int, str], dict[str, str]]:
         """Return the digests of the weights of all steps that can be read, and what all numbers depend on."""
         steps, last = list(self.run.steps[:-1]), self.run.steps[-1]
-        groups = [[last], *(steps[place : place + LOOKED] for place in range(0, len(steps), LOOKED))]
+        groups = [[last], *(steps[place : place + STEPS_PER_TASK] for place in range(0, len(steps), STEPS_PER_TASK))]
         headers: list[Mapping[str, Any]] = []
         while groups:
-            errands = [self._errand(f"look at {own[0]} to {own[-1]}", "look", own) for own in groups]
-            found = self._results(errands, Job(None, "look", {}), "looking at checkpoints")
+            tasks = [self._task(f"inspection of {own[0]} to {own[-1]}", "inspect_steps", own) for own in groups]
+            found = self._results(tasks, Job(None, "inspection", {}), "inspecting checkpoints")
             alone = []
             for own, one in zip(groups, found.values(), strict=True):
                 if not isinstance(one, NetkinError):
@@ -232,19 +232,19 @@ class ClusterSteps:
                 else:
                     self._set_aside(own[0], one)
             groups = alone
-        looked = {int(step): own for header in headers for step, own in header["steps"].items()}
-        for step, own in looked.items():
+        inspected = {int(step): own for header in headers for step, own in header["steps"].items()}
+        for step, own in inspected.items():
             if "fault" in own:
                 self._set_aside(step, as_fault(own["fault"]))
-        self.weights = {step: own["weights"] for step, own in looked.items() if "weights" in own}
+        self.weights = {step: own["weights"] for step, own in inspected.items() if "weights" in own}
         return self.weights, headers[0]["question"]
 
     def compare(self, job: Job, names: Mapping[int, str]) -> dict[int, Comparison]:
         """Return the comparison of every step that does not fail; `names` are those of the job's parts."""
         last = self.run.steps[-1]
         order = [step for step in (last, *self.run.steps[:-1]) if step in names]  # without the final one there is none
-        errands = [self._errand(names[step], "compared", [step], self.weights[step]) for step in order]
-        found = self._results(errands, job, "comparing")
+        tasks = [self._task(names[step], "compared", [step], self.weights[step]) for step in order]
+        found = self._results(tasks, job, "comparing")
         made: dict[int, Comparison] = {}
         for step in order:
             one = found[names[step]]
@@ -260,12 +260,12 @@ class ClusterSteps:
             raise fault
         self.failed[step] = str(fault)
 
-    def _results(self, errands: Sequence[Errand], job: Job, what: str) -> dict[str, Message | NetkinError]:
-        return self.cluster.results(errands, job, [one.name for one in errands], what)
+    def _results(self, tasks: Sequence[ClusterTask], job: Job, what: str) -> dict[str, Message | NetkinError]:
+        return self.cluster.results(tasks, job, [one.name for one in tasks], what)
 
-    def _errand(self, name: str, does: str, steps: Sequence[int], weights: str = "") -> Errand:
-        task = {"terms": self.terms, "steps": list(steps), "weights": weights}
-        return Errand(name, f"{__name__}:{does}", task, kept=bool(weights), gpus=self.gpus)
+    def _task(self, name: str, function: str, steps: Sequence[int], weights: str = "") -> ClusterTask:
+        arguments = {"terms": self.terms, "steps": list(steps), "weights": weights}
+        return ClusterTask(name, f"{__name__}:{function}", arguments, kept=bool(weights), gpus=self.gpus)
 
 
 def terms_of_run(run: Run, data: Any, examples: int | None, options: _Options) -> dict[str, Any]:
@@ -302,10 +302,10 @@ def _named(data: Any) -> Any:
 # --- in a worker ------------------------------------------------------------------------------------------------------
 
 
-def look(task: Mapping[str, Any]) -> Message:
+def inspect_steps(task: Mapping[str, Any]) -> Message:
     """Read checkpoints, and return the digests of their weights, or why one can't be read."""
     study = _study(task["terms"])
-    steps = {step: _looked_at(study, step) for step in task["steps"]}
+    steps = {step: _inspect(study, step) for step in task["steps"]}
     is_last = study.run.steps[-1] in task["steps"]
     if is_last and "weights" in steps[study.run.steps[-1]]:
         study.weights[study.run.steps[-1]] = steps[study.run.steps[-1]]["weights"]
@@ -313,7 +313,7 @@ def look(task: Mapping[str, Any]) -> Message:
     return {"steps": steps, "question": {}}, {}
 
 
-def _looked_at(study: _Study, step: int) -> dict[str, Any]:
+def _inspect(study: _Study, step: int) -> dict[str, Any]:
     try:
         return {"weights": weights_digest(study.run.at(step))}
     except Exception as fault:
@@ -338,7 +338,7 @@ def compared(task: Mapping[str, Any]) -> Message:
 
 def _study(terms: Mapping[str, Any]) -> _Study:
     """Return the study of this process, with the data and the final model that it holds."""
-    return held.thing("study", lambda: _made_study(terms))
+    return cache.once("study", lambda: _made_study(terms))
 
 
 def _made_study(terms: Mapping[str, Any]) -> _Study:

@@ -95,7 +95,7 @@ def federate(
         how: "auto", "stacked" or "one by one", as in `nk.train_many`.
         seed: from which the draws of clients and the order of their examples follow.
         save: a file for the result; the same call resumes from it after an interruption, also with more rounds.
-        overwrite: whether to begin anew where the file holds something else.
+        overwrite: whether something else in the file is deleted, and the work starts again.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         **settings: settings of the recipe.
 

@@ -19,7 +19,7 @@ from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import Spec, choose, layer_label, modules, stages, unwrapped
 from netkin.statistics import Moments
-from netkin.statistics.row_sides import RowsSide
+from netkin.statistics.rows import RowsSide
 from netkin.training import Hook
 
 if TYPE_CHECKING:
@@ -136,7 +136,9 @@ class CKASparsityLoss(Hook):
     def begin(self, model: nn.Module, optimizer: Any) -> None:
         """Refuse to be a hook of the training of another model."""
         if unwrapped(model) is not self.model:
-            raise ValueFault("this CKA sparsity loss watches another model than the one that is trained; make it anew.")
+            raise ValueFault(
+                "this CKA sparsity loss watches another model than the one that is trained; make one for this model."
+            )
 
     def loss(self, model: nn.Module, inputs: Any, outputs: Any, step: int) -> Tensor:
         """Return the term, which `nk.train` adds to its loss."""

@@ -47,7 +47,7 @@ def least_squares(moments: Moments, *, affine: bool = True) -> LinearMap:
     Eq. 2 of the paper. With `affine` the layers' means are subtracted first and mapped to each other.
     """
     pair = _about(moments, affine)
-    return _map_of_neurons(pair, pair.x.whitener @ (pair.x.whitener.mH @ pair.cross))
+    return _map_in_features(pair, pair.x.whitener @ (pair.x.whitener.mH @ pair.cross))
 
 
 def ridge(moments: Moments, *, alpha: float = 1.0, affine: bool = True) -> LinearMap:
@@ -56,7 +56,7 @@ def ridge(moments: Moments, *, alpha: float = 1.0, affine: bool = True) -> Linea
     pair = _about(moments, affine)
     pair.x.trace  # noqa: B018  refuses a constant layer
     ones = torch.eye(pair.x.second.shape[-1], dtype=pair.x.second.dtype, device=pair.x.second.device)
-    return _map_of_neurons(pair, torch.linalg.solve(pair.x.second + alpha * pair.x.scale**2 * ones, pair.cross))
+    return _map_in_features(pair, torch.linalg.solve(pair.x.second + alpha * pair.x.scale**2 * ones, pair.cross))
 
 
 def procrustes(moments: Moments, *, affine: bool = True) -> LinearMap:
@@ -83,7 +83,7 @@ def reduced_rank(moments: Moments, *, k: int = 8, affine: bool = True) -> Linear
     whitened = pair.x.whitener.mH @ pair.cross
     _, vectors = torch.linalg.eigh(whitened.mH @ whitened)
     leading = vectors[..., -k:]
-    return _map_of_neurons(pair, pair.x.whitener @ whitened @ leading @ leading.mH)
+    return _map_in_features(pair, pair.x.whitener @ whitened @ leading @ leading.mH)
 
 
 def lasso(moments: Moments, *, alpha: float = 0.01, affine: bool = True) -> LinearMap:
@@ -94,7 +94,7 @@ def lasso(moments: Moments, *, alpha: float = 0.01, affine: bool = True) -> Line
     _refuse_not_above_zero("alpha", alpha)
     pair = _about(moments, affine)
     pair.x.trace  # noqa: B018  refuses a constant layer
-    second = _of_neurons(pair.x.second, pair.x.units, pair.x.units) / (pair.x.scale**2 * pair.n)
+    second = _in_features(pair.x.second, pair.x.to_features, pair.x.to_features) / (pair.x.scale**2 * pair.n)
     return _with_bias(pair, solve_lasso(second, _own_cross(pair) / pair.n, alpha))
 
 
@@ -196,9 +196,9 @@ def _about(moments: Moments, affine: bool) -> Moments:
     return moments if affine else moments.uncentred
 
 
-def _map_of_neurons(pair: Moments, inner: Tensor) -> LinearMap:
+def _map_in_features(pair: Moments, inner: Tensor) -> LinearMap:
     """Return a map between the coordinates of a pair's second moments as one between the layers' own neurons."""
-    return _with_bias(pair, _of_neurons(inner, pair.x.units, pair.y.units) * (pair.x.scale / pair.y.scale))
+    return _with_bias(pair, _in_features(inner, pair.x.to_features, pair.y.to_features) * (pair.x.scale / pair.y.scale))
 
 
 def _with_bias(pair: Moments, weight: Tensor) -> LinearMap:
@@ -208,11 +208,11 @@ def _with_bias(pair: Moments, weight: Tensor) -> LinearMap:
 
 def _own_cross(pair: Moments) -> Tensor:
     """Return ``AᵀB`` of the layers' own neurons."""
-    return _of_neurons(pair.cross, pair.x.units, pair.y.units) / (pair.x.scale * pair.y.scale)
+    return _in_features(pair.cross, pair.x.to_features, pair.y.to_features) / (pair.x.scale * pair.y.scale)
 
 
-def _of_neurons(inner: Tensor, x_units: Tensor, y_units: Tensor) -> Tensor:
-    return (x_units.mT.to(inner) @ inner @ y_units.to(inner))[0]
+def _in_features(inner: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return (x.mT.to(inner) @ inner @ y.to(inner))[0]
 
 
 def _refuse_not_above_zero(name: str, value: float) -> None:

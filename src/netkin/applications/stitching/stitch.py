@@ -25,7 +25,7 @@ from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.stitch_scores import USUAL, known_scores
 from netkin.applications.stitching.sweep import SweepFile, portions_in_memory, run_sweeps
 from netkin.applications.stitching.task_loss import How, as_list, find_way, find_ways
-from netkin.comparing.request import name_of
+from netkin.comparing.feed import data_name
 from netkin.errors import UnknownName, ValueFault, also_called, did_you_mean
 from netkin.identity import described_call, weights_digest
 from netkin.memory import size_in_words
@@ -91,7 +91,7 @@ def stitch(
     way, pair = find_way(how, seed, training), (layer_a, layer_b)
     given: dict[str, Any] = {"examples": examples, "resize": resize, "seed": seed}
     of: dict[str, Any] = {"a": unwrapped(a), "layer_a": layer_a, "b": unwrapped(b), "layer_b": layer_b}
-    call = described_call("nk.stitch", **of, data=name_of(data), how=way.id, **given)
+    call = described_call("nk.stitch", **of, data=data_name(data), how=way.id, **given)
     asked = Asked(ways=(way,), data=data, test=test, pairs=[pair], statistics=statistics, **given)
     if way.training is not None:
         asked.refuse_iterators("a training", ("data",))
@@ -137,7 +137,7 @@ def fit_all(
         statistics: what `nk.collect` returned, or its file, read in place of a pass over `data`, as in `stitch`.
     """
     ways = {str(how): find_way(how, seed) for how in as_list(hows)}
-    of: dict[str, Any] = {"a": unwrapped(a), "b": unwrapped(b), "pairs": list(pairs), "data": name_of(data)}
+    of: dict[str, Any] = {"a": unwrapped(a), "b": unwrapped(b), "pairs": list(pairs), "data": data_name(data)}
     given: dict[str, Any] = {"examples": examples, "resize": resize, "seed": seed}
     call = described_call("fit_all", **of, hows=list(ways), **given)
     for how in ways:
@@ -207,7 +207,7 @@ def stitch_all(
         seed: seed for random maps and for training.
         save: the file that grows with the result. The same call continues there, also after the process was killed, and
             with more methods or layers; what is finished lies in a folder beside it (see `netkin.jobs`).
-        overwrite: whether to begin anew where the file holds something else.
+        overwrite: whether something else in the file is deleted, and the work starts again.
         partial: whether Ctrl-C returns what is finished.
         each: a function that is called with every `Stitch`.
         names: what the result calls the two models.
@@ -258,7 +258,7 @@ def stitch_many(
         test: the examples on which they are evaluated.
         hows: one method or several.
         save: the file that grows with the result, and in which the same call continues.
-        overwrite: whether to begin anew where the file holds something else.
+        overwrite: whether something else in the file is deleted, and the work starts again.
         partial: whether Ctrl-C returns what is finished.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         options: those of `stitch_all`: `pairs`, `layers`, `measures`, `scores`, `shape`, `resize`, `examples`,
@@ -292,8 +292,8 @@ def _describe_call(name: str, asked: Asked, **models: Any) -> str:
     """Return the command or the call that requests a sweep."""
     options = {key: getattr(asked, key) for key in ("pairs", "layers", "measures", "scores", "shape", "resize", "seed")}
     counts = {"examples": asked.examples, "test_examples": asked.test_examples}
-    test, hows = None if asked.test is None else name_of(asked.test), [way.id for way in asked.ways]
-    return described_call(name, **models, data=name_of(asked.data), test=test, hows=hows, **options, **counts)
+    test, hows = None if asked.test is None else data_name(asked.test), [way.id for way in asked.ways]
+    return described_call(name, **models, data=data_name(asked.data), test=test, hows=hows, **options, **counts)
 
 
 @dataclass(frozen=True)

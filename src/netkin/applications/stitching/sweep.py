@@ -36,14 +36,13 @@ from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.stitch_scores import FLATTERED, UNFINISHED, Ledger, contrasts, restrict, with_count
 from netkin.applications.stitching.task_loss import Way
 from netkin.comparing.compare import compare
-from netkin.comparing.interrupting import Interruption
-from netkin.comparing.request import name_of
+from netkin.comparing.feed import data_name
 from netkin.comparing.study import Statistics, found_measures
 from netkin.errors import FileFault, ForwardError, NetkinError, NoValue, ShapeError, ValueFault
 from netkin.identity import settings_digest, weights_digest
 from netkin.jobs import Job, Part
 from netkin.memory import free_memory
-from netkin.progress import reported
+from netkin.progress import Interruption, reported
 from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import device_of, watched
 from netkin.results import Comparison, Comparisons
@@ -269,7 +268,7 @@ class Sweep:
             shapes_b={layer: shape for layer, shape in similar.shapes_b.items() if layer in layers[1]},
             widths_a=self.joints.widths[0],
             widths_b=self.joints.widths[1],
-            data=name_of(self.asked.judging[0]),
+            data=data_name(self.asked.judging[0]),
             examples=similar.examples,
             seed=self.asked.seed,
             version=similar.version,
@@ -288,7 +287,7 @@ class Sweep:
     def _provenance(self, outcomes: Sequence[_Outcome]) -> dict[str, str]:
         asked = self.asked
         fits = [one for one in outcomes if one.fitted]
-        data = name_of(asked.data) if self._statistics is None else f"statistics of {self._statistics.data}"
+        data = data_name(asked.data) if self._statistics is None else f"statistics of {self._statistics.data}"
         fitting = {"fitted on": data, "fitting examples": f"{fits[0].fitted:,}"} if fits else {}
         cut = {y: one.cut for ((_, y), _), one in self._in_order if one.cut}
         words = {f"cut after {layer!r}": f"first model stopped, second {how}" for layer, how in cut.items()}

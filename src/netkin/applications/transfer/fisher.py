@@ -28,7 +28,7 @@ from netkin.representations.hooks import mapped, watching
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, labels_of, prepared, take
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
 from netkin.sources.names import by_name
-from netkin.statistics.numbered_rows import hashes
+from netkin.statistics.collector import hashes
 
 ROOM = 2**28  # bytes for gradients of single examples on the host, where more is not faster
 DISTRIBUTIONS = ("model", "tempered", "labels")

@@ -14,7 +14,7 @@ from torch import nn
 from netkin import __version__
 from netkin.applications.transfer.evidence import Array, Evidence, evidence_of
 from netkin.applications.transfer.scores import DEFAULT, TransferScore, find_score
-from netkin.comparing.request import name_of
+from netkin.comparing.feed import data_name
 from netkin.comparing.subjects import lent
 from netkin.errors import ForwardError, NetkinError, NoValue, SourceError, UnknownName, ValueFault
 from netkin.identity import described_call, weights_digest
@@ -25,7 +25,7 @@ from netkin.results.records import distinct
 from netkin.sources import load_data, load_model
 from netkin.sources.batches import sample
 from netkin.sources.models import remark_on
-from netkin.statistics.numbered_rows import chunk_of
+from netkin.statistics.collector import chunk_of
 
 CHUNKS = 20
 FEW = 5  # examples of a class, below which a score says little
@@ -170,7 +170,7 @@ def _found(name: str, given: nn.Module | str, asked: _RecommendOptions) -> _Foun
     model = load_model(given) if isinstance(given, str) else given
     found = _Found(name, sum(weight.numel() for weight in model.parameters()), weights_digest(model))
     data = _data(given, asked)
-    found.data, found.remarks = name_of(data), (*getattr(data, "remarks", ()), *filter(None, [remark_on(model)]))
+    found.data, found.remarks = data_name(data), (*getattr(data, "remarks", ()), *filter(None, [remark_on(model)]))
     try:
         with lent(model, asked.device):
             evidence, found.holes = _evidence(model, data, asked, asked.of(name))

@@ -23,8 +23,8 @@ from netkin.errors import NoValue, UnknownName, did_you_mean
 from netkin.progress import ProgressOption
 from netkin.representations.inputs import Forward, Transform
 from netkin.sources.names import by_name
+from netkin.statistics.collector import hashes
 from netkin.statistics.kernel_pairs import KERNELS
-from netkin.statistics.numbered_rows import hashes
 from netkin.statistics.outer_products import LayerEmbeddings, MeanEmbedding
 from netkin.statistics.sketches import BucketSums, LayerSketches, SketchSettings, sketched_part
 

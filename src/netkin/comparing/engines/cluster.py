@@ -1,7 +1,7 @@
-"""`Cluster`: errands that follow each other, done by the workers of Ray, whatever becomes of some of them.
+"""`Cluster`: tasks that follow each other, run by the workers of Ray, also where workers and nodes are lost.
 
-An errand whose worker or node is lost is done again, on another node where there is one; so is one whose result was
-lost with its node, unless that is a part of the job, which is read from its file. When no errand waits and one takes
+A task whose worker or node is lost is done again, on another node where there is one; so is one whose result was
+lost with its node, unless that is a part of the job, which is read from its file. When no task waits and one takes
 many times longer than those before, it is started on other nodes as well, and the first to end counts. What is left
 running at the end of a call, or by Ctrl-C, is ended.
 """
@@ -29,18 +29,18 @@ from netkin.sources.names import in_short
 if TYPE_CHECKING:
     from ray import ObjectRef
 
-ATTEMPTS = 4  # of an errand whose worker or node is lost
+ATTEMPTS = 4  # of a task whose worker or node is lost
 PAUSE = 1.0  # seconds between two checks of the job and of stragglers
 PATIENCE = 30  # pauses without a node before it is said
 REMEDY = "add one by `ray start --address`, or stop: a job keeps what is finished."
-STRAGGLER = 4.0  # how many times longer than the median an errand takes that is started a second time
+STRAGGLER = 4.0  # how many times longer than the median a task takes that is started a second time
 LEAST = 20.0  # seconds below which nothing is a straggler
 COPIES = 2  # of a straggler, on other nodes
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # by 0 Ray keeps to the loopback address, on any system
 
 
 @dataclass(frozen=True)
-class Errand:
+class ClusterTask:
     """One task: a function of `worker`, or another "module:function", its arguments and its predecessors.
 
     `name` is what faults and the parts of a job call it; with `kept` its result is a part of the job. `gpus` is the
@@ -48,8 +48,8 @@ class Errand:
     """
 
     name: str
-    does: str
-    task: Mapping[str, Any]
+    function: str
+    arguments: Mapping[str, Any]
     after: tuple[str, ...] = ()
     kept: bool = False
     gpus: float = 0.0
@@ -57,9 +57,9 @@ class Errand:
 
 @dataclass
 class Attempt:
-    """An errand that is being done: what it will leave, and when it was begun."""
+    """A task that is running: its result to come, and when it was started."""
 
-    errand: Errand
+    task: ClusterTask
     message: ObjectRef
     begun: float = field(default_factory=time.monotonic)
 
@@ -68,10 +68,10 @@ class Cluster:
     """The workers of a Ray cluster: one that is connected already, the one at `address`, or one on this machine."""
 
     def __init__(self, address: str | None = None):
-        self._ray = _imported()
-        if not self._ray.is_initialized():
-            _connect(self._ray, address)
-        elif address not in (None, "auto", here := self._ray.get_runtime_context().gcs_address):
+        self.ray = _imported()
+        if not self.ray.is_initialized():
+            _connect(self.ray, address)
+        elif address not in (None, "auto", here := self.ray.get_runtime_context().gcs_address):
             raise ValueFault(
                 f"this process is connected to the Ray cluster at {here}; leave `address` out, or call "
                 "`ray.shutdown()` first."
@@ -79,43 +79,43 @@ class Cluster:
         self._call = {
             "versions": worker.versions(), "folder": os.getcwd(), "token": secrets.token_hex(8), "command": command()
         }  # fmt: skip
-        self._done = self._ray.remote(_done)
-        self.lost = self._ray.exceptions.RayError
+        self._run = self.ray.remote(_run)
+        self.lost = self.ray.exceptions.RayError
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes that are there now."""
-        return [node for node in self._ray.nodes() if node["Alive"]]
+        return [node for node in self.ray.nodes() if node["Alive"]]
 
     def slots(self, gpus: float = 0.0) -> int:
-        """Return how many errands can be done at once, of those that need so much of a GPU."""
+        """Return how many tasks can be done at once, of those that need so much of a GPU."""
         return sum(_slots(node, gpus) for node in self.nodes)
 
     def memory(self) -> int:
-        """Return how many bytes an errand may take on any node: a quarter of its memory, or less where many fit."""
+        """Return how many bytes a task may take on any node: a quarter of its memory, or less where many fit."""
         sizes = [(node["Resources"].get("memory", 0), _slots(node, 0)) for node in self.nodes]
         return int(min((size / max(4, 2 * slots) for size, slots in sizes if size and slots), default=2**30))
 
     def refuse_too_small(self, gpus: float) -> None:
-        """Refuse a cluster that can do no errand of this kind."""
+        """Refuse a cluster that can do no task of this kind."""
         if not self.slots(gpus):
             what = f"a GPU, and each task needs {gpus:g} of one" if gpus else "a CPU, and each task needs one"
             raise ValueFault(f"this Ray cluster has no node with {what}; start one that has.")
 
     def results(
-        self, errands: Iterable[Errand], job: Job, wanted: Sequence[str], what: str
+        self, tasks: Iterable[ClusterTask], job: Job, wanted: Sequence[str], what: str
     ) -> dict[str, Message | NetkinError]:
-        """Return what the `wanted` errands made, or their fault, after all that they follow.
+        """Return what the `wanted` tasks made, or their fault, after all that they follow.
 
         Parts that the job holds already are not done again. What depends on no fault is done all the same.
 
         Args:
-            errands: these and those that they follow, directly or not, each behind those that it follows.
+            tasks: these and those that they follow, directly or not, each behind those that it follows.
             job: it keeps the results that are to be its parts.
             wanted: the names of those whose results are returned.
             what: what is being done, for progress.
         """
-        course = _Course(self, {one.name: one for one in errands}, job, wanted)
+        course = _Course(self, {one.name: one for one in tasks}, job, wanted)
         try:
             course.run(what)
         finally:
@@ -124,55 +124,49 @@ class Cluster:
 
     # --- what a course asks of Ray ------------------------------------------------------------------------------------
 
-    def start(self, errand: Errand, given: Sequence[ObjectRef], node: str | None = None) -> tuple[ObjectRef, Attempt]:
-        """Start an errand, on that node if it has room, and return what to wait for."""
-        how: dict[str, Any] = {"num_cpus": 1, "num_gpus": errand.gpus, "num_returns": 2, "max_retries": 0}
+    def start(
+        self, task: ClusterTask, given: Sequence[ObjectRef], node: str | None = None
+    ) -> tuple[ObjectRef, Attempt]:
+        """Start a task, on that node if it has room, and return what to wait for."""
+        how: dict[str, Any] = {"num_cpus": 1, "num_gpus": task.gpus, "num_returns": 2, "max_retries": 0}
         if node is not None:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
             how["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
-        outcome, message = self._done.options(**how).remote(errand.does, dict(errand.task), self._call, *given)
-        return outcome, Attempt(errand, message)
+        outcome, message = self._run.options(**how).remote(task.function, dict(task.arguments), self._call, *given)
+        return outcome, Attempt(task, message)
 
     def others(self, than: str, gpus: float) -> list[str]:
-        """Return the nodes that can do such errands, in any order, but for one."""
+        """Return the nodes that can do such tasks, in any order, but for one."""
         found = [node["NodeID"] for node in self.nodes if _slots(node, gpus) and node["NodeID"] != than]
         return random.sample(found, len(found))
-
-    def put(self, message: Message) -> ObjectRef:
-        """Put a message into the object store."""
-        return self._ray.put(message)
-
-    def get(self, reference: ObjectRef) -> Any:
-        """Return what a worker left, or raise one of `lost`."""
-        return self._ray.get(reference)
 
     def ended(self, running: Iterable[ObjectRef]) -> list[ObjectRef]:
         """Return those that have ended, after waiting a little for one."""
         found = list(running)
-        return self._ray.wait(found, num_returns=len(found), timeout=0)[0] or self._ray.wait(found, timeout=PAUSE)[0]
+        return self.ray.wait(found, num_returns=len(found), timeout=0)[0] or self.ray.wait(found, timeout=PAUSE)[0]
 
     def end(self, running: Iterable[ObjectRef]) -> None:
         """End what is still being done."""
         for reference in running:
             with suppress(Exception):  # it may have ended by itself
-                self._ray.cancel(reference, force=True)
+                self.ray.cancel(reference, force=True)
 
 
 class _Course:
-    """The course of some errands: who waits for whom, what is being done, and what is there."""
+    """The course of some tasks: which wait for which, which run, and which results are there."""
 
-    def __init__(self, cluster: Cluster, errands: dict[str, Errand], job: Job, wanted: Sequence[str]):
-        self.cluster, self.errands, self.job, self.wanted = cluster, errands, job, wanted
+    def __init__(self, cluster: Cluster, tasks: dict[str, ClusterTask], job: Job, wanted: Sequence[str]):
+        self.cluster, self.tasks, self.job, self.wanted = cluster, tasks, job, wanted
         self.keeps = job.folder is not None
-        self.waiting: dict[str, Errand] = {}
+        self.waiting: dict[str, ClusterTask] = {}
         self.running: dict[ObjectRef, Attempt] = {}
         self.here: dict[str, ObjectRef] = {}  # what was made and is in the object store
         self.results: dict[str, Message | NetkinError] = {}  # what was wanted, and faults
-        self.losses: dict[str, int] = {}  # how often each errand was lost
-        self.avoided: dict[str, str] = {}  # the node on which an errand was lost
-        self.seconds: dict[str, list[float]] = {}  # how long errands took, by what they do
-        self.copied: set[str] = set()  # errands that were started on other nodes as well
+        self.losses: dict[str, int] = {}  # how often each task was lost
+        self.avoided: dict[str, str] = {}  # the node on which a task was lost
+        self.seconds: dict[str, list[float]] = {}  # how long tasks took, by what they do
+        self.copied: set[str] = set()  # tasks that were started on other nodes as well
         self.idle = 0  # pauses in which nothing could be started
 
     def run(self, what: str) -> None:
@@ -190,8 +184,8 @@ class _Course:
 
     def _plan(self) -> None:
         """Find out what must be done: what is wanted and not there, and what that follows; a fault spreads to those."""
-        for name, errand in self.errands.items():
-            faults = (self.results.get(one) for one in errand.after if one not in self.here)
+        for name, task in self.tasks.items():
+            faults = (self.results.get(one) for one in task.after if one not in self.here)
             fault = next((one for one in faults if isinstance(one, NetkinError)), None)
             if fault is not None and name not in self.results:
                 self.results[name] = fault
@@ -200,35 +194,35 @@ class _Course:
             name = unseen.pop()
             if name not in self.here and name not in needed and not self._recall(name):
                 needed.add(name)
-                unseen += self.errands[name].after
-        self.waiting = {name: errand for name, errand in self.errands.items() if name in needed}
-        needless = [ref for ref, one in self.running.items() if one.errand.name not in self.waiting]
+                unseen += self.tasks[name].after
+        self.waiting = {name: task for name, task in self.tasks.items() if name in needed}
+        needless = [ref for ref, one in self.running.items() if one.task.name not in self.waiting]
         self._end(needless)
         for one in self.running.values():
-            self.waiting.pop(one.errand.name, None)
+            self.waiting.pop(one.task.name, None)
 
     def _recall(self, name: str) -> bool:
-        """Return whether the job has an errand's result, and take it."""
-        part = self.job.find(name) if self.errands[name].kept and self.keeps else None
+        """Return whether the job has a task's result, and take it."""
+        part = self.job.find(name) if self.tasks[name].kept and self.keeps else None
         if part is None:
             return False
         if name in self.wanted:
             self.results[name] = dict(part.values), part.arrays
         else:
-            self.here[name] = self.cluster.put((dict(part.values), part.arrays))
+            self.here[name] = self.cluster.ray.put((dict(part.values), part.arrays))
         return True
 
     def _start_ready(self) -> bool:
-        """Start as many errands as there is room for, and tell whether some that could be started still wait.
+        """Start as many tasks as there is room for, and tell whether some that could be started still wait.
 
         Those that follow others come first, as they free memory.
         """
         ready = [one for one in self.waiting.values() if all(name in self.here for name in one.after)]
         for gpus in dict.fromkeys(one.gpus for one in ready):
-            busy = sum(one.errand.gpus == gpus for one in self.running.values())
+            busy = sum(one.task.gpus == gpus for one in self.running.values())
             mine = sorted((one for one in ready if one.gpus == gpus), key=lambda one: not one.after)
-            for errand in mine[: max(self.cluster.slots(gpus) - busy, 0)]:
-                self._start(self.waiting.pop(errand.name))
+            for task in mine[: max(self.cluster.slots(gpus) - busy, 0)]:
+                self._start(self.waiting.pop(task.name))
         if not self.running:
             self.idle += 1
             if self.idle == PATIENCE:
@@ -237,73 +231,73 @@ class _Course:
             time.sleep(PAUSE)  # for nodes that come
         return any(one.name in self.waiting for one in ready)
 
-    def _start(self, errand: Errand, node: str | None = None) -> None:
-        avoided = self.avoided.get(errand.name)
-        node = next(iter(self.cluster.others(avoided, errand.gpus)), None) if avoided and not node else node
-        reference, attempt = self.cluster.start(errand, [self.here[name] for name in errand.after], node)
+    def _start(self, task: ClusterTask, node: str | None = None) -> None:
+        avoided = self.avoided.get(task.name)
+        node = next(iter(self.cluster.others(avoided, task.gpus)), None) if avoided and not node else node
+        reference, attempt = self.cluster.start(task, [self.here[name] for name in task.after], node)
         self.running[reference] = attempt
 
     def _take(self, attempt: Attempt, reference: ObjectRef) -> int:
-        """Take what an errand left, and return how many are done by that: one, or none if it was lost."""
-        errand, message = attempt.errand, None
+        """Take what a task left, and return how many are done by that: one, or none if it was lost."""
+        task, message = attempt.task, None
         try:
-            outcome = self.cluster.get(reference)
-            if "fault" not in outcome and (errand.name in self.wanted or (errand.kept and self.keeps)):
-                message = self.cluster.get(attempt.message)
+            outcome = self.cluster.ray.get(reference)
+            if "fault" not in outcome and (task.name in self.wanted or (task.kept and self.keeps)):
+                message = self.cluster.ray.get(attempt.message)
         except self.cluster.lost as fault:
             _refuse_other_code(fault)
-            return self._lose(errand, in_short(fault), inputs=_has_lost_inputs(fault))
+            return self._lose(task, in_short(fault), inputs=_has_lost_inputs(fault))
         if outcome.get("of_node"):
-            return self._lose(errand, outcome["fault"][1], node=outcome["node"], model=outcome["model"])
+            return self._lose(task, outcome["fault"][1], node=outcome["node"], model=outcome["model"])
         if "fault" in outcome:
-            self._fail(errand, worker.as_fault(outcome["fault"], errand.name), outcome["model"])
+            self._fail(task, worker.as_fault(outcome["fault"], task.name), outcome["model"])
             return 1
-        self.seconds.setdefault(errand.does, []).append(outcome["seconds"])
-        if message is not None and errand.kept and self.keeps:
-            self.job.keep(errand.name, *message, seconds=outcome["seconds"])
-        if errand.name in self.wanted:
+        self.seconds.setdefault(task.function, []).append(outcome["seconds"])
+        if message is not None and task.kept and self.keeps:
+            self.job.keep(task.name, *message, seconds=outcome["seconds"])
+        if task.name in self.wanted:
             assert message is not None
-            self.results[errand.name] = message
-        self.here[errand.name] = attempt.message
-        self._end([ref for ref, one in self.running.items() if one.errand.name == errand.name])
-        self._release(errand)
+            self.results[task.name] = message
+        self.here[task.name] = attempt.message
+        self._end([ref for ref, one in self.running.items() if one.task.name == task.name])
+        self._release(task)
         return 1
 
-    def _release(self, errand: Errand) -> None:
-        """Forget what only errands need that are done."""
-        open_ = [*self.waiting.values(), *(one.errand for one in self.running.values())]
+    def _release(self, task: ClusterTask) -> None:
+        """Forget what only tasks need that are done."""
+        open_ = [*self.waiting.values(), *(one.task for one in self.running.values())]
         needed = {name for one in open_ for name in one.after}
-        for name in (*errand.after, errand.name):
+        for name in (*task.after, task.name):
             if name not in needed:
                 self.here.pop(name, None)
 
-    def _fail(self, errand: Errand, fault: NetkinError, model: str | None) -> None:
-        """Note a fault of the errand itself, which no other worker would be spared; all that follows it fails too."""
+    def _fail(self, task: ClusterTask, fault: NetkinError, model: str | None) -> None:
+        """Note a fault of the task itself, which no other worker would be spared; all that follows it fails too."""
         blame(fault, model)
-        self.results[errand.name] = fault
+        self.results[task.name] = fault
         self._plan()
 
     def _lose(
-        self, errand: Errand, why: str, node: str | None = None, model: str | None = None, inputs: bool = False
+        self, task: ClusterTask, why: str, node: str | None = None, model: str | None = None, inputs: bool = False
     ) -> int:
-        """Note that an errand was lost with its worker or node; it waits to be done again, if not too often.
+        """Note that a task was lost with its worker or node; it waits to be done again, if not too often.
 
         Args:
-            errand: what was lost.
+            task: what was lost.
             why: the reason, for the fault if it is lost for the last time.
             node: the one to avoid, if that is known.
             model: the one that could not be read there, if there is one.
             inputs: whether results that it follows are lost too.
         """
-        if any(one.errand.name == errand.name for one in self.running.values()):
+        if any(one.task.name == task.name for one in self.running.values()):
             return 0  # on another node it is still being done
-        self.losses[errand.name] = self.losses.get(errand.name, 0) + 1
+        self.losses[task.name] = self.losses.get(task.name, 0) + 1
         if node is not None:
-            self.avoided[errand.name] = node
-        if self.losses[errand.name] >= ATTEMPTS:
-            self._fail(errand, WorkerFault(f"{errand.name} was lost {ATTEMPTS} times, the last time so: {why}"), model)
+            self.avoided[task.name] = node
+        if self.losses[task.name] >= ATTEMPTS:
+            self._fail(task, WorkerFault(f"{task.name} was lost {ATTEMPTS} times, the last time so: {why}"), model)
             return 1
-        for name in errand.after if inputs else ():
+        for name in task.after if inputs else ():
             self.here.pop(name, None)
         self._plan()
         return 0
@@ -311,13 +305,13 @@ class _Course:
     def _copy_stragglers(self) -> None:
         """Start what takes many times longer than others did on other nodes as well; the first to end counts."""
         for attempt in list(self.running.values()):
-            errand, known = attempt.errand, self.seconds.get(attempt.errand.does)
+            task, known = attempt.task, self.seconds.get(attempt.task.function)
             slow = known and time.monotonic() - attempt.begun > max(LEAST, STRAGGLER * median(known))
-            if slow and errand.name not in self.copied:
-                self.copied.add(errand.name)
+            if slow and task.name not in self.copied:
+                self.copied.add(task.name)
                 # where it runs is not known, so that of two other places at least one is another
-                for node in self.cluster.others("", errand.gpus)[:COPIES]:
-                    self._start(errand, node)
+                for node in self.cluster.others("", task.gpus)[:COPIES]:
+                    self._start(task, node)
 
     def _end(self, references: Sequence[ObjectRef]) -> None:
         self.cluster.end(references)
@@ -325,11 +319,13 @@ class _Course:
             self.running.pop(reference, None)
 
 
-def _done(errand: str, task: Mapping[str, Any], call: Mapping[str, Any], *given: Message) -> tuple[Any, Message | None]:
-    """Do an errand in a worker of Ray."""
+def _run(
+    function: str, arguments: Mapping[str, Any], call: Mapping[str, Any], *given: Message
+) -> tuple[Any, Message | None]:
+    """Run a task in a worker of Ray."""
     import ray
 
-    outcome, message = worker.done(errand, task, call, *given)
+    outcome, message = worker.run_task(function, arguments, call, *given)
     return outcome | {"node": ray.get_runtime_context().get_node_id()}, message
 
 
@@ -389,7 +385,7 @@ def _has_lost_inputs(fault: Exception) -> bool:
 
 
 def _refuse_other_code(fault: Exception) -> None:
-    """Refuse a worker that could not find or run the errand's own function."""
+    """Refuse a worker that could not find or run the task's own function."""
     from ray.exceptions import RayTaskError
 
     if isinstance(fault, RayTaskError) and not _has_lost_inputs(fault):

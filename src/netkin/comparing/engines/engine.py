@@ -1,24 +1,27 @@
-"""The interface of engines; each call of `compare`, `collect` or `compare_many` has its own."""
+"""Engines that run a pass over the data: their interface, the default one, and how they are found by name."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from netkin.errors import UnknownName, did_you_mean
 
 if TYPE_CHECKING:
     from netkin.comparing.request import Request
     from netkin.comparing.study import Statistics
     from netkin.results import Comparison
 
+ENGINES = ("local", "distributed", "ray")
 Result = TypeVar("Result", bound="Statistics | list[Comparison]")
 
 
 class Engine(ABC):
-    """Who does the work of a call."""
+    """What does the work of a call of `compare`, `collect` or `compare_many`; each call has its own."""
 
     @abstractmethod
     def working(self) -> AbstractContextManager[None]:
@@ -34,7 +37,7 @@ class Engine(ABC):
 
 
 class PassEngine(Engine):
-    """Who runs the pass: this process alone, or several, of which each reads its part of the data."""
+    """An engine that runs the pass in this process alone, or in several, of which each reads its part of the data."""
 
     part: tuple[int, int] | None = None  # which part of the data this process reads; None for all of them
 
@@ -52,8 +55,8 @@ class PassEngine(Engine):
         """Return the minimum over the processes, so that all make the same plan."""
 
     @abstractmethod
-    def attend(self) -> None:
-        """Before each batch: hear whether another process has failed."""
+    def check_others(self) -> None:
+        """Raise the fault of another process, if one has failed; called before each batch."""
 
     @abstractmethod
     def opening(self, statistics: Statistics) -> AbstractContextManager[None]:
@@ -66,3 +69,46 @@ class PassEngine(Engine):
     @abstractmethod
     def shared(self, make: Callable[[], Result]) -> Result:
         """Return what `make` returns, which is called in one process only and given to all."""
+
+
+class Local(PassEngine):
+    """This process reads all data."""
+
+    def working(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def prepared(self, request: Request, settings: dict[str, str]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def least(self, number: int) -> int:
+        return number
+
+    def check_others(self) -> None:
+        return None
+
+    def opening(self, statistics: Statistics) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def joined(self, statistics: Statistics, length: int | None) -> Statistics:
+        return statistics
+
+    def shared(self, make: Callable[[], Result]) -> Result:
+        return make()
+
+
+def named_engine(name: str | Engine) -> Engine:
+    """Return the engine of that name, ready for one call; an engine is one already."""
+    if isinstance(name, Engine):
+        return name
+    if name == "local":
+        return Local()
+    if name == "distributed":
+        from netkin.comparing.engines.distributed import Distributed  # which needs torch's distributed package
+
+        return Distributed()
+    if name == "ray":
+        from netkin.comparing.engines.ray import Ray
+
+        return Ray()
+    known = ", ".join(map(repr, ENGINES))
+    raise UnknownName(f"no engine {name!r}{did_you_mean(str(name), ENGINES) or '.'} There are {known}.")

@@ -10,14 +10,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from netkin.comparing.alignment import Pairs
+from netkin.comparing.all_pairs import identity_of_study
 from netkin.comparing.engines import worker
-from netkin.comparing.engines.cluster import Cluster, Errand
+from netkin.comparing.engines.cluster import Cluster, ClusterTask
 from netkin.comparing.engines.engine import Engine
 from netkin.comparing.engines.terms import Terms, named_models, plain_measures, terms_for, terms_of
 from netkin.comparing.engines.worker import Message
-from netkin.comparing.pairs_job import identity_of_study, unpacked_plan
-from netkin.comparing.pairs_plan import PairsPlan, in_hours
-from netkin.comparing.study import Statistics
+from netkin.comparing.many_models import PairsPlan, in_hours, unpacked_plan
+from netkin.comparing.study import Statistics, from_arrays
 from netkin.errors import NetkinError, SourceError, ValueFault
 from netkin.identity import described_call, settings_digest
 from netkin.jobs import Job, beside
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from netkin.comparing.request import Options
 
 HOME = worker.__name__
-LOOKED = 8  # models that one task inspects
+MODELS_PER_TASK = 8  # models that one task inspects
 SHARES = 2  # of the data, for each task that can run at once
 
 
@@ -45,7 +45,7 @@ class Ray(Engine):
     Args:
         address: of a running cluster, as "10.0.0.1:6379", or "auto"; None starts one here, on the loopback address.
         job: the folder in which finished parts are kept.
-        overwrite: whether to begin anew where that folder holds another job.
+        overwrite: whether another job in that folder is deleted, and the work starts again.
         gpus: the share of a GPU that each task requests, where models run on "cuda".
         shares: into how many shares the data are split; by default twice as many as tasks can run at once.
     """
@@ -116,34 +116,33 @@ class RayRequest:
     def collect(self, measures: Sequence[Measure], names: Mapping[str, str]) -> Statistics:
         """Return what a pass over all data leaves."""
         (((block, (whole,)),)) = self._done("statistics", measures, names).items()
-        return worker.finished(worker.to_statistics(whole), block.survey.examples, names)
+        return worker.finished(from_arrays(*whole), block.survey.examples, names)
 
     def _done(
         self, kind: str, measures: Sequence[Measure], names: Mapping[str, str]
-    ) -> dict[BlockErrands, list[Message]]:
+    ) -> dict[BlockTasks, list[Message]]:
         """Return what was made of each block of pairs; a block with a model that fails is done again without it."""
         cluster = Cluster(self.engine.address)
         cluster.refuse_too_small(self.gpus)
-        survey = Survey.looked_up(cluster, self.terms, self.gpus)
+        survey = Survey.of(cluster, self.terms, self.gpus)
         self._set_aside(survey.faults)
         facts = {"measures": plain_measures(measures), "names": dict(names), "identity": survey.identity}
         with self._job(kind, survey, measures) as job:
             plan = self._planned(cluster, survey, job, facts["measures"])
             blocks = [
-                BlockErrands(self.terms, survey, facts | plan, self._sound(pairs), self.gpus)
-                for pairs in plan["blocks"]
+                BlockTasks(self.terms, survey, facts | plan, self._sound(pairs), self.gpus) for pairs in plan["blocks"]
             ]
-            job.expect(one.name for block in blocks for one in block.errands(kind) if one.kept)
+            job.expect(one.name for block in blocks for one in block.tasks(kind) if one.kept)
             return self._blocks_done(cluster, job, kind, blocks)
 
     def _blocks_done(
-        self, cluster: Cluster, job: Job, kind: str, blocks: list[BlockErrands]
-    ) -> dict[BlockErrands, list[Message]]:
-        made: dict[BlockErrands, list[Message]] = {}
+        self, cluster: Cluster, job: Job, kind: str, blocks: list[BlockTasks]
+    ) -> dict[BlockTasks, list[Message]]:
+        made: dict[BlockTasks, list[Message]] = {}
         while blocks:
-            errands = [one for block in blocks for one in block.errands(kind)]
+            tasks = [one for block in blocks for one in block.tasks(kind)]
             wanted = {block: block.wanted(kind) for block in blocks}
-            found = cluster.results(errands, job, list(chain.from_iterable(wanted.values())), "comparing")
+            found = cluster.results(tasks, job, list(chain.from_iterable(wanted.values())), "comparing")
             faults = [one for one in found.values() if isinstance(one, NetkinError)]
             self._set_aside({getattr(fault, "model", None) or "": fault for fault in faults})
             again = []
@@ -154,7 +153,7 @@ class RayRequest:
                 else:
                     made[block] = messages  # type: ignore[assignment]
             blocks = [block for block in again if block.pairs]
-        job.expect(one.name for block in made for one in block.errands(kind) if one.kept)  # without those that failed
+        job.expect(one.name for block in made for one in block.tasks(kind) if one.kept)  # without those that failed
         return made
 
     def _set_aside(self, faults: Mapping[str, NetkinError]) -> None:
@@ -208,10 +207,10 @@ class RayRequest:
     ) -> dict[str, Any]:
         """Return what a worker says about the plan for some pairs."""
         terms = terms_for(self.terms, named_models(pairs))
-        task = {"terms": terms | {"study": terms["study"] | {"limit": limit}}, "pairs": pairs, "measures": measures}
-        name = f"{what} of {len(pairs)} pairs"
-        errand = Errand(name, f"{HOME}:{what}", task | {"rows": self.rows}, gpus=self.gpus)
-        made = cluster.results([errand], Job(None, "plan", {}), [name], "planning")[name]
+        terms |= {"study": terms["study"] | {"limit": limit}}
+        arguments = {"terms": terms, "pairs": pairs, "measures": measures, "rows": self.rows}
+        task = ClusterTask(f"{what} of {len(pairs)} pairs", f"{HOME}:{what}", arguments, gpus=self.gpus)
+        made = cluster.results([task], Job(None, "plan", {}), [task.name], "planning")[task.name]
         if isinstance(made, NetkinError):
             raise made
         return made[0]
@@ -223,7 +222,7 @@ class RayRequest:
         limit = self.study.limit
         if limit < 0:  # as when the work begins, from the models of the first pair
             some = terms_for(self.terms, named_models(self.pairs.of[:1]))
-            limit = Survey.looked_up(cluster, some, self.gpus).memory(cluster, self.gpus)
+            limit = Survey.of(cluster, some, self.gpus).memory(cluster, self.gpus)
         plan = unpacked_plan(self._asked(cluster, "explain", self.pairs.of, limit, plain_measures(measures)))
         if plan.seconds is None:
             return plan
@@ -238,42 +237,42 @@ class RayRequest:
 class Survey:
     """What the first inspection of the models and the data found: digests, the number of examples, and faults."""
 
-    def __init__(self, looks: Sequence[Mapping[str, Any]], batch_size: int):
-        self.identity, self.examples = looks[0].get("identity", ""), looks[0].get("examples")
-        self.is_ordered, self.batch_size = looks[0].get("ordered", False), batch_size
-        strange = next((look for look in looks if look.get("identity", "") != self.identity), None)
+    def __init__(self, found: Sequence[Mapping[str, Any]], batch_size: int):
+        self.identity, self.examples = found[0].get("identity", ""), found[0].get("examples")
+        self.is_ordered, self.batch_size = found[0].get("ordered", False), batch_size
+        strange = next((one for one in found if one.get("identity", "") != self.identity), None)
         if strange is not None:
             raise SourceError(
                 f"the data are not the same on all machines: {self.identity} on one and {strange['identity']} on "
                 "another."
             )
-        models = {name: own for look in looks for name, own in look["models"].items()}
+        models = {name: own for one in found for name, own in one["models"].items()}
         self.weights = {name: own["weights"] for name, own in models.items() if "weights" in own}
         self.faults = {name: worker.as_fault(own["fault"]) for name, own in models.items() if "fault" in own}
-        self.settings = {what: text for look in looks for what, text in look["settings"].items()}
-        self._limit = min(look["limit"] for look in looks)
+        self.settings = {what: text for one in found for what, text in one["settings"].items()}
+        self._limit = min(one["limit"] for one in found)
 
     @classmethod
-    def looked_up(cls, cluster: Cluster, terms: Terms, gpus: float) -> Survey:
+    def of(cls, cluster: Cluster, terms: Terms, gpus: float) -> Survey:
         """Return what the workers find, some models each; where no node can read one, its group is tried without it."""
         names = list(terms["models"])
-        groups = [names[place : place + LOOKED] for place in range(0, len(names), LOOKED)]
-        looks, faults = list[Mapping[str, Any]](), dict[str, NetkinError]()
+        groups = [names[place : place + MODELS_PER_TASK] for place in range(0, len(names), MODELS_PER_TASK)]
+        headers, faults = list[Mapping[str, Any]](), dict[str, NetkinError]()
         while groups:
-            found, again = _looks(cluster, terms, gpus, groups), []
-            for own, look in zip(groups, found, strict=True):
-                if not isinstance(look, NetkinError):
-                    looks.append(look[0])
+            found, again = _inspect_groups(cluster, terms, gpus, groups), []
+            for own, one in zip(groups, found, strict=True):
+                if not isinstance(one, NetkinError):
+                    headers.append(one[0])
                     continue
-                model = getattr(look, "model", "")
+                model = getattr(one, "model", "")
                 if model not in own:
-                    raise look
-                faults[model] = look
+                    raise one
+                faults[model] = one
                 again.append([name for name in own if name != model])
             groups = [own for own in again if own]
-        if not looks:
+        if not headers:
             raise next(iter(faults.values()))
-        made = cls(looks, (terms["data"] or {}).get("batch_size", 1))
+        made = cls(headers, (terms["data"] or {}).get("batch_size", 1))
         made.faults |= faults
         return made
 
@@ -288,16 +287,23 @@ class Survey:
         return int(self._limit * min(gpus, 1)) if gpus else min(cluster.memory(), self._limit)
 
 
-def _looks(cluster: Cluster, terms: Terms, gpus: float, groups: Sequence[Sequence[str]]) -> list[Message | NetkinError]:
+def _inspect_groups(
+    cluster: Cluster, terms: Terms, gpus: float, groups: Sequence[Sequence[str]]
+) -> list[Message | NetkinError]:
     """Return what is found out of each group of models, or its fault."""
-    tasks = {f"look at {', '.join(own)}": {"terms": terms_for(terms, own), "models": own} for own in groups}
-    errands = [Errand(name, f"{HOME}:look", one, gpus=gpus) for name, one in tasks.items()]
-    found = cluster.results(errands, Job(None, "look", {}), list(tasks), "looking at models")
-    return [found[name] for name in tasks]
+    tasks = [
+        ClusterTask(
+            f"inspection of {', '.join(own)}", f"{HOME}:inspect_models",
+            {"terms": terms_for(terms, own), "models": own}, gpus=gpus,
+        )
+        for own in groups
+    ]  # fmt: skip
+    found = cluster.results(tasks, Job(None, "inspection", {}), [one.name for one in tasks], "inspecting models")
+    return [found[one.name] for one in tasks]
 
 
-class BlockErrands:
-    """Some pairs of models, whose statistics are collected together: the errands for them."""
+class BlockTasks:
+    """Some pairs of models, whose statistics are collected together: the tasks for them."""
 
     def __init__(self, terms: Terms, survey: Survey, plan: Mapping[str, Any], pairs: Sequence[Pair], gpus: float):
         self.terms, self.survey, self.plan, self.pairs, self.gpus = terms, survey, plan, list(pairs), gpus
@@ -309,40 +315,40 @@ class BlockErrands:
         size = -(-len(self.pairs) // plan["groups"])
         self.groups = [self.pairs[place : place + size] for place in range(0, len(self.pairs), size)]
 
-    def without(self, models: Iterable[str]) -> BlockErrands:
+    def without(self, models: Iterable[str]) -> BlockTasks:
         """Return the block without some models."""
         pairs = [pair for pair in self.pairs if not set(pair) & set(models)]
-        return BlockErrands(self.terms, self.survey, self.plan, pairs, self.gpus)
+        return BlockTasks(self.terms, self.survey, self.plan, pairs, self.gpus)
 
-    def errands(self, kind: str) -> list[Errand]:
-        """Return all that is to be done, each errand behind those that it follows."""
+    def tasks(self, kind: str) -> list[ClusterTask]:
+        """Return all that is to be done, each planning behind those that it follows."""
         count = self.plan["sample"] or self.survey.examples
-        task = {"examples": count, "names": self.plan["names"], "measures": self.plan["measures"]}
+        shared = {"examples": count, "names": self.plan["names"], "measures": self.plan["measures"]}
         if kind == "comparison" and self.plan["shares"] == len(self.groups) == 1:  # so that nothing travels but values
             (name,) = self.wanted(kind)
-            return [Errand(name, f"{HOME}:compare", self._share_task(1) | task, kept=True, gpus=self.gpus)]
+            return [ClusterTask(name, f"{HOME}:compare", self._share_arguments(1) | shared, kept=True, gpus=self.gpus)]
         shares, tree = self._shares(), self._merges()
         if kind == "statistics":
             return [*shares, *tree]
         whole = (tree or shares)[-1].name
         readings = [
-            Errand(name, f"{HOME}:read", task | {"pairs": pairs, "after": whole}, (whole,), kept=True)
+            ClusterTask(name, f"{HOME}:read", shared | {"pairs": pairs, "after": whole}, (whole,), kept=True)
             for name, pairs in zip(self.wanted(kind), self.groups, strict=True)
         ]
         return [*shares, *tree, *readings]
 
     def wanted(self, kind: str) -> list[str]:
-        """Return the names of the errands whose results are those of the block."""
+        """Return the names of the tasks whose results are those of the block."""
         if kind == "statistics":
             return [(self._merges() or self._shares())[-1].name]
         count = len(self.groups)
         return [f"values of {self.label}" + f", {i} of {count}" * (count > 1) for i in range(1, count + 1)]
 
-    def _shares(self) -> list[Errand]:
-        tasks = [self._share_task(i) for i in range(1, self.plan["shares"] + 1)]
-        return [Errand(one["name"], f"{HOME}:collect", one, kept=True, gpus=self.gpus) for one in tasks]
+    def _shares(self) -> list[ClusterTask]:
+        every = [self._share_arguments(i) for i in range(1, self.plan["shares"] + 1)]
+        return [ClusterTask(one["name"], f"{HOME}:collect", one, kept=True, gpus=self.gpus) for one in every]
 
-    def _share_task(self, place: int) -> dict[str, Any]:
+    def _share_arguments(self, place: int) -> dict[str, Any]:
         names = named_models(self.pairs)
         return {
             "name": self._share(place, place), "share": [place, self.plan["shares"]], "pairs": self.pairs,
@@ -351,7 +357,7 @@ class BlockErrands:
             "weights": {name: self.survey.weights[name] for name in names},
         }  # fmt: skip
 
-    def _merges(self) -> list[Errand]:
+    def _merges(self) -> list[ClusterTask]:
         """Return a tree of merges, which does not depend on the order in which shares are finished."""
         spans, found = [(i, i) for i in range(1, self.plan["shares"] + 1)], []
         while len(spans) > 1:
@@ -359,7 +365,7 @@ class BlockErrands:
             for left, right in zip(spans[::2], spans[1::2], strict=False):
                 above.append((left[0], right[1]))
                 name, after = self._share(*above[-1]), (self._share(*left), self._share(*right))
-                found.append(Errand(name, f"{HOME}:merge", {"name": name, "after": after}, after))
+                found.append(ClusterTask(name, f"{HOME}:merge", {"name": name, "after": after}, after))
             spans = [*above, *spans[len(above) * 2 :]]
         return found
 

@@ -18,8 +18,7 @@ from netkin.errors import ValueFault
 from netkin.identity import settings_digest
 from netkin.measures.registry import Measure, find
 from netkin.representations.inputs import batches_of, examples_in, loader_of, shuffles_anew
-from netkin.representations.shapes import is_custom
-from netkin.representations.shapes import name_of as shape_name
+from netkin.representations.shapes import is_custom, shape_name
 from netkin.sources.batches import Batches, Borrowed, sample
 from netkin.sources.datasets import load_data
 from netkin.sources.names import find_function

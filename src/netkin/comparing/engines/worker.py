@@ -1,6 +1,6 @@
 """Tasks of a cluster's worker: inspect models, collect a share of the data, merge shares, compute measures, or all.
 
-Each errand is a function of plain values and of what others have left, and returns a header for JSON and arrays. A
+Each task is a function of plain values and of the results of other tasks, and returns a header for JSON and arrays. A
 worker finds it by its name, loads models and data by theirs and keeps them until the next call. A fault comes back as a
 sentence, as what a process raises can't always be unpickled elsewhere.
 """
@@ -24,6 +24,7 @@ from torch import nn
 
 from netkin import __version__, errors
 from netkin.arrays import refuse_non_finite
+from netkin.comparing.all_pairs import AllPairs
 from netkin.comparing.engines.terms import (
     DataSpec,
     Terms,
@@ -34,9 +35,11 @@ from netkin.comparing.engines.terms import (
     named_models,
     request_of,
 )
+from netkin.comparing.feed import HeldExamples
+from netkin.comparing.many_models import explained
 from netkin.comparing.pairs_plan import Planner
 from netkin.comparing.planning import memory_limit
-from netkin.comparing.study import Statistics, from_parts
+from netkin.comparing.study import Statistics, from_arrays
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import NetkinError, SourceError, ValueFault, WorkerFault, blame
 from netkin.progress import commanded, showing
@@ -55,24 +58,26 @@ def versions() -> dict[str, str]:
     return {"netkin": __version__, "torch": torch.__version__}
 
 
-def done(errand: str, task: Mapping[str, Any], call: Mapping[str, Any], *given: Message) -> tuple[Any, Message | None]:
-    """Return how an errand ended, and its result; a fault is returned as ``{"fault": [its class, sentence], ...}``.
+def run_task(
+    function: str, arguments: Mapping[str, Any], call: Mapping[str, Any], *given: Message
+) -> tuple[Any, Message | None]:
+    """Return how a task ended, and its result; a fault is returned as ``{"fault": [its class, sentence], ...}``.
 
     Args:
-        errand: the function, as "module:function".
-        task: its arguments as plain values.
-        call: what all errands of a call share: `versions`, the `folder` that names are relative to, and its `token`.
-        given: what the errands that it follows have made.
+        function: as "module:function".
+        arguments: its arguments as plain values.
+        call: what all tasks of a call share: `versions`, the `folder` that names are relative to, and its `token`.
+        given: the results of the tasks that it follows.
     """
     begin, made = time.perf_counter(), None
     outcome: dict[str, Any] = {"host": platform.node()}
     try:
         _refuse_other_versions(call["versions"])
         _enter(call["folder"])
-        held.begin(call["token"])
+        cache.start_call(call["token"])
         with commanded(call["command"]), showing(False):
-            home, _, name = errand.partition(":")
-            header, arrays = getattr(importlib.import_module(home), name)(task, *given)
+            home, _, name = function.partition(":")
+            header, arrays = getattr(importlib.import_module(home), name)(arguments, *given)
         made = json.loads(json.dumps(header, default=lambda number: number.item())), arrays
     except Exception as fault:
         outcome |= as_outcome(fault)
@@ -117,31 +122,31 @@ def _enter(folder: str) -> None:
         ) from fault
 
 
-class Lent:
-    """What this process has loaded for a call, and lends to the errands that follow."""
+class WorkerCache:
+    """What this process has loaded for a call and keeps for its next tasks: models, data, and the latest statistics."""
 
     def __init__(self) -> None:
         self.token, self.things, self.models = "", dict[str, Any](), dict[str, nn.Module]()
-        self.statistics = dict[str, Statistics]()  # the last that were made or read here, by the errand that made them
+        self.statistics = dict[str, Statistics]()  # the latest, by the name of the task that made them
 
-    def begin(self, token: str) -> None:
+    def start_call(self, token: str) -> None:
         """Forget all that belongs to another call."""
         if token != self.token:
             self.token, self.things, self.models, self.statistics = token, {}, {}, {}
 
     def read(self, name: str, message: Message) -> Statistics:
-        """Return the statistics that an errand left, which this process may have at hand."""
+        """Return the statistics that a task made, which may be in the cache."""
         if name not in self.statistics:
-            self.statistics = {name: to_statistics(message)}
+            self.statistics = {name: from_arrays(*message)}
         return self.statistics[name]
 
-    def left(self, name: str, statistics: Statistics) -> Message:
-        """Return statistics as what an errand leaves, and keep those at hand that lie in the host's memory."""
+    def write(self, name: str, statistics: Statistics) -> Message:
+        """Return statistics as the result of a task, and keep them if they are in the host's memory."""
         self.statistics = {name: statistics} if statistics.study.device is None else {}
-        return to_message(statistics)
+        return statistics.to_arrays()
 
-    def thing(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return what was made under that key, or else make it."""
+    def once(self, key: str, make: Callable[[], Any]) -> Any:
+        """Return what `make` returns, which is called once for each key."""
         if key not in self.things:
             self.things[key] = make()
         return self.things[key]
@@ -165,10 +170,10 @@ class Lent:
             found = DataSpec(**spec).load(models)
             return found, identity_of(found)
 
-        return self.thing(f"data {sorted(spec.items())}", make)
+        return self.once(f"data {sorted(spec.items())}", make)
 
 
-held = Lent()
+cache = WorkerCache()
 
 
 @contextmanager
@@ -183,31 +188,31 @@ def about(model: str) -> Iterator[None]:
 
 def data_of(terms: Terms) -> tuple[Any, str]:
     """Return the data of a call, as all its models take them, and by what they are known again."""
-    return held.data(terms["data"], terms["data_for"])
+    return cache.data(terms["data"], terms["data_for"])
 
 
-# --- errands ----------------------------------------------------------------------------------------------------------
+# --- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def look(task: Mapping[str, Any]) -> Message:
+def inspect_models(task: Mapping[str, Any]) -> Message:
     """Load models and run each on the first batch: return their digests, or why one fails, and what the data are."""
     terms, header = task["terms"], dict[str, Any]()
     data, identity = data_of(terms)
     if data is not None:
         header = {"identity": identity, "examples": examples_in(data, terms["examples"]), "ordered": is_ordered(data)}
-    header["models"] = {name: _looked_at(terms, name, data) for name in task["models"]}
+    header["models"] = {name: _inspect(terms, name, data) for name in task["models"]}
     sound = [name for name, one in header["models"].items() if "weights" in one]
-    settings = request_of(terms, held.loaded(terms, sound), data, [])._settings() if sound else {}
+    settings = request_of(terms, cache.loaded(terms, sound), data, [])._settings() if sound else {}
     return header | {"settings": settings, "limit": memory_limit(None, terms["options"]["device"])}, {}
 
 
-def _looked_at(terms: Terms, name: str, data: Any) -> dict[str, Any]:
+def _inspect(terms: Terms, name: str, data: Any) -> dict[str, Any]:
     def finite(layer: str, rows: torch.Tensor) -> torch.Tensor:
         refuse_non_finite(rows, f"layer {layer!r} of {name!r} in batch 0")
         return rows
 
     try:
-        model = held.loaded(terms, [*held.models, name])[name]
+        model = cache.loaded(terms, [*cache.models, name])[name]
         with about(name):
             (runner,) = request_of(terms, {name: model}, data, []).runners
             if data is not None:
@@ -215,7 +220,7 @@ def _looked_at(terms: Terms, name: str, data: Any) -> dict[str, Any]:
                     runner.rows(next(iter(batches_of(data, terms["examples"]))))
             return {"weights": runner.origin["weights"]}
     except Exception as fault:
-        held.models.pop(name, None)
+        cache.models.pop(name, None)
         outcome = as_outcome(fault)
         if outcome["of_node"]:  # another may do better
             raise
@@ -235,18 +240,16 @@ def plan(task: Mapping[str, Any]) -> Message:
     )
     ways, _ = planner.ways(task["rows"], keeps=False)
     way = ways[planner.chosen(ways)]
-    return {"blocks": [block.pairs for block in way.blocks], "sample": way.examples if way.is_sample else None}, {}
+    return {"blocks": [block.pairs for block in way.blocks], "sample": way.sample}, {}
 
 
 def explain(task: Mapping[str, Any]) -> Message:
     """Return how this worker would go about all pairs of many models, and how long that would take."""
-    from netkin.comparing.all_pairs import AllPairs  # which knows engines
-
     terms, names = task["terms"], named_models(task["pairs"])
     given = {name: terms["models"][name]["model"] for name in names}
     asked, data = asked_of(terms, names, task["pairs"]), data_of(terms)[0]
     every = AllPairs(given, *asked, data, terms["examples"], task["rows"])
-    return asdict(every.explain(measures_of(task["measures"]), keeps=False)), {}
+    return asdict(explained(every, measures_of(task["measures"]), keeps=False)), {}
 
 
 def compare(task: Mapping[str, Any]) -> Message:
@@ -256,11 +259,11 @@ def compare(task: Mapping[str, Any]) -> Message:
 
 def collect(task: Mapping[str, Any]) -> Message:
     """Return the statistics of some models over a share of the data."""
-    return held.left(task["name"], _collected(task))
+    return cache.write(task["name"], _collected(task))
 
 
 def _collected(task: Mapping[str, Any]) -> Statistics:
-    held.statistics = {}  # two would take twice the memory
+    cache.statistics = {}  # two would take twice the memory
     terms = task["terms"] | {"study": task["terms"]["study"] | {"limit": task["memory"]}}
     data, identity = data_of(terms)
     if identity != task["identity"]:
@@ -269,8 +272,9 @@ def _collected(task: Mapping[str, Any]) -> Statistics:
             f"{platform.node()}, and {task['identity']} before."
         )
     if task["sample"] is not None:
-        data = held.thing("sample", lambda: _sampled(data, terms, task["sample"]))
-    models = held.loaded(terms, named_models(task["pairs"]))
+        examples, seed = terms["examples"], terms["study"]["seed"]
+        data = cache.once("sample", lambda: HeldExamples(data, examples, task["sample"], seed))
+    models = cache.loaded(terms, named_models(task["pairs"]))
     which, count = task["share"]
     part = None if count == 1 else (which, count)
     statistics = request_of(terms, models, data, task["pairs"], part=part).collect(measures_of(task["measures"]), {})
@@ -284,23 +288,17 @@ def _collected(task: Mapping[str, Any]) -> Statistics:
     return statistics
 
 
-def _sampled(data: Any, terms: Terms, count: int) -> Any:
-    from netkin.comparing.all_pairs import HeldExamples  # which knows engines
-
-    return HeldExamples(data, terms["examples"], count, terms["study"]["seed"])
-
-
 def merge(task: Mapping[str, Any], *shares: Message) -> Message:
     """Return the statistics of two shares together."""
-    first, *others = map(held.read, task["after"], shares)
+    first, *others = map(cache.read, task["after"], shares)
     for other in others:
         first = first.merge(other)
-    return held.left(task["name"], first)
+    return cache.write(task["name"], first)
 
 
 def read(task: Mapping[str, Any], *whole: Message) -> Message:
     """Return the comparisons of some pairs of models, from the statistics of all data."""
-    return _read(held.read(task["after"], whole[0]), task)
+    return _read(cache.read(task["after"], whole[0]), task)
 
 
 def _read(statistics: Statistics, task: Mapping[str, Any]) -> Message:
@@ -317,15 +315,3 @@ def finished(statistics: Statistics, examples: int | None, names: Mapping[str, s
             "once, none dropped."
         )
     return statistics
-
-
-def to_message(statistics: Statistics) -> Message:
-    """Return statistics as a header and arrays, in the host's memory."""
-    header, tensors = statistics.to_parts()
-    return header, {name: one.detach().cpu().numpy() for name, one in tensors.items()}
-
-
-def to_statistics(message: Message) -> Statistics:
-    """Return the statistics that a message holds; its arrays may be shared with other processes and are copied."""
-    header, arrays = message
-    return from_parts(header, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})

@@ -30,7 +30,7 @@ from netkin.reporting.page.document import (
     warnings,
 )
 from netkin.reporting.page.line_chart import figure_of_curve
-from netkin.reporting.words import number_with_error, range_of, short_names, shortened
+from netkin.reporting.words import number_with_error, range_of, sentence, short_names, shortened
 from netkin.results import Ranking, Values
 from netkin.results.claim import EMPIRICAL, FAILS, HOLDS, IDENTITY, IN_PART, UNDECIDED, Claim
 from netkin.results.packing import document as described
@@ -51,9 +51,9 @@ HONEST = (
 
 def ranking_page(ranking: Ranking) -> str:
     """Return the HTML page of a ranking."""
-    title, sentence, data = ranking.title, ranking.conclusion, {"ranking": described(ranking)}
+    title, said, data = ranking.title, ranking.conclusion, {"ranking": described(ranking)}
     return document(
-        title, sentence, _main(ranking), data, kind="ranking", versions=[ranking.version], note=HONEST, scripts=CHARTS
+        title, said, _main(ranking), data, kind="ranking", versions=[ranking.version], note=HONEST, scripts=CHARTS
     )
 
 
@@ -89,7 +89,7 @@ def _card(ranking: Ranking, score: str) -> Markup:
     known = bool(np.isfinite(table.values).any())
     drawn = _chart(ranked) if known else tag("p", "It has a value for no model.")
     said = ranked.conclusion if known and score != ranking.score else None  # that of the rank is above all
-    note = tag("figcaption", tag("p", said), tag("p", table.conventions, class_="facts-line"))
+    note = tag("figcaption", tag("p", said), tag("p", sentence(table.conventions), class_="facts-line"))
     return tag("figure", tag("h3", score), tag("p", words, class_="facts-line"), drawn, note, class_="card curve")
 
 
@@ -166,8 +166,8 @@ def claims_page(claims: Iterable[Claim]) -> str:
     if not listed:
         raise ValueFault("a page of reproductions needs at least one recorded claim; got none.")
     parts = [_paper(paper, by_id) for paper, by_id in grouped(listed).items()]
-    sentence, versions = f"What papers claim, measured again: {tally(listed)}.", [claim.version for claim in listed]
-    return document("Reproductions", sentence, parts, {}, kind="claims", versions=versions, scripts=CHARTS)
+    said, versions = f"What papers claim, measured again: {tally(listed)}.", [claim.version for claim in listed]
+    return document("Reproductions", said, parts, {}, kind="claims", versions=versions, scripts=CHARTS)
 
 
 def grouped(claims: Iterable[Claim]) -> dict[str, dict[str, list[Claim]]]:

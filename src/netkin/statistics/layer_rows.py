@@ -1,0 +1,354 @@
+"""`LayerRows`: the rows of many layers, up to a stated cap; `LinearRows` keeps all and reads them as moments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from netkin.arrays import as_matrix, refuse_non_finite
+from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.memory import size_in_words
+from netkin.statistics.block_sums import LinearSettings
+from netkin.statistics.collector import (
+    Collector,
+    Key,
+    LayerSize,
+    Numbers,
+    Price,
+    Rectangle,
+    Settings,
+    Study,
+    chunk_of,
+    keys_of,
+    label,
+    name_of,
+    one_feed,
+    refuse_missing,
+    refuse_other_width,
+    refuse_unknown,
+    row_examples,
+    row_numbers,
+)
+from netkin.statistics.layer_moments import LayerMoments
+from netkin.statistics.linear_algebra import ENTRIES
+from netkin.statistics.moments import Moments
+from netkin.statistics.rows import KeptRows, Rows, SampledRows
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+CAP = 2048  # rows that measures on rows use: their distance matrices grow with the square
+
+
+@dataclass(frozen=True)
+class SampleSettings(Settings):
+    """A sample of rows; `kernels` counts the measures, each of which holds a kernel matrix of its own."""
+
+    cap: int = CAP
+    kernels: int = 1
+
+    def joined(self, other: SampleSettings) -> SampleSettings:
+        return SampleSettings(max(self.cap, other.cap), self.kernels + other.kernels)
+
+
+class LayerRows(Collector):
+    """The rows of many layers; `collector[a, b]` is the pair that a measure reads.
+
+    Without a `cap` every row is kept, and a layer may have several rows an example (positions, tokens). With one the
+    rows whose hash of (seed, number) is smallest are kept, so that merging in any order keeps the same ones; layers
+    with as many rows an example keep those of the same numbers.
+    """
+
+    kind = "LayerRows"
+    holds = "Rows"
+    stored: ClassVar[tuple[str, ...]] = (
+        "names", "cap", "seed", "chunks", "resolutions", "_numbers", "_layers", "_counts",
+    )  # fmt: skip
+
+    def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
+        if cap is not None and cap < 1:
+            raise ValueFault(f"`cap` must be at least 1; got {cap}.")
+        self.names, self.cap, self.seed, self.chunks = list(names), cap, seed, chunks
+        self._numbers = Numbers()
+        self._layers = {name: KeptRows() for name in self.names}
+        self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
+        self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
+        self.release()
+
+    @classmethod
+    def settings_for(cls, measure: Any) -> Settings:
+        return SampleSettings(CAP)
+
+    @classmethod
+    def price(cls, settings: Any, study: Study) -> Price | None:
+        if study.spectral:
+            return None
+        total, passing, n, cap = 0, 0, study.examples, settings.cap
+        for layer in study.sizes:
+            seen = layer.rows_of(n) if n else 2 * cap
+            kept, rows = min(seen, cap), layer.itemsize * min(seen, 2 * cap + layer.rows) * layer.width
+            centred = kept * layer.width if layer.width <= kept else 0
+            measuring = layer.itemsize * (kept * layer.width + centred + kept**2) + 8 * settings.kernels * kept**2
+            total += max(rows, measuring)
+            # rows put in order, or about their medians, and the steps from their products to a kernel
+            passing = max(passing, 2 * rows, 8 * (3 * min(kept * layer.width, max(ENTRIES, kept)) + 5 * kept**2))
+        operations = None
+        if n is not None:
+            own = sum(min(layer.rows_of(n), cap) ** 2 * layer.width for layer in study.sizes)
+            operations = settings.kernels * (own + sum(min(x.rows_of(n), cap) ** 2 for x, _ in study.pairs()))
+        words = f"Rows, a sample of at most {cap:,}"
+        return Price(
+            total + passing,
+            words,
+            "the sampled rows",
+            operations,
+            why=", as its kernel grows with the square of the examples",
+        )
+
+    @classmethod
+    def start(cls, settings: Any, study: Study) -> Self:
+        made = cls(keys_of(study.rectangles), cap=settings.cap, seed=study.seed, chunks=study.chunks)
+        made.resolutions = study.resolutions
+        return made
+
+    @classmethod
+    def of(cls, rows: Mapping[Key, Any]) -> Self:
+        """Return the rows of some layers, to be read as pairs of each other, differentiably."""
+        collector = cls(list(rows))
+        for key, matrix in rows.items():
+            matrix = as_matrix(matrix, name_of(key))
+            collector._layers[key].add(matrix, np.arange(len(matrix)), None)
+        return collector
+
+    def serves(self, settings: Any) -> str:
+        enough = self.cap is None or self.cap >= settings.cap
+        return "" if enough else f"a sample of {settings.cap:,} rows; it holds {self.cap:,}"
+
+    def update(
+        self,
+        rows: Mapping[Any, Any],
+        numbers: Any = None,
+        *,
+        owners: Mapping[Key, Any] | None = None,
+        indices: Any = None,
+    ) -> None:
+        """Add one batch: a matrix of rows for every layer; `numbers` (or `indices`) are those of the examples."""
+        matrices = self._checked(one_feed(self, rows))
+        numbers = indices if numbers is None else numbers
+        fresh = self._numbers.next
+        places = self._numbers.take(numbers, min(map(len, matrices.values())))
+        self._refuse_known(places, fresh)
+        self._counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self._counts))
+        for name, matrix in matrices.items():
+            owner, layer = (owners or {}).get(name), self._layers[name]
+            if owner is None and len(matrix) > len(places) and len(matrix) % len(places) == 0:
+                # a row's number must not depend on how many rows other examples have, in this part or in another
+                owner = np.repeat(np.arange(len(places)), len(matrix) // len(places))
+            examples = row_examples(places, len(matrix), owner) if self.chunks else None
+            layer.update(matrix, row_numbers(places, len(matrix), owner), examples, self.seed)
+            if self.cap is not None and layer.held > 2 * self.cap:
+                layer.shrink(self.cap, self.seed)
+        self.release()
+
+    def _checked(self, rows: Mapping[Key, Any]) -> dict[Key, Tensor]:
+        """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
+        refuse_missing(self.names, rows)
+        matrices = {name: as_matrix(rows[name], name_of(name), check=False).detach() for name in self.names}
+        for name, matrix in matrices.items():
+            if matrix.device.type == "cpu":  # a GPU is not waited for: NaN is refused when the rows are read
+                refuse_non_finite(matrix, label(name))
+        self._refuse_other_widths({name: matrix.shape[1] for name, matrix in matrices.items()})
+        return matrices
+
+    def _refuse_known(self, places: np.ndarray, fresh: int) -> None:
+        """Refuse examples that are there already; numbers from `fresh` on can't be."""
+        known = np.concatenate(self._layers[self.names[0]].numbers or [places[:0]])
+        if len(np.unique(places)) < len(places) or (places.min() < fresh and np.isin(places, known).any()):
+            raise ShapeError(
+                "two batches hold the same examples by their `indices`; give each example a number of its own."
+            )
+
+    @property
+    def widths(self) -> dict[Key, int]:
+        """The number of features of every layer seen so far."""
+        return {name: layer.parts[0].shape[1] for name, layer in self._layers.items() if layer.parts}
+
+    def _refuse_other_widths(self, widths: Mapping[Key, int]) -> None:
+        for name, width in self.widths.items():
+            refuse_other_width(name, widths.get(name, width), width)
+
+    @property
+    def n(self) -> int:
+        """The number of rows kept of the first layer."""
+        held = self._layers[self.names[0]].held
+        return held if self.cap is None else min(held, self.cap)
+
+    @property
+    def seen(self) -> int:
+        """The number of rows of the layer with most of them, kept or not."""
+        return max(layer.seen for layer in self._layers.values())
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Any:
+        """Return the rows of the layers `a` and `b`, in that order."""
+        refuse_unknown(a, b, self.names, "rows")
+        rows = Rows(self.sample(a, without), self.sample(b, without))
+        x, y = self._layers[a], self._layers[b]
+        if not np.array_equal(x.numbers[0], y.numbers[0]):
+            raise NoValue(
+                f"{label(a)} gives {x.seen:,} rows and {label(b)} {y.seen:,} for the same examples, which do not pair "
+                "up; compare layers of the same size, or choose another shape."
+            )
+        return rows
+
+    def sample(self, name: Key, without: int | None = None) -> SampledRows:
+        """Return the kept rows of one layer, without those of one chunk."""
+        layer = self._layers[name]
+        if not layer.parts:
+            raise NoValue("no batch has been folded in yet; call `update` first.")
+        if (name, without) not in self._samples:
+            rows = layer.in_order(self.cap, self.seed)
+            if without is not None:
+                stays = torch.from_numpy(chunk_of(np.concatenate(layer.examples), self.chunks) != without)
+                rows = rows[stays.to(rows.device)]
+            self._samples[name, without] = SampledRows(rows, label(name), self.resolutions.get(name) or None)
+        return self._samples[name, without]
+
+    def settle(self) -> None:
+        """Put the rows of each layer in order, at most as many as are to be kept."""
+        for layer in self._layers.values():
+            if layer.parts:
+                layer.in_order(self.cap, self.seed)
+
+    def release(self) -> None:
+        self._samples: dict[tuple[Key, int | None], SampledRows] = {}
+
+    def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+        if self.cap is None or self.seen <= self.cap:
+            return "exact"
+        unit = "examples" if self.seen == self._counts.sum() else "rows"
+        return f"a sample of {self.cap:,} of {self.seen:,} {unit}"
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        if not self.chunks:
+            return ()
+        self.settle()
+        kept = np.unique(np.concatenate(self._layers[self.names[0]].examples))
+        return tuple(np.bincount(chunk_of(kept, self.chunks), minlength=self.chunks).tolist())
+
+    # --- merging and files --------------------------------------------------------------------------------------------
+
+    def merge(self, other: Self) -> Self:
+        """Return the rows of both, up to the cap."""
+        self._refuse_unlike(other, layers="names", cap="cap", seed="seed", chunks="chunks")
+        self._refuse_other_widths(other.widths)
+        merged = copy(self)
+        merged.release()
+        merged._counts, merged._layers = self._counts + other._counts, {}
+        merged._numbers = Numbers(max(self._numbers.next, other._numbers.next))
+        for name in self.names:
+            merged._layers[name] = self._layers[name].joined(other._layers[name])
+            if self.cap is not None:
+                merged._layers[name].shrink(self.cap, self.seed)
+        return merged
+
+    def renumbered(self, start: int) -> Self:
+        """Return the same rows with `start` added to the numbers of their examples."""
+        moved = self._copy()
+        moved._numbers.next += start
+        for layer in moved._layers.values():
+            layer.numbers = [part + start for part in layer.numbers]
+        return moved
+
+
+class LinearRows(LayerRows):
+    """All rows of layers wider than the examples are many, read as moments; they fold into moments when merged."""
+
+    kind = "LinearRows"
+    settings_for = LinearSettings.of
+    stored = ("rectangles", "precision", *LayerRows.stored)
+
+    def __init__(self, rectangles: Sequence[Rectangle], *, precision: torch.dtype = torch.float64, chunks: int = 0):
+        self.rectangles, self.precision = [(list(left), list(right)) for left, right in rectangles], precision
+        super().__init__(keys_of(self.rectangles), chunks=chunks)
+
+    @classmethod
+    def price(cls, settings: LinearSettings, study: Study) -> Price | None:
+        streamed = LayerMoments.price(settings, study)
+        return None if streamed is None else price_of_rows(settings, study, streamed)
+
+    @classmethod
+    def start(cls, settings: LinearSettings, study: Study) -> Self:
+        made = cls(study.rectangles, precision=settings.precision(study), chunks=study.chunks)
+        made.resolutions = study.resolutions
+        return made
+
+    def serves(self, settings: LinearSettings) -> str:
+        return settings.lacking(self.precision, debiased=True)
+
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
+        """Return the moments of the layers `a` and `b`, in that order."""
+        refuse_unknown(a, b, self.names, "rows", self.rectangles)
+        return super().pair(a, b, without).moments(self.precision)
+
+    def like(self, other: Collector) -> Collector:
+        """Return the moments of these rows, where `other` holds moments."""
+        if not isinstance(other, LayerMoments):
+            return self
+        moments = LayerMoments(self.rectangles, precision=other.precision, debiased=other.debiased, chunks=self.chunks)
+        moments.resolutions, layers = self.resolutions, self._layers
+        if all(layer.parts for layer in layers.values()):
+            self.settle()
+            chunks = {name: [chunk_of(part, self.chunks) for part in layer.examples] for name, layer in layers.items()}
+            moments._counts += self._counts
+            moments.sizes = {name: (layer.parts[0].shape[1],) for name, layer in layers.items()}
+            moments._fold({name: list(layer.parts) for name, layer in layers.items()}, chunks)
+        return moments
+
+    def merge(self, other: Self) -> Self:
+        """Return the rows of both."""
+        self._refuse_unlike(other, layers="rectangles", precision="precision")
+        return super().merge(other)
+
+
+def price_of_rows(settings: LinearSettings, study: Study, streamed: Price) -> Price:
+    """Return what all rows cost, where moments would take the price `streamed`."""
+    sizes, n = study.sizes, study.examples
+    # data of unknown length begin with one batch, and are monitored
+    count = n if n is not None else max(layer.examples for layer in sizes)
+    item = settings.precision(study).itemsize
+    held = sum(_bytes(settings, layer, layer.rows_of(count), item, study.chunks) for layer in sizes)
+    smaller = {layer.key: min(layer.width, layer.rows_of(count)) for layer in sizes}  # of XᵀX and XXᵀ
+    pairs = item * study.read_at_once(lambda x, y: smaller[x.key] * smaller[y.key]) * settings.matrices
+    # rows in another precision and about their mean, and the parts of a product
+    passing = max(2 * item * layer.rows_of(count) * layer.width + 24 * smaller[layer.key] ** 2 for layer in sizes)
+    size = held + pairs + passing
+    if n is None:
+        words = f"Rows, as moments would need {size_in_words(streamed.bytes)}; watched, to stay below "
+        return Price(size, words + size_in_words(study.limit), "the rows of the first batch", None, 2)
+    wide = any(layer.width > layer.rows_of(n) for layer in sizes)
+    why = "some layers are wider than that" if wide else f"moments would need {size_in_words(streamed.bytes)}"
+    operations = sum(layer.rows_of(n) * layer.width * smaller[layer.key] for layer in sizes)
+    operations += sum(x.rows_of(n) * smaller[x.key] * smaller[y.key] for x, y in study.pairs())
+    return Price(
+        size, f"Rows, all {n:,} examples, as {why}", f"the rows of {'the first ' * study.seen}{n:,} examples",
+        operations, 0 if wide and held < streamed.held else 2,
+    )  # fmt: skip
+
+
+def _bytes(settings: LinearSettings, layer: LayerSize, n: int, item: int, chunks: int) -> int:
+    """Return the bytes of a layer's rows, and of what is kept of it while its pairs are measured."""
+    width, twice = layer.width, 2 if settings.uncentred else 1
+    if width <= n:
+        sides = twice * n * width + width**2 * (3 if settings.whitens else 1)
+    else:
+        sides = twice * n * n * (5 if settings.whitens else 3 if settings.rotates else 1)
+    return layer.itemsize * n * width * (2 if chunks else 1) + item * sides
