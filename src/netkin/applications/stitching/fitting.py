@@ -28,7 +28,7 @@ from netkin.errors import InflatedWarning, UnknownName, ValueFault, outside
 from netkin.identity import UnorderedDigest, settings_digest, weights_digest
 from netkin.memory import size_in_words
 from netkin.representations import batches_of, guest
-from netkin.representations.inputs import batch_length, examples_in, mask_of
+from netkin.representations.inputs import attention_mask, batch_length, examples_in
 from netkin.representations.layers import layer_label
 from netkin.sources.names import by_name
 from netkin.statistics import CrossMoments, LayerMoments, LayerRows, LinearRows, Moments, OneSidedMoments
@@ -270,7 +270,7 @@ def _both(
         run_b = stack.enter_context(watch_layers(b, list(aims), second, names[1]))
 
         def fold(batch: Any) -> None:
-            masks[0] = mask_of(batch)
+            masks[0] = attention_mask(batch)
             run_a(batch)
             run_b(batch)
             sums.batch_is_over()
