@@ -47,7 +47,7 @@ def test_the_charts_are_the_shares_of_each_layer(table):
         "directions": [16 / 64, 8 / 32], "parameters": [1204 / 650, 0.25], "multiply-adds": [1184 / 640, 0.25],
         "variance held": [0.9, 0.5],
     }  # fmt: skip
-    assert list(right.places) == ["as it was", "fc", "<conv>"]
+    assert list(right.places) == ["original", "fc", "<conv>"]
     assert list(right.lines[0].values) == [0.97, 0.95, 0.75]
     figure = table.plot()
     assert len(figure.axes) == 2

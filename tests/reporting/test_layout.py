@@ -70,7 +70,7 @@ def test_a_page_of_classes_is_named_by_its_model_and_marks_no_best_match(made):
 
 def test_settings_at_their_defaults_are_folded(made):
     text = page(made.comparison(seed=0, provenance={"resize": "average", "pairs": "all", "torch": "2.13"}))
-    shown, _, folded = text.partition("Where these numbers come from")[2].partition("settings as they usually are")
+    shown, _, folded = text.partition("Where these numbers come from")[2].partition("settings at their defaults")
     for word in ("resize", "data", "examples"):
         assert f'<th scope="row">{word}</th>' in shown
     for word in ("seed", "pairs", "torch", "complete"):

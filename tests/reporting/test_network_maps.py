@@ -1,5 +1,6 @@
 """The tree and the plane of networks."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -60,6 +61,21 @@ def test_the_page_tells_the_nearest_and_the_farthest_and_draws_both():
     assert "layers</td>" not in shown
 
 
+def test_the_axes_of_the_plane_are_numbered_in_the_unit_of_the_distances():
+    values = np.array([[1, 0.9, 0.1], [0.9, 1, 0.2], [0.1, 0.2, 1]])
+    _, plane = map(str, map_figures(networks(values).tables["atom_cosine"]))
+    number = r'<text x="(-?[\d.]+)" y="(-?[\d.]+)"[^>]*text-anchor="{}"[^>]*>(-?[\d.]+)<'
+    across, up = (re.findall(number.format(anchor), plane) for anchor in ("middle", "end"))
+    assert min(len(across), len(up)) >= 2
+    (left, _, low), *_, (right, _, high) = across
+    unit = (float(right) - float(left)) / (float(high) - float(low))  # pixels
+    (_, bottom, low), *_, (_, top, high) = up
+    assert (float(bottom) - float(top)) / (float(high) - float(low)) == pytest.approx(unit, rel=0.01)
+    dots = np.array(re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', plane), dtype=float)
+    apart = np.linalg.norm(dots[:, None] - dots, axis=2) / unit  # three points lie in a plane exactly
+    np.testing.assert_allclose(apart, np.arccos(values), atol=0.01)
+
+
 def test_two_networks_and_equal_ones_do_without_a_map_or_with_a_trivial_one():
     assert map_figures(networks(np.ones((2, 2))).tables["atom_cosine"]) == []
     assert "Which join first" in page(networks(np.ones((4, 4))))
@@ -100,6 +116,8 @@ def test_the_figure_draws_the_tree_and_the_plane_beside_the_heatmap():
     assert len(lines.get_segments()) == 2
     assert max(segment[:, 0].max() for segment in lines.get_segments()) == pytest.approx(np.mean(np.arccos([0.1, 0.2])))
     assert [text.get_text() for text in plane.texts] == ["m0", "m1", "m2"]
+    assert plane.get_xticks().tolist() == plane.get_yticks().tolist()
+    assert len(plane.get_xticks()) > 2
     assert [text.get_text() for text in tree.get_yticklabels()] == ["m2", "m0", "m1"]
 
 

@@ -84,7 +84,7 @@ def test_an_order_that_chance_may_have_made_is_not_called_one(made):
     assert trend.p > 0.05
     assert "At 0.9: leaning bottom-up, τ = " in text
     assert "By svcca, layers lean to settling from the bottom up, which may be chance: Kendall&#x27;s τ" in text
-    assert f"a τ as far from 0 in {trend.p:.2g} of all cases, so it may be no more than that." in text
+    assert f"against layers that settle in random order is {trend.p:.2g}, so this may be chance." in text
 
 
 def test_layers_whose_settling_knows_no_depth_are_told_so(made):
@@ -115,7 +115,7 @@ def test_from_the_top_down_is_told_too(made):
 
 def test_layers_that_settle_together_have_no_order(made):
     text = words(page(made.series((0, 1000))))
-    assert "At 0.9: no order. There is no order among 4 layers of which none reaches the threshold" in text
+    assert "At 0.9, 0.99, 0.999: no order. There is no order among 4 layers of which none reaches the threshold" in text
     assert "4 layers at 2 steps, each with its final state at step 1,000." in text
 
 

@@ -14,7 +14,7 @@ def test_a_stitch_has_its_meaning_direction_and_scale(made):
     warnings = ("a high similarity goes with a useless stitch",)
     text = page(made.comparison(made.table(), made.stitched(**said), warnings=warnings))
     assert "<p>What a stitch can do.</p><p><strong>What it can&#x27;t see. </strong>How the layers look.</p>" in text
-    assert "worth of a stitch: higher is better · from 0 up" in text
+    assert "score of a stitch: higher is better · from 0 up" in text
     assert "a high similarity goes with a useless stitch" in text
     assert "range of the values here" not in text
 

@@ -127,7 +127,7 @@ def test_the_text_and_the_frames_hold_the_same_numbers():
     assert text.index("b  ") < text.index("c  ") < text.index("a  ")
     assert "cost: 1 forward pass of each model over the examples" in text
     assert text.endswith("warning: few examples")
-    assert "logme: promise of a model (higher is better)" in str(ranked.table())
+    assert "logme: score of a model (higher is better)" in str(ranked.table())
     frame, long = ranked.to_pandas(), ranked.to_pandas(long=True)
     assert list(frame.index) == ["b", "c", "a"]
     assert frame.loc["a", "adaptation_score"] == 3.0

@@ -228,7 +228,7 @@ def _agreement(comparison: Comparison, table: Values, best: Mapping[str, Match],
     a, b = (names.get(model, model) for model in (comparison.a, comparison.b))
     find = "finds its" if met == 1 else "find their"
     found = f"{met} of {plural(len(matched), 'layer')} of {a} {find} best match in the layer of the {how} of {b}"
-    return f"{found}, and such pairs are at {mean}" if mean else found
+    return f"{found}, and layers of the {how} are at {mean}" if mean else found
 
 
 def _cut(name: str, limit: int) -> str:
@@ -365,9 +365,9 @@ def settled_first(series: Series, threshold: float, measure: str) -> str:
 
 def chance_in_words(trend: Trend) -> str:
     """Return the p-value of a trend as a sentence."""
-    share = f"in {trend.p:.2g} of all cases" if trend.p >= 1e-4 else "in fewer than 1 of 10,000 cases"
-    doubt = "" if trend.p <= CHANCE else ", so it may be no more than that"
-    return f"Chance alone would bring a τ as far from 0 {share}{doubt}."
+    p = f"is {trend.p:.2g}" if trend.p >= 1e-4 else "is below 0.0001"
+    doubt = "" if trend.p <= CHANCE else ", so this may be chance"
+    return f"The p-value against layers that settle in random order {p}{doubt}."
 
 
 def sentence(text: str) -> str:

@@ -196,7 +196,7 @@ def direction(table: Values) -> str:
 
 def worth_of(table: Values) -> str:
     """Return what a table scores: models for some data, or stitches."""
-    return "promise of a model" if table.axes[1] == "model" else "worth of a stitch"
+    return "score of a model" if table.axes[1] == "model" else "score of a stitch"
 
 
 def range_in_words(table: Values) -> str:

@@ -138,10 +138,10 @@ def plural(count: int, noun: str) -> str:
     """Return a number with its noun.
 
     Example:
-        >>> plural(1, "pair"), plural(2000, "pair"), plural(2, "class")
-        ('1 pair', '2,000 pairs', '2 classes')
+        >>> plural(1, "pair"), plural(2000, "pair"), plural(2, "class"), plural(3, "epoch"), plural(4, "batch")
+        ('1 pair', '2,000 pairs', '2 classes', '3 epochs', '4 batches')
     """
-    ending = "es" if noun.endswith(("s", "x", "ch")) else "s"
+    ending = "es" if noun.endswith(("s", "x", "tch")) else "s"
     return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 

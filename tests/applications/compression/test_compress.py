@@ -235,7 +235,9 @@ def test_the_table_prints(digits_net, digits_data):
     assert len(lines[1]) == len(lines[2]) == len(lines[3])
     whole = lines[4]
     assert re.fullmatch(r"whole network: 33,482 → 20,483 parameters \(61%\), accuracy 0\.\d{4} → 0\.\d{4}", whole)
-    assert lines[5].startswith("conv4: one channel more carries the mean, which the zero padding ends at the border.")
+    assert lines[5].startswith(
+        "conv4: one extra channel carries the mean, because zero padding does not continue it at the border."
+    )
 
 
 def test_the_table_as_a_frame(small):

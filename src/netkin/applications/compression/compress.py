@@ -387,7 +387,7 @@ def _remarks(layer: LinearOrConv, small: nn.Sequential, places: tuple[int, int])
     """Say what the numbers alone would not."""
     remarks = []
     if isinstance(small[0], nn.Conv2d) and small[0].bias is not None:
-        remarks.append("one channel more carries the mean, which the zero padding ends at the border.")
+        remarks.append("one extra channel carries the mean, because zero padding does not continue it at the border.")
     if parameters(small) >= parameters(layer):
         remarks.append(f"saves no parameters: that takes k of at most {most_that_saves(layer):,}.")
     elif multiply_adds(small, places) >= multiply_adds(layer, places):

@@ -223,7 +223,10 @@ def plane_into(ax: Any, distances: np.ndarray, names: Sequence[str]) -> None:
         style = {"textcoords": "offset points", "fontsize": 7, "va": "center", "parse_math": False}
         leader = {"arrowstyle": "-", "linewidth": 0.4, "color": "#999999", "shrinkA": 0}
         ax.annotate(label, place, (dx, -dy), arrowprops=leader if dy else None, **style)
-    ax.set(xticks=[], yticks=[], xlim=(-half, half), ylim=(-half, half), box_aspect=1)
+    ax.set(ylim=(-half, half), box_aspect=1)
+    ticks = ax.get_yticks()
+    ax.set(xticks=ticks, yticks=ticks, xlim=(-half, half), ylim=(-half, half))  # ticks may lie outside
+    ax.tick_params(labelsize=7, width=0.6, length=2)
     write_words(ax.set_xlabel, f"classical scaling, {share:.0%} of the squared spread", fontsize=8)
     ax.spines[:].set_color("#cccccc")
 

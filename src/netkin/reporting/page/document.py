@@ -225,7 +225,7 @@ def section(facts: Mapping[str, Any], *parts: Markup | None) -> Markup:
     title = tag("h2", "Where these numbers come from")
     usual = {key: value for key, value in facts.items() if is_usual(key, value)}
     own = {key: value for key, value in facts.items() if key not in usual}
-    more = folded(f"Versions, and {len(usual)} settings as they usually are", _facts(usual)) if usual else None
+    more = folded(f"Versions, and {len(usual)} settings at their defaults", _facts(usual)) if usual else None
     return tag("section", title, tag("div", _facts(own), class_="card"), *parts, more, class_="origins")
 
 
@@ -307,8 +307,8 @@ def measure_table(tables: Iterable[Values], **more: Mapping[str, str]) -> Markup
     usual = [row for row in rows if all(str(cell).startswith(PLAIN) for cell in row[1:])]
     table = plain_table(["", *told], [row for row in rows if row not in usual], kind="measures",
                         label="The measures and their conventions")  # fmt: skip
-    rest = plain_table(["", *told], usual, kind="measures", label="Conventions as they usually are")
-    return joined(table, folded_note(f"{len(usual)} more, as they usually are", rest) if usual else None)
+    rest = plain_table(["", *told], usual, kind="measures", label="Conventions at their defaults")
+    return joined(table, folded_note(f"{len(usual)} more, at their defaults", rest) if usual else None)
 
 
 def folded_note(title: str, body: Markup) -> Markup:

@@ -133,7 +133,7 @@ def map_figures(table: Values) -> list[Markup]:
     what, unit = (f"angles, arccos of {table.name}", "rad") if are_angles(table) else (table.name, table.name)
     parts = {
         "Which join first": (_tree(distances, names, unit), TREE.format(what=what)),
-        "In a plane": (_plane(places, names), PLANE.format(share=share)),
+        "In a plane": (_plane(places, names, unit), PLANE.format(share=share)),
     }
     return [
         tag("figure", tag("h3", title), drawing, tag("figcaption", words), class_="card map")
@@ -164,24 +164,52 @@ def _word(text: str, x: float, y: float, **how: Any) -> Markup:
     return tag("text", text, x=f"{x:.1f}", y=f"{y:.1f}", fill="currentColor", font_size=11, **how)
 
 
-def _plane(places: np.ndarray, names: Sequence[str]) -> Markup:
-    span = float(np.ptp(places, axis=0).max()) or 1.0
-    shown = (places - (places.max(0) + places.min(0)) / 2) / span * (WIDTH - 60)
-    tall = max(float(np.ptp(shown[:, 1])) + 60, WIDTH / 3)
-    shown += np.array([WIDTH / 2, tall / 2])
+def _plane(places: np.ndarray, names: Sequence[str], unit: str) -> Markup:
+    """Return the picture of points in a plane, whose two axes have one scale, in the unit of the distances."""
+    middle, span = (places.max(0) + places.min(0)) / 2, float(np.ptp(places, axis=0).max()) or 1.0
+    scale = (WIDTH - 60) / span
+    tall = max(float(np.ptp(places[:, 1])) * scale + 60, WIDTH / 3)
+    shown = (places - middle) * scale * [1, -1] + [WIDTH / 2, tall / 2]
+    half = np.array([WIDTH, tall]) / 2 / scale
+    frame = _frame(Axis(*(middle[0] + [-half[0], half[0]])), Axis(*(middle[1] + [half[1], -half[1]])), tall, unit)
     dots = [tag("circle", tag("title", name), cx=f"{x:.1f}", cy=f"{y:.1f}", r=4, fill="currentColor")
             for (x, y), name in zip(shown, names, strict=True)]  # fmt: skip
     few = len(names) <= 4 * math.isqrt(WIDTH)
     aside = label_places([(x, y) for x, y in shown.tolist()], names, LETTER, 12) if few else []
     labels = [_word(name, x + dx, y + dy + 4) for (x, y), (dx, dy), name in zip(shown, aside, names, strict=False)]
-    room = max(map(len, names)) * LETTER
+    room = max(max(map(len, names)) * LETTER, 40)
     leaders = [
         tag("line", x1=f"{x:.1f}", y1=f"{y:.1f}", x2=f"{x + max(dx, -6):.1f}", y2=f"{y + dy:.1f}",
             stroke="currentColor", stroke_opacity=0.4)
         for (x, y), (dx, dy) in zip(shown, aside, strict=False) if dy
     ]  # fmt: skip
-    size = f"{-room:.0f} -20 {WIDTH + 2 * room:.0f} {tall + 40:.0f}"
-    return tag("svg", *leaders, *dots, *labels, viewBox=size, role="img", aria_label="Networks in a plane")
+    size = f"{-room:.0f} -4 {WIDTH + 2 * room:.0f} {tall + 24:.0f}"
+    return tag("svg", *frame, *leaders, *dots, *labels, viewBox=size, role="img", aria_label="Networks in a plane")
+
+
+def _frame(across: Axis, down: Axis, tall: float, unit: str) -> list[Markup]:
+    """Return the numbered axes of a plane with their lines; both have ticks at one distance."""
+    step = float(np.diff(across.ticks()).min())
+    if len(_multiples(down, step)) < 2:
+        step /= 2
+    columns, rows = _multiples(across, step), _multiples(down, step)
+    box = tag("rect", x=0, y=0, width=WIDTH, height=f"{tall:.1f}", fill="none", stroke="currentColor",
+              stroke_opacity=0.25)  # fmt: skip
+    numbers = [_word(tick_text(x), WIDTH * across.place(x), tall + 14, text_anchor="middle") for x in columns]
+    numbers += [_word(tick_text(y), -6, tall * down.place(y) + 4, text_anchor="end") for y in rows]
+    lines = [(WIDTH * across.place(x), 0.0, WIDTH * across.place(x), tall) for x in columns]
+    lines += [(0.0, tall * down.place(y), float(WIDTH), tall * down.place(y)) for y in rows]
+    drawn = [
+        tag("line", x1=f"{x1:.1f}", y1=f"{y1:.1f}", x2=f"{x2:.1f}", y2=f"{y2:.1f}", stroke="currentColor",
+            stroke_opacity=0.12)
+        for x1, y1, x2, y2 in lines
+    ]  # fmt: skip
+    return [box, *drawn, *numbers, _word(unit, WIDTH + 6, tall + 14)]
+
+
+def _multiples(axis: Axis, step: float) -> list[float]:
+    low, high = sorted((axis.low, axis.high))
+    return [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def label_places(

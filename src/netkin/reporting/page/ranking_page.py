@@ -24,7 +24,7 @@ from netkin.reporting.page.document import (
     tag,
     warnings,
 )
-from netkin.reporting.words import number_with_error, range_of, short_names, shortened
+from netkin.reporting.words import number_with_error, range_of, sentence, short_names, shortened
 from netkin.results import Ranking, Values
 from netkin.results.packing import document as described
 from netkin.results.ranking import SENTENCE
@@ -84,7 +84,7 @@ def _card(ranking: Ranking, score: str) -> Markup:
     known = bool(np.isfinite(table.values).any())
     drawn = _chart(ranked) if known else tag("p", "It has a value for no model.")
     said = ranked.conclusion if known and score != ranking.score else None  # that of the rank is above all
-    note = tag("figcaption", tag("p", said), tag("p", table.conventions, class_="facts-line"))
+    note = tag("figcaption", tag("p", said), tag("p", sentence(table.conventions), class_="facts-line"))
     return tag("figure", tag("h3", score), tag("p", words, class_="facts-line"), drawn, note, class_="card curve")
 
 

@@ -47,6 +47,7 @@ from netkin.reporting.words import (
 )
 from netkin.results import Series
 from netkin.results.text import NO_DATA, plural
+from netkin.results.trends import Trend
 
 LATE = "–"
 LINES = {0.99: None, 0.999: "2 3"}  # the marks that are drawn, and their dashes
@@ -180,7 +181,7 @@ def settling(series: Series, measure: str) -> Markup:
     found = [series.reached(threshold, measure) for threshold in marks]
     rows = [[name(layer), *(_step(one[layer]) for one in found)] for layer in series.layers]
     head = ["layer", *(f"{threshold} from {series.unit}" for threshold in marks)]
-    orders = [tag("li", order_in_words(series, threshold, measure)) for threshold in marks]
+    orders = [tag("li", words) for words in orders_in_words(series, marks, measure)]
     late = any(step is None for one in found for step in one.values())
     note = tag("p", f"{LATE}  not before the last {series.unit}", class_="note") if late else None
     table = plain_table(head, rows, kind="numbers")
@@ -188,13 +189,21 @@ def settling(series: Series, measure: str) -> Markup:
                tag("p", scale_of_tau()), tag("ul", *orders), class_="card settling")  # fmt: skip
 
 
-def order_in_words(series: Series, threshold: float, measure: str) -> Markup:
+def orders_in_words(series: Series, marks: Sequence[float], measure: str) -> list[Markup]:
+    """Return whether lower layers settle first, at each threshold; one reason for having no order is given once."""
+    found, without = [], dict[str, list[str]]()
+    for threshold in marks:
+        try:
+            found.append(_order(series, series.bottom_up(threshold, measure), threshold, measure))
+        except NoValue as reason:
+            without.setdefault(sentence(str(reason)), []).append(str(threshold))
+    reasons = [joined(tag("strong", f"At {', '.join(at)}: no order."), f" {why}") for why, at in without.items()]
+    return [*found, *reasons]
+
+
+def _order(series: Series, trend: Trend, threshold: float, measure: str) -> Markup:
     """Return whether lower layers settle first, as a verdict, a number with its error, and counted pairs."""
     start = f"At {threshold}: "
-    try:
-        trend = series.bottom_up(threshold, measure)
-    except NoValue as reason:
-        return joined(tag("strong", f"{start}no order."), f" {sentence(str(reason))}")
     late = f" {trend.never} of {plural(trend.layers, 'layer')} get there only at the end, and count as equally late."
     return joined(
         tag("strong", f"{start}{verdict(trend)}, τ = {tau(trend)}."),

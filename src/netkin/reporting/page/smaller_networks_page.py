@@ -65,8 +65,10 @@ TWO_LAYERS = (
     "Each layer became two: the first maps its input to the directions that are kept, the second does the layer's work "
     "on these. Variance is that of the layer's input over the examples; multiply-adds are those of one example."
 )
-KEPT = "Shares of the layer as it was. Below 1 the two layers together are smaller than the one that they replace."
-ACCURACY = "Accuracy with this layer and those before it in the table compressed; the first is the original's."
+KEPT = "Shares of the original layer. Below 1 the two layers together are smaller than the one that they replace."
+ACCURACY = (
+    "Accuracy with this layer and all before it in the table compressed; the first point is the original network."
+)
 
 
 # --- a sparsity study ------------------------------------------------------------------------------------------------
@@ -269,7 +271,7 @@ def compression_charts(table: Compression) -> list[Chart]:
         "variance held": [row.variance for row in table],
     }
     right: dict[str, list[Any]] = {
-        "layer": ["as it was", *layers],
+        "layer": ["original", *layers],
         "accuracy": [table.accuracy_before, *(row.accuracy for row in table)],
     }
     kept, accuracy = chart_of("share kept", shares), chart_of("accuracy", right)
