@@ -24,7 +24,7 @@ from netkin.identity import UnorderedDigest
 from netkin.measures import cca_mean, cka, svcca
 from netkin.representations import guest, recording
 from netkin.representations.hooks import main_tensor
-from netkin.representations.inputs import batch_length, feed, labels_of, mask_of, watched
+from netkin.representations.inputs import attention_mask, batch_length, feed, labels_of, watched
 from netkin.representations.layers import layer_label
 from netkin.statistics import LayerMoments, Moments, Outputs
 
@@ -102,7 +102,7 @@ class Answers:
         logits = _logits(answers, f"the stitched network in batch {self.batches}")
         labels = self._labels(batch, own.device)
         self.examples, self.batches = self.examples + len(logits), self.batches + 1
-        logits, own, labels = _valid(logits.to(own.device), own, labels, mask_of(batch))
+        logits, own, labels = _valid(logits.to(own.device), own, labels, attention_mask(batch))
         self.counts = self.counts or Outputs(own.shape[1])
         self.counts.update(logits, own, labels)
 
@@ -171,7 +171,7 @@ class Tally:
 
     def update(self, transformed: Tensor, own: Tensor, answers: Any, own_answers: Any, batch: Any) -> None:
         """Add one batch: activations as transformed and as the second model's own, and the answers of both."""
-        self.likeness.update(transformed, own, mask_of(batch))
+        self.likeness.update(transformed, own, attention_mask(batch))
         self.answers.update(answers, own_answers, batch)
 
     def evaluation(self, digest: str) -> Evaluation:

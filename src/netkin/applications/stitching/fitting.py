@@ -29,7 +29,7 @@ from netkin.comparing.subjects import lent
 from netkin.errors import InflatedWarning, UnknownName, ValueFault, outside
 from netkin.identity import UnorderedDigest, settings_digest, weights_digest
 from netkin.representations import batches_of, guest
-from netkin.representations.inputs import batch_length, mask_of, watched
+from netkin.representations.inputs import attention_mask, batch_length, watched
 from netkin.representations.layers import layer_label
 from netkin.statistics import CrossMoments, LayerMoments, LayerRows, LinearRows, Moments, OneSidedMoments
 from netkin.statistics.collector import Collector, Key
@@ -204,7 +204,7 @@ def fit_by_pass(batches: Iterable[Any], found: Joints) -> Fit:
 
     with guest(a, b, exact=True):
         for batch in batches:
-            mask = mask_of(batch)
+            mask = attention_mask(batch)
             run_layers(a, forms, batch, first, found.names[0])
             run_layers(b, aims, batch, second, found.names[1])
             sums.batch_is_over()
