@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # a file's tests stay together, as they share what they build, and so do all with Ray; see tests/conftest.py
 SHARED := -n auto --dist loadfile --no-loadscope-reorder
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
+# Python compiles a module when it is imported; pip would compile 23,000, which takes more than a minute
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-compile -c constraints.txt
 # compiled modules are kept: the tests start dozens of processes that read them
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -35,6 +35,7 @@ ROOMS = {
     "applications": "Applications",
     "integrations": "Integrations",
 }
+FIRST = ("nk.compare", "nk.cka", "nk.learn_tasks", "nk.recommend", "nk.sparsify")  # they begin their pages
 
 
 def on_config(config: Any) -> Any:
@@ -92,6 +93,7 @@ def public_names(module: str) -> dict[str, Any]:
     for inner in [module, *inner_modules(module)]:
         names = [] if inner == "netkin.files" else getattr(import_module(inner), "__all__", None) or own_names(inner)
         found |= {f"{inner}.{name}": getattr(import_module(inner), name) for name in names if name not in homes}
+    found = {name: found[name] for name in sorted(found, key=lambda name: name not in FIRST)}
     return {
         name: thing for kind in (inspect.isroutine, inspect.isclass) for name, thing in found.items() if kind(thing)
     }

@@ -1,9 +1,11 @@
 """What all tests share: seeded worlds, and measures called without the warning about few examples."""
 
+import gc
 import os
 import re
 import warnings
 from collections import Counter
+from contextlib import ExitStack
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -21,6 +23,7 @@ from netkin.measures import measures
 from netkin.training import trained_digits_net
 from worlds import Worlds
 
+os.fsync = lambda file: None  # no test cuts the power; processes that tests start write as netkin does
 # the same examples in every run, and none kept on disk
 settings.register_profile("netkin", derandomize=True, database=None, deadline=None, max_examples=60)
 settings.register_profile("quick", settings.get_profile("netkin"), max_examples=15)
@@ -45,6 +48,9 @@ def value():
     return call
 
 
+CLUSTER_ENDS = ExitStack()
+
+
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory):
     """Two nodes of Ray for all tests, on the loopback address, whose workers find the modules of these tests."""
@@ -52,15 +58,26 @@ def ray_cluster(tmp_path_factory):
     from netkin.comparing.engines.cluster import Cluster
     from ray_worlds import Nodes
 
-    with pytest.MonkeyPatch.context() as patch:
-        folders = [str(Path(netkin.errors.__file__).parents[1]), str(Path(__file__).parent)]
-        patch.setenv("PYTHONPATH", os.pathsep.join(folders))
-        patch.setenv("RAY_worker_niceness", "0")  # else busy processors leave nothing for workers
-        nodes = Nodes(tmp_path_factory.mktemp("nodes"))
-        Cluster(nodes.address)  # to which all calls in this process then connect
-        yield nodes
-    ray.shutdown()
-    nodes.cluster.shutdown()
+    patch = CLUSTER_ENDS.enter_context(pytest.MonkeyPatch.context())
+    patch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(netkin.errors.__file__).parents[1]), str(Path(__file__).parent)])
+    )
+    patch.setenv("RAY_worker_niceness", "0")  # else busy processors leave nothing for workers
+    nodes = Nodes(tmp_path_factory.mktemp("nodes"))
+    CLUSTER_ENDS.callback(nodes.cluster.shutdown)
+    Cluster(nodes.address)  # to which all calls in this process then connect
+    CLUSTER_ENDS.callback(ray.shutdown)
+    yield nodes
+    CLUSTER_ENDS.close()
+
+
+@pytest.fixture(scope="session")
+def quick_python():
+    """The path of a command like `python` that starts at once, for scripts which start many; see processes.py."""
+    from processes import quick_python
+
+    with quick_python() as path:
+        yield path
 
 
 @cache
@@ -92,12 +109,37 @@ def shared_nets(monkeypatch, trained_once):
     monkeypatch.setattr("netkin.training.trained_digits_net", trained_once)
 
 
+PROGRAMS = {"browser", "ray_cluster", "quick_python"}  # fixtures that start other programs
 # the tests that need a cluster of Ray, by their names
 RAY = re.compile(r"/test_(ray|study|cluster_steps)\.py|::test_a_cluster_")
 
 
+def pytest_runtest_setup(item):
+    """End the cluster before the first test without Ray: its processes are never idle."""
+    if not RAY.search(item.nodeid):
+        CLUSTER_ENDS.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect no garbage while tests are collected, as their growing number would be searched again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Put tests with Ray and files with slow tests first: what is long and begun last leaves other processors idle."""
+    """Mark tests that start other programs as slow; put those with Ray and files with slow tests first.
+
+    What is long and begun last leaves other processors idle.
+    """
+    for item in items:
+        if PROGRAMS & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: (not RAY.search(item.nodeid), -slow[item.path]))
 

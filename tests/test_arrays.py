@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from netkin import arrays
-from netkin.arrays import as_matrix, as_tensor, at_least_single, moved, paired, refuse_non_finite, summing_dtype
+from netkin.arrays import as_matrix, as_tensor, at_least_single, paired, refuse_non_finite, summing_dtype, to_device
 from netkin.errors import ShapeError, ValueFault
 
 
@@ -188,7 +188,7 @@ def test_nothing_is_moved_in_float64_to_a_device_without_it(monkeypatch):
     monkeypatch.setattr(arrays, "WITHOUT_FLOAT64", ("meta",))
     there = torch.device("meta")
     kinds = (torch.float64, torch.float32, torch.int64)
-    found = [moved(torch.ones(2, dtype=kind), there).dtype for kind in kinds]
+    found = [to_device(torch.ones(2, dtype=kind), there).dtype for kind in kinds]
     assert found == [torch.float32, torch.float32, torch.int64]
     Y = paired(torch.ones(3, 2, device=there), np.ones((3, 2)), check=False)[1]
     assert (Y.dtype, Y.device) == (torch.float32, there)

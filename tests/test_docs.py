@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 
 
+@pytest.mark.slow
 def test_the_pages_of_measures_and_commands_are_up_to_date():
     script = [sys.executable, DOCS / "generate.py", "--check"]  # a process of its own, where no test has added measures
     check = subprocess.run(script, capture_output=True, text=True, check=False)

@@ -43,7 +43,7 @@ def page():
 
 
 @pytest.fixture
-def shell(tmp_path, page):
+def shell(tmp_path, page, quick_python):
     """Return a function that runs a script where the page's commands and files are."""
     commands = tmp_path / "commands"
     commands.mkdir()
@@ -52,7 +52,7 @@ def shell(tmp_path, page):
     stand_ins = {"netkin": "-m netkin", "torchrun": "-m torch.distributed.run", "python": ""}
     stand_ins |= {"sbatch": commands / "sbatch.py", "srun": commands / "srun.py"}
     for name, what in stand_ins.items():
-        (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {what} "$@"\n')
+        (commands / name).write_text(f'#!/bin/sh\nexec "$PYTHON_EXEC" {what} "$@"\n')
     (commands / "scontrol").write_text("#!/bin/sh\necho localhost\necho localhost\n")
     for command in commands.iterdir():
         command.chmod(0o755)
@@ -64,6 +64,7 @@ def shell(tmp_path, page):
         """Run a script; with `only_here` no process of it may listen to other machines."""
         environment = os.environ | {"PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": SOURCES}
         environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RAY_worker_niceness": "0"}
+        environment["PYTHON_EXEC"] = sys.executable if only_here else str(quick_python)  # torchrun reads it, too
         with open(tmp_path / "said", "w+") as said, open(tmp_path / "printed", "w+") as printed:
             process = subprocess.Popen(
                 ["sh", "-e", "-c", text], cwd=tmp_path, env=environment, stdout=printed, stderr=said

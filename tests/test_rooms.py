@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,12 @@ def room_of(path, house=HOUSE):
     return path.relative_to(house).parts[0].removesuffix(".py")
 
 
+parsed = cache(ast.parse)
+
+
 def imports(source, module):
     """Yield (line, full dotted name) of all imports in `source`, those inside functions included."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         if isinstance(node, ast.ImportFrom):
@@ -197,7 +201,7 @@ def test_a_file_has_at_most_four_hundred_lines():
 def test_no_two_classes_have_one_name_in_the_house():
     found: dict[str, list[str]] = {}
     for path in (path for path in PLACES if room_of(path) != "cli"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(str(path.relative_to(HOUSE)))
     assert {name: places for name, places in found.items() if len(places) > 1} == {}

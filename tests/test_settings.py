@@ -97,6 +97,7 @@ def answers():
     return {(steps, inside): answer for steps, inside, answer in found}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
 @pytest.mark.parametrize("steps", STEPS)
 def test_products_are_exact_inside_and_all_is_as_it_was_afterwards(answers, steps):

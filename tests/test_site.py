@@ -49,6 +49,12 @@ def test_the_reference_has_an_entry_for_every_public_name():
     assert len(paths) == len(set(paths))
 
 
+def test_the_name_that_most_people_look_for_begins_its_page():
+    begins = [next(iter(site_pages.public_names(module))) for module in site_pages.room_modules()]
+    assert begins[0] == "nk.compare"
+    assert set(site_pages.FIRST) <= set(begins)
+
+
 def test_names_that_rooms_hand_out_have_entries_too():
     pages = site_pages.api_pages()
     assert "netkin.integrations.lightning.dynamics_callback" in pages["integrations.md"]

@@ -71,7 +71,7 @@ def paired(X: Any, Y: Any, *, check: bool = True) -> tuple[Tensor, Tensor]:
             f"`X` and `Y` must describe the same examples; got {len(X)} rows and {len(Y)} rows. "
             "Run both models on the same probe batch."
         )
-    return X, moved(Y, X.device)
+    return X, to_device(Y, X.device)
 
 
 def refuse_non_finite(tensor: Tensor, what: str) -> None:
@@ -91,7 +91,7 @@ def summing_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on a device, in float32 where it is of float64 and the device has none."""
     return tensor.to(device, summing_dtype(device) if tensor.dtype == torch.float64 else tensor.dtype)
 

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -255,23 +254,25 @@ def net():
 """
 
 
-def torchrun(folder, *arguments, **environment):
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "netkin"]
-    around = {"PYTHONPATH": f"{SOURCES}:{folder}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.run(
-        [*start, *arguments],
-        cwd=folder,
-        env=os.environ | around | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+@pytest.fixture
+def torchrun(tmp_path, quick_python):
+    """Return a function that runs a command of netkin in two ranks, in an empty folder."""
+    start = [quick_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "netkin"]
+    around = {"PYTHONPATH": f"{SOURCES}:{tmp_path}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    around["PYTHON_EXEC"] = str(quick_python)
+
+    def run(*arguments, **environment):
+        environment = os.environ | around | environment
+        return subprocess.run(
+            [*start, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+        )
+
+    return run
 
 
 @pytest.mark.slow
-def test_the_first_rank_alone_prints_and_writes(tmp_path):
-    done = torchrun(tmp_path, *COMPARE, "--errors", "--save", "ab.netkin")
+def test_the_first_rank_alone_prints_and_writes(torchrun, tmp_path):
+    done = torchrun(*COMPARE, "--errors", "--save", "ab.netkin")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("cka: similarity") == 1
     assert done.stderr.count("saved to ab.netkin") == 1
@@ -283,9 +284,9 @@ def test_the_first_rank_alone_prints_and_writes(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rank_that_fails_ends_all_and_nothing_is_written(tmp_path):
+def test_a_rank_that_fails_ends_all_and_nothing_is_written(torchrun, tmp_path):
     (tmp_path / "broken_nets.py").write_text(BROKEN)
-    done = torchrun(tmp_path, "compare", "broken_nets:net", *COMPARE[2:4], *COMPARE[6:], "--save", "ab.netkin")
+    done = torchrun("compare", "broken_nets:net", *COMPARE[2:4], *COMPARE[6:], "--save", "ab.netkin")
     assert done.returncode == 1
     assert "netkin: rank 1 failed: OSError: this rank is broken" in done.stderr
     assert "netkin: 'broken_nets:net' could not be run on inputs of shape" in done.stderr
@@ -294,9 +295,9 @@ def test_a_rank_that_fails_ends_all_and_nothing_is_written(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_ends_all(tmp_path):
+def test_a_rank_that_is_killed_ends_all(torchrun, tmp_path):
     (tmp_path / "broken_nets.py").write_text(BROKEN)
-    done = torchrun(tmp_path, "compare", "broken_nets:net", *COMPARE[2:4], *COMPARE[6:], KILLED="yes")
+    done = torchrun("compare", "broken_nets:net", *COMPARE[2:4], *COMPARE[6:], KILLED="yes")
     assert done.returncode == 1
     assert "Signal 9 (SIGKILL)" in done.stderr
     assert done.stdout == ""

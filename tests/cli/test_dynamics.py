@@ -227,3 +227,6 @@ def test_a_cluster_follows_a_run(netkin):
     found, one = nk.load("run.netkin"), nk.load("one.netkin")
     assert found[0]["svcca"].values == pytest.approx(one[0]["svcca"].values, abs=1e-6)
     assert found.provenance["data digest"] == one.provenance["data digest"]
+    explained = netkin(f"{LINE} --examples 60 --engine ray --explain")
+    assert explained.exit_code == 0, explained.stderr
+    assert "cluster: 2 tasks at once on 2 nodes, about " in explained.stdout

@@ -19,13 +19,8 @@ from processes import run_ranks
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
 
 
-SLOW = pytest.mark.slow  # two ranks have all that one and three have, but for who comes between
-
-
 @pytest.fixture(
-    scope="module",
-    params=[pytest.param(1, marks=SLOW), 2, pytest.param(3, marks=SLOW)],
-    ids=["1 rank", "2 ranks", "3 ranks"],
+    scope="module", params=[pytest.param(ranks, marks=pytest.mark.slow, id=f"{ranks} ranks") for ranks in (1, 2, 3)]
 )
 def ran(request, tmp_path_factory):
     """The number of ranks and the folder in which each has left what it got, after one start for all tests."""

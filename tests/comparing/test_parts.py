@@ -145,7 +145,6 @@ def test_rows_merge_with_moments_either_way():
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunks", CHUNKS, ids=["no chunks", "chunks"])
 @pytest.mark.parametrize(
     "data",
     [
@@ -157,8 +156,8 @@ def test_rows_merge_with_moments_either_way():
     ],
     ids=["tensor", "array", "data set", "loader", "list"],
 )
-def test_models_run_on_parts_of_any_data(tmp_path, doubles, inputs, data, chunks, layers):
-    given = data(inputs)
+def test_models_run_on_parts_of_any_data(tmp_path, doubles, inputs, data, layers):
+    given, chunks = data(inputs), CHUNKS[1]  # with them the values without are compared as well
     whole = nk.compare(*doubles, given, SEVERAL, layers=layers, **chunks)
     for order in ((2, 1), (3, 1, 2)):
         found = merged(tmp_path, (*doubles, given), order, len(order), SEVERAL, layers=layers, **chunks)

@@ -42,9 +42,9 @@ def test_every_measure_on_maps(maps, images, value, shape, layers):
 def test_every_measure_on_positions_of_equal_maps(maps, images, value):
     a, b = maps(stride=1), maps(3, stride=1)
     layers = ["conv1", "conv2"]
-    comparison = nk.compare(a, b, list(images[:20].split(8)), EVERY, layers=layers, shape="positions")
-    check(comparison, *(nk.activations(m, layers, images[:20], shape="positions") for m in (a, b)), value)
-    assert comparison.examples == 20
+    comparison = nk.compare(a, b, list(images[:10].split(4)), EVERY, layers=layers, shape="positions")
+    check(comparison, *(nk.activations(m, layers, images[:10], shape="positions") for m in (a, b)), value)
+    assert comparison.examples == 10
     assert not comparison["cka_rbf"].holes
 
 

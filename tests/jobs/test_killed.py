@@ -107,6 +107,7 @@ def without_times(result):
     return plain, [{name: value for name, value in record.items() if name != "seconds"} for record in history]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORK)
 def test_continued_after_kill_9_is_uninterrupted_bit_for_bit(name, tmp_path):
     work, load = WORK[name]

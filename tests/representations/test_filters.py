@@ -141,10 +141,12 @@ from torch import nn
 
 made = nk.decompose(nn.Sequential(nn.Conv2d(1, 4, 3))).model
 nk.share_coefficients([made, nk.recompose(made)])
+nk.CKASparsityLoss, nk.sparsify_tokens
 assert not {"torch._dynamo", "sympy"} & set(sys.modules), "torch's compiler was loaded"
 """
 
 
+@pytest.mark.slow
 def test_a_network_is_taken_apart_without_loading_torchs_compiler():
     own = os.environ | {"PYTHONPATH": str(Path(nk.__file__).parents[1])}
     found = subprocess.run([sys.executable, "-c", SLOW_IMPORTS], capture_output=True, text=True, env=own)

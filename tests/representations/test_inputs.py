@@ -14,6 +14,7 @@ import netkin as nk
 from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.representations.hooks import leaves
 from netkin.representations.inputs import (
+    attention_mask,
     batch_length,
     batches_of,
     call,
@@ -21,7 +22,6 @@ from netkin.representations.inputs import (
     dtype_of,
     feed,
     inputs_of,
-    mask_of,
     take,
 )
 
@@ -56,14 +56,14 @@ def test_a_tensor_is_passed_as_it_is_and_of_a_tuple_the_first_element():
 def test_a_mapping_is_passed_as_keywords_without_its_labels(kind):
     batch = kind({"input_ids": Y, "attention_mask": Y, "labels": Y, "label": Y, "targets": Y, "target": Y, "y": Y})
     assert set(feed(Taking(), batch)) == {"input_ids", "attention_mask"}
-    assert torch.equal(mask_of(batch), Y)
+    assert torch.equal(attention_mask(batch), Y)
 
 
 def test_batches_without_a_mask_have_none():
-    assert mask_of(X) is None
-    assert mask_of((X, Y)) is None
-    assert mask_of({"x": X}) is None
-    assert mask_of(()) is None
+    assert attention_mask(X) is None
+    assert attention_mask((X, Y)) is None
+    assert attention_mask({"x": X}) is None
+    assert attention_mask(()) is None
 
 
 def test_a_forward_function_gets_the_model_and_the_whole_batch():

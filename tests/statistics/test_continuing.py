@@ -13,7 +13,7 @@ from netkin.errors import FileFault
 from netkin.measures import measures
 from netkin.statistics import LayerGrams, LayerMoments, LayerRows, Outputs, layer_moments
 from netkin.statistics.collector import Numbers
-from netkin.statistics.statistic import Stored, packed, unpacked
+from netkin.statistics.statistic import Stored, from_plain, to_plain
 
 MAKERS = {
     "moments": lambda: LayerMoments([(["a"], ["b"])], debiased=True),
@@ -122,20 +122,20 @@ def test_a_damaged_statistic_is_refused_with_its_name(tmp_path):
 
 def test_a_file_is_read_whatever_module_its_classes_were_in_when_it_was_written():
     tensors = {}
-    written = packed(Numbers(next=7, given=True), tensors, "numbers")
+    written = to_plain(Numbers(next=7, given=True), tensors, "numbers")
     for name in ("netkin.Numbers", "netkin.statistics.collector.Numbers", "netkin.elsewhere.Numbers"):
-        assert unpacked(written | {"class": name}, tensors) == Numbers(next=7, given=True)
+        assert from_plain(written | {"class": name}, tensors) == Numbers(next=7, given=True)
 
 
 def test_an_incomplete_mini_batch_is_read_by_its_former_name(worlds):
     X, Y = worlds.related(30, 4, 3)
     collector, tensors = LayerGrams([(["a"], ["b"])], batch=16), {}
     collector.update({"a": X, "b": Y})
-    former = repr(packed(collector, tensors, "")).replace(
+    former = repr(to_plain(collector, tensors, "")).replace(
         "netkin.IncompleteBatch", "netkin.statistics.layer_grams._Incomplete"
     )
     assert "_Incomplete" in former
-    assert value_of(unpacked(ast.literal_eval(former), tensors)) == value_of(collector)
+    assert value_of(from_plain(ast.literal_eval(former), tensors)) == value_of(collector)
 
 
 def test_files_tell_all_classes_of_netkin_apart():
@@ -160,6 +160,6 @@ def test_reading_parts_takes_time_with_their_number_not_its_square(worlds):
     made = LayerMoments([(["a"], ["b"])], debiased=True)
     made.update({"a": X, "b": Y})
     tensors = {}
-    written = packed({"first": [made], "second": {"third": made}}, tensors, "all")
-    again = unpacked(written, Tensors(tensors))
+    written = to_plain({"first": [made], "second": {"third": made}}, tensors, "all")
+    again = from_plain(written, Tensors(tensors))
     assert value_of(again["first"][0]) == value_of(again["second"]["third"]) == value_of(made)

@@ -77,7 +77,8 @@ def test_the_gradients_are_those_of_small_steps(layers, way, measure):
         collector = together(dict(zip("xyz", matrices, strict=True)))
         return reads(collector["x", "y"]) + 2 * reads(collector["y", "z"]) + 3 * reads(collector["z", "x"])
 
-    assert torch.autograd.gradcheck(summed_pairs, tuple(with_gradients(layers).values()))
+    few = {key: matrix[:11, :3] for key, matrix in layers.items()}  # a whole mini-batch and some rows
+    assert torch.autograd.gradcheck(summed_pairs, tuple(with_gradients(few).values()))
 
 
 def test_every_linear_measure_reads_layers_taken_at_once(layers):

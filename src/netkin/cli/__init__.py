@@ -38,7 +38,7 @@ def cli(debug: bool) -> None:
     package.module:function (called without arguments), hf:DIR (a transformers model) or the path of an exported program
     (.pt2). WEIGHTS is a safetensors file, a state dict saved by torch, or a file saved by `netkin compress`; hf:DIR and
     .pt2 files contain their own. Data is digits:test, images:DIR, cifar10:DIR or package.module:function; `netkin data`
-    lists all. NAME=DATA gives the data a name of your own.
+    lists all. NAME=DATA gives the data a name of your own, and NAME=MODEL a model that is compared with others.
 
     Results go to stdout, progress to stderr. The exit code is 0, 1 for an error, or 2 for wrong usage.
     """

@@ -57,9 +57,9 @@ READING = (  # they concern no pass
         'compare netkin:digits --data digits:test --measure cka --measure nbs --layers "relu*" --report digits.html'
     )
 )
-@click.argument("a", metavar="[NAME=]A|STATISTICS")
-@click.argument("b", required=False, metavar="[NAME=]B")
-@click.argument("more", nargs=-1, metavar="[NAME=]C...")
+@click.argument("a", metavar="A|STATISTICS")
+@click.argument("b", required=False)
+@click.argument("more", nargs=-1, metavar="[C]...")
 @partial(comparing_options, needs_data=False)
 @ROWS
 @engine_options
@@ -152,9 +152,9 @@ def _read_statistics(context: click.Context, path: str) -> Comparison:
 @click.command(
     epilog=example('explain netkin:digits --data digits:test --measure cka --measure cka_rbf --layers "relu*"')
 )
-@click.argument("a", metavar="[NAME=]A")
-@click.argument("b", required=False, metavar="[NAME=]B")
-@click.argument("more", nargs=-1, metavar="[NAME=]C...")
+@click.argument("a")
+@click.argument("b", required=False)
+@click.argument("more", nargs=-1, metavar="[C]...")
 @partial(comparing_options, needs_data=False)
 @ROWS
 @engine_options
@@ -164,8 +164,8 @@ def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options:
     """Show what `netkin compare` would do with the same options: layers, pairs, forward passes and memory.
 
     Each model runs on two examples (on a whole batch if it refuses two) to learn its layers; nothing is computed. Of
-    several models, and with --engine ray, one of each architecture runs on the first batches, to see how long all would
-    take. The exit code is 1 if the comparison would be refused.
+    several models, and with --engine ray, one of each architecture runs on the first batches, to estimate the time. The
+    exit code is 1 if the comparison would be refused.
     """
     models = named_models([one for one in (a, b, *more) if one], options.pop("names"))
     _refuse_without_data(models, options)
@@ -288,8 +288,8 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
 
 
 @click.command(epilog=example('collect netkin:digits --data digits:test --layers "relu*" --part 1/3 --out 1.stats'))
-@click.argument("a", metavar="[NAME=]A")
-@click.argument("b", required=False, metavar="[NAME=]B")
+@click.argument("a")
+@click.argument("b", required=False)
 @collecting_options
 @engine_options
 @click.option("--part", callback=_part, metavar="I/N", help="Use part I of N of the examples, such as 3/16.")

@@ -75,21 +75,21 @@ NAMES = click.option(
     "names",
     multiple=True,
     metavar="NAME",
-    help="Name of each model in the result, in the order of the models; NAME=MODEL does the same.",
+    help="Name of each model in the result, in the order of the models; or write NAME=MODEL.",
 )
-TRANSFORM = click.option(
-    "--transform",
-    "transforms",
-    multiple=True,
-    metavar="MODULE:FUNCTION",
-    help="Function of a batch of inputs, applied before the model; once for all models, or once for each.",
+TRANSFORM, TRANSFORMS = (
+    click.option("--transform", "transforms", multiple=True, metavar="MODULE:FUNCTION", help=text)
+    for text in (
+        "Function of a batch of inputs, applied before the model.",
+        "Function of a batch of inputs, applied before the model; once for all models, or once for each.",
+    )
 )
 QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_silence, help="Hide progress.")
 EXAMPLES = click.option(
     "--examples",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Number of examples to use, sampled from all of --data with --seed; of a stream, the first N.",
+    help="Number of examples to use, sampled from all of the data with --seed; of a stream, the first N.",
 )
 BALANCED = click.option("--balanced", is_flag=True, help="With --examples: sample the same number from each class.")
 RECIPE = click.option(
@@ -128,7 +128,7 @@ ROWS = click.option(
     "--rows",
     type=COUNT,
     metavar="N",
-    help="Of three models or more: let a sample of N examples stand for all, where models would run repeatedly.",
+    help="With three models or more: use a sample of N examples where models would otherwise run several times.",
 )
 FORCE = click.option(
     "--force", is_flag=True, help="Overwrite files that hold something else, or that this command reads."
@@ -228,7 +228,7 @@ _SKETCHING = (
 
 def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
     """Give a command all options that say what is compared and how."""
-    return _with_options(command, _data(needs_data), _measures(["cka"]), *_COMPARING, *_ERRORS, NAMES, TRANSFORM)
+    return _with_options(command, _data(needs_data), _measures(["cka"]), *_COMPARING, *_ERRORS, NAMES, TRANSFORMS)
 
 
 def engine_options(command: Command) -> Command:
@@ -241,7 +241,7 @@ def collecting_options(command: Command) -> Command:
     measures = _measures(
         [], "Measures that can be read from the file later; by default all linear ones. Can be repeated."
     )
-    return _with_options(command, _data(), measures, *_COMPARING, *_ERRORS, NAMES, TRANSFORM)
+    return _with_options(command, _data(), measures, *_COMPARING, *_ERRORS, NAMES, TRANSFORMS)
 
 
 def task_options(command: Command) -> Command:

@@ -122,8 +122,8 @@ def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -
     """Write one HTML report of saved results.
 
     Each FILE was written by --save of `netkin compare`, `stitch`, `tasks`, `atoms`, `dynamics`, `recommend`,
-    `sensitivity`, `sparsity`, `compress`, `federate` or `learn-tasks`, or by `save` in Python. Several files may be
-    comparisons or accuracies of tasks; each other result needs a report of its own.
+    `sensitivity`, `sparsity`, `compress`, `federate` or `learn-tasks`, or by `save` in Python. Several files share a
+    report if they hold comparisons, or accuracies of tasks; other results need a report each.
     """
     from netkin.reporting import report as write_report
     from netkin.results import load
@@ -166,10 +166,11 @@ def _join(files: Sequence[Path], saved: list[Any]) -> list[Any]:
 def jobs(words: tuple[str, ...], json: bool) -> None:
     """List the jobs in a folder and below (by default the current one), watch a job, or cancel it.
 
-    A job is the folder, such as ab.netkin.job, in which --save of `netkin stitch`, `dynamics`, `federate` and
-    `learn-tasks`, `nk.train(save=...)` and other long work keep their finished parts and progress. PATH of `watch` and
-    `cancel` is that folder or the result beside it, as in `netkin jobs watch ab.netkin`. A cancelled job stops after
-    the current part and keeps what is finished; run the same command or call again to resume.
+    A job is the folder, such as ab.netkin.job, in which --save of `netkin stitch`, `dynamics`, `federate`,
+    `learn-tasks` and `compare` of three models or more, `nk.train(save=...)` and other long work keep their finished
+    parts and progress. PATH of `watch` and `cancel` is that folder or the result beside it, as in `netkin jobs watch
+    ab.netkin`. A cancelled job stops after the current part and keeps what is finished; run the same command or call
+    again to resume.
     """
     from netkin.jobs import cancel, list_jobs, read
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         "recommend one=netkin:digits@runs/digits/step_1.pt two=netkin:digits@runs/digits/step_2.pt --data digits:test"
     )
 )
-@click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option("--data", required=True, metavar="DATA", help="Your labelled examples; see `netkin data`.")
 @click.option(
     "--score",
@@ -106,10 +106,11 @@ def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
 
 @click.command(
     epilog=example(
-        "tasks seen=netkin:digits,digits:train fresh=netkin:digits,digits:test --examples 300 --report tasks.html"
+        "tasks seen=netkin:digits,digits:train fresh=netkin:digits,digits:test --examples 300 "
+        '--layers "relu*" --report tasks.html'
     )
 )
-@click.argument("tasks", nargs=-1, required=True, metavar="NAME=MODEL,DATA|NAME=STATISTICS ...")
+@click.argument("tasks", nargs=-1, required=True, metavar="NAME=MODEL,DATA|NAME=STATISTICS...")
 @task_options
 @result_options("tasks", "the comparisons", "the blocks of all pairs")
 @with_refusals
@@ -176,7 +177,7 @@ def _compare_tasks(
 
 
 @click.command(epilog=example("atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html"))
-@click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option(
     "--atoms", type=click.IntRange(min=1), metavar="M", help="Fit shared coefficients first, with M atoms per layer."
 )

@@ -145,8 +145,8 @@ def _compress(
 @click.command(
     epilog=example("sparsity netkin:digits@before.pt netkin:digits@after.pt --data digits:test --report sparsity.html")
 )
-@click.argument("model", metavar="[NAME=]MODEL")
-@click.argument("other", required=False, metavar="[NAME=]OTHER")
+@click.argument("model")
+@click.argument("other", required=False)
 @click.option("--data", metavar="DATA", help="Labelled examples for accuracy and similarity; see `netkin data`.")
 @click.option(
     "--epsilon",
@@ -211,7 +211,7 @@ def _study(
 
 
 @click.command(epilog=example("sensitivity netkin:digits --data digits:test --class 3 --class 8 --report digits.html"))
-@click.argument("model", metavar="[NAME=]MODEL")
+@click.argument("model")
 @click.option("--data", required=True, metavar="DATA", help="Examples to run the model on; see `netkin data`.")
 @click.option(
     "--class",

@@ -50,7 +50,7 @@ MOST = 6  # warnings shown
         "stitch netkin:digits netkin:digits --at relu2 --how least_squares --data digits:train --test digits:test"
     )
 )
-@click.argument("models", nargs=-1, required=True, metavar="[NAME=]A [NAME=]B [NAME=]C...")
+@click.argument("models", nargs=-1, required=True, metavar="A B [C]...")
 @click.option("--all", "whole", is_flag=True, help="Stitch every layer into the layer of the same name.")
 @click.option("--matrix", is_flag=True, help="With --all: every layer into every layer.")
 @click.option("--at", multiple=True, metavar="LAYER", help="Layer of the first model; can be repeated.")
@@ -104,7 +104,7 @@ MOST = 6  # warnings shown
 )
 @NAMES
 @click.option(
-    "--map", "map_file", type=FILE, help="Write the one stitch of a single --at and --how to this file, for `nk.load`."
+    "--map", "map_file", type=FILE, help="With one --at and one --how: write the stitch to this file, for `nk.load`."
 )
 @click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
 @result_options("ab", "the result", more=", as it grows; run the same command again to resume")
@@ -187,10 +187,7 @@ def _explain(models: dict[str, str], json: bool, **options: Any) -> None:
         raise click.UsageError(f"--explain is for two models; got {len(models)}.")
     names = list(models)
     networks, fitting, judging, asked = _load(list(models.values()), **options)
-    fitting = judging if fitting is None else fitting
-    known = ("pairs", "layers", "hows", "resize", "examples", "test_examples", "device", "seed")
-    wanted = {name: asked[name] for name in known if name in asked}
-    plan = explain_stitch(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **wanted)
+    plan = explain_stitch(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)
     facts = asdict(plan) | {"refused": {" into ".join(pair): reason for pair, reason in plan.refused.items()}}
     click.echo(as_json(facts) if json else str(plan))
     if not plan.joined:

@@ -91,7 +91,6 @@ def dynamics(run: str, explains: bool, **options: Any) -> None:
 def _explain_run(run: str, json: bool, **options: Any) -> None:
     from netkin.applications.dynamics import explain_dynamics
 
-    del options["engine"]
     plan = _call_library(explain_dynamics, run, **options)
     facts = asdict(plan)
     facts["each"].pop("kinds")

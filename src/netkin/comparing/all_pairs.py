@@ -268,6 +268,13 @@ class AllPairs:
         pairs, engine = Pairs(block.pairs, self.pairs.which), running or Local()
         return engine.request(things, self.options, pairs, self.study, data, examples, self.partial, part)
 
+    def pair_seconds(self, measures: Sequence[Measure]) -> list[float]:
+        """Return the seconds of the forward passes of two models, of their statistics and of reading them."""
+        planner = self.planner(measures)
+        ways, _ = planner.ways(None, keeps=False)
+        planner.speed = replace(planner.speed, pair=self.reading_seconds(measures))
+        return list(planner.speed.seconds(ways["blocks"], 1))
+
     def reading_seconds(self, measures: Sequence[Measure]) -> float:
         """Return how long it takes to read the measures of two models, after a few batches."""
         first = self.pairs.of[0]

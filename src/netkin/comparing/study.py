@@ -26,7 +26,7 @@ from netkin.progress import ProgressOption, command, showing
 from netkin.results import Comparison, Comparisons
 from netkin.results.records import now, typed
 from netkin.statistics.collector import Collector, Key, LayerSize, Study, name_of
-from netkin.statistics.statistic import packed, unpacked
+from netkin.statistics.statistic import from_plain, to_plain
 
 KIND = "statistics"
 NAMED = 8  # layers that a warning names
@@ -231,7 +231,7 @@ class Statistics:
     def to_parts(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return all that `from_parts` needs: a header for JSON, and named tensors."""
         tensors: dict[str, torch.Tensor] = {}
-        held = packed(self.collectors, tensors, "collectors")
+        held = to_plain(self.collectors, tensors, "collectors")
         return self._header() | {"collectors": held}, tensors
 
     def _header(self) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def from_parts(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -
     for name, hint in PLAIN.items():
         setattr(statistics, name, typed(header[name], hint, name))
     statistics.digest, statistics.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
-    statistics.collectors = unpacked(header["collectors"], tensors)
+    statistics.collectors = from_plain(header["collectors"], tensors)
     strange = next((one for one in statistics.every() if not isinstance(one, Collector)), None)
     if strange is not None:
         raise TypeError(f"a {type(strange).__name__} is no collector")

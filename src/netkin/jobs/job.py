@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
+from socket import gethostname
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from netkin import files
 from netkin.errors import FileFault
-from netkin.jobs.state import CANCEL, LOCK, PARTS, STATE, State, beside, now, read, write
+from netkin.jobs.state import CANCEL, LOCK, PARTS, STATE, State, beside, read, timestamp, write
 from netkin.progress import listening
 
 HEARTBEAT = 2.0  # seconds
@@ -179,7 +179,7 @@ class Job:
         """
         seconds = time.perf_counter() - self._last if seconds is None else seconds
         self._seconds[name] = seconds
-        part = Part(name, dict(values), dict(arrays or {}), seconds, now())
+        part = Part(name, dict(values), dict(arrays or {}), seconds, timestamp())
         if self.folder is None:
             self._held[name] = part
         else:
@@ -243,11 +243,11 @@ class Job:
         self._clean(folder)
         if (folder / STATE).exists():
             held = read(folder)
-            finished = [*(folder / PARTS).glob("*.netkin"), *filter(Path.exists, filter(None, [self.result]))]
+            finished = any((folder / PARTS).glob("*.netkin")) or (self.result is not None and self.result.exists())
             if finished or held.kind != self._state.kind:  # else there is nothing to lose
                 refuse_other(held, self._state)
                 self._state = replace(self._state, identity=_merged_identity(held.identity, self._state.identity))
-        self._state = replace(self._state, status="running", started=now(), pid=os.getpid(), host=socket.gethostname())
+        self._state = replace(self._state, status="running", started=timestamp(), pid=os.getpid(), host=gethostname())
         self._write()
         self._stack.callback(self._write)  # the last word
         self._stack.callback((folder / CANCEL).unlink, missing_ok=True)
@@ -303,7 +303,7 @@ class Job:
         if self.folder is None:
             return
         with self._writing:
-            write(replace(self.state, heartbeat=now()))
+            write(replace(self.state, heartbeat=timestamp()))
 
     def _note(self, name: str) -> None:
         self._last = time.perf_counter()

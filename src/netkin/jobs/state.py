@@ -133,7 +133,7 @@ def cancel(path: str | os.PathLike[str]) -> State:
     return state
 
 
-def now() -> str:
+def timestamp() -> str:
     """Return the time in UTC, to the millisecond."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 

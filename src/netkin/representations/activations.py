@@ -26,14 +26,14 @@ from netkin.representations.hooks import (
 from netkin.representations.inputs import (
     Forward,
     Transform,
+    attention_mask,
     batches_of,
     call,
     device_of,
     dtype_of,
     length_if_known,
-    mask_of,
-    moved,
     repeated,
+    to_model,
     transformed,
 )
 from netkin.representations.layers import Spec, choose, layer_label, named_outright, refuse_lazy, split_call, unwrapped
@@ -176,9 +176,9 @@ class Reader:
     def __call__(self, batch: Any) -> dict[str, Any]:
         """Return the rows of each layer that ran, by name, for one batch; or what `keep` made of them."""
         batch = batch if self.transform is None else transformed(batch, self.transform)
-        mask = mask_of(batch)  # as it came: on the CPU its tokens are counted without waiting for a GPU
+        mask = attention_mask(batch)  # as it came: on the CPU its tokens are counted without waiting for a GPU
         self._mask = None if mask is None else token_mask(copied(mask))
-        batch = moved(self.model, batch, self._home)
+        batch = to_model(self.model, batch, self._home)
         self._length = length_if_known(batch)
         with nullcontext() if self._is_open else self.open():
             begins = self.batches == 0 and not self._given_axes and self._length is not None

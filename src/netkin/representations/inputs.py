@@ -90,7 +90,7 @@ def prepared(model: nn.Module, batch: Any, transform: Transform | None = None) -
     All tensors and arrays are copies, those that `transform` gets too: both it and the model may work in place. What
     `transform` gets is the tensor itself, a tuple's first element, or the whole mapping.
     """
-    return moved(model, transformed(batch, transform))
+    return to_model(model, transformed(batch, transform))
 
 
 def transformed(batch: Any, transform: Transform | None) -> Any:
@@ -102,7 +102,7 @@ def transformed(batch: Any, transform: Transform | None) -> Any:
     return rebuilt(batch, {0: transform(batch[0])}) if is_tuple else transform(batch)
 
 
-def moved(model: nn.Module, batch: Any, home: tuple[torch.device, torch.dtype | None] | None = None) -> Any:
+def to_model(model: nn.Module, batch: Any, home: tuple[torch.device, torch.dtype | None] | None = None) -> Any:
     """Return copies of a batch's tensors and arrays, on the model's device and in its precision; `home` if known."""
     device, dtype = home or (device_of(model), dtype_of(model))
     if isinstance(batch, Tensor):
@@ -128,7 +128,7 @@ def labels_of(batch: Any) -> Any:
     return None
 
 
-def mask_of(batch: Any) -> Any:
+def attention_mask(batch: Any) -> Any:
     """Return the batch's `attention_mask`, or None where it has none."""
     inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
     return inputs.get("attention_mask") if isinstance(inputs, Mapping) else None

@@ -293,15 +293,15 @@ def _of_folder(folder: Path, model: Architecture | None, name: str | None) -> Ru
             f"{str(folder)!r} holds no checkpoints: no file that ends in {', '.join(ENDINGS)}, and no folder with a "
             f"{' or '.join(IN_FOLDERS)}."
         )
-    told = _steps_in_names([entry.name for entry in entries])
-    found = [as_checkpoint(entry, *said) for entry in entries if (said := told[entry.name])]
+    steps = _steps_in_names([entry.name for entry in entries])
+    found = [as_checkpoint(entry, *said) for entry in entries if (said := steps[entry.name])]
     if not found:
         raise SourceError(
             f"none of the {len(entries)} checkpoints in {str(folder)!r} has a step in its name "
             f"({listed([entry.name for entry in entries])}); name them like step_100.pt, or pass a mapping from steps "
             "to files."
         )
-    passed_over = tuple(name for name, said in told.items() if not said)
+    passed_over = tuple(name for name, said in steps.items() if not said)
     return _ordered(name or str(folder), found, model, passed_over)
 
 

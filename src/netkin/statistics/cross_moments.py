@@ -133,7 +133,7 @@ class CrossMoments(Collector):
             return (self if self._cross else other)._copy()
         merged = self._copy()
         for (x, y), cross in other._cross.items():
-            before, moved = merged._cross[x, y], merged._first[x].moved(other._first[x])
+            before, moved = merged._cross[x, y], merged._first[x].shift_from(other._first[x])
             turned = torch.outer(moved, other._second[y].total.to(moved))
             merged._cross[x, y] = before + (cross.to(before) + turned.to(before))
         for mine, theirs in ((merged._first, other._first), (merged._second, other._second)):
@@ -297,7 +297,7 @@ class OneSideSums(Stored):
             return torch.finfo(self.dtype).eps
         return torch.finfo(torch.float32).eps * self.width / max(self.n, self.width)
 
-    def moved(self, other: OneSideSums) -> Tensor:
+    def shift_from(self, other: OneSideSums) -> Tensor:
         """Return how far the other's shift lies from this one's."""
         if self.shift is None or other.shift is None:
             return torch.zeros_like(self.total)
@@ -307,7 +307,7 @@ class OneSideSums(Stored):
         """Add the sums of other data, brought to this shift."""
         if self.width != other.width:
             raise ShapeError(f"{self.name} has {self.width:,} and {other.width:,} features, and can't be merged.")
-        moved, total = self.moved(other), other.total.to(self.total)
+        moved, total = self.shift_from(other), other.total.to(self.total)
         if self.centred:
             turned = torch.outer(total, moved)
             self.own = self.own + other.own.to(self.own) + turned + turned.mT + other.n * torch.outer(moved, moved)

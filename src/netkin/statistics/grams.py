@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_matrix, at_least_single, moved, paired, refuse_non_finite, summing_dtype
+from netkin.arrays import as_matrix, at_least_single, paired, refuse_non_finite, summing_dtype, to_device
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
 from netkin.statistics.collector import (
     Collector,
@@ -379,7 +379,7 @@ class LayerGrams(Collector):
         first = kernels[self.names[0]]
         flat = u_centred(torch.stack([kernels[name].to(first.device) for name in self.names])).flatten(1)
         chunk = int(chunk_of(np.array([place]), self.chunks)[0])
-        self._sums = moved(self._sums, flat.device)
+        self._sums = to_device(self._sums, flat.device)
         self._sums[chunk] += flat @ flat.T
         self._counts[chunk] += 1
         self._weights[chunk] += len(first) * (len(first) - 3)

@@ -127,11 +127,11 @@ class LayerSpectra(LayerMoments):
     def price(cls, settings: LinearSettings, study: Study) -> Price | None:
         if not study.spectral:
             return None
-        cls._refuse_unfit(settings)
+        cls._refuse_unfit_for_spectra(settings)
         return price_of_spectra(settings, study, FOLD, SAMPLE)
 
     @classmethod
-    def _refuse_unfit(cls, settings: LinearSettings) -> None:
+    def _refuse_unfit_for_spectra(cls, settings: LinearSettings) -> None:
         if settings.unfit_for_spectra:
             raise ValueFault(cls.unfit(settings.unfit_for_spectra))
 
@@ -154,7 +154,7 @@ class LayerSpectra(LayerMoments):
         return collector
 
     def serves(self, settings: LinearSettings) -> str:
-        self._refuse_unfit(settings)
+        self._refuse_unfit_for_spectra(settings)
         return settings.lacking(self.precision, debiased=False)
 
     # --- reading ------------------------------------------------------------------------------------------------------

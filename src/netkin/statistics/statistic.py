@@ -57,14 +57,14 @@ class Stored:
         """Return what a file must hold: named tensors, and the rest as JSON."""
         tensors: dict[str, Tensor] = {}
         self.settle()
-        return tensors, {name: packed(getattr(self, name), tensors, name) for name in self.stored}
+        return tensors, {name: to_plain(getattr(self, name), tensors, name) for name in self.stored}
 
     @classmethod
     def _restored(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any], under: str = "") -> Self:
         """Return the object that `_state` described; the names of its tensors begin with `under`."""
         made = cls.__new__(cls)
         for name in cls.stored:
-            setattr(made, name, unpacked(header[name], tensors, under))
+            setattr(made, name, from_plain(header[name], tensors, under))
         made.release()
         return made
 
@@ -109,7 +109,7 @@ class Statistic(Stored, ABC):
                 raise ShapeError(f"these statistics can't be merged: their {what} differ, {mine!r} and {theirs!r}.")
 
 
-def packed(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
+def to_plain(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     """Return `value` as JSON; tensors and arrays are put into `tensors` under their `path`."""
     if isinstance(value, (Tensor, np.ndarray)):
         tensor = torch.as_tensor(value).detach()
@@ -126,12 +126,12 @@ def packed(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
         return {"class": _name_of_class(type(value)), "path": f"{path}.", "holds": header}
     if isinstance(value, Mapping):
         parts = [
-            [packed(key, tensors, ""), packed(one, tensors, f"{path}.{i}")]
+            [to_plain(key, tensors, ""), to_plain(one, tensors, f"{path}.{i}")]
             for i, (key, one) in enumerate(value.items())
         ]
         return {"mapping": parts}
     if isinstance(value, (tuple, list)):
-        parts = [packed(one, tensors, f"{path}.{i}") for i, one in enumerate(value)]
+        parts = [to_plain(one, tensors, f"{path}.{i}") for i, one in enumerate(value)]
         return {"tuple": parts} if isinstance(value, tuple) else parts
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float) and not math.isfinite(value):
@@ -150,10 +150,10 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
 
 
-def unpacked(written: Any, tensors: Mapping[str, Tensor], under: str = "") -> Any:
-    """Return what `packed` wrote; the names of its tensors begin with `under`."""
+def from_plain(written: Any, tensors: Mapping[str, Tensor], under: str = "") -> Any:
+    """Return what `to_plain` wrote; the names of its tensors begin with `under`."""
     if isinstance(written, list):
-        return [unpacked(one, tensors, under) for one in written]
+        return [from_plain(one, tensors, under) for one in written]
     if not isinstance(written, dict):
         return written
     if "class" in written:
@@ -171,8 +171,8 @@ def unpacked(written: Any, tensors: Mapping[str, Tensor], under: str = "") -> An
         "array": lambda: tensors[under + value].numpy(),
         "dtype": lambda: getattr(torch, value),
         "slice": lambda: slice(*value),
-        "mapping": lambda: {unpacked(key, tensors, under): unpacked(one, tensors, under) for key, one in value},
-        "tuple": lambda: tuple(unpacked(one, tensors, under) for one in value),
+        "mapping": lambda: {from_plain(key, tensors, under): from_plain(one, tensors, under) for key, one in value},
+        "tuple": lambda: tuple(from_plain(one, tensors, under) for one in value),
     }
     return makers[kind]()
 

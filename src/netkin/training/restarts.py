@@ -212,10 +212,10 @@ def load_random_state(model: nn.Module, state: Mapping[str, Any]) -> None:
 def pack_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return JSON for nested mappings and lists of tensors, numbers and texts, and the arrays of their tensors."""
     tensors: dict[str, Tensor] = {}
-    values = statistic.packed(state, tensors, "")
+    values = statistic.to_plain(state, tensors, "")
     return values, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 
 
 def unpack_state(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return what `packed` took apart."""
-    return statistic.unpacked(values, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+    return statistic.from_plain(values, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})

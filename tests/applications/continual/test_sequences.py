@@ -65,6 +65,7 @@ def learn_until_killed(folder, threads):
     learn_tasks(small_net, tasks, "ewc", save=folder / "run.netkin", **RECIPE)
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_is_continued_bit_for_bit(tasks, tmp_path):
     whole, path = learn_tasks(small_net, tasks, "ewc", **RECIPE), tmp_path / "run.netkin"
     torch.save([(task.name, task.train, task.test, task.classes) for task in tasks], tmp_path / "tasks.pt")

@@ -8,6 +8,7 @@ import netkin as nk
 import ray_worlds
 from netkin.comparing.engines.ray import Ray
 from netkin.errors import SourceError, ValueFault, WorkerFault
+from netkin.memory import size_in_words
 
 CALL = {
     "data": "ray_worlds:loader",
@@ -53,6 +54,24 @@ def test_a_cluster_follows_a_run_as_one_process_does(run):
     assert kept == list(parts)[1:]
     local("run", save="run.netkin")  # which finds all of it done
     assert [part.stat().st_mtime_ns for part in kept] == [parts[part] for part in kept]
+
+
+def test_a_cluster_explains_a_run_in_passes_bytes_and_hours(run):
+    plan = nk.explain_dynamics("run", engine="ray", **CALL)
+    one = nk.explain_dynamics("run", **CALL | {"data": nk.load_data(CALL["data"])})
+    assert (plan.steps, plan.each.pairs, plan.each.measures) == (one.steps, one.each.pairs, one.each.measures)
+    batches = plan.each.passes // 2
+    assert plan.passes == batches * (4 + 2 - 1)  # the final model runs in each of the two workers
+    assert plan.lines[-2] == (
+        f"memory: {size_in_words(plan.each.bytes)} for the statistics of a task, whose limit is "
+        f"{size_in_words(plan.each.limit)}"
+    )
+    assert plan.lines[-1].startswith("cluster: 2 tasks at once on 2 nodes, about ")
+    assert 0 < plan.seconds < 600
+    assert one.seconds is None
+    refused = nk.explain_dynamics("run", engine="ray", memory=100, **CALL)
+    assert "the limit is 100" in refused.refused
+    assert refused.seconds is None
 
 
 def test_steps_that_fail_are_named_and_the_others_compared(run):

@@ -51,6 +51,7 @@ def record(rank, folder):
         recorder.series()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed training")
 def test_under_ddp_only_the_first_process_works(tmp_path):
     run_ranks(record, tmp_path)

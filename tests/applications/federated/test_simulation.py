@@ -118,6 +118,7 @@ def federate_until_killed(path):
     federate(network(), clients(120), save=path, **OPTIONS | {"rounds": 4})
 
 
+@pytest.mark.slow
 def test_a_killed_federation_goes_on_as_if_it_had_not_been_killed(tmp_path):
     path = tmp_path / "f.netkin"
     assert ended(started(federate_until_killed, path)) == -signal.SIGKILL

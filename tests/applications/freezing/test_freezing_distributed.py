@@ -12,6 +12,7 @@ from netkin.errors import ForwardError, ValueFault
 from netkin.sources.architectures import seeded
 from processes import run_ranks
 
+pytestmark = pytest.mark.slow
 STEPS = 8
 
 

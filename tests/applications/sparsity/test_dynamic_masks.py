@@ -286,6 +286,7 @@ def process(rank, folder):
     torch.save(masks | {"moved": torch.tensor(moving.moved), "weight": model[5].weight.detach()}, f"{folder}/{rank}.pt")
 
 
+@pytest.mark.slow
 def test_two_processes_move_their_masks_alike(tmp_path):
     run_ranks(process, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))

@@ -176,6 +176,7 @@ def process(rank, folder):
     torch.save({"terms": terms, **model.module.state_dict()}, f"{folder}/{rank}.pt")
 
 
+@pytest.mark.slow
 def test_two_processes_take_the_mean_of_their_terms(tmp_path):
     run_ranks(process, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.applications.stitching.evaluating import evaluate
+from netkin.applications.stitching.evaluating import evaluate_all
 from netkin.applications.stitching.map_training import train_map
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import ValueFault
@@ -47,7 +47,7 @@ def test_patience_ends_training_and_takes_the_best():
     assert training.step == int(np.argmin(objectives))
     assert training.steps == training.step + 3
     assert training.final["objective"] == min(objectives)
-    assert training.final["loss"] == pytest.approx(evaluate(network, data[2:]).cross_entropy, rel=1e-5)
+    assert training.final["loss"] == pytest.approx(evaluate_all([network], data[2:])[0].cross_entropy, rel=1e-5)
 
 
 @pytest.mark.parametrize("rate, ended", [(1e6, r"\d\.\d+e\+\d+"), (1.0, r"\d+\.\d+")])

@@ -98,8 +98,13 @@ def test_seeds_go_on_from_that_of_the_measure(tasks):
     assert np.allclose(nk.seed_values(from_zero)[1:], nk.seed_values(from_one), atol=1e-12)
 
 
-def test_all_pairs_and_each_task_with_itself_are_there_by_both_measures(tasks):
-    many = nk.compare_tasks(tasks, seeds=2)
+@pytest.fixture(scope="module")
+def by_both_measures(tasks):
+    return nk.compare_tasks(tasks, seeds=2)
+
+
+def test_all_pairs_and_each_task_with_itself_are_there_by_both_measures(by_both_measures):
+    many = by_both_measures
     pairs = [("small", "small"), ("small", "wide"), ("small", "same"), ("wide", "wide"), ("wide", "same")]
     assert list(many) == [*pairs, ("same", "same")]
     assert many.measures == (
@@ -167,7 +172,7 @@ def test_how_far_data_are_shared_is_read_off_the_buckets_and_said():
     assert "which raises the values" in many["left", "right"].warnings[0]
 
 
-@pytest.mark.parametrize("kernel", ["features", "psi"])
+@pytest.mark.parametrize("kernel", ["features", pytest.param("psi", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("buckets", [pytest.param(16, marks=pytest.mark.slow), 64])
 def test_between_different_data_nothing_but_effective_ranks_is_seen(kernel, buckets):
     """With Gaussian buckets E⟨K, L⟩ is M tr K tr L and E‖K‖² is M (M + 1) Σλ² + M (Σλ)²."""
@@ -226,8 +231,8 @@ def test_sketches_of_a_gpu_stand_beside_those_of_the_host(tasks):
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_tasks_are_saved_loaded_and_told_as_any_result(tasks, tmp_path):
-    many = nk.compare_tasks(tasks, seeds=2)
+def test_tasks_are_saved_loaded_and_told_as_any_result(tasks, by_both_measures, tmp_path):
+    many = by_both_measures
     many.save(tmp_path / "tasks.netkin")
     loaded = nk.load(tmp_path / "tasks.netkin")
     assert [loaded[pair] == many[pair] for pair in many] == [True] * 6

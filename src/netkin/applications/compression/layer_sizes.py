@@ -27,7 +27,7 @@ from netkin.memory import free_memory, size_in_words
 from netkin.progress import reported
 from netkin.representations import batches_of, guest
 from netkin.representations.hooks import apart, main_tensor, uncompiled
-from netkin.representations.inputs import Forward, Transform, call, labels_of, length_if_known, mask_of, prepared
+from netkin.representations.inputs import Forward, Transform, attention_mask, call, labels_of, length_if_known, prepared
 from netkin.representations.layers import layer_label, modules
 from netkin.statistics import LayerMoments, Moments
 
@@ -175,7 +175,7 @@ def _reading(model: nn.Module, names: Sequence[str], feeding: Feeding) -> Iterat
                 f"{layer_label(absent)} did not run: the model does not call it, or reads its weights itself; "
                 "choose layers that run."
             )
-        return Reading(dict(calls), output, mask_of(batch))
+        return Reading(dict(calls), output, attention_mask(batch))
 
     with ExitStack() as stack:
         stack.enter_context(uncompiled(model))

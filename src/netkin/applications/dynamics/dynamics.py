@@ -110,13 +110,10 @@ def dynamics(
     """
     opened = open_run(run, model, name=name).only(steps)
     options = _Options.of(measures, layers, pairs, shape, resize, memory, seed, device, transform, forward)
-    running = named_engine(engine) if engine != "distributed" else None
-    if isinstance(running, Ray):
+    if isinstance(running := _engine(engine), Ray):
         apart = ClusterSteps(running, opened, data, examples, options)
         with showing(progress):
             return _Study(opened, None, options, apart.call).series(save, partial, overwrite, apart)
-    if not isinstance(running, Local):
-        raise ValueFault("`dynamics` takes engine='local' or 'ray', and not 'distributed'.")
     call = options.call(opened.name, data, examples)
     with showing(progress), random_states_kept(data=[data]):
         held = None if options.of_weights else Held(data, examples, spare_memory(torch.device("cpu")))
@@ -128,7 +125,7 @@ class RunPlan:
     """What `dynamics` would do: the `steps` of the run, the plan of `each` pass, and forward `passes` in all.
 
     `refused` is the sentence with which a pass would be refused; `passes` is None where the length of the data is
-    unknown.
+    unknown. `seconds` is what a trial with two checkpoints lets expect of a cluster.
     """
 
     run: str
@@ -137,6 +134,7 @@ class RunPlan:
     each: Plan
     passes: int | None
     lines: tuple[str, ...]
+    seconds: float | None = None
 
     @property
     def refused(self) -> str:
@@ -156,6 +154,7 @@ def explain_dynamics(
     steps: int | Iterable[int] | None = None,
     examples: int | None = None,
     name: str | None = None,
+    engine: str | Engine = "local",
     **options: Any,
 ) -> RunPlan:
     """Return what `dynamics` would do with the same arguments, and what that costs; nothing is compared.
@@ -171,6 +170,7 @@ def explain_dynamics(
         steps: the steps to compare, or how many, evenly spread.
         examples: the number of examples after which a pass ends.
         name: what the plan calls the run.
+        engine: "local", or "ray" or an `nk.Ray` for a cluster, which then compares two checkpoints on a few batches.
         **options: `layers`, `pairs`, `shape`, `resize`, `memory`, `seed`, `device`, `transform` and `forward`.
 
     Example:
@@ -180,17 +180,21 @@ def explain_dynamics(
         ((0, 50, 100), 9, 3)
     """
     opened, asked = open_run(run, model, name=name).only(steps), _Options.of(measures, **options)
-    first, last = opened.steps[0], opened.steps[-1]
-    each = explain(
-        opened.at(first), opened.final, data, asked.measures, examples=examples, transforms=asked.transform,
-        names=(f"{opened.unit} {first}", f"{opened.unit} {last}"), **asked.others,
-    )  # fmt: skip
-    count, again = len(opened.steps), asked.needs_space and not asked.of_weights
-    # of the passes of two models half are the final one's, which runs once on each batch where its rows are kept
-    passes = each.passes and each.passes * (2 * count - 1 if again else count) // 2
-    return RunPlan(
-        opened.name, opened.unit, opened.steps, each, passes, tuple(_plan_lines(opened, each, passes, again))
-    )
+    count, again, running = len(opened.steps), asked.needs_space and not asked.of_weights, _engine(engine)
+    apart = ClusterSteps(running, opened, data, examples, asked) if isinstance(running, Ray) else None
+    each = asked.plan(opened, data, examples) if apart is None else apart.explain()
+    # half of these passes are the final model's, which runs once on each batch, or in each worker, if its rows are kept
+    finals = count - 1 if again else 0 if apart is None else min(count, apart.slots) - 1
+    passes = each.passes and each.passes * (count + finals) // 2
+    lines = [*_plan_lines(opened, each, passes, again), *([] if apart is None else apart.cost(each, count + finals))]
+    return RunPlan(opened.name, opened.unit, opened.steps, each, passes, tuple(lines), getattr(apart, "seconds", None))
+
+
+def _engine(engine: str | Engine) -> Engine:
+    running = named_engine(engine) if engine != "distributed" else None
+    if not isinstance(running, (Local, Ray)):
+        raise ValueFault("`dynamics` takes engine='local' or 'ray', and not 'distributed'.")
+    return running
 
 
 def _plan_lines(run: Run, each: Plan, passes: int | None, again: bool) -> Iterator[str]:
@@ -232,6 +236,14 @@ class _Options:
     def of_weights(self) -> bool:
         """Whether weights alone are read, and no data."""
         return weights_alone(self.measures)
+
+    def plan(self, run: Run, data: Any, examples: int | None) -> Plan:
+        """Return the plan of comparing the first checkpoint with the final one."""
+        first, last = run.steps[0], run.steps[-1]
+        return explain(
+            run.at(first), run.final, data, self.measures, examples=examples, transforms=self.transform,
+            names=(f"{run.unit} {first}", f"{run.unit} {last}"), **self.others,
+        )  # fmt: skip
 
     def call(self, run: str, data: Any, examples: int | None) -> str:
         """Return the call as text, for the provenance."""
@@ -293,9 +305,9 @@ class _Study:
 
     def _compare_all(self, job: Job, save: str | os.PathLike[str] | None) -> None:
         """Compare the steps that are not finished, and write the series after each."""
-        kept = {step: job.recall(self._part(step), lambda part: unpacked(part.values, part.arrays))
-                for step in self.run.steps}  # fmt: skip
-        self.done = {step: found for step, found in kept.items() if found is not None}
+        for step in self.run.steps:
+            found = job.recall(self._part(step), lambda part: unpacked(part.values, part.arrays))
+            self.done |= {} if found is None else {step: found}
         # the final one first: no series is without it, and its rows are there for all others
         waiting = [step for step in (self.run.steps[-1], *self.run.steps[:-1]) if step not in self.done]
         for step in reported(waiting, "comparing", f"{self.run.unit}s"):
@@ -312,8 +324,7 @@ class _Study:
         if partial:
             raise ValueFault("`partial` is for one process; with `save` the same call continues on the cluster.")
         apart.connect()
-        self.weights, self._question = apart.inspect()
-        self.failed = apart.failed
+        (self.weights, self._question), self.failed = apart.inspect(), apart.failed
 
     def _compare_apart(self, apart: ClusterSteps, job: Job, save: str | os.PathLike[str] | None) -> None:
         """Let a cluster compare the steps that are not finished, and write the series."""
@@ -344,11 +355,8 @@ class _Study:
         model, others = self.run.final, self.options.others
         if self.data is None or self.options.needs_space or not self.data.is_held:
             return model
-        subject = ModelRunner(
-            f"{self.run.unit} {self.run.steps[-1]}",
-            model,
-            *(others["layers"], others["shape"], others["forward"], self.options.transform, others["device"]),
-        )
+        how = (others["layers"], others["shape"], others["forward"], self.options.transform, others["device"])
+        subject = ModelRunner(f"{self.run.unit} {self.run.steps[-1]}", model, *how)
         return CachedRunner(subject, spare_memory(torch.device(others["device"] or device_of(model))) // self.sharers)
 
     def _compared(self, step: int) -> Comparison:

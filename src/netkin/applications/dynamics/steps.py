@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.comparing.alignment import size_of_weights
+from netkin.comparing.alignment import Pairs, size_of_weights
+from netkin.comparing.all_pairs import AllPairs
 from netkin.comparing.engines import worker
 from netkin.comparing.engines.cluster import Cluster, ClusterTask
-from netkin.comparing.engines.ray import Ray
+from netkin.comparing.engines.ray import Ray, in_cluster_hours
 from netkin.comparing.engines.terms import (
     DataSpec,
     measures_of,
@@ -33,7 +34,9 @@ from netkin.comparing.engines.terms import (
 )
 from netkin.comparing.engines.worker import Message, as_fault, as_outcome, cache
 from netkin.comparing.feed import data_name
-from netkin.comparing.planning import needs_of
+from netkin.comparing.many_models import made_study
+from netkin.comparing.planning import Plan, needs_of
+from netkin.comparing.request import Options
 from netkin.comparing.subjects import ModelRunner
 from netkin.errors import MemoryLimit, NetkinError, NoValue, SourceError, ValueFault, WorkerFault
 from netkin.identity import DataDigest, settings_digest, weights_digest
@@ -142,10 +145,9 @@ def between_steps(run: Run, measures: Sequence[Measure], final: Comparison) -> C
         if collector is None:
             return None
         for layer in reported(layers, f"{measure.id} of all {run.unit}s", "layers"):
-            table = _table(measure, collector, layer, steps)
+            values, holes = _table(measure, collector, layer, steps)
             name, axes = f"{measure.id} of {layer}", (run.unit, run.unit)
             about = {"id": name, "layers_a": tuple(steps), "layers_b": tuple(steps), "axes": axes}
-            values, holes = table
             tables[name] = replace(final.tables[measure.id], **about, values=values, holes=holes)  # type: ignore[arg-type]
     widths = dict.fromkeys(steps, sum(final.widths_a.values()))
     sides = {"layers_a": tuple(steps), "layers_b": tuple(steps), "widths_a": widths, "widths_b": widths}
@@ -204,6 +206,8 @@ class ClusterSteps:
         self.call = options.call(run.name, data and plain_data(data), examples)
         self.gpus = engine.gpus if options.others["device"] == "cuda" else 0.0
         self.failed: dict[int, str] = {}
+        self.slots, self._stages = 1, [0.0, 0.0, 0.0]  # tasks at once; seconds of the stages of a step
+        self.seconds: float | None = None  # of all steps, where a plan was made
 
     def connect(self) -> None:
         """Reach the cluster, and share out its memory."""
@@ -212,6 +216,26 @@ class ClusterSteps:
         if self.terms["options"]["memory"] is None and not self.gpus:
             self.terms["options"]["memory"] = self.cluster.memory()
         self.terms["slots"] = max(1, self.cluster.slots(self.gpus) // len(self.cluster.nodes))
+
+    def explain(self) -> Plan:
+        """Return the plan that a worker makes for a step, and note how many tasks run at once, and for how long."""
+        self.connect()
+        task = self._task("plan of a step", "explain_step", [])
+        made = self._results([task], Job(None, "plan", {}), "planning")[task.name]
+        if isinstance(made, NetkinError):
+            raise made
+        self.slots, self._stages = self.cluster.slots(self.gpus), made[0]["stages"]
+        return Plan(**made[0]["plan"] | {"lines": tuple(made[0]["plan"]["lines"])})
+
+    def cost(self, each: Plan, runs: int) -> Iterator[str]:
+        """Yield the memory and the time of all steps, in which models run over the data `runs` times."""
+        sizes = [size_in_words(size) for size in (each.bytes, each.limit)]
+        yield f"memory: {sizes[0]} for the statistics of a task, whose limit is {sizes[1]}"
+        if each.refused:
+            return
+        forward, others = self._stages[0] / 2 * runs, sum(self._stages[1:]) * len(self.run.steps)
+        self.seconds = (forward + others) / self.slots
+        yield in_cluster_hours(self.cluster, self.slots, self.seconds)
 
     def inspect(self) -> tuple[dict[int, str], dict[str, str]]:
         """Return the digests of the weights of all steps that can be read, and what all numbers depend on."""
@@ -323,6 +347,24 @@ def _inspect(study: _Study, step: int) -> dict[str, Any]:
         return outcome
 
 
+def explain_step(task: Mapping[str, Any]) -> Message:
+    """Return the plan of one step, and the seconds of two models' forward passes, of statistics and of reading."""
+    study, stages = _study(task["terms"]), [0.0, 0.0, 0.0]
+    options, run = study.options, study.run
+    each = options.plan(run, study.data, None)
+    if study.data is not None and not each.refused:
+        given, how = {"first": run.at(run.steps[0]), "final": run.final}, options.others
+        asked = Options(
+            how["layers"], {name: name for name in given}, how["shape"], how["resize"], options.transform,
+            how["forward"], how["device"],
+        )  # fmt: skip
+        limits = made_study(how["memory"], how["seed"], False, 0)
+        every = AllPairs(given, asked, Pairs([("first", "final")], how["pairs"]), limits, study.data, None)
+        stages = every.pair_seconds(options.measures)
+    plan = {name: one for name, one in vars(each).items() if name != "kinds"}
+    return {"plan": plan, "stages": stages}, {}
+
+
 def compared(task: Mapping[str, Any]) -> Message:
     """Return the comparison of a step with the final one."""
     study, (step,) = _study(task["terms"]), task["steps"]
@@ -342,8 +384,7 @@ def _study(terms: Mapping[str, Any]) -> _Study:
 
 
 def _made_study(terms: Mapping[str, Any]) -> _Study:
-    from netkin.applications.dynamics.dynamics import _Options, _Study
-    from netkin.applications.dynamics.steps import Held, spare_memory
+    from netkin.applications.dynamics.dynamics import _Options, _Study  # which follow steps
 
     name, checkpoints, architecture = terms["run"]
     run = Run(name, tuple(Checkpoint(step, Path(path), unit) for step, path, unit in checkpoints), architecture)

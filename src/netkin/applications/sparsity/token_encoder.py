@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -122,7 +123,7 @@ class TokenEncoder(nn.Module):
             tokens = tokens_in(output)
         return output
 
-    @torch.compiler.disable  # a compiler would have to see through `MaskedAttention`
+    @_disable_dynamo  # a compiler would have to see through `MaskedAttention`; the public form imports it at once
     def masked(self, tokens: Tensor, *rest: Any, **options: Any) -> Any:
         """Run the blocks on all tokens, without attention to those that a stage has dropped."""
         patches, output = tokens.shape[1] - self.prefix, tokens

@@ -23,7 +23,7 @@ from netkin.memory import size_in_words
 from netkin.progress import reported
 from netkin.representations import recording
 from netkin.representations.hooks import leaves, main_tensor, mapped, parts, rebuilt
-from netkin.representations.inputs import batch_length, feed, inputs_of, labels_of, mask_of, prepared, take
+from netkin.representations.inputs import attention_mask, batch_length, feed, inputs_of, labels_of, prepared, take
 
 if TYPE_CHECKING:
     from netkin.applications.stitching.network import Stitched
@@ -123,7 +123,7 @@ def _labels(network: Stitched, batch: Any) -> Any:
 
 
 def _mask(network: Stitched, batch: Any) -> Tensor | None:
-    mask = mask_of(batch)
+    mask = attention_mask(batch)
     return None if mask is None else prepared(network.b, torch.as_tensor(mask) != 0)
 
 

@@ -28,7 +28,7 @@ from netkin.errors import NetkinError, ShapeError, ValueFault, WorkerFault
 from netkin.progress import showing
 from netkin.results import Comparison
 from netkin.results.columns import packed_columns, unpacked_columns
-from netkin.statistics.statistic import packed, unpacked
+from netkin.statistics.statistic import from_plain, to_plain
 
 if TYPE_CHECKING:
     from netkin.comparing.request import Request
@@ -92,11 +92,11 @@ class Distributed(PassEngine):
         if self.ranks.is_first:
             yield
             tensors: dict[str, Tensor] = {}
-            frames = packed([dict(one.frame()) for one in statistics.every()], tensors, "frames")
+            frames = to_plain([dict(one.frame()) for one in statistics.every()], tensors, "frames")
             self.ranks.broadcast(lambda: ({"frames": frames}, tensors))
             return
         header, given = self.ranks.broadcast(lambda: ({}, {}))
-        for collector, frame in zip(statistics.every(), unpacked(header["frames"], given), strict=True):
+        for collector, frame in zip(statistics.every(), from_plain(header["frames"], given), strict=True):
             collector.given_frame = frame
         yield
 

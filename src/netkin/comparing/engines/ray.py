@@ -226,12 +226,17 @@ class RayRequest:
         plan = unpacked_plan(self._asked(cluster, "explain", self.pairs.of, limit, plain_measures(measures)))
         if plan.seconds is None:
             return plan
-        slots, nodes = cluster.slots(self.gpus), len(cluster.nodes)
-        line = (
-            f"cluster: {slots:,} task{'s' * (slots > 1)} at once on {nodes:,} node{'s' * (nodes > 1)}, about "
-            f"{in_hours(plan.seconds / slots)} together, beside the start of workers"
-        )
-        return replace(plan, seconds=plan.seconds / slots, lines=(*plan.lines, line))
+        seconds = plan.seconds / (slots := cluster.slots(self.gpus))
+        return replace(plan, seconds=seconds, lines=(*plan.lines, in_cluster_hours(cluster, slots, seconds)))
+
+
+def in_cluster_hours(cluster: Cluster, slots: int, seconds: float) -> str:
+    """Return how long a cluster takes that runs `slots` tasks at once, in words."""
+    nodes = len(cluster.nodes)
+    return (
+        f"cluster: {slots:,} task{'s' * (slots > 1)} at once on {nodes:,} node{'s' * (nodes > 1)}, about "
+        f"{in_hours(seconds)} together, beside the start of workers"
+    )
 
 
 class Survey:
