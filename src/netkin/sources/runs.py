@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from netkin.errors import NameClash, SourceError, UnknownName, ValueFault
 from netkin.identity import weights_digest
 from netkin.sources.architectures import seeded
-from netkin.sources.models import load_model
+from netkin.sources.models import in_evaluation, load_model
 from netkin.sources.names import near, refusing_unreadable
 from netkin.sources.weights import listed, mismatches, read_state, renamed
 
@@ -83,7 +83,7 @@ class Checkpoint:
         faults = mismatches(state, wanted)
         if not faults:
             model.load_state_dict(state, strict=False)  # counts of batches may be absent, which `mismatches` allows
-        return model.eval(), faults
+        return in_evaluation(model), faults
 
     def _state(self) -> dict[str, Tensor]:
         if isinstance(self.given, Mapping):
