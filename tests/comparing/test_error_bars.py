@@ -7,7 +7,7 @@ import torch
 import netkin as nk
 import transcriptions
 from netkin.errors import ValueFault
-from netkin.statistics import rows as rows_module
+from netkin.statistics import layer_rows
 
 MASK = 2**64 - 1
 SALT = 0x6E65746B
@@ -170,7 +170,7 @@ def test_chunks_change_no_value(maps, images, layers):
 
 
 def test_a_sample_counts_the_examples_it_kept(worlds, monkeypatch):
-    monkeypatch.setattr(rows_module, "CAP", 20)
+    monkeypatch.setattr(layer_rows, "CAP", 20)
     registered = nk.measures.measures()["cka_rbf"]
     assert registered.jackknife_reason
     X, Y = worlds.related(80, 4, 3)

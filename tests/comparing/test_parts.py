@@ -20,8 +20,7 @@ from netkin.errors import FileFault, NetkinError
 from netkin.identity import DataDigest
 from netkin.measures import measures
 from netkin.sources.batches import Batches, Borrowed
-from netkin.statistics import LayerMoments
-from netkin.statistics import rows as rows_module
+from netkin.statistics import LayerMoments, layer_rows
 from worlds import Worlds
 
 SPECTRAL = ["cka", "nbs", "cca_mean", "svcca", "procrustes_distance", "linear_regression_r2"]
@@ -103,7 +102,7 @@ def test_maps_of_merged_parts_are_those_of_the_whole(tmp_path, sizes, asked, opt
 
 @pytest.mark.parametrize("chunks", CHUNKS, ids=["no chunks", "chunks"])
 def test_a_sample_of_merged_parts_is_that_of_the_whole(tmp_path, monkeypatch, chunks):
-    monkeypatch.setattr(rows_module, "CAP", 25)
+    monkeypatch.setattr(layer_rows, "CAP", 25)
     subjects = recorded(90, 5, 6)
     whole = nk.compare(*subjects, measures=["cka_rbf", "cka_rbf_debiased"], **chunks)
     assert whole["cka_rbf"].exactness == "a sample of 25 of 90 examples"

@@ -7,8 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.measures import measures
-from netkin.statistics import Grams, Moments
-from netkin.statistics import rows as row_statistics
+from netkin.statistics import Grams, Moments, layer_rows
 
 EVERY = sorted(measures(matrices=True))
 LINEAR = [name for name in EVERY if measures()[name].facts.reads is Moments]
@@ -124,7 +123,7 @@ def test_half_precision_is_close(maps, images, layers):
 
 
 def test_a_sample_of_rows_is_stated_and_depends_on_the_seed_alone(worlds, identity, monkeypatch):
-    monkeypatch.setattr(row_statistics, "CAP", 100)
+    monkeypatch.setattr(layer_rows, "CAP", 100)
     X = torch.from_numpy(worlds.normal(1250, 4)).float()
     comparison = nk.compare(identity(), data=X, measures=["cka_rbf", "cka"], seed=3)
     assert comparison["cka_rbf"].exactness == "a sample of 100 of 1,250 examples"
@@ -136,7 +135,7 @@ def test_a_sample_of_rows_is_stated_and_depends_on_the_seed_alone(worlds, identi
 
 
 def test_rows_of_positions_are_sampled_as_rows(identity, monkeypatch):
-    monkeypatch.setattr(row_statistics, "CAP", 100)
+    monkeypatch.setattr(layer_rows, "CAP", 100)
     comparison = nk.compare(identity(), data=torch.randn(20, 4, 8, 8), measures=["cka_rbf"], shape="positions")
     assert comparison["cka_rbf"].exactness == "a sample of 100 of 1,280 rows"
     assert comparison.examples == 20
