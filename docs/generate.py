@@ -22,7 +22,7 @@ import click
 
 from netkin.cli import cli
 from netkin.measures import Measure, measures
-from netkin.reporting.page.claims_page import grouped, report_claims, tally
+from netkin.reporting.page.ranking_and_claims_page import grouped, report_claims, tally
 from netkin.results.claim import Claim, recorded
 
 FOLDER = Path(__file__).parent
@@ -239,7 +239,7 @@ def names_of_the_library() -> str:
     """Return the names that the command line shows, as they are registered in the library."""
     from netkin.applications.continual.learners import LEARNERS
     from netkin.applications.federated import ALGORITHMS, SOURCES
-    from netkin.applications.federated.client_data import DEALS
+    from netkin.applications.federated.federate import DEALS
     from netkin.applications.stitching import METHODS
     from netkin.applications.stitching.stitch_scores import SCORES as STITCH_SCORES
     from netkin.applications.transfer.scores import SCORES

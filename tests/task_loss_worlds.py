@@ -19,7 +19,7 @@ def joined(a, layer_a, b, layer_b, data, settings=None, cuts=True):
     """Return the network that a training begins with."""
     settings, pair = settings or TaskLoss(), (layer_a, layer_b)
     found = joints(a, b, next(batches_of(data)), pairs=[pair])
-    fit = fit_by_pass(a, b, batches_of(data), found, ("a", "b"))
+    fit = fit_by_pass(batches_of(data), found)
     start = Transformation(matched(fit.moments(pair), settings.start), found.meetings[pair], rank=settings.rank)
     return Stitched(a, layer_a, b, layer_b, start.to(next(b.parameters()).dtype), cuts=cuts)
 

@@ -303,7 +303,9 @@ def test_what_a_sweep_would_take_is_explained(netkin, tmp_path):
     assert "method task_loss(epochs=3): trained from least_squares, 3 epochs" in text
     plan = json.loads(netkin(f"{line} --json").stdout)
     test = sum(len(batch[1]) for batch in nk.load_data("digits:test"))
-    assert (plan["pairs"], plan["joined"], plan["passes"]) == (4, 3, 2 * 200 + 4 * test)
+    batches = -(-200 // 128), -(-test // 128)
+    assert (plan["pairs"], plan["joined"], plan["examples"]) == (4, 3, 2 * 200 + (4 + 3 * 2) * test)
+    assert plan["passes"] == 2 * batches[0] + (4 + 3 * 2) * batches[1]
     assert list(plan["refused"]) == ["fc into relu1"]
     assert netkin(f"{AB} --at fc --into relu1 --explain").exit_code == 1
     three = netkin(f"{AB.replace('two ', 'two nk_stitch_nets:three ')} --all --explain")
@@ -321,6 +323,9 @@ def test_maps_are_read_from_a_file_of_statistics(netkin):
     values = [one["tables"]["agreement(how=least_squares)"]["values"][0][0] for one in found]
     assert values[0] == pytest.approx(values[1], abs=0.01)
     assert found[0]["provenance"]["fitting examples"] == "200"
+    plan = netkin(f"stitch {models} --at relu3 --data all.stats --test digits:test --explain").stdout
+    assert "method least_squares: read from the saved statistics" in plan
+    assert "  0 on each batch for the maps; 4 on each of the test for similarities and evaluation" in plan
     alone = netkin(f"stitch {models} --at relu3 --data all.stats")
     assert alone.exit_code == 2
     assert "is a file of statistics, which serves two models, needs --test" in " ".join(alone.stderr.split())

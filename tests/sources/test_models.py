@@ -30,6 +30,23 @@ def test_a_function_builds_a_model_the_same_each_time(workshop):
     assert torch.equal(first.weight, second.weight)
 
 
+EXPORTED = """
+import torch
+def make():
+    rows = {0: torch.export.Dim("rows")}
+    return torch.export.export(torch.nn.Linear(3, 2), (torch.ones(4, 3),), dynamic_shapes=(rows,)).module()
+"""
+
+
+def test_a_function_may_return_the_module_of_an_exported_program(workshop):
+    workshop.write("nk_exported", EXPORTED)
+    model = load_model("nk_exported:make")
+    assert isinstance(model, torch.fx.GraphModule)
+    assert netkin.compare(model, model, data=torch.eye(3), layers=[""])["", ""] == pytest.approx(1)
+    torch.save(model.state_dict(), "linear.pt")
+    assert torch.equal(load_model("nk_exported:make@linear.pt").weight, model.weight)
+
+
 def test_a_function_and_weights_go_together(workshop):
     workshop.write("nk_weighted", NET)
     torch.save({"weight": torch.ones(2, 3), "bias": torch.zeros(2)}, "ones.pt")

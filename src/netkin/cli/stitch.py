@@ -187,10 +187,7 @@ def _explain(models: dict[str, str], json: bool, **options: Any) -> None:
         raise click.UsageError(f"--explain is for two models; got {len(models)}.")
     names = list(models)
     networks, fitting, judging, asked = _load(list(models.values()), **options)
-    fitting = judging if fitting is None else fitting
-    known = ("pairs", "layers", "hows", "resize", "examples", "test_examples", "device", "seed")
-    wanted = {name: asked[name] for name in known if name in asked}
-    plan = explain_stitch(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **wanted)
+    plan = explain_stitch(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)
     facts = asdict(plan) | {"refused": {" into ".join(pair): reason for pair, reason in plan.refused.items()}}
     click.echo(as_json(facts) if json else str(plan))
     if not plan.joined:

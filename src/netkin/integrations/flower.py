@@ -22,9 +22,8 @@ from netkin.applications.federated.algorithms import (
     plan_for,
     received_updates,
 )
-from netkin.applications.federated.client_data import checked_clients
 from netkin.applications.federated.federate import local_recipe
-from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
+from netkin.applications.federated.local_training import LocalTraining, RoundWork, checked_clients, load_state, state_of
 from netkin.applications.federated.simulation import as_array
 from netkin.errors import ValueFault
 from netkin.integrations.training_loops import needed

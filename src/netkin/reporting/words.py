@@ -28,7 +28,7 @@ from netkin.results.labels import (
     short_names,
     worth_of,
 )
-from netkin.results.text import plural
+from netkin.results.text import cut_short, plural
 from netkin.results.weight_sparsity import SparsityStudy
 
 SHOWN_NAMES = 12  # of layers that are listed with a reason
@@ -105,9 +105,9 @@ def shortened(names: Sequence[str], limit: int = LONGEST) -> list[str]:
         >>> shortened(["conv", "encoder.block.attention.self.query"], limit=12)
         ['conv', 'encode…query']
     """
-    cut = [_cut(name, limit) for name in _candidates(names, limit)]
+    cut = [cut_short(name, limit) for name in _candidates(names, limit)]
     times = Counter(cut)
-    return [_cut(f"{i} {name}", limit) if times[name] > 1 else name for i, name in enumerate(cut, start=1)]
+    return [cut_short(f"{i} {name}", limit) if times[name] > 1 else name for i, name in enumerate(cut, start=1)]
 
 
 def _candidates(names: Sequence[str], limit: int) -> Sequence[str]:
@@ -229,11 +229,6 @@ def _agreement(comparison: Comparison, table: Values, best: Mapping[str, Match],
     find = "finds its" if met == 1 else "find their"
     found = f"{met} of {plural(len(matched), 'layer')} of {a} {find} best match in the layer of the {how} of {b}"
     return f"{found}, and layers of the {how} are at {mean}" if mean else found
-
-
-def _cut(name: str, limit: int) -> str:
-    head = limit // 2
-    return name if len(name) <= limit else f"{name[:head]}…{name[len(name) - (limit - head - 1) :]}"
 
 
 def figure_caption(results: Any) -> str:

@@ -83,7 +83,7 @@ class Compression:
         return len(self.layers)
 
     def __str__(self) -> str:
-        return "\n".join([self._heading(), *_aligned([_HEAD, *self.cells()]), self._whole(), *self.notes])
+        return "\n".join([self._heading(), *aligned([_HEAD, *self.cells()]), self._whole(), *self.notes])
 
     @property
     def conclusion(self) -> str:
@@ -158,8 +158,8 @@ def _cells(row: CompressedLayer) -> list[str]:
     ]
 
 
-def _aligned(rows: list[list[str]]) -> Iterator[str]:
-    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *rest in rows:
-        cells = (cell.rjust(size) for cell, size in zip(rest, sizes[1:], strict=True))
-        yield "  ".join([first.ljust(sizes[0]), *cells])
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Return rows of cells as lines of text: the first column begins at the left, all others end at the right."""
+    first, *rest = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [[own.rjust(size) for own, size in zip(row[1:], rest, strict=True)] for row in rows]
+    return ["  ".join([row[0].ljust(first), *own]) for row, own in zip(rows, cells, strict=True)]

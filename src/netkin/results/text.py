@@ -323,7 +323,7 @@ def _numbered(rows: Sequence[str], columns: Sequence[str], entries: list[list[st
     cell = max(len(str(len(columns))), *(len(entry) for line in entries for entry in line)) + 2
     whole, limit = _listed(brief(rows)), max(width // 3, 12)
     short = whole if max(map(len, whole)) <= limit else _listed(map(short_names(rows).__getitem__, rows))
-    labels = [_cut(label, limit) for label in short]
+    labels = [cut_short(label, limit) for label in short]
     named = _block(labels, list(columns), entries)
     if len(named[0]) <= width:  # columns keep their names where only those of the rows are too long
         yield from named
@@ -384,7 +384,7 @@ def _block(rows: list[str], columns: list[str], entries: list[list[str]], cell: 
     return [(label + "".join(entry.rjust(size) for entry, size in line)).rstrip() for label, line in lines]
 
 
-def _cut(label: str, width: int) -> str:
+def cut_short(label: str, width: int) -> str:
     """Keep the head, with its number, and as much of the tail as fits: the ends of layer names differ most."""
     head = width // 2
     return label if len(label) <= width else f"{label[:head]}…{label[len(label) - (width - head - 1) :]}"

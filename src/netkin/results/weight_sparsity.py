@@ -12,6 +12,7 @@ from typing import Any
 from netkin import files
 from netkin.errors import ShapeError, ValueFault
 from netkin.results.comparison import Comparison
+from netkin.results.compression import aligned
 from netkin.results.packing import document as described
 from netkin.results.packing import from_document, packed_many, plain, unpacked
 from netkin.results.records import checked, now, typed
@@ -109,7 +110,7 @@ class WeightSparsity:
                  f"{row.rms:.4g}"] for row in self.layers]  # fmt: skip
         whole = ["all", "", f"{self.weights:,}", f"{self.left:,}", f"{self.sparsity:.4f}", ""]
         dense = f"{self.dense_parameters:,} other parameters (biases, norms, embeddings, layers left out) stay dense"
-        lines = [*_aligned([head, *rows, whole]), dense]
+        lines = [*aligned([head, *rows, whole]), dense]
         for relative, values in ((False, self.epsilons), (True, self.relative)):
             shares = zip(
                 values, self.shares(relative=relative), self.shares(relative=relative, of_left=True), strict=True
@@ -308,11 +309,5 @@ def _table_document(table: WeightSparsity) -> dict[str, Any]:
 def _curve_text(curve: Mapping[str, tuple[float, ...]]) -> str:
     columns = [[name, *(f"{value:.4f}" for value in values)] for name, values in curve.items()]
     return "accuracy without the smallest weights\n" + "\n".join(
-        _aligned([list(row) for row in zip(*columns, strict=True)])
+        aligned([list(row) for row in zip(*columns, strict=True)])
     )
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    first, *rest = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [[own.rjust(size) for own, size in zip(row[1:], rest, strict=True)] for row in rows]
-    return ["  ".join([row[0].ljust(first), *own]) for row, own in zip(rows, cells, strict=True)]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from netkin.errors import NameClash, SourceError, UnknownName, ValueFault
 from netkin.identity import weights_digest
 from netkin.sources.architectures import seeded
-from netkin.sources.models import load_model
+from netkin.sources.models import in_evaluation, load_model
 from netkin.sources.names import near, refusing_unreadable
 from netkin.sources.weights import listed, mismatches, read_state, renamed
 
@@ -83,7 +83,7 @@ class Checkpoint:
         faults = mismatches(state, wanted)
         if not faults:
             model.load_state_dict(state, strict=False)  # counts of batches may be absent, which `mismatches` allows
-        return model.eval(), faults
+        return in_evaluation(model), faults
 
     def _state(self) -> dict[str, Tensor]:
         if isinstance(self.given, Mapping):
@@ -293,15 +293,15 @@ def _of_folder(folder: Path, model: Architecture | None, name: str | None) -> Ru
             f"{str(folder)!r} holds no checkpoints: no file that ends in {', '.join(ENDINGS)}, and no folder with a "
             f"{' or '.join(IN_FOLDERS)}."
         )
-    told = _steps_in_names([entry.name for entry in entries])
-    found = [as_checkpoint(entry, *said) for entry in entries if (said := told[entry.name])]
+    steps = _steps_in_names([entry.name for entry in entries])
+    found = [as_checkpoint(entry, *said) for entry in entries if (said := steps[entry.name])]
     if not found:
         raise SourceError(
             f"none of the {len(entries)} checkpoints in {str(folder)!r} has a step in its name "
             f"({listed([entry.name for entry in entries])}); name them like step_100.pt, or pass a mapping from steps "
             "to files."
         )
-    passed_over = tuple(name for name, said in told.items() if not said)
+    passed_over = tuple(name for name, said in steps.items() if not said)
     return _ordered(name or str(folder), found, model, passed_over)
 
 

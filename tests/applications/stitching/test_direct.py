@@ -215,7 +215,9 @@ def test_a_constant_layer_is_refused(layers, how):
 def test_a_lasso_that_does_not_settle_says_so(layers, monkeypatch):
     monkeypatch.setattr("netkin.applications.stitching.direct.ROUNDS", 3)
     monkeypatch.setattr("netkin.applications.stitching.direct._solve_output", lambda *given: None)
-    with pytest.raises(NoValue, match="did not settle in 75 sweeps at alpha=0.001 [(]6 units[)]; take a larger alpha"):
+    with pytest.raises(
+        NoValue, match="did not settle in 75 sweeps at alpha=0.001 [(]6 neurons[)]; take a larger alpha"
+    ):
         lasso(Moments.of(*layers), alpha=0.001)
 
 

@@ -96,8 +96,11 @@ def test_statistics_of_something_else_are_refused():
         nk.stitch(a, "mid", b, "mid", data, statistics=pooled)
     with pytest.raises(UnknownName, match="hold no layer 'after' of 'a'; collect with layers that name it"):
         nk.stitch(a, "after", b, "after", data, statistics=pooled)
-    with pytest.raises(ValueFault, match="collected of other weights than those of 'a'"):
-        nk.stitch(b, "mid", a, "mid", data, statistics=pooled)
+    other = built(Maps, seed=2)
+    with pytest.raises(ValueFault, match="collected of other weights than those of 'b'"):
+        nk.stitch(a, "mid", other, "mid", data, statistics=pooled)
+    with pytest.raises(ValueFault, match="no `statistics` are of 'a' and 'b' together; collect those of this pair"):
+        nk.stitch(a, "mid", other, "mid", data, statistics=[pooled, nk.collect(b, other, data, layers=["mid"])])
     kernels = nk.collect(a, b, data, measures=["cka_minibatch"], layers=["mid"], shape="positions")
     with pytest.raises(ValueFault, match="hold no moments; collect them with a linear measure"):
         nk.stitch(a, "mid", b, "mid", data, statistics=kernels)
@@ -190,3 +193,73 @@ def test_a_saved_sweep_goes_on_with_the_same_statistics_alone(tmp_path):
     assert not more["agreement(how=least_squares)"].holes.keys() & {("mid", "mid"), ("after", "after")}
     with pytest.raises(FileFault, match="differs in fitting data digest"):
         nk.stitch_all(a, b, test=data, layers=["mid", "after"], statistics=other, save=save)
+
+
+def test_statistics_serve_both_orders_of_their_models(counted):
+    a, b, data, runs = counted
+    kept = nk.collect(a, b, data, layers={"a": ["mid"], "b": ["after"]}, pairs="all", shape="positions")
+    before = [own[40] for own in runs]
+    found = nk.stitch(b, "after", a, "mid", data, statistics=kept)
+    assert [own[40] for own in runs] == before
+    expected = nk.stitch(b, "after", a, "mid", data)
+    assert torch.allclose(found.map.weight, expected.map.weight, atol=1e-7)
+    assert torch.allclose(found.map.bias, expected.map.bias, atol=1e-6)
+
+
+def test_many_models_are_stitched_from_the_statistics_of_each_two(tmp_path):
+    models = {name: built(Rows, seed=seed) for seed, name in enumerate("xyz")}
+    data, layers = labelled(models["x"], 5), ["mid", "after"]
+    expected = nk.stitch_many(models, data, data, layers=layers)
+    nk.collect(models["x"], models["y"], data, layers=layers).save(tmp_path / "xy.netkin")
+    kept = [nk.collect(models[x], models[y], data, layers=layers) for x, y in (("z", "x"), ("y", "z"))]
+    found = nk.stitch_many(models, test=data, layers=layers, statistics=[tmp_path / "xy.netkin", *kept])
+    assert found.keys() == expected.keys()
+    for pair, one in expected.items():
+        for name, table in one.tables.items():
+            assert found[pair][name].corresponding() == pytest.approx(table.corresponding(), abs=1e-6)
+        assert found[pair].provenance["fitted on"] == "statistics of list"
+    with pytest.raises(ValueFault, match="no `statistics` are of 'x' and 'y' together"):
+        nk.stitch_many(models, test=data, layers=layers, statistics=kept)
+
+
+class Branching(nn.Module):
+    """Can't be cut, as its way depends on the values."""
+
+    def __init__(self):
+        super().__init__()
+        self.front, self.mid, self.out = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = self.mid(self.front(x))
+        return self.out(x if x.sum() > 0 else -x)
+
+
+@pytest.mark.parametrize("kind", [Maps, Branching])
+@pytest.mark.parametrize("case", ["two", "one", "apart", "saved", "trained"])
+def test_an_explained_sweep_takes_as_many_forward_passes_as_were_announced(kind, case):
+    a, b = built(kind), built(kind, seed=1)
+    b = a if case == "one" else b
+    shape = IMAGES if kind is Maps else (5,)
+    data, runs = labelled(b, *shape), Counter()
+    options = {"layers": ["mid", "out"], "hows": ["least_squares", "procrustes"]}
+    for model in dict.fromkeys((a, b)):
+        model.front = Counted(model.front, runs)
+    if case == "saved":
+        options["statistics"] = nk.collect(
+            a, b, data, layers=["mid", "out"], shape="positions" if kind is Maps else None
+        )
+    given = {"two": (data,), "one": (data, data), "apart": (data, data[:1]), "saved": (None, data)}.get(
+        case, (data, data[:2])
+    )
+    if case == "trained":  # whose training itself runs on 39 examples and is not counted
+        options["hows"], given = ["task_loss(epochs=1)", "ridge"], ([(x[:39], y[:39]) for x, y in data], data[:2])
+    plan = nk.explain_stitch(a, b, *given, **options)
+    runs.clear()
+    nk.stitch_all(a, b, *given, **options)
+    if case == "trained":
+        assert plan.passes == runs[40] + 2 * len(data)
+        assert plan.examples == 40 * runs[40] + 39 * 2 * len(data)
+    else:
+        assert plan.passes == runs[40]
+        assert plan.examples == 40 * runs[40]
+    assert f"forward passes: {plan.passes}, of {plan.examples:,} examples in all" in str(plan)

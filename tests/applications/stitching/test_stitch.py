@@ -128,7 +128,9 @@ class TestOneCall:
 
     def test_fewer_rows_than_unknowns_are_warned_of(self):
         a, b = built(Rows), built(Rows, seed=1)
-        sentence = "5 rows of layer 'mid' of 'a' are fewer than the 7 unknowns for each unit, so 'least_squares' meets"
+        sentence = (
+            "5 rows of layer 'mid' of 'a' are fewer than the 7 unknowns for each neuron, so 'least_squares' meets"
+        )
         with pytest.warns(InflatedWarning, match=sentence):
             stitch(a, "mid", b, "mid", drawn(5, 5))
         with pytest.warns(InflatedWarning, match="5 rows .* are fewer than the 6 unknowns .* 60 rows or so"):

@@ -7,9 +7,9 @@ import pytest
 
 import netkin as nk
 from netkin.applications.stitching import Evaluation, stitch_scores
-from netkin.comparing.tabulating import NOT_ASKED
 from netkin.errors import UnknownName, ValueFault
 from netkin.reporting.scales import Scale
+from netkin.results.labels import NOT_ASKED
 from task_loss_worlds import quiet_world
 
 

@@ -10,8 +10,8 @@ from torch import nn
 import netkin as nk
 from netkin.applications.stitching import TaskLoss, fit_all, stitch_scores
 from netkin.applications.stitching.task_loss import find_way, find_ways
-from netkin.comparing.tabulating import NOT_ASKED
 from netkin.errors import NameClash, NoValue, UnknownName, ValueFault
+from netkin.results.labels import NOT_ASKED
 from task_loss_worlds import convnet, images, perceptron, seeded, two_perceptrons
 
 LEAST = "relative_accuracy(how=least_squares)"
@@ -164,7 +164,7 @@ def test_without_test_data_the_examples_of_the_fitting_judge(world, limits, judg
 def test_what_is_easily_misread_is_told_once(world):
     a, b, data = world
     said = nk.stitch_all(a, b, data, data, examples=7).warnings
-    (few,) = [one for one in said if "fewer than the 9 unknowns for each unit" in one]
+    (few,) = [one for one in said if "fewer than the 9 unknowns for each neuron" in one]
     assert few.endswith("This holds for 2 stitches.")
     wrong = [(x, (labels + 1) % 3) for x, labels in data]
     (doubt,) = [one for one in nk.stitch_all(a, b, data, wrong).warnings if "no more than chance" in one]

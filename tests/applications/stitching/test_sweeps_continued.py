@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin import files
 from netkin.applications.stitching import TaskLoss, sweep
-from netkin.applications.stitching.fitting import Fit
-from netkin.applications.stitching.sweep import digest_of
+from netkin.applications.stitching.fitting import Fit, digest_of
 from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import FileFault
 from netkin.results import Comparison, Comparisons

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.stitching.evaluating import evaluate
+from netkin.applications.stitching.evaluating import evaluate_all
 from netkin.applications.stitching.map_training import objective, train_map
 from netkin.applications.stitching.portions import portion
 from netkin.applications.stitching.stitch import stitch
@@ -25,16 +25,17 @@ from task_loss_worlds import convnet, images, joined, quiet_world, trained_from,
 @pytest.mark.parametrize("init", ["least_squares", "random", "identity"])
 def test_the_task_loss_finds_the_quiet_units_that_variance_overlooks(init):
     a, b, data = quiet_world()
-    direct = evaluate(joined(a, "turn", b, "turn", data, TaskLoss(rank=2)), data)
+    (direct,) = evaluate_all([joined(a, "turn", b, "turn", data, TaskLoss(rank=2))], data)
     network, training = trained_from(a, "turn", b, "turn", data, init=init, rank=2, epochs=60, rate=0.03)
     assert direct.agreement < 0.6
     assert direct.r2 > 0.9
     assert training.final["agreement"] == 1.0
     assert training.final["r2"] < 0
-    assert evaluate(network, data).agreement == 1.0
+    assert evaluate_all([network], data)[0].agreement == 1.0
     assert torch.linalg.matrix_rank(network.transformation.matrix) == 2
 
 
+@pytest.mark.slow
 def test_a_random_start_reaches_the_loss_of_the_least_squares_start():
     a, b, data = quiet_world()
     losses = [
@@ -53,6 +54,7 @@ def test_training_beats_its_start(labels):
     assert last["r2"] < first["r2"]  # least squares had the best
 
 
+@pytest.mark.slow
 def test_an_l1_penalty_makes_entries_zero_and_lowers_the_penalised_loss():
     a, b, data = two_perceptrons()
     network, training = trained_from(a, "1", b, "1", data, l1=3e-3, epochs=60, rate=0.01)
@@ -218,7 +220,7 @@ def test_the_record_is_what_evaluate_says():
     network, training = trained_from(a, "3", b, "3", data, epochs=2, every=2)
     assert [record["step"] for record in training.history] == [0, 2, 4, 6]
     assert [record["epoch"] for record in training.history] == pytest.approx([0, 2 / 3, 4 / 3, 2])
-    evaluation = evaluate(network, data)
+    evaluation = evaluate_all([network], data)[0]
     assert training.final["loss"] == pytest.approx(evaluation.cross_entropy, rel=1e-5)
     for name in ("accuracy", "agreement", "cka", "r2", "cca", "svcca"):
         assert training.final[name] == pytest.approx(getattr(evaluation, name), rel=1e-5), name
@@ -229,7 +231,7 @@ def test_the_stitch_is_judged_on_other_data_if_they_are_given():
     a, b, data = two_perceptrons()
     network = joined(a, "1", b, "1", data)
     training = train_map(network, data[:6], TaskLoss(epochs=2), validation=data[6:])
-    assert training.final["loss"] == pytest.approx(evaluate(network, data[6:]).cross_entropy, rel=1e-5)
+    assert training.final["loss"] == pytest.approx(evaluate_all([network], data[6:])[0].cross_entropy, rel=1e-5)
 
 
 def test_steps_end_a_training_within_an_epoch():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.applications.stitching.evaluating import evaluate
+from netkin.applications.stitching.evaluating import evaluate_all
 from netkin.applications.stitching.map_training import train_map
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import ValueFault
@@ -16,6 +16,7 @@ from task_loss_worlds import joined, trained_from, two_perceptrons
 WORSE = r"training ended worse than it began: what is minimised is {} on the sample, and was {} before; take a `rate` "
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [None, 3])
 def test_decay_is_part_of_what_is_minimised_and_judged(rank):
     a, b, data = two_perceptrons()
@@ -47,7 +48,7 @@ def test_patience_ends_training_and_takes_the_best():
     assert training.step == int(np.argmin(objectives))
     assert training.steps == training.step + 3
     assert training.final["objective"] == min(objectives)
-    assert training.final["loss"] == pytest.approx(evaluate(network, data[2:]).cross_entropy, rel=1e-5)
+    assert training.final["loss"] == pytest.approx(evaluate_all([network], data[2:])[0].cross_entropy, rel=1e-5)
 
 
 @pytest.mark.parametrize("rate, ended", [(1e6, r"\d\.\d+e\+\d+"), (1.0, r"\d+\.\d+")])

@@ -7,7 +7,7 @@ from torch import nn
 
 import fisher_worlds
 import netkin as nk
-from netkin.applications.transfer.embeddings import adaptation_score, layer_embeddings, mean_embedding_norm
+from netkin.applications.transfer.evidence import adaptation_score, layer_embeddings, mean_embedding_norm
 from netkin.errors import ForwardError, NoValue, ShapeError, UnknownName, ValueFault
 
 

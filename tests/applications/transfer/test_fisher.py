@@ -10,8 +10,7 @@ from torch import nn
 
 from fisher_worlds import Twice, made, of_classes, of_many, of_numbers
 from netkin.applications.transfer import fisher
-from netkin.applications.transfer.embeddings import fisher_rao_norm
-from netkin.applications.transfer.fisher import TaskEmbedding, task2vec, task2vec_distance
+from netkin.applications.transfer.fisher import TaskEmbedding, fisher_rao_norm, task2vec, task2vec_distance
 from netkin.errors import ForwardError, NoValue, ShapeError, UnknownName, ValueFault
 
 

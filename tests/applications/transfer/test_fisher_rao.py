@@ -8,7 +8,7 @@ from torch import nn
 
 import netkin as nk
 from fisher_worlds import Twice, made, of_classes, of_many, of_numbers
-from netkin.applications.transfer.embeddings import fisher_rao_distance, fisher_rao_norm
+from netkin.applications.transfer.fisher import fisher_rao_distance, fisher_rao_norm
 from netkin.errors import ShapeError, UnknownName, ValueFault
 
 

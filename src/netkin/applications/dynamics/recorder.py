@@ -203,8 +203,8 @@ class DynamicsRecorder:
         A file that holds no recording is written over only with `overwrite`. `nk.load` opens it without the model.
         """
         if is_first_process():
-            told = {"run": self.run, "unit": self.unit, "measures": [measure.id for measure in self.measures]}
-            about = told | {"provenance": self._provenance()}
+            about: dict[str, Any] = {"run": self.run, "unit": self.unit, "provenance": self._provenance()}
+            about["measures"] = [measure.id for measure in self.measures]
             state = recorded(self._moments, self._progress, self._kept_examples(), about)
             write(path, state, overwrite=overwrite)
 

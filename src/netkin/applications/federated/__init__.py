@@ -1,9 +1,8 @@
 """Federated learning: clients that train a network together, with personal atoms, and ensembles of similar users."""
 
 from netkin.applications.federated.algorithms import ALGORITHMS, SOURCES, ClientUpdate, plan_for
-from netkin.applications.federated.client_data import ClientSplit, split_by_classes
 from netkin.applications.federated.ensembles import Ensembles, similar_users_ensemble, user_similarity
-from netkin.applications.federated.federate import federate
+from netkin.applications.federated.federate import ClientSplit, federate, split_by_classes
 from netkin.results.comparison import adjusted_rand, user_clusters
 from netkin.results.federation import Federation, load_federation
 

@@ -12,8 +12,13 @@ from torch import Tensor, nn
 
 from netkin import __version__
 from netkin.applications.federated.algorithms import head_of, mixed
-from netkin.applications.federated.client_data import checked_clients
-from netkin.applications.federated.local_training import LocalTraining, load_state, refuse_way, state_of
+from netkin.applications.federated.local_training import (
+    LocalTraining,
+    checked_clients,
+    load_state,
+    refuse_way,
+    state_of,
+)
 from netkin.comparing.compare import compare_many
 from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, also_called
 from netkin.measures.filter_subspaces import angles, mean_cosines

@@ -1,12 +1,13 @@
 """Local training: clients that train their copies of a network at the same time, stacked into one where that is faster.
 
 A client whose training fails does not affect the others: its group is halved until it is isolated, and it is reported.
+The data of clients are checked before.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.federated.algorithms import FederatedPlan, mixed
-from netkin.errors import ForwardError, NetkinError, UnknownName, did_you_mean
+from netkin.errors import ForwardError, NameClash, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import showing
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.training import Recipe
+from netkin.training.course import arrays_in, labelled_arrays
 from netkin.training.loop import default_loss
 from netkin.training.many import WAYS, Trainings
 
@@ -252,3 +254,65 @@ def _is_asked_for(fault: Exception) -> bool:
 def _in_words(fault: Exception) -> str:
     said = (str(fault).strip().splitlines() or [""])[0]
     return said if isinstance(fault, ForwardError) else f"{type(fault).__name__}: {said}"
+
+
+def checked_clients(clients: Any, test: Any) -> tuple[dict[str, LabelledData], dict[str, LabelledData]]:
+    """Return the examples of all clients by name, for training and for tests; refuse what can't be trained on.
+
+    `test` has some for each client, or is one pair of arrays for all of them, or None.
+    """
+    train = {name: as_examples(own, f"client {name!r}") for name, own in _named(clients).items()}
+    if not train:
+        raise ValueFault("a federation needs clients; give a mapping from names to `(inputs, labels)`.")
+    empty = [name for name, (_, labels) in train.items() if not len(labels)]
+    if empty:
+        raise ValueFault(
+            f"{len(empty)} of {len(train)} clients have no examples to train on: {_listed(empty)}; leave them out, or "
+            "deal out fewer clients."
+        )
+    if test is None:
+        return train, {}
+    if isinstance(test, tuple):
+        whole = as_examples(test, "`test`")
+        return train, dict.fromkeys(train, whole)
+    tests = {name: as_examples(own, f"the test data of client {name!r}") for name, own in _named(test).items()}
+    strange, missing = [name for name in tests if name not in train], [name for name in train if name not in tests]
+    if strange or missing:
+        raise UnknownName(
+            f"`test` must have data for each client; it has {len(strange)} of others ({_listed(strange)}) and lacks "
+            f"{len(missing)} ({_listed(missing)})."
+        )
+    return train, {name: tests[name] for name in train if len(tests[name][1])}
+
+
+def as_examples(data: Any, what: str) -> LabelledData:
+    """Return arrays of inputs and class numbers, or those that a name as for `nk.load_data` means, as tensors."""
+    data = labelled_arrays(data, what) if isinstance(data, str) else data
+    found = arrays_in(tuple(data)) if isinstance(data, (tuple, list)) else None
+    if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(one, Tensor) for one in found):
+        raise ValueFault(f"{what} must be arrays `(inputs, labels)`; got {type(data).__name__}.")
+    inputs, labels = found
+    if labels.ndim != 1 or labels.is_floating_point() or (len(labels) and int(labels.min()) < 0):
+        raise ShapeError(
+            f"{what} must have class numbers of 0 or more as labels, one for each example; got "
+            f"{str(labels.dtype).removeprefix('torch.')} of shape {tuple(labels.shape)}."
+        )
+    return inputs, labels.long()
+
+
+def _named(clients: Any) -> dict[str, Any]:
+    if isinstance(clients, Mapping):
+        found = {str(name): own for name, own in clients.items()}
+        if len(found) < len(clients):
+            raise NameClash("clients must have distinct names, also as texts.")
+        return found
+    if isinstance(clients, Sequence) and not isinstance(clients, (str, bytes, tuple)):
+        return {str(number): own for number, own in enumerate(clients)}
+    raise ValueFault(
+        f"clients are a mapping from names to `(inputs, labels)`, or a list of these; got {type(clients).__name__}."
+    )
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(map(repr, names[:most])) or "none") + more

@@ -2,9 +2,8 @@
 
 from netkin.applications.stitching.direct import METHODS, LinearMap, matched
 from netkin.applications.stitching.evaluating import Evaluation
-from netkin.applications.stitching.fitting import StitchPlan, explain_stitch
 from netkin.applications.stitching.network import Stitch, load_stitch
-from netkin.applications.stitching.stitch import fit_all, stitch, stitch_all, stitch_many
+from netkin.applications.stitching.stitch import StitchPlan, explain_stitch, fit_all, stitch, stitch_all, stitch_many
 from netkin.applications.stitching.structure import Barrier, barrier, distance, interpolate, rank, sparsity
 from netkin.applications.stitching.task_loss import TaskLoss
 

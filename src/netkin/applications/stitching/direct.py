@@ -1,8 +1,8 @@
-"""Direct matching: the map from one layer's units to another's that fits best, read from moments alone.
+"""Direct matching: the map from one layer's neurons to another's that fits best, read from moments alone.
 
 Every method is a function of `Moments` (so it streams, and its memory does not grow with the examples) that returns a
-`LinearMap` in the layers' own units. Written as ``"reduced_rank(k=8)"`` a method and its parameters mean the same in
-Python and on the command line.
+`LinearMap` between the layers' own neurons. Written as ``"reduced_rank(k=8)"`` a method and its parameters mean the
+same in Python and on the command line.
 
 The Lasso on moments: coordinate descent for all outputs at once, then each output solved exactly.
 
@@ -99,9 +99,9 @@ def lasso(moments: Moments, *, alpha: float = 0.01, affine: bool = True) -> Line
 
 
 def permutation(moments: Moments, *, affine: bool = True) -> LinearMap:
-    """Return the matching of single units with single units that leaves the least squared distance.
+    """Return the matching of single neurons with single neurons that leaves the least squared distance.
 
-    Of layers of different widths as many units are matched as the smaller one has; the others give or get nothing.
+    Of layers of different widths as many neurons are matched as the smaller one has; the others give or get nothing.
     """
     pair = _about(moments, affine)
     cross = _own_cross(pair)
@@ -197,7 +197,7 @@ def _about(moments: Moments, affine: bool) -> Moments:
 
 
 def _map_in_features(pair: Moments, inner: Tensor) -> LinearMap:
-    """Return a map between the coordinates of a pair's second moments as one between the layers' own units."""
+    """Return a map between the coordinates of a pair's second moments as one between the layers' own neurons."""
     return _with_bias(pair, _in_features(inner, pair.x.to_features, pair.y.to_features) * (pair.x.scale / pair.y.scale))
 
 
@@ -207,12 +207,12 @@ def _with_bias(pair: Moments, weight: Tensor) -> LinearMap:
 
 
 def _own_cross(pair: Moments) -> Tensor:
-    """Return ``AᵀB`` in the layers' own units."""
+    """Return ``AᵀB`` of the layers' own neurons."""
     return _in_features(pair.cross, pair.x.to_features, pair.y.to_features) / (pair.x.scale * pair.y.scale)
 
 
-def _in_features(inner: Tensor, x_units: Tensor, y_units: Tensor) -> Tensor:
-    return (x_units.mT.to(inner) @ inner @ y_units.to(inner))[0]
+def _in_features(inner: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return (x.mT.to(inner) @ inner @ y.to(inner))[0]
 
 
 def _refuse_not_above_zero(name: str, value: float) -> None:
@@ -237,7 +237,7 @@ def solve_lasso(second: Tensor, cross: Tensor, alpha: float) -> Tensor:
         if not len(left):
             return torch.as_tensor(found, device=cross.device)
     raise NoValue(
-        f"the Lasso did not settle in {ROUNDS * SWEEPS:,} sweeps at alpha={alpha:g} ({len(live):,} units); "
+        f"the Lasso did not settle in {ROUNDS * SWEEPS:,} sweeps at alpha={alpha:g} ({len(live):,} neurons); "
         "take a larger alpha, or more examples."
     )
 
@@ -300,7 +300,7 @@ def _solution(matrix: np.ndarray, right: np.ndarray) -> np.ndarray | None:
 
 
 def _sweep(S: np.ndarray, weight: np.ndarray, gradient: np.ndarray, alpha: float, live: np.ndarray) -> None:
-    """Set each input unit's row to its best value while all others stay; `gradient` follows."""
+    """Set each input neuron's row to its best value while all others stay; `gradient` follows."""
     for j in live:
         pull = gradient[j] + S[j, j] * weight[j]
         best = np.sign(pull) * np.maximum(np.abs(pull) - alpha, 0) / S[j, j]

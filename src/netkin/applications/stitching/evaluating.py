@@ -153,13 +153,12 @@ class Likeness:
         R² is not refitted: ``1 - ‖AM + b - B‖² / ‖B - mean‖²``, which may be negative.
         """
         pair = self.moments["stitched", "b"]
-        measures: dict[str, Callable[[Moments], Any]] = {
-            "r2": lambda pair: 1 - self._distance / (float(pair.y.trace) / pair.y.scale**2),
-            "cka": cka,
-            "cca": cca_mean,
-            "svcca": svcca,
+        return {
+            "r2": _if_any(lambda: 1 - self._distance / (float(pair.y.trace) / pair.y.scale**2)),
+            "cka": _if_any(lambda: cka(pair)),
+            "cca": _if_any(lambda: cca_mean(pair)),
+            "svcca": _if_any(lambda: svcca(pair)),
         }
-        return {name: _if_any(measure, pair) for name, measure in measures.items()}
 
 
 class Tally:
@@ -190,11 +189,6 @@ class Tally:
             digest=digest,
             **self.likeness.values(),
         )
-
-
-def evaluate(network: Stitched, data: Any, examples: int | None = None, *, name: str = "a") -> Evaluation:
-    """Return the scores of a stitched network on the data, with those of the second model; `name` is the first's."""
-    return evaluate_all([network], data, examples, name=name)[0]
 
 
 def evaluate_all(
@@ -282,10 +276,10 @@ def _valid(logits: Tensor, own: Tensor, labels: Tensor | None, mask: Any) -> tup
     return logits[counts], own[counts], None if labels is None else labels[counts]
 
 
-def _if_any(measure: Callable[[Moments], Any], pair: Moments) -> float | None:
+def _if_any(value: Callable[[], Any]) -> float | None:
     """Return a value, or None where a layer does not vary and there is none."""
     try:
-        return float(measure(pair))
+        return float(value())
     except NoValue:
         return None
 
@@ -312,50 +306,29 @@ class Sample:
         has no labels, the answers are no scores, or the activations do not vary. All likeness is place by place; with
         ``cka_of="examples"`` there is `cka_of_examples` too.
         """
-        tally = _Tally(network.transformation.meeting.b, loss, cka_of)
+        end, total, count = network.transformation.meeting.b, 0.0, 0
+        likeness, whole = Likeness(end), list[list[Tensor]]()  # activations of both sides, a row an example
+        right, same = list[tuple[Tensor, Any]](), list[tuple[Tensor, Any]]()  # classes as answered and as wanted
         for one in self.portions:
+            assert one.own is not None
             transformed = network.transformation(one.head)
-            tally.update(transformed, main_tensor(network.finish(transformed.clone(), one.batch), ""), one)
-        return tally.record()
+            likeness.update(transformed, one.own, one.mask)
+            if cka_of == "examples":
+                whole.append([cka_rows(side, one.mask, end, cka_of) for side in (transformed, one.own)])
+            answers = main_tensor(network.finish(transformed.clone(), one.batch), "")
+            answers, own, labels = drop_padding(answers, one.answers, one.labels, one.mask)
+            total, count = total + float(_single(loss(answers, own, labels))) * len(answers), count + len(answers)
+            if answers.ndim in (2, 3) and answers.shape[-1] > 1:
+                same.append((answers.argmax(-1), own.argmax(-1)))
+                right.append((answers.argmax(-1), labels))
+        found = {"loss": total / count, "accuracy": _share(right), "agreement": _share(same), **likeness.values()}
+        if cka_of == "examples":
+            X, Y = (_together(side, end) for side in zip(*whole, strict=True))
+            found["cka_of_examples"] = _if_any(lambda: cka(Moments.of(X, Y, None)))
+        return found
 
 
-class _Tally:
-    def __init__(self, end: End, loss: TaskLossFunction, cka_of: str) -> None:
-        self._end, self._criterion, self._cka_of = end, loss, cka_of
-        self._likeness = Likeness(end)
-        self._whole: tuple[list[Tensor], list[Tensor]] = ([], [])  # activations of both sides, a row an example
-        self._loss, self._examples = 0.0, 0
-        self._right, self._same = _Share(), _Share()
-
-    def update(self, transformed: Tensor, answers: Tensor, one: Portion) -> None:
-        assert one.own is not None
-        self._likeness.update(transformed, one.own, one.mask)
-        if self._cka_of == "examples":
-            for side, output in zip(self._whole, (transformed, one.own), strict=True):
-                side.append(cka_rows(output, one.mask, self._end, self._cka_of))
-        answers, own, labels = drop_padding(answers, one.answers, one.labels, one.mask)
-        self._loss += float(_single(self._criterion(answers, own, labels))) * len(answers)
-        self._examples += len(answers)
-        if answers.ndim in (2, 3) and answers.shape[-1] > 1:
-            self._same.add(answers.argmax(-1), own.argmax(-1))
-            self._right.add(answers.argmax(-1), labels)
-
-    def record(self) -> ScoreRecord:
-        said = {"loss": self._loss / self._examples, "accuracy": self._right.value, "agreement": self._same.value}
-        if self._cka_of == "places":
-            return said | self._likeness.values()
-        X, Y = (_together(side, self._end) for side in self._whole)
-        return said | self._likeness.values() | {"cka_of_examples": _cka_if_any(X, Y)}
-
-
-def _cka_if_any(X: Tensor, Y: Tensor) -> float | None:
-    try:
-        return float(cka(Moments.of(X, Y, None)))
-    except NoValue:  # activations that do not vary
-        return None
-
-
-def _together(parts: list[Tensor], end: End) -> Tensor:
+def _together(parts: Sequence[Tensor], end: End) -> Tensor:
     """Return rows of several portions as one matrix; shorter sequences end in zeros, as padding does."""
     least, most = (chosen(part.shape[1] for part in parts) for chosen in (min, max))
     if least != most and end.kind == "maps":
@@ -366,22 +339,13 @@ def _together(parts: list[Tensor], end: End) -> Tensor:
     return torch.cat([functional.pad(part, (0, most - part.shape[1])) for part in parts])
 
 
-class _Share:
-    """The share of answers that are as they should be; None once they can't be compared."""
-
-    def __init__(self) -> None:
-        self._right, self._all, self._known = 0, 0, True
-
-    def add(self, said: Tensor, wanted: Any) -> None:
+def _share(pairs: Sequence[tuple[Tensor, Any]]) -> float | None:
+    """Return the share of classes that are as wanted; None where some can't be compared."""
+    for said, wanted in pairs:
         if not isinstance(wanted, Tensor) or wanted.numel() != said.numel() or wanted.is_floating_point():
-            self._known = False
-        else:
-            self._right += int((said.flatten() == wanted.flatten()).sum())
-            self._all += said.numel()
-
-    @property
-    def value(self) -> float | None:
-        return self._right / self._all if self._known and self._all else None
+            return None
+    count = sum(said.numel() for said, _ in pairs)
+    return sum(int((said.flatten() == wanted.flatten()).sum()) for said, wanted in pairs) / count if count else None
 
 
 def _single(value: Any) -> Tensor:

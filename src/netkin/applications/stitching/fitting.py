@@ -6,11 +6,13 @@ kept, so memory does not grow with the number of examples. What `nk.collect` has
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,44 +20,138 @@ from torch import Tensor, nn
 
 from netkin.applications.stitching.direct import LinearMap, find, least_squares, matched, reduced_rank
 from netkin.applications.stitching.ends import Meeting, Pair, fitting_mask, product_layout, refuse_unfit_rank
-from netkin.applications.stitching.joints import Joints, joints, watch_layers
+from netkin.applications.stitching.joints import FEW, Joints, joints, run_layers
 from netkin.applications.stitching.map_training import JobPart, train_map
 from netkin.applications.stitching.network import Stitch, stitched_network
-from netkin.applications.stitching.task_loss import How, TaskLoss, Way, find_ways
-from netkin.comparing.study import Statistics
+from netkin.applications.stitching.task_loss import TaskLoss, Way
+from netkin.comparing.study import Statistics, load_statistics
 from netkin.comparing.subjects import lent
 from netkin.errors import InflatedWarning, UnknownName, ValueFault, outside
 from netkin.identity import UnorderedDigest, settings_digest, weights_digest
-from netkin.memory import size_in_words
 from netkin.representations import batches_of, guest
-from netkin.representations.inputs import attention_mask, batch_length, examples_in
+from netkin.representations.inputs import attention_mask, batch_length, watched
 from netkin.representations.layers import layer_label
-from netkin.sources.names import by_name
 from netkin.statistics import CrossMoments, LayerMoments, LayerRows, LinearRows, Moments, OneSidedMoments
 from netkin.statistics.collector import Collector, Key
 from netkin.statistics.cross_moments import are_firm
 
+FITTED, JUDGED, VALIDATED = "fitting data digest", "test data digest", "validation data digest"
+Saved = Statistics | str | os.PathLike[str] | Sequence[Statistics | str | os.PathLike[str]] | None
 LayerKey = tuple[str, str]  # a model and a layer, as statistics name them
 MEANS = {"maps": "pool", "tokens": "mean", "rows": "matrix"}  # the shapes in which statistics hold what a stitch maps
 PLACES = {"maps": "positions", "tokens": "tokens", "rows": "matrix"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is asked of a sweep."""
+
+    ways: tuple[Way, ...]
+    data: Any
+    scores: tuple[str, ...] = ()
+    test: Any = None
+    measures: Any = ("cka",)
+    layers: Any = None
+    pairs: Any = "corresponding"
+    shape: Any = None
+    resize: str | None = None
+    examples: int | None = None
+    test_examples: int | None = None
+    validation: Any = None
+    device: torch.device | str | None = None
+    seed: int = 0
+    each: Callable[[Stitch], None] | None = None
+    statistics: Saved = None  # from which direct maps are read: one of them or several, or their files
+
+    def __post_init__(self) -> None:
+        if self.data is None and not self.saved:
+            raise ValueFault("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
+        if self.data is None and (self.test is None or any(way.training for way in self.ways)):
+            raise ValueFault(
+                "statistics give the maps of direct methods alone: pass `data` for a training, and `test` (--test on "
+                "the command line) to evaluate on."
+            )
+        for name in ("examples", "test_examples"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise ValueFault(f"`{name}` must be at least 1; got {count}.")
+
+    def refuse_iterators(self, what: str = "a sweep", names: Sequence[str] = ("data", "test", "validation")) -> None:
+        """Refuse data that can be read once only, as `what` reads them several times."""
+        for name in names:
+            if isinstance(getattr(self, name), Iterator):
+                raise ValueFault(
+                    f"`{name}` is an iterator, which gives its batches once, and {what} reads them several times; "
+                    "pass a loader or a list."
+                )
+
+    @cached_property
+    def saved(self) -> tuple[Statistics, ...]:
+        """The statistics from which direct maps are read, opened."""
+        given = self.statistics
+        several = [given] if isinstance(given, (Statistics, str, os.PathLike)) else list(given or ())
+        return tuple(one if isinstance(one, Statistics) else load_statistics(one) for one in several)
+
+    @property
+    def tried(self) -> tuple[Any, int | None]:
+        """The data of which a few examples are tried out, and the maximal number of examples."""
+        return self.judging if self.data is None else (self.data, self.examples)
+
+    def joints(self, a: nn.Module, b: nn.Module, names: tuple[str, str]) -> Joints:
+        """Return which layers of two models can be joined, tried out on the first examples."""
+        first = next(batches_of(*self.tried))
+        return joints(a, b, first, self.layers, self.pairs, resize=self.resize, names=names)
+
+    @property
+    def judging(self) -> tuple[Any, int | None]:
+        """The data on which stitches are evaluated, and the maximal number of examples; else those of the fitting."""
+        if self.test is None:
+            return self.data, self.examples if self.test_examples is None else self.test_examples
+        return self.test, self.test_examples
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """The digests of the data, which are read for them, and in how many batches those to fit on come."""
+        fitted, batches = ("none", 0) if self.data is None else digest_of(self.data, self.examples)
+        same = self.judging[0] is self.data and self.judging[1] == self.examples
+        judged = fitted if same else digest_of(*self.judging)[0]
+        validated = "none" if self.validation is None else digest_of(self.validation)[0]
+        kept = ", ".join(one.digest.hex for one in self.saved)
+        fitted = f"{kept} of statistics, data {fitted}" if kept else fitted
+        return {FITTED: fitted, JUDGED: judged, VALIDATED: validated, "batches": str(batches)}
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What the worth of a stitch depends on beside models, data, layers and method."""
+        return {"resize": str(self.resize), "seed": str(self.seed)}
+
+
+def digest_of(data: Any, examples: int | None = None) -> tuple[str, int]:
+    """Return a text that changes with any example, input or label, but not with their order; and how many batches."""
+    found, batches = UnorderedDigest(), 0
+    for batch in watched(data, examples, "looking at the data"):
+        found.update(batch, batch_length(batch))
+        batches += 1
+    return str(found), batches
+
+
 class Fit:
     """What is known of the pairs of layers that can be joined; direct methods read their maps from their `moments`.
 
-    Of a pair these are those of the first layer in the form of the second; of the second the mean may be all.
+    Of a pair these are those of the first layer in the form of the second; of the second the mean may be all. `digest`
+    and `examples` are those of the data, and `statistics` the saved ones from which it is read, if it is.
     """
 
     def __init__(
         self,
-        models: tuple[nn.Module, nn.Module],
-        names: tuple[str, str],
         found: Joints,
         moments: Callable[[Pair], Moments],
-        data: tuple[str, int],
+        digest: str,
+        examples: int,
+        statistics: Statistics | None = None,
     ):
-        self.models, self.names, self.joints, self.moments = models, names, found, moments
-        self.digest, self.examples = data
+        self.joints, self.moments, self.digest, self.examples = found, moments, digest, examples
+        self.statistics = statistics
 
     def map(self, pair: Pair, how: str) -> LinearMap:
         """Return the map that a direct method finds; it warns where any data would be fitted exactly."""
@@ -66,7 +162,7 @@ class Fit:
         unknowns = moments.x.width + parameters.get("affine", True)
         if moments.n < unknowns and method in (least_squares, reduced_rank):
             warnings.warn(
-                f"{moments.n:,} rows of {moments.x.name} are fewer than the {unknowns:,} unknowns for each unit, so "
+                f"{moments.n:,} rows of {moments.x.name} are fewer than the {unknowns:,} unknowns for each neuron, so "
                 f"{how!r} meets these rows whatever they are; give more data, {10 * unknowns:,} rows or so, or choose "
                 "'ridge'.",
                 InflatedWarning,
@@ -79,46 +175,61 @@ class Fit:
         meeting, rank = self.joints.meetings[pair], None if way.training is None else way.training.rank
         refuse_unfit_rank(rank, meeting)  # by its own name: the start would call it `k`
         linear = self.map(pair, way.start)
-        network = stitched_network(*self.models, pair, linear, meeting, rank=rank, cuts=self.joints.cuts[pair[1]])
+        models, cuts = self.joints.models, self.joints.cuts[pair[1]]
+        network = stitched_network(*models, pair, linear, meeting, rank=rank, cuts=cuts)
         asked = {"layers": pair, "how": way.identity, "start": way.start, "seed": seed, "resize": meeting.resize}
-        provenance = {**origin, "data digest": str(self.digest), "settings digest": settings_digest(asked)}
+        provenance = {**origin, "data digest": self.digest, "settings digest": settings_digest(asked)}
         examples = 0 if way.is_blind else self.examples
-        return Stitch(network, way.id, examples, names=self.names, seed=seed, provenance=provenance)
+        return Stitch(network, way.id, examples, names=self.joints.names, seed=seed, provenance=provenance)
 
 
-def fit_by_pass(a: nn.Module, b: nn.Module, batches: Iterable[Any], found: Joints, names: tuple[str, str]) -> Fit:
-    """Return the fitted sums for the pairs of layers of `a` and `b` that can be joined.
+def fit_by_pass(batches: Iterable[Any], found: Joints) -> Fit:
+    """Return the sums for the pairs of layers that can be joined, from one pass of both models over the batches."""
+    keys = {pair: _keys(pair, meeting, found.names) for pair, meeting in found.meetings.items()}
+    forms: dict[str, dict[str, Meeting]] = {}  # those in which a layer of the first model is wanted
+    for pair, meeting in found.meetings.items():
+        forms.setdefault(pair[0], {})[keys[pair][0]] = meeting
+    aims = {pair[1]: (keys[pair][1], meeting.b) for pair, meeting in found.meetings.items()}
+    (a, b), sums, digest = found.models, CrossMoments(keys.values()), UnorderedDigest()
 
-    Args:
-        a: the first model.
-        b: the second model.
-        batches: the examples.
-        found: which pairs can be joined, and how.
-        names: what messages call the models.
-    """
-    sums = CrossMoments(_keys(pair, meeting, names) for pair, meeting in found.meetings.items())
-    digest = UnorderedDigest()
-    with guest(a, b, exact=True), _both(a, b, found.meetings, sums, names) as fold:
+    def first(layer: str, output: Tensor) -> None:
+        for key, meeting in forms[layer].items():
+            form = meeting.b.spread(meeting(output))
+            sums.first(key, product_layout(form, fitting_mask(mask, form)))
+
+    def second(layer: str, output: Tensor) -> None:
+        key, end = aims[layer]
+        form = end.spread(output)
+        sums.second(key, product_layout(form, fitting_mask(mask, form)))
+
+    with guest(a, b, exact=True):
         for batch in batches:
-            fold(batch)
+            mask = attention_mask(batch)
+            run_layers(a, forms, batch, first, found.names[0])
+            run_layers(b, aims, batch, second, found.names[1])
+            sums.batch_is_over()
             digest.update(batch, batch_length(batch))
-    keys = {pair: _keys(pair, meeting, names) for pair, meeting in found.meetings.items()}
-    return Fit((a, b), names, found, lambda pair: sums.pair(*keys[pair]), (str(digest), digest.count))
+    return Fit(found, lambda pair: sums.pair(*keys[pair]), str(digest), digest.count)
 
 
-def fit_saved(statistics: Statistics, a: nn.Module, b: nn.Module, found: Joints, names: tuple[str, str]) -> Fit:
-    """Return the same sums from saved statistics of the two models, without a pass.
+def _keys(pair: Pair, meeting: Meeting, names: tuple[str, str]) -> tuple[str, str]:
+    """Return the names under which a pair is gathered: the first layer in each form that is wanted once."""
+    count = f"{meeting.b.tokens} tokens" if meeting.words and meeting.b.tokens else ""
+    form = ", ".join(filter(None, [meeting.words, count]))
+    return f"{_label(pair[0], names[0])}{f' ({form})' if form else ''}", _label(pair[1], names[1])
 
-    Pairs that they can't serve are refused in its joints; where they can serve none, that is refused here.
 
-    Args:
-        statistics: what `nk.collect` or `nk.load` returned.
-        a: the first model.
-        b: the second model.
-        found: which pairs can be joined, and how.
-        names: what messages call the models.
+def _label(layer: str, model: str) -> str:
+    return f"{layer_label(layer)} of {model!r}"
+
+
+def fit_saved(every: Sequence[Statistics], found: Joints, weights: Sequence[str]) -> Fit:
+    """Return the same sums without a pass, from those saved statistics that are of the two models, in either order.
+
+    `weights` are the digests of the models. Pairs that they can't serve are refused in its joints; where they can serve
+    none, that is refused here.
     """
-    sides = _saved_sides(statistics, (a, b), names)
+    statistics, sides = _saved_sides(every, found.names, weights)
     places: dict[Pair, tuple[Collector, Key, Key]] = {}
     refused = dict(found.refused)
     for pair, meeting in found.meetings.items():
@@ -129,23 +240,27 @@ def fit_saved(statistics: Statistics, a: nn.Module, b: nn.Module, found: Joints,
     if found.meetings and not places:
         raise refused[next(iter(found.meetings))]
     served = replace(found, meetings={pair: found.meetings[pair] for pair in places}, refused=refused)
-    data = (statistics.digest.hex, statistics.examples)
-    return Fit((a, b), names, served, lambda pair: _saved_moments(*places[pair]), data)
+    return Fit(
+        served, lambda pair: _saved_moments(*places[pair]), statistics.digest.hex, statistics.examples, statistics
+    )
 
 
 def _saved_sides(
-    statistics: Statistics, models: tuple[nn.Module, nn.Module], names: tuple[str, str]
-) -> tuple[str, str]:
-    """Return what statistics call two models; those of other models are refused."""
-    if len(statistics.pairs.of) != 1:
-        raise ValueFault(f"`statistics` must be of one pair of models; these are of {len(statistics.pairs.of)}.")
-    for model, side, name in zip(models, statistics.pairs.of[0], names, strict=True):
-        if statistics.origins[side].get("weights") != weights_digest(model):
-            raise ValueFault(
-                f"`statistics` were collected of other weights than those of {name!r}; collect them again with this "
-                "model, or give the models in the order in which they were compared."
-            )
-    return statistics.pairs.of[0]
+    every: Sequence[Statistics], names: tuple[str, str], weights: Sequence[str]
+) -> tuple[Statistics, tuple[str, str]]:
+    """Return the statistics of two models, and what they call them; those of other models are refused."""
+    for statistics in every:
+        for x, y in statistics.pairs.of:
+            for sides in ((x, y), (y, x)):
+                if [statistics.origins[side].get("weights") for side in sides] == list(weights):
+                    return statistics, sides
+    known = {origin.get("weights") for statistics in every for origin in statistics.origins.values()}
+    strange = next((name for name, own in zip(names, weights, strict=True) if own not in known), None)
+    if strange is not None:
+        raise ValueFault(
+            f"`statistics` were collected of other weights than those of {strange!r}; collect them with this model."
+        )
+    raise ValueFault(f"no `statistics` are of {names[0]!r} and {names[1]!r} together; collect those of this pair too.")
 
 
 def _saved_place(
@@ -163,23 +278,25 @@ def _saved_place(
     kept = [one for one in statistics.every() if isinstance(one, (LayerMoments, LinearRows, CrossMoments))]
     if not kept:
         raise ValueFault("`statistics` hold no moments; collect them with a linear measure, such as measures=['cka'].")
-    if not any(x in left and y in right for left, right in statistics.study.rectangles):
+    rectangles = statistics.study.rectangles
+    turned = not any(x in left and y in right for left, right in rectangles)
+    if turned and not any(y in left and x in right for left, right in rectangles):
         raise ValueFault(
             f"`statistics` hold no moments of {both} together; collect with pairs='all', or list the pair."
         )
     for collector in kept:
-        if {x, y} <= {*collector.names}:
+        if {x, y} <= {*collector.names} and not (turned and isinstance(collector, CrossMoments)):
             return collector, x, y
     raise ValueFault(f"the rows of {both} did not pair up when `statistics` were collected; leave them out.")
 
 
 def _refuse_coarse(moments: Moments, how: str) -> None:
-    """Refuse to whiten a layer by products in float32 where its units nearly depend on each other."""
+    """Refuse to whiten a layer by products in float32 where its neurons nearly depend on each other."""
     x = moments.x
     if isinstance(moments, OneSidedMoments) or x.rounding < torch.finfo(torch.float32).eps or are_firm(x.second[0]):
         return
     raise ValueFault(
-        f"`statistics` hold {x.name} by products in float32, which are too coarse for {how!r} as its units nearly "
+        f"`statistics` hold {x.name} by products in float32, which are too coarse for {how!r} as its neurons nearly "
         "depend on each other; collect with measures=['linear_regression_r2'], which takes float64."
     )
 
@@ -206,19 +323,34 @@ def _refuse_other_form(statistics: Statistics, keys: tuple[LayerKey, LayerKey], 
             )
 
 
+def make_stitches(
+    a: nn.Module, b: nn.Module, asked: Asked, names: tuple[str, str], call: str
+) -> dict[tuple[Pair, Way], Stitch]:
+    """Return the stitches of pairs of layers, before any training; a pair that can't be joined is refused."""
+    if isinstance(names, str) or len(names) != 2:
+        raise ValueFault(f"`names` must be two, one for each model, such as ('old', 'new'); got {names!r}.")
+    if not asked.pairs:
+        raise ValueFault("no pairs of layers to stitch were given.")
+    data, examples = asked.tried
+    few = asked.saved or all(way.is_blind for way in asked.ways)
+    batches = watched(data, FEW if few else examples, "fitting")
+    first = next(batches)
+    found = joints(a, b, first, pairs=asked.pairs, resize=asked.resize, names=names)
+    found.refuse()
+    weights = [weights_digest(model) for model in (a, b)]
+    if asked.saved:
+        fit = fit_saved(asked.saved, found, weights)
+        fit.joints.refuse()
+    else:
+        fit = fit_by_pass(chain([first], batches), found)
+    origin = {"call": call, "weights a": weights[0], "weights b": weights[1]}
+    return {(pair, way): fit.stitch(pair, way, asked.seed, origin) for pair in found.meetings for way in asked.ways}
+
+
 def train_stitch(
     found: Stitch, data: Any, settings: TaskLoss, *, validation: Any, examples: int | None, place: JobPart | None = None
 ) -> Stitch:
-    """Return a stitch after its transformation was trained, in place, with the record of that.
-
-    Args:
-        found: the stitch to begin with.
-        data: the examples.
-        settings: how it is trained.
-        validation: the examples it is evaluated on meanwhile.
-        examples: how many of `data` are read.
-        place: where the training's state is kept, in a job of which it is a part.
-    """
+    """Return a stitch after its transformation was trained, in place, with the record of that (see `train_map`)."""
     done = train_map(found.network, data, settings, validation=validation, examples=examples, place=place)
     ended = {"steps": done.steps, "step": done.step, "stopped": done.stopped, "kept": done.kept, "final": done.final}
     origin = {**found.provenance, "data digest": done.data}
@@ -243,140 +375,3 @@ def collect_warnings(said: list[str]) -> Iterator[None]:
             said.append(str(one.message))
         else:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-
-
-@contextmanager
-def _both(
-    a: nn.Module, b: nn.Module, meetings: Mapping[Pair, Meeting], sums: CrossMoments, names: tuple[str, str]
-) -> Iterator[Callable[[Any], None]]:
-    """Give a function that folds a batch in, with the hooks of both models in place."""
-    forms: dict[str, dict[str, Meeting]] = {}
-    for pair, meeting in meetings.items():
-        forms.setdefault(pair[0], {})[_keys(pair, meeting, names)[0]] = meeting
-    aims = {pair[1]: meeting.b for pair, meeting in meetings.items()}
-    masks: list[Any] = [None]
-
-    def first(layer: str, output: Tensor) -> None:
-        for key, meeting in forms[layer].items():
-            form = meeting.b.spread(meeting(output))
-            sums.first(key, product_layout(form, fitting_mask(masks[0], form)))
-
-    def second(layer: str, output: Tensor) -> None:
-        form = aims[layer].spread(output)
-        sums.second(_label(layer, names[1]), product_layout(form, fitting_mask(masks[0], form)))
-
-    with ExitStack() as stack:
-        run_a = stack.enter_context(watch_layers(a, list(forms), first, names[0]))
-        run_b = stack.enter_context(watch_layers(b, list(aims), second, names[1]))
-
-        def fold(batch: Any) -> None:
-            masks[0] = attention_mask(batch)
-            run_a(batch)
-            run_b(batch)
-            sums.batch_is_over()
-
-        yield fold
-
-
-def _keys(pair: Pair, meeting: Meeting, names: tuple[str, str]) -> tuple[str, str]:
-    """Return the names under which a pair is gathered: the first layer in each form that is wanted once."""
-    count = f"{meeting.b.tokens} tokens" if meeting.words and meeting.b.tokens else ""
-    form = ", ".join(filter(None, [meeting.words, count]))
-    return f"{_label(pair[0], names[0])}{f' ({form})' if form else ''}", _label(pair[1], names[1])
-
-
-def _label(layer: str, model: str) -> str:
-    return f"{layer_label(layer)} of {model!r}"
-
-
-# --- what it would take -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StitchPlan:
-    """What a sweep of stitches would do: how many pairs of layers can be joined, and what that takes.
-
-    `refused` has the reason of each pair that can't be joined, `passes` counts forward passes of the models together
-    (None where the length of the data is unknown), `bytes` is the memory of the sums.
-    """
-
-    pairs: int
-    joined: int
-    refused: Mapping[Pair, str]
-    methods: tuple[str, ...]
-    passes: int | None
-    bytes: int
-    lines: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines)
-
-
-@by_name(models="a b", data="data test")
-def explain_stitch(
-    a: nn.Module,
-    b: nn.Module,
-    data: Any,
-    test: Any = None,
-    hows: How | Sequence[How] = ("least_squares",),
-    *,
-    pairs: Any = "corresponding",
-    layers: Any = None,
-    resize: str | None = None,
-    examples: int | None = None,
-    test_examples: int | None = None,
-    device: torch.device | str | None = None,
-    seed: int = 0,
-    names: tuple[str, str] = ("a", "b"),
-) -> StitchPlan:
-    """Return what `stitch_all` would do with the same arguments, and its cost; only a few examples are run.
-
-    Args:
-        a: the first model.
-        b: the second model.
-        data: the examples from which the maps would be found.
-        test: the examples on which they would be evaluated; by default `data`.
-        hows: one method or several.
-        pairs: "corresponding", "all" or a list of (layer, layer).
-        layers: which layers (see `nk.layers`).
-        resize: how maps get another size.
-        examples: how many examples of `data` would be read.
-        test_examples: how many of `test`.
-        device: where the models run meanwhile.
-        seed: seed for random maps and for training.
-        names: what the plan calls the two models.
-    """
-    ways = find_ways(hows, seed)
-    with lend_both(a, b, device):
-        found = joints(a, b, next(batches_of(data, examples)), layers, pairs, resize=resize, names=names)
-    sizes = [(found.widths[0][x], found.widths[1][y]) for x, y in found.meetings]
-    numbers = sum(width**2 for width in {x: found.widths[0][x] for x, _ in found.meetings}.values())
-    fitting = examples_in(data, examples)
-    judging = examples_in(data if test is None else test, test_examples or (examples if test is None else None))
-    passes = None if fitting is None or judging is None else 2 * fitting + 4 * judging
-    refused = {pair: str(reason) for pair, reason in found.refused.items()}
-    taken = 8 * (numbers + sum(p * q for p, q in sizes))
-    facts = (len(found.wanted), len(found.meetings), refused, tuple(way.id for way in ways), passes, taken)
-    return StitchPlan(*facts, tuple(_plan_lines(found, names, ways, passes, taken)))
-
-
-def _plan_lines(
-    found: Joints, names: tuple[str, str], ways: Sequence[Way], passes: int | None, taken: int
-) -> Iterator[str]:
-    joined, wanted = len(found.meetings), len(found.wanted)
-    yield f"stitches of {names[0]!r} into {names[1]!r}: {joined:,} of {wanted:,} pairs of layers can be joined"
-    for reason, count in Counter(map(str, found.refused.values())).most_common():
-        yield f"  {count:,} can't be joined: {reason}"
-    resized = Counter(meeting.words for meeting in found.meetings.values() if meeting.words)
-    yield from (f"  {count:,} brought into another form: {words}" for words, count in resized.most_common())
-    whole = [layer for layer, cut in found.cuts.items() if not cut]
-    if whole:
-        yield f"  the second model runs whole behind {', '.join(map(repr, whole))}, as it can't be cut there"
-    for way in ways:
-        how = "read from the sums" if way.training is None else f"trained from {way.start}, {way.training.words}"
-        yield f"method {way.id}: {how}"
-    yield f"memory of the sums: {size_in_words(taken)}"
-    yield "forward passes of each model: one for the maps, one for the similarities, one for the evaluation"
-    yield "  the data do not tell how many examples they have" if passes is None else f"  {passes:,} examples in all"
-    if any(way.training is not None for way in ways):
-        yield "and those of the training, in which the first model runs once on each example where memory allows"

@@ -19,7 +19,7 @@ from netkin.comparing.alignment import Pairs
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations import guest, recording
 from netkin.representations.cutting import Traces, agrees, known_layer, reaches_around, run_until, tail
-from netkin.representations.hooks import at, main_tensor, path_to_tensor, uncompiled, watching
+from netkin.representations.hooks import at, main_tensor, path_to_tensor, uncompiled
 from netkin.representations.inputs import batch_length, feed, take
 from netkin.representations.layers import choose, layer_label, modules, split_call, unwrapped
 
@@ -35,6 +35,8 @@ class Joints:
     follows it could be cut off.
     """
 
+    models: tuple[nn.Module, nn.Module]
+    names: tuple[str, str]
     layers: tuple[tuple[str, ...], tuple[str, ...]]
     wanted: tuple[Pair, ...]
     meetings: Mapping[Pair, Meeting]
@@ -88,22 +90,24 @@ def joints(
     trial = _try_out(b, chosen[1], batch, names[1], listed=listed)
     theirs = trial.ends
     given = (tuple(ours), tuple(theirs))
-    told = names if names[0] != names[1] else ("a", "b")
-    wanted = tuple(dict.fromkeys(Pairs([told], pairs).layer_pairs(dict(zip(told, given, strict=True)), *told)))
+    sides = names if names[0] != names[1] else ("a", "b")
+    wanted = tuple(dict.fromkeys(Pairs([sides], pairs).layer_pairs(dict(zip(sides, given, strict=True)), *sides)))
     found = {(x, y): _meeting(ours[x], theirs[y], resize) for x, y in wanted}
     cuts = _cuts(trial, {y for (_, y), one in found.items() if isinstance(one, Meeting)})
     for pair, one in found.items():
         reason = cuts.get(pair[1])
         found[pair] = reason if isinstance(one, Meeting) and isinstance(reason, NetkinError) else one
-    sides = [{layer: end for layer, end in ends.items() if isinstance(end, End)} for ends in (ours, theirs)]
-    spaces = [{layer: end.space for layer, end in ends.items()} for ends in sides]
+    known = [{layer: end for layer, end in ends.items() if isinstance(end, End)} for ends in (ours, theirs)]
+    spaces = [{layer: end.space for layer, end in ends.items()} for ends in known]
     return Joints(
+        models=(a, b),
+        names=names,
         layers=given,
         wanted=wanted,
         meetings={pair: one for pair, one in found.items() if isinstance(one, Meeting)},
         refused={pair: one for pair, one in found.items() if isinstance(one, NetkinError)},
-        widths=({x: end.width for x, end in sides[0].items()}, {y: end.width for y, end in sides[1].items()}),
-        forms={layer: end.form for ends in sides for layer, end in ends.items()},
+        widths=({x: end.width for x, end in known[0].items()}, {y: end.width for y, end in known[1].items()}),
+        forms={layer: end.form for ends in known for layer, end in ends.items()},
         cuts={layer: cut for layer, cut in cuts.items() if isinstance(cut, bool)},
         unequal=any(spaces[0].get(x) != spaces[1].get(y) for x, y in wanted),
     )
@@ -171,30 +175,25 @@ def _try_out(
     model: nn.Module, layers: Sequence[str], batch: Any, name: str, *, listed: bool, whole: bool = True
 ) -> _Trial:
     """Run a model on four examples and on two of them, no further than needed unless the `whole` is wanted."""
-    with guest(model, exact=True), _run(model, layers, name, listed, whole) as run:
+
+    def run(few: Any) -> tuple[Any, dict[str, Tensor]]:
+        """Return the answers and the outputs of the layers: of those `listed`, or of all their calls."""
+        if not listed:
+            with recording(model, layers) as kept:
+                return feed(model, few), dict(kept)
+        outputs: dict[str, Tensor] = {}
+
+        def keep(layer: str, output: Tensor) -> None:
+            outputs[layer] = output.clone()
+
+        return run_layers(model, layers, few, keep, name, whole=whole), outputs
+
+    with guest(model, exact=True):
         (answers, many), (fewer, few) = (run(take(batch, count)) for count in (FEW, 2))
         again = run(take(batch, FEW))[0] if whole else None
     known = modules(model)
     ends = {layer: _end(known, layer, output, many.get(layer, output), name) for layer, output in few.items()}
     return _Trial(model, name, take(batch, FEW), ends, many, answers, fewer, again)
-
-
-@contextmanager
-def _run(
-    model: nn.Module, layers: Sequence[str], name: str, listed: bool, whole: bool
-) -> Iterator[Callable[[Any], tuple[Any, dict[str, Tensor]]]]:
-    """Give a function that returns a model's answers and its layers' outputs: of those `listed`, or of every call."""
-    outputs: dict[str, Tensor] = {}
-    if not listed:
-        with recording(model, layers) as kept:
-            yield lambda batch: (feed(model, batch), dict(kept))
-        return
-
-    def keep(layer: str, output: Tensor) -> None:
-        outputs[layer] = output.clone()
-
-    with watch_layers(model, layers, keep, name, whole=whole) as run:
-        yield lambda batch: (run(batch), dict(outputs))
 
 
 def _end(known: Mapping[str, nn.Module], layer: str, few: Tensor, many: Tensor, name: str) -> End | NetkinError:
@@ -300,41 +299,30 @@ def _advice(b: nn.Module, layer: str, batch: Any) -> str:
     return "choose a layer that all paths lead through"
 
 
-@contextmanager
-def watch_layers(
-    model: nn.Module, layers: Sequence[str], react: Observe, name: str, *, whole: bool = False
-) -> Iterator[Callable[[Any], Any]]:
-    """Give a function that runs the model on a batch and reacts to its layers, but not in other runs.
+def run_layers(
+    model: nn.Module, layers: Iterable[str], batch: Any, react: Observe, name: str, *, whole: bool = False
+) -> Any:
+    """Run a model on a batch, call `react` with each of the layers and its output, and return the model's answers.
 
-    With one layer, the model is run no further than to it, unless the `whole` is wanted.
+    With one layer the model is run no further than to it, unless the `whole` is wanted.
     """
     calls: dict[str, list[str]] = {}
     for layer in dict.fromkeys(layers):
-        stem, call = split_call(layer)
-        calls.setdefault(f"{stem}#{call or 1}", []).append(layer)
-    ours, ran = [False], set()
+        stem, number = split_call(layer)
+        calls.setdefault(f"{stem}#{number or 1}", []).append(layer)
 
-    def reacting(call: str, output: Any) -> None:
-        if ours[0]:
-            ran.add(call)
-            for layer in calls[call]:
-                react(layer, main_tensor(output, layer))
+    def react_all(call: str, output: Tensor) -> None:
+        for layer in calls[call]:
+            react(layer, output)
 
-    def run(batch: Any) -> Any:
-        ran.clear()
-        ours[0] = True
-        try:
-            if len(calls) == 1 and not whole:
-                return run_until(model, layers[0], batch)
-            answers = feed(model, batch)
-        finally:
-            ours[0] = False
-        for call in calls.keys() - ran:
-            raise ForwardError(
-                f"{layer_label(calls[call][0])} of {name!r} did not run in the forward of this batch; "
-                "choose one that does."
-            )
-        return answers
-
-    with watching(model, list(calls), reacting):
-        yield run
+    if len(calls) == 1 and not whole:
+        (call,) = calls
+        output = run_until(model, calls[call][0], batch)
+        return react_all(call, main_tensor(output, calls[call][0]))
+    with recording(model, list(calls), react_all) as ran:
+        answers = feed(model, batch)
+    for call in calls.keys() - ran.keys():
+        raise ForwardError(
+            f"{layer_label(calls[call][0])} of {name!r} did not run in the forward of this batch; choose one that does."
+        )
+    return answers

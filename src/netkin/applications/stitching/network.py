@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from netkin import __version__, files
 from netkin.applications.stitching.direct import LinearMap
 from netkin.applications.stitching.ends import End, Meeting, Pair, Transformation
-from netkin.applications.stitching.evaluating import Evaluation, evaluate, warn_of_doubt
+from netkin.applications.stitching.evaluating import Evaluation, evaluate_all, warn_of_doubt
 from netkin.arrays import HALF
 from netkin.errors import FileFault, NoValue, outside
 from netkin.identity import weights_digest
@@ -212,7 +212,7 @@ class Stitch:
     @by_name(data="data")
     def evaluate(self, data: Any, *, examples: int | None = None) -> Evaluation:
         """Return what the stitched network can do on `data`: batches ``(inputs, labels)``, or inputs alone."""
-        judged = evaluate(self.network, data, examples, name=self.names[0])
+        (judged,) = evaluate_all([self.network], data, examples, name=self.names[0])
         warn_of_doubt(judged)
         return judged
 

@@ -1,4 +1,4 @@
-"""The public calls: `stitch`, `fit_all`, and sweeps of one or many pairs of models as one job.
+"""The public calls: `stitch`, `fit_all`, sweeps of one or many pairs of models, and what a sweep would take.
 
 All take the same steps: pairs of layers are checked on a few examples, one pass over the data gives the sums, direct
 methods compute their maps from them, and trained methods start from such a map.
@@ -7,32 +7,32 @@ methods compute their maps from them, and trained methods start from such a map.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from itertools import chain, permutations
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
+from itertools import permutations
 from typing import Any
 
 import torch
 from torch import nn
 
-from netkin import files
 from netkin.applications.stitching.direct import find
 from netkin.applications.stitching.ends import Pair
 from netkin.applications.stitching.evaluating import evaluate_all, warn_of_doubt
-from netkin.applications.stitching.fitting import fit_by_pass, fit_saved, lend_both, train_stitch
-from netkin.applications.stitching.joints import FEW, joints
+from netkin.applications.stitching.fitting import Asked, Saved, fit_saved, lend_both, make_stitches, train_stitch
+from netkin.applications.stitching.joints import Joints
 from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.stitch_scores import USUAL, known_scores
-from netkin.applications.stitching.sweep import Asked, Saved, Sweep
-from netkin.applications.stitching.task_loss import How, Way, as_list, find_way, find_ways
+from netkin.applications.stitching.sweep import SweepFile, portions_in_memory, run_sweeps
+from netkin.applications.stitching.task_loss import How, as_list, find_way, find_ways
 from netkin.comparing.feed import data_name
-from netkin.errors import FileFault, UnknownName, ValueFault, also_called, did_you_mean
+from netkin.errors import UnknownName, ValueFault, also_called, did_you_mean
 from netkin.identity import described_call, weights_digest
-from netkin.jobs import Job
-from netkin.progress import Interruption, ProgressOption, reported, showing
+from netkin.memory import size_in_words
+from netkin.progress import ProgressOption, showing
+from netkin.representations import batches_of
 from netkin.representations.guests import random_states_kept
-from netkin.representations.inputs import device_of, watched
+from netkin.representations.inputs import batch_length, device_of, examples_in
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
 from netkin.sources.names import by_name
@@ -89,20 +89,14 @@ def stitch(
         1.0
     """
     way, pair = find_way(how, seed, training), (layer_a, layer_b)
-    call = described_call(
-        "nk.stitch", a=unwrapped(a), layer_a=layer_a, b=unwrapped(b), layer_b=layer_b, data=data_name(data), how=way.id,
-        examples=examples, resize=resize, seed=seed,
-    )  # fmt: skip
-    if way.training is not None and isinstance(data, Iterator):
-        raise ValueFault(
-            "`data` is an iterator, which gives its batches once, and a training reads them several times; pass a "
-            "loader or a list."
-        )
-    asked = Asked(
-        ways=(way,), data=data, test=test, pairs=[pair], examples=examples, resize=resize, seed=seed, saved=statistics
-    )  # fmt: skip
+    given: dict[str, Any] = {"examples": examples, "resize": resize, "seed": seed}
+    of: dict[str, Any] = {"a": unwrapped(a), "layer_a": layer_a, "b": unwrapped(b), "layer_b": layer_b}
+    call = described_call("nk.stitch", **of, data=data_name(data), how=way.id, **given)
+    asked = Asked(ways=(way,), data=data, test=test, pairs=[pair], statistics=statistics, **given)
+    if way.training is not None:
+        asked.refuse_iterators("a training", ("data",))
     with showing(progress), lend_both(a, b, device), random_states_kept(a, b, data=[data, test, validation]):
-        one = _make_stitches(a, b, asked, names, call)[pair, way]
+        one = make_stitches(a, b, asked, names, call)[pair, way]
         if way.training is not None:
             one = train_stitch(one, data, way.training, validation=validation, examples=examples)
         if test is not None:
@@ -148,9 +142,9 @@ def fit_all(
     call = described_call("fit_all", **of, hows=list(ways), **given)
     for how in ways:
         find(how)  # refuses a training
-    asked = Asked(ways=tuple(ways.values()), data=data, test=test, pairs=pairs, saved=statistics, **given)
+    asked = Asked(ways=tuple(ways.values()), data=data, test=test, pairs=pairs, statistics=statistics, **given)
     with lend_both(a, b, device), random_states_kept(a, b, data=[data, test]):
-        found = _make_stitches(a, b, asked, names, call)
+        found = make_stitches(a, b, asked, names, call)
         made = {(pair, how): found[pair, way] for pair in dict.fromkeys(pairs) for how, way in ways.items()}
         if test is not None:
             judged = evaluate_all([one.network for one in made.values()], test, name=names[0])
@@ -159,29 +153,6 @@ def fit_all(
     for one in made.values():
         one.transformation.to(device_of(b))
     return made
-
-
-def _make_stitches(
-    a: nn.Module, b: nn.Module, asked: Asked, names: tuple[str, str], call: str
-) -> dict[tuple[Pair, Way], Stitch]:
-    """Return the stitches of pairs of layers, before any training; a pair that can't be joined is refused."""
-    if isinstance(names, str) or len(names) != 2:
-        raise ValueFault(f"`names` must be two, one for each model, such as ('old', 'new'); got {names!r}.")
-    if not asked.pairs:
-        raise ValueFault("no pairs of layers to stitch were given.")
-    data, examples = asked.tried
-    few = asked.statistics is not None or all(way.is_blind for way in asked.ways)
-    batches = watched(data, FEW if few else examples, "fitting")
-    first = next(batches)
-    found = joints(a, b, first, pairs=asked.pairs, resize=asked.resize, names=names)
-    found.refuse()
-    if asked.statistics is None:
-        fit = fit_by_pass(a, b, chain([first], batches), found, names)
-    else:
-        fit = fit_saved(asked.statistics, a, b, found, names)
-        fit.joints.refuse()
-    origin = {"call": call, "weights a": weights_digest(a), "weights b": weights_digest(b)}
-    return {(pair, way): fit.stitch(pair, way, asked.seed, origin) for pair in found.meetings for way in asked.ways}
 
 
 @also_called(measures="measure")
@@ -241,7 +212,7 @@ def stitch_all(
         each: a function that is called with every `Stitch`.
         names: what the result calls the two models.
         statistics: what `nk.collect` returned for the same models, or its file, from which direct methods read their
-            maps without running the models on `data`, which may then be left out.
+            maps without running the models on `data`, which may then be left out. Of a list those of the two are taken.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
@@ -255,12 +226,12 @@ def stitch_all(
     asked = _request(
         data, test, hows, scores=scores, seed=seed, measures=measures, layers=layers, pairs=pairs, shape=shape,
         resize=resize, examples=examples, test_examples=test_examples, validation=validation, device=device, each=each,
-        saved=statistics,
+        statistics=statistics,
     )  # fmt: skip
     with showing(progress):
         call = _describe_call("nk.stitch_all", asked, a=unwrapped(a), b=unwrapped(b))
-        (found,) = _run_sweeps(
-            {(names[0], names[1]): (a, b)}, asked, _Results(save, overwrite, several=False), partial, call
+        (found,) = run_sweeps(
+            {(names[0], names[1]): (a, b)}, asked, SweepFile(save, overwrite, several=False), partial, call
         )
     return found
 
@@ -269,7 +240,7 @@ def stitch_all(
 @by_name(models="models", data="data test")
 def stitch_many(
     models: Mapping[str, nn.Module] | Sequence[nn.Module],
-    data: Any,
+    data: Any = None,
     test: Any = None,
     hows: How | Sequence[How] = ("least_squares",),
     *,
@@ -291,7 +262,8 @@ def stitch_many(
         partial: whether Ctrl-C returns what is finished.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         options: those of `stitch_all`: `pairs`, `layers`, `measures`, `scores`, `shape`, `resize`, `examples`,
-            `test_examples`, `validation`, `device`, `seed` and `each`.
+            `test_examples`, `validation`, `device`, `seed`, `each` and `statistics`: a list of what `nk.collect`
+            returned for each two of the models, or of the files, each of which serves both orders of its models.
     """
     given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
     if len(given) < 2:
@@ -300,7 +272,7 @@ def stitch_many(
     pairs_of_models = {(x, y): (given[x], given[y]) for x, y in permutations(given, 2)}
     call = _describe_call("nk.stitch_many", asked, models=list(given))
     with showing(progress):
-        return Comparisons(_run_sweeps(pairs_of_models, asked, _Results(save, overwrite, several=True), partial, call))
+        return Comparisons(run_sweeps(pairs_of_models, asked, SweepFile(save, overwrite, several=True), partial, call))
 
 
 def _request(
@@ -324,70 +296,103 @@ def _describe_call(name: str, asked: Asked, **models: Any) -> str:
     return described_call(name, **models, data=data_name(asked.data), test=test, hows=hows, **options, **counts)
 
 
-class _Results:
-    """The file in which sweeps grow, beside their job; without a path, none. That of `several` pairs holds all of them.
+@dataclass(frozen=True)
+class StitchPlan:
+    """What a sweep of stitches would do: how many pairs of layers can be joined, and what that takes.
 
-    Numbers in it that are not requested would be lost, and are a reason to refuse.
+    `refused` has the reason of each pair that can't be joined. `passes` counts the forward passes of both models, one
+    for each batch, and `examples` what goes through a model in them; both are None where the length of the data is
+    unknown. The few examples that are tried out first, and trainings, do not count. `bytes` is the memory of the sums.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, overwrite: bool, *, several: bool):
-        self.path, self.overwrite, self.several = path, overwrite, several
-        files.refuse_output(path, "comparisons" if several else "comparison", overwrite=overwrite)
-        self.found: dict[Pair, Comparison] = {}
+    pairs: int
+    joined: int
+    refused: Mapping[Pair, str]
+    methods: tuple[str, ...]
+    passes: int | None
+    bytes: int
+    lines: tuple[str, ...]
+    examples: int | None = None
 
-    def load(self, sweeps: Sequence[Sweep]) -> None:
-        """Take over what the file holds, if there is one and all of it is requested again."""
-        if self.path is None or self.overwrite or not Path(self.path).exists():
-            return
-        held = Comparisons.load(self.path) if self.several else Comparisons([Comparison.load(self.path)])
-        asked = {sweep.names: sweep for sweep in sweeps}
-        for (a, b), one in held.items():
-            lost = asked[a, b].ledger().lost(one) if (a, b) in asked else f"a sweep of {a!r} into {b!r}"
-            if lost:
-                raise FileFault(
-                    f"{os.fspath(self.path)!r} holds {lost}, which is not asked for and would be lost; ask for it too, "
-                    "or give another file or delete it."
-                )
-        self.found = dict(held)
-
-    def store(self, names: Pair, found: Comparison) -> None:
-        """Take what is known of a pair of models by now."""
-        self.found[names] = found
-        if self.path is not None:
-            (Comparisons(self.found) if self.several else found).save(self.path)
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
 
 
-def _run_sweeps(
-    models: Mapping[Pair, tuple[nn.Module, nn.Module]], asked: Asked, results: _Results, partial: bool, call: str
-) -> list[Comparison]:
-    """Return the sweeps of pairs of models, one after the other, as one job."""
-    every = {id(model): model for pair in models.values() for model in pair}
-    weights = {key: weights_digest(model) for key, model in every.items()}
-    interruption, done = Interruption(partial), list[Comparison]()
-    with random_states_kept(*every.values(), data=[asked.data, asked.test, asked.validation]):
-        identity = {} if results.path is None else _identity(models, weights, asked, results.several)
-        job = Job.beside(results.path, "sweep", identity, call=call, overwrite=results.overwrite)
-        sweeps = []
-        for names, (a, b) in models.items():
-            own = {"weights a": weights[id(a)], "weights b": weights[id(b)]}
-            sweeps.append(Sweep(a, b, names, asked, job, results.store, own))
-        results.load(sweeps)
-        with job, interruption.ending("touring", lambda: bool(done)):
-            job.expect(name for sweep in sweeps for name in sweep.parts)
-            for sweep in reported(sweeps, "stitching", "pairs of models") if results.several else sweeps:
-                done.append(sweep.run(interruption))
-                if interruption.ended:
-                    break
-    return done
+@by_name(models="a b", data="data test")
+def explain_stitch(
+    a: nn.Module,
+    b: nn.Module,
+    data: Any = None,
+    test: Any = None,
+    hows: How | Sequence[How] = ("least_squares",),
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    **options: Any,
+) -> StitchPlan:
+    """Return what `stitch_all` would do with the same arguments, and its cost; only a few examples are run.
+
+    Args:
+        a: the first model.
+        b: the second model.
+        data: the examples from which the maps would be found.
+        test: the examples on which they would be evaluated; by default `data`.
+        hows: one method or several.
+        names: what the plan calls the two models.
+        options: those of `stitch_all` that decide what is computed, such as `pairs`, `layers` and `statistics`.
+    """
+    asked = _request(data, test, hows, **options)
+    with lend_both(a, b, asked.device):
+        found = asked.joints(a, b, names)
+    if asked.saved:
+        found = fit_saved(asked.saved, found, [weights_digest(model) for model in (a, b)]).joints
+    widths = {x: found.widths[0][x] for x, _ in found.meetings}
+    products = sum(widths[x] * found.widths[1][y] for x, y in found.meetings)
+    taken = 0 if asked.saved else 8 * (sum(width**2 for width in widths.values()) + products)
+    runs = _runs(asked, found)
+    counts = [_counts(*given, times) for given, times in zip((asked.tried, asked.judging), runs, strict=True)]
+    passes, examples = (None if None in both else sum(both) for both in zip(*counts, strict=True))
+    refused = {pair: str(reason) for pair, reason in found.refused.items()}
+    facts = (len(found.wanted), len(found.meetings), refused, tuple(way.id for way in asked.ways), passes, taken)
+    plan = StitchPlan(*facts, (), examples)
+    return replace(plan, lines=tuple(_plan_lines(plan, found, asked, runs)))
 
 
-def _identity(
-    models: Mapping[Pair, tuple[nn.Module, nn.Module]], weights: Mapping[int, str], asked: Asked, several: bool
-) -> dict[str, Any]:
-    """Return what all stitches depend on; more models may join a sweep of `several`."""
-    every = [one for names, pair in models.items() for one in zip(names, pair, strict=True)]
-    named = {name: weights[id(model)] for name, model in every}
-    (first, a), (second, b) = every[:2]
-    two = {"names": f"{first} into {second}", "weights a": weights[id(a)], "weights b": weights[id(b)]}
-    digests = {key: text for key, text in asked.digests.items() if key != "batches"}
-    return digests | asked.settings | ({"weights": named} if several else two)
+def _runs(asked: Asked, found: Joints) -> tuple[int, int]:
+    """Return how often the two models run on each batch: of the data to fit on, and of those to evaluate on."""
+    stitches = [(y, way.training is None) for _, y in found.meetings for way in asked.ways]
+    portions = portions_in_memory([found.widths[1][y] for y, direct in stitches if direct])
+    trained = sum(not direct for _, direct in stitches)  # each is evaluated by itself
+    whole = sum(not found.cuts[y] for y, _ in stitches)  # a second model that can't be cut runs for each stitch
+    similarities = 1 if found.models[0] is found.models[1] else 2
+    fitting = 0 if asked.saved or not found.meetings else 2
+    return fitting, similarities + 2 * (len(portions) + trained) + whole
+
+
+def _counts(data: Any, examples: int | None, times: int) -> tuple[int | None, int | None]:
+    """Return the forward passes, and the examples in them, if the models run so many times on each batch."""
+    count = examples_in(data, examples) if times else 0
+    if not count:
+        return count, count
+    return times * -(-count // batch_length(next(batches_of(data, examples)))), times * count
+
+
+def _plan_lines(plan: StitchPlan, found: Joints, asked: Asked, runs: tuple[int, int]) -> Iterator[str]:
+    a, b = found.names
+    yield f"stitches of {a!r} into {b!r}: {plan.joined:,} of {plan.pairs:,} pairs of layers can be joined"
+    for reason, count in Counter(plan.refused.values()).most_common():
+        yield f"  {count:,} can't be joined: {reason}"
+    resized = Counter(meeting.words for meeting in found.meetings.values() if meeting.words)
+    yield from (f"  {count:,} brought into another form: {words}" for words, count in resized.most_common())
+    whole = [layer for layer, cut in found.cuts.items() if not cut]
+    if whole:
+        yield f"  the second model runs whole behind {', '.join(map(repr, whole))}, as it can't be cut there"
+    source = "saved statistics" if asked.saved else "sums"
+    for way in asked.ways:
+        how = f"read from the {source}" if way.training is None else f"trained from {way.start}, {way.training.words}"
+        yield f"method {way.id}: {how}"
+    yield f"memory of the sums: {size_in_words(plan.bytes)}"
+    counted = "" if plan.passes is None else f"{plan.passes:,}, of {plan.examples:,} examples in all"
+    yield f"forward passes: {counted or 'unknown, as the data do not tell how many examples they have'}"
+    yield f"  {runs[0]} on each batch for the maps; {runs[1]} on each of the test for similarities and evaluation"
+    if any(way.training is not None for way in asked.ways):
+        yield "and those of the training, in which the first model runs once on each example where memory allows"

@@ -8,127 +8,50 @@ fitting pass.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import isfinite
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch import nn
 
+from netkin import files
 from netkin.applications.stitching.ends import Pair
 from netkin.applications.stitching.evaluating import Evaluation, evaluate_each
-from netkin.applications.stitching.fitting import Fit, collect_warnings, fit_by_pass, fit_saved, lend_both, train_stitch
-from netkin.applications.stitching.joints import joints
+from netkin.applications.stitching.fitting import (
+    FITTED,
+    JUDGED,
+    Asked,
+    Fit,
+    collect_warnings,
+    fit_by_pass,
+    fit_saved,
+    lend_both,
+    train_stitch,
+)
 from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.stitch_scores import FLATTERED, UNFINISHED, Ledger, contrasts, restrict, with_count
 from netkin.applications.stitching.task_loss import Way
 from netkin.comparing.compare import compare
 from netkin.comparing.feed import data_name
-from netkin.comparing.study import Statistics, found_measures, load_statistics
-from netkin.errors import ForwardError, NetkinError, NoValue, ShapeError, ValueFault
-from netkin.identity import UnorderedDigest, settings_digest
+from netkin.comparing.study import Statistics, found_measures
+from netkin.errors import FileFault, ForwardError, NetkinError, NoValue, ShapeError, ValueFault
+from netkin.identity import settings_digest, weights_digest
 from netkin.jobs import Job, Part
 from netkin.memory import free_memory
 from netkin.progress import Interruption, reported
-from netkin.representations import batches_of
-from netkin.representations.inputs import batch_length, device_of, watched
-from netkin.results import Comparison
+from netkin.representations.guests import random_states_kept
+from netkin.representations.inputs import device_of, watched
+from netkin.results import Comparison, Comparisons
 from netkin.results.packing import packed, unpacked
 from netkin.results.records import checked
 
-FITTED, JUDGED, VALIDATED = "fitting data digest", "test data digest", "validation data digest"
 NUMBERS = 3  # matrices of a stitch's evaluation, as wide as the second layer each
 Work = tuple[Pair, Way]
-Saved = Statistics | str | os.PathLike[str] | None
 Store = Callable[[Pair, Comparison], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What is asked of a sweep."""
-
-    ways: tuple[Way, ...]
-    data: Any
-    scores: tuple[str, ...] = ()
-    test: Any = None
-    measures: Any = ("cka",)
-    layers: Any = None
-    pairs: Any = "corresponding"
-    shape: Any = None
-    resize: str | None = None
-    examples: int | None = None
-    test_examples: int | None = None
-    validation: Any = None
-    device: torch.device | str | None = None
-    seed: int = 0
-    each: Callable[[Stitch], None] | None = None
-    saved: Saved = None  # statistics, or their file, from which direct maps are read
-
-    def __post_init__(self) -> None:
-        if self.data is None and self.saved is None:
-            raise ValueFault("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
-        if self.data is None and (self.test is None or any(way.training for way in self.ways)):
-            raise ValueFault(
-                "statistics give the maps of direct methods alone: pass `data` for a training, and `test` (--test on "
-                "the command line) to evaluate on."
-            )
-        for name in ("examples", "test_examples"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise ValueFault(f"`{name}` must be at least 1; got {count}.")
-
-    def refuse_iterators(self) -> None:
-        """Refuse data that can be read once only."""
-        for name in ("data", "test", "validation"):
-            if isinstance(getattr(self, name), Iterator):
-                raise ValueFault(
-                    f"`{name}` is an iterator, which gives its batches once, and a sweep reads them several times; "
-                    "pass a loader or a list."
-                )
-
-    @cached_property
-    def statistics(self) -> Statistics | None:
-        """The statistics from which direct maps are read, if any were given."""
-        return load_statistics(self.saved) if isinstance(self.saved, (str, os.PathLike)) else self.saved
-
-    @property
-    def tried(self) -> tuple[Any, int | None]:
-        """The data of which a few examples are tried out, and the maximal number of examples."""
-        return self.judging if self.data is None else (self.data, self.examples)
-
-    @property
-    def judging(self) -> tuple[Any, int | None]:
-        """The data on which stitches are evaluated, and the maximal number of examples; else those of the fitting."""
-        if self.test is None:
-            return self.data, self.examples if self.test_examples is None else self.test_examples
-        return self.test, self.test_examples
-
-    @cached_property
-    def digests(self) -> dict[str, str]:
-        """The digests of the data, which are read for them, and in how many batches those to fit on come."""
-        fitted, batches = ("none", 0) if self.data is None else digest_of(self.data, self.examples)
-        same = self.judging[0] is self.data and self.judging[1] == self.examples
-        judged = fitted if same else digest_of(*self.judging)[0]
-        validated = "none" if self.validation is None else digest_of(self.validation)[0]
-        fitted = fitted if self.statistics is None else f"{self.statistics.digest.hex} of statistics, data {fitted}"
-        return {FITTED: fitted, JUDGED: judged, VALIDATED: validated, "batches": str(batches)}
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """What the worth of a stitch depends on beside models, data, layers and method."""
-        return {"resize": str(self.resize), "seed": str(self.seed)}
-
-
-def digest_of(data: Any, examples: int | None = None) -> tuple[str, int]:
-    """Return a text that changes with any example, input or label, but not with their order; and how many batches."""
-    found, batches = UnorderedDigest(), 0
-    for batch in watched(data, examples, "looking at the data"):
-        found.update(batch, batch_length(batch))
-        batches += 1
-    return str(found), batches
 
 
 @dataclass(frozen=True)
@@ -165,10 +88,9 @@ class Sweep:
     ):
         self.a, self.b, self.names, self.asked, self.job, self.store = a, b, names, asked, job, store
         self.weights = weights
-        first = next(batches_of(*asked.tried))
         with lend_both(a, b, asked.device):
-            found = joints(a, b, first, asked.layers, asked.pairs, resize=asked.resize, names=names)
-            self.saved = None if asked.statistics is None else fit_saved(asked.statistics, a, b, found, names)
+            found = asked.joints(a, b, names)
+        self.saved = fit_saved(asked.saved, found, list(weights.values())) if asked.saved else None
         self.joints = found if self.saved is None else self.saved.joints
         self.work: list[Work] = [(pair, way) for pair in self.joints.meetings for way in asked.ways]
         self.outcomes: dict[Work, _Outcome] = {}
@@ -210,6 +132,10 @@ class Sweep:
         return made
 
     @property
+    def _statistics(self) -> Statistics | None:
+        return None if self.saved is None else self.saved.statistics
+
+    @property
     def _in_order(self) -> list[tuple[Work, _Outcome]]:
         return [(key, self.outcomes[key]) for key in self.work if key in self.outcomes]
 
@@ -233,7 +159,7 @@ class Sweep:
         if not work:
             return
         self._store_so_far()
-        fit = self.saved or self._fit()
+        fit = self.saved or fit_by_pass(watched(self.asked.data, self.asked.examples, "fitting"), self.joints)
         begun = {key: self._start(fit, *key) for key in work}
         made = {key: found for key, found in begun.items() if found is not None}
         self._evaluate([(key, *found) for key, found in made.items() if key[1].training is None])
@@ -241,10 +167,6 @@ class Sweep:
         for key, one, known in reported(longer, "on the task loss", "stitches"):
             self.job.check()
             self._train(key, one, known)
-
-    def _fit(self) -> Fit:
-        batches = watched(self.asked.data, self.asked.examples, "fitting")
-        return fit_by_pass(self.a, self.b, batches, self.joints, self.names)  # of all pairs: the same sums bit for bit
 
     def _start(self, fit: Fit, pair: Pair, way: Way) -> tuple[Stitch, _Outcome] | None:
         """Return the stitch of a pair by a method, before any training; None where there is no map."""
@@ -256,11 +178,12 @@ class Sweep:
         except (NoValue, ValueFault) as reason:  # a layer that does not vary; a rank above the width
             self._keep((pair, way), _Outcome(reason=str(reason)))
             return None
-        return one, _Outcome(None, "", tuple(few), one.network.tail.how, fit.examples, str(fit.digest))
+        return one, _Outcome(None, "", tuple(few), one.network.tail.how, fit.examples, fit.digest)
 
     def _evaluate(self, made: Sequence[tuple[Work, Stitch, _Outcome]]) -> None:
         """Evaluate stitches together, as many as memory allows in one pass over the test data."""
-        for some in _portions(made):
+        for portion in portions_in_memory([one.transformation.meeting.b.width for _, one, _ in made]):
+            some = made[portion]
             self.job.check()
             begun, networks = perf_counter(), [one.network for _, one, _ in some]
             try:
@@ -332,8 +255,8 @@ class Sweep:
         done = len(outcomes) == len(self.work)
         said = [*similar.warnings, *filter(None, doubts), *contrasts(list(tables.values()), stitches)]
         said += with_count([word for one in outcomes for word in one.few])
-        if self.asked.statistics is not None and self.asked.statistics.missing:
-            said.append(self.asked.statistics.missing)
+        if self._statistics is not None and self._statistics.missing:
+            said.append(self._statistics.missing)
         said += [FLATTERED] * self._is_flattered(outcomes) + [UNFINISHED] * (not done)
         return Comparison(
             a=self.names[0],
@@ -356,15 +279,15 @@ class Sweep:
 
     def _is_flattered(self, outcomes: Sequence[_Outcome]) -> bool:
         """Return whether stitches are evaluated on the data they were fitted on."""
-        if self.asked.statistics is not None:
-            return self.similarity.provenance.get("data digest") == self.asked.statistics.digest.hex
+        if self._statistics is not None:
+            return self.similarity.provenance.get("data digest") == self._statistics.digest.hex
         judged = ((one.evaluation.digest, one.fitting_digest) for one in outcomes if one.evaluation)
         return self.asked.test is None or any(digest == fitted for digest, fitted in judged)
 
     def _provenance(self, outcomes: Sequence[_Outcome]) -> dict[str, str]:
         asked = self.asked
         fits = [one for one in outcomes if one.fitted]
-        data = data_name(asked.data) if asked.statistics is None else f"statistics of {asked.statistics.data}"
+        data = data_name(asked.data) if self._statistics is None else f"statistics of {self._statistics.data}"
         fitting = {"fitted on": data, "fitting examples": f"{fits[0].fitted:,}"} if fits else {}
         cut = {y: one.cut for ((_, y), _), one in self._in_order if one.cut}
         words = {f"cut after {layer!r}": f"first model stopped, second {how}" for layer, how in cut.items()}
@@ -384,16 +307,83 @@ class Sweep:
         return {key: text for key, text in ((FITTED, fitting), (JUDGED, judged)) if text}
 
 
-def _portions(made: Sequence[tuple[Work, Stitch, _Outcome]]) -> Iterator[list[tuple[Work, Stitch, _Outcome]]]:
-    """Yield stitches, as many at a time as have room for what their evaluation keeps."""
-    some: list[tuple[Work, Stitch, _Outcome]] = []
-    limit, size = free_memory() // 4, 0
-    for key, one, known in made:
-        own = NUMBERS * 8 * one.transformation.meeting.b.width**2
-        if some and size + own > limit:
-            yield some
-            some, size = [], 0
-        some.append((key, one, known))
+def portions_in_memory(widths: Sequence[int]) -> list[slice]:
+    """Return stitches into layers of these widths in portions, as many at a time as have room for their evaluation."""
+    limit, begun, size = free_memory() // 4, 0, 0
+    found = list[slice]()
+    for place, width in enumerate(widths):
+        own = NUMBERS * 8 * width**2
+        if place > begun and size + own > limit:
+            found.append(slice(begun, place))
+            begun, size = place, 0
         size += own
-    if some:
-        yield some
+    return [*found, slice(begun, len(widths))] if widths else []
+
+
+class SweepFile:
+    """The file in which sweeps grow, beside their job; without a path, none. That of `several` pairs holds all of them.
+
+    Numbers in it that are not requested would be lost, and are a reason to refuse.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, overwrite: bool, *, several: bool):
+        self.path, self.overwrite, self.several = path, overwrite, several
+        files.refuse_output(path, "comparisons" if several else "comparison", overwrite=overwrite)
+        self.found: dict[Pair, Comparison] = {}
+
+    def load(self, sweeps: Sequence[Sweep]) -> None:
+        """Take over what the file holds, if there is one and all of it is requested again."""
+        if self.path is None or self.overwrite or not Path(self.path).exists():
+            return
+        held = Comparisons.load(self.path) if self.several else Comparisons([Comparison.load(self.path)])
+        asked = {sweep.names: sweep for sweep in sweeps}
+        for (a, b), one in held.items():
+            lost = asked[a, b].ledger().lost(one) if (a, b) in asked else f"a sweep of {a!r} into {b!r}"
+            if lost:
+                raise FileFault(
+                    f"{os.fspath(self.path)!r} holds {lost}, which is not asked for and would be lost; ask for it too, "
+                    "or give another file or delete it."
+                )
+        self.found = dict(held)
+
+    def store(self, names: Pair, found: Comparison) -> None:
+        """Take what is known of a pair of models by now."""
+        self.found[names] = found
+        if self.path is not None:
+            (Comparisons(self.found) if self.several else found).save(self.path)
+
+
+def run_sweeps(
+    models: Mapping[Pair, tuple[nn.Module, nn.Module]], asked: Asked, results: SweepFile, partial: bool, call: str
+) -> list[Comparison]:
+    """Return the sweeps of pairs of models, one after the other, as one job."""
+    every = {id(model): model for pair in models.values() for model in pair}
+    weights = {key: weights_digest(model) for key, model in every.items()}
+    interruption, done = Interruption(partial), list[Comparison]()
+    with random_states_kept(*every.values(), data=[asked.data, asked.test, asked.validation]):
+        identity = {} if results.path is None else _identity(models, weights, asked, results.several)
+        job = Job.beside(results.path, "sweep", identity, call=call, overwrite=results.overwrite)
+        sweeps = []
+        for names, (a, b) in models.items():
+            own = {"weights a": weights[id(a)], "weights b": weights[id(b)]}
+            sweeps.append(Sweep(a, b, names, asked, job, results.store, own))
+        results.load(sweeps)
+        with job, interruption.ending("touring", lambda: bool(done)):
+            job.expect(name for sweep in sweeps for name in sweep.parts)
+            for sweep in reported(sweeps, "stitching", "pairs of models") if results.several else sweeps:
+                done.append(sweep.run(interruption))
+                if interruption.ended:
+                    break
+    return done
+
+
+def _identity(
+    models: Mapping[Pair, tuple[nn.Module, nn.Module]], weights: Mapping[int, str], asked: Asked, several: bool
+) -> dict[str, Any]:
+    """Return what all stitches depend on; more models may join a sweep of `several`."""
+    every = [one for names, pair in models.items() for one in zip(names, pair, strict=True)]
+    named = {name: weights[id(model)] for name, model in every}
+    (first, a), (second, b) = every[:2]
+    two = {"names": f"{first} into {second}", "weights a": weights[id(a)], "weights b": weights[id(b)]}
+    digests = {key: text for key, text in asked.digests.items() if key != "batches"}
+    return digests | asked.settings | ({"weights": named} if several else two)

@@ -1,13 +1,13 @@
 """Transfer: which pretrained model to start from, its accuracy without training, and the similarity of tasks."""
 
-from netkin.applications.transfer.embeddings import (
-    adaptation_score,
+from netkin.applications.transfer.evidence import adaptation_score, layer_embeddings, mean_embedding_norm
+from netkin.applications.transfer.fisher import (
+    TaskEmbedding,
     fisher_rao_distance,
     fisher_rao_norm,
-    layer_embeddings,
-    mean_embedding_norm,
+    task2vec,
+    task2vec_distance,
 )
-from netkin.applications.transfer.fisher import TaskEmbedding, task2vec, task2vec_distance
 from netkin.applications.transfer.recommend import recommend
 from netkin.applications.transfer.ridge import KernelRidge, kernel_ridge, load_kernel_ridge
 from netkin.applications.transfer.scores import SCORES, transfer_scores

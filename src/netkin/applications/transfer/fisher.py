@@ -1,4 +1,7 @@
-"""Fisher information of a network's weights, by which Task2Vec describes a task: Achille et al. (2019)."""
+"""Fisher information of a network's weights, by which Task2Vec describes a task: Achille et al. (2019).
+
+The Fisher–Rao norm of a network on some data is that of Liang et al. (2019).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.linalg import vector_norm
 
 from netkin.arrays import refuse_non_finite, summing_dtype
-from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import weights_digest
 from netkin.memory import free_memory, is_cuda
 from netkin.progress import ProgressOption, reported
@@ -22,13 +25,13 @@ from netkin.representations.activations import Reader
 from netkin.representations.gradients import Taps, Target, logits_of, pulling
 from netkin.representations.guests import guest
 from netkin.representations.hooks import mapped, watching
-from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, prepared, take
+from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, labels_of, prepared, take
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
 from netkin.sources.names import by_name
 from netkin.statistics.collector import hashes
 
 ROOM = 2**28  # bytes for gradients of single examples on the host, where more is not faster
-
+DISTRIBUTIONS = ("model", "tempered", "labels")
 Pull = Callable[[Tensor], Sequence[Tensor]]
 
 
@@ -91,7 +94,11 @@ def task2vec(
         (('0.weight', 8),)
     """
     Target("labels", outputs=outputs)  # refuses kinds of outputs that there are not
-    _refuse_draws(samples, outputs)
+    if samples is not None and (samples < 1 or outputs != "categorical"):
+        raise ValueFault(
+            f"`samples` draws at least 1 class for an example, of categorical outputs; got {samples} for {outputs} "
+            "ones. Leave it out for the exact mean."
+        )
     fisher, seen = None, 0
     with torch.inference_mode(False), guest(model, exact=exact_model):
         for batch in reported(batches_of(data, examples), "reading", "batches", progress):
@@ -127,6 +134,78 @@ def task2vec_distance(a: TaskEmbedding, b: TaskEmbedding, *, independent: bool =
         raise NoValue("one of the tasks has no Fisher information: the network's outputs don't depend on its weights.")
     x, y = a.values[kept] / total[kept], b.values[kept] / total[kept]
     return max(0.0, float(1 - x @ y / (np.linalg.norm(x) * np.linalg.norm(y))))
+
+
+@by_name(models="model", data="data")
+def fisher_rao_norm(
+    model: nn.Module,
+    data: Any,
+    *,
+    depth: int | None = None,
+    labels: str = "model",
+    beta: float = 0.5,
+    outputs: str = "categorical",
+    examples: int | None = None,
+    forward: Forward | None = None,
+    transform: Transform | None = None,
+    exact_model: bool = False,
+    progress: ProgressOption = None,
+) -> float:
+    """Return ``(L + 1) √E⟨f, ∇ loss⟩²``, with f the network's output and L its number of hidden layers.
+
+    Liang et al. (2019), arXiv:1711.01530; Eq. 3 of Tang et al. (2020). For a network without biases whose activations
+    are piecewise linear it is ``√(θᵀ F θ)``, with F the Fisher information and θ all weights; for others it is what the
+    formula says.
+
+    Args:
+        model: the model, which is left as it was.
+        data: a loader, an iterable of batches, or one array of inputs; with labels="labels" batches hold labels.
+        depth: L; None for one less than the modules with a matrix or a kernel of weights.
+        labels: where y is from: "model", the prediction p; "tempered", p^β; both as exact means; "labels" of the data.
+        beta: the exponent by which the prediction is tempered, from 0 to below 1.
+        outputs: what the model gives: "categorical" logits, "multilabel" logits or "continuous" means of Gaussians.
+        examples: how many examples to read; None for all.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        transform: a function of the inputs of a batch.
+        exact_model: whether float32 in the model on a GPU must not be rounded to TF32.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+
+    Example:
+        >>> model = nn.Linear(2, 2, bias=False)
+        >>> _ = nn.init.eye_(model.weight)
+        >>> round(fisher_rao_norm(model, torch.tensor([[2.0, 0.0]])), 3)  # 2 √(p (1 - p)), p = 1/(1 + e^-2)
+        0.648
+    """
+    if labels not in DISTRIBUTIONS:
+        every, hint = ", ".join(map(repr, DISTRIBUTIONS)), did_you_mean(str(labels), DISTRIBUTIONS) or "."
+        raise UnknownName(f"no distribution of y named {labels!r}{hint} There are {every}.")
+    target = Target("labels" if outputs == "continuous" or labels == "labels" else "tempered", beta, outputs)
+    if depth is not None and depth < 0:
+        raise ValueFault(f"`depth`, the number of hidden layers, must be at least 0; got {depth}.")
+    with_weights = [any(w.ndim > 1 for w in filter_weights(m).values()) for m in unwrapped(model).modules()]
+    if depth is None and not any(with_weights):
+        raise ValueFault("the model has no layer with a matrix of weights to count; pass `depth`.")
+    factor, total, seen = sum(with_weights) if depth is None else depth + 1, 0.0, 0
+    with torch.inference_mode(False), guest(model, exact=exact_model):
+        for batch in reported(batches_of(data, examples), "reading", "batches", progress):
+            batch = Taps.lend(prepared(model, batch, transform))
+            logits = logits_of(call(model, batch, forward)).detach()
+            refuse_non_finite(logits, "the model's output")
+            squares = _squared_products(logits, labels_of(batch), labels, target)
+            total, seen = total + float(squares.sum()), seen + len(squares)
+    return factor * (total / seen) ** 0.5
+
+
+def fisher_rao_distance(a: float, b: float) -> float:
+    """Return ``|a - b| / √(a b)`` of two Fisher–Rao norms: section 4 of Tang et al. (2020).
+
+    Example:
+        >>> fisher_rao_distance(1.0, 4.0)
+        1.5
+    """
+    if not (a > 0 and b > 0):
+        raise ValueFault(f"the distance is that of two norms above 0; got {a:g} and {b:g}.")
+    return abs(a - b) / (a * b) ** 0.5
 
 
 class _Running(nn.Module):
@@ -174,8 +253,8 @@ class _Fisher:
         refuse_non_finite(values, "the Fisher information")
         filters = tuple((name.removeprefix("model."), len(one)) for name, one in self.weights.items())
         how = f"{self.samples} draws from the prediction, seed {self.seed}" if self.samples else "expected"
-        words = f"{how}, {self.classes} outputs, {self.outputs}"
-        return TaskEmbedding(values.numpy(), filters, weights_digest(self.weights), examples, words)
+        labels = f"{how}, {self.classes} outputs, {self.outputs}"
+        return TaskEmbedding(values.numpy(), filters, weights_digest(self.weights), examples, labels)
 
     def _add(self, draws: Tensor, *tensors: Tensor, rebuild: Callable[[Sequence[Tensor]], Any]) -> None:
         if self.at_once:
@@ -183,16 +262,14 @@ class _Fisher:
                 with torch.no_grad(), warnings.catch_warnings():  # transforms take gradients all the same
                     warnings.filterwarnings("ignore", "There is a performance drop")
                     found = vmap(lambda draw, *own: self._of_one(rebuild(own), draw))(draws, *tensors)
-                return self._sum(found)
+                self.sums = [total + fresh.sum(0).cpu() for total, fresh in zip(self.sums, found, strict=True)]
+                return
             except RuntimeError:  # the model does what can't be done for many examples at once; one alone may work
                 self.at_once = False
         for draw, *own in zip(draws, *tensors, strict=True):
             with pulling():
-                self._sum([one.unsqueeze(0) for one in self._of_one_alone(rebuild(own), draw)])
-
-    def _sum(self, found: Sequence[Tensor]) -> None:
-        for total, fresh in zip(self.sums, found, strict=True):
-            total += fresh.sum(0).cpu()
+                alone = self._of_one_alone(rebuild(own), draw)
+            self.sums = [total + fresh.cpu() for total, fresh in zip(self.sums, alone, strict=True)]
 
     def _of_one(self, batch: Any, draw: Tensor) -> list[Tensor]:
         logits, pull = vjp(lambda weights: functional_call(self.running, weights, (batch,)), self.weights)[:2]
@@ -252,12 +329,8 @@ def _backbone(
         Reader(model, forward=forward, transform=transform, taps=Taps(model, [loss]))(few)
     heads = {id(one) for one in owned[split_call(ran[-1])[0]].values()} if spec is None and ran else set()
     chosen = choose(model, spec) if spec is not None else [""]
-    inside = {
-        id(weight)
-        for name, own in owned.items()
-        for weight in own.values()
-        if any(not stem or name == stem or name.startswith(f"{stem}.") for stem in chosen)
-    }
+    within = [name for name in owned if any(not stem or name == stem or name.startswith(f"{stem}.") for stem in chosen)]
+    inside = {id(weight) for name in within for weight in owned[name].values()}
     found = [name for name, one in unwrapped(model).named_parameters() if id(one) in inside - heads]
     if not found:
         raise ValueFault(
@@ -304,9 +377,22 @@ def refuse_odd_outputs(logits: Tensor, outputs: str) -> None:
         )
 
 
-def _refuse_draws(samples: int | None, outputs: str) -> None:
-    if samples is not None and (samples < 1 or outputs != "categorical"):
-        raise ValueFault(
-            f"`samples` draws at least 1 class for an example, of categorical outputs; got {samples} for {outputs} "
-            "ones. Leave it out for the exact mean."
-        )
+def _squared_products(logits: Tensor, given: Any, labels: str, target: Target) -> Tensor:
+    """Return the mean of ``⟨f, ∇ loss⟩²`` over y, for each example."""
+    f = logits.to(summing_dtype(logits.device))
+    if labels == "labels":
+        with torch.enable_grad():
+            inner = f.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(target.losses(inner, given).sum(), inner)
+        return (f * gradient).flatten(1).sum(1).square()
+    refuse_odd_outputs(f, target.outputs)
+    factor = target.beta if labels == "tempered" else 1.0
+    if target.outputs == "continuous":  # a Gaussian of variance 1, or 1/β
+        if not factor:
+            raise ValueFault("a Gaussian is tempered with `beta` above 0; got 0, at which it has no width.")
+        return f.square().sum(1) / factor
+    if target.outputs == "multilabel":
+        p, q = f.sigmoid(), (factor * f).sigmoid()
+        return (f * (p - q)).sum(1).square() + (f.square() * q * (1 - q)).sum(1)
+    from_mean = (f * f.softmax(1)).sum(1, keepdim=True) - f
+    return ((factor * f).softmax(1) * from_mean.square()).sum(1)

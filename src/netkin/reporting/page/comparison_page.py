@@ -12,12 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from netkin.reporting.charts import Chart, profile_charts
 from netkin.reporting.grids import Grid, grids_of, partners, summary_grids
 from netkin.reporting.page.document import (
-    SCRIPTS,
     Markup,
     document,
     facts,
-    footer,
-    header,
     joined,
     name,
     origins,
@@ -57,17 +54,19 @@ def comparison_page(results: Sequence[Comparison]) -> str:
     title, versions = _title(comparisons, names), [c.version for c in comparisons]
     grids = [grids_of(comparison) for comparison in comparisons]
     said = _sentence(comparisons, names, summaries)
-    head = header(title, said, None if len(comparisons) > 1 else _pair(comparisons[0]))
-    chooser = _chooser(comparisons, names) if len(comparisons) > 1 else None
+    several = len(comparisons) > 1
+    whole, chooser = (None, _chooser(comparisons, names)) if several else (_pair(comparisons[0]), None)
     best = True if any(grid.best for own in grids for grid in own) else None
-    main = _main(comparisons, names, grids, summaries)
-    shown = joined(head, toolbar(chooser, best=best), main, footer(versions))
+    parts = [summary_section(comparisons, summaries, buckets_note(comparisons)), spread_section(comparisons)]
+    for place, (comparison, own) in enumerate(zip(comparisons, grids, strict=True)):
+        parts.append(article(comparison, own, names, place, several))
     blocks = [summary for summary in summaries if summary.models]
     data, kind = (
         embedded(comparisons, grids, summaries, names),
         values_class([g for own in (*grids, blocks) for g in own]),
     )
-    return document(title, shown, data, scripts=SCRIPTS, kind=kind)
+    bar = toolbar(chooser, best=best)
+    return document(title, said, parts, data, kind=kind, versions=versions, whole=whole, controls=bar)
 
 
 def _pair(comparison: Comparison, names: Mapping[str, str] | None = None) -> str:
@@ -136,20 +135,6 @@ def _chooser(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> Mar
     ]
     options = [tag("option", label, value=k) for k, label in enumerate(told)]
     return tag("label", "Comparison", tag("select", *options, id="chooser"))
-
-
-def _main(
-    comparisons: Sequence[Comparison],
-    names: Mapping[str, str],
-    grids: Sequence[Sequence[Grid]],
-    summaries: Sequence[Grid],
-) -> Markup:
-    articles = [
-        article(comparison, own, names, place, len(comparisons) > 1)
-        for place, (comparison, own) in enumerate(zip(comparisons, grids, strict=True))
-    ]
-    summary = summary_section(comparisons, summaries, buckets_note(comparisons))
-    return tag("main", summary, spread_section(comparisons), *articles)
 
 
 # --- one comparison ---------------------------------------------------------------------------------------------------

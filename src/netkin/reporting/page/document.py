@@ -19,6 +19,7 @@ from netkin.results.labels import NOT_ASKED, has_classes, has_networks, listing
 from netkin.results.text import NO_DATA, error_summary, has_errors, plural
 
 SCRIPTS = ("page", "heatmap", "saving", "chart", "controls")  # of pages with heatmaps
+CHARTS = ("page", "chart")  # of pages with charts alone
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
@@ -93,19 +94,36 @@ def _writable(text: str) -> str:
 
 def document(
     title: str,
-    shown: Markup,
+    sentence: str,
+    main: Iterable[Markup | None],
     data: Any,
     *,
-    scripts: Iterable[str],
     kind: str,
+    versions: Iterable[str],
+    whole: str | None = None,
+    controls: Markup | None = None,
+    note: str = "",
+    scripts: Iterable[str] = SCRIPTS,
     rules: str = "",
 ) -> str:
-    """Return a whole page: what is shown, the data as JSON, our styles, and our scripts of those names.
+    """Return a whole page: its header, its parts and its footer, the data as JSON, our styles and our scripts.
 
-    `kind` is the class of its body, and `rules` are styles that were computed for it.
+    Args:
+        title: the title.
+        sentence: the main result in one sentence.
+        main: the parts of the page.
+        data: what scripts read.
+        kind: the class of the body.
+        versions: the versions of netkin that made the results.
+        whole: the title in full, where it is shortened.
+        controls: the toolbar, if there is one.
+        note: words for the footer.
+        scripts: the names of our scripts.
+        rules: styles that were computed for this page.
     """
     program = "".join(_asset(f"{script}.js") for script in scripts)
     script = tag("script", Markup(f'"use strict";\n(() => {{\n{program}}})();\n'))
+    shown = joined(_header(title, sentence, whole), controls, tag("main", *main), _footer(versions, note))
     body = tag("body", shown, data_script(data), script, class_=kind)
     return f"<!DOCTYPE html>\n{tag('html', _head(title, rules), body, lang='en')}\n"
 
@@ -133,8 +151,7 @@ def retitled(page: str, title: str) -> str:
     return page
 
 
-def header(title: str, sentence: str, whole: str | None = None) -> Markup:
-    """Return the top of a page: its title (in full in `whole`), and one sentence with the main result."""
+def _header(title: str, sentence: str, whole: str | None) -> Markup:
     button = tag("button", "Dark or light", type="button", id="theme", class_="controls")
     top = tag("div", tag("span", "netkin report", class_="brand"), button, class_="top")
     return tag("header", top, tag("h1", title, title=whole), tag("p", sentence, class_="headline"))
@@ -174,8 +191,7 @@ def warnings(said: Sequence[str]) -> Markup | None:
     return tag("details", title, items, class_="warnings", role="note", open=True)
 
 
-def footer(versions: Iterable[str], note: str = "") -> Markup:
-    """Return the bottom of a page."""
+def _footer(versions: Iterable[str], note: str) -> Markup:
     words = f"Made by netkin {', '.join(dict.fromkeys(versions))}."
     own = " This page holds all of its data and loads nothing from elsewhere."
     return tag("footer", tag("p", joined(words, own, f" {note}" if note else None)))

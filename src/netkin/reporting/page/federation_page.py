@@ -11,13 +11,10 @@ import numpy as np
 
 from netkin.reporting.grids import Grid, grid_of
 from netkin.reporting.page.document import (
-    SCRIPTS,
     Markup,
     document,
     facts,
     folded,
-    footer,
-    header,
     identity,
     is_identity,
     joined,
@@ -54,16 +51,12 @@ Drawn = tuple[tuple[str, str], Values, Grid]  # what rows and columns are, the t
 def federation_page(found: Federation) -> str:
     """Return the HTML page of a federation."""
     drawn = federation_heatmaps(found)
-    shown = joined(
-        header(found.title, _sentence(found)),
-        toolbar(best=None, cells=bool(drawn)),
-        tag("main", *_main(found, drawn)),
-        footer([found.version], HONEST),
-    )
     data = embedded_tables([(*sides, table) for sides, table, _ in drawn])
     data |= {"document": described(found), "table": _rows(found), "name": f"{found.algorithm} federation"}
     kind = f"federation {values_class([grid for _, _, grid in drawn])}"
-    return document(found.title, shown, data, scripts=SCRIPTS, kind=kind)
+    bar = toolbar(best=None, cells=bool(drawn))
+    parts, versions = _main(found, drawn), [found.version]
+    return document(found.title, _sentence(found), parts, data, kind=kind, versions=versions, controls=bar, note=HONEST)
 
 
 def _sentence(found: Federation) -> str:

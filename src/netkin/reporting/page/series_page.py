@@ -17,8 +17,6 @@ from netkin.reporting.page.document import (
     document,
     facts,
     folded,
-    footer,
-    header,
     identity,
     is_identity,
     joined,
@@ -62,16 +60,17 @@ def series_page(series: Series) -> str:
     axis, title = StepAxis.of(series.steps), f"{series.run}, from {series.unit} to {series.unit}"
     # best matches soon lie on the diagonal, and their line would hide what is to be seen there
     controls = joined(toolbar(best=False), timeline(series)) if series.measures else None
-    versions = [comparison.version for comparison in series.comparisons]
-    head, main = header(title, series_headline(series)), tag("main", *_main(series, axis))
-    shown, data = joined(head, controls, main, footer(versions, ROUNDED)), embedded_series(series, axis)
     return document(
         title,
-        shown,
-        data,
-        rules=depth_rules(),
-        scripts=SCRIPTS if series.measures else ("page",),
+        series_headline(series),
+        _main(series, axis),
+        embedded_series(series, axis),
         kind=f"series {'values-shown' if len(series.comparisons[-1].layers_b) <= FEW else 'values-hidden'}",
+        versions=[comparison.version for comparison in series.comparisons],
+        controls=controls,
+        note=ROUNDED,
+        scripts=SCRIPTS if series.measures else ("page",),
+        rules=depth_rules(),
     )
 
 

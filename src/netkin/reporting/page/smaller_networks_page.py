@@ -10,14 +10,11 @@ from typing import Any
 from netkin.reporting.charts import Axis, Chart, axis_up, chart_of
 from netkin.reporting.grids import Grid, grids_of
 from netkin.reporting.page.document import (
-    SCRIPTS,
     Markup,
     document,
     facts,
     folded,
     folded_note,
-    footer,
-    header,
     identity,
     is_identity,
     joined,
@@ -80,16 +77,12 @@ def sparsity_page(study: SparsityStudy) -> str:
     title = " and ".join(names[one] for one in study.names) + ": how sparse, and what that does"
     comparisons = list(study.interlayer.values())
     grids = [grids_of(one) for one in comparisons]
-    shown = joined(
-        header(title, _sentence(study, names), " and ".join(study.names)),
-        toolbar(best=None, cells=bool(comparisons)),
-        tag("main", *_main(study, names, grids)),
-        footer([study.version]),
-    )
+    sentence, whole, parts = _sentence(study, names), " and ".join(study.names), _main(study, names, grids)
+    bar = toolbar(best=None, cells=bool(comparisons))
     data = embedded(comparisons, grids, [], names)
     data |= {"document": study.document(), "table": _rows(study), "name": "sparsity"}
     kind = f"sparsity {values_class([grid for own in grids for grid in own])}"
-    return document(title, shown, data, scripts=SCRIPTS, kind=kind)
+    return document(title, sentence, parts, data, kind=kind, versions=[study.version], whole=whole, controls=bar)
 
 
 def _sentence(study: SparsityStudy, names: Mapping[str, str]) -> str:
@@ -252,12 +245,10 @@ def compression_page(table: Compression) -> str:
     """Return the HTML page of a compression."""
     title = f"{plural(len(table), 'layer')} compressed"
     bar = toolbar(best=None, cells=False)
-    shown = joined(
-        header(title, table.conclusion), bar, tag("main", *_compression_parts(table)), footer([table.version])
-    )
+    parts, versions = _compression_parts(table), [table.version]
     rows = [list(COLUMNS), *([*map(str, row)] for row in _compression_rows(table))]
     data = embedded([], [], [], {}) | {"document": table.to_document(), "table": rows, "name": "compression"}
-    return document(title, shown, data, scripts=SCRIPTS, kind="compression")
+    return document(title, table.conclusion, parts, data, kind="compression", versions=versions, controls=bar)
 
 
 def compression_charts(table: Compression) -> list[Chart]:

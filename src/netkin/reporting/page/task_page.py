@@ -12,14 +12,11 @@ import numpy as np
 from netkin.errors import ValueFault
 from netkin.reporting.grids import Grid, grid_of
 from netkin.reporting.page.document import (
-    SCRIPTS,
     Markup,
     document,
     facts,
     folded,
     folded_note,
-    footer,
-    header,
     identity,
     is_identity,
     joined,
@@ -63,18 +60,14 @@ def task_page(records: Sequence[TaskRecord]) -> str:
     ways, ensembles = parted(records)
     labels, grids = way_names(ways), [grid_of(way.table()) for way in ways]
     title = _title(records[0].tasks, ways)
-    shown = joined(
-        header(title, _sentence(dict(zip(labels, ways, strict=True)), ensembles)),
-        toolbar(best=None, cells=bool(grids)),
-        tag("main", *_main(ways, labels, grids, ensembles)),
-        footer([one.version for one in records], HONEST),
-    )
+    sentence = _sentence(dict(zip(labels, ways, strict=True)), ensembles)
+    parts, bar = _main(ways, labels, grids, ensembles), toolbar(best=None, cells=bool(grids))
     data = embedded_tables([(f"{label}, after", "on", way.table()) for label, way in zip(labels, ways, strict=True)])
     documents = [described(one) for one in records]
     data |= {"document": documents[0] if len(documents) == 1 else documents, "table": _rows(ways, labels, ensembles),
              "name": "tasks in a row"}  # fmt: skip
-    kind = f"tasks {values_class(grids)}"
-    return document(title, shown, data, scripts=SCRIPTS, kind=kind)
+    kind, versions = f"tasks {values_class(grids)}", [one.version for one in records]
+    return document(title, sentence, parts, data, kind=kind, versions=versions, controls=bar, note=HONEST)
 
 
 def parted(records: Sequence[TaskRecord]) -> tuple[list[TaskAccuracies], list[TaskEnsembles]]:
