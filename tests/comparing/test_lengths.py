@@ -7,7 +7,8 @@ import torch
 import netkin as nk
 import transcriptions
 from netkin.errors import ShapeError
-from netkin.statistics import LayerGrams, layer_rows
+from netkin.statistics import LayerGrams
+from netkin.statistics import layer_rows as rows_module
 
 LENGTHS = [(7, 7, 5, 6, 5, 7), (5, 7, 9, 9), (9, 5, 3, 3, 9, 9, 9, 9), (4, 5, 4, 5)]
 
@@ -60,7 +61,7 @@ def test_parts_that_are_even_each_and_not_together_are_not_merged(worlds):
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_rows_of_unequal_examples_are_merged_and_sampled_alike(monkeypatch, tmp_path, pair, lengths, cap):
     if cap:
-        monkeypatch.setattr(layer_rows, "CAP", cap)
+        monkeypatch.setattr(rows_module, "CAP", cap)
     data, options = texts(lengths), {"shape": "tokens", "errors": True, "chunks": 3}
     asked = ["cka_rbf", "cka", "cka_debiased"]
     whole = nk.compare(*pair, data, asked, **options)

@@ -7,7 +7,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.measures import measures
-from netkin.statistics import Grams, Moments, layer_rows
+from netkin.statistics import Grams, Moments
+from netkin.statistics import layer_rows as row_statistics
 
 EVERY = sorted(measures(matrices=True))
 LINEAR = [name for name in EVERY if measures()[name].facts.reads is Moments]
@@ -123,7 +124,7 @@ def test_half_precision_is_close(maps, images, layers):
 
 
 def test_a_sample_of_rows_is_stated_and_depends_on_the_seed_alone(worlds, identity, monkeypatch):
-    monkeypatch.setattr(layer_rows, "CAP", 100)
+    monkeypatch.setattr(row_statistics, "CAP", 100)
     X = torch.from_numpy(worlds.normal(1250, 4)).float()
     comparison = nk.compare(identity(), data=X, measures=["cka_rbf", "cka"], seed=3)
     assert comparison["cka_rbf"].exactness == "a sample of 100 of 1,250 examples"
@@ -135,7 +136,7 @@ def test_a_sample_of_rows_is_stated_and_depends_on_the_seed_alone(worlds, identi
 
 
 def test_rows_of_positions_are_sampled_as_rows(identity, monkeypatch):
-    monkeypatch.setattr(layer_rows, "CAP", 100)
+    monkeypatch.setattr(row_statistics, "CAP", 100)
     comparison = nk.compare(identity(), data=torch.randn(20, 4, 8, 8), measures=["cka_rbf"], shape="positions")
     assert comparison["cka_rbf"].exactness == "a sample of 100 of 1,280 rows"
     assert comparison.examples == 20
