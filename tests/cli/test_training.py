@@ -154,10 +154,10 @@ def test_several_methods_answer_with_words_files_a_page_and_a_figure(netkin, tmp
     )
     assert found.accuracies.tolist() == expected.record.accuracies.tolist()
     page = (tmp_path / "t.html").read_text()
-    assert "2 tasks learnt in a row in 2 ways" in page
+    assert "2 tasks learnt in a row by 2 methods" in page
     assert "svg" in (tmp_path / "t.svg").read_text()[:400]
     assert netkin("report seq/atoms.netkin seq/replay.netkin --out again.html").exit_code == 0
-    assert "2 tasks learnt in a row in 2 ways" in (tmp_path / "again.html").read_text()
+    assert "2 tasks learnt in a row by 2 methods" in (tmp_path / "again.html").read_text()
 
 
 def test_json_is_a_document_of_one_method_and_a_list_of_several(netkin, tmp_path):

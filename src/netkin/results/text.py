@@ -24,6 +24,7 @@ from netkin.results.labels import (
     has_classes,
     has_networks,
     is_of_tasks,
+    is_worth,
     listed_pairs,
     listing,
     pair_label,
@@ -217,7 +218,10 @@ def _style(values: np.ndarray) -> str:
 
 
 def _heading(comparison: Comparison, width: int) -> Iterator[str]:
-    names = f"{comparison.a} (rows) and {comparison.b} (columns), layer by layer"
+    tables = list(comparison.tables.values())
+    rows, columns = ("", "") if listed_pairs(tables) else (" (rows)", " (columns)")
+    verb = "stitched into" if any(map(is_worth, tables)) else "and"
+    names = f"{comparison.a}{rows} {verb} {comparison.b}{columns}, layer by layer"
     networks = f"{plural(len(comparison.layers_a), 'network')}, each with every other"
     yield wrapped(networks if has_networks(comparison) else names, width)
     data = f"on {comparison.data}: {plural(comparison.examples, 'example')}, seed {comparison.seed}"
