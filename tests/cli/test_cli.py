@@ -17,7 +17,7 @@ from netkin.cli.running import named_models, with_refusals
 from netkin.errors import ShapeError
 from netkin.sources.architectures import architecture, seeded
 
-SLOW = ("demo", "tasks")  # which have quick tests of their own
+SLOW = ("demo", "federate", "learn-tasks", "sparsity", "tasks")  # which have quick tests of their own
 
 
 def example_of(command):

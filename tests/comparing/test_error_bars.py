@@ -7,7 +7,7 @@ import torch
 import netkin as nk
 import transcriptions
 from netkin.errors import ValueFault
-from netkin.statistics import rows as rows_module
+from netkin.statistics import layer_rows as rows_module
 
 MASK = 2**64 - 1
 SALT = 0x6E65746B
@@ -158,6 +158,24 @@ def test_fewer_than_two_chunks_are_refused(worlds, chunks):
 def test_more_chunks_than_examples_are_refused(worlds):
     with pytest.raises(ValueFault, match="chunks=31 are more than the 30 examples; take fewer chunks or more examples"):
         nk.compare({"x": worlds.normal(30, 3)}, errors=True, chunks=31)
+
+
+def test_more_chunks_than_a_stream_has_examples_are_refused():
+    model, images = torch.nn.Sequential(torch.nn.Linear(4, 3)), torch.randn(30, 4)
+    with pytest.raises(ValueFault, match="chunks=31 are more than the 30 examples; take fewer chunks or more examples"):
+        nk.compare(model, data=(batch for batch in images.split(10)), layers="0", errors=True, chunks=31)
+
+
+def test_chunks_without_examples_are_told(worlds):
+    X, Y = worlds.related(25, 4, 3)
+    found = nk.compare({"x": X}, {"y": Y}, measures=["cka", "cka_debiased"], errors=True)
+    held = len(np.unique(chunks_of(25, 20)))
+    assert found["cka"].replicates.shape[0] == held < 20
+    (told,) = (text for text in found.warnings if "rest on" in text)
+    assert told == (
+        f"the standard errors of cka, cka_debiased rest on {held} chunks, as 25 examples fill no more of the 20; take "
+        "more examples or fewer `chunks=`."
+    )
 
 
 def test_chunks_change_no_value(maps, images, layers):

@@ -185,7 +185,7 @@ def collect(
     pairs: Any = "all",
     examples: int | None = None,
     part: str | tuple[int, int] | None = None,
-    start: int = 0,
+    start: int | None = None,
     shape: Shape | Mapping[str, Shape] = None,
     resize: str | None = None,
     memory: int | None = None,
@@ -215,7 +215,7 @@ def collect(
         pairs: "all", "corresponding" or a list of (layer, layer).
         examples: the number of examples after which the pass ends.
         part: which part of indexable data, as "3/16": the third of sixteen contiguous ranges.
-        start: the number of the first example, for parts that are given as separate loaders.
+        start: the number of the first example, for parts that are given as separate loaders; 0 for the first of them.
         shape: what one example is, for all layers or by layer (see `nk.shapes`).
         resize: "average" averages the larger of two maps down, with shape "positions" or "dft".
         memory: the most bytes that statistics may take; by default a quarter of all memory.
@@ -241,7 +241,7 @@ def collect(
     """
     running = named_engine(engine)
     with showing(progress), running.working():
-        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
+        if start is not None and (isinstance(start, bool) or not isinstance(start, int) or start < 0):
             raise ValueFault(f"`start` is the number of the first example, from 0 on; got {start!r}.")
         given, pair = _name_two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
         refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))

@@ -91,9 +91,9 @@ class RayRequest:
         examples: int | None = None,
         partial: bool = False,
         part: Any = None,
-        start: int = 0,
+        start: int | None = None,
     ):
-        for name, is_given in {"part": part is not None, "start": start > 0, "partial": partial}.items():
+        for name, is_given in {"part": part is not None, "start": start is not None, "partial": partial}.items():
             if is_given:
                 raise ValueFault(
                     f"`{name}` is for one process, and engine='ray' shares the data by itself; leave it out."
