@@ -24,9 +24,9 @@ from netkin.results.labels import (
     has_classes,
     has_networks,
     is_of_tasks,
-    is_worth,
     listed_pairs,
     listing,
+    models_in_words,
     pair_label,
     range_in_words,
     short_names,
@@ -218,12 +218,8 @@ def _style(values: np.ndarray) -> str:
 
 
 def _heading(comparison: Comparison, width: int) -> Iterator[str]:
-    tables = list(comparison.tables.values())
-    rows, columns = ("", "") if listed_pairs(tables) else (" (rows)", " (columns)")
-    verb = "stitched into" if any(map(is_worth, tables)) else "and"
-    names = f"{comparison.a}{rows} {verb} {comparison.b}{columns}, layer by layer"
     networks = f"{plural(len(comparison.layers_a), 'network')}, each with every other"
-    yield wrapped(networks if has_networks(comparison) else names, width)
+    yield wrapped(networks if has_networks(comparison) else models_in_words(comparison), width)
     data = f"on {comparison.data}: {plural(comparison.examples, 'example')}, seed {comparison.seed}"
     yield wrapped(NO_DATA if comparison.needs_no_data else data, width)
     columns = {} if has_classes(comparison) else comparison.shapes_b
