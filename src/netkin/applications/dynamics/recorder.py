@@ -26,7 +26,7 @@ from netkin.applications.dynamics.states import (
     is_first_process,
     rank,
 )
-from netkin.errors import ForwardError, ValueFault, also_called
+from netkin.errors import ForwardError, ValueFault, also_called, refuse_below
 from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.progress import ProgressOption
 from netkin.representations.inputs import Forward, Transform
@@ -99,9 +99,12 @@ class DynamicsRecorder:
         run: str = "run",
         unit: str = "step",
     ):
-        _refuse_no_count("every", every)
-        _refuse_no_count("batch", batch)
-        _refuse_frequencies(shape)
+        refuse_below(1, batch=batch, **({} if every is None else {"every": every}))
+        if "dft" in (shape.values() if isinstance(shape, Mapping) else [shape]):
+            raise ValueFault(
+                "a recorder keeps rows, and shape 'dft' has a block for each frequency; save checkpoints and use "
+                "`nk.dynamics`."
+            )
         self.measures, self.run, self.unit = state_measures(measures), run, unit
         self.every, self.first = every, first
         self.logs: list[Log] = [log] if callable(log) else list(log)
@@ -262,16 +265,3 @@ class DynamicsRecorder:
                     f"layer {name!r} was recorded with shape {before[name].shape!r} and now has {state.shape!r}; "
                     "go on with the same `shape`."
                 )
-
-
-def _refuse_no_count(name: str, given: Any) -> None:
-    if given is not None and (not isinstance(given, int) or given < 1):
-        raise ValueFault(f"`{name}` must be a whole number of at least 1; got {given!r}.")
-
-
-def _refuse_frequencies(shape: Any) -> None:
-    if "dft" in (shape.values() if isinstance(shape, Mapping) else [shape]):
-        raise ValueFault(
-            "a recorder keeps rows, and shape 'dft' has a block for each frequency; save checkpoints and use "
-            "`nk.dynamics`."
-        )

@@ -27,7 +27,7 @@ from netkin.applications.sparsity.masks import (
     put_masks,
     weight_behind,
 )
-from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean, outside
+from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean, outside, refuse_below
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.guests import model_lock, random_states_kept
 from netkin.representations.hooks import main_tensor
@@ -233,8 +233,7 @@ def _refuse_settings(sparsity: float, method: str, examples: int) -> None:
     if method not in METHODS:
         hint = did_you_mean(str(method), METHODS) or "."
         raise UnknownName(f"no method {method!r} to choose weights{hint} There are {', '.join(METHODS)}.")
-    if isinstance(examples, bool) or not isinstance(examples, int) or examples < 1:
-        raise ValueFault(f"`examples` must be a whole number of 1 or more; got {examples!r}.")
+    refuse_below(1, examples=examples)
 
 
 def refuse_sparsity(*values: Any) -> None:

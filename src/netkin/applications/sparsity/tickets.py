@@ -27,7 +27,7 @@ from netkin.applications.sparsity.masks import (
     weight_behind,
 )
 from netkin.applications.sparsity.sparsify import magnitude_scores, masks_overall, refuse_sparsity
-from netkin.errors import ValueFault
+from netkin.errors import ValueFault, refuse_below
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import Spec, unwrapped
 from netkin.sources.names import by_name
@@ -247,8 +247,7 @@ def _rounds(sparsity: float, rounds: int | None) -> int:
     refuse_sparsity(sparsity)
     if rounds is None:
         return max(1, round(math.log(1 - sparsity) / math.log(0.8)))
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise ValueFault(f"`rounds` must be a whole number of 1 or more; got {rounds!r}.")
+    refuse_below(1, rounds=rounds)
     return rounds
 
 
