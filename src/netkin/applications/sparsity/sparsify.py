@@ -23,6 +23,7 @@ from netkin.applications.sparsity.masks import (
     layer_table,
     mask_of,
     mask_of_largest,
+    masks_of,
     prunable_layers,
     put_masks,
     weight_behind,
@@ -148,6 +149,15 @@ def _erk(sums: Mapping[str, int], sizes: Mapping[str, int], kept: int) -> dict[s
 def masks_by_layer(scores: Scores, counts: Mapping[str, int]) -> dict[str, Tensor]:
     """Return masks that keep the best `counts` weights of each layer; of equals the first."""
     return {name: mask_of_largest(own, counts[name]) for name, own in scores.items()}
+
+
+def magnitude_masks(model: nn.Module, layers: Sequence[str], sparsity: float) -> dict[str, Tensor]:
+    """Return masks without the smallest of all weights; those that were masked are zero, and so among them."""
+    scores = magnitude_scores(model, layers)
+    for name, mask in masks_of(model).items():
+        scores[name] = scores[name].masked_fill(~mask, -1.0)
+    total = sum(one.numel() for one in scores.values())
+    return masks_overall(scores, total - round(float(sparsity) * total))
 
 
 def masks_overall(scores: Scores, kept: int) -> dict[str, Tensor]:
