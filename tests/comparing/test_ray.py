@@ -348,10 +348,10 @@ def test_that_no_node_has_room_is_said_once(monkeypatch):
     monkeypatch.setattr(clusters, "PATIENCE", 2)
     none = SimpleNamespace(slots=lambda gpus: 0, end=lambda running: None)
     tasks = {"one": clusters.ClusterTask("one", "module:function", {})}
-    course = clusters._Course(none, tasks, nk.jobs.Job(None, "study", {}), ["one"])
-    course._plan()
+    graph = clusters._TaskGraph(none, tasks, nk.jobs.Job(None, "study", {}), ["one"])
+    graph._plan()
     with pytest.warns(UserWarning, match="no node of the cluster has room for a task, and 1 wait; add one") as warned:
-        assert [course._start_ready() for _ in range(5)] == [True] * 5
+        assert [graph._start_ready() for _ in range(5)] == [True] * 5
     assert len(warned) == 1
 
 
