@@ -327,7 +327,8 @@ def test_tasks_that_run_models_ask_for_their_share_of_a_gpu(shares, groups):
     }
     block = BlockTasks(terms, SimpleNamespace(examples=9, weights=names), told, pairs, gpus=0.5)
     asked = {one.name: (one.function.rpartition(":")[2], one.gpus) for one in block.tasks("comparison")}
-    runs = {("compare", 0.5)} if shares == 1 else {("collect", 0.5), ("merge", 0.0), ("read", 0.0)}
+    shared = {("collect_share", 0.5), ("merge_shares", 0.0), ("read_tables", 0.0)}
+    runs = {("compare_models", 0.5)} if shares == 1 else shared
     assert set(asked.values()) == runs
     assert sum(gpus > 0 for _, gpus in asked.values()) == shares
 
