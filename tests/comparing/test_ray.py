@@ -336,7 +336,7 @@ def test_tasks_that_run_models_ask_for_their_share_of_a_gpu(shares, groups):
 def test_data_are_prepared_for_all_models_of_a_call_in_every_block(monkeypatch):
     given, seen = {"a": "hf:one", "b": FIRST, "c": SECOND}, []
     monkeypatch.setattr(worker, "cache", worker.WorkerCache())
-    monkeypatch.setattr(worker, "identity_of", lambda data: "known")
+    monkeypatch.setattr(worker, "data_identity", lambda data: "known")
     monkeypatch.setattr(DataSpec, "load", lambda spec, models: seen.append(models))
     options = Options(None, {name: name for name in given}, None, None, None, None, None, False)
     request = Ray().request(given, options, Pairs([("b", "c")], "all"), Study({}, []), "digits:test")
