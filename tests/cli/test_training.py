@@ -158,10 +158,10 @@ def test_several_methods_answer_with_words_files_a_page_and_a_figure(netkin, tmp
     )
     assert found.accuracies.tolist() == expected.record.accuracies.tolist()
     page = (tmp_path / "t.html").read_text()
-    assert "2 tasks learnt in a row in 2 ways" in page
+    assert "2 tasks learnt in a row by 2 methods" in page
     assert "svg" in (tmp_path / "t.svg").read_text()[:400]
     assert netkin("report seq/atoms.netkin seq/replay.netkin --out again.html").exit_code == 0
-    assert "2 tasks learnt in a row in 2 ways" in (tmp_path / "again.html").read_text()
+    assert "2 tasks learnt in a row by 2 methods" in (tmp_path / "again.html").read_text()
 
 
 @pytest.mark.slow

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -137,6 +139,10 @@ def test_comparisons_say_that_weights_are_random(workshop):
     assert [words.format(seed) in comparison.warnings for seed in (0, 1)] == [True, True]
     assert comparison.provenance["random weights b"] == words.format(1)
     assert comparison["0", "0"] < 0.999
+    read = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    many = netkin.compare_many({"first": first, "read": read, "other": copy.deepcopy(read)}, [inputs])
+    assert words.format(0) in many["first", "read"].warnings
+    assert not any("random" in warning for warning in many["read", "other"].warnings)  # neither of these two is
 
 
 def test_a_function_that_draws_nothing_is_not_called_random(workshop):

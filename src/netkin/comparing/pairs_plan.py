@@ -241,8 +241,8 @@ class Planner:
         shapes = self.options.shape.values() if isinstance(self.options.shape, Mapping) else [self.options.shape]
         if self.options.resizes or any(shape_name(one) == "dft" for one in shapes):
             return "maps are compared with their places, which rows alone do not tell"
-        if any(need.target is not None or "weights" in need.feeds for need in needs_of(self.measures)):
-            return "the measures read gradients or weights"
+        if any(need.feeds != {"activations"} for need in needs_of(self.measures)):
+            return "the measures read gradients, outputs or weights"
         if not all(isinstance(one, (str, nn.Module)) for one in self.given.values()):
             return "some models have data of their own or are recorded already"
         return "" if self.total is not None else "the data do not tell how many they are"

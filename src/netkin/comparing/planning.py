@@ -113,10 +113,10 @@ def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
         lacks += ["open_pairs"] if kind.reduces and not hasattr(kind, "open_pairs") else []
         if lacks:
             raise ValueFault(f"the collector {kind.__name__} of {measure.name!r} lacks {', '.join(lacks)}; define it.")
-        if kind.feeds != {"weights"} and not kind.feeds <= {"activations", "gradients"}:
+        if kind.feeds != {"weights"} and not kind.feeds <= {"activations", "gradients", "outputs"}:
             raise ValueFault(
                 f"the collector {kind.__name__} of {measure.name!r} wants {' and '.join(sorted(kind.feeds))}; "
-                "a pass feeds activations and gradients, or weights."
+                "a pass feeds activations, gradients and outputs, or weights."
             )
     return found
 

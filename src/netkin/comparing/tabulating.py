@@ -129,11 +129,16 @@ class Tables:
             data=self.statistics.data,
             examples=self.statistics.examples,
             seed=self.statistics.study.seed,
-            warnings=tuple(filter(None, [self.statistics.missing, *self.statistics.warnings, *self.warnings()])),
+            warnings=tuple(dict.fromkeys(filter(None, [*self._remarks(), *self.warnings()]))),
             version=__version__,
             provenance=self._origins() | dict(self.known) | self.ranks_in_words(),
             complete=not self.ended,
         )
+
+    def _remarks(self) -> list[str]:
+        """Return what to know of the data, and of these two models if their weights are random."""
+        random = (self.statistics.origins[model].get("random weights", "") for model in (self.a, self.b))
+        return [self.statistics.missing, *random, *self.statistics.warnings]
 
     def _origins(self) -> dict[str, str]:
         sides = (("a", self.statistics.origins[self.a]), ("b", self.statistics.origins[self.b]))
