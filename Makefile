@@ -21,7 +21,7 @@ demo: $(VENV)/.dev  ## train two small nets on bundled digits, compare them, wri
 test: $(VENV)/.dev  ## run tests, doctests and the README's example; pass options with ARGS="-k cka"
 	@$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
-quick: $(VENV)/.dev  ## run the tests that are not marked slow, a few minutes on two cores
+quick: $(VENV)/.dev  ## run the tests that need no browser, cluster, other program, real data or long training
 	@$(BIN)/python -m pytest $(SHARED) -m "not slow" --hypothesis-profile=quick $(ARGS)
 
 check: $(VENV)/.dev  ## see that all is formatted, linted and type-checked

@@ -88,7 +88,7 @@ class LayerSigns(Collector):
 
     def merge(self, other):
         self._refuse_unlike(other, layers="names", threshold="threshold", chunks="chunks")
-        merged = LayerSigns(self.names, self.threshold, self.chunks)
+        merged = type(self)(self.names, self.threshold, self.chunks)
         merged.sums, merged.counts = self.sums + other.sums, self.counts + other.counts
         return merged
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from netkin.cli import cli
 from netkin.comparing.compare import compare, compare_many
 from netkin.measures import registry
-from netkin.sources import load_model
+from netkin.sources import examples, load_model
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = [
@@ -22,6 +22,8 @@ GUIDES = [
     "continual", "federated", "sparsity",
     "freeze-training", "interpretation", "jobs", "recommend", "reproducing", "stitching", "subspaces", "training",
 ]  # fmt: skip
+LONG = {"compression", "gradients", "stitching"}  # their data are a third of the digits; the networks have seen all
+FEW = {"train": slice(500), "test": slice(1437, 1587)}
 QUICK = {"first-comparison", "choosing-a-measure", "adding-a-measure", "adding-a-statistic", "interpretation", "jobs"}
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 
@@ -81,11 +83,25 @@ def empty_folder(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.usefixtures("shared_nets")
+@pytest.fixture
+def few_digits(monkeypatch, trained_once):
+    """Let netkin read some of the digits, and hand out copies of networks that were trained once, on all of them."""
+    whole = examples.DIGIT_PARTS
+
+    def trained(*given, **options):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(examples, "DIGIT_PARTS", whole)
+            return trained_once(*given, **options)
+
+    monkeypatch.setattr(examples, "DIGIT_PARTS", FEW)
+    monkeypatch.setattr("netkin.training.trained_digits_net", trained)
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in GUIDES]
 )
-def test_the_code_of_a_guide_runs(name, empty_folder, capsys):
+def test_the_code_of_a_guide_runs(name, empty_folder, capsys, request):
+    request.getfixturevalue("few_digits" if name in LONG else "shared_nets")
     page = DOCS / f"{name}.md"
     names = {"__name__": "guide"}
     BEFORE.get(name, lambda: None)()

@@ -81,6 +81,7 @@ def test_the_gallery_links_to_the_page_of_every_study():
     assert linked == set(gallery.STUDIES)
 
 
+@pytest.mark.slow
 def test_a_study_becomes_a_page(tmp_path, monkeypatch):
     monkeypatch.setattr(gallery, "PAGES", tmp_path)
     gallery.write_page("tasks")

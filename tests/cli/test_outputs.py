@@ -38,6 +38,8 @@ COMMANDS = {
     "compress --save": f"compress {MODEL} --layer fc --k 4 --data digits:train --examples 200 --save OUT",
     "report --out": "report ab.netkin --out OUT.html",
 }
+# drawing takes longer than all else
+WRITING = [pytest.param(name, marks=[pytest.mark.slow] * ("--figure" in name)) for name in COMMANDS]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,7 @@ def test_a_file_that_holds_something_else_is_refused_before_the_work(netkin, pla
     assert out.read_bytes() == b"precious"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", WRITING)
 def test_with_force_it_is_written_over_and_then_again_without(netkin, place, name):
     line = COMMANDS[name]
     output_of(line).write_bytes(b"precious")
@@ -118,7 +120,7 @@ def test_an_input_is_refused_as_output_by_whatever_name(netkin, place, link):
     assert result.exit_code == 2
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", WRITING)
 def test_what_fails_while_writing_does_not_take_the_numbers_along(netkin, place, monkeypatch, name):
     if name in ("report --out", "dynamics --save", "stitch --save"):
         pytest.skip("prints no numbers, or writes them as they come")

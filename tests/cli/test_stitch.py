@@ -52,6 +52,7 @@ def test_the_numbers_are_those_of_the_library(netkin):
         assert saved[f"agreement(how={how})"]["relu3", "relu3"] == pytest.approx(alone.agreement, abs=0.006)
         assert f"{saved[f'relative_accuracy(how={how})']['fc', 'fc']:.2f}" in result.stdout
     lines = result.stdout.splitlines()
+    assert lines[0] == "nk_stitch_nets:one stitched into nk_stitch_nets:two, layer by layer"
     table = lines[lines.index("relative_accuracy") :]
     assert table[1].split() == ["least_squares", "procrustes"]
     assert [line.split()[0] for line in table[2:4]] == ["relu3", "fc"]

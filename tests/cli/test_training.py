@@ -13,6 +13,7 @@ FEDERATE = (
 )
 
 
+@pytest.mark.slow
 def test_one_command_answers_with_words_a_file_a_page_and_a_figure(netkin, tmp_path):
     result = netkin(f"{FEDERATE} --save u.netkin --report u.html --figure u.png")
     assert result.exit_code == 0, result.output
@@ -35,6 +36,7 @@ def test_one_command_answers_with_words_a_file_a_page_and_a_figure(netkin, tmp_p
     assert "--recipe rate=0.05,batch=64" in found.provenance["call"]
 
 
+@pytest.mark.slow
 def test_more_rounds_go_on_and_other_settings_are_refused_but_with_force(netkin):
     short = FEDERATE.replace("--rounds 2", "--rounds 1")
     assert netkin(f"{short} --save u.netkin").exit_code == 0
@@ -48,6 +50,7 @@ def test_more_rounds_go_on_and_other_settings_are_refused_but_with_force(netkin)
     assert netkin(f"{FEDERATE} --save u.netkin --pull 0.7 --force").exit_code == 0
 
 
+@pytest.mark.slow
 def test_json_is_a_document_that_opens_and_report_makes_its_page(netkin, tmp_path):
     (tmp_path / "u.json").write_text(netkin(f"{FEDERATE} --json").stdout)
     found = nk.load("u.json")
@@ -136,6 +139,7 @@ LEARN = (
 )
 
 
+@pytest.mark.slow
 def test_several_methods_answer_with_words_files_a_page_and_a_figure(netkin, tmp_path):
     result = netkin(f"{LEARN} --method atoms --method replay --examples 20 --save seq --report t.html --figure t.svg")
     assert result.exit_code == 0, result.output
@@ -154,12 +158,13 @@ def test_several_methods_answer_with_words_files_a_page_and_a_figure(netkin, tmp
     )
     assert found.accuracies.tolist() == expected.record.accuracies.tolist()
     page = (tmp_path / "t.html").read_text()
-    assert "2 tasks learnt in a row in 2 ways" in page
+    assert "2 tasks learnt in a row by 2 methods" in page
     assert "svg" in (tmp_path / "t.svg").read_text()[:400]
     assert netkin("report seq/atoms.netkin seq/replay.netkin --out again.html").exit_code == 0
-    assert "2 tasks learnt in a row in 2 ways" in (tmp_path / "again.html").read_text()
+    assert "2 tasks learnt in a row by 2 methods" in (tmp_path / "again.html").read_text()
 
 
+@pytest.mark.slow
 def test_json_is_a_document_of_one_method_and_a_list_of_several(netkin, tmp_path):
     one = netkin(f"{LEARN} --order 5 --json").stdout
     (tmp_path / "one.json").write_text(one)

@@ -48,6 +48,7 @@ def library(seeds=5):
     return nk.compare_tasks(tasks, measures, layers=["relu1", "fc"], seeds=seeds)
 
 
+@pytest.mark.slow
 def test_the_command_is_the_function(netkin):
     outputs = "--save tasks.netkin --report tasks.html --figure tasks.png"
     result = done(netkin(f"tasks {TASKS} {MEASURES} {outputs}"))
@@ -116,6 +117,7 @@ def collected(netkin, model, data, out, more=""):
     return done(netkin(f"collect {model} --data {data} {SHORT} {ASKED} --out {out} {more}"))
 
 
+@pytest.mark.slow
 def test_parts_of_a_task_merge_to_the_whole_in_any_order(netkin):
     collected(netkin, SECOND, "digits:train", "whole.stats")
     collected(netkin, FIRST, "digits:test", "few.stats")

@@ -7,7 +7,7 @@ import torch
 import netkin as nk
 import transcriptions
 from netkin.errors import ValueFault
-from netkin.statistics import rows as rows_module
+from netkin.statistics import layer_rows as rows_module
 
 MASK = 2**64 - 1
 SALT = 0x6E65746B
@@ -160,6 +160,24 @@ def test_more_chunks_than_examples_are_refused(worlds):
         nk.compare({"x": worlds.normal(30, 3)}, errors=True, chunks=31)
 
 
+def test_more_chunks_than_a_stream_has_examples_are_refused():
+    model, images = torch.nn.Sequential(torch.nn.Linear(4, 3)), torch.randn(30, 4)
+    with pytest.raises(ValueFault, match="chunks=31 are more than the 30 examples; take fewer chunks or more examples"):
+        nk.compare(model, data=(batch for batch in images.split(10)), layers="0", errors=True, chunks=31)
+
+
+def test_chunks_without_examples_are_told(worlds):
+    X, Y = worlds.related(25, 4, 3)
+    found = nk.compare({"x": X}, {"y": Y}, measures=["cka", "cka_debiased"], errors=True)
+    held = len(np.unique(chunks_of(25, 20)))
+    assert found["cka"].replicates.shape[0] == held < 20
+    (told,) = (text for text in found.warnings if "rest on" in text)
+    assert told == (
+        f"the standard errors of cka, cka_debiased rest on {held} chunks, as 25 examples fill no more of the 20; take "
+        "more examples or fewer `chunks=`."
+    )
+
+
 def test_chunks_change_no_value(maps, images, layers):
     a, b, asked = maps(), maps(), ["cka", "cca_mean", "cka_minibatch(batch=16)", "cka_rbf"]
     plain = nk.compare(a, b, images, asked, layers=layers)
@@ -192,6 +210,7 @@ def test_recorded_tensors_and_arrays_have_the_same_errors(worlds):
 SCALES = np.array([1.5, 1.0, 0.7])
 MIXING = np.array([[1.0, 0.3, 0.0], [0.0, 0.8, 0.2], [0.1, 0.0, 0.4]])
 JUDGED = ["cka_debiased", "procrustes_distance", "cca_mean"]
+TOGETHER = 25  # layers of a comparison, of which each is a case of its own
 
 
 def population():
@@ -212,13 +231,13 @@ def population():
 def test_intervals_cover_the_populations_value():
     rng, cases, n = np.random.default_rng(0), 600, 800
     covered, truth = dict.fromkeys(JUDGED, 0), population()
-    for _ in range(cases):
-        X = rng.normal(size=(n, 3)) * SCALES
-        Y = X @ MIXING + rng.normal(size=(n, 3))
-        found = nk.compare({"x": X}, {"y": Y}, measures=JUDGED, errors=True, chunks=10, progress=False)
+    for _ in range(0, cases, TOGETHER):
+        X = {str(case): rng.normal(size=(n, 3)) * SCALES for case in range(TOGETHER)}
+        Y = {case: rows @ MIXING + rng.normal(size=(n, 3)) for case, rows in X.items()}
+        found = nk.compare(X, Y, measures=JUDGED, pairs="corresponding", errors=True, chunks=10, progress=False)
         for measure in JUDGED:
-            low, high = found[measure].interval(0.95)
-            covered[measure] += bool(low[0, 0] <= truth[measure] <= high[0, 0])
+            low, high = map(np.diag, found[measure].interval(0.95))
+            covered[measure] += int(((low <= truth[measure]) & (truth[measure] <= high)).sum())
     for measure, count in covered.items():
         assert 0.92 <= count / cases <= 0.98, (measure, count / cases)
 
@@ -227,14 +246,17 @@ def test_intervals_cover_the_populations_value():
 def test_errors_of_data_sorted_by_class_are_the_true_spread():
     rng, cases, n = np.random.default_rng(1), 250, 600
     centres, values, errors = rng.normal(size=(5, 6)) * 2, [], []
-    for _ in range(cases):
-        classes = np.sort(rng.integers(0, 5, n))  # drawn at random, and sorted
-        X = centres[classes, :3] + rng.normal(size=(n, 3))
-        Y = centres[classes, 3:] + rng.normal(size=(n, 3))
-        found = nk.compare({"x": X}, {"y": Y}, measures=JUDGED, errors=True, chunks=20, progress=False)
-        values.append([found[measure]["x", "y"] for measure in JUDGED])
-        errors.append([found[measure].errors[0, 0] for measure in JUDGED])
-    spread, told = np.std(values, axis=0, ddof=1), np.sqrt(np.mean(np.square(errors), axis=0))
+    for _ in range(0, cases, TOGETHER):
+        X, Y = {}, {}
+        for case in range(TOGETHER):
+            classes = np.sort(rng.integers(0, 5, n))  # drawn at random, and sorted
+            X[str(case)] = centres[classes, :3] + rng.normal(size=(n, 3))
+            Y[str(case)] = centres[classes, 3:] + rng.normal(size=(n, 3))
+        found = nk.compare(X, Y, measures=JUDGED, pairs="corresponding", errors=True, chunks=20, progress=False)
+        values.append([np.diag(found[measure].values) for measure in JUDGED])
+        errors.append([np.diag(found[measure].errors) for measure in JUDGED])
+    values, errors = (np.concatenate(each, axis=1) for each in (values, errors))
+    spread, told = np.std(values, axis=1, ddof=1), np.sqrt(np.mean(np.square(errors), axis=1))
     assert (told / spread >= 0.8).all(), told / spread
     assert (told / spread <= 1.2).all(), told / spread
 

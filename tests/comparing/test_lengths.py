@@ -8,7 +8,7 @@ import netkin as nk
 import transcriptions
 from netkin.errors import ShapeError
 from netkin.statistics import LayerGrams
-from netkin.statistics import rows as rows_module
+from netkin.statistics import layer_rows as rows_module
 
 LENGTHS = [(7, 7, 5, 6, 5, 7), (5, 7, 9, 9), (9, 5, 3, 3, 9, 9, 9, 9), (4, 5, 4, 5)]
 

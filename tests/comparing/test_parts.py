@@ -21,7 +21,7 @@ from netkin.identity import DataDigest
 from netkin.measures import measures
 from netkin.sources.batches import Batches, Borrowed
 from netkin.statistics import LayerMoments
-from netkin.statistics import rows as rows_module
+from netkin.statistics import layer_rows as rows_module
 from worlds import Worlds
 
 SPECTRAL = ["cka", "nbs", "cca_mean", "svcca", "procrustes_distance", "linear_regression_r2"]
@@ -120,8 +120,7 @@ def test_parts_of_any_sizes_in_any_order_are_the_whole(data):
     cuts = data.draw(st.sets(st.integers(1, n - 1), max_size=9))
     ranges = [slice(*ends) for ends in pairwise([0, *sorted(cuts), n])]
     chunks = data.draw(st.sampled_from([0, 2]))
-    options = {"measures": asked, "errors": bool(chunks), "chunks": min([chunks, *(s.stop - s.start for s in ranges)])}
-    options = options if options["chunks"] > 1 else {"measures": asked}
+    options = {"measures": asked, "errors": True, "chunks": chunks} if chunks else {"measures": asked}
     parts = [
         nk.collect(*({k: v[s] for k, v in side.items()} for side in (a, b)), start=s.start, **options) for s in ranges
     ]
@@ -191,6 +190,13 @@ def test_separate_loaders_say_where_they_start(doubles, inputs, layers):
     whole = nk.compare(*doubles, DataLoader(TensorDataset(inputs), batch_size=16), asked, **options)
     assert_same(nk.merge(parts).compare(asked), whole)
     assert nk.merge(parts[:2]).ranges == [(20, 50)]
+
+
+def test_separate_loaders_may_hold_fewer_examples_than_there_are_chunks():
+    X, Y = Worlds(4).related(60, 4, 3)
+    options = {"measures": "cka", "errors": True, "chunks": 15}
+    parts = [nk.collect({"x": X[i : i + 10]}, {"y": Y[i : i + 10]}, start=i, **options) for i in range(0, 60, 10)]
+    assert_same(nk.merge(parts).compare(), nk.compare({"x": X}, {"y": Y}, **options))
 
 
 def test_missing_parts_are_told_by_their_numbers(doubles, inputs):

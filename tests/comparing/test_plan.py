@@ -78,7 +78,7 @@ CASES = [
     ("cka_minibatch", *MOMENTS, "LayerGrams", {}),
     ("cka_minibatch", 2500, (300, 300), "LayerGrams", {"errors": True, "chunks": 8}),
     ("cka_rbf", 300, (200, 400), "LayerRows", {}),
-    ("cka_rbf cka_rbf_debiased", 2100, (30, 20), "LayerRows", {}),
+    pytest.param("cka_rbf cka_rbf_debiased", 2100, (30, 20), "LayerRows", {}, marks=pytest.mark.slow),
 ]
 
 

@@ -203,6 +203,55 @@ def test_a_set_of_weights_is_a_subject(theirs, maps, images):
         nk.compare({"x": images.flatten(1)}, measures="kernel_cosine")
 
 
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def both_right(theirs):
+    """A measure that is fed by outputs: how often both models are right."""
+
+    class Answers(theirs.LayerSigns):
+        kind, feeds = "Answers", frozenset({"outputs"})
+
+        def update(self, rows, numbers=None, **more):
+            given = [rows["outputs"][model] for model, _ in self.names]
+            right = torch.stack([(logits.argmax(1) == labels).double() for logits, labels in given])
+            self.sums[0] += right @ right.T
+            self.counts[0] += len(numbers)
+
+        def pair(self, a, b, without=None):
+            found = super().pair(a, b, without)
+            return Pair(found.total, found.n)
+
+    Pair = type("Pair", (theirs.Signs,), {"collectors": (Answers,)})
+    Answers.settings_for = classmethod(lambda cls, measure: theirs.SignSettings())
+    offer(Pair, "both_right")
+
+
+def test_outputs_come_with_their_labels(both_right, maps, images):
+    models = [maps().eval() for _ in range(3)]
+    with torch.no_grad():
+        answers = [model(images).argmax(1) for model in models]
+    labels = torch.where(torch.arange(len(images)) % 2 == 0, *answers[:2])
+    batches = list(zip(images.split(16), labels.split(16), strict=True))
+    wanted = pytest.approx(float((answers[0] == answers[1]).double().mean()), abs=1e-12)  # as then both are right
+    assert nk.compare(*models[:2], batches, ["cka", "both_right"], layers="fc")["both_right"]["fc", "fc"] == wanted
+    many = nk.compare_many(models, batches, "both_right", layers="fc", progress=False)
+    assert many["0", "1"]["both_right"]["fc", "fc"] == wanted
+    parts = [
+        nk.collect(*models[:2], [batch], "both_right", layers="fc", start=16 * i) for i, batch in enumerate(batches)
+    ]
+    assert nk.merge(parts).compare()["both_right"]["fc", "fc"] == wanted
+
+
+def test_outputs_that_are_no_numbers_or_not_there_are_refused(both_right, maps, images):
+    data = [(images, torch.zeros(len(images)))]
+    with pytest.raises(ValueFault, match="the output of 'a' in batch 0 holds .* NaN"):
+        nk.compare(maps(), maps(), data, "both_right", forward=lambda model, batch: model(batch[0]) * float("nan"))
+    with pytest.raises(ValueFault, match="'a' holds recorded rows, which have no outputs; pass the model"):
+        nk.compare({"x": images.flatten(1)}, measures="both_right")
+
+
 # --- what a package may get wrong -------------------------------------------------------------------------------------
 
 
@@ -244,9 +293,9 @@ def test_files_are_read_by_the_collectors_of_their_own_measures(theirs, maps, im
 
 
 def test_feeds_that_no_pass_gives_are_refused(theirs, maps, images):
-    kind = type("Slopes", (theirs.LayerSigns,), {"feeds": frozenset({"outputs"}), "kind": "Slopes"})
+    kind = type("Slopes", (theirs.LayerSigns,), {"feeds": frozenset({"slopes"}), "kind": "Slopes"})
     offer(type("Pair", (theirs.Signs,), {"collectors": (kind,)}), "slopes")
-    with pytest.raises(ValueFault, match="the collector Slopes of 'slopes' wants outputs; a pass feeds activations"):
+    with pytest.raises(ValueFault, match="the collector Slopes of 'slopes' wants slopes; a pass feeds activations"):
         nk.compare(maps(), maps(), images, "slopes")
 
 

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin.measures import measures
 from netkin.statistics import Grams, Moments
-from netkin.statistics import rows as row_statistics
+from netkin.statistics import layer_rows as row_statistics
 
 EVERY = sorted(measures(matrices=True))
 LINEAR = [name for name in EVERY if measures()[name].facts.reads is Moments]

@@ -56,7 +56,9 @@ def test_many_layers_have_fewer_names(made):
     assert len(heatmaps(plot(made.large(), "cka"))[0].get_xticks()) <= 32
 
 
-@pytest.mark.parametrize("ending, start", [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    "ending, start", [(".png", b"\x89PNG"), (".svg", b"<?xml"), pytest.param(".pdf", b"%PDF", marks=pytest.mark.slow)]
+)
 def test_the_ending_chooses_the_kind_of_file(made, tmp_path, ending, start):
     made.comparison().plot(path=tmp_path / f"ab{ending}")
     assert (tmp_path / f"ab{ending}").read_bytes().startswith(start)

@@ -357,6 +357,7 @@ def test_the_labels_go_along_with_the_data(made):
     assert found["layers_a"] == list(comparison.layers_a)
 
 
+@pytest.mark.slow
 def test_a_page_and_a_figure_are_written_over_nothing_else(made, tmp_path):
     comparison = made.comparison()
     for name, write in (("ab.html", report), ("ab.png", plotted), ("ab.svg", plotted), ("ab.pdf", plotted)):

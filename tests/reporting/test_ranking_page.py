@@ -85,7 +85,7 @@ def test_holes_missing_errors_and_hostile_names_are_shown():
     empty = Values(**{**{f: getattr(ranked.table(), f) for f in ranked.table().__dataclass_fields__},
                       "values": values, "holes": holes})  # fmt: skip
     bare = ranking(names, errors=False, tables={"knn": empty, "logme": ranked.table("logme")})
-    assert "It has a value for no model." in words(page(bare))
+    assert "It has no value for any model." in words(page(bare))
     assert "has no value by knn: it crashed" in words(page(bare))
 
 

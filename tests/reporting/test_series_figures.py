@@ -47,6 +47,7 @@ def test_the_steps_are_chosen(made):
         plot(made.comparison(), steps=[7])
 
 
+@pytest.mark.slow
 def test_of_many_steps_five_are_shown(made):
     assert len(heatmaps(made.large_series().plot())) == 5
 
@@ -88,12 +89,15 @@ def test_the_lines_alone_go_into_axes_of_ones_own(made):
         series.plot(ax=axes)
 
 
-@pytest.mark.parametrize("ending, start", [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    "ending, start", [(".png", b"\x89PNG"), (".svg", b"<?xml"), pytest.param(".pdf", b"%PDF", marks=pytest.mark.slow)]
+)
 def test_the_ending_chooses_the_kind_of_file(made, tmp_path, ending, start):
     made.series(rows=("$x", "<b>y$")).plot(path=tmp_path / f"run{ending}")
     assert (tmp_path / f"run{ending}").read_bytes().startswith(start)
 
 
+@pytest.mark.slow
 def test_the_words_of_an_svg_are_text_and_the_file_is_the_same_each_time(made, tmp_path):
     for name in ("1.svg", "2.svg"):
         plot(made.series(rows=("$x", "<b>y$")), path=tmp_path / name)

@@ -83,7 +83,7 @@ def test_an_order_that_chance_may_have_made_is_not_called_one(made):
     text, trend = words(page(series)), series.bottom_up(0.9)
     assert trend.p > 0.05
     assert "At 0.9: leaning bottom-up, τ = " in text
-    assert "By svcca, layers lean to settling from the bottom up, which may be chance: Kendall&#x27;s τ" in text
+    assert "By svcca, layers tend to settle from the bottom up, which may be chance: Kendall&#x27;s τ" in text
     assert f"against layers that settle in random order is {trend.p:.2g}, so this may be chance." in text
 
 

@@ -79,6 +79,7 @@ def test_a_study_of_weights_alone_has_a_page_and_emptied_layers_are_warned_of(tm
     assert "Times were not measured here" in text
 
 
+@pytest.mark.slow
 def test_the_figure_has_a_panel_for_each_part(study, tmp_path):
     pytest.importorskip("matplotlib")
     figure = plot(study, path=tmp_path / "study.png")

@@ -65,7 +65,7 @@ def test_the_page_of_several_ways_says_what_each_reached_and_keeps(tmp_path):
     rows = dict(re.findall(r'<th scope="row"><bdi>(\w+)</bdi></th>((?:<td>[^<]*</td>){5})', text))
     assert re.findall("<td>([^<]*)", rows["finetune"]) == [*by_hand(FINETUNE), "130", "1,390"]
     assert re.findall("<td>([^<]*)", rows["joint"])[:3] == ["0.9000 ± 0.0000", "–", "–"]
-    for said in ("3 tasks learnt in a row in 2 ways", "ACC: joint 0.9000 ± 0.0000, finetune 0.6333 ± 0.0000.",
+    for said in ("3 tasks learnt in a row by 2 methods", "ACC: joint 0.9000 ± 0.0000, finetune 0.6333 ± 0.0000.",
                  "mind finetune", "mind joint", "task-incremental", "digest 12ab", "epochs=2",
                  "chosen as most similar by atom_cosine, among earlier", "not trained yet (6 pairs)"):  # fmt: skip
         assert said in words(text)

@@ -115,6 +115,7 @@ def test_similarities_are_mean_cosines_over_members_and_layers(found):
     assert one.similarity("svhn", "svhn") == pytest.approx(np.mean(within))
 
 
+@pytest.mark.slow
 def test_probed_values_are_cca_and_cka_of_the_places_of_maps(lab):
     models = {
         name: nets.start(lab, "vgg11", seed).eval() for seed, name in enumerate([*families.MEMBERS, "start", "fresh"])

@@ -35,6 +35,7 @@ def test_the_cost_of_a_training_is_the_mean_over_its_steps():
     assert cost.time([3, 3], 10) == pytest.approx(0.3 + 0.7 * 0.25)
 
 
+@pytest.mark.slow
 def test_the_operations_of_a_step_fall_with_every_frozen_unit_down_to_the_forward_pass(lab):
     cost = freezing.costs(lab, "convnet")
     assert len(cost.seconds) == len(cost.operations) == 8

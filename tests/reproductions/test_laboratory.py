@@ -71,6 +71,7 @@ def test_a_claim_gets_the_same_start_of_a_network_while_its_recipes_are_noted(la
     assert notes.recipes == {"convnet": recipe_words("convnet", "cpu")}
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_and_ends_at_the_same_weights(lab, tmp_path, monkeypatch):
     whole = lab.trained("convnet", 0)
     again = Lab("cpu", cache=tmp_path / "elsewhere")
@@ -101,6 +102,7 @@ def test_an_untrained_network_takes_the_statistics_of_its_data(lab):
     assert not settled.training
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
 def test_an_untrained_network_is_the_same_bit_for_bit_by_other_kernels(lab):
     """Processes that share a GPU look for each other's files by a digest of these weights."""
@@ -112,6 +114,7 @@ def test_an_untrained_network_is_the_same_bit_for_bit_by_other_kernels(lab):
     assert torch.equal(*means)
 
 
+@pytest.mark.slow
 def test_the_same_seed_trains_the_same_network(lab, tmp_path):
     again = Lab("cpu", cache=tmp_path / "elsewhere")
     assert torch.equal(lab.trained("convnet", 1).model[2].weight, again.trained("convnet", 1).model[2].weight)

@@ -159,6 +159,7 @@ def test_a_gain_over_itself_is_nothing_and_families_are_averaged(found):
     assert pairs.correlation([found, turned], "atom_cosine", "cca_rms", range(4)) == pytest.approx(0)
 
 
+@pytest.mark.slow
 def test_mantel_counts_orders_that_correlate_as_much():
     draw = np.random.default_rng(0)
     one = draw.normal(size=(6, 6))

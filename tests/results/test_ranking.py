@@ -71,7 +71,7 @@ def test_differences_to_the_first_have_errors_of_their_own():
         assert found[model].clear
     assert ranked.lead.margin_error == pytest.approx(found["b"].error)
     assert ranked.unclear() == ()
-    assert "more than its error (95 % interval), and so is that over each other model." in ranked.conclusion
+    assert "more than its error (95 % interval), and so are its leads over all other models." in ranked.conclusion
 
 
 def test_a_lead_within_its_error_is_said_to_be_none():

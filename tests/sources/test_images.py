@@ -158,7 +158,8 @@ def test_broken_images_are_skipped_on_request_counted_and_named(tmp_path):
         write(tmp_path / name, value=value)
     (tmp_path / "cat/1.png").write_bytes(b"no image")
     (tmp_path / "dog/0.jpg").write_bytes(b"")
-    with pytest.raises(SourceError, match=r"1\.png' is damaged or no image"):
+    advice = rf"1\.png' is damaged or no image of a kind that is read here\. `images,broken=skip:{tmp_path}` leaves"
+    with pytest.raises(SourceError, match=advice):
         load_data(f"images:{tmp_path}")
     data = load_data(f"images,broken=skip:{tmp_path}")
     assert data.stored[:, 0, 0, 0].tolist() == [2, 3]

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -28,6 +30,23 @@ def test_a_function_builds_a_model_the_same_each_time(workshop):
     first, second = load_model("nk_bare:make"), load_model("nk_bare:make")
     assert isinstance(first, nn.Linear)
     assert torch.equal(first.weight, second.weight)
+
+
+EXPORTED = """
+import torch
+def make():
+    rows = {0: torch.export.Dim("rows")}
+    return torch.export.export(torch.nn.Linear(3, 2), (torch.ones(4, 3),), dynamic_shapes=(rows,)).module()
+"""
+
+
+def test_a_function_may_return_the_module_of_an_exported_program(workshop):
+    workshop.write("nk_exported", EXPORTED)
+    model = load_model("nk_exported:make")
+    assert isinstance(model, torch.fx.GraphModule)
+    assert netkin.compare(model, model, data=torch.eye(3), layers=[""])["", ""] == pytest.approx(1)
+    torch.save(model.state_dict(), "linear.pt")
+    assert torch.equal(load_model("nk_exported:make@linear.pt").weight, model.weight)
 
 
 def test_a_function_and_weights_go_together(workshop):
@@ -120,6 +139,10 @@ def test_comparisons_say_that_weights_are_random(workshop):
     assert [words.format(seed) in comparison.warnings for seed in (0, 1)] == [True, True]
     assert comparison.provenance["random weights b"] == words.format(1)
     assert comparison["0", "0"] < 0.999
+    read = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    many = netkin.compare_many({"first": first, "read": read, "other": copy.deepcopy(read)}, [inputs])
+    assert words.format(0) in many["first", "read"].warnings
+    assert not any("random" in warning for warning in many["read", "other"].warnings)  # neither of these two is
 
 
 def test_a_function_that_draws_nothing_is_not_called_random(workshop):

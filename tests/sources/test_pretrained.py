@@ -1,5 +1,6 @@
 import json
 import pickle
+import shutil
 import socket
 import sys
 
@@ -262,6 +263,26 @@ def test_a_model_without_a_tokenizer_gets_no_text(bert):
     with pytest.raises(SourceError, match="holds no tokenizer, which says what numbers .* `text,tokenizer=DIR:FILE`"):
         load_data(f"text:{bert / 'a.txt'}", models=[f"hf:{bert}"])
     assert load_data(f"text:{bert / 'a.txt'}", models=["netkin:char_lstm"]).labels is not None
+
+
+def test_functions_of_many_models_and_runs_split_a_text_by_the_tokenizer_too(words, tmp_path_factory):
+    text, name, run = f"text,window=8:{words / 'a.txt'}", f"hf:{words}", tmp_path_factory.mktemp("run")
+    for step in ("step_1", "step_2"):
+        shutil.copytree(words, run / step)
+    found = [
+        netkin.dynamics(run, text, "cka", progress=False).comparisons[-1],
+        netkin.dynamics(run, text, "cka", model=name, progress=False).comparisons[-1],
+        netkin.compare_many({"a": name, "b": name}, text, "cka", progress=False)["a", "b"],
+    ]
+    assert [one.examples for one in found] == [10, 10, 10]  # of six words, not of eight characters
+    assert "10 examples" in str(netkin.explain_dynamics(run, text, "cka"))
+    (words / "tokenizer.json").unlink()
+    (words / "tokenizer_config.json").unlink()
+    for models in ({"a": name}, [name]):
+        with pytest.raises(SourceError, match="holds no tokenizer"):
+            netkin.sparsity_study(models, text)
+    with pytest.raises(SourceError, match="holds no tokenizer"):
+        netkin.dynamics(run, text, "cka", model=name, progress=False)
 
 
 def test_models_with_different_tokenizers_are_not_fed_the_same_numbers(words, tmp_path_factory):

@@ -7,7 +7,9 @@ import torch
 from netkin.measures import find, measures
 from netkin.statistics import (
     Grams,
+    Kernels,
     LayerGrams,
+    LayerKernels,
     LayerMoments,
     LayerRows,
     LayerSpectra,
@@ -47,6 +49,12 @@ def gradients(value, layers):
 
 WAYS = {
     "moments": (LayerMoments.of, Moments.of, SMOOTH),
+    "all rows": (LinearRows.of, Moments.of, SMOOTH),
+    "kernels": (
+        lambda rows: LayerKernels.of(rows, kernel="features"),
+        lambda X, Y: Kernels.of(X, Y, kernel="features"),
+        ["kernel_cka(kernel=features)"],
+    ),
     "rows": (LayerRows.of, Rows.of, ["cka_rbf", "cka_rbf_debiased"]),
     "grams": (
         lambda rows: LayerGrams.of(rows, batch=8),

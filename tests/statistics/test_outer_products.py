@@ -55,6 +55,7 @@ def test_the_score_grows_with_the_number_of_examples_and_the_norm_does_not():
     assert twice.by_nbs == pytest.approx(once.by_nbs * np.sqrt(2), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_beyond_the_sample_the_norm_of_the_kernel_is_estimated_without_bias():
     f, g = drawn(40)
     K = kernel(f, g)

@@ -323,6 +323,7 @@ def sketched_kernel(F, G, settings):
     return kernels[0] if len(kernels) == 1 else kernels[0] * kernels[1]
 
 
+@pytest.mark.slow
 def test_the_table_of_errors_in_the_guide_is_what_is_found():
     guide = (Path(__file__).parents[2] / "docs" / "gradients.md").read_text(encoding="utf-8")
     table = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", guide, re.MULTILINE)

@@ -8,6 +8,7 @@ from netkin.sources import load_data
 from netkin.training import accuracy, trained_digits_net, untrained_digits_net
 
 
+@pytest.mark.slow
 def test_a_trained_network_reads_digits_it_has_not_seen(trained_once):
     assert accuracy(trained_once(seed=0), load_data("digits:test")) >= 0.95
 

@@ -327,6 +327,13 @@ def test_the_name_of_a_model_is_no_model():
         nk.train("netkin:digits", (torch.ones(4, 1), torch.ones(4, 1)), epochs=1)
 
 
+def test_the_module_of_an_exported_program_is_refused():
+    exported = torch.export.export(net(), (labelled()[0],)).module()
+    for call, given in ((nk.train, exported), (nk.train_many, [exported])):
+        with pytest.raises(ValueFault, match="exported program can't be trained.*the model it was made from"):
+            call(given, labelled(), epochs=1)
+
+
 def test_data_that_cannot_be_trained_on_are_refused():
     inputs, labels = labelled()
     with pytest.raises(ShapeError, match="got 39 and 40 rows"):

@@ -296,10 +296,8 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
 @click.option(
     "--start",
     type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
     metavar="N",
-    help="Index of the first example, if --data contains only one part.",
+    help="Index of the first example, if --data contains only one part; 0 for the first part.",
 )
 @click.option("--out", type=FILE, required=True, help="Write the statistics to this file, such as 3.stats.")
 @FORCE

@@ -106,7 +106,8 @@ def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
 
 @click.command(
     epilog=example(
-        "tasks seen=netkin:digits,digits:train fresh=netkin:digits,digits:test --examples 300 --report tasks.html"
+        "tasks seen=netkin:digits,digits:train fresh=netkin:digits,digits:test --examples 300 "
+        '--layers "relu*" --report tasks.html'
     )
 )
 @click.argument("tasks", nargs=-1, required=True, metavar="NAME=MODEL,DATA|NAME=STATISTICS...")

@@ -71,6 +71,8 @@ class Pass:
         self._owns = all(runner.hands_over for runner in runners)
         self._targets = list(dict.fromkeys(need.target for need in self.needs if need.target is not None))
         self._gradients: dict[Target, dict[Key, Tensor]] = {}
+        self._outputs: dict[str, tuple[Tensor, Any]] = {}  # logits and labels of a batch, for each model
+        self._wants_outputs = any("outputs" in need.feeds for need in self.needs)
         self._by_content = any(kind.by_content for need in self.needs for kind in need.candidates)
         self._contents: dict[str, np.ndarray] = {}  # hashes of what the examples of a batch are, for each model
         self._rounds = torch.cuda.is_available()  # as products on a GPU may be
@@ -82,7 +84,7 @@ class Pass:
             stack.enter_context(self.interruption.ending("reading", lambda: self.examples > 0))
             stack.enter_context(self.interruption.handling())
             for runner in self.runners:
-                runner.targets = self._targets
+                runner.targets, runner.wants_outputs = self._targets, self._wants_outputs
                 stack.enter_context(runner.ready(self._keeper(runner)))
             report = stack.enter_context(reporting(feed.length, "reading", "examples"))
             for batches in feed:
@@ -122,8 +124,8 @@ class Pass:
                         self._layers[runner.name, layer] = size_of_layer(runner, layer, value)
                     value = KeptLayer(value, (), None, len(value))
                 kept[runner.name, layer] = value
-            if self._targets or self._by_content:
-                self._keep_gradients(runner, own)
+            if self._targets or self._by_content or self._wants_outputs:
+                self._keep_other_feeds(runner, own)
         self._check_finite(kept, batches)
         if self._paired:
             count = self._examples_in(kept, known)
@@ -149,8 +151,10 @@ class Pass:
             self._refuse_outgrown()
         return count
 
-    def _keep_gradients(self, runner: Runner, batch: Any) -> None:
-        """Keep the gradients of a model's latest rows, and what its examples are, where collectors request them."""
+    def _keep_other_feeds(self, runner: Runner, batch: Any) -> None:
+        """Keep gradients at a model's latest rows, its outputs and what its examples are, as collectors request."""
+        if self._wants_outputs:
+            self._outputs[runner.name] = runner.outputs(batch)
         for target in self._targets:
             found = self._gradients.setdefault(target, {})
             found |= {(runner.name, layer): rows for layer, rows in runner.gradients(target).items()}
@@ -210,6 +214,7 @@ class Pass:
         """
         rows = [one.rows for one in kept.values() if one.witness is None and one.rows is not None]
         rows += [one for own in self._gradients.values() for one in own.values()]
+        rows += [logits for logits, _ in self._outputs.values()]
         found = list(torch._foreach_norm(rows)) if rows else []
         witnesses = [one.witness for one in kept.values() if one.witness is not None]
         found += torch._foreach_norm(witnesses, 1) if witnesses else []  # sums, as Gram matrices are squares already
@@ -245,6 +250,8 @@ class Pass:
         for target in self._targets:
             for layer, rows in runner.gradients(target).items():
                 refuse_non_finite(rows, f"the gradient at {self._where(runner, layer)}")
+        if self._wants_outputs:
+            refuse_non_finite(runner.outputs(batch)[0], f"the output of {runner.name!r} in batch {self._searching}")
 
     def _examples_in(self, kept: Mapping[Key, KeptLayer], known: int | None) -> int:
         """Return the number of examples in a batch, which all models must have kept."""
@@ -283,6 +290,9 @@ class Pass:
                 fed: dict[str, Any] = {"activations": Owned(here) if self._owns else here}
                 if need.target is not None:
                     fed["gradients"] = {key: one for key, one in self._gradients[need.target].items() if key in here}
+                if "outputs" in need.feeds:
+                    models = dict.fromkeys(self.study.layers[key].model for key in here)
+                    fed["outputs"] = {model: self._outputs[model] for model in models}
                 every = self._rows_by_model(fed) if collector.by_content else [(fed, self._numbers)]
                 for part, numbers in every:
                     collector.update(part, numbers, **({"owners": owners} if owners else {}))
@@ -290,7 +300,8 @@ class Pass:
     def _rows_by_model(self, fed: dict[str, Any]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
         """Yield the rows of each model with hashes of what its examples are."""
         for model in dict.fromkeys(key[0] for key in fed["activations"]):
-            own = {feed: {key: one for key, one in rows.items() if key[0] == model} for feed, rows in fed.items()}
+            keys = {key: key for key in fed.get("outputs", ())} | {key: key[0] for key in fed["activations"]}
+            own = {feed: {key: one for key, one in rows.items() if keys[key] == model} for feed, rows in fed.items()}
             yield own, self._contents.get(model, self._numbers)
 
     def _own_numbers(self, kept: Mapping[Key, KeptLayer]) -> np.ndarray:

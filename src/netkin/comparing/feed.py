@@ -15,6 +15,7 @@ from torch.utils.data import DistributedSampler
 from netkin.comparing.subjects import Keep, ModelRunner, RecordedRunner, Runner, Tensors
 from netkin.errors import ShapeError, ValueFault
 from netkin.representations import batches_of
+from netkin.representations.gradients import Target
 from netkin.representations.inputs import (
     examples_in,
     length_if_known,
@@ -306,12 +307,20 @@ class CachedRunner(Runner):
     @contextmanager
     def ready(self, keep: Keep) -> Iterator[None]:
         self._keep = keep
+        self._runner.targets, self._runner.wants_outputs = self.targets, self.wants_outputs
         with self._runner.ready(self._note):
             yield
 
     def rows(self, batch: Any) -> dict[str, Any]:
-        _, rows, self._valid = self._kept.get(id(batch)) or self._run(batch)
+        kept = None if self.targets or self.wants_outputs else self._kept.get(id(batch))  # rows alone are kept
+        _, rows, self._valid = kept or self._run(batch)
         return {layer: self._keep(layer, matrix) for layer, matrix in rows.items()}
+
+    def gradients(self, target: Target) -> dict[str, Tensor]:
+        return self._runner.gradients(target)
+
+    def outputs(self, batch: Any) -> tuple[Tensor, Any]:
+        return self._runner.outputs(batch)
 
     def _note(self, layer: str, rows: Tensor) -> Tensor:
         self._order[layer] = None

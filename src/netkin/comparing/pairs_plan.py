@@ -219,7 +219,7 @@ class Planner:
 
     def _inspect(self, first: str, names: Sequence[str]) -> None:
         """Learn the layers of models that are alike from one of them, and how long it takes for a batch."""
-        model = loaded(self.given[first], first, list(self.given))
+        model = load_if_named(self.given[first], first, list(self.given))
         request = Request({first: model}, self.options, Pairs([]), self.study, self.data, self.asked)
         self.study = replace(self.study, limit=request.study.limit, device=request.study.device)
         feed = Feed(request.runners, self.data, self.asked, paired=False)
@@ -241,8 +241,8 @@ class Planner:
         shapes = self.options.shape.values() if isinstance(self.options.shape, Mapping) else [self.options.shape]
         if self.options.resizes or any(shape_name(one) == "dft" for one in shapes):
             return "maps are compared with their places, which rows alone do not tell"
-        if any(need.target is not None or "weights" in need.feeds for need in needs_of(self.measures)):
-            return "the measures read gradients or weights"
+        if any(need.feeds != {"activations"} for need in needs_of(self.measures)):
+            return "the measures read gradients, outputs or weights"
         if not all(isinstance(one, (str, nn.Module)) for one in self.given.values()):
             return "some models have data of their own or are recorded already"
         return "" if self.total is not None else "the data do not tell how many they are"
@@ -349,7 +349,7 @@ class Planner:
         return sum(layers[x] * layers[y] for left, right in rectangles for x in left for y in right)
 
 
-def loaded(thing: Any, name: str, names: Sequence[str]) -> Any:
+def load_if_named(thing: Any, name: str, names: Sequence[str]) -> Any:
     """Return a model that was given by name, or the object itself; its index seeds random weights."""
     return load_model(thing, seed=names.index(name)) if isinstance(thing, str) else thing
 

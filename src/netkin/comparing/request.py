@@ -150,7 +150,7 @@ class Request:
         examples: int | None = None,
         partial: bool = False,
         part: Any = None,
-        start: int = 0,
+        start: int | None = None,
         engine: PassEngine | None = None,
     ):
         self.engine = engine or Local()
@@ -184,6 +184,8 @@ class Request:
             if feed is None:
                 return one.collect_weights(), one.interruption
             statistics = self._with_origin(one.run(feed), measures)
+            if feed.expected is None and not one.interruption.ended:  # a stream, which tells its length at the end
+                self._refuse_few(statistics.examples)
         return self.engine.joined(statistics, feed.length), one.interruption
 
     def _with_origin(self, statistics: Statistics, measures: Sequence[Measure]) -> Statistics:
@@ -224,18 +226,22 @@ class Request:
         if share is not None:
             self._refuse_beside_shares(share[1])
         part = self.part if share is None else share
-        feed = Feed(self.runners, self.data, self.examples, part, self.start, paired, shared=share is not None)
-        few = feed.expected is not None and self.study.chunks > feed.expected
-        if few and not self.start:  # a part that is given apart may be small
+        feed = Feed(self.runners, self.data, self.examples, part, self.start or 0, paired, shared=share is not None)
+        if feed.expected is not None:
+            self._refuse_few(feed.expected)
+        return feed
+
+    def _refuse_few(self, examples: int) -> None:
+        """Refuse more chunks than examples, but of a part that is given apart, which may be small."""
+        if self.start is None and examples < self.study.chunks:
             raise ValueFault(
-                f"chunks={self.study.chunks} are more than the {feed.expected:,} examples; take fewer chunks or more "
+                f"chunks={self.study.chunks} are more than the {examples:,} examples; take fewer chunks or more "
                 "examples."
             )
-        return feed
 
     def _refuse_beside_shares(self, count: int) -> None:
         """Refuse what makes no sense where several processes read a share of the data each."""
-        given = {"part": self.part is not None, "start": self.start > 0, "partial": self.partial}
+        given = {"part": self.part is not None, "start": self.start is not None, "partial": self.partial}
         for name in (name for name, is_given in given.items() if is_given):
             raise ValueFault(f"`{name}` is for one process, and here {count} share the data; leave it out.")
 

@@ -67,8 +67,6 @@ class Statistics:
         """Record what was read, at the end of a pass."""
         self.examples, self.digest, self.ended = examples, digest, set(ended)
         self.origins = {runner.name: runner.origin for runner in runners}
-        remarks = [origin["random weights"] for origin in self.origins.values() if "random weights" in origin]
-        self.warnings += dict.fromkeys(remarks)
         left_out = {
             f"{layer!r} of {runner.name!r}": why for runner in runners for layer, why in runner.left_out.items()
         }

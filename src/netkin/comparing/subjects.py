@@ -21,8 +21,8 @@ from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import weights_digest
 from netkin.representations import Reader, guest, model_lock, model_precision, rows_of, shape_for
 from netkin.representations.filters import layer_weights
-from netkin.representations.gradients import Taps, Target
-from netkin.representations.inputs import Forward, Transform, length_if_known
+from netkin.representations.gradients import Taps, Target, logits_of
+from netkin.representations.inputs import Forward, Transform, labels_of, length_if_known
 from netkin.representations.layers import Spec, choose, matching_names, modules, split_call, unwrapped
 from netkin.representations.shapes import Shape, is_plain
 from netkin.sources.datasets import load_data
@@ -78,6 +78,7 @@ class Runner(ABC):
     device: Any = None  # where its rows are made, if it is known beforehand
     resizes = False  # whether its feature maps may be averaged down to the size of others
     targets: Sequence[Target] = ()  # the losses whose gradients are wanted
+    wants_outputs = False  # whether the outputs of the whole model are wanted
     has_content = True  # whether its batches identify the examples
     names_layers = True  # whether its layers were chosen by the user
 
@@ -101,6 +102,10 @@ class Runner(ABC):
     def gradients(self, target: Target) -> dict[str, Tensor]:
         """Return the gradients of a loss at the layers' outputs, in rows like the latest ones."""
         raise ValueFault(f"{self.name!r} holds recorded rows, which have no gradients; pass the model.")
+
+    def outputs(self, batch: Any) -> tuple[Tensor, Any]:
+        """Return the logits of the model for its latest batch, and the labels in it or None."""
+        raise ValueFault(f"{self.name!r} holds recorded rows, which have no outputs; pass the model.")
 
     def space(self, layer: str) -> tuple[int, ...]:
         """Return the size of the map that a layer's latest rows came from, where they are places of a map."""
@@ -176,6 +181,7 @@ class ModelRunner(Runner):
             taps = Taps(self.model, self.targets) if self.targets else None
             functions: dict[str, Any] = {"forward": self._forward, "transform": self._transform}
             self._reader = Reader(self.model, self._layers, shape=self._shape, keep=keep, taps=taps, **functions)
+            self._reader.keeps_output = self.wants_outputs
             # beside the pass, as hashing many weights takes as long as running them on many a batch
             with ThreadPoolExecutor(1) as beside:
                 digest = beside.submit(weights_digest, self.model)
@@ -191,6 +197,10 @@ class ModelRunner(Runner):
     def gradients(self, target: Target) -> dict[str, Tensor]:
         assert self._reader is not None
         return self._reader.gradients[target]
+
+    def outputs(self, batch: Any) -> tuple[Tensor, Any]:
+        assert self._reader is not None
+        return logits_of(self._reader.output).detach(), labels_of(batch)
 
     def space(self, layer: str) -> tuple[int, ...]:
         return self._reader.spaces.get(layer, ()) if self._reader else ()

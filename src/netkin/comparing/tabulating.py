@@ -24,7 +24,6 @@ NUMBERS_AND_NAMES = r"'[^']*'|[\d,.]*\d(e[+-]?\d+)?"  # in which cautions of one
 INTERRUPTED = "interrupted before this pair was reached"
 AT_ONCE = 128  # pairs that are prepared together, at most
 TOGETHER = 256  # pairs of models that are read together without each chunk in turn
-FEW_CHUNKS = 8  # below which a standard error is itself a rough number
 
 
 def comparison_of(
@@ -130,11 +129,16 @@ class Tables:
             data=self.statistics.data,
             examples=self.statistics.examples,
             seed=self.statistics.study.seed,
-            warnings=tuple(filter(None, [self.statistics.missing, *self.statistics.warnings, *self.warnings()])),
+            warnings=tuple(dict.fromkeys(filter(None, [*self._remarks(), *self.warnings()]))),
             version=__version__,
             provenance=self._origins() | dict(self.known) | self.ranks_in_words(),
             complete=not self.ended,
         )
+
+    def _remarks(self) -> list[str]:
+        """Return what to know of the data, and of these two models if their weights are random."""
+        random = (self.statistics.origins[model].get("random weights", "") for model in (self.a, self.b))
+        return [self.statistics.missing, *random, *self.statistics.warnings]
 
     def _origins(self) -> dict[str, str]:
         sides = (("a", self.statistics.origins[self.a]), ("b", self.statistics.origins[self.b]))
@@ -316,14 +320,19 @@ class Tables:
         return tuple(said)
 
     def _doubts_of_errors(self) -> Iterator[str]:
-        """Yield what makes standard errors rough: few chunks with anything in them, cuts that jump between chunks."""
-        for name, sizes in self.sizes.items():
-            held = sum(size > 0 for size in sizes)
-            if 1 < held < min(FEW_CHUNKS, len(sizes)):
-                yield (
-                    f"the standard errors of {name} rest on {held} chunks, as {sum(sizes):,} mini-batches fill no more "
-                    f"of the {len(sizes)}; take more examples or smaller mini-batches."
-                )
+        """Yield what makes standard errors rough: chunks that hold nothing, cuts that jump between chunks."""
+        rough: dict[tuple[int, ...], list[Measure]] = {}
+        for measure in self.measures:
+            sizes = self.sizes.get(measure.id, ())
+            if 1 < sum(map(bool, sizes)) < len(sizes):
+                rough.setdefault(sizes, []).append(measure)
+        for sizes, of in rough.items():
+            batches = self.statistics.collector(of[0]).reduces
+            yield (
+                f"the standard errors of {', '.join(one.id for one in of)} rest on {sum(map(bool, sizes))} chunks, as "
+                f"{sum(sizes):,} {'mini-batches' if batches else 'examples'} fill no more of the {len(sizes)}; take "
+                f"more examples or {'smaller mini-batches' if batches else 'fewer `chunks=`'}."
+            )
         for name, pairs in self.jumps.items():
             yield (
                 f"without some chunk {name} keeps another number of directions, of {len(pairs):,} pairs; their "

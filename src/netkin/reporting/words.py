@@ -326,7 +326,7 @@ def series_headline(series: Series) -> str:
 
 def _found(series: Series, trend: Trend, threshold: float, measure: str) -> str:
     way = "from the bottom up" if trend.tau > 0 else "from the top down"
-    says = f"settle {way}" if trend.p <= CHANCE else f"lean to settling {way}, which may be chance"
+    says = f"settle {way}" if trend.p <= CHANCE else f"tend to settle {way}, which may be chance"
     says = "settle in no clear order of depth" if is_unclear(trend) else says
     reached = f"the {series.unit} at which they reach {threshold}"
     return f"By {measure}, layers {says}: Kendall's τ between depth and {reached} is {tau(trend)}."

@@ -152,6 +152,7 @@ class Reader:
         self.layers, self.by_default, self._keep = choose(model, layers), layers is None, keep
         self.repeats = Repeats(() if layers is None else set(self.layers) - set(named_outright(layers)))
         self._taps, self.gradients = taps, {}  # type: Any, dict[Any, dict[str, Tensor]]
+        self.keeps_output, self.output = False, None  # type: bool, Any  # of the whole model, for the latest batch
         self.shapes: dict[str, str] = {}
         self.spaces: dict[str, tuple[int, ...]] = {}
         self.valid: dict[str, Tensor] = {}
@@ -233,6 +234,7 @@ class Reader:
             with nullcontext() if taps is None else taps.open():
                 batch = batch if taps is None else taps.lend(batch)
                 output = call(self.model, batch, self.forward)
+                self.output = output if self.keeps_output else None
                 if taps is not None:
                     self._keep_gradients(taps, output, batch)
         finally:

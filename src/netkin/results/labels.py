@@ -159,6 +159,14 @@ def is_worth(table: Values) -> bool:
     return table.kind == "worth"
 
 
+def models_in_words(comparison: Comparison) -> str:
+    """Return which models were compared, or stitched, and which of them is in the rows of a matrix."""
+    tables = list(comparison.tables.values())
+    rows, columns = ("", "") if listed_pairs(tables) else (" (rows)", " (columns)")
+    verb = "stitched into" if any(map(is_worth, tables)) else "and"
+    return f"{comparison.a}{rows} {verb} {comparison.b}{columns}, layer by layer"
+
+
 def is_of_tasks(table: Values) -> bool:
     """Return whether a table compares two tasks, each with data of its own."""
     return "shared_examples" in table.parameters

@@ -163,7 +163,7 @@ class Ranking:
             named = ", ".join(shown) + (f" and {len(rest) - len(shown)} more" if len(rest) > len(shown) else "")
             within = "more" if lead.clear else "not more"
             return f"{first}; {by}, {within} than its error. These examples do not tell it from {named}."
-        others = ", and so is that over each other model" if len(self.behind()) > 2 else ""
+        others = ", and so are its leads over all other models" if len(self.behind()) > 2 else ""
         return f"{first}; {by}, more than its error (95 % interval){others}."
 
     @property

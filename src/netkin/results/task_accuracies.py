@@ -33,7 +33,7 @@ KIND, ENSEMBLES = "task accuracies", "task ensembles"
 START = "start"
 NO_FORGETTING = (
     "{method!r} gives every task weights of its own that no later task changes, and is told which task an example "
-    "belongs to: it forgets nothing by construction, and a BWT of 0 is no achievement."
+    "belongs to: it forgets nothing by construction, so its BWT of 0 says nothing about the method."
 )
 
 

@@ -26,6 +26,7 @@ from netkin.results.labels import (
     is_of_tasks,
     listed_pairs,
     listing,
+    models_in_words,
     pair_label,
     range_in_words,
     short_names,
@@ -217,9 +218,8 @@ def _style(values: np.ndarray) -> str:
 
 
 def _heading(comparison: Comparison, width: int) -> Iterator[str]:
-    names = f"{comparison.a} (rows) and {comparison.b} (columns), layer by layer"
     networks = f"{plural(len(comparison.layers_a), 'network')}, each with every other"
-    yield wrapped(networks if has_networks(comparison) else names, width)
+    yield wrapped(networks if has_networks(comparison) else models_in_words(comparison), width)
     data = f"on {comparison.data}: {plural(comparison.examples, 'example')}, seed {comparison.seed}"
     yield wrapped(NO_DATA if comparison.needs_no_data else data, width)
     columns = {} if has_classes(comparison) else comparison.shapes_b

@@ -107,7 +107,7 @@ def _read(paths: list[Path], size: int, skips: bool, directory: str) -> tuple[np
             image = _pixels(path, size)
         except SourceError as fault:
             if not skips:
-                raise
+                raise SourceError(f"{fault} `images,broken=skip:{directory}` leaves such files out.") from fault
             faults.append(str(fault))
             continue
         if not kept:
@@ -185,8 +185,9 @@ def _pixels(path: Path, size: int) -> np.ndarray:
     except SourceError:
         raise
     except Exception as error:  # the bytes may be anything, and so may be the error
-        reason = f"{str(path)!r} is damaged or no image of a kind that is read here: {in_short(error)}"
-        raise SourceError(reason) from error
+        # of what it does not know Pillow says only at which address it lies in memory
+        why = "." if isinstance(error, pillow.UnidentifiedImageError) else f": {in_short(error)}"
+        raise SourceError(f"{str(path)!r} is damaged or no image of a kind that is read here{why}") from error
     return _from_grey(values, depth, path) if depth else values
 
 

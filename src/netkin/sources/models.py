@@ -68,7 +68,12 @@ def load_model(spec: str, seed: int = 0) -> nn.Module:
         Linear(in_features=64, out_features=10, bias=True)
     """
     with refusing_unreadable(spec):
-        return _loaded(spec, seed).eval()
+        return in_evaluation(_loaded(spec, seed))
+
+
+def in_evaluation(model: nn.Module) -> nn.Module:
+    """Return a model in evaluation mode; the module of an exported program stays in the mode of its export."""
+    return model if "_guards_fn" in model._modules else model.eval()  # there, `eval` raises an error
 
 
 def remark_on(model: nn.Module) -> str:

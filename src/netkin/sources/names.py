@@ -160,13 +160,20 @@ def _load(given: dict[str, Any], models: list[str], data: list[str], signature: 
         given["names"] = tuple(numbered([texts.get(name, name) for name in models]))
     if len(texts) == len(models) == 1 and "name" in signature.parameters and "name" not in given:
         (given["name"],) = texts.values()
+    fed = [text for name in models for text in _texts(given.get(name))]
     seeds = itertools.count()
     for name in models:
         if name in given:
             given[name] = _models(given[name], seeds)
     for name in data:
         if isinstance(given.get(name), str):
-            given[name] = load_data(given[name], models=list(texts.values()))
+            given[name] = load_data(given[name], models=fed)
+
+
+def _texts(given: Any) -> list[str]:
+    """Return the names of models, alone, in a list, or in a mapping."""
+    several = given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else [given]
+    return [one for one in several if isinstance(one, str)]
 
 
 def _models(given: Any, seeds: Iterator[int]) -> Any:

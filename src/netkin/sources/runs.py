@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from netkin.errors import NameClash, SourceError, UnknownName, ValueFault
 from netkin.identity import weights_digest
 from netkin.sources.architectures import seeded
-from netkin.sources.models import load_model
+from netkin.sources.datasets import load_data
+from netkin.sources.models import in_evaluation, load_model
 from netkin.sources.names import near, refusing_unreadable
 from netkin.sources.weights import listed, mismatches, read_state, renamed
 
@@ -83,7 +84,7 @@ class Checkpoint:
         faults = mismatches(state, wanted)
         if not faults:
             model.load_state_dict(state, strict=False)  # counts of batches may be absent, which `mismatches` allows
-        return model.eval(), faults
+        return in_evaluation(model), faults
 
     def _state(self) -> dict[str, Tensor]:
         if isinstance(self.given, Mapping):
@@ -196,10 +197,16 @@ class Run:
 
     @property
     def whole(self) -> list[str]:
-        """The name of the last checkpoint as a model, where it is the folder of a Hugging Face model."""
+        """The name by which the run is a Hugging Face model: that of its architecture, or of its last checkpoint."""
+        if isinstance(self.architecture, str) and self.architecture.startswith("hf:"):
+            return [self.architecture]
         given = self.checkpoints[-1].given
         named = isinstance(given, Path) and self.architecture is None and (given / "config.json").is_file()
         return [f"hf:{given}"] if named else []
+
+    def data(self, given: Any) -> Any:
+        """Return data, by their name too, as the networks of the run take them."""
+        return load_data(given, models=self.whole) if isinstance(given, str) else given
 
     def at(self, step: int) -> nn.Module:
         """Return the network at `step`, which must have the architecture that the run ends with."""

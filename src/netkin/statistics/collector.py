@@ -154,7 +154,8 @@ class Collector(Statistic):
     A collector outside the package needs `kind`, `stored`, `update`, `merge`, `pair`, `price` and `start`; what else
     stands here suits most. A pass calls ``update({feed: {(model, layer): rows}}, numbers)`` with the numbers
     of the batch's examples, and ``owners={key: places}`` where a layer's examples have different numbers of rows.
-    Weights come once and without numbers, as ``{"weights": {(model, layer): {name: tensor}}}``.
+    Weights come once and without numbers, as ``{"weights": {(model, layer): {name: tensor}}}``; outputs, of a whole
+    model, as ``{"outputs": {model: (logits, labels)}}``, beside the rows of its layers and with None for no labels.
     """
 
     holds: ClassVar[str] = ""  # what a result says that its values were read from

@@ -75,7 +75,7 @@ def train(
         (99, True)
     """
     chosen = recipe_of(recipe, settings)
-    refuse_lazy(unwrapped(model))
+    refuse_untrainable(model)
     _refuse_settings(chosen, loss, save, every)
     with model_lock(), evaluating(model), random_states_kept(model), torch.enable_grad():
         model.train()  # `evaluating` puts each flag back
@@ -333,6 +333,16 @@ def count_right(outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
         return none, none
     counts = labels >= 0
     return ((logits.argmax(class_axis(logits, labels)) == labels) & counts).sum(), counts.sum()
+
+
+def refuse_untrainable(model: nn.Module) -> None:
+    """Refuse a network whose weights have no values yet, or that has no mode for training."""
+    refuse_lazy(unwrapped(model))
+    if "_guards_fn" in unwrapped(model)._modules:
+        raise ValueFault(
+            "the module of an exported program can't be trained, since it stays in the mode of its export; "
+            "train the model it was made from."
+        )
 
 
 def _refuse_settings(recipe: Recipe, loss: Loss | None, save: Location | None, every: int | None) -> None:

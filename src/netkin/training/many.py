@@ -19,7 +19,7 @@ from netkin.representations.guests import evaluating, model_lock, random_states_
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.training import restarts
 from netkin.training.course import arrays_in, placed
-from netkin.training.loop import Loss, default_loss, loss_and_accuracy, train
+from netkin.training.loop import Loss, default_loss, loss_and_accuracy, refuse_untrainable, train
 from netkin.training.recipe import Recipe, Record, recipe_of
 from netkin.training.teams import Store, Student, Team
 
@@ -386,6 +386,8 @@ def _data_for(models: list[nn.Module], data: Any, data_of_each: Sequence[Any] | 
 def _refuse_counts(models: list[nn.Module], data: Sequence[Any], seeds: list[int]) -> None:
     if not models:
         raise ValueFault("there are no networks to train; give a list of one or more.")
+    for model in models:
+        refuse_untrainable(model)
     for name, given in (("data_of_each", data), ("seeds", seeds)):
         if len(given) != len(models):
             raise ShapeError(f"`{name}` must hold one for each of the {len(models)} networks; got {len(given)}.")

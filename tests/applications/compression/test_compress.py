@@ -112,7 +112,7 @@ def test_few_rows_are_told(draw):
 def test_a_rise_of_multiply_adds_is_told(draw):
     model = nn.Sequential(nn.Conv2d(8, 8, 3, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
     table = nk.compress(model, "0", k=7, data=draw(40, 8, 9, 9)).compression
-    assert "0: saves no multiply-adds: its 1 × 1 convolution looks at more places than the layer gives." in str(table)
+    assert "0: saves no multiply-adds: its 1 × 1 convolution has more positions than the layer's output." in str(table)
 
 
 # --- manners ----------------------------------------------------------------------------------------------------------

@@ -79,6 +79,13 @@ def test_a_final_model_whose_rows_do_not_fit_runs_again(rows, monkeypatch):
     np.testing.assert_array_equal(series.to_numpy(), expected.to_numpy())
 
 
+def test_measures_that_read_gradients_have_them_of_the_final_model_too(rows):
+    models = {step: Fan(seed=step) for step in (0, 20)}
+    series = dynamics(models, rows[:60], "kernel_cka")
+    expected = nk.compare(models[0], models[20], rows[:60], "kernel_cka")
+    np.testing.assert_allclose(series[0].table().values, expected.table().values)
+
+
 @pytest.mark.parametrize("how", [{"shape": "positions", "resize": "average"}, {"shape": "dft"}, {"shape": dft}])
 def test_maps_of_different_size_meet_as_in_compare(how):
     torch.manual_seed(0)

@@ -31,7 +31,12 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize(
     "shape",
-    [None, pytest.param("flatten", marks=SLOW), "positions", pytest.param({"0": "flatten", "4": "pool"}, marks=SLOW)],
+    [
+        pytest.param(None, marks=SLOW),
+        pytest.param("flatten", marks=SLOW),
+        "positions",
+        pytest.param({"0": "flatten", "4": "pool"}, marks=SLOW),
+    ],
 )
 def test_a_recorder_gives_the_numbers_of_saved_checkpoints(shape):
     model = net()

@@ -267,6 +267,7 @@ def test_descending_the_loss_lowers_the_information_of_gaussian_layers_until_bot
     assert values[-1][1] < 0.02
 
 
+@pytest.mark.slow
 def test_gradient_steps_on_the_double_sum_drive_it_to_the_number_of_layers():
     draw = torch.Generator().manual_seed(0)
     layers = [torch.randn(40, 3, generator=draw).double() for _ in range(2)]

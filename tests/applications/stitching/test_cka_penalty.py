@@ -51,6 +51,7 @@ def test_the_record_tells_the_cka_of_examples_over_the_whole_sample():
     assert final["objective"] == pytest.approx(final["loss"] + 0.5 * final["cka_of_examples"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cka_of", ["places", "examples"])
 def test_the_cka_can_be_driven_down_while_the_answers_stay(cka_of):
     _, b, data = two_perceptrons()

@@ -35,6 +35,7 @@ def test_the_task_loss_finds_the_quiet_units_that_variance_overlooks(init):
     assert torch.linalg.matrix_rank(network.transformation.matrix) == 2
 
 
+@pytest.mark.slow
 def test_a_random_start_reaches_the_loss_of_the_least_squares_start():
     a, b, data = quiet_world()
     losses = [
@@ -53,6 +54,7 @@ def test_training_beats_its_start(labels):
     assert last["r2"] < first["r2"]  # least squares had the best
 
 
+@pytest.mark.slow
 def test_an_l1_penalty_makes_entries_zero_and_lowers_the_penalised_loss():
     a, b, data = two_perceptrons()
     network, training = trained_from(a, "1", b, "1", data, l1=3e-3, epochs=60, rate=0.01)

@@ -16,6 +16,7 @@ from task_loss_worlds import joined, trained_from, two_perceptrons
 WORSE = r"training ended worse than it began: what is minimised is {} on the sample, and was {} before; take a `rate` "
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [None, 3])
 def test_decay_is_part_of_what_is_minimised_and_judged(rank):
     a, b, data = two_perceptrons()

@@ -81,6 +81,7 @@ def test_errors_are_those_of_models_run_anew_without_each_chunk(models, data):
     assert ranking.behind()["half"].error == pytest.approx(float(apart), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(SCORES))
 def test_an_error_is_near_the_spread_over_other_examples(name):
     """For counts of right answers the jackknife is known to say too much, up to twice or so; never far too little."""
@@ -159,6 +160,7 @@ def test_gradients_at_the_features_are_those_of_one_example_at_a_time(models, da
         assert np.allclose(row, features.grad[0].numpy(), atol=1e-7)
 
 
+@pytest.mark.slow
 def test_constant_features_have_values_or_reasons():
     class Flat(nn.Module):
         def __init__(self):

@@ -72,6 +72,7 @@ def test_where_no_bucket_holds_two_examples_it_is_exact_kernel_ridge(kernel):
     assert np.allclose(found.numpy(), wanted[:, : found.shape[1]], atol=1e-9)
 
 
+@pytest.mark.slow
 def test_scores_come_nearer_to_the_exact_ones_with_more_buckets():
     (F, G, labels), (P, Q, _) = five_classes(400, 1, d=6), five_classes(50, 2, d=6)
     for kernel in ("features", "psi", "hadamard"):

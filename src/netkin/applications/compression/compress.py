@@ -391,5 +391,5 @@ def _remarks(layer: LinearOrConv, small: nn.Sequential, places: tuple[int, int])
     if parameters(small) >= parameters(layer):
         remarks.append(f"saves no parameters: that takes k of at most {most_that_saves(layer):,}.")
     elif multiply_adds(small, places) >= multiply_adds(layer, places):
-        remarks.append("saves no multiply-adds: its 1 × 1 convolution looks at more places than the layer gives.")
+        remarks.append("saves no multiply-adds: its 1 × 1 convolution has more positions than the layer's output.")
     return remarks

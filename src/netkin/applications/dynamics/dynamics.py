@@ -32,14 +32,12 @@ from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape, shape_name
 from netkin.results import Comparison, Series
 from netkin.results.packing import packed, unpacked
-from netkin.sources.names import by_name
 from netkin.sources.runs import Architecture, Run, open_run
 
 WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows
 
 
 @also_called(measures="measure")
-@by_name(data="data")
 def dynamics(
     run: Any,
     data: Any = None,
@@ -114,6 +112,7 @@ def dynamics(
         apart = ClusterSteps(running, opened, data, examples, options)
         with showing(progress):
             return _Study(opened, None, options, apart.call).series(save, partial, overwrite, apart)
+    data = opened.data(data)
     call = options.call(opened.name, data, examples)
     with showing(progress), random_states_kept(data=[data]):
         held = None if options.of_weights else Held(data, examples, spare_memory(torch.device("cpu")))
@@ -182,7 +181,7 @@ def explain_dynamics(
     opened, asked = open_run(run, model, name=name).only(steps), _Options.of(measures, **options)
     count, again, running = len(opened.steps), asked.needs_space and not asked.of_weights, _engine(engine)
     apart = ClusterSteps(running, opened, data, examples, asked) if isinstance(running, Ray) else None
-    each = asked.plan(opened, data, examples) if apart is None else apart.explain()
+    each = asked.plan(opened, opened.data(data), examples) if apart is None else apart.explain()
     # half of these passes are the final model's, which runs once on each batch, or in each worker, if its rows are kept
     finals = count - 1 if again else 0 if apart is None else min(count, apart.slots) - 1
     passes = each.passes and each.passes * (count + finals) // 2

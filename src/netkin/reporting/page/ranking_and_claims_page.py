@@ -87,7 +87,7 @@ def _card(ranking: Ranking, score: str) -> Markup:
     better = "higher is better" if table.higher_is_closer else "lower is better"
     words = ", ".join(filter(None, [better, range_of(table), cost]))
     known = bool(np.isfinite(table.values).any())
-    drawn = _chart(ranked) if known else tag("p", "It has a value for no model.")
+    drawn = _chart(ranked) if known else tag("p", "It has no value for any model.")
     said = ranked.conclusion if known and score != ranking.score else None  # that of the rank is above all
     note = tag("figcaption", tag("p", said), tag("p", sentence(table.conventions), class_="facts-line"))
     return tag("figure", tag("h3", score), tag("p", words, class_="facts-line"), drawn, note, class_="card curve")

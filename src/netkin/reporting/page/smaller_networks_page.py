@@ -74,7 +74,7 @@ ACCURACY = (
 def sparsity_page(study: SparsityStudy) -> str:
     """Return the HTML page of a study."""
     names = short_names(study.names)
-    title = " and ".join(names[one] for one in study.names) + ": how sparse, and what that does"
+    title = " and ".join(names[one] for one in study.names) + ": sparsity and its effects"
     comparisons = list(study.interlayer.values())
     grids = [grids_of(one) for one in comparisons]
     sentence, whole, parts = _sentence(study, names), " and ".join(study.names), _main(study, names, grids)
@@ -90,7 +90,7 @@ def _sentence(study: SparsityStudy, names: Mapping[str, str]) -> str:
     for one, table in study.networks.items():
         words = f"{names[one]} keeps {table.left:,} of {table.weights:,} weights, a sparsity of {table.sparsity:.4f}"
         mean = study.mean_similarity(one)
-        words += f", and two of its layers have a debiased CKA of {mean:.3f} on average" if mean == mean else ""
+        words += f", and pairs of its layers have a debiased CKA of {mean:.3f} on average" if mean == mean else ""
         sentences.append(
             words + (f", at an accuracy of {right:.4f}" if (right := study.accuracy(one)) == right else "")
         )

@@ -102,7 +102,7 @@ def _title(tasks: Sequence[str], ways: Sequence[TaskAccuracies]) -> str:
     counted = plural(len(tasks), "task")
     if not ways:
         return f"{counted}, with networks of other tasks beside their own"
-    return f"{counted} learnt in a row" + (f" by {ways[0].method!r}" if len(ways) == 1 else f" in {len(ways)} ways")
+    return f"{counted} learnt in a row" + (f" by {ways[0].method!r}" if len(ways) == 1 else f" by {len(ways)} methods")
 
 
 def _sentence(ways: Mapping[str, TaskAccuracies], ensembles: Sequence[TaskEnsembles]) -> str:
