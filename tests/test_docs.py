@@ -68,7 +68,7 @@ def test_the_page_of_reproductions_says_what_is_recorded(copied, tmp_path):
         "## toys\n\nToy (2020), Toys. 1 claim, of which 1 holds in part.\n",
         "| claim | figure | number | the paper | ours | control | scale | verdict |\n",
         "| [halving](#toys-halving) | Fig. 3 | size | a \\| half | 0.512 ± 0.012 (n = 3) | 0.900 ± 0.010",
-        "### toys halving\n\nFig. 3. The paper:\n\n> a copy is half as large\n\n*Criterion:* holds below 0.6.\n",
+        "\n## toys, claim by claim\n\n### toys halving\n\nFig. 3. The paper:\n\n> a copy is half as large\n\n*Criterion:* holds below 0.6.\n",
         "\n*Control:* other toys.\n",
         "At cpu scale: **holds**. The paper says “a copy is half as large” (Fig. 3); here size is 0.512 ± 0.012",
         "| number | ours | control |\n|---|---|---|\n| size | 0.512 ± 0.012 (n = 3) | 0.900 ± 0.010 (n = 3) |\n",
