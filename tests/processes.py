@@ -83,8 +83,10 @@ def quick_python():
         listener.bind(str(place))
         listener.listen()
         Thread(target=_serve, args=[listener], daemon=True).start()
-        yield command
-        listener.shutdown(socket.SHUT_RDWR)
+        try:
+            yield command
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)  # ends the wait for the next one
 
 
 def _serve(listener):

@@ -1,6 +1,7 @@
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,18 +26,27 @@ def example_of(command):
     return next(line.strip() for line in lines if line.strip().startswith("netkin "))
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with what the examples read: a comparison, parts (`merge`), a run (`dynamics`) and two networks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("made"))
+        lines = ["compare netkin:digits --data digits:test --layers fc --save ab.netkin"]
+        for part in (1, 2, 3):
+            lines.append(f"collect netkin:digits --data digits:test --layers fc --part {part}/3 --out {part}.stats")
+        for line in lines:
+            assert click.testing.CliRunner().invoke(cli, line.split()).exit_code == 0
+        Path("runs/digits").mkdir(parents=True)
+        for step, name in ((1, "before.pt"), (2, "after.pt")):
+            torch.save(seeded(architecture("digits"), step).state_dict(), name)
+            shutil.copy(name, f"runs/digits/step_{step}.pt")
+        return Path().absolute()
+
+
 @pytest.fixture
-def saved_before(netkin, checkout):
-    """What the examples read: a comparison, parts (`merge`), a run (`dynamics`), two networks and a checkout."""
-    netkin("compare netkin:digits --data digits:test --layers fc --save ab.netkin")
-    for part in (1, 2, 3):
-        netkin(f"collect netkin:digits --data digits:test --layers fc --part {part}/3 --out {part}.stats")
-    run = Path("runs/digits")
-    run.mkdir(parents=True)
-    for step in (1, 2):
-        torch.save(seeded(architecture("digits"), step).state_dict(), run / f"step_{step}.pt")
-    for step, name in ((1, "before.pt"), (2, "after.pt")):
-        Path(name).write_bytes((run / f"step_{step}.pt").read_bytes())
+def saved_before(netkin, checkout, made):
+    """Those files and a checkout, in the folder at hand."""
+    shutil.copytree(made, ".", dirs_exist_ok=True)
 
 
 @pytest.mark.usefixtures("saved_before", "shared_nets")

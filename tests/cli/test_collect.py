@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -27,12 +28,23 @@ def weights(netkin):
     torch.save(seeded(architecture("digits"), 7).state_dict(), "other.pt")
 
 
+@pytest.fixture(scope="module")
+def thirds(tmp_path_factory):
+    """A folder with statistics of the thirds of the data, `1.stats` to `3.stats`, in chunks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("thirds"))
+        torch.save(seeded(architecture("digits"), 7).state_dict(), "other.pt")
+        for part in (1, 2, 3):
+            line = f"collect {MODELS} --part {part}/3 --errors --chunks 8 --out {part}.stats"
+            result = CliRunner().invoke(cli, line.split(), prog_name="netkin")
+            assert (result.exit_code, result.exception) == (0, None)
+        return Path().absolute()
+
+
 @pytest.fixture
-def parts(netkin, weights):
-    """Statistics of the thirds of the data, `1.stats` to `3.stats`, in chunks."""
-    for part in (1, 2, 3):
-        result = netkin(f"collect {MODELS} --part {part}/3 --errors --chunks 8 --out {part}.stats")
-        assert (result.exit_code, result.exception) == (0, None)
+def parts(netkin, thirds):
+    """Those statistics and `other.pt`, in the folder at hand."""
+    shutil.copytree(thirds, ".", dirs_exist_ok=True)
 
 
 def refusal(netkin, line, code=1):

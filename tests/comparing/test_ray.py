@@ -327,7 +327,8 @@ def test_tasks_that_run_models_ask_for_their_share_of_a_gpu(shares, groups):
     }
     block = BlockTasks(terms, SimpleNamespace(examples=9, weights=names), told, pairs, gpus=0.5)
     asked = {one.name: (one.function.rpartition(":")[2], one.gpus) for one in block.tasks("comparison")}
-    runs = {("compare", 0.5)} if shares == 1 else {("collect", 0.5), ("merge", 0.0), ("read", 0.0)}
+    shared = {("collect_share", 0.5), ("merge_shares", 0.0), ("read_tables", 0.0)}
+    runs = {("compare_models", 0.5)} if shares == 1 else shared
     assert set(asked.values()) == runs
     assert sum(gpus > 0 for _, gpus in asked.values()) == shares
 
@@ -335,7 +336,7 @@ def test_tasks_that_run_models_ask_for_their_share_of_a_gpu(shares, groups):
 def test_data_are_prepared_for_all_models_of_a_call_in_every_block(monkeypatch):
     given, seen = {"a": "hf:one", "b": FIRST, "c": SECOND}, []
     monkeypatch.setattr(worker, "cache", worker.WorkerCache())
-    monkeypatch.setattr(worker, "identity_of", lambda data: "known")
+    monkeypatch.setattr(worker, "data_identity", lambda data: "known")
     monkeypatch.setattr(DataSpec, "load", lambda spec, models: seen.append(models))
     options = Options(None, {name: name for name in given}, None, None, None, None, None, False)
     request = Ray().request(given, options, Pairs([("b", "c")], "all"), Study({}, []), "digits:test")
@@ -348,10 +349,10 @@ def test_that_no_node_has_room_is_said_once(monkeypatch):
     monkeypatch.setattr(clusters, "PATIENCE", 2)
     none = SimpleNamespace(slots=lambda gpus: 0, end=lambda running: None)
     tasks = {"one": clusters.ClusterTask("one", "module:function", {})}
-    course = clusters._Course(none, tasks, nk.jobs.Job(None, "study", {}), ["one"])
-    course._plan()
+    graph = clusters._TaskGraph(none, tasks, nk.jobs.Job(None, "study", {}), ["one"])
+    graph._plan()
     with pytest.warns(UserWarning, match="no node of the cluster has room for a task, and 1 wait; add one") as warned:
-        assert [course._start_ready() for _ in range(5)] == [True] * 5
+        assert [graph._start_ready() for _ in range(5)] == [True] * 5
     assert len(warned) == 1
 
 

@@ -11,7 +11,6 @@ import torch
 from netkin.errors import ShapeError, ValueFault
 from netkin.identity import DataDigest, UnorderedDigest
 from netkin.identity import data as data_module
-from netkin.representations.inputs import LABELS
 
 
 def images(n=12, dtype=torch.float32):
@@ -82,7 +81,6 @@ def test_labels_count_only_if_told():
     assert told != digest_of((data, labels))
     assert told != digest_of((data, labels + 1), labels=True)
     assert told == digest_of((data, labels), size=5, labels=True)
-    assert data_module.LABELS == LABELS
 
 
 @pytest.mark.parametrize("size", [1, 5, 12])

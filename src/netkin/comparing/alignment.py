@@ -19,7 +19,7 @@ from netkin.comparing.subjects import Runner
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.representations.shapes import positions, resize_to
 from netkin.statistics.collector import Key, LayerSize, Rectangle, name_of
-from netkin.statistics.frequencies import apart, common_grid, in_words, placed
+from netkin.statistics.frequencies import common_grid, mismatch_in_words, placed, shape_in_words
 
 DFT = "dft"
 AVERAGED = "dft, larger maps averaged down"
@@ -194,15 +194,17 @@ def _average(rows: Tensor, layer: LayerSize, size: tuple[int, ...]) -> Tensor:
         return positions(resize_to(maps, size))
     if tuple(rows.shape[2:]) != layer.space:
         raise ShapeError(
-            f"layer {name_of(layer.key)!r} gave maps of {in_words(rows.shape[2:])} and of {in_words(layer.space)} "
-            "before; bring all inputs to one size, or choose the shape 'pool'."
+            f"layer {name_of(layer.key)!r} gave maps of {shape_in_words(rows.shape[2:])} and of "
+            f"{shape_in_words(layer.space)} before; bring all inputs to one size, or choose the shape 'pool'."
         )
     return resize_to(rows, size)
 
 
 def _mismatch(x: LayerSize, y: LayerSize) -> str:
     if x.spectral:
-        return apart(f"layer {x.name!r} of {x.model!r}", x.space, f"layer {y.name!r} of {y.model!r}", y.space)
+        return mismatch_in_words(
+            f"layer {x.name!r} of {x.model!r}", x.space, f"layer {y.name!r} of {y.model!r}", y.space
+        )
     maps = x.shape == y.shape == "positions"
     return (
         f"layer {x.name!r} of {x.model!r} gives {x.rows_per_example:,g} rows an example and layer {y.name!r} of "

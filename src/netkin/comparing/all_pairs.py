@@ -15,7 +15,7 @@ from torch.utils.data import RandomSampler
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import CachedRunner, HeldExamples, data_name
-from netkin.comparing.pairs_plan import ModelBlock, PairsWay, Planner, loaded, unpacked_way
+from netkin.comparing.pairs_plan import ModelBlock, PairsWay, Planner, load_if_named, unpacked_way
 from netkin.comparing.planning import weights_alone
 from netkin.comparing.request import Options, Request
 from netkin.comparing.study import Statistics, from_arrays
@@ -137,7 +137,7 @@ class AllPairs:
 
     def _identity(self, measures: Sequence[Measure]) -> dict[str, Any]:
         weights = {name: weights_digest(self._live([name])[name]) for name in self.given}
-        data = "none" if weights_alone(measures) else digest_of(self.data, self.examples)
+        data = "none" if weights_alone(measures) else data_digest(self.data, self.examples)
         settings = Request({}, self.options, self.pairs, self.study)._settings()
         return identity_of_study(weights, data, self.options.layers, settings | {"rows": str(self.rows)}, measures)
 
@@ -165,7 +165,7 @@ class AllPairs:
 
     def _live(self, names: Sequence[str]) -> dict[str, Any]:
         """Return models, of which those given by name are loaded."""
-        return {name: loaded(self.given[name], name, list(self.given)) for name in names}
+        return {name: load_if_named(self.given[name], name, list(self.given)) for name in names}
 
     @property
     def _is_tried_first(self) -> bool:
@@ -382,7 +382,7 @@ def identity_of_study(
     }  # fmt: skip
 
 
-def digest_of(data: Any, examples: int | None) -> str:
+def data_digest(data: Any, examples: int | None) -> str:
     """Return by what data are known again, after reading all of them."""
     digest, seen = DataDigest(), 0
     for batch in batches_of(data, examples):

@@ -12,7 +12,7 @@ from torch import nn
 
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.engines import Engine, named_engine
-from netkin.comparing.many_models import compare_many, made_study
+from netkin.comparing.many_models import compare_many, study_of
 from netkin.comparing.planning import Plan, memory_limit
 from netkin.comparing.request import Options, Request, linear_measures
 from netkin.comparing.study import Statistics, found_measures
@@ -98,7 +98,7 @@ def compare(
         given, pair = _name_two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
         refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
         options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
-        study = made_study(memory, seed, errors, chunks)
+        study = study_of(memory, seed, errors, chunks)
         request = running.request(given, options, Pairs([pair], pairs), study, data, examples, partial)
         shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
         return request.compare(found_measures(measures), dict(zip(pair, shown, strict=True)))[0]
@@ -168,7 +168,7 @@ def explain(
     refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
     options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
     request = Request(
-        given, options, Pairs([pair], pairs), made_study(memory, seed, errors, chunks), data, examples, partial
+        given, options, Pairs([pair], pairs), study_of(memory, seed, errors, chunks), data, examples, partial
     )
     return request.explain(found_measures(measures))
 
@@ -246,7 +246,7 @@ def collect(
         given, pair = _name_two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
         refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
         options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
-        study = made_study(memory, seed, errors, chunks)
+        study = study_of(memory, seed, errors, chunks)
         request = running.request(given, options, Pairs([pair], pairs), study, data, examples, partial, part, start)
         shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
         found = linear_measures(given, shape) if measures is None else found_measures(measures)
@@ -284,7 +284,7 @@ def compare_runners(
     `a` is run before `b` on each batch, so that `b` may reuse what `a` has computed.
     """
     options = Options(None, {a.name: "a", b.name: "b"}, None, None, None, None, None)
-    pairs, study = Pairs([(a.name, b.name)]), made_study(memory, seed, False, 0)
+    pairs, study = Pairs([(a.name, b.name)]), study_of(memory, seed, False, 0)
     request = Request({a.name: a, b.name: b}, options, pairs, study, data, examples, partial)
     return request.compare(found_measures(measures), {})[0]
 

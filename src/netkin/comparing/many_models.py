@@ -158,7 +158,7 @@ def _all_pairs(asked: Mapping[str, Any]) -> AllPairs:
         asked["layers"], {name: name for name in given}, asked["shape"], asked["resize"], asked["transforms"],
         asked["forward"], asked["device"], asked["exact_model"],
     )  # fmt: skip
-    study = made_study(asked["memory"], asked["seed"], asked["errors"], asked["chunks"])
+    study = study_of(asked["memory"], asked["seed"], asked["errors"], asked["chunks"])
     pairs = Pairs(list(combinations(given, 2)), asked["pairs"])
     data = asked["data"]
     if isinstance(data, str) and asked["engine"] in ("local", "distributed"):  # others load where they work
@@ -179,7 +179,7 @@ def _named(models: Any) -> dict[str, Any]:
     return {str(place): model for place, model in enumerate(found)}
 
 
-def made_study(memory: int | None, seed: int, errors: bool, chunks: int) -> Study:
+def study_of(memory: int | None, seed: int, errors: bool, chunks: int) -> Study:
     """Return the study of a call."""
     if errors and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 2):
         raise ValueFault(f"standard errors need at least 2 chunks of the examples; got chunks={chunks!r}.")
@@ -249,7 +249,7 @@ def described_plan(planner: Planner, ways: Mapping[str, PairsWay], why: Mapping[
     name, count, result = planner.chosen(ways), len(planner.pairs.of), planner.result()
     way = ways[name]
     parts = planner.speed.seconds(way, count)
-    others = {other: _in_words(planner, one, result) for other, one in ways.items() if other != name} | dict(why)
+    others = {other: _way_in_words(planner, one, result) for other, one in ways.items() if other != name} | dict(why)
     lines = [*_beginning(planner), f"way: {way.words}"]
     lines += [f"  {other}: {words}" for other, words in others.items()]
     lines += [
@@ -285,7 +285,7 @@ def _beginning(planner: Planner) -> Iterator[str]:
     yield f"examples: {total}, in batches of up to {planner.batch:,}; data {data_name(planner.data)}"
 
 
-def _in_words(planner: Planner, way: PairsWay, result: int) -> str:
+def _way_in_words(planner: Planner, way: PairsWay, result: int) -> str:
     seconds = sum(planner.speed.seconds(way, len(planner.pairs.of)))
     size = size_in_words(way.bytes + result)
     return f"{way.words}, {way.runs * way.batches:,} forward passes, {size}, {in_hours(seconds)}"

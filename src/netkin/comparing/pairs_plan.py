@@ -219,7 +219,7 @@ class Planner:
 
     def _inspect(self, first: str, names: Sequence[str]) -> None:
         """Learn the layers of models that are alike from one of them, and how long it takes for a batch."""
-        model = loaded(self.given[first], first, list(self.given))
+        model = load_if_named(self.given[first], first, list(self.given))
         request = Request({first: model}, self.options, Pairs([]), self.study, self.data, self.asked)
         self.study = replace(self.study, limit=request.study.limit, device=request.study.device)
         feed = Feed(request.runners, self.data, self.asked, paired=False)
@@ -349,7 +349,7 @@ class Planner:
         return sum(layers[x] * layers[y] for left, right in rectangles for x in left for y in right)
 
 
-def loaded(thing: Any, name: str, names: Sequence[str]) -> Any:
+def load_if_named(thing: Any, name: str, names: Sequence[str]) -> Any:
     """Return a model that was given by name, or the object itself; its index seeds random weights."""
     return load_model(thing, seed=names.index(name)) if isinstance(thing, str) else thing
 

@@ -334,7 +334,7 @@ class Findings:
                 f"every value is read {self.study.chunks + 1} times"
             )
         if plan.operations is not None:
-            yield f"work: {_in_words(plan.operations)} multiply-adds for statistics, beside the forward passes"
+            yield f"work: {_count_in_words(plan.operations)} multiply-adds for statistics, beside the forward passes"
         if plan.refused:
             yield f"would be refused: {plan.refused}"
 
@@ -371,7 +371,7 @@ def _layers_in_words(found: Mapping[str, LayerSize]) -> str:
     return f"{count}, the widest {widest.name!r} with {widest.width:,} features ({widest.shape})"
 
 
-def _in_words(count: int) -> str:
+def _count_in_words(count: int) -> str:
     """Return a large number with three digits at most, as in "4.19 billion"."""
     power = min((len(str(count)) - 1) // 3, len(THOUSANDS) - 1)
     return f"{count / 1000**power:.3g}{THOUSANDS[power]}"

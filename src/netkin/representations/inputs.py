@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from netkin.arrays import refuse_masked
 from netkin.errors import ForwardError, ShapeError, ValueFault
+from netkin.identity.data import LABELS
 from netkin.progress import reporting
 from netkin.representations.hooks import copied, copied_leaf, end_forward, leaves, mapped, one_forward, parts, rebuilt
 from netkin.representations.layers import unwrapped
 
-LABELS = frozenset({"labels", "label", "targets", "target", "y"})
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Forward = Callable[[nn.Module, Any], Any]

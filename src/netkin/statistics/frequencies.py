@@ -94,17 +94,17 @@ def common_grid(a: Grid, b: Grid) -> Grid | None:
     return tuple(map(min, a, b))
 
 
-def apart(a: str, size_a: Grid, b: str, size_b: Grid) -> str:
+def mismatch_in_words(a: str, size_a: Grid, b: str, size_b: Grid) -> str:
     """Return why two layers share no frequencies, and what to do."""
     return (
-        f"{a} has maps of {in_words(size_a)} and {b} of {in_words(size_b)}, of which neither divides the other, so "
-        """they share no frequencies; say resize="average" to average maps down to one size."""
+        f"{a} has maps of {shape_in_words(size_a)} and {b} of {shape_in_words(size_b)}, of which neither divides the "
+        """other, so they share no frequencies; say resize="average" to average maps down to one size."""
     )
 
 
-def in_words(size: Sequence[int]) -> str:
-    """Return the size of a map as people write it."""
-    return " × ".join(map(str, size))
+def shape_in_words(shape: Sequence[int]) -> str:
+    """Return a shape as people write it: 8 × 8."""
+    return " × ".join(map(str, shape))
 
 
 def placed(maps: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from netkin.arrays import as_tensor, at_least_single, refuse_non_finite
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
 from netkin.identity import weights_digest
 from netkin.statistics.collector import Collector, Key, Price, Settings, Study
+from netkin.statistics.frequencies import shape_in_words
 from netkin.statistics.statistic import Stored
 
 GAUGES = ("stored", "orthonormal")
@@ -140,9 +141,9 @@ class Filters:
 
     def _refuse_other_kernel(self) -> None:
         if self.x.kernel != self.y.kernel:
+            sizes = [shape_in_words(side.kernel) for side in (self.x, self.y)]
             raise NoValue(
-                f"kernels of {_times(self.x.kernel)} and of {_times(self.y.kernel)} have no common space; compare "
-                "layers of one kernel size."
+                f"kernels of {sizes[0]} and of {sizes[1]} have no common space; compare layers of one kernel size."
             )
 
     def _refuse_other_count(self) -> None:
@@ -165,8 +166,8 @@ class Filters:
         if count < size:
             return ""
         return (
-            f"{count} independent atoms span the whole space of kernels of {_times(self.x.kernel)}, in which any two "
-            f"subspaces are the same: 'grassmann' says nothing there; take fewer than {size} atoms."
+            f"{count} independent atoms span the whole space of kernels of {shape_in_words(self.x.kernel)}, in which "
+            f"any two subspaces are the same: 'grassmann' says nothing there; take fewer than {size} atoms."
         )
 
     def _unevenness(self) -> str:
@@ -225,10 +226,6 @@ def _unit(tensor: Tensor, what: str) -> Tensor:
     if not bool(size > 0):
         raise NoValue(f"{what} are all zero.")
     return vector / size
-
-
-def _times(shape: Sequence[int]) -> str:
-    return " × ".join(map(str, shape))
 
 
 # --- the collector ----------------------------------------------------------------------------------------------------

@@ -36,15 +36,15 @@ from netkin.statistics.collector import (
 from netkin.statistics.frequencies import (
     CHUNK,
     Grid,
-    apart,
     common_grid,
     examples_at_once,
     frequencies,
-    in_words,
+    mismatch_in_words,
     off_block_share,
     placed,
     price_of_spectra,
     regrouped,
+    shape_in_words,
 )
 from netkin.statistics.layer_moments import LayerMoments
 from netkin.statistics.layer_rows import LayerRows
@@ -167,7 +167,7 @@ class LayerSpectra(LayerMoments):
             raise NoValue("no batch has been folded in yet; call `update` first.")
         grid = common_grid(self._grid(a), self._grid(b))
         if grid is None:
-            raise NoValue(apart(self._label(a), self._grid(a), self._label(b), self._grid(b)))
+            raise NoValue(mismatch_in_words(self._label(a), self._grid(a), self._label(b), self._grid(b)))
         x, y = (a, grid or self._grid(a)), (b, grid or self._grid(b))
         block, turned = self._find(x, y)
         cross, _ = block.centred(*((y, x) if turned else (x, y)), without, False)
@@ -393,4 +393,4 @@ def _refuse_unpaired(maps: Mapping[Key, Tensor]) -> None:
 
 def _sized(size: Sequence[int]) -> str:
     channels, *space = size
-    return f"{channels} channels of {in_words(space)}" if space else f"{channels} features"
+    return f"{channels} channels of {shape_in_words(space)}" if space else f"{channels} features"

@@ -34,7 +34,7 @@ from netkin.comparing.engines.terms import (
 )
 from netkin.comparing.engines.worker import Message, as_fault, as_outcome, cache
 from netkin.comparing.feed import data_name
-from netkin.comparing.many_models import made_study
+from netkin.comparing.many_models import study_of
 from netkin.comparing.planning import Plan, needs_of
 from netkin.comparing.request import Options
 from netkin.comparing.subjects import ModelRunner
@@ -358,7 +358,7 @@ def explain_step(task: Mapping[str, Any]) -> Message:
             how["layers"], {name: name for name in given}, how["shape"], how["resize"], options.transform,
             how["forward"], how["device"],
         )  # fmt: skip
-        limits = made_study(how["memory"], how["seed"], False, 0)
+        limits = study_of(how["memory"], how["seed"], False, 0)
         every = AllPairs(given, asked, Pairs([("first", "final")], how["pairs"]), limits, study.data, None)
         stages = every.pair_seconds(options.measures)
     plan = {name: one for name, one in vars(each).items() if name != "kinds"}

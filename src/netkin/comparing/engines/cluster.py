@@ -115,14 +115,14 @@ class Cluster:
             wanted: the names of those whose results are returned.
             what: what is being done, for progress.
         """
-        course = _Course(self, {one.name: one for one in tasks}, job, wanted)
+        graph = _TaskGraph(self, {one.name: one for one in tasks}, job, wanted)
         try:
-            course.run(what)
+            graph.run(what)
         finally:
-            self.end(course.running)
-        return {name: course.results[name] for name in wanted}
+            self.end(graph.running)
+        return {name: graph.results[name] for name in wanted}
 
-    # --- what a course asks of Ray ------------------------------------------------------------------------------------
+    # --- what a graph of tasks asks of Ray ----------------------------------------------------------------------------
 
     def start(
         self, task: ClusterTask, given: Sequence[ObjectRef], node: str | None = None
@@ -153,8 +153,8 @@ class Cluster:
                 self.ray.cancel(reference, force=True)
 
 
-class _Course:
-    """The course of some tasks: which wait for which, which run, and which results are there."""
+class _TaskGraph:
+    """Some tasks: which wait for which, which run, and which results are there."""
 
     def __init__(self, cluster: Cluster, tasks: dict[str, ClusterTask], job: Job, wanted: Sequence[str]):
         self.cluster, self.tasks, self.job, self.wanted = cluster, tasks, job, wanted

@@ -116,7 +116,7 @@ class RayRequest:
     def collect(self, measures: Sequence[Measure], names: Mapping[str, str]) -> Statistics:
         """Return what a pass over all data leaves."""
         (((block, (whole,)),)) = self._done("statistics", measures, names).items()
-        return worker.finished(from_arrays(*whole), block.survey.examples, names)
+        return worker.complete(from_arrays(*whole), block.survey.examples, names)
 
     def _done(
         self, kind: str, measures: Sequence[Measure], names: Mapping[str, str]
@@ -199,7 +199,7 @@ class RayRequest:
         """
         if len(pairs) == 1 or self.terms["data"] is None:
             return [pairs], None
-        made = self._asked(cluster, "plan", pairs, limit, measures)
+        made = self._asked(cluster, "plan_blocks", pairs, limit, measures)
         return [[(a, b) for a, b in block] for block in made["blocks"]], made["sample"]
 
     def _asked(
@@ -209,7 +209,7 @@ class RayRequest:
         terms = terms_for(self.terms, named_models(pairs))
         terms |= {"study": terms["study"] | {"limit": limit}}
         arguments = {"terms": terms, "pairs": pairs, "measures": measures, "rows": self.rows}
-        task = ClusterTask(f"{what} of {len(pairs)} pairs", f"{HOME}:{what}", arguments, gpus=self.gpus)
+        task = ClusterTask(f"plan of {len(pairs)} pairs", f"{HOME}:{what}", arguments, gpus=self.gpus)
         made = cluster.results([task], Job(None, "plan", {}), [task.name], "planning")[task.name]
         if isinstance(made, NetkinError):
             raise made
@@ -223,7 +223,7 @@ class RayRequest:
         if limit < 0:  # as when the work begins, from the models of the first pair
             some = terms_for(self.terms, named_models(self.pairs.of[:1]))
             limit = Survey.of(cluster, some, self.gpus).memory(cluster, self.gpus)
-        plan = unpacked_plan(self._asked(cluster, "explain", self.pairs.of, limit, plain_measures(measures)))
+        plan = unpacked_plan(self._asked(cluster, "explain_pairs", self.pairs.of, limit, plain_measures(measures)))
         if plan.seconds is None:
             return plan
         seconds = plan.seconds / (slots := cluster.slots(self.gpus))
@@ -331,13 +331,17 @@ class BlockTasks:
         shared = {"examples": count, "names": self.plan["names"], "measures": self.plan["measures"]}
         if kind == "comparison" and self.plan["shares"] == len(self.groups) == 1:  # so that nothing travels but values
             (name,) = self.wanted(kind)
-            return [ClusterTask(name, f"{HOME}:compare", self._share_arguments(1) | shared, kept=True, gpus=self.gpus)]
+            return [
+                ClusterTask(
+                    name, f"{HOME}:compare_models", self._share_arguments(1) | shared, kept=True, gpus=self.gpus
+                )
+            ]
         shares, tree = self._shares(), self._merges()
         if kind == "statistics":
             return [*shares, *tree]
         whole = (tree or shares)[-1].name
         readings = [
-            ClusterTask(name, f"{HOME}:read", shared | {"pairs": pairs, "after": whole}, (whole,), kept=True)
+            ClusterTask(name, f"{HOME}:read_tables", shared | {"pairs": pairs, "after": whole}, (whole,), kept=True)
             for name, pairs in zip(self.wanted(kind), self.groups, strict=True)
         ]
         return [*shares, *tree, *readings]
@@ -351,7 +355,7 @@ class BlockTasks:
 
     def _shares(self) -> list[ClusterTask]:
         every = [self._share_arguments(i) for i in range(1, self.plan["shares"] + 1)]
-        return [ClusterTask(one["name"], f"{HOME}:collect", one, kept=True, gpus=self.gpus) for one in every]
+        return [ClusterTask(one["name"], f"{HOME}:collect_share", one, kept=True, gpus=self.gpus) for one in every]
 
     def _share_arguments(self, place: int) -> dict[str, Any]:
         names = named_models(self.pairs)
@@ -370,7 +374,7 @@ class BlockTasks:
             for left, right in zip(spans[::2], spans[1::2], strict=False):
                 above.append((left[0], right[1]))
                 name, after = self._share(*above[-1]), (self._share(*left), self._share(*right))
-                found.append(ClusterTask(name, f"{HOME}:merge", {"name": name, "after": after}, after))
+                found.append(ClusterTask(name, f"{HOME}:merge_shares", {"name": name, "after": after}, after))
             spans = [*above, *spans[len(above) * 2 :]]
         return found
 

@@ -206,7 +206,7 @@ def asked_of(terms: Terms, models: Sequence[str], of: Sequence[Sequence[str]]) -
     return Options(**given), pairs, Study({}, [], **terms["study"])
 
 
-def identity_of(data: Batches | Borrowed) -> str:
+def data_identity(data: Batches | Borrowed) -> str:
     """Return a text by which data are known again: of those in memory all, of a user's loader its first batch."""
     if isinstance(data, Batches):
         return settings_digest([data.stored, data.labels])

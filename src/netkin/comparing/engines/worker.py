@@ -29,7 +29,7 @@ from netkin.comparing.engines.terms import (
     DataSpec,
     Terms,
     asked_of,
-    identity_of,
+    data_identity,
     is_ordered,
     measures_of,
     named_models,
@@ -168,7 +168,7 @@ class WorkerCache:
 
         def make() -> tuple[Any, str]:
             found = DataSpec(**spec).load(models)
-            return found, identity_of(found)
+            return found, data_identity(found)
 
         return self.once(f"data {sorted(spec.items())}", make)
 
@@ -227,7 +227,7 @@ def _inspect(terms: Terms, name: str, data: Any) -> dict[str, Any]:
         return outcome
 
 
-def plan(task: Mapping[str, Any]) -> Message:
+def plan_blocks(task: Mapping[str, Any]) -> Message:
     """Return pairs of many models in blocks, as few as the memory allows, so that each model runs seldom."""
     terms, names = task["terms"], named_models(task["pairs"])
     given = {name: terms["models"][name]["model"] for name in names}
@@ -243,7 +243,7 @@ def plan(task: Mapping[str, Any]) -> Message:
     return {"blocks": [block.pairs for block in way.blocks], "sample": way.sample}, {}
 
 
-def explain(task: Mapping[str, Any]) -> Message:
+def explain_pairs(task: Mapping[str, Any]) -> Message:
     """Return how this worker would go about all pairs of many models, and how long that would take."""
     terms, names = task["terms"], named_models(task["pairs"])
     given = {name: terms["models"][name]["model"] for name in names}
@@ -252,12 +252,12 @@ def explain(task: Mapping[str, Any]) -> Message:
     return asdict(explained(every, measures_of(task["measures"]), keeps=False)), {}
 
 
-def compare(task: Mapping[str, Any]) -> Message:
+def compare_models(task: Mapping[str, Any]) -> Message:
     """Return the comparisons of some models on all data, as one process makes them."""
-    return _read(_collected(task), task)
+    return _tables(_collected(task), task)
 
 
-def collect(task: Mapping[str, Any]) -> Message:
+def collect_share(task: Mapping[str, Any]) -> Message:
     """Return the statistics of some models over a share of the data."""
     return cache.write(task["name"], _collected(task))
 
@@ -288,7 +288,7 @@ def _collected(task: Mapping[str, Any]) -> Statistics:
     return statistics
 
 
-def merge(task: Mapping[str, Any], *shares: Message) -> Message:
+def merge_shares(task: Mapping[str, Any], *shares: Message) -> Message:
     """Return the statistics of two shares together."""
     first, *others = map(cache.read, task["after"], shares)
     for other in others:
@@ -296,17 +296,17 @@ def merge(task: Mapping[str, Any], *shares: Message) -> Message:
     return cache.write(task["name"], first)
 
 
-def read(task: Mapping[str, Any], *whole: Message) -> Message:
+def read_tables(task: Mapping[str, Any], *whole: Message) -> Message:
     """Return the comparisons of some pairs of models, from the statistics of all data."""
-    return _read(cache.read(task["after"], whole[0]), task)
+    return _tables(cache.read(task["after"], whole[0]), task)
 
 
-def _read(statistics: Statistics, task: Mapping[str, Any]) -> Message:
-    whole, pairs = finished(statistics, task["examples"], task["names"]), [(a, b) for a, b in task["pairs"]]
+def _tables(statistics: Statistics, task: Mapping[str, Any]) -> Message:
+    whole, pairs = complete(statistics, task["examples"], task["names"]), [(a, b) for a, b in task["pairs"]]
     return packed_columns(comparisons_of(whole, measures_of(task["measures"]), pairs))
 
 
-def finished(statistics: Statistics, examples: int | None, names: Mapping[str, str]) -> Statistics:
+def complete(statistics: Statistics, examples: int | None, names: Mapping[str, str]) -> Statistics:
     """Return the statistics of all data, which must hold every example once."""
     statistics.part, statistics.names = "", dict(names)
     if examples is not None and statistics.examples not in (0, examples):
