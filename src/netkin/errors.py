@@ -106,6 +106,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {spelled[near[0]]!r}?" if near else ""
 
 
+def refuse_below(least: int, **values: Any) -> None:
+    """Refuse values, given by their names, that are no whole numbers of `least` or more."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueFault(f"`{name}` must be a whole number of {least} or more; got {value!r}.")
+
+
 def outside() -> int:
     """Return the `stacklevel` by which a warning shows the line of the caller outside netkin."""
     frame, level = sys._getframe(1), 1

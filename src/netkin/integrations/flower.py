@@ -25,7 +25,7 @@ from netkin.applications.federated.algorithms import (
 from netkin.applications.federated.federate import local_recipe
 from netkin.applications.federated.local_training import LocalTraining, RoundWork, checked_clients, load_state, state_of
 from netkin.applications.federated.simulation import as_array
-from netkin.errors import ValueFault
+from netkin.errors import ValueFault, refuse_below
 from netkin.integrations.training_loops import needed
 from netkin.results.federation import RoundRecord
 from netkin.sources.batches import LabelledData
@@ -243,8 +243,7 @@ def _plan(model: nn.Module, algorithm: str, coefficients: str | None, head: str 
 def _refuse_numbers(share: Any, nodes: Any) -> None:
     if not 0 < share <= 1:
         raise ValueFault(f"`share` is a share of the nodes, above 0 and at most 1; got {share!r}.")
-    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
-        raise ValueFault(f"`nodes` must be a whole number of 1 or more; got {nodes!r}.")
+    refuse_below(1, nodes=nodes)
 
 
 def _app() -> Any:

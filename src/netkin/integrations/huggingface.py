@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.dynamics import DynamicsRecorder
-from netkin.applications.dynamics.recordings import read
+from netkin.applications.dynamics.recorder import read
 from netkin.applications.sparsity import CKASparsityLoss
 from netkin.errors import FileFault, ValueFault
 from netkin.integrations.training_loops import LateFreezing, LateRecorder, checkpoint_file, needed, with_term

@@ -45,13 +45,10 @@ class Line:
 
     def bar(self, k: int) -> Ends | None:
         """Return the ends of the bar at place `k`, or None."""
-        value, error = self.values[k], self._error(k)
+        value, error = self.values[k], self.errors[k] if self.errors else None
         if value is None or not error:
             return None
         return self.ends[k] if self.ends else (value - error, value + error)
-
-    def _error(self, k: int) -> float | None:
-        return self.errors[k] if self.errors else None
 
     @property
     def reach(self) -> list[float]:

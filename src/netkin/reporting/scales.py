@@ -198,11 +198,7 @@ def bar_rule() -> str:
 
 def depth_rules() -> str:
     """Return the style rules of the layers' colours on light and dark pages, and on paper."""
-    light, dark = (_variables(depths(page)) for page in ("light", "dark"))
+    light, dark = ("".join(f"--d{i}:{colour};" for i, colour in enumerate(depths(page))) for page in ("light", "dark"))
     system = f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
     paper = f"@media print{{:root,:root[data-theme=dark],:root:not([data-theme=light]){{{light}}}}}"
     return f":root{{{light}}}{system}:root[data-theme=dark]{{{dark}}}{paper}"
-
-
-def _variables(colours: Sequence[str]) -> str:
-    return "".join(f"--d{i}:{colour};" for i, colour in enumerate(colours))

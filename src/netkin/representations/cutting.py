@@ -66,9 +66,15 @@ def run_until(model: nn.Module, layer: str, batch: Any, forward: Forward | None 
 def run_from(model: nn.Module, layer: str, output: Any, batch: Any, forward: Forward | None = None) -> Any:
     """Return the model's output for `batch` as if `layer` had given `output`.
 
-    `output` is what `run_until` returns, or a tensor that takes the place of the first floating tensor in it. Where the
-    way from the model to the layer leads through ``nn.Sequential`` only, `output` goes straight to what comes next and
-    nothing before it is computed; elsewhere the whole model runs. `output` itself is never changed.
+    Where the way from the model to the layer leads through ``nn.Sequential`` only, `output` goes straight to what comes
+    next and nothing before it is computed; elsewhere the whole model runs. `output` itself is never changed.
+
+    Args:
+        model: the model.
+        layer: the layer whose output is replaced.
+        output: what `run_until` returned, or a tensor that takes the place of the first floating tensor in it.
+        batch: the inputs, of which whatever does not pass through the layer is computed.
+        forward: a function ``forward(model, batch)`` that runs the model.
     """
     name = _one_call(model, layer)
     if forward is None and _is_in_sequence(model, layer):

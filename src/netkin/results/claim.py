@@ -102,8 +102,10 @@ class Measured:
 
     def __str__(self) -> str:
         unit = f" {self.unit}" if self.unit else ""
-        spread = "" if self.error is None else f" ± {_decimals(self.error, self.error)}"
-        return f"{_decimals(self.value, self.error)}{spread}{unit}" + (f" (n = {self.n:,})" if self.n else "")
+        is_rounding = self.error is not None and self.error < 1e-12 * abs(self.value)
+        error = 0.0 if is_rounding else self.error
+        spread = "" if error is None else f" ± {_decimals(error, error)}"
+        return f"{_decimals(self.value, error)}{spread}{unit}" + (f" (n = {self.n:,})" if self.n else "")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -229,7 +231,8 @@ class Claim:
         """Return the claim as readable JSON: lists of numbers stay on one line."""
         content = plain_fields(self)
         for numbers in ("measured", "controls"):
-            content[numbers] = {name: _short(asdict(one)) for name, one in content[numbers].items()}
+            facts = {name: asdict(one).items() for name, one in content[numbers].items()}
+            content[numbers] = {name: {k: v for k, v in own if v not in (None, "")} for name, own in facts.items()}
         nature = content.pop("kind")
         return _written({"kind": "claim", "format": FORMAT, "nature": nature, **content}) + "\n"
 
@@ -321,10 +324,6 @@ def _decimals(value: float, error: float | None) -> str:
     if error and error >= ROUNDING:
         return f"{value:,.{max(1 - math.floor(math.log10(error)), 0)}f}"
     return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.4g}"
-
-
-def _short(measured: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in measured.items() if value not in (None, "")}
 
 
 def _written(value: Any, depth: int = 0) -> str:

@@ -306,7 +306,7 @@ READERS: dict[str, tuple[str, str, int]] = {
     "stitch": ("netkin.applications.stitching.network", "load_stitch", 2),
     "federation": ("netkin.results.federation", "load_federation", 0),
     "compressed": ("netkin.applications.compression.factoring", "load_compressed", 1),
-    "recording": ("netkin.applications.dynamics.recordings", "load_recording", 0),
+    "recording": ("netkin.applications.dynamics.recorder", "load_recording", 0),
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
     "sparsity": ("netkin.results.weight_sparsity", "load_sparsity", 0),
     "task accuracies": ("netkin.results.task_accuracies", "load_task_accuracies", 0),

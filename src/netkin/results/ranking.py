@@ -135,7 +135,7 @@ class Ranking:
     def behind(self, score: str | None = None) -> dict[str, Behind]:
         """Return how far each model with a value is behind the first of that score, which is 0 behind."""
         ranking = self if score is None else self.by(score)
-        if ranking._holes(ranking.score) == len(self):
+        if np.isnan(ranking._row(ranking.score)).all():
             return {}
         table, best = ranking.table(), self._given.index(ranking.best)
         found = {model: ranking._difference(table, best, self._given.index(model)) for model in ranking.models}
@@ -162,7 +162,7 @@ class Ranking:
             shown = [repr(names[model]) for model in (rest if len(rest) <= 4 else rest[:3])]
             named = ", ".join(shown) + (f" and {len(rest) - len(shown)} more" if len(rest) > len(shown) else "")
             within = "more" if lead.clear else "not more"
-            return f"{first}; {by}, {within} than its error. These examples do not tell it from {named}."
+            return f"{first}; {by}, {within} than its error. These examples cannot distinguish it from {named}."
         others = ", and so are its leads over all other models" if len(self.behind()) > 2 else ""
         return f"{first}; {by}, more than its error (95 % interval){others}."
 
@@ -279,9 +279,6 @@ class Ranking:
 
     def _sign(self, score: str) -> int:
         return 1 if self.tables[score].higher_is_closer else -1
-
-    def _holes(self, score: str) -> int:
-        return int(np.isnan(self._row(score)).sum())
 
     def _known(self, model: str) -> str:
         if model not in self._given:

@@ -230,11 +230,9 @@ class Values:
     def facts(self) -> dict[str, Any]:
         """Return what the numbers are, as text and numbers for any file's attributes."""
         words = ("id", "name", "kind", "unit", "bounds", "conventions", "statistic", "exactness")
+        parameters = {f"parameter_{name}": value for name, value in self.parameters.items()}
         flags = {"higher_is_closer": int(self.higher_is_closer), "symmetric": int(self.symmetric)}
-        return {word: getattr(self, word) for word in words} | flags | self._spelled_out()
-
-    def _spelled_out(self) -> dict[str, Parameter]:
-        return {f"parameter_{name}": value for name, value in self.parameters.items()}
+        return {word: getattr(self, word) for word in words} | flags | parameters
 
     def _position(self, pair: Pair) -> tuple[int, int]:
         row, column = self.axes

@@ -159,7 +159,7 @@ def _copied(entries: dict[str, bytes]) -> io.BytesIO:
     if "models/model.json" not in entries:
         raise _Refused(f"{'an older layout' if 'serialized_exported_program.json' in entries else 'no program'}")
     kept = {name: entries[name] for name in _MARKS if name in entries}
-    kept["models/model.json"] = _rewritten(entries["models/model.json"], clean_program)
+    kept["models/model.json"] = json.dumps(clean_program(json.loads(entries["models/model.json"]))).encode()
     for kind in ("weights", "constants"):
         kept |= _tensors(entries, kind)
     kept["data/sample_inputs/model.pt"] = b""
@@ -180,10 +180,6 @@ def _tensors(entries: dict[str, bytes], kind: str) -> dict[str, bytes]:
             raise _Refused("a tensor without its numbers")
     files = {f"data/{kind}/{meta['path_name']}" for meta in config["config"].values()}
     return {table: json.dumps(_clean("", config)).encode()} | {name: entries[name] for name in sorted(files)}
-
-
-def _rewritten(content: bytes, clean: Callable[[Any], Any]) -> bytes:
-    return json.dumps(clean(json.loads(content))).encode()
 
 
 def _written(entries: dict[str, bytes]) -> io.BytesIO:

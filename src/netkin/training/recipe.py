@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
-from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.errors import UnknownName, ValueFault, did_you_mean, refuse_below
 
 Record = dict[str, float]
 METHODS = ("begin", "loss", "after_backward", "after_step", "after_epoch", "state_dict", "load_state_dict")
@@ -76,10 +76,9 @@ class Recipe:
             raise ValueFault(
                 f"a recipe needs either `epochs` or `steps`; got epochs={self.epochs!r} and steps={self.steps!r}."
             )
-        for name in ("epochs", "steps", "batch"):
-            _refuse_below(name, getattr(self, name), 1)
-        for name in ("warmup", "shift"):
-            _refuse_below(name, getattr(self, name), 0)
+        counts = {"epochs": self.epochs, "steps": self.steps, "batch": self.batch}
+        refuse_below(1, **{name: count for name, count in counts.items() if count is not None})
+        refuse_below(0, warmup=self.warmup, shift=self.shift)
         for name in ("rate", "momentum", "decay", "end", "smoothing"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueFault(f"`{name}` must be a number of 0 or more; got {getattr(self, name)!r}.")
@@ -223,11 +222,6 @@ def recipe_of(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
 
 def _step_factor(done: float) -> float:
     return 0.01 if done >= 0.75 else 0.1 if done >= 0.5 else 1.0
-
-
-def _refuse_below(name: str, value: Any, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise ValueFault(f"`{name}` must be a whole number of {least} or more; got {value!r}.")
 
 
 def _refuse_unknown(name: str, value: Any, known: Iterable[str]) -> None:

@@ -32,9 +32,9 @@ def test_frequencies_are_refused():
 
 
 def test_wrong_options_are_refused_before_training():
-    with pytest.raises(ValueFault, match="`every` must be a whole number of at least 1; got 0"):
+    with pytest.raises(ValueFault, match="`every` must be a whole number of 1 or more; got 0"):
         nk.DynamicsRecorder(net(), images(), every=0)
-    with pytest.raises(ValueFault, match="`batch` must be a whole number of at least 1; got 2.5"):
+    with pytest.raises(ValueFault, match="`batch` must be a whole number of 1 or more; got 2.5"):
         nk.DynamicsRecorder(net(), images(), batch=2.5)
     with pytest.raises(UnknownName, match="no layer named 'conv9'"):
         nk.DynamicsRecorder(net(), images(), layers=["conv9"])

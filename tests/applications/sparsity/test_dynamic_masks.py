@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from netkin.applications.sparsity.dynamic_masks import DynamicMasks
 from netkin.applications.sparsity.masks import bake_masks, mask_of, masked_layers, masks_of, put_masks, weight_behind
+from netkin.applications.sparsity.sparse_training import DynamicMasks
 from netkin.applications.sparsity.sparsify import sparsify
 from netkin.errors import UnknownName, ValueFault
 from netkin.training import Recipe, train

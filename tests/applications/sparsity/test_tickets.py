@@ -8,8 +8,8 @@ from torch import nn
 
 from netkin.applications.sparsity.loss import CKASparsityLoss
 from netkin.applications.sparsity.masks import masks_of, put_masks
+from netkin.applications.sparsity.sparse_training import lottery_tickets
 from netkin.applications.sparsity.sparsify import sparsify
-from netkin.applications.sparsity.tickets import lottery_tickets
 from netkin.errors import ValueFault
 from netkin.training import Recipe, train
 

@@ -111,7 +111,9 @@ class TestOneCall:
         assert few.examples == 50
         cut = [data[0], tuple(part[:10] for part in data[1])]
         assert torch.allclose(few.map.weight, stitch(a, "mid", b, "mid", cut).map.weight)
-        assert few.evaluate(data, examples=30).examples == 30
+        told = []
+        assert few.evaluate(data, examples=30, progress=lambda *one: told.append(one)).examples == 30
+        assert told[-1][2] == "evaluating"
         assert stitch(a, "mid", b, "mid", data, "identity").examples == 0
 
     @pytest.mark.parametrize(

@@ -1,38 +1,43 @@
-"""`DynamicsRecorder`: how a model's layers change during training, recorded without saving checkpoints."""
+"""`DynamicsRecorder`: how a model's layers change during training, recorded without saving checkpoints.
+
+Its probes are kept in a checkpoint or in a file; `load_recording` opens such a file without the model, and makes series
+of it by any linear measure.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import nn
 
-from netkin.applications.dynamics.recordings import (
-    Progress,
-    Recording,
-    read,
-    recorded,
-    restored,
-    state_measures,
-    write,
-)
+from netkin import files
 from netkin.applications.dynamics.states import (
+    DescribedMoment,
     LayerState,
     Moment,
     Probe,
     ProbeExamples,
     between,
+    comparison,
+    described_moment,
     is_first_process,
+    moment_from,
     rank,
+    state_measures,
 )
-from netkin.errors import ForwardError, ValueFault, also_called
+from netkin.errors import ForwardError, ValueFault, also_called, refuse_below
 from netkin.identity import described_call, settings_digest, weights_digest
-from netkin.progress import ProgressOption
+from netkin.progress import ProgressOption, reported
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results import Series
+from netkin.results.records import checked
 from netkin.sources.names import by_name
 
 Log = Callable[[int, dict[str, float]], Any]
@@ -99,9 +104,12 @@ class DynamicsRecorder:
         run: str = "run",
         unit: str = "step",
     ):
-        _refuse_no_count("every", every)
-        _refuse_no_count("batch", batch)
-        _refuse_frequencies(shape)
+        refuse_below(1, batch=batch, **({} if every is None else {"every": every}))
+        if "dft" in (shape.values() if isinstance(shape, Mapping) else [shape]):
+            raise ValueFault(
+                "a recorder keeps rows, and shape 'dft' has a block for each frequency; save checkpoints and use "
+                "`nk.dynamics`."
+            )
         self.measures, self.run, self.unit = state_measures(measures), run, unit
         self.every, self.first = every, first
         self.logs: list[Log] = [log] if callable(log) else list(log)
@@ -206,7 +214,8 @@ class DynamicsRecorder:
             about: dict[str, Any] = {"run": self.run, "unit": self.unit, "provenance": self._provenance()}
             about["measures"] = [measure.id for measure in self.measures]
             state = recorded(self._moments, self._progress, self._kept_examples(), about)
-            write(path, state, overwrite=overwrite)
+            arrays = {name: tensor.numpy() for name, tensor in state["tensors"].items()}
+            files.write(path, KIND, state["header"], arrays, overwrite=overwrite)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from the probes that were saved at `path`, taken on the same examples."""
@@ -264,14 +273,124 @@ class DynamicsRecorder:
                 )
 
 
-def _refuse_no_count(name: str, given: Any) -> None:
-    if given is not None and (not isinstance(given, int) or given < 1):
-        raise ValueFault(f"`{name}` must be a whole number of at least 1; got {given!r}.")
+KIND = "recording"
+RecorderState = dict[str, Any]
 
 
-def _refuse_frequencies(shape: Any) -> None:
-    if "dft" in (shape.values() if isinstance(shape, Mapping) else [shape]):
-        raise ValueFault(
-            "a recorder keeps rows, and shape 'dft' has a block for each frequency; save checkpoints and use "
-            "`nk.dynamics`."
+@dataclass(frozen=True)
+class Progress:
+    """The values of one probe: each layer against itself at the previous probe and, where requested, at the first."""
+
+    step: int
+    measure: str
+    previous: Mapping[str, float] = field(default_factory=dict)
+    first: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """The same numbers by names such as ``svcca/previous/conv1``, as loggers need them."""
+        sides = {"previous": self.previous, "first": self.first}
+        return {f"{self.measure}/{what}/{layer}": value for what, own in sides.items() for layer, value in own.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The probes of a run: each layer at each step, up to a rotation, which is enough for every linear measure.
+
+    `measures` are those that the recorder was made for; `provenance` holds the data and the call.
+    """
+
+    moments: Sequence[Moment] = field(repr=False)
+    progress: Sequence[Progress] = field(repr=False)
+    data: str
+    run: str = "run"
+    unit: str = "step"
+    measures: tuple[str, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps at which probes were taken."""
+        return tuple(moment.step for moment in self.moments)
+
+    def __str__(self) -> str:
+        layers = len(self.moments[-1].states) if self.moments else 0
+        return (
+            f"{self.run}: {len(self.steps)} probes of {layers} layers on {self.data}, {self.unit}s {list(self.steps)}"
         )
+
+    def series(self, measures: Any = None, *, pairs: Any = "all", progress: ProgressOption = None) -> Series:
+        """Return every probe against the last one, by the recorder's own measures or others; as of a recorder."""
+        found = state_measures(self.measures or "svcca" if measures is None else measures)
+        if not self.moments:
+            raise ValueFault("no probe has been taken yet; call `recorder.probe(step)` while you train.")
+        final, comparisons = self.moments[-1], []
+        for moment in reported(self.moments, "measuring", f"{self.unit}s", progress):
+            comparisons.append(comparison(moment, final, found, pairs, self.data, self.provenance))
+            if moment is not final:
+                moment.release()
+        return Series(
+            run=self.run, steps=self.steps, comparisons=tuple(comparisons), final_step=final.step, unit=self.unit,
+            provenance=self.provenance,
+        )  # fmt: skip
+
+
+def load_recording(path: str | os.PathLike[str]) -> Recording:
+    """Return the recording that a `DynamicsRecorder` saved at `path`."""
+    state = read(path)
+    header = state["header"]
+    facts = {name: header[name] for name in ("data", "run", "unit", "measures", "provenance") if name in header}
+    with files.damage_reported(path):
+        moments, progress = _unpacked(state, header.get("unit", "step"))
+        return checked(Recording, facts | {"moments": moments, "progress": progress})
+
+
+def recorded(
+    moments: Sequence[Moment],
+    progress: Sequence[Progress],
+    examples: ProbeExamples,
+    about: Mapping[str, Any] | None = None,
+) -> RecorderState:
+    """Return the probes as a header for JSON and named tensors; `about` is added to the header."""
+    header = dict(about or {}) | {
+        "data": examples.name,
+        "digest": examples.digest,
+        "moments": [described_moment(moment) for moment in moments],
+        "progress": [[one.step, one.measure, dict(one.previous), dict(one.first)] for one in progress],
+    }
+    tensors = {f"{moment.step}/{i}": state.rows for moment in moments for i, state in enumerate(moment.states.values())}
+    return {"header": header, "tensors": tensors}
+
+
+def restored(state: Mapping[str, Any], examples: ProbeExamples, unit: str) -> tuple[list[Moment], list[Progress]]:
+    """Return the probes that `recorded` described, if they were taken on the same examples."""
+    header = state["header"]
+    if len(header["digest"]) != len(examples.digest):
+        raise ValueFault(
+            "these probes were recorded by an older netkin, which told examples apart in another way; record again."
+        )
+    if header["digest"] != examples.digest:
+        raise ValueFault(
+            f"these probes were taken on other examples of {header['data']!r} than those of {examples.name!r} given "
+            "now; give the same ones, in the same order."
+        )
+    return _unpacked(state, unit)
+
+
+def read(path: str | os.PathLike[str]) -> RecorderState:
+    """Return the state that was written to `path`."""
+    header, arrays = files.read(path, KIND)
+    state = {"header": header, "tensors": {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}}
+    with files.damage_reported(path):
+        _unpacked(state, "step")
+        header["data"], header["digest"]  # are asked for later
+    return state
+
+
+def _unpacked(state: Mapping[str, Any], unit: str) -> tuple[list[Moment], list[Progress]]:
+    header, tensors = state["header"], state["tensors"]
+    moments = [moment_from(checked(DescribedMoment, one), tensors, unit) for one in header["moments"]]
+    if any(later.step <= earlier.step for earlier, later in pairwise(moments)):
+        raise ValueError("its steps do not rise")
+    names = [one.name for one in fields(Progress)]
+    return moments, [checked(Progress, dict(zip(names, one, strict=True))) for one in header["progress"]]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.study import Statistics
+from netkin.comparing.study import Statistics, found_measures
 from netkin.errors import ForwardError, NoValue, ValueFault
 from netkin.identity import settings_digest
 from netkin.measures.registry import Measure
@@ -359,3 +359,38 @@ def _name_of(data: Any) -> str:
         return name
     inner = getattr(data, "dataset", None)
     return type(data if inner is None else inner).__name__
+
+
+def state_measures(measures: Any) -> list[Measure]:
+    """Return the measures requested, each once, if what a recorder keeps is enough for them."""
+    found = found_measures(measures)
+    for measure in found:
+        refuse_unfit(measure.id, measure.facts.unchanged_by, linear=reads_states(measure))
+    return found
+
+
+@dataclass(frozen=True)
+class DescribedMoment:
+    """A moment as the header has it: of each layer name, width, what one example is, any fault, and the resolution."""
+
+    step: int
+    examples: int
+    layers: tuple[tuple[str, int, str, str] | tuple[str, int, str, str, float], ...]
+
+
+def described_moment(moment: Moment) -> dict[str, Any]:
+    """Return a moment as a header has it."""
+    layers = [[name, state.width, state.shape, state.fault, state.resolution] for name, state in moment.states.items()]
+    return {"step": moment.step, "examples": moment.examples, "layers": layers}
+
+
+def moment_from(described: DescribedMoment, tensors: Mapping[str, torch.Tensor], unit: str) -> Moment:
+    """Return the moment that a header describes, with its tensors."""
+    states = {
+        name: LayerState(tensors[f"{described.step}/{i}"].cpu(), width, shape, fault, *resolution)
+        for i, (name, width, shape, fault, *resolution) in enumerate(described.layers)
+    }
+    for name, state in states.items():
+        if state.rows.ndim != 2 or not state.rows.is_floating_point() or not (state.rows.numel() or state.fault):
+            raise ValueError(f"layer {name!r} has no matrix of rows")
+    return Moment(described.step, unit, states, described.examples)

@@ -372,14 +372,10 @@ def before_head(model: nn.Module, head: str, inputs: Tensor) -> Tensor:
         with evaluating(model):
             for batch in in_order(inputs):
                 seen.clear()
-                output = model(_at_home(batch, model))
+                output = model(placed(batch, device_of(model), dtype_of(model)))
                 if not seen or not torch.equal(seen["output"], output):
                     raise ValueFault(f"the head must be the last layer of the network, and {head!r} is not.")
                 found.append(seen["input"])
     finally:
         handle.remove()
     return torch.cat(found)
-
-
-def _at_home(batch: Any, model: nn.Module) -> Any:
-    return placed(batch, device_of(model), dtype_of(model))

@@ -19,7 +19,7 @@ from netkin import files
 from netkin.applications.federated.algorithms import plan_for
 from netkin.applications.federated.local_training import as_examples, checked_clients, refuse_way
 from netkin.applications.federated.simulation import FederationRequest, Simulation, Wire, plain_wire
-from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault
+from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault, refuse_below
 from netkin.identity import described_call
 from netkin.jobs import Job
 from netkin.progress import ProgressOption, showing
@@ -149,11 +149,9 @@ def _public(public: Any) -> LabelledData:
 
 
 def _refuse_settings(rounds: Any, share: Any, pull: Any, finetune: Any, head_epochs: Any, pretrain_epochs: Any) -> None:
-    least = {"rounds": (rounds, 1), "finetune": (finetune, 0), "pretrain_epochs": (pretrain_epochs, 1)}
-    least |= {} if head_epochs is None else {"head_epochs": (head_epochs, 1)}
-    for name, (value, minimum) in least.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ValueFault(f"`{name}` must be a whole number of {minimum} or more; got {value!r}.")
+    refuse_below(1, rounds=rounds, pretrain_epochs=pretrain_epochs)
+    refuse_below(1, **({} if head_epochs is None else {"head_epochs": head_epochs}))
+    refuse_below(0, finetune=finetune)
     if not 0 < share <= 1:
         raise ValueFault(f"`share` is a share of the clients, above 0 and at most 1; got {share!r}.")
     if not 0 <= pull < float("inf"):
@@ -251,9 +249,7 @@ def split_by_classes(
 
 
 def _refuse_counts(clients: Any, classes: Any, available: int) -> None:
-    for name, value in (("clients", clients), ("classes", classes)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueFault(f"`{name}` must be a whole number of 1 or more; got {value!r}.")
+    refuse_below(1, clients=clients, classes=classes)
     if classes > available:
         raise ValueFault(f"a client can't have {classes} classes: the data have {available}.")
 

@@ -93,12 +93,9 @@ class LayerGroups:
             upcoming = numbers.get(piece, upcoming)
             owner[piece] = upcoming
         for before, piece in pairwise(self.order):
-            if piece not in numbers and self._follows(piece):
+            if piece not in numbers and piece in self.modules and not has_weights(self.modules[piece]):
                 owner[piece] = owner[before]
         return owner
-
-    def _follows(self, piece: str) -> bool:
-        return piece in self.modules and not has_weights(self.modules[piece])
 
 
 def find_groups(model: nn.Module) -> list[str]:

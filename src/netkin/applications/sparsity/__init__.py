@@ -1,6 +1,5 @@
 """Sparse networks: a loss that lowers the similarity of layers, masks, tickets, tokens, and what sparsity saves."""
 
-from netkin.applications.sparsity.dynamic_masks import DynamicMasks
 from netkin.applications.sparsity.loss import CKASparsityLoss
 from netkin.applications.sparsity.masks import (
     bake_masks,
@@ -10,9 +9,9 @@ from netkin.applications.sparsity.masks import (
     put_masks,
     save_sparse,
 )
+from netkin.applications.sparsity.sparse_training import DynamicMasks, Ticket, Tickets, lottery_tickets
 from netkin.applications.sparsity.sparsify import sparsify
 from netkin.applications.sparsity.sparsity_study import sparsity_study
-from netkin.applications.sparsity.tickets import Ticket, Tickets, lottery_tickets
 from netkin.applications.sparsity.tokens import SparseTokens, TokenCosts, TokenLosses, sparsify_tokens, token_costs
 
 __all__ = [

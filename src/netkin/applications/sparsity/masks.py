@@ -86,6 +86,13 @@ def mask_of(layer: nn.Module) -> WeightMask | None:
     return next((one for one in layer.parametrizations["weight"] if isinstance(one, WeightMask)), None)  # type: ignore
 
 
+def own_mask(layer: nn.Module) -> WeightMask:
+    """Return the mask of a layer that has one."""
+    own = mask_of(layer)
+    assert own is not None
+    return own
+
+
 def masked_layers(model: nn.Module) -> dict[str, MaskableLayer]:
     """Return the layers of a model that have masks, by the first name of each."""
     first = {id(module): (name, module) for name, module in reversed(modules(model).items())}
@@ -143,6 +150,17 @@ def put_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
             own.mask.copy_(mask)
             behind = weight_behind(layer)
             behind.copy_(own(behind))
+
+
+@torch.no_grad()
+def put_back(model: nn.Module, state: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
+    """Give a model, masked or not, the weights and buffers of a dense one, and masks."""
+    own, layers = model.state_dict(), masked_layers(model)
+    for name, value in state.items():
+        layer, _, kind = name.rpartition(".")
+        target = weight_behind(layers[layer]) if layer in layers and kind == "weight" else own[name]
+        target.copy_(value)
+    put_masks(model, masks)
 
 
 def bake_masks(model: nn.Module) -> nn.Module:
@@ -254,6 +272,13 @@ def epsilon_sparsity(
     if of_left and not table.left:
         raise ValueFault("no weight is left, so that there is no share of those that are left.")
     return table.shares(relative=relative, of_left=of_left)[0]
+
+
+def masked_share(model: nn.Module, layers: Sequence[str]) -> float:
+    """Return the share of the weights of some layers that are masked."""
+    masks, chosen = masks_of(model), prunable_layers(model, layers)
+    total = sum(layer.weight.numel() for layer in chosen.values())
+    return int(sum(int((~mask).sum()) for mask in masks.values())) / total
 
 
 @torch.no_grad()

@@ -23,11 +23,12 @@ from netkin.applications.sparsity.masks import (
     layer_table,
     mask_of,
     mask_of_largest,
+    masks_of,
     prunable_layers,
     put_masks,
     weight_behind,
 )
-from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean, outside
+from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean, outside, refuse_below
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.guests import model_lock, random_states_kept
 from netkin.representations.hooks import main_tensor
@@ -150,6 +151,15 @@ def masks_by_layer(scores: Scores, counts: Mapping[str, int]) -> dict[str, Tenso
     return {name: mask_of_largest(own, counts[name]) for name, own in scores.items()}
 
 
+def magnitude_masks(model: nn.Module, layers: Sequence[str], sparsity: float) -> dict[str, Tensor]:
+    """Return masks without the smallest of all weights; those that were masked are zero, and so among them."""
+    scores = magnitude_scores(model, layers)
+    for name, mask in masks_of(model).items():
+        scores[name] = scores[name].masked_fill(~mask, -1.0)
+    total = sum(one.numel() for one in scores.values())
+    return masks_overall(scores, total - round(float(sparsity) * total))
+
+
 def masks_overall(scores: Scores, kept: int) -> dict[str, Tensor]:
     """Return masks that keep the best `kept` weights of all layers together; of equals the first."""
     joined = torch.cat([own.flatten().double() for own in scores.values()])
@@ -233,8 +243,7 @@ def _refuse_settings(sparsity: float, method: str, examples: int) -> None:
     if method not in METHODS:
         hint = did_you_mean(str(method), METHODS) or "."
         raise UnknownName(f"no method {method!r} to choose weights{hint} There are {', '.join(METHODS)}.")
-    if isinstance(examples, bool) or not isinstance(examples, int) or examples < 1:
-        raise ValueFault(f"`examples` must be a whole number of 1 or more; got {examples!r}.")
+    refuse_below(1, examples=examples)
 
 
 def refuse_sparsity(*values: Any) -> None:

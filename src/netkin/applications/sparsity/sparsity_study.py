@@ -31,7 +31,7 @@ from netkin.applications.sparsity.masks import (
 )
 from netkin.applications.sparsity.sparsify import magnitude_scores, masks_overall, refuse_sparsity
 from netkin.comparing.compare import compare
-from netkin.errors import ValueFault
+from netkin.errors import ValueFault, refuse_below
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.inputs import device_of
 from netkin.representations.layers import Spec, modules, unwrapped
@@ -213,8 +213,7 @@ def linear_costs(
         layers: Which linear layers; the five largest by default.
         seconds: How long each is timed.
     """
-    if batch < 1:
-        raise ValueFault(f"`batch` must be a whole number of 1 or more; got {batch!r}.")
+    refuse_below(1, batch=batch)
     known = {name: layer for name, layer in prunable_layers(model).items() if isinstance(layer, nn.Linear)}
     chosen = list(layers) if layers is not None else _largest(known)
     found = []

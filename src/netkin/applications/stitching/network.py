@@ -23,6 +23,7 @@ from netkin.applications.stitching.evaluating import Evaluation, evaluate_all, w
 from netkin.arrays import HALF
 from netkin.errors import FileFault, NoValue, outside
 from netkin.identity import weights_digest
+from netkin.progress import ProgressOption, showing
 from netkin.representations.cutting import Tail, run_until, tail
 from netkin.representations.guests import evaluating
 from netkin.representations.hooks import main_tensor
@@ -210,9 +211,10 @@ class Stitch:
         return judged.relative_accuracy
 
     @by_name(data="data")
-    def evaluate(self, data: Any, *, examples: int | None = None) -> Evaluation:
+    def evaluate(self, data: Any, *, examples: int | None = None, progress: ProgressOption = None) -> Evaluation:
         """Return what the stitched network can do on `data`: batches ``(inputs, labels)``, or inputs alone."""
-        (judged,) = evaluate_all([self.network], data, examples, name=self.names[0])
+        with showing(progress):
+            (judged,) = evaluate_all([self.network], data, examples, name=self.names[0])
         warn_of_doubt(judged)
         return judged
 

@@ -163,7 +163,8 @@ class InMemory:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Portion]:
         """Yield the portions of an epoch in its own random order, from step `start` on."""
-        generator = torch.Generator().manual_seed(_mix_seed(self.seed, number))
+        mixed = np.random.SeedSequence([self.seed, number]).generate_state(1, np.uint64)[0] >> np.uint64(1)
+        generator = torch.Generator().manual_seed(int(mixed))
         if self.batch is None:
             places = torch.randperm(len(self.portions), generator=generator)[start:]
             yield from (self.portions[place] for place in places.tolist())
@@ -249,10 +250,6 @@ def _reread(
         "are read and the first model runs in every epoch, in the data's own order"
     )
     return Reread(network, read, settings, answers, examples, words)
-
-
-def _mix_seed(seed: int, epoch: int) -> int:
-    return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 class Sampling:

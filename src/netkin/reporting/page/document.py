@@ -165,12 +165,13 @@ def toolbar(*parts: Markup | None, best: bool | None = True, cells: bool = True)
     """
     zoom = tag("input", type="range", id="zoom", min="0.5", max="4", step="0.1", value="1")
     unfold = tag("button", "View and save", type="button", id="unfold", aria_expanded="false", aria_controls="view")
+    saves = [tag("button", kind.upper(), type="button", data_save=kind) for kind in ("csv", "json")]
     shared = [
         tag("label", "Size of the cells", zoom, hidden=not cells),
         _check("fit", "Fit colours to this page", False, hidden=not cells),
         _check("values", "Values in the cells", False, hidden=not cells),
         _check("path", "Best matches", bool(best), hidden=best is None),
-        tag("span", "Save the numbers as ", *_saves(), class_="saving"),
+        tag("span", "Save the numbers as ", *saves, class_="saving"),
     ]
     folded = tag("div", *shared, id="view", class_="view")
     words = "How the page is shown"
@@ -195,10 +196,6 @@ def _footer(versions: Iterable[str], note: str) -> Markup:
     words = f"Made by netkin {', '.join(dict.fromkeys(versions))}."
     own = " This page holds all of its data and loads nothing from elsewhere."
     return tag("footer", tag("p", joined(words, own, f" {note}" if note else None)))
-
-
-def _saves() -> list[Markup]:
-    return [tag("button", kind.upper(), type="button", data_save=kind) for kind in ("csv", "json")]
 
 
 def _check(key: str, label: str, on: bool, hidden: bool = False) -> Markup:

@@ -166,8 +166,8 @@ def _left_out(grid: Grid, columns: Sequence[int]) -> Markup | None:
 
 def panes(grids: Sequence[Grid], chosen: Sequence[int], names: Sequence[str]) -> Markup:
     """Return the heatmaps of the chosen places as small pictures, each a button that opens its step."""
-    items = [tag("li", _pane(grids[k], k, names[k])) for k in chosen]
-    return tag("ul", *items, class_="panes", aria_label="The run at a glance")
+    buttons = [tag("button", picture(grids[k]), names[k], type="button", data_place=k) for k in chosen]
+    return tag("ul", *(tag("li", one) for one in buttons), class_="panes", aria_label="The run at a glance")
 
 
 def png(grid: Grid) -> bytes:
@@ -185,10 +185,6 @@ def picture(grid: Grid, style: str | None = None) -> Markup:
     """Return a heatmap as a small image; what it shows is said beside it."""
     source = f"data:image/png;base64,{base64.b64encode(png(grid)).decode()}"
     return tag("img", src=source, alt="", class_="hole", width=len(grid.columns), height=len(grid.rows), style=style)
-
-
-def _pane(grid: Grid, place: int, label: str) -> Markup:
-    return tag("button", picture(grid), label, type="button", data_place=place)
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:

@@ -94,12 +94,10 @@ def _matrices(spread: Spread) -> Iterator[tuple[str, Markup]]:
 
 def _table(corner: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> Markup:
     head = tag("tr", tag("th", corner, scope="col"), *(tag("th", name(column), scope="col") for column in columns))
-    body = [tag("tr", tag("th", name(label), scope="row"), *map(_cell, texts)) for label, texts in rows]
+    body = [
+        tag("tr", tag("th", name(label), scope="row"), *(tag("td", text) for text in texts)) for label, texts in rows
+    ]
     return tag("table", tag("thead", head), tag("tbody", *body), class_="plain numbers")
-
-
-def _cell(text: str) -> Markup:
-    return tag("td", text)
 
 
 def _maps_of(comparisons: Sequence[Comparison]) -> dict[str, list[Markup]]:

@@ -41,7 +41,7 @@ LONGEST = 20  # letters of a model's name beside a chart
 FEATURES = "features of "  # begins a word of provenance on each model
 MEANING = (
     "A dot is a model's score, its bar the 95 % interval over the examples. Models drawn like the first are those "
-    "that these examples do not tell from it: their difference to the first, taken chunk by chunk, may be chance."
+    "that these examples cannot distinguish from it: the difference to the first, taken chunk by chunk, may be chance."
 )
 HONEST = (
     "Standard errors are those of the examples alone. How well a score predicts the accuracy after fine-tuning, and "
@@ -233,7 +233,7 @@ def _claim(scales: Sequence[Claim]) -> Markup:
         tag("p", tag("strong", "Criterion. "), one.criterion),
         tag("p", tag("strong", "Control. "), one.control) if one.control else None,
         _numbers(scales),
-        *(_note(claim) for claim in scales if claim.note),
+        *(tag("p", tag("strong", f"At {claim.scale} scale. "), claim.note) for claim in scales if claim.note),
         _curves(scales),
         _provenance(scales),
     ]
@@ -251,10 +251,6 @@ def _numbers(scales: Sequence[Claim]) -> Markup:
     words = {"measured": "ours", "controls": "control"}
     head = ["", "the paper", *(f"{words[part]}, {claim.scale}" for claim, part in parts)]
     return tag("div", _claims_table(head, rows), class_="scroll")
-
-
-def _note(claim: Claim) -> Markup:
-    return tag("p", tag("strong", f"At {claim.scale} scale. "), claim.note)
 
 
 def _curves(scales: Sequence[Claim]) -> Markup | None:
