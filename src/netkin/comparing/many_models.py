@@ -283,8 +283,8 @@ def _beginning(planner: Planner) -> Iterator[str]:
     for first, names in planner.kinds.items():
         widest = max(planner.layers[first], key=lambda layer: layer.width)
         layers = f"{len(planner.layers[first]):,} layer{'s' * (len(planner.layers[first]) > 1)}"
-        whom = f"{first} and {len(names) - 1:,} others" if len(names) > 1 else first
-        yield f"  {whom}: {layers}, the widest {widest.name!r} with {widest.width:,} features"
+        which = f"{first} and {len(names) - 1:,} others" if len(names) > 1 else first
+        yield f"  {which}: {layers}, the widest {widest.name!r} with {widest.width:,} features"
     yield f"pairs of models: {len(planner.pairs.of):,}"
     total = "not known before they are read" if planner.total is None else f"{planner.total:,}"
     yield f"examples: {total}, in batches of up to {planner.batch:,}; data {data_name(planner.data)}"
