@@ -19,6 +19,7 @@ from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.representations.filters import atom_layers
 from netkin.representations.layers import modules
 from netkin.results.federation import PARTS
+from netkin.sources.names import refuse_absent
 from netkin.sources.weights import StateDict
 
 Known = TypeVar("Known")
@@ -240,10 +241,7 @@ def head_of(model: nn.Module, head: str | None = None) -> str:
 
 
 def _known(name: str, table: Mapping[str, Known], what: str) -> Known:
-    if name not in table:
-        raise UnknownName(
-            f"no {what} named {name!r}{did_you_mean(str(name), table) or '.'} There are {', '.join(table)}."
-        )
+    refuse_absent(what, name, table)
     return table[name]
 
 
