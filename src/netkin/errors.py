@@ -106,7 +106,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {spelled[near[0]]!r}?" if near else ""
 
 
-def refuse_absent(what: str, name: Any, known: Iterable[str]) -> None:
+def refuse_unlisted(what: str, name: Any, known: Iterable[str]) -> None:
     """Refuse a name that is none of those known, such as that of an optimizer."""
     names = list(known)
     if name not in names:

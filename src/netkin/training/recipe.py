@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
-from netkin.errors import UnknownName, ValueFault, did_you_mean, refuse_below
-from netkin.sources.names import refuse_absent
+from netkin.errors import UnknownName, ValueFault, did_you_mean, refuse_below, refuse_unlisted
 
 Record = dict[str, float]
 METHODS = ("begin", "loss", "after_backward", "after_step", "after_epoch", "state_dict", "load_state_dict")
@@ -86,11 +85,11 @@ class Recipe:
         if self.clip is not None and not self.clip > 0:
             raise ValueFault(f"`clip` must be a norm above 0, or None; got {self.clip!r}.")
         if not callable(self.optimizer):
-            refuse_absent("optimizer", self.optimizer, OPTIMIZERS)
+            refuse_unlisted("optimizer", self.optimizer, OPTIMIZERS)
         if not callable(self.schedule):
-            refuse_absent("schedule", self.schedule, SCHEDULES)
-        refuse_absent("precision", self.precision, (*PRECISIONS, "auto"))
-        refuse_absent("order", self.order, ORDERS)
+            refuse_unlisted("schedule", self.schedule, SCHEDULES)
+        refuse_unlisted("precision", self.precision, (*PRECISIONS, "auto"))
+        refuse_unlisted("order", self.order, ORDERS)
         if self.warmup and self.warmup >= (self.epochs or self.steps or 0):
             raise ValueFault(f"the warm-up, {self.warmup}, must be shorter than the training; got {self.words}.")
 

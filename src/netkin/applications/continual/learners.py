@@ -15,14 +15,13 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, log_softmax
 
 from netkin.applications.continual.task_splits import Task
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import UnknownName, ValueFault, refuse_unlisted
 from netkin.progress import ProgressOption
 from netkin.representations.filters import atom_layers, decompose, put
 from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import modules, unwrapped
 from netkin.sources.batches import LabelledData
-from netkin.sources.names import refuse_absent
 from netkin.sources.weights import StateDict
 from netkin.training import Hook, Recipe, train
 from netkin.training.course import placed
@@ -382,7 +381,7 @@ LEARNERS: dict[str, type[Learner]] = {
 
 def refuse_options(method: str, options: Mapping[str, Any]) -> None:
     """Refuse a method that there is not, and options that are none of its own or make no sense."""
-    refuse_absent("way of learning tasks", method, LEARNERS)
+    refuse_unlisted("way of learning tasks", method, LEARNERS)
     known = LEARNERS[method].options
     for name, value in options.items():
         if name not in known:

@@ -15,11 +15,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.errors import UnknownName, ValueFault, did_you_mean, refuse_unlisted
 from netkin.representations.filters import atom_layers
 from netkin.representations.layers import modules
 from netkin.results.federation import PARTS
-from netkin.sources.names import refuse_absent
 from netkin.sources.weights import StateDict
 
 Known = TypeVar("Known")
@@ -241,7 +240,7 @@ def head_of(model: nn.Module, head: str | None = None) -> str:
 
 
 def _known(name: str, table: Mapping[str, Known], what: str) -> Known:
-    refuse_absent(what, name, table)
+    refuse_unlisted(what, name, table)
     return table[name]
 
 

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from netkin.arrays import at_least_single, summing_dtype
-from netkin.errors import ForwardError, ShapeError, ValueFault
+from netkin.errors import ForwardError, ShapeError, ValueFault, refuse_unlisted
 from netkin.measures import cca_mean_squared
 from netkin.measures.kernels import batch_gram, gram_cosines
 from netkin.representations import shapes
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import Spec, choose, layer_label, modules, stages, unwrapped
-from netkin.sources.names import refuse_absent
 from netkin.statistics import Moments
 from netkin.statistics.rows import RowsSide
 from netkin.training import Hook
@@ -330,8 +329,8 @@ def _layers_of(model: nn.Module, one: Spec) -> list[str]:
 def _refuse_settings(beta: Any, samples: Any, every: Any, variant: str, estimator: str) -> None:
     if not (isinstance(beta, Real) and 0 <= float(beta) < math.inf):
         raise ValueFault(f"`beta` is a number of 0 or more; got {beta!r}.")
-    refuse_absent("variant", variant, VARIANTS)
-    refuse_absent("estimator", estimator, LEAST)
+    refuse_unlisted("variant", variant, VARIANTS)
+    refuse_unlisted("estimator", estimator, LEAST)
     if variant == "cca" and estimator == "debiased":
         raise ValueFault("estimator='debiased' is that of CKA, and variant='cca' has none; leave it out.")
     least = LEAST[estimator]

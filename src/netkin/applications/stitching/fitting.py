@@ -89,7 +89,7 @@ class Asked:
     def saved(self) -> tuple[Statistics, ...]:
         """The statistics from which direct maps are read, opened."""
         given = self.statistics
-        several = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+        several: list[Any] = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
         for one in several:
             if not isinstance(one, (Statistics, str, os.PathLike)):
                 kind = type(one).__name__
