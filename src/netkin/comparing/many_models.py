@@ -189,7 +189,9 @@ def study_of(memory: Any, seed: Any, errors: bool, chunks: int) -> Study:
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise ValueFault(f"`seed` is a whole number; got {seed!r}.")
     # without a limit the device decides, once it is known
-    return Study({}, [], limit=-1 if memory is None else int(memory), chunks=chunks if errors else 0, seed=int(seed))
+    return Study(
+        {}, [], limit=-1 if memory is None else int(float(memory)), chunks=chunks if errors else 0, seed=int(seed)
+    )
 
 
 # --- the plan in words ------------------------------------------------------------------------------------------------
