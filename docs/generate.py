@@ -131,9 +131,11 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def page_of_reproductions() -> str:
-    """Return the text of `docs/reproductions.md`."""
+    """Return the text of `docs/reproductions.md`: the tables of all papers, then their claims one by one."""
     papers = grouped(records())
-    parts = [paper_part(paper, by_id) for paper, by_id in papers.items()] or ["\nNothing is recorded yet.\n"]
+    parts = [paper_table(paper, by_id) for paper, by_id in papers.items()] or ["\nNothing is recorded yet.\n"]
+    for paper, by_id in papers.items():
+        parts += ["\n".join([f"\n## {paper}, claim by claim\n", *map(claim_section, by_id.values())])]
     return REPRODUCTIONS + "".join(parts)
 
 
@@ -146,14 +148,13 @@ def records() -> list[Claim]:
     return import_module("reproductions.running").current(RESULTS)
 
 
-def paper_part(paper: str, by_id: dict[str, list[Claim]]) -> str:
-    """Return a paper's part: its reference, how many claims hold, the table, and a section a claim."""
+def paper_table(paper: str, by_id: dict[str, list[Claim]]) -> str:
+    """Return a paper's reference, how many claims hold, and the table of them."""
     found = [claim for scales in by_id.values() for claim in scales]
     reference = found[0].provenance.get("paper", paper).rstrip(".")
     lines = [f"\n## {paper}\n", f"{reference}. {tally(found)}.\n"]
     head = list(found[0].row)
-    table = f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n" + "".join(map(claim_row, found))
-    return "\n".join([*lines, table, *map(claim_section, by_id.values())])
+    return "\n".join([*lines, f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n" + "".join(map(claim_row, found))])
 
 
 def claim_row(claim: Claim) -> str:

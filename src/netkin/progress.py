@@ -25,9 +25,9 @@ Item = TypeVar("Item")
 
 PAUSE = 0.1  # seconds between two calls of a function
 DELAY = 2  # seconds before a bar is shown
-Hearing = Callable[[int, int | None, str], object]
+ProgressFunction = Callable[[int, int | None, str], object]
 _chosen: ContextVar[ProgressOption] = ContextVar("progress", default=None)
-_listeners: ContextVar[tuple[Hearing, ...]] = ContextVar("listeners", default=())
+_functions: ContextVar[tuple[ProgressFunction, ...]] = ContextVar("progress functions", default=())
 _command: ContextVar[str] = ContextVar("command", default="")
 
 
@@ -50,13 +50,13 @@ def showing(progress: ProgressOption) -> Iterator[None]:
 
 
 @contextmanager
-def listening(function: Hearing) -> Iterator[None]:
-    """Inside the `with`, `function` hears of all progress as well, however that is shown."""
-    token = _listeners.set((*_listeners.get(), function))
+def also_calling(function: ProgressFunction) -> Iterator[None]:
+    """Inside the `with`, `function` is called with all progress as well, however that is shown."""
+    token = _functions.set((*_functions.get(), function))
     try:
         yield
     finally:
-        _listeners.reset(token)
+        _functions.reset(token)
 
 
 @contextmanager
@@ -74,17 +74,17 @@ def reporting(
     """
     with showing(progress):
         chosen = _chosen.get()
-    heard = [_Calls(one, total, what, done) for one in _listeners.get()]
+    others = [_Calls(one, total, what, done) for one in _functions.get()]
     if callable(chosen):
         calls = _Calls(chosen, total, what, done)
-        yield _Several([calls, *heard]) if heard else calls
+        yield _Several([calls, *others]) if others else calls
         calls.finish()
     else:
         hidden = chosen is False or not sys.stderr.isatty()
         with tqdm(
             total=total, desc=what, unit=f" {unit}", initial=done, delay=DELAY, leave=False, disable=hidden
         ) as bar:
-            yield _Several([Report(bar.update), *heard]) if heard else Report(bar.update)
+            yield _Several([Report(bar.update), *others]) if others else Report(bar.update)
 
 
 def reported(

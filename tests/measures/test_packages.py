@@ -162,7 +162,7 @@ def test_help_shows_matrices_and_the_parameters_of_the_measure():
     assert str(inspect.signature(nk.cka)) == "(X, Y, /) -> float | torch.Tensor"
     assert str(inspect.signature(nk.svcca)) == "(X, Y, /, *, variance: float = 0.99) -> float | torch.Tensor"
     assert "svcca(X, Y, /, *, variance: float = 0.99)" in pydoc.plain(pydoc.render_doc(nk.svcca))
-    assert inspect.getdoc(nk.cka).startswith("Return how alike two layers arrange the examples")
+    assert inspect.getdoc(nk.cka).startswith("Return how similarly two layers arrange the examples")
 
 
 def test_an_unknown_invariance_is_refused():

@@ -155,7 +155,7 @@ def test_a_comparison_without_data_says_so(made):
     bare = made.comparison(made.table(), examples=0, data="", shapes_a={}, shapes_b={}, widths_a={}, widths_b={})
     text = read(bare).text
     assert text.count("from the weights alone: no data were run") == 2  # among the facts, and where numbers come from
-    assert "example" not in text.partition("How alike")[0]
+    assert "example" not in text.partition("How similarly")[0]
     assert "what one example is" not in text
     assert "width" not in text
     assert "from the weights alone: no data were run" in bare._repr_html_()

@@ -21,7 +21,7 @@ def test_a_page_says_what_the_measure_declared_and_a_saved_result_keeps_it(tmp_p
     rows = {"one": np.random.default_rng(0).normal(size=(20, 3))}
     compare(rows, rows).save(tmp_path / "c.netkin")
     says, cannot_see = meaning_of(load(tmp_path / "c.netkin").tables["cka"])
-    assert says.startswith("How alike the two layers arrange the examples.")
+    assert says.startswith("How similarly the two layers arrange the examples.")
     assert "cka_debiased does not" in cannot_see
 
 

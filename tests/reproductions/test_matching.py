@@ -54,10 +54,10 @@ def lab(tmp_path_factory, with_few_images):
         patch.setitem(laboratory.RECIPES, "cpu", residual | {"tiny10": Network(small_tiny10, recipe)})
         for module in (indices, kinds, restricted, starts, sweeps):
             patch.setitem(module.PAIRS, "cpu", 2)
-        patch.setitem(stitches.SETTINGS, "cpu", Setting(fit=150, test=100, epochs=1, batch=50, every=3, sample=50))
+        patch.setitem(stitches.SETTINGS, "cpu", Setting(fit=150, test=60, epochs=1, batch=50, every=3, sample=50))
         for module in (starts.LONGER, restricted.LONGER):
             patch.setitem(module, "cpu", {"rate": 1e-2, "epochs": 1, "every": 3})
-        yield with_few_images(Lab("cpu", cache=tmp_path_factory.mktemp("cache")), 400, 100)
+        yield with_few_images(Lab("cpu", cache=tmp_path_factory.mktemp("cache")), 250, 60)
 
 
 DATA, CHECKPOINTS = (os.environ.get(name) for name in ("NETKIN_DATA", "NETKIN_CHECKPOINTS"))
@@ -76,7 +76,7 @@ def test_task_loss_and_direct_matching_are_compared_at_every_layer(lab):
     assert found.measured[sweeps.WORST].value == pytest.approx(residual["task loss"][worst])
     assert found.controls[sweeps.WORST].value == pytest.approx(residual["from an untrained network"][worst])
     assert "Trained here, 2 epochs: tiny10, resnet20w1; each network is in two of the pairs." in found.note
-    assert "fitted on 150 of the training images and judged on 100 of the test images." in found.note
+    assert "fitted on 150 of the training images and judged on 60 of the test images." in found.note
     assert "needs CelebA, which netkin does not read" in found.note
 
 
@@ -114,7 +114,7 @@ def test_networks_trained_together_are_those_trained_alone(lab, tmp_path):
 
 def test_cka_of_stitches_is_taken_three_ways_and_judged_by_whole_maps(lab):
     found = sweeps.cka_of_stitches(lab)
-    assert "here those of 100 test images" in found.note
+    assert "here those of 60 test images" in found.note
     curve = found.curves["CKA at the layers of Tiny-10"]
     assert found.measured["Tiny-10: CKA of whole maps"].value == pytest.approx(np.mean(curve["CKA of whole maps"]))
     control = np.mean(curve["CKA of whole maps, control"])
@@ -192,7 +192,7 @@ def test_the_drop_between_stitches_is_that_of_the_worst_point_of_five(lab, monke
     monkeypatch.setattr(starts, "GOOD", 0.0)
     found = starts.mode_connectivity(lab)
     assert found.measured["Layer 3: pairs of stitches of at least 0%"].value == 2
-    assert "followed on 100 test images" in found.note
+    assert "followed on 60 test images" in found.note
     pair = nets.pairs(lab, "tiny10", 2)[0]
     wanted = [task_loss(pair, "bn3", init="random", seed=seed, **starts.LONGER["cpu"]) for seed in (0, 1)]
     first, second = made(lab, wanted).values()

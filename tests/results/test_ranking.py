@@ -78,7 +78,7 @@ def test_a_lead_within_its_error_is_said_to_be_none():
     ranked = ranking(table([0.50, 0.49, 0.1], spread=0.05))
     assert ranked.unclear() == ("b",)
     assert "'a' comes first by logme; its lead over 'b' is 0.01" in ranked.conclusion
-    assert "not more than its error. These examples do not tell it from 'b'." in ranked.conclusion
+    assert "not more than its error. These examples cannot distinguish it from 'b'." in ranked.conclusion
     close = ranking(table([0.5] * 6, spread=0.05, models=tuple("abcdef")), parameters={})
     assert "from 'b', 'c', 'd' and 2 more." in close.conclusion
     bare = ranking(table([0.5, 0.4, 0.1], spread=0))

@@ -177,7 +177,7 @@ class ModelRunner(Runner):
     @contextmanager
     def ready(self, keep: Keep) -> Iterator[None]:
         # a guest keeps the random state of the device, too
-        with model_lock(), lent(self.model, self._device), guest(self.model, exact=self._exact):
+        with model_lock(), on_device(self.model, self._device), guest(self.model, exact=self._exact):
             taps = Taps(self.model, self.targets) if self.targets else None
             functions: dict[str, Any] = {"forward": self._forward, "transform": self._transform}
             self._reader = Reader(self.model, self._layers, shape=self._shape, keep=keep, taps=taps, **functions)
@@ -352,7 +352,7 @@ def _refuse_absent(device: torch.device | str | None) -> None:
 
 
 @contextmanager
-def lent(model: nn.Module, device: torch.device | str | None) -> Iterator[None]:
+def on_device(model: nn.Module, device: torch.device | str | None) -> Iterator[None]:
     """Move a model to `device` while the `with` lasts."""
     unwrapped(model)  # refuses what is no model
     _refuse_absent(device)

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from netkin import files
 from netkin.errors import FileFault
 from netkin.jobs.state import CANCEL, LOCK, PARTS, STATE, State, beside, read, timestamp, write
-from netkin.progress import listening
+from netkin.progress import also_calling
 
 HEARTBEAT = 2.0  # seconds
 PATIENCE = 10.0  # seconds; workers of a killed process hold its lock a little longer than it lives
@@ -251,7 +251,7 @@ class Job:
         self._write()
         self._stack.callback(self._write)  # the last word
         self._stack.callback((folder / CANCEL).unlink, missing_ok=True)
-        self._stack.enter_context(listening(self._hear))
+        self._stack.enter_context(also_calling(self._note_progress))
         beating = threading.Thread(target=self._beat, daemon=True, name=f"heartbeat of {folder.name}")
         beating.start()
         self._stack.callback(beating.join)
@@ -288,7 +288,7 @@ class Job:
             return "interrupted", ""
         return ("done", "") if fault is None else ("failed", f"{type(fault).__name__}: {fault}")
 
-    def _hear(self, done: int, total: int | None, what: str) -> None:
+    def _note_progress(self, done: int, total: int | None, what: str) -> None:
         # written by the next heartbeat
         self._state = replace(self._state, message=f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
 

@@ -30,12 +30,12 @@ SVCCA = "Raghu et al. (2017), arXiv:1706.05806"
     reference=HOTELLING,
     means="The mean canonical correlation: how well the directions of the narrower layer can be found in the other "
     "by a linear map. 1 means that they all can.",
-    cannot_see=f"Every direction counts alike, so noise weighs as much as signal. {FEW_EXAMPLES}",
+    cannot_see=f"Every direction counts equally, so noise weighs as much as signal. {FEW_EXAMPLES}",
 )
 def cca_mean(moments: Moments) -> Tensor:
     """Return the mean canonical correlation of two layers, from 0 to 1.
 
-    Every direction counts alike, however little it varies. One means that the layer of smaller rank is a linear
+    Every direction counts equally, however little it varies. One means that the layer of smaller rank is a linear
     function of the other; so it is whenever there are fewer examples than neurons, which a warning points out.
     """
     return moments.correlations.mean()
@@ -50,7 +50,7 @@ def cca_mean(moments: Moments) -> Tensor:
     reference="Ramsay et al. (1984), doi:10.1007/BF02294202; Kornblith et al. (2019), arXiv:1905.00414",
     means="The mean squared canonical correlation: the share of variance, over whitened directions, that the "
     "layers explain in each other.",
-    cannot_see=f"Every direction counts alike, so noise weighs as much as signal. {FEW_EXAMPLES}",
+    cannot_see=f"Every direction counts equally, so noise weighs as much as signal. {FEW_EXAMPLES}",
 )
 def cca_mean_squared(moments: Moments) -> Tensor:
     """Return the mean squared canonical correlation of two layers, from 0 to 1 (R² of CCA)."""
@@ -66,7 +66,7 @@ def cca_mean_squared(moments: Moments) -> Tensor:
     reference="Chen, Miao & Qiu (2023), Inner Product-based Neural Network Similarity, NeurIPS 36, eq. 1",
     means="The root mean square of the canonical correlations. 1 means that all directions of the narrower layer "
     "can be found in the other by a linear map.",
-    cannot_see=f"Every direction counts alike, so noise weighs as much as signal. {FEW_EXAMPLES}",
+    cannot_see=f"Every direction counts equally, so noise weighs as much as signal. {FEW_EXAMPLES}",
 )
 def cca_rms(moments: Moments) -> Tensor:
     """Return the root mean square of the canonical correlations of two layers, from 0 to 1."""
@@ -80,9 +80,9 @@ def cca_rms(moments: Moments) -> Tensor:
     whitens=True,
     convention="CCA mean of the fewest principal directions holding `variance` of Σσ², over the smaller number kept",
     reference=SVCCA,
-    means="The mean canonical correlation of each layer's leading principal directions; what is left out is taken "
-    "for noise. 1 means that the smaller set of directions lies within the other.",
-    cannot_see=f"Directions below the cut are not looked at, and above it all count alike. {FEW_EXAMPLES}",
+    means="The mean canonical correlation of each layer's leading principal directions; the rest is treated "
+    "as noise. 1 means that the smaller set of directions lies within the other.",
+    cannot_see=f"Directions below the cut are ignored, and above it all count equally. {FEW_EXAMPLES}",
 )
 def svcca(moments: Moments, *, variance: float = 0.99) -> Tensor:
     """Return the mean canonical correlation of two layers' leading principal directions, from 0 to 1.
@@ -101,7 +101,7 @@ def svcca(moments: Moments, *, variance: float = 0.99) -> Tensor:
     reference=f"appendix of {SVCCA}",
     means="Like svcca, with the cut taken on the sum of singular values not of their squares; it keeps more "
     "directions.",
-    cannot_see=f"Directions below the cut are not looked at, and above it all count alike. {FEW_EXAMPLES}",
+    cannot_see=f"Directions below the cut are ignored, and above it all count equally. {FEW_EXAMPLES}",
 )
 def svcca_by_sum(moments: Moments, *, variance: float = 0.99) -> Tensor:
     """Return `svcca` with the cut taken on Σσ instead of Σσ², from 0 to 1; it keeps more directions."""
@@ -116,7 +116,7 @@ def svcca_by_sum(moments: Moments, *, variance: float = 0.99) -> Tensor:
     convention="CCA mean of the `k` leading principal directions, or of all where there are fewer",
     reference=SVCCA,
     means="The mean canonical correlation of a fixed number of leading principal directions of each layer.",
-    cannot_see="Everything beyond those directions is not looked at, however much variance it holds.",
+    cannot_see="Everything beyond those directions is ignored, however much variance it has.",
 )
 def svcca_k(moments: Moments, *, k: int = 10) -> Tensor:
     """Return the mean canonical correlation of two layers' `k` leading principal directions, from 0 to 1."""
@@ -214,7 +214,7 @@ def eigenspace_overlap(moments: Moments) -> Tensor:
     convention="left singular vectors of the layers as they are, not centred, over the larger numerical rank",
     reference="definition 1 of May et al. (2019), arXiv:1909.01264",
     means="How far the two layers span the same space over the examples, their means with it. 1 means the same span.",
-    cannot_see="A mean that both layers have counts as likeness; how much the examples vary does not count at all. "
+    cannot_see="A mean that both layers have counts as similarity; how much the examples vary does not count at all. "
     f"{FEW_EXAMPLES}",
 )
 def eigenspace_overlap_uncentered(moments: Moments) -> Tensor:
@@ -271,7 +271,7 @@ def shape_distance(moments: Moments, *, alpha: float = 0.5, whitening: str = "se
     convention="rows centred on their mean and scaled to unit mean square norm; plug-in estimate",
     reference="Boix-Adserà et al. (2022), arXiv:2210.06545",
     means="How differently ridge regressions on the two layers can predict, at worst over all targets. 0 means "
-    "that every linear task is solved alike.",
+    "that every linear task is solved equally well.",
     cannot_see="Its size depends on the ridge, so compare it only at one ridge; what no linear map reads out goes "
     "unseen.",
 )

@@ -15,10 +15,10 @@ SCALING = frozenset({"scaling"})
 @measure(
     higher_is_closer=True, bounds=(-1.0, 1.0), unchanged_by=SCALING, reference=PAPER,
     convention="Eq. 5: all atoms of a layer as one vector, under shared coefficients",
-    means="How alike the filter atoms of two layers are that share the coefficients by which atoms are mixed. 1 "
-    "means the same filters up to a factor, 0 filters at right angles, -1 opposite ones.",
-    cannot_see="What the networks do with data. Networks from one start are alike by that alone; atoms under "
-    "coefficients that are not orthonormal can be split in other ways, with other values.",
+    means="How similar the filter atoms of two layers are that share their coefficients. 1 means the same filters up "
+    "to a factor, 0 filters at right angles, -1 opposite ones.",
+    cannot_see="What the networks do with data. Networks from one initialisation are similar for that reason alone; "
+    "atoms under coefficients that are not orthonormal can be split in other ways, with other values.",
 )  # fmt: skip
 def atom_cosine(pair: Filters, *, gauge: str = "stored") -> Tensor:
     """Return the cosine between the atoms of two layers that share their coefficients, from -1 to 1.
@@ -42,7 +42,7 @@ def atom_cosine(pair: Filters, *, gauge: str = "stored") -> Tensor:
     convention="arccos of `atom_cosine`", unit="radians",
     means="The angle between the filter atoms of two layers that share their coefficients, a metric: 0 means the "
     "same filters up to a factor, π/2 filters at right angles.",
-    cannot_see="What the networks do with data. Networks from one start are near by that alone.",
+    cannot_see="What the networks do with data. Networks from one initialisation are close for that reason alone.",
 )  # fmt: skip
 def atom_angular(pair: Filters, *, gauge: str = "stored") -> Tensor:
     """Return the angle between the atoms of two layers that share their coefficients, from 0 to π.
@@ -59,7 +59,7 @@ def atom_angular(pair: Filters, *, gauge: str = "stored") -> Tensor:
 @measure(
     higher_is_closer=True, bounds=(0.0, 1.0), unchanged_by=frozenset({"scaling"}), reference=PAPER,
     convention="Eq. 4: mean cosine of principal angles, over the larger rank",
-    means="How alike the spaces are that the filters of two layers span: the mean cosine of their principal "
+    means="How similar the spaces are that the filters of two layers span: the mean cosine of their principal "
     "angles. 1 means the same space, whatever the filters in it.",
     cannot_see="How filters lie within their space. As many atoms as a kernel has numbers span everything, and "
     "give 1 always.",
@@ -83,7 +83,7 @@ def grassmann(pair: Filters, *, atoms: int = 0) -> Tensor:
     convention="all weights of a layer as one vector, without its bias",
     means="The cosine between all weights of two layers. 1 means the same weights up to a factor.",
     cannot_see="That neurons may stand in another order: networks that compute the same can be at 0. Networks from "
-    "one start are alike by that alone.",
+    "one initialisation are similar for that reason alone.",
 )  # fmt: skip
 def weight_cosine(pair: Filters) -> Tensor:
     """Return the cosine between the weights of two layers of one shape, from -1 to 1.

@@ -53,8 +53,7 @@ S = TypeVar("S")
     reference="Nguyen et al. (2021), arXiv:2010.15327",
     means="Debiased CKA added up over mini-batches, so that layers of any width fit into memory. Unrelated layers "
     "lie around 0; 1 means a rotated, rescaled, shifted copy.",
-    cannot_see="Relations between examples of different batches are not looked at, so the batch size matters. "
-    f"{LEADING}",
+    cannot_see=f"Relations between examples of different batches are ignored, so the batch size matters. {LEADING}",
 )
 def cka_minibatch(grams: Grams, *, batch: int = 128, kernel: str = "linear", fraction: float = 0.4) -> Tensor:
     """Return CKA estimated from mini-batches of `batch` examples, from -1 to 1.
@@ -79,12 +78,12 @@ def cka_minibatch(grams: Grams, *, batch: int = 128, kernel: str = "linear", fra
     smooth=MEDIAN,
     debiased_as="cka_rbf_debiased",
     reference=KORNBLITH,
-    means="How alike the two layers arrange near neighbours among the examples; a smaller fraction looks more locally.",
+    means="How similarly the two layers arrange near neighbours among the examples; a smaller fraction is more local.",
     cannot_see="Distances much larger than the kernel's width all look the same. On few examples unrelated layers "
     "score above 0.",
 )
 def cka_rbf(rows: Rows, *, fraction: float = 0.4) -> Tensor:
-    """Return how alike two layers arrange the examples by a kernel that sees near neighbours, from 0 to 1.
+    """Return how similarly two layers arrange the examples by a kernel that sees near neighbours, from 0 to 1.
 
     `cka` with the kernel ``exp(-d²/2σ²)``; the smaller `fraction`, the more local.
     """
@@ -99,7 +98,7 @@ def cka_rbf(rows: Rows, *, fraction: float = 0.4) -> Tensor:
     convention="unbiased HSIC₁, RBF kernel with σ = `fraction` × the median distance over distinct pairs, not clamped",
     smooth=MEDIAN,
     reference=f"{KORNBLITH}; Song et al. (2012), JMLR 13",
-    means="How alike the two layers arrange near neighbours, with the bias of small samples taken off. Unrelated "
+    means="How similarly the two layers arrange near neighbours, without the bias of small samples. Unrelated "
     "layers lie around 0.",
     cannot_see="Distances much larger than the kernel's width all look the same, and with a narrow kernel few "
     "pairs decide.",
@@ -144,8 +143,8 @@ def of_kernels(
 
 @of_kernels(
     "kernels centred over examples; gradients of the tempered loss",
-    means="How alike the two layers arrange the examples, by features and by what the loss asks of each of them. "
-    "With the kernel 'hadamard' two examples are close if their features are and if they are to move alike.",
+    means="How similarly the two layers arrange the examples, by features and by gradients of the loss. "
+    "With the kernel 'hadamard' two examples are close if both their features and their gradients are.",
     cannot_see=f"{LEADING} Gradients are those of a prediction that is made flatter, not of the labels. Few "
     "examples score high by themselves.",
 )
@@ -168,7 +167,7 @@ def kernel_cka(
 @of_kernels(
     "Eq. 10 as printed: not centred",
     means="The cosine of the two layers' kernels of features and gradients as they are, as the paper prints it.",
-    cannot_see="A mean that both layers share counts as likeness: positive features score high whatever they encode.",
+    cannot_see="A mean that both layers share counts as similarity: positive features score high whatever they encode.",
 )
 def kernel_cka_uncentered(
     pair: Kernels,
@@ -186,7 +185,7 @@ def kernel_cka_uncentered(
     "Eq. 11 as printed: not centred",
     means="The cosine that is left between the two layers' features and gradients after the best rotation, as the "
     "paper prints it. Small directions count more than in CKA.",
-    cannot_see="A mean that both layers share counts as likeness, and on few examples unrelated layers score high.",
+    cannot_see="A mean that both layers share counts as similarity, and on few examples unrelated layers score high.",
 )
 def kernel_nbs(
     pair: Kernels,
@@ -206,7 +205,7 @@ def kernel_nbs(
 @of_kernels(
     "sketched; centred over the examples of each data set",
     '"psi", "features", "gradients", "sum" or "product"',
-    means="How alike the kernels of two layers are whose data may differ: each data set is summed into random "
+    means="How similar the kernels of two layers are, also on different data: each data set is summed into random "
     "buckets, and the buckets are compared.",
     cannot_see="Between different data sets no example belongs to another, so that shapes of spectra are compared "
     "and nothing else; the same data with other buckets fall to a fraction. It is random by its seed: repeat it.",
@@ -230,7 +229,7 @@ def sketched_cka(
     "sketched; centred over buckets, as the authors' code does",
     f'"psi", {EXACT}',
     means="The alignment of two sketched kernels, centred about the mean of the buckets, as the paper's own code does.",
-    cannot_see="The mean of the buckets is nearly zero by their signs, so that this centring takes little away. "
+    cannot_see="The mean of the buckets is nearly zero by their signs, so that this centring removes little. "
     "Random by its seed, and between different data sets the shapes of spectra decide.",
 )
 def sketched_cka_by_buckets(

@@ -22,12 +22,12 @@ WILLIAMS = "Williams et al. (2021), arXiv:2110.14739"
     convention="biased HSIC, linear kernel, columns centred",
     debiased_as="cka_debiased",
     reference=KORNBLITH,
-    means="How alike the two layers arrange the examples. 1 means a rotated, rescaled, shifted copy; 0 means that "
-    "no direction of one goes with any direction of the other.",
+    means="How similarly the two layers arrange the examples. 1 means a rotated, rescaled, shifted copy; 0 means that "
+    "no direction of one correlates with any direction of the other.",
     cannot_see=f"{LEADING} Wide layers on few examples score high even when unrelated; cka_debiased does not.",
 )
 def cka(moments: Moments) -> Tensor:
-    """Return how alike two layers arrange the examples, from 0 to 1.
+    """Return how similarly two layers arrange the examples, from 0 to 1.
 
     ``‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖)`` of the centred layers in the Frobenius norm: the cosine of their Gram matrices. One means
     a rotated, rescaled, shifted copy; zero means that no direction of one correlates with any of the other.
@@ -51,9 +51,9 @@ def cka(moments: Moments) -> Tensor:
     debiases=True,
     convention="unbiased HSIC₁, linear kernel, U-centred; never clamped",
     reference="Song et al. (2012), JMLR 13; Nguyen et al. (2021), arXiv:2010.15327",
-    means="How alike the two layers arrange the examples, with the bias of small samples taken off. Unrelated "
+    means="How similarly the two layers arrange the examples, without the bias of small samples. Unrelated "
     "layers lie around 0, on either side of it; 1 means a rotated, rescaled, shifted copy.",
-    cannot_see=f"{LEADING} A value a little below 0 is chance and no opposite.",
+    cannot_see=f"{LEADING} A value slightly below 0 is chance; it does not mean the opposite.",
 )
 def cka_debiased(moments: Moments) -> Tensor:
     """Return `cka` with the bias of small samples taken off, from -1 to 1.
@@ -81,13 +81,13 @@ def cka_debiased(moments: Moments) -> Tensor:
     convention="kernel alignment, linear kernel, not centred",
     reference="Cristianini et al. (2001); eq. 10 of Tang et al. (2020), arXiv:2003.11498",
     means="The cosine of the two layers' Gram matrices as they are, without centring.",
-    cannot_see="A mean that both layers share counts as likeness: positive activations score high whatever they "
+    cannot_see="A mean that both layers share counts as similarity: positive activations score high whatever they "
     "encode.",
 )
 def cka_uncentered(moments: Moments) -> Tensor:
     """Return the cosine of two layers' Gram matrices without centring, from 0 to 1.
 
-    A mean that both layers share counts as likeness here: positive activations score high whatever they encode.
+    A mean that both layers share counts as similarity here: positive activations score high whatever they encode.
     """
     return _alignment(moments.uncentred).clamp(max=1)
 
@@ -140,11 +140,11 @@ def nbs(moments: Moments) -> Tensor:
     convention="not centred",
     reference="eq. 13 of Tang et al. (2020), arXiv:2003.11498",
     means="The cosine that is left between the two layers after the best rotation, without centring.",
-    cannot_see="A mean that both layers share counts as likeness, so positive activations score high whatever they "
+    cannot_see="A mean that both layers share counts as similarity, so positive activations score high whatever they "
     "encode.",
 )
 def nbs_uncentered(moments: Moments) -> Tensor:
-    """Return `nbs` without centring, from 0 to 1; a mean that both layers share counts as likeness."""
+    """Return `nbs` without centring, from 0 to 1; a mean that both layers share counts as similarity."""
     return _bures(moments.uncentred).clamp(max=1)
 
 
@@ -236,7 +236,7 @@ def procrustes_disparity(moments: Moments) -> Tensor:
     unchanged_by={"rotation"},
     convention="lengths of the mean rows",
     reference="Klabunde et al. (2024), arXiv:2408.00531",
-    means="How much the lengths of the two layers' mean activations differ. 0 means means of equal length.",
+    means="How much the lengths of the two layers' mean activations differ. 0 means that they are equal.",
     cannot_see="It sees nothing of how the examples are arranged: two unrelated layers can be at 0.",
 )
 def magnitude_difference(moments: Moments) -> Tensor:

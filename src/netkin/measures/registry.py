@@ -31,8 +31,8 @@ RANK = (  # of `Side.kept`, on which all whitening depends
     "and above ε²/3·(1 + √(p/n))²·max Σx², ε of the data"
 )
 # what several measures cannot see
-FEW_EXAMPLES = "With fewer examples than features the values rise by themselves, whatever the layers hold."
-LEADING = "A few directions of large variance decide the value; what lies in small directions goes unseen."
+FEW_EXAMPLES = "With fewer examples than features the values are high, whatever the layers hold."
+LEADING = "A few directions of large variance decide the value; directions of small variance hardly count."
 Parameters = Mapping[str, Any]
 
 

@@ -232,7 +232,7 @@ class Reader:
         taps = None if self._few else self._taps
         try:
             with nullcontext() if taps is None else taps.open():
-                batch = batch if taps is None else taps.lend(batch)
+                batch = batch if taps is None else taps.without_inference(batch)
                 output = call(self.model, batch, self.forward)
                 self.output = output if self.keeps_output else None
                 if taps is not None:

@@ -232,7 +232,7 @@ class Taps:
                 self._noted = {}
 
     @staticmethod
-    def lend(batch: Any) -> Any:
+    def without_inference(batch: Any) -> Any:
         """Return a batch that a graph can hold: with copies of tensors that were made in inference mode."""
         strange = any(isinstance(leaf, Tensor) and leaf.is_inference() for _, leaf in leaves(batch))
         return copied(batch) if strange else batch

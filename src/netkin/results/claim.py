@@ -102,8 +102,10 @@ class Measured:
 
     def __str__(self) -> str:
         unit = f" {self.unit}" if self.unit else ""
-        spread = "" if self.error is None else f" ± {_decimals(self.error, self.error)}"
-        return f"{_decimals(self.value, self.error)}{spread}{unit}" + (f" (n = {self.n:,})" if self.n else "")
+        is_rounding = self.error is not None and self.error < 1e-12 * abs(self.value)
+        error = 0.0 if is_rounding else self.error
+        spread = "" if error is None else f" ± {_decimals(error, error)}"
+        return f"{_decimals(self.value, error)}{spread}{unit}" + (f" (n = {self.n:,})" if self.n else "")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

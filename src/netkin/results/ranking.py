@@ -162,7 +162,7 @@ class Ranking:
             shown = [repr(names[model]) for model in (rest if len(rest) <= 4 else rest[:3])]
             named = ", ".join(shown) + (f" and {len(rest) - len(shown)} more" if len(rest) > len(shown) else "")
             within = "more" if lead.clear else "not more"
-            return f"{first}; {by}, {within} than its error. These examples do not tell it from {named}."
+            return f"{first}; {by}, {within} than its error. These examples cannot distinguish it from {named}."
         others = ", and so are its leads over all other models" if len(self.behind()) > 2 else ""
         return f"{first}; {by}, more than its error (95 % interval){others}."
 

@@ -40,8 +40,8 @@ SAFE = (1e-12, 1e12)  # sizes whose squares and sums float32 holds
 class CrossMoments(Collector):
     """The sums of pairs of layers over all batches so far.
 
-    A pass gives all layers of a batch to `update`. Who runs the models by himself gives each first layer as soon as it
-    has run, then the second ones, and says when the batch is over.
+    A pass gives all layers of a batch to `update`. A caller that runs the models itself gives each first layer as soon
+    as it has run, then the second ones, and calls `batch_is_over`.
     """
 
     kind = "CrossMoments"

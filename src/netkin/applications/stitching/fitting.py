@@ -25,7 +25,7 @@ from netkin.applications.stitching.map_training import JobPart, train_map
 from netkin.applications.stitching.network import Stitch, stitched_network
 from netkin.applications.stitching.task_loss import TaskLoss, Way
 from netkin.comparing.study import Statistics, load_statistics
-from netkin.comparing.subjects import lent
+from netkin.comparing.subjects import on_device
 from netkin.errors import InflatedWarning, UnknownName, ValueFault, outside
 from netkin.identity import UnorderedDigest, settings_digest, weights_digest
 from netkin.representations import batches_of, guest
@@ -366,7 +366,7 @@ def train_stitch(
 @contextmanager
 def lend_both(a: nn.Module, b: nn.Module, device: torch.device | str | None) -> Iterator[None]:
     """Lend two models to `device` while the `with` lasts."""
-    with lent(a, device), nullcontext() if a is b else lent(b, device):
+    with on_device(a, device), nullcontext() if a is b else on_device(b, device):
         yield
 
 

@@ -109,7 +109,7 @@ SCORES: Mapping[str, Score] = {
         (0, 1),
         "cka of the mapped activations and the second model's own",
         _unvarying,
-        means="How alike the mapped activations and the second model's own arrange the examples, place by place.",
+        means="How similarly the mapped activations and the second model's own arrange the examples, place by place.",
         cannot_see=f"{LEADING} A stitch that works may score low, and one that does not may score high.",
     ),
     "stitched_cca": Score(
@@ -127,7 +127,7 @@ SCORES: Mapping[str, Score] = {
         _unvarying,
         means="The mean canonical correlation of the leading directions of the mapped activations and of the "
         "second model's own, place by place.",
-        cannot_see="Directions below the cut are not looked at, and above it all count alike.",
+        cannot_see="Directions below the cut are ignored, and above it all count equally.",
     ),
 }
 

@@ -105,7 +105,7 @@ def task2vec(
             if fisher is None:
                 names = _backbone(model, backbone, batch, forward, transform)
                 fisher = _Fisher(model, names, forward, outputs, samples, seed)
-            fisher.add(Taps.lend(prepared(model, batch, transform)), seen)
+            fisher.add(Taps.without_inference(prepared(model, batch, transform)), seen)
             seen += batch_length(batch)
     assert fisher is not None  # data without batches were refused
     return fisher.embedding(seen)
@@ -188,7 +188,7 @@ def fisher_rao_norm(
     factor, total, seen = sum(with_weights) if depth is None else depth + 1, 0.0, 0
     with torch.inference_mode(False), guest(model, exact=exact_model):
         for batch in reported(batches_of(data, examples), "reading", "batches", progress):
-            batch = Taps.lend(prepared(model, batch, transform))
+            batch = Taps.without_inference(prepared(model, batch, transform))
             logits = logits_of(call(model, batch, forward)).detach()
             refuse_non_finite(logits, "the model's output")
             squares = _squared_products(logits, labels_of(batch), labels, target)

@@ -15,7 +15,7 @@ from netkin import __version__
 from netkin.applications.transfer.evidence import Array, Evidence, evidence_of
 from netkin.applications.transfer.scores import DEFAULT, TransferScore, find_score
 from netkin.comparing.feed import data_name
-from netkin.comparing.subjects import lent
+from netkin.comparing.subjects import on_device
 from netkin.errors import ForwardError, NetkinError, NoValue, SourceError, UnknownName, ValueFault
 from netkin.identity import described_call, weights_digest
 from netkin.progress import ProgressOption, reported, showing
@@ -172,7 +172,7 @@ def _found(name: str, given: nn.Module | str, asked: _RecommendOptions) -> _Foun
     data = _data(given, asked)
     found.data, found.remarks = data_name(data), (*getattr(data, "remarks", ()), *filter(None, [remark_on(model)]))
     try:
-        with lent(model, asked.device):
+        with on_device(model, asked.device):
             evidence, found.holes = _evidence(model, data, asked, asked.of(name))
     except (SourceError, UnknownName):
         raise

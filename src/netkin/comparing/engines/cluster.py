@@ -272,7 +272,7 @@ class _TaskGraph:
                 self.here.pop(name, None)
 
     def _fail(self, task: ClusterTask, fault: NetkinError, model: str | None) -> None:
-        """Note a fault of the task itself, which no other worker would be spared; all that follows it fails too."""
+        """Note a fault of the task itself, which any worker would raise; all tasks that follow it fail too."""
         blame(fault, model)
         self.results[task.name] = fault
         self._plan()

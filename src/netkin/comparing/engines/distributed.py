@@ -33,7 +33,7 @@ from netkin.statistics.statistic import from_plain, to_plain
 if TYPE_CHECKING:
     from netkin.comparing.request import Request
 
-GRACE = 5.0  # seconds that a rank which has failed waits for the others to hear of it
+GRACE = 5.0  # seconds that a rank which has failed waits for the others to read its fault
 PAUSES = (0.001, 0.05)  # seconds between two checks of the store, at first and at most
 _calls = itertools.count()  # the same on every rank, as every rank makes the same calls
 
@@ -209,8 +209,8 @@ class Ranks:
             with suppress(Exception):  # the store may be gone, and the fault itself matters more
                 if not self._store.check(["fault"]):
                     self._store.set("fault", f"rank {self.rank} failed: {_sentence(fault)}")
-                self._store.set(f"heard/{self.rank}", "")
-                self._await([f"heard/{rank}" for rank in range(self.count)], GRACE, raises=False)
+                self._store.set(f"read/{self.rank}", "")
+                self._await([f"read/{rank}" for rank in range(self.count)], GRACE, raises=False)
             raise
 
     def check_others(self) -> None:
@@ -287,7 +287,7 @@ class Ranks:
             step *= 2
         return own
 
-    # a rank that hears of a fault gives no part away, unless the other has begun to take it: who adds first decides
+    # a rank that reads a fault sends no part, unless the other has begun to take it: the first to add decides
 
     def _take_from(self, sender: int) -> None:
         """Wait until a rank has its part ready, and begin to take it."""

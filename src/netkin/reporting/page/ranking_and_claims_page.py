@@ -41,7 +41,7 @@ LONGEST = 20  # letters of a model's name beside a chart
 FEATURES = "features of "  # begins a word of provenance on each model
 MEANING = (
     "A dot is a model's score, its bar the 95 % interval over the examples. Models drawn like the first are those "
-    "that these examples do not tell from it: their difference to the first, taken chunk by chunk, may be chance."
+    "that these examples cannot distinguish from it: the difference to the first, taken chunk by chunk, may be chance."
 )
 HONEST = (
     "Standard errors are those of the examples alone. How well a score predicts the accuracy after fine-tuning, and "
