@@ -123,6 +123,12 @@ def test_replicates_leave_out_the_examples_of_a_chunk(theirs, maps, images):
     assert table.replicates[:, 0, 0] == pytest.approx([(s * t)[of != chunk].mean() for chunk in range(4)])
 
 
+def test_a_statistic_that_does_not_say_what_it_holds_goes_by_its_kind(theirs, maps, images, monkeypatch):
+    monkeypatch.setattr(theirs.LayerSigns, "holds", "")
+    found = nk.compare(maps(), maps(), images, "sign_agreement", layers="fc")
+    assert found["sign_agreement"].statistic == "LayerSigns"
+
+
 def test_a_statistic_without_chunks_has_no_standard_errors_and_says_so(theirs, maps, images, layers):
     found = nk.compare(maps(), maps(), images, ["kernel_cosine", "cka"], layers=layers, errors=True, chunks=5)
     assert found["kernel_cosine"].errors is None
@@ -283,6 +289,13 @@ def test_a_pair_type_without_collectors_is_for_matrices_only(theirs, maps, image
         nk.compare(maps(), maps(), images, "bare")
     nk.collect(maps(), data=images, layers="fc").save(tmp_path / "s.netkin")
     assert nk.load(tmp_path / "s.netkin").compare("cka")["fc", "fc"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("given", [(int,), Collector.price, "LayerSigns"])
+def test_what_is_no_collector_is_refused(theirs, maps, images, given):
+    offer(type("Pair", (theirs.Signs,), {"collectors": given}), "strange")
+    with pytest.raises(ValueFault, match="Pair.collectors, for 'strange', holds .*, which is no `Collector`"):
+        nk.compare(maps(), maps(), images, "strange")
 
 
 def test_files_are_read_by_the_collectors_of_their_own_measures(theirs, maps, images, tmp_path):

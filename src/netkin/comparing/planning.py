@@ -100,13 +100,18 @@ def weights_of(runner: Runner, needs: Sequence[Need]) -> dict[str, Mapping[str, 
 def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
     """Return the collectors of a measure's pair type; refuse those that lack what the pass needs of them."""
     reads = measure.facts.reads
-    found = tuple(getattr(reads, "collectors", ()))
+    given = getattr(reads, "collectors", ())
+    found = tuple(given) if isinstance(given, (tuple, list)) else (given,)
     if not found:
         raise ValueFault(
             f"{measure.name!r} can be called with two matrices and no more: {reads.__name__}, which it reads, names no "
             f"`collectors`; set `{reads.__name__}.collectors` to a tuple of `Collector` classes."
         )
     for kind in found:
+        if not (isinstance(kind, type) and issubclass(kind, Collector)):
+            raise ValueFault(
+                f"{reads.__name__}.collectors, for {measure.name!r}, holds {kind!r}, which is no `Collector`."
+            )
         lacks = sorted(getattr(kind, "__abstractmethods__", ()))
         lacks += ["stored"] if not kind.stored and kind._state is Collector._state else []
         lacks += [] if isinstance(getattr(kind, "kind", None), str) else ["kind"]

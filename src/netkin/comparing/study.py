@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict
@@ -329,7 +329,7 @@ def _unshared(mine: list[list[str]], theirs: list[list[str]]) -> str:
 
 def found_measures(asked: Any) -> list[Measure]:
     """Return the measures requested, each once."""
-    listed = [asked] if isinstance(asked, str) or callable(asked) or isinstance(asked, Measure) else asked
+    listed = [asked] if isinstance(asked, str) or not isinstance(asked, Iterable) else asked
     found = list({measure.id: measure for measure in map(find, listed)}.values())
     if not found:
         raise ValueFault("`measures` is empty; name at least one, e.g. 'cka'.")

@@ -289,7 +289,8 @@ class Tables:
         """Return what the values were read from."""
         if not any(self.statistics.collectors):
             return str(measure.facts.reads.__name__)
-        return self.statistics.collector(measure).holds
+        collector = self.statistics.collector(measure)
+        return collector.holds or collector.kind
 
     def _exactness(self, measure: Measure) -> str:
         found: dict[int, tuple[Any, list[tuple[Any, Any]]]] = {}
