@@ -106,6 +106,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {spelled[near[0]]!r}?" if near else ""
 
 
+def refuse_unlisted(what: str, name: Any, known: Iterable[str]) -> None:
+    """Refuse a name that is none of those known, such as that of an optimizer."""
+    names = list(known)
+    if name not in names:
+        hint = did_you_mean(str(name), names) or "."
+        raise UnknownName(f"no {what} named {name!r}{hint} There are {', '.join(names)}.")
+
+
 def refuse_below(least: int, **values: Any) -> None:
     """Refuse values, given by their names, that are no whole numbers of `least` or more."""
     for name, value in values.items():

@@ -30,6 +30,24 @@ def number():
 
 def thin():
     return torch.ones(20, 3)
+
+def lazy():
+    return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 4))
+
+def meta():
+    return net().to("meta")
+
+def scripted():
+    return torch.jit.script(net())
+
+def none():
+    return []
+
+def keyed():
+    return [{"pixels": rows()}]
+
+def one_label():
+    return [(rows(), torch.tensor(3))]
 """
 
 
@@ -105,6 +123,33 @@ def test_what_is_wrong_is_said_in_one_sentence_with_exit_code_1(netkin, command,
     assert result.stderr.startswith("netkin: ")
     assert result.stderr.count("\n") == 1
     assert words in result.stderr
+
+
+UNUSABLE = [
+    ("compare nk_own:lazy --data nk_own:rows", "is a lazy module without weights yet"),
+    ("sparsity nk_own:meta --data nk_own:rows", "a model on the 'meta' device computes no numbers"),
+    ("sparsity nk_own:net --data nk_own:thin", "'nk_own:net' could not be run on inputs of shape (20, 3)"),
+    ("sparsity nk_own:net --data nk_own:keyed", "a batch has the keys 'pixels', which do not fit Sequential"),
+    ("stitch nk_own:net nk_own:net --all --data nk_own:none", "the data gave no batches"),
+    ("compress nk_own:net --layer 0 --k 2 --data nk_own:none --save small.netkin", "gave no batches"),
+    ("recommend nk_own:net --data nk_own:one_label", "a label for each example; got tensor(3) for 20 examples"),
+]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("line, words", UNUSABLE)
+def test_models_and_data_that_a_command_cannot_use_are_refused_in_one_sentence(netkin, line, words):
+    result = netkin(line)
+    assert (result.exit_code, result.stdout) == (1, ""), result.exception
+    assert words in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_the_output_of_a_scripted_model_is_stitched_into_another(netkin):
+    result = netkin("stitch nk_own:scripted nk_own:net --at '' --data nk_own:rows --json")
+    assert result.exit_code == 0, result.exception or result.stderr
+    assert json.loads(result.stdout)["layers_a"] == [""]
 
 
 @pytest.mark.usefixtures("folder")

@@ -9,6 +9,7 @@ import shlex
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -294,7 +295,8 @@ def refuse_crash(spec: str, model: nn.Module, data: Any) -> None:
     from netkin.representations.inputs import feed
 
     with guest(model), crash_refusals([spec], [model]):
-        feed(model, next(iter(data)))
+        for batch in islice(data, 1):  # the work itself refuses data without any
+            feed(model, batch)
 
 
 def _begin(running: list[str], spec: str, model: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:

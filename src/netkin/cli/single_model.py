@@ -196,14 +196,19 @@ def _study(
 ) -> SparsityStudy:  # fmt: skip
     """Load what was named and call the library."""
     from netkin.applications.sparsity import sparsity_study
+    from netkin.representations.layers import refuse_lazy
 
     refuse_absent_device(device)
     specs = list(named.values())
     models = load_models(specs)
     tell_random_weights(models)
     for one in models:
+        refuse_lazy(one)
         one.to(device or "cpu")
     batches = None if data is None else load_batches(data, 256, examples, seed, balanced, specs)
+    for spec, one in zip(specs, models, strict=True):
+        if batches is not None:
+            refuse_crash(spec, one, batches)
     lists = ("epsilons", "relative", "layers")
     given = {name: value for name, value in options.items() if name not in lists or value}  # empty ones have defaults
     with crash_refusals(specs, models):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.engines import Engine, named_engine
+from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.many_models import compare_many, study_of
 from netkin.comparing.planning import Plan, memory_limit
 from netkin.comparing.request import Options, Request, linear_measures
@@ -93,15 +93,10 @@ def compare(
         >>> round(comparison["x", "twice"], 6)
         1.0
     """
-    running = named_engine(engine)
+    asked, running = locals(), named_engine(engine)
     with showing(progress), running.working():
-        given, pair = _name_two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
-        refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
-        options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
-        study = study_of(memory, seed, errors, chunks)
-        request = running.request(given, options, Pairs([pair], pairs), study, data, examples, partial)
-        shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
-        return request.compare(found_measures(measures), dict(zip(pair, shown, strict=True)))[0]
+        request, shown = _request(asked, running)
+        return request.compare(found_measures(measures), shown)[0]
 
 
 @also_called(measures="measure")
@@ -164,12 +159,7 @@ def explain(
         >>> plan.pairs, plan.examples, plan.passes, plan.operations
         (2, 50, 0, 12000)
     """
-    given, pair = _name_two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
-    refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
-    options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
-    request = Request(
-        given, options, Pairs([pair], pairs), study_of(memory, seed, errors, chunks), data, examples, partial
-    )
+    request, _ = _request(locals(), Local())
     return request.explain(found_measures(measures))
 
 
@@ -239,18 +229,13 @@ def collect(
         >>> round(merge(parts).compare("cka")["x", "y"] - compare({"x": X}, {"y": X**2})["x", "y"], 12)
         0.0
     """
-    running = named_engine(engine)
+    asked, running = locals(), named_engine(engine)
     with showing(progress), running.working():
         if start is not None and (isinstance(start, bool) or not isinstance(start, int) or start < 0):
             raise ValueFault(f"`start` is the number of the first example, from 0 on; got {start!r}.")
-        given, pair = _name_two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
-        refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
-        options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
-        study = study_of(memory, seed, errors, chunks)
-        request = running.request(given, options, Pairs([pair], pairs), study, data, examples, partial, part, start)
-        shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
-        found = linear_measures(given, shape) if measures is None else found_measures(measures)
-        return request.collect(found, dict(zip(pair, shown, strict=True)))
+        request, shown = _request(asked, running)
+        found = linear_measures(request.given, shape) if measures is None else found_measures(measures)
+        return request.collect(found, shown)
 
 
 def merge(parts: Sequence[Statistics]) -> Statistics:
@@ -289,12 +274,24 @@ def compare_runners(
     return request.compare(found_measures(measures), {})[0]
 
 
-def _name_two(a: Any, b: Any, names: Any, layers: Any, alone: bool) -> tuple[dict[str, Any], tuple[str, str]]:
-    """Return what is to be compared by its names, and which two names make the pair.
+def _request(asked: Mapping[str, Any], engine: Engine) -> tuple[Any, dict[str, str]]:
+    """Return one call with all its arguments for an engine, and what the result calls the two models."""
+    b, names, shape = (asked[name] for name in ("b", "names", "shape"))
+    given, pair = _name_two(asked["a"], b, names, alone=_is_alone(asked))
+    refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
+    places = dict(zip(given, ("a", "b"), strict=False))
+    how = (asked[name] for name in ("resize", "transforms", "forward", "device", "exact_model"))
+    options = Options(asked["layers"], places, shape, *how)
+    study = study_of(*(asked[name] for name in ("memory", "seed", "errors", "chunks")))
+    rest = [asked[name] for name in ("data", "examples", "partial", "part", "start") if name in asked]
+    shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
+    return engine.request(given, options, Pairs([pair], asked["pairs"]), study, *rest), dict(
+        zip(pair, shown, strict=True)
+    )
 
-    A model and itself are two where each side has its own choice of layers.
-    """
-    alone = alone and not (b is not None and isinstance(layers, Mapping) and "b" in layers)
+
+def _name_two(a: Any, b: Any, names: Any, alone: bool) -> tuple[dict[str, Any], tuple[str, str]]:
+    """Return what is to be compared by its names, and which two names make the pair."""
     if not (isinstance(names, (tuple, list)) and len(names) == 2 and all(isinstance(name, str) for name in names)):
         raise ValueFault(f"`names` must be two texts; got {names!r}.")
     given = {names[0]: a} if alone else {names[0]: a, names[1]: b}
@@ -303,13 +300,14 @@ def _name_two(a: Any, b: Any, names: Any, layers: Any, alone: bool) -> tuple[dic
     return given, (names[0], names[0] if alone else names[1])
 
 
-def _is_alone(a: Any, b: Any, transforms: Any, forward: Any) -> bool:
-    """Return whether one model meets itself; one name may mean two networks with other random weights."""
-    return b is None or (b is a and transforms is None and forward is None and not isinstance(a, str))
+def _is_alone(asked: Mapping[str, Any]) -> bool:
+    """Return whether one model is compared with itself, and both sides have the same layers and functions.
 
-
-def _places(given: Mapping[str, Any]) -> dict[str, str]:
-    return dict(zip(given, ("a", "b"), strict=False))
+    One name may mean two networks with other random weights.
+    """
+    a, b, layers = asked["a"], asked["b"], asked["layers"]
+    apart = isinstance(a, str) or (isinstance(layers, Mapping) and "b" in layers)
+    return b is None or (b is a and asked["transforms"] is None and asked["forward"] is None and not apart)
 
 
 @by_name(models="a b", data="data")

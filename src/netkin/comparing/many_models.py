@@ -180,7 +180,7 @@ def _named(models: Any) -> dict[str, Any]:
     return {str(place): model for place, model in enumerate(found)}
 
 
-def study_of(memory: int | None, seed: int, errors: bool, chunks: int) -> Study:
+def study_of(memory: Any, seed: Any, errors: bool, chunks: int) -> Study:
     """Return the study of a call."""
     if errors and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 2):
         raise ValueFault(f"standard errors need at least 2 chunks of the examples; got chunks={chunks!r}.")
@@ -189,7 +189,9 @@ def study_of(memory: int | None, seed: int, errors: bool, chunks: int) -> Study:
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise ValueFault(f"`seed` is a whole number; got {seed!r}.")
     # without a limit the device decides, once it is known
-    return Study({}, [], limit=-1 if memory is None else int(memory), chunks=chunks if errors else 0, seed=int(seed))
+    return Study(
+        {}, [], limit=-1 if memory is None else int(float(memory)), chunks=chunks if errors else 0, seed=int(seed)
+    )
 
 
 # --- the plan in words ------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from netkin.errors import FileFault, MissingExtra, SourceError, did_you_mean
 from netkin.files import read_header
@@ -83,8 +84,8 @@ def remark_on(model: nn.Module) -> str:
 
 
 def _versions(model: nn.Module) -> list[int]:
-    """Return how often each weight was written to, as torch counts it."""
-    return [-1 if weight.is_inference() else weight._version for weight in model.parameters()]
+    """Return how often each weight was written to, as torch counts it; of some it keeps no count."""
+    return [-1 if is_lazy(one) or one.is_inference() else one._version for one in model.parameters()]
 
 
 def _loaded(spec: str, seed: int) -> nn.Module:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
-from netkin.errors import UnknownName, ValueFault, did_you_mean, refuse_below
+from netkin.errors import UnknownName, ValueFault, did_you_mean, refuse_below, refuse_unlisted
 
 Record = dict[str, float]
 METHODS = ("begin", "loss", "after_backward", "after_step", "after_epoch", "state_dict", "load_state_dict")
@@ -84,10 +84,12 @@ class Recipe:
                 raise ValueFault(f"`{name}` must be a number of 0 or more; got {getattr(self, name)!r}.")
         if self.clip is not None and not self.clip > 0:
             raise ValueFault(f"`clip` must be a norm above 0, or None; got {self.clip!r}.")
-        _refuse_unknown("optimizer", self.optimizer, OPTIMIZERS)
-        _refuse_unknown("schedule", self.schedule, SCHEDULES)
-        _refuse_unknown("precision", self.precision, (*PRECISIONS, "auto"))
-        _refuse_unknown("order", self.order, ORDERS)
+        if not callable(self.optimizer):
+            refuse_unlisted("optimizer", self.optimizer, OPTIMIZERS)
+        if not callable(self.schedule):
+            refuse_unlisted("schedule", self.schedule, SCHEDULES)
+        refuse_unlisted("precision", self.precision, (*PRECISIONS, "auto"))
+        refuse_unlisted("order", self.order, ORDERS)
         if self.warmup and self.warmup >= (self.epochs or self.steps or 0):
             raise ValueFault(f"the warm-up, {self.warmup}, must be shorter than the training; got {self.words}.")
 
@@ -222,15 +224,6 @@ def recipe_of(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
 
 def _step_factor(done: float) -> float:
     return 0.01 if done >= 0.75 else 0.1 if done >= 0.5 else 1.0
-
-
-def _refuse_unknown(name: str, value: Any, known: Iterable[str]) -> None:
-    if callable(value) and name in ("optimizer", "schedule"):
-        return
-    known = list(known)
-    if value not in known:
-        hint = did_you_mean(str(value), known) or "."
-        raise UnknownName(f"no {name} named {value!r}{hint} There are {', '.join(known)}.")
 
 
 def _word(value: Any) -> str:

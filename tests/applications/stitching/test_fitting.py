@@ -101,6 +101,11 @@ def test_statistics_of_something_else_are_refused():
         nk.stitch(a, "mid", other, "mid", data, statistics=pooled)
     with pytest.raises(ValueFault, match="no `statistics` are of 'a' and 'b' together; collect those of this pair"):
         nk.stitch(a, "mid", other, "mid", data, statistics=[pooled, nk.collect(b, other, data, layers=["mid"])])
+    for strange in (3, {("a", "b"): pooled}, [pooled, 3]):
+        with pytest.raises(
+            ValueFault, match="is what `nk.collect` returned, its file, or a list of these; got (int|dict)"
+        ):
+            nk.stitch(a, "mid", b, "mid", data, statistics=strange)
     kernels = nk.collect(a, b, data, measures=["cka_minibatch"], layers=["mid"], shape="positions")
     with pytest.raises(ValueFault, match="hold no moments; collect them with a linear measure"):
         nk.stitch(a, "mid", b, "mid", data, statistics=kernels)

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, log_softmax
 
 from netkin.applications.continual.task_splits import Task
-from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.errors import UnknownName, ValueFault, refuse_unlisted
 from netkin.progress import ProgressOption
 from netkin.representations.filters import atom_layers, decompose, put
 from netkin.representations.guests import evaluating
@@ -381,9 +381,7 @@ LEARNERS: dict[str, type[Learner]] = {
 
 def refuse_options(method: str, options: Mapping[str, Any]) -> None:
     """Refuse a method that there is not, and options that are none of its own or make no sense."""
-    if method not in LEARNERS:
-        hint = did_you_mean(str(method), LEARNERS) or "."
-        raise UnknownName(f"no way of learning tasks named {method!r}{hint} There are {', '.join(LEARNERS)}.")
+    refuse_unlisted("way of learning tasks", method, LEARNERS)
     known = LEARNERS[method].options
     for name, value in options.items():
         if name not in known:

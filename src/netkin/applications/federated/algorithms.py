@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.errors import UnknownName, ValueFault, did_you_mean, refuse_unlisted
 from netkin.representations.filters import atom_layers
 from netkin.representations.layers import modules
 from netkin.results.federation import PARTS
@@ -240,10 +240,7 @@ def head_of(model: nn.Module, head: str | None = None) -> str:
 
 
 def _known(name: str, table: Mapping[str, Known], what: str) -> Known:
-    if name not in table:
-        raise UnknownName(
-            f"no {what} named {name!r}{did_you_mean(str(name), table) or '.'} There are {', '.join(table)}."
-        )
+    refuse_unlisted(what, name, table)
     return table[name]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.arrays import at_least_single, summing_dtype
-from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import ForwardError, ShapeError, ValueFault, refuse_unlisted
 from netkin.measures import cca_mean_squared
 from netkin.measures.kernels import batch_gram, gram_cosines
 from netkin.representations import shapes
@@ -329,8 +329,8 @@ def _layers_of(model: nn.Module, one: Spec) -> list[str]:
 def _refuse_settings(beta: Any, samples: Any, every: Any, variant: str, estimator: str) -> None:
     if not (isinstance(beta, Real) and 0 <= float(beta) < math.inf):
         raise ValueFault(f"`beta` is a number of 0 or more; got {beta!r}.")
-    _refuse_unknown("variant", variant, VARIANTS)
-    _refuse_unknown("estimator", estimator, LEAST)
+    refuse_unlisted("variant", variant, VARIANTS)
+    refuse_unlisted("estimator", estimator, LEAST)
     if variant == "cca" and estimator == "debiased":
         raise ValueFault("estimator='debiased' is that of CKA, and variant='cca' has none; leave it out.")
     least = LEAST[estimator]
@@ -338,9 +338,3 @@ def _refuse_settings(beta: Any, samples: Any, every: Any, variant: str, estimato
         raise ValueFault(f"`samples` is a whole number of {least} or more for the {estimator} CKA; got {samples!r}.")
     if not (isinstance(every, Integral) and int(every) >= 1):
         raise ValueFault(f"`every` is a whole number of batches, 1 or more; got {every!r}.")
-
-
-def _refuse_unknown(name: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        hint = did_you_mean(str(value), known) or "."
-        raise UnknownName(f"no {name} named {value!r}{hint} There are {', '.join(known)}.")

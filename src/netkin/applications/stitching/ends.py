@@ -208,7 +208,7 @@ def _within(above: str, key: str) -> str:
 
 
 def _is_sequence(module: nn.Module) -> bool:
-    return type(module).forward is nn.Sequential.forward
+    return getattr(type(module), "forward", None) is nn.Sequential.forward  # a ScriptModule's type has none
 
 
 def _keeps_shape(module: nn.Module) -> bool:

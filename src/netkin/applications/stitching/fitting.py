@@ -89,7 +89,13 @@ class Asked:
     def saved(self) -> tuple[Statistics, ...]:
         """The statistics from which direct maps are read, opened."""
         given = self.statistics
-        several = [given] if isinstance(given, (Statistics, str, os.PathLike)) else list(given or ())
+        several: list[Any] = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+        for one in several:
+            if not isinstance(one, (Statistics, str, os.PathLike)):
+                kind = type(one).__name__
+                raise ValueFault(
+                    f"`statistics` is what `nk.collect` returned, its file, or a list of these; got {kind}."
+                )
         return tuple(one if isinstance(one, Statistics) else load_statistics(one) for one in several)
 
     @property

@@ -173,6 +173,10 @@ class _Reading:
         rows, pulls, given = features[self._layer], gradients.get(self._layer), labels_of(batch)
         if given is None:
             raise ValueFault("a transfer score needs labels, and the batches hold none; give (inputs, labels).")
+        if not np.ndim(given):
+            raise ShapeError(
+                f"a transfer score needs a label for each example; got {given!r} for {len(rows)} examples."
+            )
         start = self._digest.count
         self._digest.update(batch, np.arange(start, start + len(rows)))
         self._rows.append(rows.detach().cpu())
