@@ -240,8 +240,8 @@ def test_models_data_and_pages_have_the_names_that_people_give(netkin, tmp_path)
 
 def test_a_file_of_statistics_is_read_under_other_names(netkin):
     netkin("collect netkin:digits --data digits:test --layers fc --name mine --out s.stats")
-    assert netkin("compare s.stats").stdout.startswith("mine and mine, layer by layer")
-    assert netkin("compare s.stats --name yours").stdout.startswith("yours and yours, layer by layer")
+    assert netkin("compare s.stats").stdout.startswith("mine and mine, layer by layer\n")
+    assert netkin("compare s.stats --name yours").stdout.startswith("yours and yours, layer by layer\n")
 
 
 def test_a_transform_is_named_as_a_function_of_a_module(netkin, tmp_path):

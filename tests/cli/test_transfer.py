@@ -1,6 +1,7 @@
 """`netkin tasks` and `netkin recommend`."""
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -18,11 +19,23 @@ TASKS = f"few={FIRST},digits:test many={SECOND},digits:train {SHORT}"
 MEASURES = "--measure 'sketched_cka(buckets=32)' --measure 'sketched_cka_by_buckets(buckets=32)'"
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with the weights of two networks as they were drawn, and of one that was trained for a moment."""
+    folder = tmp_path_factory.mktemp("made")
+    trained, fresh = nk.load_model("netkin:digits"), nk.load_model("netkin:digits", seed=1)
+    nk.train(trained, nk.load_data("digits:train"), steps=10, progress=False)
+    first, second = (seeded(architecture("digits"), seed) for seed in (0, 1))
+    for name, model in {"first": first, "second": second, "trained": trained, "fresh": fresh}.items():
+        torch.save(model.state_dict(), folder / f"{name}.pt")
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def networks(netkin):
+def networks(netkin, made):
     """The weights of two networks, in the folder at hand."""
-    for seed, name in enumerate(("first", "second")):
-        torch.save(seeded(architecture("digits"), seed).state_dict(), f"{name}.pt")
+    for name in ("first", "second"):
+        shutil.copy(made / f"{name}.pt", ".")
 
 
 def done(result):
@@ -229,12 +242,10 @@ def test_a_file_that_holds_something_else_is_not_written_over(netkin):
 
 
 @pytest.fixture
-def weights(netkin, tmp_path):
-    """Two networks of the bundled digits, one trained for a moment and one as it was drawn."""
-    trained, fresh = nk.load_model("netkin:digits"), nk.load_model("netkin:digits", seed=1)
-    nk.train(trained, nk.load_data("digits:train"), steps=10, progress=False)
-    for name, model in (("trained", trained), ("fresh", fresh)):
-        torch.save(model.state_dict(), tmp_path / f"{name}.pt")
+def weights(netkin, made):
+    """Two networks of the bundled digits, one trained for a moment and one as it was drawn, in the folder at hand."""
+    for name in ("trained", "fresh"):
+        shutil.copy(made / f"{name}.pt", ".")
     return "netkin:digits@trained.pt netkin:digits@fresh.pt"
 
 
