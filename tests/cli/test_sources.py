@@ -127,6 +127,7 @@ def test_what_is_wrong_is_said_in_one_sentence_with_exit_code_1(netkin, command,
 
 UNUSABLE = [
     ("compare nk_own:lazy --data nk_own:rows", "is a lazy module without weights yet"),
+    ("recommend nk_own:lazy --data nk_own:one_label", "is a lazy module without weights yet"),
     ("sparsity nk_own:meta --data nk_own:rows", "a model on the 'meta' device computes no numbers"),
     ("sparsity nk_own:net --data nk_own:thin", "'nk_own:net' could not be run on inputs of shape (20, 3)"),
     ("sparsity nk_own:net --data nk_own:keyed", "a batch has the keys 'pixels', which do not fit Sequential"),

@@ -32,6 +32,14 @@ def test_a_function_builds_a_model_the_same_each_time(workshop):
     assert torch.equal(first.weight, second.weight)
 
 
+def test_a_lazy_model_takes_the_shapes_of_its_weights(workshop):
+    workshop.write("nk_lazy", "from torch import nn\ndef make():\n    return nn.LazyLinear(2)\n")
+    wanted = nn.Linear(3, 2)
+    torch.save(wanted.state_dict(), "linear.pt")
+    assert torch.equal(load_model("nk_lazy:make@linear.pt").weight, wanted.weight)
+    assert remark_on(load_model("nk_lazy:make")) == ""  # which draws its weights later
+
+
 EXPORTED = """
 import torch
 def make():

@@ -14,6 +14,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from netkin.errors import SourceError
 from netkin.sources.names import refuse_absent, unreadable
@@ -82,7 +83,8 @@ def mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> lis
     differing = [
         f"{name} ({_shape(state[name])} in the file, {_shape(wanted[name])} in the model)"
         for name, (one, other) in kinds.items()
-        if one == other and one != "nested" and state[name].shape != wanted[name].shape
+        if one == other and one != "nested" and not is_lazy(wanted[name])  # which takes the shape of the file
+        if state[name].shape != wanted[name].shape
     ]
     faults = {"missing": missing, "unexpected": unexpected, "of another kind": strange, "of another shape": differing}
     return [f"{len(names)} {fault}: {listed(names)}" for fault, names in faults.items() if names]

@@ -20,6 +20,7 @@ from netkin.errors import ForwardError, NetkinError, NoValue, SourceError, Unkno
 from netkin.identity import described_call, weights_digest
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.inputs import Forward, Transform, shuffles_anew
+from netkin.representations.layers import refuse_lazy
 from netkin.results import Ranking, Values
 from netkin.results.records import distinct
 from netkin.sources import load_data, load_model
@@ -168,6 +169,7 @@ def _refuse(named: Mapping[str, Any], asked: _RecommendOptions) -> None:
 def _found(name: str, given: nn.Module | str, asked: _RecommendOptions) -> _Found:
     """Return all that one model gives; one that can't be run has the fault."""
     model = load_model(given) if isinstance(given, str) else given
+    refuse_lazy(model)
     found = _Found(name, sum(weight.numel() for weight in model.parameters()), weights_digest(model))
     data = _data(given, asked)
     found.data, found.remarks = data_name(data), (*getattr(data, "remarks", ()), *filter(None, [remark_on(model)]))
