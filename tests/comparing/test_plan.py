@@ -181,6 +181,12 @@ def test_data_that_give_more_than_they_say_are_refused_when_they_outgrow_the_lim
     assert nk.compare(maps(), data=Understated(images), memory=800_000, **options).examples == 50
 
 
+def test_an_infinite_limit_refuses_nothing(maps, images):
+    found = nk.compare(maps(), data=images, layers=["conv1", "fc"], shape="flatten", memory=float("inf"))
+    assert found["fc", "fc"] == pytest.approx(1)
+    assert not nk.explain(maps(), data=images, layers="conv1", shape="flatten", memory=float("inf")).refused
+
+
 def test_the_default_limit_is_a_quarter_of_all_memory_and_never_more_than_is_free(maps, images, monkeypatch):
     asked = {"data": images, "layers": ["conv1", "fc"], "shape": "flatten"}
     monkeypatch.setattr(planning, "total_memory", lambda device: 40_000)

@@ -136,6 +136,7 @@ def test_recorded_rows_give_the_models_numbers(maps, images, layers):
         ({"x": np.ones((4, 3))}, None, {"measures": 3}, UnknownName, "3 is no measure; name one as text, e.g. 'cka'"),
         ({"x": np.ones((4, 3))}, None, {"memory": "2GB"}, ValueFault, "`memory` is a number of bytes, such as 2e9"),
         ({"x": np.ones((4, 3))}, None, {"memory": -1}, ValueFault, "`memory` is a number of bytes, .* got -1"),
+        ({"x": np.ones((4, 3))}, None, {"memory": np.nan}, ValueFault, "`memory` is a number of bytes, .* got nan"),
         ({"x": np.ones((4, 3))}, None, {"seed": "a"}, ValueFault, "`seed` is a whole number; got 'a'"),
         ({"x": np.ones((4, 3))}, None, {"layers": "y"}, UnknownName, "'a' has no layer 'y'"),
         ({"x": np.ones((4, 3))}, None, {"layers": [nn.Linear]}, ValueFault, "chosen by name or glob; got"),

@@ -217,5 +217,5 @@ def pack_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.n
 
 
 def unpack_state(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return what `packed` took apart."""
+    """Return what `pack_state` took apart."""
     return statistic.from_plain(values, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})

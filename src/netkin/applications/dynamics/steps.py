@@ -92,7 +92,7 @@ class Held:
         """The digest of all examples in their order, as a comparison's provenance has it; they may be read for it."""
         found, uncounted = DataDigest(), ""
         total = examples_in(self._data, self.asked)
-        with reporting(total, "looking at the data", "examples") as report:
+        with reporting(total, "reading the data", "examples") as report:
             for batch in self:
                 length = length_if_known(batch)
                 if length is None:

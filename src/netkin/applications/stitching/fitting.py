@@ -135,7 +135,7 @@ class Asked:
 def digest_of(data: Any, examples: int | None = None) -> tuple[str, int]:
     """Return a text that changes with any example, input or label, but not with their order; and how many batches."""
     found, batches = UnorderedDigest(), 0
-    for batch in watched(data, examples, "looking at the data"):
+    for batch in watched(data, examples, "reading the data"):
         found.update(batch, batch_length(batch))
         batches += 1
     return str(found), batches
@@ -373,10 +373,10 @@ def lend_both(a: nn.Module, b: nn.Module, device: torch.device | str | None) -> 
 @contextmanager
 def collect_warnings(said: list[str]) -> Iterator[None]:
     """Collect `InflatedWarning`s inside the `with` for the comparison; other warnings are passed on."""
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", InflatedWarning)
         yield
-    for one in heard:
+    for one in caught:
         if issubclass(one.category, InflatedWarning):
             said.append(str(one.message))
         else:

@@ -368,7 +368,7 @@ def run_sweeps(
             own = {"weights a": weights[id(a)], "weights b": weights[id(b)]}
             sweeps.append(Sweep(a, b, names, asked, job, results.store, own))
         results.load(sweeps)
-        with job, interruption.ending("touring", lambda: bool(done)):
+        with job, interruption.ending("stitching", lambda: bool(done)):
             job.expect(name for sweep in sweeps for name in sweep.parts)
             for sweep in reported(sweeps, "stitching", "pairs of models") if results.several else sweeps:
                 done.append(sweep.run(interruption))

@@ -326,7 +326,7 @@ class BlockTasks:
         return BlockTasks(self.terms, self.survey, self.plan, pairs, self.gpus)
 
     def tasks(self, kind: str) -> list[ClusterTask]:
-        """Return all that is to be done, each planning behind those that it follows."""
+        """Return all that is to be done, each task behind those that it follows."""
         count = self.plan["sample"] or self.survey.examples
         shared = {"examples": count, "names": self.plan["names"], "measures": self.plan["measures"]}
         if kind == "comparison" and self.plan["shares"] == len(self.groups) == 1:  # so that nothing travels but values
