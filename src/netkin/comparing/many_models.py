@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -32,6 +31,7 @@ from netkin.sources.names import numbered
 from netkin.statistics.collector import Study
 
 HOUR = 3600.0  # seconds
+MOST = 2.0**62  # bytes, where `memory` is infinite
 
 
 @also_called(measures="measure")
@@ -185,12 +185,12 @@ def study_of(memory: Any, seed: Any, errors: bool, chunks: int) -> Study:
     """Return the study of a call."""
     if errors and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 2):
         raise ValueFault(f"standard errors need at least 2 chunks of the examples; got chunks={chunks!r}.")
-    if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not memory > 0):
+    if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not float(memory) > 0):
         raise ValueFault(f"`memory` is a number of bytes, such as 2e9; got {memory!r}.")
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise ValueFault(f"`seed` is a whole number; got {seed!r}.")
-    # without a limit the device decides, once it is known; an infinite one is more than any machine has
-    limit = -1 if memory is None else int(min(memory, sys.maxsize))
+    # without a limit the device decides, once it is known
+    limit = -1 if memory is None else int(min(float(memory), MOST))
     return Study({}, [], limit=limit, chunks=chunks if errors else 0, seed=int(seed))
 
 
