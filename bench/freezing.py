@@ -1,4 +1,4 @@
-"""Freeze training: what a training step costs by the share of frozen units, against the step with none frozen."""
+"""Freeze training: what a training step costs by the share of frozen groups, against the step with none frozen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the units that are ever frozen, which
 
 
 def freezing(name: str, batch: int, repeats: int, device: str = "cpu") -> dict[str, Any]:
-    """Return for each share of frozen units the time of a step and what autograd keeps, over those of a plain step."""
+    """Return for each share of frozen groups the time of a step and what autograd keeps, over those of a plain step."""
     model = seeded(architecture(name), 0).to(device)
     draw = torch.Generator().manual_seed(0)
     images = torch.randn(STEPS * batch, 3, 32, 32, generator=draw).to(device)
@@ -90,7 +90,7 @@ def _peak(step: Callable[[], None]) -> int:
 def table(figures: dict[str, Any]) -> list[str]:
     """Return the lines of a table of `freezing` figures by network."""
     on_gpu = any("peak" in row for figure in figures.values() for row in figure["rows"])
-    columns = ["network", "frozen units", "time of a step", "kept for the backward pass", "operations"]
+    columns = ["network", "frozen groups", "time of a step", "kept for the backward pass", "operations"]
     columns += ["peak memory of a step"] if on_gpu else []
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, figure in figures.items():

@@ -37,7 +37,7 @@ beginning. The one wait for each batch asks whether the batch before was finite;
 Reading is limited by singular values of matrices so ill-conditioned that their eigenvalues do not serve (untrained nets
 have many), and by the calls for 24 measures of 400 pairs. It does not grow with the data. Statistics read on
 the host instead took 6.2 s in place of 10.6 for the two nets, and 6.8 in place of 5.2 for random layers; so they are
-read where they are. All of this hangs on how fast the host launches: with three hosts, the same GPU and equal forward
+read where they are. All of this depends on how fast the host launches: with three hosts, the same GPU and equal forward
 passes, the pass took 1.37, 1.64 and 1.47, `cka_minibatch` 1.52, 2.5 and 1.60, and reading 10.0, 12.1 and 10.6 s; the
 table has the last, of 81,920 images the first. Features and gradients were measured on the second, the slowest.
 """
@@ -85,8 +85,9 @@ GOALS = [
     ("atom_pairs", "the 5 nearest of 10,000 networks × 20 layers × 81 numbers, against the product of all", "≤ 1.43"),
     ("sparsity_loss", "training steps of a ResNet-20 with the CKA sparsity loss, against those without", "≤ 1.03"),
     ("sparsity_loss_whole", "the same with the loss of all 128 examples at every batch", "≤ 1.25"),
-    ("training_seeds", "three ResNet-20 by `nk.train_many`, against one by one", "≤ 1.0"),
-    ("training_clients", "24 small convnets with data of their own by `nk.train_many`, against one by one", "≤ 1.0"),
+    ("training_seeds", "8 seeds of ResNet-20 by `nk.train_many`, against one by one", "≤ 1.0"),
+    ("training_clients", "120 clients of a small convnet by `nk.train_many`, against one by one", "≤ 1.0"),
+    ("training_small", "24 smaller convnets, for images of 8 × 8, against one by one", "≤ 1.0"),
     (
         "stitching",
         "direct stitching of all 8 layers of two Tiny-10, 2,000 images, against the two forward passes, CPU time",
@@ -287,7 +288,9 @@ def peers(figures: dict[str, Any]) -> list[str]:
 def freezing(figures: dict[str, Any]) -> list[str]:
     """Return what freeze training saves."""
     found = {name: figures[f"freezing_{name}"] for name in NETS if f"freezing_{name}" in figures}
-    head = "A training step with the lower units frozen, over the same step with none frozen (`nk.FreezeTraining`):"
+    head = (
+        "A training step with lower groups of layers frozen, over the same step with none frozen (`nk.FreezeTraining`):"
+    )
     return [head, "", *table(found)] if found else []
 
 

@@ -167,6 +167,10 @@ def training_clients() -> dict[str, Any]:
     return in_turn("clients")
 
 
+def training_small() -> dict[str, Any]:
+    return in_turn("small")
+
+
 def dft_resnet_cka() -> dict[str, Any]:
     return dft_resnet("cka")
 
@@ -192,8 +196,8 @@ TASKS: dict[str, Callable[[], dict[str, Any]]] = {
         minibatch, minibatch_error, minibatch_memory, forward_memory, all_linear,
         compressed_linear, compressed_conv, freezing_resnet20, freezing_svcca_convnet,
         reading, probing_pool, probing_flatten, stitching, dft_cca, dft_resnet_cka, dft_resnet_cca,
-        training_seeds, training_clients, gradients, sketched, sketched_flatten, sketching, atom_conv, atom_pairs,
-        sparsity_loss, sparsity_loss_whole, sparsity_listing, two_processes, thousand_checkpoints,
+        training_seeds, training_clients, training_small, gradients, sketched, sketched_flatten, sketching,
+        atom_conv, atom_pairs, sparsity_loss, sparsity_loss_whole, sparsity_listing, two_processes, thousand_checkpoints,
         ray_checkpoints,
     )
 }  # fmt: skip

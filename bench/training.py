@@ -1,7 +1,7 @@
 """Several networks trained at once against one by one: `python bench/training.py [cpu|cuda]` prints JSON.
 
-On a GPU eight seeds of ResNet-20 (batch 512, bf16, channels last) and 120 clients of a small convnet (batch 32); on a
-CPU smaller ones. Times are those of steps alone, from the difference of a longer and a shorter training; what a call
+Eight seeds of ResNet-20 (on a GPU batch 512, bf16, channels last; on a CPU batch 16) and 120 clients of a small convnet
+(batch 32). Times are those of steps alone, from the difference of a longer and a shorter training; what a call
 takes beside its steps is told apart.
 """
 
@@ -75,8 +75,9 @@ TASKS = {
         "clients": Task(convnet, 120, (3, 32, 32), 32, "float32", True, (8, 40), 15),
     },
     "cpu": {
-        "seeds": Task(RESNET, 3, (3, 32, 32), 16, "float32", False, (1, 3), 1),
-        "clients": Task(small_convnet, 24, (1, 8, 8), 32, "float32", True, (16, 80), 1),
+        "seeds": Task(RESNET, 8, (3, 32, 32), 16, "float32", False, (1, 3), 1),
+        "clients": Task(convnet, 120, (3, 32, 32), 32, "float32", True, (2, 6), 1),
+        "small": Task(small_convnet, 24, (1, 8, 8), 32, "float32", True, (16, 80), 1),
     },
 }
 
