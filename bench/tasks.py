@@ -197,8 +197,8 @@ TASKS: dict[str, Callable[[], dict[str, Any]]] = {
         compressed_linear, compressed_conv, freezing_resnet20, freezing_svcca_convnet,
         reading, probing_pool, probing_flatten, stitching, dft_cca, dft_resnet_cka, dft_resnet_cca,
         training_seeds, training_clients, training_small, gradients, sketched, sketched_flatten, sketching,
-        atom_conv, atom_pairs, sparsity_loss, sparsity_loss_whole, sparsity_listing, two_processes, thousand_checkpoints,
-        ray_checkpoints,
+        atom_conv, atom_pairs, sparsity_loss, sparsity_loss_whole, sparsity_listing, two_processes,
+        thousand_checkpoints, ray_checkpoints,
     )
 }  # fmt: skip
 
