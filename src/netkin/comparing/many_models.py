@@ -302,7 +302,8 @@ def in_hours(seconds: float) -> str:
     """Return a time in words."""
     if seconds < 1:
         return "under a second"
-    return f"{seconds / HOUR:.2g} hours" if seconds > HOUR / 10 else f"{seconds:.2g} seconds"
+    number, unit = (seconds / HOUR, "hours") if seconds > HOUR / 10 else (seconds, "seconds")
+    return f"{number:.2g} {unit}" if number < 100 else f"{number:,.0f} {unit}"
 
 
 CALL = inspect.signature(compare_many)

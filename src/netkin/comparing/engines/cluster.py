@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import socket
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from netkin.sources.names import in_short
 if TYPE_CHECKING:
     from ray import ObjectRef
 
+ANSWER = 10  # seconds in which a cluster must answer
 ATTEMPTS = 4  # of a task whose worker or node is lost
 PAUSE = 1.0  # seconds between two checks of the job and of stragglers
 PATIENCE = 30  # pauses without a node before it is said
@@ -354,9 +356,11 @@ def _connect(ray: Any, address: str | None) -> None:
         with _loopback(ray):
             ray.init(address="local", include_dashboard=False, **quiet)
         return
-    # Ray would look for a cluster on the loopback address at another address of this machine
-    local = address.rpartition(":")[0] in ("127.0.0.1", "localhost")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    local = host in ("127.0.0.1", "localhost")  # where Ray would try another address of this machine
     try:
+        if port.isdigit():  # where nothing listens Ray would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
         with _loopback(ray) if local else nullcontext():
             ray.init(address=address, **quiet)
     except Exception as fault:  # Ray says it in several ways
