@@ -37,20 +37,20 @@ def ended(process, seconds=240):
     return process.exitcode
 
 
-def run_ranks(work, folder, count=2):
+def run_ranks(work, folder, count=2, backend="gloo"):
     """Run `work(rank, folder)` in processes that are the ranks of a group; see that all end well.
 
     They meet in a file, as a store of torch's own listens to other machines too.
     """
     with tempfile.TemporaryDirectory() as meeting:
-        running = [started(_as_rank, work, folder, rank, count, meeting) for rank in range(count)]
+        running = [started(_as_rank, work, folder, rank, count, meeting, backend) for rank in range(count)]
         assert [ended(one) for one in running] == [0] * count  # what went wrong stands in the output
 
 
-def _as_rank(work, folder, rank, count, meeting):
+def _as_rank(work, folder, rank, count, meeting, backend):
     told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count}
     os.environ.update({name: str(value) for name, value in told.items()}, GLOO_SOCKET_IFNAME="lo")
-    distributed.init_process_group("gloo", init_method=f"file://{meeting}/store", rank=rank, world_size=count)
+    distributed.init_process_group(backend, init_method=f"file://{meeting}/store", rank=rank, world_size=count)
     work(rank, folder)
     distributed.destroy_process_group()
 

@@ -382,3 +382,13 @@ def run_all(rank, folder):
         (folder / f"{name}.{rank}").write_text(sentence)
     dist.distributed_c10d._get_default_store().set_timeout(timedelta(minutes=1))
     dist.barrier()
+
+
+def run_on_device(rank, folder, kind="cuda"):
+    """Compare on a device of this rank's own."""
+    device = f"{kind}:{rank}" if kind == "cuda" else kind
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    models, data = [model.to(device) for model in nets()], images().to(device)
+    found = nk.compare(*models, data, SEVERAL, layers=LAYERS, engine="distributed", **ERRORS)
+    found.save(folder / f"on_device.{rank}")

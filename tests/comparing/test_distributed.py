@@ -1,6 +1,7 @@
 """Every rank gets what one process gets, and a fault of one rank ends all with its own sentence."""
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -44,6 +45,24 @@ def test_every_rank_gets_what_one_process_gets(ran, local, name):
     within = 1e-6 if name in ("floats", "data_of_netkin") else 1e-10
     for rank in range(count):
         rank_worlds.assert_same(nk.load(folder / f"{name}.{rank}"), local[name], within)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        ("gloo", "cpu"),
+        pytest.param(
+            "nccl", "cuda",
+            marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
+def test_ranks_with_a_device_each_get_what_one_process_gets(local, tmp_path, backend, kind):
+    run_ranks(partial(rank_worlds.run_on_device, kind=kind), tmp_path, 2, backend)
+    for rank in range(2):
+        rank_worlds.assert_same(nk.load(tmp_path / f"on_device.{rank}"), local["doubles"], 1e-10)
 
 
 @pytest.mark.parametrize("name", ["doubles", "a_sampler", "a_sampler_that_shuffles", "batches_of_a_loader", "tokens"])
