@@ -11,7 +11,7 @@ import numpy as np
 from netkin.errors import NoValue
 from netkin.reporting.charts import Axis, tick_text
 from netkin.reporting.grids import SAME_MODEL, Grid
-from netkin.reporting.page.document import Markup, folded, joined, name, tag, warnings
+from netkin.reporting.page.document import Markup, folded, joined, name, plain_table, tag, warnings
 from netkin.reporting.page.heatmap import figure_of, holes
 from netkin.reporting.words import shortened
 from netkin.results import Comparison, Comparisons, Spread, Values
@@ -67,7 +67,7 @@ def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:
         return None
     words = tag("p", SPREAD.format(counted=spread.count_text()))
     tables = _listed(spread) if spread.is_profile else _matrices(spread)
-    cards = [tag("div", tag("h3", title), tag("div", table, class_="scroll"), class_="card") for title, table in tables]
+    cards = [tag("div", tag("h3", title), table, class_="card") for title, table in tables]
     return tag(
         "section",
         tag("h2", "Layer by layer, over all pairs of models"),
@@ -81,7 +81,7 @@ def _listed(spread: Spread) -> Iterator[tuple[str, Markup]]:
     """Yield for the similarities and each score a table of layers by methods."""
     for word, side_by_side in spread.blocks().items():
         rows = [(spread.label(i, j), [cells.written(i, j) for cells in side_by_side]) for i, j in spread.pairs]
-        yield word, _table("layer", [cells.column for cells in side_by_side], rows)
+        yield word, _numbers("layer", [cells.column for cells in side_by_side], rows)
 
 
 def _matrices(spread: Spread) -> Iterator[tuple[str, Markup]]:
@@ -89,15 +89,11 @@ def _matrices(spread: Spread) -> Iterator[tuple[str, Markup]]:
     for id_, cells in spread.tables.items():
         places = range(len(spread.layers_b))
         rows = [(a, [cells.written(i, j) for j in places]) for i, a in enumerate(spread.layers_a)]
-        yield id_, _table("from ↓ into →", spread.layers_b, rows)
+        yield id_, _numbers("from ↓ into →", spread.layers_b, rows)
 
 
-def _table(corner: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> Markup:
-    head = tag("tr", tag("th", corner, scope="col"), *(tag("th", name(column), scope="col") for column in columns))
-    body = [
-        tag("tr", tag("th", name(label), scope="row"), *(tag("td", text) for text in texts)) for label, texts in rows
-    ]
-    return tag("table", tag("thead", head), tag("tbody", *body), class_="plain numbers")
+def _numbers(corner: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> Markup:
+    return plain_table([corner, *map(name, columns)], [[name(label), *texts] for label, texts in rows], kind="numbers")
 
 
 def _maps_of(comparisons: Sequence[Comparison]) -> dict[str, list[Markup]]:

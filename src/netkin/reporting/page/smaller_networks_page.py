@@ -15,12 +15,10 @@ from netkin.reporting.page.document import (
     facts,
     folded,
     folded_note,
-    identity,
-    is_identity,
     joined,
     name,
+    origins,
     plain_table,
-    section,
     tag,
     toolbar,
     warnings,
@@ -289,8 +287,7 @@ def _compression_parts(table: Compression) -> Iterator[Markup | None]:
     yield tag("section", tag("h2", "The table"), tag("div", shown, class_="card"))
     told_facts = {"compressed against": table.against, "projection": table.projection.replace("_", " ")}
     told_facts |= {"order": table.order, "examples": f"{table.examples:,}", "data": table.data or "not named"}
-    told_facts |= {word: text for word, text in table.provenance.items() if not is_identity(word)}
-    yield section(told_facts, identity(table.provenance))
+    yield origins(told_facts, table.provenance)
 
 
 def _compression_rows(table: Compression) -> list[list[str]]:
