@@ -109,12 +109,8 @@ def reported(
 class Report:
     """The receiver of progress updates."""
 
-    def __init__(self, update: Callable[[int], object]):
-        self._update = update
-
-    def update(self, count: int = 1) -> None:
-        """Report that so many more are done."""
-        self._update(count)
+    def __init__(self, update: Callable[..., object]):
+        self.update = update  # called with how many more are done, 1 by default
 
 
 class _Several(Report):
@@ -124,7 +120,7 @@ class _Several(Report):
         super().__init__(self._tell_all)
         self._reports = reports
 
-    def _tell_all(self, count: int) -> None:
+    def _tell_all(self, count: int = 1) -> None:
         for report in self._reports:
             report.update(count)
 
@@ -137,7 +133,7 @@ class _Calls(Report):
         self._function, self._total, self._what, self._done = function, total, what, done
         self._last, self._at = -1, monotonic()
 
-    def _add(self, count: int) -> None:
+    def _add(self, count: int = 1) -> None:
         self._done += count
         if monotonic() - self._at >= PAUSE:
             self._tell()

@@ -33,7 +33,7 @@ def test_plain_networks_share_coefficients_first_and_that_is_told(netkin, nets):
     expected = nk.atom_similarity(nk.share_coefficients(models, 6).models, by_layer=True)
     np.testing.assert_allclose(found.to_numpy(), expected.to_numpy(), atol=1e-9)
     page = Path("all.html").read_text()
-    assert "Which join first" in page
+    assert "Dendrogram" in page
     assert "the closest networks are" in page
 
 

@@ -284,7 +284,7 @@ def test_several_models_are_compared_each_with_every_other(netkin):
     expected = compare(*models, data=sample(load_data("digits:test"), 100), layers=["relu1", "fc"])
     pair = many["netkin:digits (1)", "netkin:digits (3)"]
     assert pair["relu1", "fc"] == pytest.approx(expected["relu1", "fc"], abs=1e-6)
-    assert "Which join first" in Path("three.html").read_text(encoding="utf-8")
+    assert "Dendrogram" in Path("three.html").read_text(encoding="utf-8")
     again = netkin("report three.netkin --out again.html")
     assert again.exit_code == 0, again.output
 

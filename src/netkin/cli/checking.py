@@ -282,6 +282,6 @@ def _print(content: Any, json: bool) -> None:
 
 
 def _write_page(found: Any, page: Path, force: bool) -> None:
-    from netkin.reporting.page.ranking_and_claims_page import report_claims
+    from netkin.reporting.page.claims_page import report_claims
 
     click.echo(f"page: open {report_claims(found, page, overwrite=force)}", err=True)
