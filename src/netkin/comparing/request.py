@@ -57,7 +57,7 @@ class Options:
         if resize not in (None, "average"):
             raise UnknownName(f"`resize` is None or 'average'; got {resize!r}.")
         if resize and shape not in ("positions", positions, "dft", dft):
-            raise ValueFault(f"`resize` goes with shape='positions' or 'dft'; got shape={shape!r}.")
+            raise ValueFault(f"`resize` goes with shape='positions' or shape='dft'; got shape={shape!r}.")
         _refuse_beside_dft(shape)
         self.layers, self.places, self.device, self.exact_model = layers, places, device, exact_model
         self.shape, self.resizes = shape, bool(resize)

@@ -12,6 +12,7 @@ from netkin import files
 from netkin.errors import ValueFault
 from netkin.reporting.page.document import CHARTS, Markup, document, folded_note, plain_table, tag
 from netkin.reporting.page.line_chart import figure_of_curve
+from netkin.reporting.words import sentence
 from netkin.results.claim import EMPIRICAL, FAILS, HOLDS, IDENTITY, IN_PART, UNDECIDED, Claim
 
 SIGNS = {HOLDS: ("●", "whole"), IN_PART: ("◐", "part"), UNDECIDED: ("?", "open"), FAILS: ("○", "not")}
@@ -89,20 +90,29 @@ def _columns(claim: Claim) -> list[str]:
 def _claim(scales: Sequence[Claim]) -> Markup:
     one = scales[0]
     verdicts = [tag("span", f"{claim.scale}: ", _verdict(claim.verdict), class_="stands") for claim in scales]
+    told = [
+        *(tag("p", tag("strong", f"At {claim.scale} scale. "), _finding(claim)) for claim in scales),
+        tag("p", tag("strong", "Criterion. "), sentence(one.criterion)),
+        tag("p", tag("strong", "Control. "), sentence(one.control)) if one.control else None,
+    ]
+    notes = [tag("p", tag("strong", f"At {claim.scale} scale. "), claim.note) for claim in scales if claim.note]
     parts = [
         tag("p", *verdicts, class_="first"),
         tag("h3", one.name),
         tag("p", one.figure, class_="facts-line"),
         tag("blockquote", one.sentence),
-        *(tag("p", tag("strong", f"At {claim.scale} scale: "), claim.conclusion) for claim in scales),
-        tag("p", tag("strong", "Criterion. "), one.criterion),
-        tag("p", tag("strong", "Control. "), one.control) if one.control else None,
+        tag("div", *told, class_="told"),
         _numbers(scales),
-        *(tag("p", tag("strong", f"At {claim.scale} scale. "), claim.note) for claim in scales if claim.note),
+        tag("div", *notes, class_="told") if notes else None,
         _curves(scales),
         _provenance(scales),
     ]
     return tag("article", *parts, class_="card claim", id=_anchor(one))
+
+
+def _finding(claim: Claim) -> str:
+    """Return the conclusion without the sentence of the paper, which is quoted above it."""
+    return sentence(claim.conclusion.partition(f"” ({claim.figure})")[2].lstrip(";, "))
 
 
 def _numbers(scales: Sequence[Claim]) -> Markup:

@@ -50,6 +50,7 @@ UNNAMED = "layers"  # a model of class sensitivity that was given no name
 MATCHES = "Best matches, and how far the second is behind"
 MOST = 5  # reasons why errors are missing, shown in one place
 _OF_LAYER = re.compile(r"(.+) ['\"](.+)['\"]")  # a fact about one layer, such as: cut after 'relu1'
+BESIDE = 20  # columns, up to which one heatmap has its profile beside it
 CHOOSABLE = 4  # with more heatmaps than these the page offers a choice among them
 
 
@@ -155,6 +156,8 @@ def article(
     head = [title, tag("p", headline(comparison, names))] if several else []
     found = [_measures(comparison, grids, names, place), None if has_networks(comparison) else profile(comparison)]
     shown = found[::-1] if _is_list(grids) else found  # a list is best seen as lines first
+    if len(grids) == 1 and len(grids[0].columns) <= BESIDE and all(found):
+        shown = [tag("div", *shown, class_="halves")]
     parts = [*head, _facts(comparison, grids), _warnings(comparison), *shown, _origins(comparison, names)]
     return tag("article", *parts, class_="comparison", hidden=place > 0, data_chosen=True)
 
@@ -309,6 +312,8 @@ def _numbers(comparison: Comparison, pairs: Sequence[tuple[int, int]], chart: Ch
 
 def _origins(comparison: Comparison, names: Mapping[str, str]) -> Markup:
     models = {} if has_networks(comparison) else {"a": comparison.a, "b": comparison.b}
+    if has_classes(comparison):
+        models.pop("b")
     conventions = measure_table(comparison.tables.values())
     return origins(
         _general(comparison) | common_facts(comparison),
@@ -323,12 +328,9 @@ def _general(comparison: Comparison) -> dict[str, Any]:
     if has_networks(comparison):
         return {"networks": f"{len(comparison.layers_a):,}"}
     sides = ("first model", "second model") if listing(comparison) else ("rows", "columns")
-    counts = (
-        plural(len(comparison.layers_a), "layer"),
-        plural(len(comparison.layers_b), "class" if has_classes(comparison) else "layer"),
-    )
-    models = (comparison.a, comparison.b)
-    return {side: f"{model}, {count}" for side, model, count in zip(sides, models, counts, strict=True)}
+    rows, columns = len(comparison.layers_a), len(comparison.layers_b)
+    second = plural(columns, "class") if has_classes(comparison) else f"{comparison.b}, {plural(columns, 'layer')}"
+    return dict(zip(sides, (f"{comparison.a}, {plural(rows, 'layer')}", second), strict=True))
 
 
 def grouped(facts: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:

@@ -213,7 +213,9 @@ def origins(facts: Mapping[str, Any], provenance: Mapping[str, Any], *parts: Mar
 
     Digests and calls, which identify results, are folded; so are settings at their defaults.
     """
-    identity = {key: value for key, value in provenance.items() if _IDENTITY.fullmatch(key)}
+    identity = {
+        key: value for key, value in provenance.items() if _IDENTITY.fullmatch(key) or str(value).startswith("digest ")
+    }
     told = dict(facts) | {key: value for key, value in provenance.items() if key not in {*facts, *identity}}
     usual = {key: value for key, value in told.items() if is_usual(key, value)}
     own = tag("div", _facts({key: value for key, value in told.items() if key not in usual}), class_="card")

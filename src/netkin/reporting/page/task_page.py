@@ -29,14 +29,14 @@ from netkin.reporting.page.document import (
 )
 from netkin.reporting.page.heatmap import embedded_tables, figure_of, holes, values_class
 from netkin.reporting.page.line_chart import figure_of_curve
-from netkin.reporting.words import number_with_error, range_of, sentence, short_names, shortened
+from netkin.reporting.words import range_of, sentence, short_names, shortened
 from netkin.results import Ranking, TaskAccuracies, TaskEnsembles, Values
 from netkin.results.packing import document as described
 from netkin.results.ranking import SENTENCE
 from netkin.results.task_accuracies import accuracy_text
 from netkin.results.text import plural
 
-STORED = {"each task": "numbers for a task", "in all": "numbers in all"}
+STORED = {"each task": "stored per task", "in all": "stored in all"}
 MEANING = (
     "With R[i, j] the accuracy on task j after task i, of T tasks: ACC is the mean of R[T, j] over all tasks; BWT that "
     "of R[T, j] − R[j, j] over all but the last, below 0 where something was forgotten; FWT that of R[j − 1, j] − "
@@ -53,7 +53,7 @@ CONTROL = (
     "“Together” is the mean of the probabilities of the task's own network and of its members'; “further” a control, "
     "the own network alone with its head trained further for as long as all heads of the members."
 )
-LONGEST = 20  # letters of a model's name beside a chart
+LONGEST = 60  # letters of a model's name beside a chart
 FEATURES = "features of "  # begins a word of provenance on each model
 DOTS = (
     "A dot is a model's score, its bar the 95 % interval over the examples. Models drawn like the first are those "
@@ -107,7 +107,7 @@ def way_names(ways: Sequence[TaskAccuracies]) -> list[str]:
 
 def _options(record: TaskRecord) -> str:
     given = getattr(record, "options", {}).items()
-    return ", ".join(f"{key}={value}" for key, value in given if value is not None)
+    return ", ".join(f"{key}={value}" for key, value in given if str(value) != "None")
 
 
 def _title(tasks: Sequence[str], ways: Sequence[TaskAccuracies]) -> str:
@@ -286,8 +286,8 @@ def _dots(ranking: Ranking) -> Markup:
     axis = axis_up([number for _, value, low, high in places for number in (value, low, high)])
     close = {ranking.best, *(ranking.unclear() if ranking.lead.clear is not None else ())}
     short = shortened([model for model, *_ in places], LONGEST)
-    errors = dict(zip(ranking.table().layers_b, ranking.table().to_errors()[0].tolist(), strict=True))
-    rows = [_dot_row(axis, place, place[0] in close, label, errors[place[0]])
+    texts = {model: first for model, (first, *_) in zip(ranking.models, ranking.cells(), strict=True)}
+    rows = [_dot_row(axis, place, place[0] in close, label, texts[place[0]])
             for place, label in zip(places, short, strict=True)]  # fmt: skip
     ticks = [tag("span", tick_text(tick), style=f"left:{100 * axis.place(tick):.4g}%") for tick in axis.ticks()]
     return tag("div", *rows, tag("div", tag("div", *ticks, class_="ticks"), class_="row"), class_="dotted")
@@ -301,14 +301,14 @@ def ranked_places(ranking: Ranking) -> list[tuple[str, float, float, float]]:
     return [(table.layers_b[k], float(table.values[0, k]), float(low[k]), float(high[k])) for k in known]
 
 
-def _dot_row(axis: Axis, place: tuple[str, float, float, float], close: bool, label: str, error: float) -> Markup:
+def _dot_row(axis: Axis, place: tuple[str, float, float, float], close: bool, label: str, text: str) -> Markup:
     model, value, low, high = place
     at, left, right = (100 * axis.place(number) for number in (value, low, high))
     bar = tag("span", class_="interval", style=f"left:{left:.4g}%;width:{right - left:.4g}%") if low < high else None
     dot = tag("span", class_="dot", style=f"left:{at:.4g}%")
     track = tag("div", bar, dot, class_=f"track {'k0' if close else 'k7'}", aria_hidden="true")
     interval = f"95 % interval {low:.4g} to {high:.4g}" if low < high else None
-    told = tag("span", number_with_error(value, error), class_="value", title=interval)
+    told = tag("span", text, class_="value", title=interval)
     return tag("div", tag("span", name(label), title=model, class_="model"), track, told, class_="row")
 
 
