@@ -299,15 +299,10 @@ class OneSideSums(Stored):
                 f"{self.name} gave NaN or Inf, or numbers whose squares leave {precision}; mend the model or leave out "
                 "the examples that cause them."
             )
-        mean = self.mean.to(device).unsqueeze(0)
-        return FirstSide(self.name, self.n, mean, second.to(device).unsqueeze(0), self.resolution, self._rounding)
-
-    @property
-    def _rounding(self) -> float:
-        """The rounding unit of the second moment: float32 products of single examples do not add up their errors."""
-        if not self.rounded:
-            return torch.finfo(self.dtype).eps
-        return torch.finfo(torch.float32).eps * self.width / max(self.n, self.width)
+        mean, rounding = self.mean.to(device).unsqueeze(0), torch.finfo(self.dtype).eps
+        if self.rounded:  # float32 products of single examples do not add up their errors
+            rounding = torch.finfo(torch.float32).eps * self.width / max(self.n, self.width)
+        return FirstSide(self.name, self.n, mean, second.to(device).unsqueeze(0), self.resolution, rounding)
 
     def shift_from(self, other: OneSideSums) -> Tensor:
         """Return how far the other's shift lies from this one's."""
