@@ -219,7 +219,8 @@ class Request:
         paired = any(kind.pairs_rows for need in needs_of(measures) for kind in need.candidates)
         share = self.engine.part
         given = {"part": self.part is not None, "start": self.start is not None, "partial": self.partial}
-        for name in (name for name, is_given in given.items() if is_given and share is not None):
+        if share is not None and any(given.values()):
+            name = next(name for name, is_given in given.items() if is_given)
             raise ValueFault(f"`{name}` is for one process, and here {share[1]} share the data; leave it out.")
         part = self.part if share is None else share
         feed = Feed(self.runners, self.data, self.examples, part, self.start or 0, paired, shared=share is not None)
