@@ -15,6 +15,7 @@ import pytest
 # small matrices gain nothing from threads, and threads that share busy cores wait for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import torch
 from hypothesis import settings
 
 import netkin.errors
@@ -24,6 +25,10 @@ from netkin.training import trained_digits_net
 from worlds import Worlds
 
 os.fsync = lambda file: None  # no test cuts the power; processes that tests start write as netkin does
+# `torch.manual_seed` notes for devices that are not there where it was called, which takes longer than seeding
+for devices in (torch.cuda, torch.xpu, torch.mtia):
+    if not devices.is_available():
+        devices.manual_seed_all = lambda seed: None
 # the same examples in every run, and none kept on disk
 settings.register_profile("netkin", derandomize=True, database=None, deadline=None, max_examples=60)
 settings.register_profile("quick", settings.get_profile("netkin"), max_examples=15)
@@ -128,6 +133,7 @@ def pytest_collection():
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         gc.enable()
 
 
