@@ -15,6 +15,7 @@ from netkin import files
 from netkin.errors import ShapeError, UnknownName, did_you_mean
 from netkin.results.packing import plain
 from netkin.results.records import (
+    Record,
     RecordType,
     checked,
     distinct,
@@ -24,7 +25,6 @@ from netkin.results.records import (
     now,
     optional,
     plain_fields,
-    same_fields,
 )
 from netkin.results.text import HOLE, grid, plural, terminal_width, wrapped
 from netkin.results.values import Values
@@ -38,7 +38,7 @@ NO_FORGETTING = (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TaskAccuracies:
+class TaskAccuracies(Record):
     """The accuracy on every task after each of them was learnt, for every seed: immutable and labelled.
 
     `accuracies` is seeds × (tasks + 1) × tasks: the first row is the network before any training, row i + 1 that
@@ -109,9 +109,6 @@ class TaskAccuracies:
                 raise UnknownName(f"no task {name!r} here{did_you_mean(str(name), known) or '.'}")
         return self.table()[key]
 
-    def __eq__(self, other: object) -> bool:
-        return same_fields(self, other) if isinstance(other, TaskAccuracies) else NotImplemented
-
     def __repr__(self) -> str:
         return f"TaskAccuracies({self.method!r}, {len(self.tasks)} tasks, {len(self.seeds)} seeds)"
 
@@ -180,7 +177,7 @@ class TaskAccuracies:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TaskEnsembles:
+class TaskEnsembles(Record):
     """What ensembles with networks of other tasks gain, for every seed and task: frozen and labelled.
 
     `alone` is the accuracy of the task's own network, `together` that of the ensemble, `further` a control: the own
@@ -215,9 +212,6 @@ class TaskEnsembles:
         if [len(one) for one in self.members] != [count] * len(self.seeds):
             raise ShapeError(f"`members` must list the members of {count} tasks for each of {len(self.seeds)} seeds.")
         freeze(self, provenance=frozen_mapping(self.provenance))
-
-    def __eq__(self, other: object) -> bool:
-        return same_fields(self, other) if isinstance(other, TaskEnsembles) else NotImplemented
 
     def __repr__(self) -> str:
         return f"TaskEnsembles({self.similarity!r}, {self.choice!r}, {len(self.tasks)} tasks, {len(self.seeds)} seeds)"
