@@ -16,7 +16,6 @@ from netkin.errors import ShapeError, UnknownName, did_you_mean
 from netkin.results.packing import plain
 from netkin.results.records import (
     Record,
-    RecordType,
     checked,
     distinct,
     freeze,
@@ -259,19 +258,20 @@ class TaskEnsembles(Record):
         return optional("pandas").DataFrame(rows, columns=["seed", "task", "members", "alone", "together", "further"])
 
 
-def load_task_accuracies(path: str | os.PathLike[str]) -> TaskAccuracies:
-    """Return the accuracies that were saved at `path`."""
-    return _loaded(TaskAccuracies, path, KIND)
+RECORDS: dict[str, type[Any]] = {KIND: TaskAccuracies, ENSEMBLES: TaskEnsembles}
 
 
-def load_task_ensembles(path: str | os.PathLike[str]) -> TaskEnsembles:
-    """Return the ensembles that were saved at `path`."""
-    return _loaded(TaskEnsembles, path, ENSEMBLES)
+def load_tasks(path: str | os.PathLike[str]) -> TaskAccuracies | TaskEnsembles:
+    """Return the accuracies, or the ensembles, that were saved at `path`."""
+    header, arrays = files.read(path)
+    with files.damage_reported(path):
+        own = {name: one for name, one in header.items() if name not in ("kind", "format")}
+        return checked(RECORDS[header["kind"]], own | arrays)
 
 
 def tasks_from(document: Mapping[str, Any]) -> TaskAccuracies | TaskEnsembles:
     """Return the record that `to_document` described."""
-    record: type[Any] = {KIND: TaskAccuracies, ENSEMBLES: TaskEnsembles}[document["kind"]]
+    record = RECORDS[document["kind"]]
     own = {name: value for name, value in document.items() if name not in ("kind", "format", "metrics")}
     arrays = [one.name for one in fields(record) if one.type == "np.ndarray"]
     return checked(record, own | {name: np.array(own[name], dtype=np.float64) for name in arrays})
@@ -281,12 +281,6 @@ def _save(record: Any, path: str | os.PathLike[str], kind: str, overwrite: bool)
     own = plain_fields(record)
     arrays = {name: one for name, one in own.items() if isinstance(one, np.ndarray)}
     files.write(path, kind, {n: one for n, one in own.items() if n not in arrays}, arrays, overwrite=overwrite)
-
-
-def _loaded(record: type[RecordType], path: str | os.PathLike[str], kind: str) -> RecordType:
-    header, arrays = files.read(path, kind)
-    with files.damage_reported(path):
-        return checked(record, {n: one for n, one in header.items() if n not in ("kind", "format")} | arrays)
 
 
 def _spread(values: np.ndarray) -> tuple[float, float]:
