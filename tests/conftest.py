@@ -17,12 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import settings
 
-import netkin.errors
-from netkin.errors import InflatedWarning
-from netkin.measures import measures
-from netkin.training import trained_digits_net
-from worlds import Worlds
-
+# torch and netkin are imported by those who use them: the process that hands out tests to others needs neither
 os.fsync = lambda file: None  # no test cuts the power; processes that tests start write as netkin does
 # the same examples in every run, and none kept on disk
 settings.register_profile("netkin", derandomize=True, database=None, deadline=None, max_examples=60)
@@ -33,12 +28,16 @@ settings.load_profile("netkin")
 @pytest.fixture
 def worlds():
     """Return a maker of matrices that makes the same ones in every run."""
+    from worlds import Worlds
+
     return Worlds(seed=0)
 
 
 @pytest.fixture(scope="session")
 def value():
     """Return a function that calls a measure by name on two matrices, the warning about few examples aside."""
+    from netkin.errors import InflatedWarning
+    from netkin.measures import measures
 
     def call(name, X, Y, **parameters):
         with warnings.catch_warnings():
@@ -55,6 +54,7 @@ CLUSTER_ENDS = ExitStack()
 def ray_cluster(tmp_path_factory):
     """Two nodes of Ray for all tests, on the loopback address, whose workers find the modules of these tests."""
     ray = pytest.importorskip("ray", reason="needs the extra netkin[ray]")
+    import netkin.errors
     from netkin.comparing.engines.cluster import Cluster
     from ray_worlds import Nodes
 
@@ -83,6 +83,8 @@ def quick_python():
 @cache
 def _trained(seed, epochs):
     """Return a network, and what was told of its training after each epoch."""
+    from netkin.training import trained_digits_net
+
     told = []
     return trained_digits_net(seed, epochs, lambda *epoch: told.append(epoch)), told
 
@@ -128,7 +130,22 @@ def pytest_collection():
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         gc.enable()
+
+
+def pytest_configure(config):
+    """Let a process of `pytest -n 2` report of a test that passed its call alone, not its start, setup and teardown."""
+    if hasattr(config, "workerinput") and config.option.verbose <= 0 and config.option.durations is None:
+        (worker,) = (one for one in config.pluginmanager.get_plugins() if type(one).__name__ == "WorkerInteractor")
+        send = worker.sendevent
+
+        def send_what_is_read(name, **message):
+            report = message["data"] if name == "testreport" else {"outcome": "", "when": ""}
+            if name != "logstart" and (report["outcome"] != "passed" or report["when"] == "call"):
+                send(name, **message)
+
+        worker.sendevent = send_what_is_read
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -137,6 +154,12 @@ def pytest_collection_modifyitems(items):
 
     What is long and begun last leaves other processors idle.
     """
+    import torch
+
+    # `torch.manual_seed` notes for devices that are not there where it was called, which takes longer than seeding
+    for devices in (torch.cuda, torch.xpu, torch.mtia):
+        if not devices.is_available():
+            devices.manual_seed_all = lambda seed: None
     for item in items:
         if PROGRAMS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)

@@ -94,7 +94,7 @@ def test_every_measure_of_merged_parts_is_that_of_the_whole(tmp_path, n, p, q, c
     ids=["positions", "resized", "spectra", "resized spectra"],
 )
 def test_maps_of_merged_parts_are_those_of_the_whole(tmp_path, sizes, asked, options, chunks):
-    x, y, z = images_of(30, *sizes)
+    x, y, z = images_of(18, *sizes)
     subjects = ({"x": x}, {"y": y, "z": z})
     whole = nk.compare(*subjects, measures=asked, **options, **chunks)
     for order in ORDERS[1:]:

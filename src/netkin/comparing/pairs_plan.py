@@ -229,7 +229,8 @@ class Planner:
         found.inspect(feed)
         (runner,), sizes = request.runners, list(found.layers[first].values())
         batch = next(iter(feed))[runner]
-        self.batch, self.inputs = found.batch, _bytes_of(batch)
+        self.batch = found.batch
+        self.inputs = sum(one.nbytes for _, one in leaves(batch) if isinstance(one, (torch.Tensor, np.ndarray)))
         self.speed = replace(self.speed, batch=max(self.speed.batch, _forward_seconds(runner, batch)))
         by_name = isinstance(self.given[first], str)
         for name in names:
@@ -278,22 +279,21 @@ class Planner:
 
     def result(self) -> int:
         """Return the bytes of the result."""
-        cells = sum(self._cells(a, b) for a, b in self.pairs.of[:1]) * len(self.pairs.of)
-        each = RESULT + TABLE * len(self.measures)
-        return each * len(self.pairs.of) + 8 * cells * len(self.measures) * (1 + self.study.chunks)
+        return (RESULT + TABLE * len(self.measures)) * len(self.pairs.of) + self._values
 
     def disk(self, way: PairsWay) -> tuple[int, int]:
         """Return the most bytes that a job takes on disk beside its result, and what it and the result take at the end.
 
         The sums of a pass are written again after each share of the data, before the old file goes.
         """
-        count = len(self.pairs.of)
-        cells = sum(self._cells(a, b) for a, b in self.pairs.of[:1]) * count
-        left = 2 * (8 * cells * len(self.measures) * (1 + self.study.chunks) + FILED * (count + 16))
+        left = 2 * (self._values + FILED * (len(self.pairs.of) + 16))
         return 2 * way.statistics + left, left
 
-    def _cells(self, a: str, b: str) -> int:
-        return len(self.layers[a]) * len(self.layers[b])
+    @property
+    def _values(self) -> int:
+        """The bytes of all values with their replicates."""
+        cells = sum(len(self.layers[a]) * len(self.layers[b]) for a, b in self.pairs.of[:1]) * len(self.pairs.of)
+        return 8 * cells * len(self.measures) * (1 + self.study.chunks)
 
     def _way(self, examples: int | None, keeps_rows: bool) -> PairsWay:
         """Return the blocks of most models that fit beside all else that is held."""
@@ -373,10 +373,6 @@ def _architecture(name: str, thing: Any, options: Options) -> Any:
     if isinstance(thing, nn.Module) and not isinstance(thing, Subject):
         return type(thing), tuple((key, tuple(one.shape)) for key, one in thing.state_dict().items()), *chosen
     return name, *chosen
-
-
-def _bytes_of(batch: Any) -> int:
-    return sum(leaf.nbytes for _, leaf in leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray)))
 
 
 def _forward_seconds(runner: Any, batch: Any) -> float:

@@ -139,16 +139,6 @@ def main_tensor(output: Any, name: str) -> Tensor:
     return at(output, path)
 
 
-def is_plain_tensor(output: Any) -> bool:
-    """Return whether an output is a dense floating tensor, and so the tensor that represents it."""
-    return (
-        isinstance(output, Tensor)
-        and output.is_floating_point()
-        and output.layout == torch.strided
-        and not output.is_nested
-    )
-
-
 def unrecordable(output: Any) -> str:
     """Return why an output can't be recorded, as the rest of a sentence about its layer; empty if it can."""
     path = _path_in(output)

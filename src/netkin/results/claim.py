@@ -15,7 +15,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import FileFault, ShapeError, ValueFault
-from netkin.results.records import freeze, frozen_mapping, now, plain_fields, rebuild, same_fields
+from netkin.results.records import Record, freeze, frozen_mapping, now, plain_fields, rebuild
 from netkin.results.values import student_quantile
 
 FORMAT = 2
@@ -109,7 +109,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Claim:
+class Claim(Record):
     """What a paper states, what was measured, and the verdict: immutable, with its provenance.
 
     `expected` holds the paper's values in its words, the leading one first, and `measured` ours by name. `control` says
@@ -210,9 +210,6 @@ class Claim:
         if not apart or self.verdict in (HOLDS, IN_PART) or apart.above(0) is not None or apart.interval is None:
             return words
         return f"{words}: within its error the control gives the same"
-
-    def __eq__(self, other: object) -> bool:
-        return same_fields(self, other) if isinstance(other, Claim) else NotImplemented
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild, (Claim, plain_fields(self) | {"curves": {title: dict(c) for title, c in self.curves.items()}})
