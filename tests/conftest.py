@@ -134,7 +134,7 @@ RAY = re.compile(r"/test_(ray|study|cluster_steps)\.py|::test_a_cluster_")
 
 
 def pytest_runtest_setup(item):
-    """End the cluster before a test without Ray: its processes are never idle. The next test with Ray starts another."""
+    """End the cluster before a test without Ray: its processes are never idle. The next with Ray starts another."""
     if not RAY.search(item.nodeid):
         CLUSTER_ENDS.close()
 
