@@ -132,7 +132,8 @@ def test_layers_stand_in_the_order_in_which_they_run(pair, inputs, measure):
 
 
 @pytest.mark.parametrize("sizes", [[50], [1] * 50, [7] * 7 + [1], [1, 20, 4, 25], [30, 3, 17]])
-def test_the_size_of_batches_changes_nothing(pair, inputs, layers, sizes):
+def test_the_size_of_batches_changes_nothing(pair, inputs, sizes):
+    layers = ["conv1", "fc"]
     found = nk.compare(*pair, list(inputs.split(sizes)), ASKED, layers=layers, errors=True, chunks=4)
     whole = nk.compare(*pair, inputs, ASKED, layers=layers, errors=True, chunks=4)
     assert_alike(found, whole)
