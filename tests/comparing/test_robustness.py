@@ -177,6 +177,7 @@ def test_memory_that_is_used_again_changes_nothing(monkeypatch, inputs, identity
     monkeypatch.setattr(layer_moments, "FOLD", 10**9)  # rows wait, as they do on a GPU
     asked = ["cka", "cca_mean"] if shape == "dft" else ASKED
     options = {"measures": asked, "layers": "whole", "shape": shape}
+    inputs = inputs[:15] if shape == "positions" else inputs
     kept, used = identity(), Reusing(inputs, 7)
     assert_alike(nk.compare(kept, data=used, **options), nk.compare(kept, data=inputs, **options))
     model = Buffered().double()
