@@ -60,8 +60,9 @@ def wait_for(driver, count):
 
 
 @pytest.fixture(scope="module")
-def ran(folder, ray_cluster):
+def ran(folder, running_cluster):
     """What was there when the driver was killed, when a node was removed, and at the end; and the result."""
+    ray_cluster = running_cluster()
     driver = started(study_worlds.drive, folder, ray_cluster.address)
     wait_for(driver, 3)
     assert ended(driver, 0) == -signal.SIGKILL
@@ -74,8 +75,11 @@ def ran(folder, ray_cluster):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)
-        found = study_worlds.study(study_worlds.on_ray(), progress=remove_a_node)
-    ray_cluster.add()
+        try:
+            found = study_worlds.study(study_worlds.on_ray(), progress=remove_a_node)
+        finally:
+            if removed:
+                ray_cluster.add()
     return killed, removed, parts(), found
 
 
