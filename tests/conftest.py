@@ -47,12 +47,30 @@ def value():
     return call
 
 
-CLUSTER_ENDS = ExitStack()
+CLUSTER, CLUSTER_ENDS = [], ExitStack()
+
+
+@pytest.fixture
+def ray_cluster(running_cluster):
+    """Two nodes of Ray, on the loopback address, whose workers find the modules of these tests."""
+    return running_cluster()
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory):
-    """Two nodes of Ray for all tests, on the loopback address, whose workers find the modules of these tests."""
+def running_cluster(tmp_path_factory):
+    """Return a function that gives the nodes that run; it starts them before the first test with Ray of a row."""
+
+    def give():
+        if not CLUSTER:
+            CLUSTER.append(_started_cluster(tmp_path_factory.mktemp("nodes")))
+            CLUSTER_ENDS.callback(CLUSTER.clear)
+        return CLUSTER[0]
+
+    yield give
+    CLUSTER_ENDS.close()
+
+
+def _started_cluster(folder):
     ray = pytest.importorskip("ray", reason="needs the extra netkin[ray]")
     import netkin.errors
     from netkin.comparing.engines.cluster import Cluster
@@ -63,12 +81,11 @@ def ray_cluster(tmp_path_factory):
         "PYTHONPATH", os.pathsep.join([str(Path(netkin.errors.__file__).parents[1]), str(Path(__file__).parent)])
     )
     patch.setenv("RAY_worker_niceness", "0")  # else busy processors leave nothing for workers
-    nodes = Nodes(tmp_path_factory.mktemp("nodes"))
+    nodes = Nodes(folder)
     CLUSTER_ENDS.callback(nodes.cluster.shutdown)
     Cluster(nodes.address)  # to which all calls in this process then connect
     CLUSTER_ENDS.callback(ray.shutdown)
-    yield nodes
-    CLUSTER_ENDS.close()
+    return nodes
 
 
 @pytest.fixture(scope="session")
@@ -111,13 +128,13 @@ def shared_nets(monkeypatch, trained_once):
     monkeypatch.setattr("netkin.training.trained_digits_net", trained_once)
 
 
-PROGRAMS = {"browser", "ray_cluster", "quick_python"}  # fixtures that start other programs
+PROGRAMS = {"browser", "running_cluster", "quick_python"}  # fixtures that start other programs
 # the tests that need a cluster of Ray, by their names
 RAY = re.compile(r"/test_(ray|study|cluster_steps)\.py|::test_a_cluster_")
 
 
 def pytest_runtest_setup(item):
-    """End the cluster before the first test without Ray: its processes are never idle."""
+    """End the cluster before a test without Ray: its processes are never idle. The next with Ray starts another."""
     if not RAY.search(item.nodeid):
         CLUSTER_ENDS.close()
 
@@ -161,8 +178,11 @@ def pytest_collection_modifyitems(items):
         if not devices.is_available():
             devices.manual_seed_all = lambda seed: None
     for item in items:
-        if PROGRAMS & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if PROGRAMS & fixtures:
             item.add_marker(pytest.mark.slow)
+        if "running_cluster" in fixtures and not RAY.search(item.nodeid):
+            raise pytest.UsageError(f"{item.nodeid} starts Ray; let its name begin with 'test_a_cluster_'.")
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: (not RAY.search(item.nodeid), -slow[item.path]))
 
