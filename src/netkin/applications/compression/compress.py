@@ -49,6 +49,7 @@ from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression
+from netkin.sources.batches import overlap_remark
 from netkin.sources.models import load_model
 from netkin.sources.names import by_name
 
@@ -331,6 +332,7 @@ class CompressCall:
         options = {**size, "projection": self.projection, "cut": self.cut, **vars(self.feeding)}
         options |= {"order": "from_the_top" if from_the_top else "at_once"}
         given = {"model": unwrapped(self.model), "layers": layers, "data": data_name(self.data), "against": self.other}
+        overlap = self.test is not None and overlap_remark(self.data, self.test, self.feeding.examples)
         return {
             "weights": weights_digest(self.model),
             **({} if self.other is None else {"weights against": weights_digest(self.other)}),
@@ -338,6 +340,7 @@ class CompressCall:
             "settings digest": settings_digest({"layers": layers, **options}),
             "call": described_call("nk.compress", **given, **options),
             **({"left out": _in_words(self.left_out)} if self.left_out else {}),
+            **({"overlap": overlap} if overlap else {}),
             "torch": torch.__version__,
             "python": platform.python_version(),
         }
