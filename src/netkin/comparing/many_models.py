@@ -171,7 +171,7 @@ def _all_pairs(asked: Mapping[str, Any]) -> AllPairs:
         for one in given.values():
             if isinstance(one, str):
                 refuse_unknown_model(one)
-        data = load_data(data, models=[one for one in given.values() if isinstance(one, str)])
+        data = load_data(data, models=list(given.values()))
     rest = (asked[name] for name in ("examples", "rows", "partial", "engine"))
     return AllPairs(given, options, pairs, study, data, *rest)
 

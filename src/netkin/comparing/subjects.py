@@ -23,7 +23,7 @@ from netkin.representations import Reader, guest, model_lock, model_precision, r
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target, logits_of
 from netkin.representations.inputs import Forward, Transform, labels_of, length_if_known
-from netkin.representations.layers import Spec, choose, matching_names, modules, split_call, unwrapped
+from netkin.representations.layers import Spec, choose, matching_names, modules, split_call, unwrapped, whole_remark
 from netkin.representations.shapes import Shape, is_plain
 from netkin.sources.datasets import load_data
 from netkin.sources.models import load_model, remark_on
@@ -172,7 +172,9 @@ class ModelRunner(Runner):
         precision = {"precision": model_precision(self.model, exact=self._exact)}
         self._digest = self._digest or weights_digest(self.model)
         random = {"random weights": remark} if (remark := remark_on(unwrapped(self.model))) else {}
-        return {"model": self.kind, "device": device} | names | precision | {"weights": self._digest} | random
+        whole = "" if self.names_layers else whole_remark(self.model, self.name)
+        known = random | ({"one layer": whole} if whole else {})
+        return {"model": self.kind, "device": device} | names | precision | {"weights": self._digest} | known
 
     @contextmanager
     def ready(self, keep: Keep) -> Iterator[None]:

@@ -136,9 +136,10 @@ class Tables:
         )
 
     def _remarks(self) -> list[str]:
-        """Return what to know of the data, and of these two models if their weights are random."""
-        random = (self.statistics.origins[model].get("random weights", "") for model in (self.a, self.b))
-        return [self.statistics.missing, *random, *self.statistics.warnings]
+        """Return what to know of the data, and of these two models: random weights, or no layers to be seen."""
+        origins = (self.statistics.origins[model] for model in (self.a, self.b))
+        remarks = (origin.get(what, "") for origin in origins for what in ("random weights", "one layer"))
+        return [self.statistics.missing, *remarks, *self.statistics.warnings]
 
     def _origins(self) -> dict[str, str]:
         sides = (("a", self.statistics.origins[self.a]), ("b", self.statistics.origins[self.b]))
