@@ -35,6 +35,7 @@ from netkin.cli.running import (
     prepare,
     read_from_weights,
     refuse_absent_device,
+    refuse_unknown_names,
     runs_elsewhere,
     with_resume_hint,
 )
@@ -109,6 +110,7 @@ def _call_library(
     """Open the run and call the library; a crash of the final model, which runs first, becomes one sentence."""
     from netkin.sources.runs import open_run
 
+    refuse_unknown_names(options, [])
     checkpoints = open_run(run, model).only(steps)
     options["transform"] = functions_of(options.pop("transforms"), 1)
     data = prepare(options, checkpoints.whole)

@@ -28,6 +28,7 @@ from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparisons
 from netkin.sources import load_data
+from netkin.sources.models import refuse_unknown_model
 from netkin.sources.names import numbered
 from netkin.statistics.collector import Study
 
@@ -107,7 +108,8 @@ def compare_many(
     """
     given = locals()  # all that was asked
     with showing(progress):
-        return _compared(_all_pairs(given), found_measures(measures), save, overwrite)
+        found = found_measures(measures)  # which may be misspelt, before data are loaded
+        return _compared(_all_pairs(given), found, save, overwrite)
 
 
 def _compared(
@@ -166,6 +168,9 @@ def _all_pairs(asked: Mapping[str, Any]) -> AllPairs:
     pairs = Pairs(list(combinations(given, 2)), asked["pairs"])
     data = asked["data"]
     if isinstance(data, str) and asked["engine"] in ("local", "distributed"):  # others load where they work
+        for one in given.values():
+            if isinstance(one, str):
+                refuse_unknown_model(one)
         data = load_data(data, models=[one for one in given.values() if isinstance(one, str)])
     rest = (asked[name] for name in ("examples", "rows", "partial", "engine"))
     return AllPairs(given, options, pairs, study, data, *rest)
