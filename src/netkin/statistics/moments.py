@@ -23,9 +23,10 @@ from netkin.statistics.linear_algebra import (
     u_products,
 )
 from netkin.statistics.rows import RowsSide
-from netkin.statistics.sides import Side, decompose
+from netkin.statistics.sides import CovarianceSide, Side, decompose
 
 CANCELLED = 1e-7  # what may be left of sums that cancel before float64 has lost nine digits of it
+ON_HOST = 1024  # the widest layers of a GPU that are read on the CPU
 AMORTISED = 2  # pairs for each layer from which on its principal directions pay for themselves
 
 
@@ -190,6 +191,8 @@ class Moments:
 
         A first reading notes the matrices. Afterwards every pair gives the values that it would give alone.
         """
+        for pair, _ in asked:
+            pair._bring_to_host()
         whitened = [pair for pair, measures in asked if any(measure.facts.whitens for measure in measures)]
         decompose(side for pair in whitened for side in (pair.x, pair.y))
         try:
@@ -201,6 +204,15 @@ class Moments:
             for pair, _ in asked:
                 for one in pair._both:
                     one._asked = None
+
+    def _bring_to_host(self) -> None:
+        """Read streamed layers that are not wide on the CPU, whose threads decompose them sooner than a GPU does."""
+        x, y, cross = self.x, self.y, self._cross
+        if cross is None or not cross.is_cuda or cross.requires_grad or max(cross.shape[1:]) > ON_HOST:
+            return
+        if isinstance(x, CovarianceSide) and isinstance(y, CovarianceSide):
+            self.x, self.y, self._cross = x.on_host, y.on_host, cross.cpu()
+            self._norm_product = None if self._norm_product is None else self._norm_product.cpu()
 
     @property
     def _both(self) -> list[Moments]:
