@@ -22,7 +22,7 @@ import click
 
 from netkin.cli import cli
 from netkin.measures import Measure, measures
-from netkin.reporting.page.ranking_and_claims_page import grouped, report_claims, tally
+from netkin.reporting.page.claims_page import grouped, report_claims, tally
 from netkin.results.claim import Claim, recorded
 
 FOLDER = Path(__file__).parent

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from time import monotonic
 from typing import Any, Literal, TypeVar
 
@@ -25,9 +26,8 @@ Item = TypeVar("Item")
 
 PAUSE = 0.1  # seconds between two calls of a function
 DELAY = 2  # seconds before a bar is shown
-ProgressFunction = Callable[[int, int | None, str], object]
 _chosen: ContextVar[ProgressOption] = ContextVar("progress", default=None)
-_functions: ContextVar[tuple[ProgressFunction, ...]] = ContextVar("progress functions", default=())
+_functions: ContextVar[tuple[Callable[..., object], ...]] = ContextVar("progress functions", default=())
 _command: ContextVar[str] = ContextVar("command", default="")
 
 
@@ -50,8 +50,8 @@ def showing(progress: ProgressOption) -> Iterator[None]:
 
 
 @contextmanager
-def also_calling(function: ProgressFunction) -> Iterator[None]:
-    """Inside the `with`, `function` is called with all progress as well, however that is shown."""
+def also_calling(function: Callable[..., object]) -> Iterator[None]:
+    """Inside the `with`, `function` is called with all progress and its `unit` as well, however that is shown."""
     token = _functions.set((*_functions.get(), function))
     try:
         yield
@@ -74,7 +74,7 @@ def reporting(
     """
     with showing(progress):
         chosen = _chosen.get()
-    others = [_Calls(one, total, what, done) for one in _functions.get()]
+    others = [_Calls(partial(one, unit=unit), total, what, done) for one in _functions.get()]
     if callable(chosen):
         calls = _Calls(chosen, total, what, done)
         yield _Several([calls, *others]) if others else calls
@@ -109,12 +109,8 @@ def reported(
 class Report:
     """The receiver of progress updates."""
 
-    def __init__(self, update: Callable[[int], object]):
-        self._update = update
-
-    def update(self, count: int = 1) -> None:
-        """Report that so many more are done."""
-        self._update(count)
+    def __init__(self, update: Callable[..., object]):
+        self.update = update  # called with how many more are done, 1 by default
 
 
 class _Several(Report):
@@ -124,7 +120,7 @@ class _Several(Report):
         super().__init__(self._tell_all)
         self._reports = reports
 
-    def _tell_all(self, count: int) -> None:
+    def _tell_all(self, count: int = 1) -> None:
         for report in self._reports:
             report.update(count)
 
@@ -137,7 +133,7 @@ class _Calls(Report):
         self._function, self._total, self._what, self._done = function, total, what, done
         self._last, self._at = -1, monotonic()
 
-    def _add(self, count: int) -> None:
+    def _add(self, count: int = 1) -> None:
         self._done += count
         if monotonic() - self._at >= PAUSE:
             self._tell()

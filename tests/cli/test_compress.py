@@ -61,7 +61,7 @@ def test_a_glob_of_which_nothing_fits_and_a_layer_by_name_are_refused(netkin):
 @pytest.mark.parametrize(
     "line, code, message",
     [
-        ("compress netkin:digits --data digits --layer fc", 1, "pass one of `k`, `variance` and `accuracy_drop`"),
+        ("compress netkin:digits --data digits --layer fc", 1, "pass one of --k, --variance and --accuracy-drop"),
         ("compress netkin:digits --data digits --layer con4 --k 2", 1, "no layer named 'con4'; did you mean 'conv4'?"),
         ("compress netkin:digits --data digits --layer fc --k some", 2, "'some' is neither a whole number nor a share"),
         (

@@ -214,7 +214,16 @@ def done(tmp_path):
 
 def test_jobs_are_listed_with_their_progress(netkin, done):
     found = netkin(f"jobs {done}")
-    assert found.output == f"{done / 'ab.netkin.job'}: sweep, done, 1 of 1 parts\n"
+    assert found.output == f"{done / 'ab.netkin.job'}: sweep, done, 1 of 1 part\n"
+
+
+def test_a_result_stands_for_the_job_beside_it(netkin, done):
+    (done / "ab.netkin").touch()
+    (done / "alone.netkin").touch()
+    assert netkin(f"jobs {done / 'ab.netkin'}").stdout == netkin(f"jobs {done}").stdout
+    refused = netkin(f"jobs {done / 'alone.netkin'}")
+    assert refused.exit_code == 1
+    assert "alone.netkin' has no job beside it; name a folder to look for jobs in." in refused.stderr
 
 
 def test_json_has_all_of_the_state(netkin, done):
@@ -231,14 +240,14 @@ def test_a_folder_without_jobs_says_so(netkin, tmp_path):
 def test_a_folder_that_is_not_there_is_refused(netkin):
     found = netkin("jobs gone")
     assert (found.exit_code, found.stdout) == (1, "")
-    assert "there is no folder 'gone' to look for jobs in." in found.stderr
+    assert "there is no 'gone'; name a folder to look for jobs in." in found.stderr
 
 
 def test_a_job_that_is_over_is_shown_and_can_not_be_cancelled(netkin, done):
-    assert netkin(f"jobs watch {done / 'ab.netkin'}").stdout.endswith("sweep, done, 1 of 1 parts\n")
+    assert netkin(f"jobs watch {done / 'ab.netkin'}").stdout.endswith("sweep, done, 1 of 1 part\n")
     refused = netkin(f"jobs cancel {done / 'ab.netkin'}")
     assert refused.exit_code == 1
-    assert "is done, with 1 of 1 parts done; only a running job can be cancelled." in refused.stderr
+    assert "is done, with 1 of 1 part done; only a running job can be cancelled." in refused.stderr
     assert netkin(f"jobs watch {done / 'cd.netkin'}").exit_code == 1
     assert netkin("jobs watch").exit_code == netkin("jobs a b").exit_code == 2
 

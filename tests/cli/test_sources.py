@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from netkin.cli.running import crash_refusals
+from netkin.cli.refusals import crash_refusals
 from netkin.errors import ForwardError
 
 MODULE = """

@@ -88,14 +88,14 @@ def test_several_models_give_a_mean_and_a_spread_and_one_page(netkin, tmp_path):
 
 def test_a_warning_stands_below_the_tables(netkin):
     result = netkin(f"{AB} --at fc --how identity".replace("--test digits:test", ""))
-    assert "warning: nk_stitch_nets:one into nk_stitch_nets:two: the stitches are judged on the very data" in (
+    assert "warning: nk_stitch_nets:one into nk_stitch_nets:two: the stitches are evaluated on the data on" in (
         " ".join(result.stdout.split())
     )
 
 
 def test_the_warning_names_the_option_that_mends_it(netkin):
     result = netkin(f"{AB} --at fc --how identity".replace("--test digits:test", ""))
-    assert "pass other data as `test` (--test on the command line)." in " ".join(result.stdout.split())
+    assert "give other data as --test." in " ".join(result.stdout.split())
 
 
 def test_without_test_data_the_examples_of_the_fitting_judge(netkin):
@@ -174,7 +174,7 @@ def test_a_file_with_another_sweep_is_refused_and_stays(netkin, tmp_path):
     before = (tmp_path / "c.netkin").read_bytes()
     result = netkin(f"{AB} --at fc --save c.netkin".replace("digits:test", "digits:train"))
     assert result.exit_code == 1
-    assert result.stderr.startswith("netkin: 'c.netkin.job' holds a sweep that differs in test data digest (")
+    assert result.stderr.startswith("netkin: 'c.netkin.job' holds a sweep that differs in test data (")
     assert (tmp_path / "c.netkin").read_bytes() == before
 
 
@@ -279,7 +279,7 @@ def test_one_model_alone_is_a_misuse(netkin):
 
 def test_test_data_that_are_the_fitting_data_are_told(netkin):
     line = f"{AB} --at fc".replace("--test digits:test --examples 200", "--test {}")
-    told = "the stitches are judged on the very data they were fitted on"
+    told = "the stitches are evaluated on the data on which they were fitted"
     assert told in " ".join(netkin(line.format("digits:train")).stdout.split())
     assert told not in " ".join(netkin(line.format("digits:test")).stdout.split())
 

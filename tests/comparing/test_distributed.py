@@ -175,7 +175,7 @@ def test_a_rank_that_never_makes_the_call_is_named(ran):
 
 def test_the_distributed_engine_needs_a_group_of_processes():
     for function in (nk.compare, nk.collect):
-        with pytest.raises(ValueFault, match="needs a group of processes: start the script with `torchrun --nproc"):
+        with pytest.raises(ValueFault, match="needs a group of processes: start it with `torchrun --nproc"):
             function({"x": np.eye(5)}, {"y": np.eye(5)}, engine="distributed")
 
 

@@ -337,7 +337,7 @@ def test_a_job_of_other_models_data_or_options_is_refused(nets, inputs, tmp_path
     call = {"progress": False, "save": tmp_path / "many.netkin"}
     nk.compare_many(nets, inputs, "cka", **call)
     others = {
-        "net0": (nets | {"net0": Counted(12)}, inputs, "cka", {}),
+        "the weights of 'net0'": (nets | {"net0": Counted(12)}, inputs, "cka", {}),
         "data": (nets, inputs + 1, "cka", {}),
         "measures": (nets, inputs, "svcca", {}),
         "pairs": (nets, inputs, "cka", {"pairs": "corresponding"}),
@@ -345,7 +345,7 @@ def test_a_job_of_other_models_data_or_options_is_refused(nets, inputs, tmp_path
         "rows": (nets, inputs, "cka", {"rows": 20}),
     }
     for word, (models, data, measures, options) in others.items():
-        with pytest.raises(FileFault, match=f"holds a comparison that differs in {word} "):
+        with pytest.raises(FileFault, match=f"holds a comparison that differs in {word}[; ]"):
             nk.compare_many(models, data, measures, **call, **options)
     again = nk.compare_many(nets, inputs, "svcca", overwrite=True, **call)
     assert list(nk.load(tmp_path / "many.netkin")[next(iter(again))]) == ["svcca"]

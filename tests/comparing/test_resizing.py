@@ -81,7 +81,7 @@ def test_a_reason_has_the_layers_own_name(worlds):
 def test_other_ways_of_resizing_are_refused(maps, images):
     with pytest.raises(UnknownName, match="`resize` is None or 'average'; got 'nearest'"):
         nk.compare(maps(), data=images, shape="positions", resize="nearest")
-    with pytest.raises(ValueFault, match="`resize` goes with shape='positions' or 'dft'; got shape='pool'"):
+    with pytest.raises(ValueFault, match="`resize` goes with shape='positions' or shape='dft'; got shape='pool'"):
         nk.compare(maps(), data=images, shape="pool", resize="average")
 
 

@@ -89,12 +89,13 @@ def test_a_part_remembers_how_long_it_took(tmp_path):
     [
         (
             {"data digest": "77ab", "models": {"a": "11", "b": "22"}},
-            r"data digest \('5c1e', not '77ab'\); a loader that shuffles or draws at random gives other data each "
+            r"data \('5c1e', not '77ab'\); a loader that shuffles or draws at random gives other data each "
             "time; ask for the same again, give another path or delete it",
         ),
-        ({"data digest": "5c1e", "models": {"a": "11", "b": "33"}}, r"b \('22', not '33'\)"),
+        ({"data digest": "5c1e", "models": {"a": "11", "b": "33"}}, r"the weights of 'b' \('22', not '33'\)"),
+        ({"data digest": "5c1e", "models": {"a": "0" * 24, "b": "22"}}, r"the weights of 'a'; ask"),
         ({**IDENTITY, "seed": 0}, r"seed \(None, not 0\)"),
-        ({"models": {"a": "11", "b": "22"}}, r"data digest \('5c1e', not None\)"),
+        ({"models": {"a": "11", "b": "22"}}, r"data \('5c1e', not None\)"),
     ],
 )
 def test_a_job_of_another_identity_is_refused_and_stays_as_it_was(tmp_path, identity, words):
@@ -103,6 +104,21 @@ def test_a_job_of_another_identity_is_refused_and_stays_as_it_was(tmp_path, iden
     with pytest.raises(FileFault, match=f"^'[^']*job' holds a count that differs in {words}"):
         squares(tmp_path / "job", identity=identity)
     assert (tmp_path / "job" / "job.json").read_text() == before
+
+
+def test_a_refusal_shows_no_digests_and_says_errors_for_chunks(tmp_path):
+    held = {"data": "5c1e" * 4, "settings": {"chunks": "0"}, "measures": "cka", "measures digest": "ab" * 12}
+    asked = {"data": "77ab" * 4, "settings": {"chunks": "20"}, "measures": "nbs", "measures digest": "cd" * 12}
+    squares(tmp_path / "job", identity=held)
+    words = r"differs in data and `errors` \('none', not '20 chunks'\) and measures \('cka', not 'nbs'\); a loader"
+    with pytest.raises(FileFault, match=words):
+        squares(tmp_path / "job", identity=asked)
+    with pytest.raises(FileFault, match="holds a count that differs in the code of its measures; ask"):
+        squares(tmp_path / "job", identity=held | {"measures digest": "cd" * 12})
+    asked = {"test data digest": f"50 examples, mark {'77ab' * 4}"}
+    squares(tmp_path / "other", identity={"test data digest": f"150 examples, mark {'5c1e' * 4}"})
+    with pytest.raises(FileFault, match=r"differs in test data \('150 examples', not '50 examples'\); a loader"):
+        squares(tmp_path / "other", identity=asked)
 
 
 def test_a_job_of_another_kind_is_refused(tmp_path):
@@ -116,7 +132,7 @@ def test_overwriting_begins_anew(tmp_path):
     with Job.beside(result, "count", {"seed": 0}) as job:
         job.keep("0", {"square": 0})
     result.write_text("old")
-    with pytest.raises(FileFault, match="or start again with `overwrite=True` or --force"):
+    with pytest.raises(FileFault, match="or start again with `overwrite=True`"):
         Job.beside(result, "count", {"seed": 1}).__enter__()
     with Job.beside(result, "count", {"seed": 1}, overwrite=True) as job:
         assert job.find("0") is None
@@ -161,12 +177,12 @@ def test_a_mapping_in_the_identity_may_gain_entries_and_remembers_them(tmp_path)
     squares(tmp_path / "job")
     squares(tmp_path / "job", identity={"data digest": "5c1e", "models": {"b": "22", "c": "33"}})
     assert jobs.read(tmp_path / "job").identity["models"] == {"a": "11", "b": "22", "c": "33"}
-    with pytest.raises(FileFault, match="differs in c "):
+    with pytest.raises(FileFault, match="differs in the weights of 'c' "):
         squares(tmp_path / "job", identity={"data digest": "5c1e", "models": {"c": "34"}})
 
 
 def test_a_second_process_is_refused_while_the_first_one_works(tmp_path, sleeper):
-    words = rf"is being worked on by another process \({sleeper.pid} on .*, 1 parts done\); wait for it, watch it by"
+    words = rf"is being worked on by another process \({sleeper.pid} on .*, 1 part done\); wait for it, watch it by"
     with pytest.raises(FileFault, match=words):
         squares(tmp_path / "job")
     assert jobs.read(tmp_path / "job").pid == sleeper.pid
@@ -253,12 +269,12 @@ def test_progress_of_what_runs_is_heard_and_written_with_the_heartbeat(tmp_path,
         with progress.reporting(8, "comparing", "batches", False) as report:
             report.update(3)
             deadline = time.monotonic() + 30
-            while jobs.read(tmp_path / "job").message != "comparing: 3 of 8" and time.monotonic() < deadline:
+            while jobs.read(tmp_path / "job").message != "comparing: 3 of 8 batches" and time.monotonic() < deadline:
                 time.sleep(0.01)
         state = jobs.read(tmp_path / "job")
-    assert state.message == "comparing: 3 of 8"
+    assert state.message == "comparing: 3 of 8 batches"
     assert state.heartbeat > first
-    assert str(state) == f"{tmp_path / 'job'}: count, running, 0 parts (comparing: 3 of 8)"
+    assert str(state) == f"{tmp_path / 'job'}: count, running, 0 parts (comparing: 3 of 8 batches)"
     assert jobs.read(tmp_path / "job").message == ""
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from netkin.errors import FileFault, ValueFault
 from netkin.reporting.charts import Axis, axis_across, axis_up, tick_text
+from netkin.reporting.page.claims_page import claims_page, report_claims, tally
 from netkin.reporting.page.line_chart import figure_of_curve
-from netkin.reporting.page.ranking_and_claims_page import claims_page, report_claims, tally
 from netkin.results import Claim, Measured
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -47,9 +47,9 @@ def test_the_page_says_all_that_is_recorded():
     text = words(claims_page([claim(), claim(scale="gpu", verdict="does not hold", measured={"size": Measured(0.7)})]))
     for said in (
         "1 claim, of which 1 does not hold", "Toy (2020), Toys.", "Fig. 2a", "a copy is half as large", "about 0.5",
-        "Criterion. holds if the size is below 0.6", "0.512 ± 0.012 (n = 3)", "12 s", "0.7", "one of three was larger",
+        "Criterion. Holds if the size is below 0.6", "0.512 ± 0.012 (n = 3)", "12 s", "0.7", "one of three was larger",
         "cpu: ● holds", "gpu: ○ does not hold", "CPU, 2 threads", "toys, 6 images", "1,234 s", "2025-01-02", "0, 1, 2",
-        "At cpu scale.", "Made by netkin 0.1.0.", "Control. copies of other toys", "0.950 ± 0.020 (n = 3)", "12ab34",
+        "At cpu scale.", "Made by netkin 0.1.0.", "Control. Copies of other toys", "0.950 ± 0.020 (n = 3)", "12ab34",
         "network net", "epochs=3", "so the claim holds.",
     ):  # fmt: skip
         assert said in text

@@ -71,7 +71,7 @@ def test_the_page_says_what_the_federation_says(tmp_path):
                  "1 of 12 updates did not count.",
                  "Round 2, client u0: dropped out: no update came.", "4,800 examples",
                  "The server sees the body.", "body: 4 numbers each way", "cluster 1: u0, u2", "cluster 2: u1, u3",
-                 "Which join first", "nk.federate()", "epochs=1"):  # fmt: skip
+                 "Dendrogram", "nk.federate()", "epochs=1"):  # fmt: skip
         assert said in text
     rows = re.findall(r'<th scope="row"><bdi>(u\d)</bdi></th>((?:<td>[^<]*</td>)+)', page(found))
     cells = {client: re.findall("<td>([^<]*)", row) for client, row in rows}

@@ -78,7 +78,7 @@ def test_the_axes_of_the_plane_are_numbered_in_the_unit_of_the_distances():
 
 def test_two_networks_and_equal_ones_do_without_a_map_or_with_a_trivial_one():
     assert map_figures(networks(np.ones((2, 2))).tables["atom_cosine"]) == []
-    assert "Which join first" in page(networks(np.ones((4, 4))))
+    assert "Dendrogram" in page(networks(np.ones((4, 4))))
 
 
 def many(values, **facts):
@@ -105,7 +105,7 @@ def test_many_models_have_a_map_by_each_measure():
 
 def test_models_that_were_not_all_compared_have_no_map():
     found = many([[1, 0.9, 0.1], [0, 1, 0.2], [0, 0, 1]])
-    assert "Which join first" not in page(Comparisons(list(found.values())[:2]))
+    assert "Dendrogram" not in page(Comparisons(list(found.values())[:2]))
     assert len(plot(Comparisons(list(found.values())[:2])).axes) == 2
 
 

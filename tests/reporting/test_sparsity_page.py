@@ -31,14 +31,14 @@ def test_the_page_tells_what_the_study_holds(study):
     table = study.networks["after"]
     shares = table.shares()[0], table.shares(of_left=True)[0]
     for words in (
-        "after keeps 60 of 300 weights, a sparsity of 0.8000",
+        "after keeps 60 of 300 weights (sparsity 0.8)",
         "below 0.05</th>",
         f"{shares[0]:.2%} · {shares[1]:.2%}",
         f"{study.sizes['after'][1]:,}",
         "Convolutions stay dense",
         f"mean over pairs of different layers: {study.mean_similarity('after'):.4f}",
         "Accuracy without the smallest weights",
-        f"at an accuracy of {study.accuracy('after'):.4f}",
+        f", accuracy {study.accuracy('after'):.3f}",
         f"accuracy</th><td>{study.accuracy('before <b>'):.4f}</td><td>{study.accuracy('after'):.4f}</td>",
         f"two layers, mean</th><td>{study.mean_similarity('before <b>'):.4f}</td>",
         "What one example is: matrix.",

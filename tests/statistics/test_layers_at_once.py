@@ -6,12 +6,15 @@ import torch
 
 from netkin.measures import find, measures
 from netkin.statistics import (
+    CrossMoments,
     Grams,
     Kernels,
+    LayerFilters,
     LayerGrams,
     LayerKernels,
     LayerMoments,
     LayerRows,
+    LayerSketches,
     LayerSpectra,
     LinearRows,
     Moments,
@@ -162,3 +165,65 @@ def test_leaving_out_a_chunk_equals_never_having_seen_it(worlds, kind):
         assert float(without) == pytest.approx(
             float(find("cka")(Moments.of(X[of != chunk], Y[of != chunk]))), abs=1e-12
         )
+
+
+def test_cross_moments_of_all_layers_at_once_have_the_gradients_of_the_formula(layers):
+    given = with_gradients(layers)
+    pair = CrossMoments.of(given)["x", "y"]
+    X, Y = (layers[key].numpy() for key in "xy")
+    X, Y = X - X.mean(0), Y - Y.mean(0)
+    assert np.allclose(pair.cross[0].detach(), X.T @ Y, atol=1e-12)
+    assert np.allclose(pair.x.second[0].detach(), X.T @ X, atol=1e-12)
+    weight = np.arange(12.0).reshape(4, 3)
+    found = gradients((pair.cross[0] * torch.from_numpy(weight)).sum(), given)
+    # d tr(Wᵀ XᵀY) = tr(dXᵀ Y Wᵀ), and Y and X are centred already
+    assert np.allclose(found[0], Y @ weight.T)
+    assert np.allclose(found[1], X @ weight)
+
+
+@pytest.mark.parametrize("buckets", [8, 32])  # fewer than the examples, and more
+def test_sketches_of_layers_at_once_have_the_gradients_of_finite_differences(worlds, buckets):
+    F, G, other = (torch.tensor(worlds.normal(20, 4)) for _ in range(3))
+
+    def value(features):
+        made = LayerSketches.of({"x": (features, G), "y": (other, G[:20])}, buckets=buckets, seed=3)
+        return made["x", "y"].alignment("hadamard")
+
+    streamed = LayerSketches(["x", "y"], LayerSketches.of({"x": (F, G)}, buckets=buckets, seed=3).settings)
+    for start in (0, 7, 14):
+        part = slice(start, start + 7)
+        fed = {"activations": {"x": F[part], "y": other[part]}, "gradients": {"x": G[part], "y": G[part]}}
+        streamed.update(fed, np.arange(20)[part])
+    assert float(value(F)) == pytest.approx(float(streamed["x", "y"].alignment("hadamard")), abs=1e-12)
+    leaf = F.clone().requires_grad_()
+    (found,) = torch.autograd.grad(value(leaf), leaf)
+    for i, j in ((0, 0), (7, 2), (19, 3)):
+        step = torch.zeros_like(F)
+        step[i, j] = 1e-5
+        assert float(found[i, j]) == pytest.approx(float(value(F + step) - value(F - step)) / 2e-5, abs=1e-7)
+    assert not LayerSketches.of({"x": (F, G)}, buckets=buckets)._layers["x"].parts["features"].requires_grad
+
+
+def test_a_streamed_sum_keeps_no_graph(worlds):
+    X = torch.tensor(worlds.normal(20, 4), requires_grad=True)
+    sketches, sums = LayerSketches(["x"], LayerSketches.of({"x": (X, X)}).settings), CrossMoments([("x", "x")])
+    sketches.update({"activations": {"x": X}, "gradients": {"x": X}}, np.arange(20))
+    sums.update({"x": X})
+    assert not sketches._layers["x"].parts["features"].requires_grad
+    assert not sums["x", "x"].cross.requires_grad
+
+
+def test_filters_of_layers_at_once_have_the_gradient_of_the_cosine(worlds):
+    W, V = (torch.tensor(worlds.normal(6, 18)).reshape(6, 2, 3, 3) for _ in range(2))
+    leaf = W.clone().requires_grad_()
+    pair = LayerFilters.of({"a": {"weight": leaf}, "b": {"weight": V}})["a", "b"]
+    value = find("weight_cosine")(pair)
+    (found,) = torch.autograd.grad(value, leaf)
+    w, v = W.numpy().ravel(), V.numpy().ravel()
+    cosine = w @ v / np.linalg.norm(w) / np.linalg.norm(v)
+    assert float(value.detach()) == pytest.approx(cosine, abs=1e-12)
+    slope = (v / np.linalg.norm(v) - cosine * w / np.linalg.norm(w)) / np.linalg.norm(w)
+    assert np.allclose(found.ravel(), slope)
+    kept = LayerFilters(whole=True)
+    kept.update({"weights": {"a": {"weight": leaf}}})
+    assert not kept.sides["a"].weight.requires_grad

@@ -290,8 +290,8 @@ def test_lower_precision_trains_nearly_alike():
 @pytest.mark.parametrize(
     "settings, fault, sentence",
     [
-        ({}, ValueFault, "either `epochs` or `steps`; got epochs=None"),
-        ({"epochs": 1, "steps": 1}, ValueFault, "either `epochs` or `steps`"),
+        ({}, ValueFault, "either `epochs` or `steps`, such as epochs=10; got neither"),
+        ({"epochs": 1, "steps": 1}, ValueFault, "such as epochs=10; got both"),
         ({"epochs": 0}, ValueFault, "`epochs` must be a whole number of 1 or more; got 0"),
         ({"epochs": 1, "rate": -1}, ValueFault, "`rate` must be a number of 0 or more; got -1"),
         ({"epochs": 1, "clip": 0}, ValueFault, "`clip` must be a norm above 0"),

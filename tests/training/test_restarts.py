@@ -161,12 +161,12 @@ def test_a_noisy_loader_goes_on_in_the_middle_of_an_epoch(tmp_path, shuffling):
     [
         ({"rate": 0.1}, "recipe .*rate=0.2.*not .*rate=0.1"),
         ({"seed": 1}, "seed .'0', not '1'.; ask for the same again, .* or start again with `overwrite=True`"),
-        ({"model": net(1)}, "model .'digest"),
-        ({"data": labelled(seed=2)}, "data .'40 examples"),
+        ({"model": net(1)}, "model; ask"),
+        ({"data": labelled(seed=2)}, "data; a loader"),
         ({"test": labelled(10, seed=5)}, "test data .'none', not '10 examples"),
-        ({"loss": lambda outputs, labels: outputs.sum()}, "loss .'cross entropy', not 'digest"),
+        ({"loss": lambda outputs, labels: outputs.sum()}, "loss; ask"),
         ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "loss"),
-        ({"hooks": [Averaging()]}, "hooks .'none; .*not 'Averaging"),
+        ({"hooks": [Averaging()]}, "hooks .'none', not 'Averaging'"),
     ],
 )
 def test_another_training_is_refused_and_its_file_left_alone(tmp_path, change, sentence):
@@ -266,7 +266,7 @@ def test_a_hook_that_does_something_else_under_its_name_is_another(tmp_path):
 
     train(net(), labelled(), epochs=1, hooks=[pruning(0.5), Changed()], save=tmp_path / "run")
     train(net(), labelled(), epochs=1, hooks=[pruning(0.5), Changed()], save=tmp_path / "run")
-    with pytest.raises(FileFault, match="differs in hooks .'.*prune, .*Changed; digest"):
+    with pytest.raises(FileFault, match="differs in hooks; ask"):
         train(net(), labelled(), epochs=1, hooks=[pruning(0.6), Changed()], save=tmp_path / "run")
     Changed.after_step = lambda self, model, step: None
     with pytest.raises(FileFault, match="differs in hooks"):

@@ -11,7 +11,7 @@ from netkin.cli.checking import doctor, reproduce
 from netkin.cli.compare import collect, compare, explain, merge
 from netkin.cli.demo import demo
 from netkin.cli.options import QUIET
-from netkin.cli.running import ARGUMENTS
+from netkin.cli.refusals import ARGUMENTS
 from netkin.cli.saved import jobs, report, show
 from netkin.cli.several_models import atoms, recommend, tasks
 from netkin.cli.single_model import compress, sensitivity, sparsity

@@ -21,7 +21,7 @@ from click.types import StringParamType
 
 from netkin.cli.options import JSON, KNOWN, example
 from netkin.cli.outputs import align_columns, as_json
-from netkin.cli.running import with_refusals
+from netkin.cli.refusals import with_refusals
 from netkin.errors import PackageWarning
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ import click
 from netkin import __version__
 from netkin.cli.options import DEVICE, FORCE, JSON, example
 from netkin.cli.outputs import OutputFiles, align_columns, as_json
-from netkin.cli.running import REFUSED, devices, refuse_absent_device, with_refusals
+from netkin.cli.refusals import REFUSED, with_refusals
+from netkin.cli.running import devices, refuse_absent_device
 from netkin.errors import InflatedWarning, NetkinError, PackageWarning, SourceError
 
 if TYPE_CHECKING:
@@ -281,6 +282,6 @@ def _print(content: Any, json: bool) -> None:
 
 
 def _write_page(found: Any, page: Path, force: bool) -> None:
-    from netkin.reporting.page.ranking_and_claims_page import report_claims
+    from netkin.reporting.page.claims_page import report_claims
 
     click.echo(f"page: open {report_claims(found, page, overwrite=force)}", err=True)

@@ -28,15 +28,14 @@ from netkin.cli.options import (
     result_options,
 )
 from netkin.cli.outputs import OutputFiles, as_json
+from netkin.cli.refusals import REFUSED, in_options, with_refusals
 from netkin.cli.running import (
-    REFUSED,
     Destination,
     call_for_many,
     call_library,
     named_models,
     read_from_weights,
     refuse_names,
-    with_refusals,
     with_resume_hint,
 )
 from netkin.errors import FileFault, InflatedWarning, NetkinError, ValueFault
@@ -157,7 +156,7 @@ def _read_statistics(context: click.Context, path: str) -> Comparison:
 @click.argument("more", nargs=-1, metavar="[C]...")
 @partial(comparing_options, needs_data=False)
 @ROWS
-@engine_options
+@partial(engine_options, but="distributed")
 @JSON
 @with_refusals
 def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options: Any) -> None:
@@ -170,7 +169,8 @@ def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options:
     models = named_models([one for one in (a, b, *more) if one], options.pop("names"))
     _refuse_without_data(models, options)
     plan, facts = _plan(models, options)
-    click.echo(as_json(facts) if json else str(plan))
+    facts["refused"] = in_options(plan.refused)
+    click.echo(as_json(facts) if json else in_options(str(plan)))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)
 
@@ -180,8 +180,6 @@ def _plan(models: Mapping[str, str], options: dict[str, Any]) -> tuple[Plan | Pa
     from netkin.comparing import explain as explain_models
     from netkin.comparing import explain_many
 
-    if options["engine"] == "distributed":
-        raise click.UsageError("each process of torchrun holds what one process holds; leave --engine out.")
     if len(models) > 2 or (options["engine"] == "ray" and len(models) == 2):
         many = call_for_many(explain_many, models, options)
         facts = asdict(many)

@@ -15,7 +15,7 @@ import click
 
 from netkin.cli.options import FORCE, example
 from netkin.cli.outputs import OutputFiles
-from netkin.cli.running import SILENT, with_refusals
+from netkin.cli.refusals import SILENT, with_refusals
 from netkin.errors import InflatedWarning
 
 if TYPE_CHECKING:

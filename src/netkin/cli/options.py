@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from netkin.cli.running import SILENT, TITLE
+from netkin.cli.refusals import SILENT, TITLE
 
 Command = Callable[..., None]
 Option = Callable[[Any], Any]
@@ -98,15 +98,12 @@ RECIPE = click.option(
     metavar="NAME=VALUE",
     help="Training settings, such as epochs=2,batch=32,rate=0.05; can be repeated. See the guide to training.",
 )
+ENGINES = {
+    "local": "this process",
+    "distributed": "all processes of torchrun, of which rank 0 writes",
+    "ray": "a Ray cluster",
+}
 _ENGINE = (
-    click.option(
-        "--engine",
-        type=click.Choice(KNOWN["engines"]),
-        default="local",
-        show_default=True,
-        is_eager=True,
-        help="local: this process. distributed: all processes of torchrun, of which rank 0 writes. ray: a Ray cluster.",
-    ),
     click.option(
         "--address",
         metavar="ADDRESS",
@@ -231,9 +228,18 @@ def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
     return _with_options(command, _data(needs_data), _measures(["cka"]), *_COMPARING, *_ERRORS, NAMES, TRANSFORMS)
 
 
-def engine_options(command: Command) -> Command:
-    """Give a command the options that say who does the work."""
-    return _with_options(command, *_ENGINE)
+def engine_options(command: Command, *, but: str = "") -> Command:
+    """Give a command the options that say who does the work; `but` is an engine that it does not have."""
+    known = [name for name in KNOWN["engines"] if name != but]
+    engine = click.option(
+        "--engine",
+        type=click.Choice(known),
+        default="local",
+        show_default=True,
+        is_eager=True,
+        help=" ".join(f"{name}: {ENGINES[name]}." for name in known),
+    )
+    return _with_options(command, engine, *_ENGINE)
 
 
 def collecting_options(command: Command) -> Command:

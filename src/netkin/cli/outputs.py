@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from netkin.cli.running import TITLE
+from netkin.cli.refusals import TITLE, in_options
 from netkin.errors import FileFault, MissingExtra
 
 FIGURES = (".png", ".svg", ".pdf")
@@ -63,7 +63,7 @@ class OutputFiles:
         """
         self.write(self.save, save or (lambda path, **how: None), f"saved to {self.save}")
         self.draw(result)
-        self.show(text or (lambda: as_json(result) if self.json else str(result)))
+        self.show(text or (lambda: as_json(result) if self.json else in_options(str(result))))
         self.finish()
 
     def check(self, option: str, path: Path | None, kind: str) -> None:

@@ -1,21 +1,18 @@
-"""Running a command: load what was named, call the library, and turn every refusal into one sentence on stderr."""
+"""Running a command: load the models and data that were named, and call the library."""
 
 from __future__ import annotations
 
-import functools
 import os
 import re
-import shlex
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from itertools import islice
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from netkin.errors import ForwardError, NetkinError
+from netkin.cli.refusals import blamed_crash_refusals, crash_refusals
+from netkin.errors import NetkinError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,10 +21,6 @@ if TYPE_CHECKING:
     from netkin.comparing.engines.terms import DataSpec
     from netkin.sources.batches import Batches, Borrowed
 
-REFUSED = 1
-INTERRUPTED = 130
-ARGUMENTS, SILENT, TITLE = "netkin.arguments", "netkin.silent", "netkin.title"
-DRAWN = ("report", "figure", "files")  # the options by which pages and figures are asked for
 Result = TypeVar("Result")
 
 
@@ -238,122 +231,6 @@ def functions_of(specs: Sequence[str], models: int) -> Any:
 def one_or_each(given: Sequence[Any]) -> Any:
     """Return what is given once for all models, or as a list for each."""
     return list(given) if len(given) > 1 else next(iter(given), None)
-
-
-@contextmanager
-def crash_refusals(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterator[None]:
-    """Inside the `with`, what a model raises while it runs becomes a refusal that names it and what it was fed."""
-    from torch import nn
-
-    running: list[str] = []  # at most one
-    with ExitStack() as stack:
-        for spec, model in zip(specs, models, strict=True):
-            begin = nn.Module.register_forward_pre_hook(
-                model, functools.partial(_begin, running, spec), with_kwargs=True
-            )
-            stack.callback(begin.remove)
-            stack.callback(nn.Module.register_forward_hook(model, functools.partial(_end, running)).remove)
-        try:
-            yield
-        except NetkinError:
-            raise
-        except Exception as fault:
-            if not running or _is_ours(fault):
-                raise
-            raise ForwardError(
-                f"{running[0]}: {_first_line(fault)}. "
-                "Choose data of the size and channels that the model takes; see `netkin data`."
-            ) from fault
-
-
-@contextmanager
-def blamed_crash_refusals() -> Iterator[None]:
-    """Inside the `with`, what a model raises while it runs becomes a refusal, where the library says which it was."""
-    try:
-        yield
-    except NetkinError:
-        raise
-    except Exception as fault:
-        model = getattr(fault, "model", None)
-        if model is None or _is_ours(fault):
-            raise
-        raise ForwardError(
-            f"{model!r} could not be run: {_first_line(fault)}. "
-            "Choose data of the size and channels that the model takes; see `netkin data`."
-        ) from fault
-
-
-def _is_ours(fault: Exception) -> bool:
-    """Return whether a fault arose in a statistic, which hooks call while the model runs, and not in the model."""
-    modules = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(fault.__traceback__))
-    return any(module.startswith("netkin.statistics.") for module in modules)
-
-
-def refuse_crash(spec: str, model: nn.Module, data: Any) -> None:
-    """Run a model on one batch, so that a crash becomes one sentence: for work that takes the model apart later."""
-    from netkin.representations import guest
-    from netkin.representations.inputs import feed
-
-    with guest(model), crash_refusals([spec], [model]):
-        for batch in islice(data, 1):  # the work itself refuses data without any
-            feed(model, batch)
-
-
-def _begin(running: list[str], spec: str, model: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    running[:] = [f"{spec!r} could not be run on {_shapes_of({'inputs': next(iter(inputs), None), **keywords})}"]
-
-
-def _end(running: list[str], model: nn.Module, inputs: Any, output: Any) -> None:
-    # a crash skips this, and what was running stays noted
-    running.clear()
-
-
-def _shapes_of(given: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} of shape {tuple(x.shape)}" for name, x in given.items() if hasattr(x, "shape")) or "this"
-
-
-def _first_line(fault: Exception) -> str:
-    first = next(iter(str(fault).strip().splitlines()), "").rstrip(".")
-    return f"{type(fault).__name__}: {first}" if first else type(fault).__name__
-
-
-def with_refusals(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with its refusals as one sentence on stderr and exit code 1; Ctrl-C gives 130."""
-
-    @functools.wraps(command)
-    def run(*arguments: Any, **options: Any) -> None:
-        from netkin.progress import commanded, showing
-
-        context = click.get_current_context(silent=True)
-        silent = context is not None and context.meta.get(SILENT)
-        if context is not None and context.meta.get(TITLE) and not any(options.get(name) for name in DRAWN):
-            raise click.UsageError("--title needs --report or --figure.")
-        try:
-            with commanded(_command_line()), showing(False if silent else None):
-                command(*arguments, **options)
-        except KeyboardInterrupt as stop:  # a job that was cancelled says so
-            click.echo(err=True)  # progress may have left its line unfinished
-            _leave(str(stop) or "interrupted.", INTERRUPTED)
-        except BrokenPipeError:
-            raise
-        except (NetkinError, OSError) as error:
-            if click.get_current_context().find_root().params.get("debug"):
-                click.echo("".join(traceback.format_exception(error)), err=True)
-            _leave(" ".join(str(error).split()), REFUSED)
-
-    return run
-
-
-def _command_line() -> str:
-    """Return what was typed, as results remember it."""
-    context = click.get_current_context(silent=True)
-    typed = context.meta.get(ARGUMENTS) if context else None
-    return f"netkin {shlex.join(typed)}" if typed else ""
-
-
-def _leave(sentence: str, code: int) -> None:
-    click.echo(f"netkin: {sentence}", err=True)
-    raise click.exceptions.Exit(code)
 
 
 def refuse_absent_device(name: str | None) -> None:

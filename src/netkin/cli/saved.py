@@ -13,7 +13,7 @@ import click
 from netkin.cli.compare import kind_of_file
 from netkin.cli.options import FILE, FORCE, JSON, TITLED, example
 from netkin.cli.outputs import OutputFiles, align_columns, as_json
-from netkin.cli.running import SILENT, TITLE, with_refusals
+from netkin.cli.refusals import SILENT, TITLE, with_refusals
 from netkin.errors import ValueFault
 
 if TYPE_CHECKING:
@@ -164,19 +164,18 @@ def _join(files: Sequence[Path], saved: list[Any]) -> list[Any]:
 @JSON
 @with_refusals
 def jobs(words: tuple[str, ...], json: bool) -> None:
-    """List the jobs in a folder and below (by default the current one), watch a job, or cancel it.
+    """List the jobs in a folder and below (by default the current one), show one, watch it, or cancel it.
 
     A job is the folder, such as ab.netkin.job, in which --save of `netkin stitch`, `dynamics`, `federate`,
     `learn-tasks` and `compare` of three models or more, `nk.train(save=...)` and other long work keep their finished
-    parts and progress. PATH of `watch` and `cancel` is that folder or the result beside it, as in `netkin jobs watch
-    ab.netkin`. A cancelled job stops after the current part and keeps what is finished; run the same command or call
-    again to resume.
+    parts and progress. PATH is a folder, or the result beside a job, as in `netkin jobs watch ab.netkin`. A cancelled
+    job stops after the current part and keeps what is finished; run the same command or call again to resume.
     """
     from netkin.jobs import cancel, list_jobs, read
 
     verb, rest = (words[0], words[1:]) if words and words[0] in ("watch", "cancel") else ("", words)
     if len(rest) > 1 or (verb and not rest):
-        raise click.UsageError("write `netkin jobs [FOLDER]`, `netkin jobs watch PATH` or `netkin jobs cancel PATH`.")
+        raise click.UsageError("write `netkin jobs [PATH]`, `netkin jobs watch PATH` or `netkin jobs cancel PATH`.")
     if verb == "cancel":
         state = cancel(rest[0])
         click.echo(f"{state.folder} will stop after the current part; {state.progress} are done.", err=True)

@@ -22,17 +22,15 @@ from netkin.cli.options import (
     result_options,
 )
 from netkin.cli.outputs import OutputFiles, as_json
+from netkin.cli.refusals import crash_refusals, refuse_crash, with_refusals
 from netkin.cli.running import (
-    crash_refusals,
     functions_of,
     load_batches,
     load_models,
     named_models,
     overlap_remark,
     refuse_absent_device,
-    refuse_crash,
     tell_random_weights,
-    with_refusals,
 )
 
 if TYPE_CHECKING:

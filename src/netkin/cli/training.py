@@ -27,16 +27,14 @@ from netkin.cli.options import (
     result_options,
 )
 from netkin.cli.outputs import OutputFiles, as_json
+from netkin.cli.refusals import REFUSED, crash_refusals, in_options, with_refusals
 from netkin.cli.running import (
-    REFUSED,
     Result,
-    crash_refusals,
     functions_of,
     prepare,
     read_from_weights,
     refuse_absent_device,
     runs_elsewhere,
-    with_refusals,
     with_resume_hint,
 )
 from netkin.errors import FileFault, NetkinError
@@ -59,7 +57,7 @@ OPTIONS = KNOWN["options of learners"]
 )
 @click.option("--steps", type=click.IntRange(min=2), metavar="N", help="Use at most N checkpoints, evenly spaced.")
 @following_options
-@engine_options
+@partial(engine_options, but="distributed")
 @click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
 @result_options("run", "the series", "the layers' lines", ", after each step; run the same command again to resume")
 @with_refusals
@@ -94,7 +92,7 @@ def _explain_run(run: str, json: bool, **options: Any) -> None:
     plan = _call_library(explain_dynamics, run, **options)
     facts = asdict(plan)
     facts["each"].pop("kinds")
-    click.echo(as_json(facts) if json else str(plan))
+    click.echo(as_json(facts) if json else in_options(str(plan)))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)
 

@@ -72,7 +72,7 @@ def corresponding(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
     if len(a) != len(b):
         raise ShapeError(
             f"the models share no layer names and have {len(a)} and {len(b)} layers, so none correspond; "
-            "pass `pairs=[(layer, layer), ...]`."
+            "take pairs='all', or in Python a list of those to compare, `pairs=[(layer, layer), ...]`."
         )
     return list(zip(a, b, strict=True))
 

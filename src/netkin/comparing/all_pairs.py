@@ -19,7 +19,7 @@ from netkin.comparing.pairs_plan import ModelBlock, PairsWay, Planner, load_if_n
 from netkin.comparing.planning import weights_alone
 from netkin.comparing.request import Options, Request
 from netkin.comparing.study import Statistics, from_arrays
-from netkin.comparing.subjects import ModelRunner, Runner, Subject
+from netkin.comparing.subjects import ModelRunner, Subject
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import MemoryLimit, ValueFault
 from netkin.identity import DataDigest, described_call, in_words, settings_digest, weights_digest
@@ -64,12 +64,9 @@ class AllPairs:
         self.models: dict[str, Any] = {}  # those that run now
         self.failed: Mapping[str, str] = {}  # those that a cluster left out, and why
         if rows is not None:
-            self._refuse_rows(rows)
-
-    def _refuse_rows(self, rows: Any) -> None:
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-            raise ValueFault(f"`rows` is how many examples may stand for all of them, from 1 on; got {rows!r}.")
-        self._refuse_other_data("rows")
+            if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+                raise ValueFault(f"`rows` is how many examples may stand for all of them, from 1 on; got {rows!r}.")
+            self._refuse_other_data("rows")
 
     def _refuse_other_data(self, option: str) -> None:
         if any(isinstance(one, Subject) or not isinstance(one, (str, nn.Module)) for one in self.given.values()):
@@ -82,7 +79,8 @@ class AllPairs:
         running = named_engine(self.engine)
         if not isinstance(running, PassEngine):  # which goes through them by a plan of its own
             return self._on_cluster(running, measures)
-        if self._is_tried_first:
+        named = any(isinstance(one, str) for one in self.given.values())
+        if self.rows is None and (not named or isinstance(self.data, Iterator)):
             try:
                 return self._pass(self._everything, measures, self._live(list(self.given)), self.data)
             except MemoryLimit:
@@ -168,11 +166,6 @@ class AllPairs:
         return {name: load_if_named(self.given[name], name, list(self.given)) for name in names}
 
     @property
-    def _is_tried_first(self) -> bool:
-        named = any(isinstance(one, str) for one in self.given.values())
-        return self.rows is None and (not named or isinstance(self.data, Iterator))
-
-    @property
     def _is_repeatable(self) -> bool:
         """Whether each pass over the data gives the same examples in the same order."""
         own = [one.data for one in self.given.values() if isinstance(one, Subject)]
@@ -245,13 +238,10 @@ class AllPairs:
         for name in block.models:
             if name not in self.models:
                 (model,) = self._live([name]).values()
-                self.models[name] = self._cached(name, model, limit) if way.keeps_rows else model
+                self.models[name] = model
+                if way.keeps_rows:
+                    self.models[name] = CachedRunner(cast(ModelRunner, self.options.runner(name, model)), limit)
         return {name: self.models[name] for name in block.models}
-
-    def _cached(self, name: str, model: nn.Module, limit: int) -> Runner:
-        runner = self.options.runner(name, model)
-        assert isinstance(runner, ModelRunner)
-        return CachedRunner(runner, limit)
 
     def _pass(
         self, block: ModelBlock, measures: Sequence[Measure], things: Mapping[str, Any], data: Any

@@ -59,6 +59,7 @@ class Pass:
         self._of_weights = [need for need in self.needs if need.feeds == {"weights"}]
         self._paired = any(kind.pairs_rows for need in self.needs for kind in need.candidates)
         self._numbered = self._paired  # whether one number identifies an example for all models
+        self._one_content = False  # whether the batch itself is what the examples are, for all models
         self._seen: dict[str, int] = {}  # examples of each model, where their data differ
         self._reducing = [need for need in self.needs if all(kind.reduces for kind in need.candidates)]
         self._reducers: dict[tuple[int, int], Collector] = {}  # by the place of their need, and the number of rows
@@ -80,6 +81,7 @@ class Pass:
     def run(self, feed: Feed) -> Statistics:
         """Run the pass; a requested interruption ends it after the current batch."""
         self._feed, self._numbered = feed, self._paired or feed.is_one
+        self._one_content = feed.is_one and all(runner.has_content for runner in self.runners)
         with ExitStack() as stack:
             stack.enter_context(self.interruption.ending("reading", lambda: self.examples > 0))
             stack.enter_context(self.interruption.handling())
@@ -108,9 +110,8 @@ class Pass:
 
     def _take(self, batches: Mapping[Runner, Any]) -> int:
         """Run every model on its batch, fold in what they gave and return the number of examples."""
-        first, batch = next(iter(batches.items()))
-        known = first.length(batch)
-        self._numbers = self._feed.numbers(first, self.examples, known or 0)
+        first, known = next(iter(batches)), self._feed.known
+        numbers = self._numbers = self._feed.numbers(first, self.examples, known or 0)
         kept: dict[Key, KeptLayer] = {}
         for runner, own in batches.items():
             try:
@@ -131,9 +132,8 @@ class Pass:
             count = self._examples_in(kept, known)
         else:  # those of different data together
             count = sum({id(own): runner.length(own) or 0 for runner, own in batches.items()}.values())
-        self._numbers = self._feed.numbers(first, self.examples, count)
-        if known is not None and self._numbered:
-            self._digest.update(_contents(batches), self._numbers)
+        if count != known:
+            numbers = self._numbers = self._feed.numbers(first, self.examples, count)
         with ExitStack() as stack:
             if self.interruption.wanted:  # which waits for the end of the batch
                 stack.enter_context(self.interruption.deferring())
@@ -146,6 +146,8 @@ class Pass:
                 self._fold(kept)
             for runner in () if self._paired else batches:
                 self._fold({key: one for key, one in kept.items() if self._layers[key].model == runner.name})
+            if known is not None and self._numbered:
+                self._digest.update(batches[first] if self._one_content else _contents(batches), numbers)
             self.examples, self.batches = self.examples + count, self.batches + 1
         if self.examples > (self.study.examples or 0):
             self._refuse_outgrown()

@@ -277,7 +277,13 @@ def compare_runners(
 def _request(asked: Mapping[str, Any], engine: Engine) -> tuple[Any, dict[str, str]]:
     """Return one call with all its arguments for an engine, and what the result calls the two models."""
     b, names, shape = (asked[name] for name in ("b", "names", "shape"))
-    given, pair = _name_two(asked["a"], b, names, alone=_is_alone(asked))
+    if not (isinstance(names, (tuple, list)) and len(names) == 2 and all(isinstance(name, str) for name in names)):
+        raise ValueFault(f"`names` must be two texts; got {names!r}.")
+    alone = _is_alone(asked)
+    given: dict[str, Any] = {names[0]: asked["a"]} if alone else {names[0]: asked["a"], names[1]: b}
+    if not alone and len(given) < 2:
+        raise NameClash(f"both models are named {names[0]!r}; give them two `names`.")
+    pair = (names[0], names[0] if alone else names[1])
     refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
     places = dict(zip(given, ("a", "b"), strict=False))
     how = (asked[name] for name in ("resize", "transforms", "forward", "device", "exact_model"))
@@ -288,16 +294,6 @@ def _request(asked: Mapping[str, Any], engine: Engine) -> tuple[Any, dict[str, s
     return engine.request(given, options, Pairs([pair], asked["pairs"]), study, *rest), dict(
         zip(pair, shown, strict=True)
     )
-
-
-def _name_two(a: Any, b: Any, names: Any, alone: bool) -> tuple[dict[str, Any], tuple[str, str]]:
-    """Return what is to be compared by its names, and which two names make the pair."""
-    if not (isinstance(names, (tuple, list)) and len(names) == 2 and all(isinstance(name, str) for name in names)):
-        raise ValueFault(f"`names` must be two texts; got {names!r}.")
-    given = {names[0]: a} if alone else {names[0]: a, names[1]: b}
-    if not alone and len(given) < 2:
-        raise NameClash(f"both models are named {names[0]!r}; give them two `names`.")
-    return given, (names[0], names[0] if alone else names[1])
 
 
 def _is_alone(asked: Mapping[str, Any]) -> bool:

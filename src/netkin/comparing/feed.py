@@ -49,7 +49,7 @@ class Feed:
         shared: bool = False,
     ):
         self.runners, self._examples, self.start, self.paired = runners, examples, start, paired
-        self._shared = shared
+        self._shared, self.known = shared, None  # type: bool, int | None  # examples in the latest batch, if counted
         self._numbers: dict[int, np.ndarray] = {}  # of the examples of data that samplers have split
         self._part = None if part is None else parse_part(part)
         recorded = [runner for runner in runners if isinstance(runner, RecordedRunner)]
@@ -165,7 +165,10 @@ class Feed:
             found = {runner: of_data[id(data)] for runner, data in self._data.items()}
             if self.paired and len(every) > 1:
                 _refuse_uneven(found)
-            yield {runner: batch for runner, batch in found.items() if batch is not None}
+            found = {runner: batch for runner, batch in found.items() if batch is not None}
+            first = next(iter(found.values()))
+            self.known = first.stop - first.start if recorded else length_if_known(first)
+            yield found
 
 
 def sampled_numbers(data: Any, rank: int, ranks: int) -> np.ndarray | None:

@@ -228,7 +228,8 @@ class Planner:
         found.inspect(feed)
         (runner,), sizes = request.runners, list(found.layers[first].values())
         batch = next(iter(feed))[runner]
-        self.batch, self.inputs = found.batch, _bytes_of(batch)
+        self.batch = found.batch
+        self.inputs = sum(one.nbytes for _, one in leaves(batch) if isinstance(one, (torch.Tensor, np.ndarray)))
         self.speed = replace(self.speed, batch=max(self.speed.batch, _forward_seconds(runner, batch)))
         by_name = isinstance(self.given[first], str)
         for name in names:
@@ -277,12 +278,9 @@ class Planner:
 
     def result(self) -> int:
         """Return the bytes of the result."""
-        cells = sum(self._cells(a, b) for a, b in self.pairs.of[:1]) * len(self.pairs.of)
+        cells = sum(len(self.layers[a]) * len(self.layers[b]) for a, b in self.pairs.of[:1]) * len(self.pairs.of)
         each = RESULT + TABLE * len(self.measures)
         return each * len(self.pairs.of) + 8 * cells * len(self.measures) * (1 + self.study.chunks)
-
-    def _cells(self, a: str, b: str) -> int:
-        return len(self.layers[a]) * len(self.layers[b])
 
     def _way(self, examples: int | None, keeps_rows: bool) -> PairsWay:
         """Return the blocks of most models that fit beside all else that is held."""
@@ -362,10 +360,6 @@ def _architecture(name: str, thing: Any, options: Options) -> Any:
     if isinstance(thing, nn.Module) and not isinstance(thing, Subject):
         return type(thing), tuple((key, tuple(one.shape)) for key, one in thing.state_dict().items()), *chosen
     return name, *chosen
-
-
-def _bytes_of(batch: Any) -> int:
-    return sum(leaf.nbytes for _, leaf in leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray)))
 
 
 def _forward_seconds(runner: Any, batch: Any) -> float:

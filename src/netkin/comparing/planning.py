@@ -190,19 +190,17 @@ def memory_limit(memory: int | None, device: Any = None) -> int:
 
 
 def make_explanation(
-    runners: Sequence[Runner],
-    measures: Sequence[Measure],
-    pairs: Pairs,
-    feed: Feed | None,
-    study: Study,
+    runners: Sequence[Runner], measures: Sequence[Measure], pairs: Pairs, feed: Feed | None, study: Study
 ) -> Plan:
     """Return the plan for these runners; `study` holds the number of examples and the memory limit.
 
     Without a `feed` the weights alone are examined.
     """
     findings = Findings(runners, measures, pairs, study)
-    if feed is None:
-        findings.read_weights()
+    if feed is None:  # the layers are as their weights show them
+        for one in runners:
+            held = weights_of(one, needs_of(measures))
+            findings.layers[one.name] = {name: size_of_weights(one.name, name, own) for name, own in held.items()}
     else:
         findings.inspect(feed)
     try:
@@ -246,12 +244,6 @@ class Findings:
                 self._run(runner, batch)
                 self.learning += runner.learning_passes(batch)
         self.seen = list(map(feed.examples_of, self.runners))
-
-    def read_weights(self) -> None:
-        """Note the layers as their weights show them."""
-        for one in self.runners:
-            held = weights_of(one, needs_of(self.measures))
-            self.layers[one.name] = {name: size_of_weights(one.name, name, own) for name, own in held.items()}
 
     def _run(self, runner: Runner, batch: Any) -> None:
         try:
@@ -303,9 +295,6 @@ class Findings:
         counts = [math.ceil(count / self.batch) for count in self.seen if count is not None]
         return sum(counts) + self.learning if len(counts) == len(self.seen) else None
 
-    def _batches(self) -> int:
-        return math.ceil((self.study.examples or 0) / self.batch)
-
     def _statistic(self, measure: Measure) -> str:
         """Return which collector a measure is read from, and why; its pair type where none could be chosen."""
         names = [kind.__name__ for kind in measure.facts.reads.collectors]
@@ -315,7 +304,9 @@ class Findings:
 
     def _lines(self, plan: Plan) -> Iterator[str]:
         for model, found in self.layers.items():
-            yield f"{model}: {_layers_in_words(found)}"
+            widest = max(found.values(), key=lambda layer: layer.width)
+            count = "1 layer" if len(found) == 1 else f"{len(found):,} layers"
+            yield f"{model}: {count}, the widest {widest.name!r} with {widest.width:,} features ({widest.shape})"
         for runner in self.runners:
             yield from (f"  left out of {runner.name!r}: {reason}" for reason in runner.left_out.values())
         yield f"pairs: {plan.pairs:,}"
@@ -348,7 +339,8 @@ class Findings:
             return "none, the weights alone are compared"
         if self.study.examples is None:
             return f"not known before they are read; batches of {self.batch:,}"
-        batches = "1 batch" if self._batches() == 1 else f"{self._batches():,} batches of up to {self.batch:,}"
+        count = math.ceil(self.study.examples / self.batch)
+        batches = "1 batch" if count == 1 else f"{count:,} batches of up to {self.batch:,}"
         return f"{self.study.examples:,}, in {batches}"
 
     def _passes_in_words(self, passes: int | None) -> str:
@@ -368,12 +360,6 @@ def _first_examples(batch: Any) -> Any:
         return take(batch, LOOK)
     except NetkinError:
         return batch
-
-
-def _layers_in_words(found: Mapping[str, LayerSize]) -> str:
-    widest = max(found.values(), key=lambda layer: layer.width)
-    count = "1 layer" if len(found) == 1 else f"{len(found):,} layers"
-    return f"{count}, the widest {widest.name!r} with {widest.width:,} features ({widest.shape})"
 
 
 def _count_in_words(count: int) -> str:

@@ -57,7 +57,7 @@ class Options:
         if resize not in (None, "average"):
             raise UnknownName(f"`resize` is None or 'average'; got {resize!r}.")
         if resize and shape not in ("positions", positions, "dft", dft):
-            raise ValueFault(f"`resize` goes with shape='positions' or 'dft'; got shape={shape!r}.")
+            raise ValueFault(f"`resize` goes with shape='positions' or shape='dft'; got shape={shape!r}.")
         _refuse_beside_dft(shape)
         self.layers, self.places, self.device, self.exact_model = layers, places, device, exact_model
         self.shape, self.resizes = shape, bool(resize)
@@ -202,14 +202,9 @@ class Request:
     def _terms(self, measures: Sequence[Measure], feed: Feed | None) -> dict[str, str]:
         """Return all that processes which share the work must agree on, beside weights and data."""
         names = {"models": ", ".join(self.given), "measures": ", ".join(measure.id for measure in measures)}
-        settings = {
-            "layers": in_words(self.options.layers),
-            "examples": str(feed and feed.expected),
-            "torch": torch.__version__,
-        }
-        return (
-            names | settings | self._settings(function_name)
-        )  # what functions hold, as a device, may be a process's own
+        settings = {"layers": in_words(self.options.layers), "examples": str(feed and feed.expected)}
+        # by the names of functions: what they hold, as a device, may be a process's own
+        return names | settings | {"torch": torch.__version__} | self._settings(function_name)
 
     def explain(self, measures: Sequence[Measure]) -> Plan:
         """Return the plan of the pass, without taking it."""
@@ -223,8 +218,10 @@ class Request:
     def _feed(self, measures: Sequence[Measure]) -> Feed:
         paired = any(kind.pairs_rows for need in needs_of(measures) for kind in need.candidates)
         share = self.engine.part
-        if share is not None:
-            self._refuse_beside_shares(share[1])
+        given = {"part": self.part is not None, "start": self.start is not None, "partial": self.partial}
+        if share is not None and any(given.values()):
+            name = next(name for name, is_given in given.items() if is_given)
+            raise ValueFault(f"`{name}` is for one process, and here {share[1]} share the data; leave it out.")
         part = self.part if share is None else share
         feed = Feed(self.runners, self.data, self.examples, part, self.start or 0, paired, shared=share is not None)
         if feed.expected is not None:
@@ -238,12 +235,6 @@ class Request:
                 f"chunks={self.study.chunks} are more than the {examples:,} examples; take fewer chunks or more "
                 "examples."
             )
-
-    def _refuse_beside_shares(self, count: int) -> None:
-        """Refuse what makes no sense where several processes read a share of the data each."""
-        given = {"part": self.part is not None, "start": self.start is not None, "partial": self.partial}
-        for name in (name for name, is_given in given.items() if is_given):
-            raise ValueFault(f"`{name}` is for one process, and here {count} share the data; leave it out.")
 
     def _settings(self, digest: Callable[[Any], str] = function_digest) -> dict[str, str]:
         """Return all that changes the numbers, beside weights and data, as text; functions by their digests."""

@@ -180,8 +180,10 @@ class ModelRunner(Runner):
         with model_lock(), on_device(self.model, self._device), guest(self.model, exact=self._exact):
             taps = Taps(self.model, self.targets) if self.targets else None
             functions: dict[str, Any] = {"forward": self._forward, "transform": self._transform}
-            self._reader = Reader(self.model, self._layers, shape=self._shape, keep=keep, taps=taps, **functions)
+            functions |= {"shape": self._shape, "keep": keep, "taps": taps}
+            self._reader = Reader(self.model, self._layers, as_run=True, **functions)  # the order of a comparison
             self._reader.keeps_output = self.wants_outputs
+            self.rows = self._reader  # type: ignore[method-assign]
             # beside the pass, as hashing many weights takes as long as running them on many a batch
             with ThreadPoolExecutor(1) as beside:
                 digest = beside.submit(weights_digest, self.model)
@@ -190,9 +192,7 @@ class ModelRunner(Runner):
                 self._digest = digest.result()
 
     def rows(self, batch: Any) -> dict[str, Any]:
-        assert self._reader is not None
-        found = self._reader(batch)
-        return {layer: found[layer] for layer in self._reader.ran}  # as they ran, which is the order of a comparison
+        raise AssertionError("`rows` is the reader's, once `ready` has opened it")
 
     def gradients(self, target: Target) -> dict[str, Tensor]:
         assert self._reader is not None

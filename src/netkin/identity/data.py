@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -223,7 +223,8 @@ def _leaves(structure: Any, length: int, path: str = "") -> Iterator[tuple[str, 
     """Yield the arrays, and the lists of numbers or texts, that hold `length` examples, with their place."""
     if isinstance(structure, (Tensor, np.ndarray)):
         if structure.ndim and len(structure) == length:
-            yield path, tensor_of(structure, path)
+            dense = isinstance(structure, Tensor) and structure.layout == torch.strided  # nearly always
+            yield path, cast(Tensor, structure) if dense else tensor_of(structure, path)
     elif _is_listing(structure):
         if len(structure) == length:
             yield path, tensor_of(np.asarray(structure), path)
@@ -239,7 +240,7 @@ def _leaves(structure: Any, length: int, path: str = "") -> Iterator[tuple[str, 
 
 
 def _without_labels(batch: Any) -> Any:
-    if isinstance(batch, (tuple, list)) and batch and not _is_listing(batch):
+    if (isinstance(batch, tuple) or (isinstance(batch, list) and not _is_listing(batch))) and batch:
         batch = batch[0]
     return {key: batch[key] for key in batch if key not in LABELS} if isinstance(batch, Mapping) else batch
 

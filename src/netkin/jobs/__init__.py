@@ -3,7 +3,7 @@
 A terminal, a notebook and a server read the same state, without torch.
 """
 
-from netkin.jobs.job import Cancelled, Job, Part, refuse_other
-from netkin.jobs.state import State, beside, cancel, list_jobs, read
+from netkin.jobs.job import Cancelled, Job, Part
+from netkin.jobs.state import State, beside, cancel, list_jobs, read, refuse_other
 
 __all__ = ["Cancelled", "Job", "Part", "State", "beside", "cancel", "list_jobs", "read", "refuse_other"]

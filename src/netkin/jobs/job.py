@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -21,12 +21,23 @@ from filelock import FileLock, Timeout
 
 from netkin import files
 from netkin.errors import FileFault
-from netkin.jobs.state import CANCEL, LOCK, PARTS, STATE, State, beside, read, timestamp, write
+from netkin.jobs.state import (
+    CANCEL,
+    LOCK,
+    PARTS,
+    RESTART,
+    STATE,
+    State,
+    beside,
+    read,
+    refuse_other,
+    timestamp,
+    write,
+)
 from netkin.progress import also_calling
 
 HEARTBEAT = 2.0  # seconds
 PATIENCE = 10.0  # seconds; workers of a killed process hold its lock a little longer than it lives
-RESTART = "start again with `overwrite=True` or --force"
 LONGEST = 100  # characters of a part's name that its file's name shows
 
 Recalled = TypeVar("Recalled")
@@ -83,7 +94,7 @@ class Job:
         [0.5, 0.6]
         >>> Job(folder, "training", {"data digest": "77ab", "epochs": 3}).__enter__()  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        netkin.errors.FileFault: '...' holds a training that differs in data digest ('5c1e', not '77ab'); ...
+        netkin.errors.FileFault: '...' holds a training that differs in data ('5c1e', not '77ab'); ...
     """
 
     def __init__(
@@ -288,9 +299,10 @@ class Job:
             return "interrupted", ""
         return ("done", "") if fault is None else ("failed", f"{type(fault).__name__}: {fault}")
 
-    def _note_progress(self, done: int, total: int | None, what: str) -> None:
+    def _note_progress(self, done: int, total: int | None, what: str, unit: str) -> None:
         # written by the next heartbeat
-        self._state = replace(self._state, message=f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
+        counted = f"{done:,} of {total:,} {unit}" if total else f"{done:,} {unit}"
+        self._state = replace(self._state, message=f"{what}: {counted}")
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT):
@@ -347,34 +359,6 @@ def _refuse_no_job(folder: Path) -> None:
     strange = next((one for one in os.listdir(folder) if one not in (LOCK, PARTS) and not one.startswith(".")), None)
     if strange is not None:
         raise FileFault(f"{str(folder)!r} holds {strange!r} and no job; give a new or an empty folder.")
-
-
-def refuse_other(held: State, asked: State) -> None:
-    """Refuse to go on with work of another kind or identity, in a sentence that names what differs."""
-    if held.kind != asked.kind:
-        raise FileFault(
-            f"{held.folder!r} holds a {held.kind}, not a {asked.kind}; give another path or delete it, or {RESTART}."
-        )
-    differing = dict(_differing(held.identity, asked.identity))
-    if differing:
-        words = " and ".join(f"{name} ({one!r}, not {other!r})" for name, (one, other) in differing.items())
-        redrawn = "a loader that shuffles or draws at random gives other data each time; " if "data" in words else ""
-        raise FileFault(
-            f"{held.folder!r} holds a {held.kind} that differs in {words}; {redrawn}ask for the same again, give "
-            f"another path or delete it, or {RESTART}."
-        )
-
-
-def _differing(
-    held: Mapping[str, Any], asked: Mapping[str, Any], fixed: bool = True
-) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield what differs, and how; of mappings that are not `fixed` only what both have."""
-    for name in dict.fromkeys([*held, *asked] if fixed else [name for name in held if name in asked]):
-        one, other = held.get(name), asked.get(name)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from _differing(one, other, fixed=False)
-        elif one != other:
-            yield name, (one, other)
 
 
 def _merged_identity(held: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,10 @@ from netkin.errors import FileFault, ValueFault
 FORMAT = 1
 STATE, LOCK, CANCEL, PARTS = "job.json", "lock", "cancel", "parts"  # what lies in a job's folder
 SUFFIX = ".job"  # of the folder beside a result
+RESTART = "start again with `overwrite=True`"
+WORDS = {"chunks": "`errors`", "measures digest": "the code of its measures"}
+OF_MODELS = ("models", "weights")  # what holds the weights of each by its name
+_DIGEST = re.compile(r"(?:[,;] )?(?:mark |digest )?\b[0-9a-f]{16,24}\b")
 SILENT = 60  # seconds without a heartbeat after which a process on another machine is taken for dead
 
 
@@ -62,7 +67,8 @@ class State:
     @property
     def progress(self) -> str:
         """How much is done, as text."""
-        return f"{self.done:,}{'' if self.total is None else f' of {self.total:,}'} {self.unit}"
+        unit = self.unit.removesuffix("s") if (self.done if self.total is None else self.total) == 1 else self.unit
+        return f"{self.done:,}{'' if self.total is None else f' of {self.total:,}'} {unit}"
 
     def __str__(self) -> str:
         said = self.error if self.condition == "failed" else self.message if self.condition == "running" else ""
@@ -116,10 +122,57 @@ def beside(result: str | os.PathLike[str]) -> Path:
 
 
 def list_jobs(folder: str | os.PathLike[str] = ".") -> list[State]:
-    """Return the states of all jobs in a folder and below, the one with the newest heartbeat first."""
+    """Return the states of all jobs in a folder and below, the one with the newest heartbeat first.
+
+    The path of a result stands for the job beside it.
+    """
     if not Path(folder).is_dir():
-        raise FileFault(f"there is no folder {str(folder)!r} to look for jobs in.")
+        if (beside(folder) / STATE).exists():
+            return [read(folder)]
+        what = f"{str(folder)!r} has no job beside it" if Path(folder).exists() else f"there is no {str(folder)!r}"
+        raise FileFault(f"{what}; name a folder to look for jobs in.")
     return sorted((read(place) for place in _places(Path(folder))), key=lambda state: state.heartbeat, reverse=True)
+
+
+def refuse_other(held: State, asked: State) -> None:
+    """Refuse to go on with work of another kind or identity, in a sentence that names what differs."""
+    if held.kind != asked.kind:
+        raise FileFault(
+            f"{held.folder!r} holds a {held.kind}, not a {asked.kind}; give another path or delete it, or {RESTART}."
+        )
+    differing = dict(_differing(held.identity, asked.identity))
+    if "measures" in differing:
+        differing.pop(WORDS["measures digest"], None)
+    if differing:
+        words = " and ".join(name + _change(*values) for name, values in differing.items())
+        redrawn = "a loader that shuffles or draws at random gives other data each time; " if "data" in words else ""
+        raise FileFault(
+            f"{held.folder!r} holds a {held.kind} that differs in {words}; {redrawn}ask for the same again, give "
+            f"another path or delete it, or {RESTART}."
+        )
+
+
+def _differing(
+    held: Mapping[str, Any], asked: Mapping[str, Any], inside: str = ""
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield what differs, and how; `inside` a mapping, which may gain entries, only what both have."""
+    for name in dict.fromkeys([name for name in held if name in asked] if inside else [*held, *asked]):
+        one, other = held.get(name), asked.get(name)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _differing(one, other, name)
+        elif one != other:
+            words = f"the weights of {name!r}" if inside in OF_MODELS else name.removesuffix(" digest")
+            yield WORDS.get(name, words), (one, other) if name != "chunks" else (_chunks(one), _chunks(other))
+
+
+def _chunks(count: Any) -> str:
+    return "none" if count == "0" else f"{count} chunks"
+
+
+def _change(one: Any, other: Any) -> str:
+    """Return two values in brackets, without digests, which tell a reader nothing; empty if nothing else is left."""
+    shown = [_DIGEST.sub("", value).strip() if isinstance(value, str) else value for value in (one, other)]
+    return "" if shown[0] == shown[1] or "" in shown else f" ({shown[0]!r}, not {shown[1]!r})"
 
 
 def cancel(path: str | os.PathLike[str]) -> State:

@@ -21,7 +21,7 @@ from netkin.results.labels import column_label, is_worth, pair_label
 
 ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 ERROR = " ±"  # ends the name of a list that holds errors
-NAMED = 32  # names along an axis at most
+NAMED = 18  # names along an axis at most, which are slanted there
 FEW = 8  # steps that are named one by one
 
 Ends = tuple[float, float]

@@ -28,11 +28,11 @@ from netkin.representations.inputs import (
     Transform,
     attention_mask,
     batches_of,
-    call,
     device_of,
     dtype_of,
     length_if_known,
     repeated,
+    run_unwrapped,
     to_model,
     transformed,
 )
@@ -130,6 +130,7 @@ class Reader:
             for a layer, and again once the axes are learnt; what it returned last is kept.
         axes: the axes of the examples, as far as another reader has learnt them.
         taps: where and of what gradients are taken, `gradients.Taps`; None for none.
+        as_run: whether layers come in the order of running, rather than in that of `layers`.
     """
 
     def __init__(
@@ -143,8 +144,10 @@ class Reader:
         keep: Callable[[str, Tensor], Any] | None = None,
         axes: Mapping[str, int | None] | None = None,
         taps: Any = None,
+        as_run: bool = False,
     ):
-        refuse_lazy(unwrapped(model))
+        self._root = unwrapped(model)
+        refuse_lazy(self._root)
         for one in shape.values() if isinstance(shape, Mapping) else [shape]:
             shape_name(one)
         self.model, self.shape, self.forward, self.transform = model, shape, forward, transform
@@ -173,6 +176,7 @@ class Reader:
         self._sorted: list[str] = []
         self._chosen: dict[str, tuple[Shape, bool]] = {}  # the shape of each layer, and whether it is the caller's own
         self.ran: list[str] = []  # what gave rows for the latest batch, in the order of running
+        self.as_run = as_run
 
     def __call__(self, batch: Any) -> dict[str, Any]:
         """Return the rows of each layer that ran, by name, for one batch; or what `keep` made of them."""
@@ -189,7 +193,7 @@ class Reader:
             self.ran, self._sorted = ran, self._ordered(ran)
             self._note_idle({*outputs, *self.left_out, *self.repeats.found})
             self._refuse_other_calls(self._sorted)
-        rows = {name: outputs[name] for name in self._sorted}
+        rows = {name: outputs[name] for name in (self.ran if self.as_run else self._sorted)}
         if self._keep is None:
             self._refuse_non_finite(rows)
             for own in self.gradients.values():
@@ -233,7 +237,7 @@ class Reader:
         try:
             with nullcontext() if taps is None else taps.open():
                 batch = batch if taps is None else taps.without_inference(batch)
-                output = call(self.model, batch, self.forward)
+                output = run_unwrapped(self._root, batch, self.forward)
                 self.output = output if self.keeps_output else None
                 if taps is not None:
                     self._keep_gradients(taps, output, batch)

@@ -289,6 +289,11 @@ def rebuilt(structure: Any, changed: Mapping[Any, Any]) -> Any:
 
 def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
     """Return `structure` with `function` applied to everything in it that is not a structure itself."""
+    if isinstance(structure, (tuple, list)) and structure:  # nearly always, of tensors
+        arrays = (Tensor, np.ndarray)
+        return _same_sequence(
+            structure, [function(p) if isinstance(p, arrays) else mapped(function, p) for p in structure]
+        )
     inside = parts(structure)
     if not inside:
         return function(structure)

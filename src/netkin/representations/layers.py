@@ -278,7 +278,7 @@ def hint_for(names: list[str], glob: str) -> str:
     if deeper:
         every = re.sub(r"\*+", "**", glob)
         return f" at that level; {every!r}, which crosses dots, stands for {len(deeper)}, such as {deeper[0]!r}."
-    return f"{did_you_mean(glob, names) or ';'} `nk.layers(model)` and `netkin layers MODEL` list them."
+    return f"{did_you_mean(glob, names) or ';'} `nk.layers(model)` lists them."
 
 
 def _source(known: dict[str, nn.Module], name: str) -> str | None:

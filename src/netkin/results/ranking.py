@@ -17,12 +17,7 @@ from netkin.results.labels import short_names
 from netkin.results.packing import packed, ranking_unpacked
 from netkin.results.records import distinct, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
 from netkin.results.text import HOLE, cells, grid, plural, terminal_width, wrapped
-from netkin.results.values import (
-    Match,
-    Values,
-    jackknife_error,
-    student_quantile,
-)
+from netkin.results.values import Match, Values, jackknife_error, student_quantile
 
 COLUMNS = ("model", "score", "value", "error", "behind", "behind_error", "clear", "reason")  # of the long form
 SENTENCE = 40  # letters of a name of a model, up to which sentences hold it whole

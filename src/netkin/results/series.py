@@ -162,12 +162,7 @@ class Series:
 
     @also_called(measures="measure")
     def bottom_up(
-        self,
-        threshold: float,
-        measures: str | None = None,
-        *,
-        layers: Sequence[str] | None = None,
-        rule: str = "stays",
+        self, threshold: float, measures: str | None = None, *, layers: Sequence[str] | None = None, rule: str = "stays"
     ) -> Trend:
         """Return Kendall's τ-b between the depth of the layers and the step at which they reach `threshold`.
 

@@ -75,7 +75,7 @@ class Checkpoint:
     def _bare(self) -> str:
         return (
             f"{self.words} holds weights alone, which do not say what network they belong to; name it with `model`, "
-            "as in model='netkin:resnet20' or 'package.module:function'."
+            "as in model='netkin:resnet20' or model='package.module:function'."
         )
 
     def _filled(self, model: nn.Module) -> tuple[nn.Module, list[str]]:

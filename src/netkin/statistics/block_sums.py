@@ -6,7 +6,7 @@ is what linear measures need of them, and `price_of_moments` what they cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from netkin.arrays import summing_dtype
 from netkin.memory import is_cuda
-from netkin.statistics.collector import Key, LayerSize, Price, Settings, Study, label, summed
+from netkin.statistics.collector import Key, Price, Settings, Study, label, summed
 from netkin.statistics.linear_algebra import squared_norm
 from netkin.statistics.sides import CovarianceSide
 from netkin.statistics.statistic import Stored
@@ -327,7 +327,10 @@ def price_of_moments(settings: LinearSettings, study: Study, fold: int) -> Price
     own, twice = sum(layer.width**2 for layer in study.sizes), 2 if settings.uncentred else 1
     sums = 8 * max(study.chunks, 1) * (sum(width**2 for width in widths.values()) + sum(x * y for x, y in blocks))
     widest = max(widths.values(), default=0)
-    rows = max(map(_rows_together(study, fold * (ON_GPU if is_cuda(study.device) else 1)), study.sizes), default=0)
+    # whole batches are folded in at once, until some layer has `fold` rows
+    most = max((layer.rows for layer in study.sizes), default=1)
+    batches = -(-fold * (ON_GPU if is_cuda(study.device) else 1) // most)
+    rows = min(batches * most, max((layer.rows_of(n) for layer in study.sizes), default=0) if n else batches * most)
     # columns of all layers, those of one block again side by side, its product, and a layer on its way to its columns
     folding = item * rows * (sum(widths.values()) + max((x + y for x, y in blocks), default=0) + 3 * widest)
     folding += 0 if item == 8 else item * max((x * y for x, y in blocks), default=0)
@@ -345,10 +348,3 @@ def price_of_moments(settings: LinearSettings, study: Study, fold: int) -> Price
         ", as they hold any number of examples",
         held=sums + max(waiting, 8 * sides),
     )  # fmt: skip
-
-
-def _rows_together(study: Study, fold: int) -> Callable[[LayerSize], int]:
-    """Return how many rows of a layer are folded in at once: whole batches, until some layer has `fold` rows."""
-    batches = -(-fold // max((layer.rows for layer in study.sizes), default=1))
-    every = study.examples
-    return lambda layer: min(batches * layer.rows, layer.rows_of(every) if every else batches * layer.rows)

@@ -145,7 +145,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, header: Mapping[str, Any]) -> Self:
-        return cls(**header)
+        return cls(**{name: tuple(one) if isinstance(one, list) else one for name, one in header.items()})
 
 
 class Collector(Statistic):

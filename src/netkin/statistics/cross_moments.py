@@ -72,6 +72,13 @@ class CrossMoments(Collector):
     def start(cls, settings: Settings, study: Study) -> Self:
         return cls((x, y) for left, right in study.rectangles for x in left for y in right)
 
+    @classmethod
+    def of(cls, rows: Mapping[Key, Any]) -> Self:
+        """Return the sums of all pairs of some layers' rows or maps, differentiably."""
+        made = cls((x, y) for x in rows for y in rows)
+        made._take(rows)
+        return made
+
     @property
     def names(self) -> list[Key]:
         """Every layer once."""
@@ -79,7 +86,10 @@ class CrossMoments(Collector):
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, **options: Any) -> None:
         """Add one batch: the rows, or maps n × c × places, of every layer."""
-        given = one_feed(self, rows)
+        with torch.no_grad():
+            self._take(one_feed(self, rows))
+
+    def _take(self, given: Mapping[Key, Any]) -> None:
         refuse_missing(self.names, given)
         for key in dict.fromkeys(x for x, _ in self.pairs):
             self.first(key, as_tensor(given[key], name_of(key)))
@@ -245,6 +255,8 @@ class OneSideSums(Stored):
         return output
 
     def _shifted(self, output: Tensor, shift: Tensor) -> Tensor:
+        if output.requires_grad and torch.is_grad_enabled():
+            return output.to(self.dtype) - shift
         # into the same memory each time: fresh memory of this size costs as much as the products
         if self._room is None or self._room.shape != output.shape:
             self._room = torch.empty(output.shape, dtype=self.dtype, device=output.device)
@@ -254,7 +266,7 @@ class OneSideSums(Stored):
         """Choose the shift and the precision by some of the first examples; any shift near the mean will do."""
         self.width, self.resolution = output.shape[1], torch.finfo(output.dtype).eps
         double = summing_dtype(output.device)
-        some = _some(output, SAMPLE * self.width).to(double)
+        some = _some(output.detach(), SAMPLE * self.width).to(double)
         if not bool(torch.isfinite(some).all()):
             refuse_non_finite(output, f"{self.name} in batch 0")
         mean = some.mean(0)
@@ -287,15 +299,10 @@ class OneSideSums(Stored):
                 f"{self.name} gave NaN or Inf, or numbers whose squares leave {precision}; mend the model or leave out "
                 "the examples that cause them."
             )
-        mean = self.mean.to(device).unsqueeze(0)
-        return FirstSide(self.name, self.n, mean, second.to(device).unsqueeze(0), self.resolution, self._rounding)
-
-    @property
-    def _rounding(self) -> float:
-        """The rounding unit of the second moment: float32 products of single examples do not add up their errors."""
-        if not self.rounded:
-            return torch.finfo(self.dtype).eps
-        return torch.finfo(torch.float32).eps * self.width / max(self.n, self.width)
+        mean, rounding = self.mean.to(device).unsqueeze(0), torch.finfo(self.dtype).eps
+        if self.rounded:  # float32 products of single examples do not add up their errors
+            rounding = torch.finfo(torch.float32).eps * self.width / max(self.n, self.width)
+        return FirstSide(self.name, self.n, mean, second.to(device).unsqueeze(0), self.resolution, rounding)
 
     def shift_from(self, other: OneSideSums) -> Tensor:
         """Return how far the other's shift lies from this one's."""

@@ -30,6 +30,7 @@ KERNELS = {  # of a layer's features and gradients, and what of them must be ske
     "psi": ("psi",),
     "transport": ("features", "gradients"),
 }
+LOSS = ("target", "beta", "outputs")  # the settings of a loss
 OF_KERNELS = ("hadamard", "transport")  # made of kernel matrices, which no sums of examples can centre
 
 
@@ -148,14 +149,41 @@ class Kernels(KernelPair):
         return cls(x, y)
 
 
-@dataclass(frozen=True)
-class KernelSettings(Settings):
-    """Which loss gradients are of, and whether they are needed at all."""
+@dataclass(frozen=True, kw_only=True)
+class LossSettings(Settings):
+    """Which loss gradients are of."""
 
-    gradients: bool = True
     target: str = "tempered"
     beta: float = 0.5
     outputs: str = "categorical"
+
+
+class LossCollector(Collector):
+    """A collector of features and gradients."""
+
+    feeds = frozenset({"activations", "gradients"})
+    asking: ClassVar[type[LossSettings]]
+    settled: Mapping[str, Any]  # the settings, as a file holds them
+
+    @property
+    def settings(self) -> Any:
+        return self.asking.from_json(self.settled)
+
+    @classmethod
+    def loss_for(cls, settings: LossSettings) -> dict[str, Any]:
+        return {"kind": settings.target, "beta": settings.beta, "outputs": settings.outputs}
+
+    def _other(self, settings: Any, names: Sequence[str]) -> str:
+        """Return the first of the settings `names` that differs here, as text."""
+        found = ((name, getattr(settings, name), getattr(self.settings, name)) for name in names)
+        return next((f"{name}={one} (these have {name}={mine})" for name, one, mine in found if one != mine), "")
+
+
+@dataclass(frozen=True)
+class KernelSettings(LossSettings):
+    """Which loss gradients are of, and whether they are needed at all."""
+
+    gradients: bool = True
 
     def joined(self, other: KernelSettings) -> KernelSettings | None:
         both = self.gradients or other.gradients
@@ -163,13 +191,13 @@ class KernelSettings(Settings):
         return mine if mine == theirs or not other.gradients else theirs if not self.gradients else None
 
 
-class LayerKernels(Collector):
+class LayerKernels(LossCollector):
     """The rows of features and gradients of many layers, a sample of them, to be read as kernels of both."""
 
     kind = "LayerKernels"
     holds = "Kernels"
-    feeds = frozenset({"activations", "gradients"})
     stored = ("names", "settled", "features", "gradients")
+    asking = KernelSettings
 
     def __init__(self, names: Sequence[Key], settings: KernelSettings, *, seed: int = 0, chunks: int = 0):
         self.names, self.settled = list(names), settings.to_json()
@@ -182,14 +210,10 @@ class LayerKernels(Collector):
         return cls.feeds if settings.gradients else frozenset({"activations"})
 
     @classmethod
-    def loss_for(cls, settings: KernelSettings) -> dict[str, Any]:
-        return {"kind": settings.target, "beta": settings.beta, "outputs": settings.outputs}
-
-    @classmethod
     def settings_for(cls, measure: Any) -> KernelSettings:
         own = measure.settings
         needs = checked_kernel(own["kernel"]) != "features"
-        return KernelSettings(needs, own["target"], own["beta"], own["outputs"])
+        return KernelSettings(needs, **{name: own[name] for name in LOSS})
 
     @classmethod
     def price(cls, settings: KernelSettings, study: Study) -> Price | None:
@@ -217,18 +241,10 @@ class LayerKernels(Collector):
         made.gradients = LayerRows.of(gradients) if gradients else None
         return made
 
-    @property
-    def settings(self) -> KernelSettings:
-        return KernelSettings.from_json(self.settled)
-
     def serves(self, settings: KernelSettings) -> str:
         if settings.gradients and not self.settings.gradients:
             return "the gradients"
-        for what in ("target", "beta", "outputs") if settings.gradients else ():
-            mine, wanted = getattr(self.settings, what), getattr(settings, what)
-            if mine != wanted:
-                return f"{what}={wanted} (these have {what}={mine})"
-        return ""
+        return self._other(settings, LOSS if settings.gradients else ())
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, **more: Any) -> None:
         """Add rows of features and gradients of the same examples."""

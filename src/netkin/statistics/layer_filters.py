@@ -269,6 +269,13 @@ class LayerFilters(Collector):
         return cls(settings.whole)
 
     @classmethod
+    def of(cls, weights: Mapping[Key, Mapping[str, Tensor]], whole: bool = True) -> LayerFilters:
+        """Return the filters of some layers, given by their tensors (``weight``, ``atoms``), differentiably."""
+        made = cls(whole)
+        made._take(weights)
+        return made
+
+    @classmethod
     def takes(cls, settings: FilterSettings, tensors: Mapping[str, Tensor]) -> bool:
         return "weight" in tensors or "atoms" in tensors if settings.whole else has_filters(tensors)
 
@@ -277,7 +284,10 @@ class LayerFilters(Collector):
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None) -> None:
         """Read the weights of all layers, which come once."""
-        for key, own in rows["weights"].items():
+        self._take({key: {name: one.detach() for name, one in own.items()} for key, own in rows["weights"].items()})
+
+    def _take(self, weights: Mapping[Key, Mapping[str, Tensor]]) -> None:
+        for key, own in weights.items():
             name = f"layer {key[1]!r} of {key[0]!r}" if isinstance(key, tuple) else f"layer {key!r}"
             self.sides[key] = side_of(name, own, self.whole)
 
@@ -306,11 +316,11 @@ def side_of(name: str, tensors: Mapping[str, Tensor], whole: bool) -> FilterSide
         weight = tensors.get("weight")
         return FilterSide(name, weight=_raised(weight) if whole and weight is not None else None)
     if "atoms" not in tensors:
-        kernels = tensors["weight"].detach()
+        kernels = tensors["weight"]
         F = kernels.cpu().double().flatten(2).flatten(0, 1)
         held, eps = _raised(kernels) if whole else None, torch.finfo(kernels.dtype).eps
         return FilterSide(name, None, "", None, F.T @ F, tuple(kernels.shape[2:]), held, eps)
-    atoms, alpha = (tensors[part].detach().cpu().double() for part in ("atoms", "coefficients"))
+    atoms, alpha = (tensors[part].cpu().double() for part in ("atoms", "coefficients"))
     D, A, eps = atoms.flatten(1), alpha.flatten(1), torch.finfo(tensors["atoms"].dtype).eps
     gram = A @ A.T
     filters = None
@@ -324,4 +334,4 @@ def side_of(name: str, tensors: Mapping[str, Tensor], whole: bool) -> FilterSide
 
 def _raised(tensor: Tensor) -> Tensor:
     """Return a tensor on the CPU as it is, or in float32 where it is only half of that."""
-    return tensor.detach().to("cpu", at_least_single(tensor.dtype))
+    return tensor.to("cpu", at_least_single(tensor.dtype))

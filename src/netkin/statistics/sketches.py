@@ -27,10 +27,8 @@ from torch import Tensor
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.statistics.collector import (
-    Collector,
     Key,
     Price,
-    Settings,
     Study,
     hashes,
     label,
@@ -39,13 +37,22 @@ from netkin.statistics.collector import (
     row_examples,
     row_numbers,
 )
-from netkin.statistics.kernel_pairs import KERNELS, KernelPair, KernelSide, checked_kernel, given_rows
+from netkin.statistics.kernel_pairs import (
+    KERNELS,
+    LOSS,
+    KernelPair,
+    KernelSide,
+    LossCollector,
+    LossSettings,
+    checked_kernel,
+    given_rows,
+)
 from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SKETCHING = ("buckets", "stacks", "seed", "target", "beta", "outputs")
+SKETCHING = ("buckets", "stacks", "seed", *LOSS)
 PSI_WIDTH = 2048  # numbers that stand for g fᵀ
 SHARE = 2**21  # numbers that are worth a thread
 LABELS = ("labels", "counts")  # sums of one-hot labels, with signs and without
@@ -61,28 +68,18 @@ class Sketch(KernelPair):
         cls, X: Any, Y: Any, *, kernel: str = "hadamard", buckets: int = 512, stacks: int = 1, seed: int = 0
     ) -> Sketch:
         """Return the pair of two layers, each given as (features, gradients); rows of one number are one example."""
-        settings = SketchSettings(buckets, stacks, seed, KERNELS[checked_kernel(kernel)])
-        sides = []
-        for one, name in ((X, "`X`"), (Y, "`Y`")):
-            features, gradients = given_rows(one, name, kernel)
-            collector = LayerSketches([name], settings)
-            fed = {"activations": {name: features}} | ({} if gradients is None else {"gradients": {name: gradients}})
-            collector.update(fed, np.arange(len(features)))
-            sides.append(collector.side(name))
-        return cls(*sides)
+        made = LayerSketches.of({"`X`": X, "`Y`": Y}, kernel=kernel, buckets=buckets, stacks=stacks, seed=seed)
+        return made["`X`", "`Y`"]
 
 
 @dataclass(frozen=True)
-class SketchSettings(Settings):
+class SketchSettings(LossSettings):
     """How many buckets, in how many stacks, from which seed, and what is summed in them."""
 
     buckets: int = 512
     stacks: int = 1
     seed: int = 0
     parts: tuple[str, ...] = ("features", "gradients")
-    target: str = "tempered"
-    beta: float = 0.5
-    outputs: str = "categorical"
 
     def __post_init__(self) -> None:
         if self.buckets < 1 or self.stacks < 1 or self.buckets % self.stacks:
@@ -95,10 +92,6 @@ class SketchSettings(Settings):
         if replace(other, parts=self.parts) != self:
             return None
         return replace(self, parts=tuple(sorted({*self.parts, *other.parts})))
-
-    @classmethod
-    def from_json(cls, header: Mapping[str, Any]) -> SketchSettings:
-        return cls(**{**header, "parts": tuple(header["parts"])})
 
 
 class BucketSums(Stored):
@@ -145,34 +138,26 @@ class BucketSums(Stored):
         return made
 
 
-class LayerSketches(Collector):
+class LayerSketches(LossCollector):
     """Sketches of many layers, each over the data of its own model."""
 
     kind = "LayerSketches"
     holds = "Sketch"
-    feeds = frozenset({"activations", "gradients"})
     pairs_rows = False
     by_content = True
     exactness = "sketched"
     stored = ("names", "settled", "_layers")
+    asking = SketchSettings
 
     def __init__(self, names: Sequence[Key], settings: SketchSettings):
         self.names, self.settled = list(names), settings.to_json()
         self._layers = {name: BucketSums(settings.buckets) for name in self.names}
         self.release()
 
-    @property
-    def settings(self) -> SketchSettings:
-        return SketchSettings.from_json(self.settled)
-
     @classmethod
     def feeds_for(cls, settings: SketchSettings) -> frozenset[str]:
         feeds = frozenset({"outputs"} if "labels" in settings.parts else ())
         return feeds | ({"activations"} if {*settings.parts} <= {"features", "labels"} else cls.feeds)
-
-    @classmethod
-    def loss_for(cls, settings: SketchSettings) -> dict[str, Any]:
-        return {"kind": settings.target, "beta": settings.beta, "outputs": settings.outputs}
 
     @classmethod
     def settings_for(cls, measure: Any) -> SketchSettings:
@@ -194,13 +179,21 @@ class LayerSketches(Collector):
     def start(cls, settings: SketchSettings, study: Study) -> Self:
         return cls(list(study.layers), settings)
 
+    @classmethod
+    def of(
+        cls, rows: Mapping[Key, Any], *, kernel: str = "hadamard", buckets: int = 512, stacks: int = 1, seed: int = 0
+    ) -> Self:
+        """Return sketches of layers given as (features, gradients) or features; rows of one number are one example."""
+        made = cls(list(rows), SketchSettings(buckets, stacks, seed, KERNELS[checked_kernel(kernel)]))
+        given = {key: given_rows(one, name_of(key), kernel) for key, one in rows.items()}
+        for key, (features, gradients) in given.items():  # which may be of different data
+            fed = {"activations": {key: features}} | ({} if gradients is None else {"gradients": {key: gradients}})
+            made._take(fed, np.arange(len(features)))
+        return made
+
     def serves(self, settings: SketchSettings) -> str:
-        for what in SKETCHING:
-            mine, wanted = getattr(self.settings, what), getattr(settings, what)
-            if mine != wanted:
-                return f"{what}={wanted} (these have {what}={mine})"
         lacks = [part for part in settings.parts if part not in self.settings.parts]
-        return f"the {' and '.join(lacks)}" if lacks else ""
+        return self._other(settings, SKETCHING) or (f"the {' and '.join(lacks)}" if lacks else "")
 
     def update(
         self, rows: Mapping[Any, Any], numbers: Any = None, owners: Mapping[Key, np.ndarray] | None = None
@@ -209,6 +202,10 @@ class LayerSketches(Collector):
 
         Labels come as ``{"outputs": {model or layer: (logits, labels)}}``, of which the logits are not examined.
         """
+        with torch.no_grad():
+            self._take(rows, numbers, owners)
+
+    def _take(self, rows: Mapping[Any, Any], numbers: Any, owners: Mapping[Key, np.ndarray] | None = None) -> None:
         features, gradients = rows.get("activations", {}), rows.get("gradients", {})
         self.release()
         placings: dict[Any, Placing] = {}  # which most layers share
@@ -229,17 +226,15 @@ class LayerSketches(Collector):
 
     def _parts(self, found: Mapping[str, Tensor], key: Key) -> dict[str, Tensor]:
         """Return what is summed of a batch."""
-        given = {name: as_matrix(one, name_of(key), check=False).detach() for name, one in found.items()}
+        given = {name: as_matrix(one, name_of(key), check=False) for name, one in found.items()}
         f, g = (given.get(name) for name in ("features", "gradients"))
         layer, width = self._layers[key], next(iter(given.values())).shape[1]
         refuse_other_width(key, width, layer.width or width)
         layer.width = width
-        made = {}
-        for part in (part for part in self.settings.parts if part != "labels"):
-            if (f is None and part != "gradients") or (g is None and part != "features"):
-                continue  # no path leads from the layer to the loss
-            made[part] = sketched_part(part, f, g, self.settings.seed)
-        return made
+        # without gradients no path leads from the layer to the loss
+        there = {"features": f is not None, "gradients": g is not None}
+        parts = [one for one in self.settings.parts if one != "labels" and there.get(one, all(there.values()))]
+        return {part: sketched_part(part, f, g, self.settings.seed) for part in parts}
 
     def merge(self, other: Self) -> Self:
         self._refuse_unlike(other, layers="names", settings="settings")
@@ -325,8 +320,12 @@ class Placing:
 
     def add(self, rows: Tensor, sums: Tensor) -> None:
         """Add rows with their signs to the sums of buckets, each row to one bucket of every stack."""
-        if rows.device.type == "cpu" and len(rows) >= self.count:
-            sums += torch.from_numpy(self._summed(rows.numpy()))
+        if (
+            rows.device.type == "cpu"
+            and len(rows) >= self.count
+            and not (rows.requires_grad and torch.is_grad_enabled())
+        ):
+            sums += torch.from_numpy(self._summed(rows.detach().numpy()))
             return
         for own, sign in zip(*self._on_device, strict=True):  # few rows do not touch all buckets
             sums.index_add_(0, own, rows * sign.unsqueeze(-1))

@@ -301,7 +301,9 @@ class LayerSpectra(LayerMoments):
         """Return maps about the shift, in the layer's scale: before the transform, which would spread their offset."""
         layer = self._layers[view]
         layer.resolution = max(layer.resolution, torch.finfo(maps.dtype).eps)
-        centred = self._difference(maps, self._shifts[name].to(_working(maps, self.precision)))
+        single = torch.promote_types(maps.dtype, torch.float32)  # never less precise than the data
+        working = summing_dtype(maps.device) if self.precision == torch.float64 else single
+        centred = self._difference(maps, self._shifts[name].to(working))
         if not layer.varies:
             scale = power_of_two(centred)
             usual = 2.0**-20 < scale < 2.0**20  # ordinary numbers are left as they are
@@ -373,12 +375,6 @@ class LayerSpectra(LayerMoments):
             start = 0 if first._numbers.given and second._numbers.given else first._numbers.next
             merged._kept = first._kept.merge(second._kept.renumbered(start))
         return merged
-
-
-def _working(maps: Tensor, precision: torch.dtype) -> torch.dtype:
-    """Return the precision to work in: never less than the data's own."""
-    double = summing_dtype(maps.device)
-    return double if precision == torch.float64 else torch.promote_types(maps.dtype, torch.float32)
 
 
 def _refuse_unpaired(maps: Mapping[Key, Tensor]) -> None:

@@ -214,13 +214,11 @@ class Outputs(Statistic):
             torch.bincount(said_a * self.classes + said_b, minlength=self.classes**2).reshape_as(self.joint).cpu()
         )
         self._sums["entropy_ab"] += float(F.cross_entropy(a, b.softmax(1), reduction="sum"))
-        if labels is not None:
-            self._count(a, b, labels)
-
-    def _count(self, a: Tensor, b: Tensor, labels: Tensor) -> None:
+        if labels is None:
+            return
         self._sums["labelled"] += len(labels)
-        for side, logits in (("a", a), ("b", b)):
-            self._sums[f"right_{side}"] += float((logits.argmax(1) == labels).sum())
+        for side, logits, said in (("a", a, said_a), ("b", b, said_b)):
+            self._sums[f"right_{side}"] += float((said == labels).sum())
             self._sums[f"entropy_{side}"] += float(F.cross_entropy(logits, labels, reduction="sum"))
 
     def _labels(self, labels: Any, logits: Tensor) -> Tensor:

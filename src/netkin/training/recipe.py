@@ -73,9 +73,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
-            raise ValueFault(
-                f"a recipe needs either `epochs` or `steps`; got epochs={self.epochs!r} and steps={self.steps!r}."
-            )
+            got = "neither" if self.epochs is None else "both"
+            raise ValueFault(f"a recipe needs either `epochs` or `steps`, such as epochs=10; got {got}.")
         counts = {"epochs": self.epochs, "steps": self.steps, "batch": self.batch}
         refuse_below(1, **{name: count for name, count in counts.items() if count is not None})
         refuse_below(0, warmup=self.warmup, shift=self.shift)

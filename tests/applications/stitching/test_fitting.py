@@ -139,10 +139,10 @@ def test_a_sweep_reads_its_maps_from_a_file_and_runs_the_models_for_the_scores_a
         assert found[name].corresponding() == pytest.approx(table.corresponding(), abs=1e-6)
     assert found.provenance["fitting examples"] == "120"
     assert found.provenance["fitted on"] == "statistics of list"
-    assert any("very data they were fitted on" in said for said in found.warnings)
+    assert any("the data on which they were fitted" in said for said in found.warnings)
     others = [(inputs + 1, labels) for inputs, labels in data]
     apart = nk.stitch_all(a, b, data, others, layers=layers, statistics=nk.load(tmp_path / "ab.netkin"))
-    assert not any("very data they were fitted on" in said for said in apart.warnings)
+    assert not any("the data on which they were fitted" in said for said in apart.warnings)
 
 
 def test_layers_that_statistics_lack_are_holes_of_a_sweep_and_none_at_all_are_refused():
@@ -196,7 +196,7 @@ def test_a_saved_sweep_goes_on_with_the_same_statistics_alone(tmp_path):
     more = nk.stitch_all(a, b, test=data, layers=["mid", "after"], statistics=kept, save=save)
     assert more == nk.load(save)
     assert not more["agreement(how=least_squares)"].holes.keys() & {("mid", "mid"), ("after", "after")}
-    with pytest.raises(FileFault, match="differs in fitting data digest"):
+    with pytest.raises(FileFault, match="differs in fitting data"):
         nk.stitch_all(a, b, test=data, layers=["mid", "after"], statistics=other, save=save)
 
 

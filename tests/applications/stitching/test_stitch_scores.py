@@ -20,7 +20,7 @@ def test_a_high_similarity_with_a_useless_stitch_is_named():
     assert found["cka"]["turn", "turn"] > 0.99
     assert low < 0.5
     said, same = found.warnings
-    assert "judged on the very data they were fitted on" in same
+    assert "evaluated on the data on which they were fitted" in same
     assert (
         "a high similarity goes with a useless stitch (cka of 0.8 or more, relative accuracy below 0.5): turn" in said
     )

@@ -142,7 +142,9 @@ def test_models_are_left_as_they_were(world):
 def test_stitches_judged_on_their_own_data_are_told_so(world):
     a, b, data = world
     said = nk.stitch_all(a, b, data).warnings[-1]
-    assert said.startswith("the stitches are judged on the very data they were fitted on, which flatters them; pass")
+    assert said.startswith(
+        "the stitches are evaluated on the data on which they were fitted, which flatters them; give"
+    )
     assert said.endswith("as `test` (--test on the command line).")
 
 

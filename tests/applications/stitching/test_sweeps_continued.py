@@ -223,14 +223,14 @@ def test_data_in_another_order_are_the_same_data(world, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"test": slice(1)}, r"differs in test data digest \('150 examples, mark \w+', not '50 examples, mark \w+'\); "
+        ({"test": slice(1)}, r"differs in test data \('150 examples', not '50 examples'\); "
                              r"a loader that shuffles or draws at random gives other data each time; ask for the same"),
-        ({"data": slice(1)}, r"differs in fitting data digest "),
-        ({"test": None}, r"differs in test data digest "),
-        ({"examples": 120}, r"differs in fitting data digest "),
-        ({"test_examples": 120}, r"differs in test data digest "),
-        ({"validation": slice(1)}, r"differs in validation data digest \('none', not "),
-        ({"a": 9}, r"differs in weights a \('\w+', not '\w+'\); ask for the same again, give another path or delete"),
+        ({"data": slice(1)}, r"differs in fitting data \("),
+        ({"test": None}, r"differs in test data \("),
+        ({"examples": 120}, r"differs in fitting data \("),
+        ({"test_examples": 120}, r"differs in test data \("),
+        ({"validation": slice(1)}, r"differs in validation data \('none', not '50 examples'\)"),
+        ({"a": 9}, r"differs in weights a; ask for the same again, give another path or delete"),
         ({"seed": 1, "resize": "nearest"}, r"differs in resize \('None', not 'nearest'\) and seed \('0', not '1'\); "),
         ({"names": ("x", "y")}, r"a sweep of 'a' into 'b', which is not asked for and would be lost"),
         ({"hows": "procrustes"}, r"holds relative_accuracy\(how=least_squares\) of '0' into '0', which is not asked "
@@ -277,7 +277,7 @@ def test_a_tour_of_other_models_is_refused(world, tmp_path):
     nk.stitch_many({"a": a, "b": b}, data, data, save=save)
     with pytest.raises(FileFault, match="holds a sweep of 'a' into 'b', which is not asked for and would be lost"):
         nk.stitch_many({"b": b, "c": a}, data, data, save=save)
-    with pytest.raises(FileFault, match=r"holds a sweep that differs in a \(.*\) and b \("):
+    with pytest.raises(FileFault, match=r"holds a sweep that differs in the weights of 'a' and the weights of 'b';"):
         nk.stitch_many({"a": b, "b": a}, data, data, save=save)
     many = nk.stitch_many({"a": a, "b": b, "c": perceptron(7)}, data, data, save=save)
     assert len(many) == len(Comparisons.load(save)) == 6

@@ -82,7 +82,7 @@ def test_a_file_with_other_options_is_refused(tmp_path):
     fault = r"^'[^']*training.job' holds a training that differs in rate \('0.001', not '0.1'\); ask for the same again"
     with pytest.raises(FileFault, match=fault):
         train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, rate=0.1, resume=path))
-    with pytest.raises(FileFault, match=r"differs in labels \('soft', not '.*<lambda> \w+'\)"):
+    with pytest.raises(FileFault, match=r"differs in labels \('soft', not '.*<lambda>'\)"):
         train_map(joined(a, "1", b, "1", data), data, TaskLoss(labels=lambda *_: torch.ones(()), resume=path))
 
 
@@ -100,8 +100,8 @@ def resumed(path, a, b, data, validation, layer):
 @pytest.mark.parametrize(
     "change, fault",
     [
-        ({"a": perceptron(5)}, r"weights of the first model \('\w+', not '\w+'\); ask for the same"),
-        ({"b": perceptron(5)}, r"weights of the second model \('\w+', not '\w+'\); ask for the same"),
+        ({"a": perceptron(5)}, r"weights of the first model; ask for the same"),
+        ({"b": perceptron(5)}, r"weights of the second model; ask for the same"),
         ({"layer": "0"}, "layers ..'1' into '1'., not .'0' into '0'..; ask for the same"),
     ],
     ids=str,
@@ -118,9 +118,9 @@ def test_a_file_of_other_data_is_refused_though_the_start_is_the_same(tmp_path, 
     resumed(path, **world)
     other_inputs, other_labels = (first[0] + 0.1, first[1]), (first[0], first[1].flip(0))
     for batch in (other_inputs, other_labels):
-        with pytest.raises(FileFault, match=r"differs in data \('400 examples, mark \w+', not '400 examples, mark"):
+        with pytest.raises(FileFault, match="differs in data; a loader"):
             resumed(path, **(world | {"data": [batch, *others]}))
-    with pytest.raises(FileFault, match=r"data to be judged on \('100 examples, mark \w+', not '50 examples"):
+    with pytest.raises(FileFault, match=r"data to be judged on \('100 examples', not '50 examples"):
         resumed(path, **(world | {"validation": others[:1]}))
     joint = tuple(torch.cat(parts) for parts in zip(*world["data"][:2], strict=True))
     with pytest.raises(FileFault, match=r"batches \('8 an epoch', not '7 an epoch'\)"):

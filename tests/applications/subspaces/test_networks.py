@@ -151,7 +151,7 @@ def test_networks_that_cannot_be_compared_are_named():
         nk.atom_similarity(nets | {"x": next(iter(family(1, m=5).values()))})
     with pytest.raises(ShapeError, match="'x' and 'net0' must have the same layers of atoms; they differ in '2'"):
         nk.atom_similarity(nets | {"x": nn.Sequential(nets["net0"][0])})
-    with pytest.raises(ValueFault, match="'a' has no layers made of atoms; `nk.share_coefficients`, or --atoms on"):
+    with pytest.raises(ValueFault, match="'a' has no layers made of atoms; `nk.share_coefficients` gives"):
         nk.atom_similarity({"a": nn.Conv2d(3, 8, 3), "b": nn.Conv2d(3, 8, 3)})
     with pytest.raises(ValueFault, match="'a' must be a torch module or a state dict; got int"):
         nk.atom_similarity({"a": 1, "b": 2})

@@ -192,7 +192,7 @@ def explain_dynamics(
 def _engine(engine: str | Engine) -> Engine:
     running = named_engine(engine) if engine != "distributed" else None
     if not isinstance(running, (Local, Ray)):
-        raise ValueFault("`dynamics` takes engine='local' or 'ray', and not 'distributed'.")
+        raise ValueFault("`dynamics` takes engine='local' or engine='ray', and not 'distributed'.")
     return running
 
 

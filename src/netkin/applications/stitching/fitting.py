@@ -68,8 +68,8 @@ class Asked:
             raise ValueFault("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
         if self.data is None and (self.test is None or any(way.training for way in self.ways)):
             raise ValueFault(
-                "statistics give the maps of direct methods alone: pass `data` for a training, and `test` (--test on "
-                "the command line) to evaluate on."
+                "statistics give the maps of direct methods alone: pass `data` for a training, and `test` to "
+                "evaluate on."
             )
         for name in ("examples", "test_examples"):
             count = getattr(self, name)

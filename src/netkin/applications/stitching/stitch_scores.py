@@ -20,8 +20,7 @@ HIGH, LOW = 0.8, 0.5  # similarities
 GOOD, USELESS = 0.9, 0.5  # relative accuracies, or agreements
 MOST = 6  # pairs named in a warning
 FLATTERED = (
-    "the stitches are judged on the very data they were fitted on, which flatters them; pass other data as `test` "
-    "(--test on the command line)."
+    "the stitches are evaluated on the data on which they were fitted, which flatters them; give other data as `test`."
 )
 UNFINISHED = "interrupted: some stitches were not reached, and have no value."
 USUAL = ("relative_accuracy", "agreement", "cross_entropy")

@@ -169,8 +169,7 @@ def _parts(name: str, model: Any) -> dict[str, AtomParts]:
         raise ValueFault(f"{name!r} must be a torch module or a state dict; got {type(model).__name__}.")
     if not found:
         raise ValueFault(
-            f"{name!r} has no layers made of atoms; `nk.share_coefficients`, or --atoms on the command line, gives "
-            "networks of one architecture some."
+            f"{name!r} has no layers made of atoms; `nk.share_coefficients` gives networks of one architecture some."
         )
     return found
 

@@ -352,8 +352,8 @@ def _join_group() -> None:
         return
     if not dist.is_torchelastic_launched():
         raise ValueFault(
-            "engine='distributed' needs a group of processes: start the script with `torchrun --nproc-per-node N`, or "
-            "call `torch.distributed.init_process_group` first."
+            "engine='distributed' needs a group of processes: start it with `torchrun --nproc-per-node N`, or in "
+            "Python call `torch.distributed.init_process_group` first."
         )
     dist.init_process_group("gloo")
 

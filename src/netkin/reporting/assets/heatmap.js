@@ -234,7 +234,8 @@ function picture(whole, figure) {
   const [rows, columns] = g.short;
   const [left, top] = [Math.max(longest(rows), 40), longest(columns) + 44];
   const [across, down] = [unit * g.columns.length, unit * g.rows.length];
-  const title = g.ids ? `${g.id}: ${g.a} and ${g.b}` : `${g.id}: ${g.a} (rows), ${g.b} (columns)`;
+  const sides = g.a === g.b ? `${g.a} by ${g.b}` : `${g.a} (rows), ${g.b} (columns)`;
+  const title = `${g.id}: ${g.ids ? `${g.a} and ${g.b}` : sides}`;
   const [width, height] = [Math.max(left + Math.max(across, 260), title.length * 9.2) + 32, top + down + 64];
   const svg = document.createElementNS(namespace, "svg");
   for (const [key, value] of Object.entries({ viewBox: `0 0 ${width} ${height}`, width, height, "font-family": "sans-serif", "font-size": font, fill: "#000" })) svg.setAttribute(key, value);

@@ -8,10 +8,11 @@ function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-/* "cka of seed0 and seed1": the last part of a path, without characters that files can't have */
+/* "cka of seed0 and seed1" or "cka models by models": the last part of a path, without characters that files can't have */
 function fileName(what, ...parts) {
   const plain = (part) => String(part).replace(/\.(netkin|pt|pth|safetensors|json)$/i, "").split(/[\\/]/).filter(Boolean).slice(-2).join(" ");
-  const words = parts.length ? `${what} of ${parts.map(plain).join(" and ")}` : plain(what);
+  const [a, b] = parts.map(plain);
+  const words = !parts.length ? plain(what) : a === b ? `${what} ${a} by ${b}` : `${what} of ${parts.map(plain).join(" and ")}`;
   return words.replace(/[^\p{L}\p{N}._=() -]+/gu, " ").replace(/ +/g, " ").trim().slice(0, 100);
 }
 const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);

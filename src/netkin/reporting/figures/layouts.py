@@ -34,9 +34,8 @@ from netkin.reporting.figures.drawing import (
 )
 from netkin.reporting.grids import Grid, frames, grid_of, grids_of, partners, summary_grids
 from netkin.reporting.page.federation_page import federation_heatmaps
-from netkin.reporting.page.ranking_and_claims_page import ranked_places
 from netkin.reporting.page.smaller_networks_page import compression_charts
-from netkin.reporting.page.task_page import way_names
+from netkin.reporting.page.task_page import ranked_places, way_names
 from netkin.reporting.scales import depths
 from netkin.reporting.words import short_names, shortened
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, Values

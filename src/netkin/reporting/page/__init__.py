@@ -17,10 +17,9 @@ from netkin.reporting.page.document import Markup, joined, name, plain_table, re
 from netkin.reporting.page.federation_page import federation_page
 from netkin.reporting.page.heatmap import picture
 from netkin.reporting.page.line_chart import drawing, tick_names
-from netkin.reporting.page.ranking_and_claims_page import ranking_page
 from netkin.reporting.page.series_page import series_page
 from netkin.reporting.page.smaller_networks_page import compression_page, sparsity_page
-from netkin.reporting.page.task_page import TaskRecord, task_page
+from netkin.reporting.page.task_page import TaskRecord, ranking_page, task_page
 from netkin.reporting.scales import depths, ink, palette
 from netkin.reporting.words import number_with_error, series_headline, shortened
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, TaskEnsembles

@@ -6,16 +6,22 @@ A measure's card has its heatmap, its meaning and limits, its standard errors, a
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from netkin.reporting.charts import Chart, profile_charts
 from netkin.reporting.grids import Grid, grids_of, partners, summary_grids
 from netkin.reporting.page.document import (
     Markup,
+    common_facts,
     document,
     facts,
+    folded,
     joined,
+    layer_table,
+    measure_table,
     name,
     origins,
     plain_table,
@@ -43,6 +49,8 @@ from netkin.results.text import NO_DATA, bias_note, error_summary, has_errors, m
 UNNAMED = "layers"  # a model of class sensitivity that was given no name
 MATCHES = "Best matches, and how far the second is behind"
 MOST = 5  # reasons why errors are missing, shown in one place
+_OF_LAYER = re.compile(r"(.+) ['\"](.+)['\"]")  # a fact about one layer, such as: cut after 'relu1'
+BESIDE = 20  # columns, up to which one heatmap has its profile beside it
 CHOOSABLE = 4  # with more heatmaps than these the page offers a choice among them
 
 
@@ -148,7 +156,9 @@ def article(
     head = [title, tag("p", headline(comparison, names))] if several else []
     found = [_measures(comparison, grids, names, place), None if has_networks(comparison) else profile(comparison)]
     shown = found[::-1] if _is_list(grids) else found  # a list is best seen as lines first
-    parts = [*head, _facts(comparison, grids), _warnings(comparison), *shown, origins(comparison, names)]
+    if len(grids) == 1 and len(grids[0].columns) <= BESIDE and all(found):
+        shown = [tag("div", *shown, class_="halves")]
+    parts = [*head, _facts(comparison, grids), _warnings(comparison), *shown, _origins(comparison, names)]
     return tag("article", *parts, class_="comparison", hidden=place > 0, data_chosen=True)
 
 
@@ -295,3 +305,54 @@ def _numbers(comparison: Comparison, pairs: Sequence[tuple[int, int]], chart: Ch
             for pair, label in zip(pairs, chart.places, strict=True)]  # fmt: skip
     table = plain_table(["layer", *(table.id for table in tables)], rows, kind="numbers", label="The same as a table")
     return tag("details", tag("summary", "The same as a table"), table)
+
+
+# --- where the numbers come from --------------------------------------------------------------------------------------
+
+
+def _origins(comparison: Comparison, names: Mapping[str, str]) -> Markup:
+    models = {} if has_networks(comparison) else {"a": comparison.a, "b": comparison.b}
+    if has_classes(comparison):
+        models.pop("b")
+    conventions = measure_table(comparison.tables.values())
+    return origins(
+        _general(comparison) | common_facts(comparison),
+        grouped(comparison.provenance, comparison.layers_b),
+        folded("The measures, with every convention", conventions, len(comparison.tables) < 5),
+        *(folded(f"The layers of {names[model]}", layer_table(comparison, side)) for side, model in models.items()),
+    )
+
+
+def _general(comparison: Comparison) -> dict[str, Any]:
+    """Return how many layers, classes or networks were compared."""
+    if has_networks(comparison):
+        return {"networks": f"{len(comparison.layers_a):,}"}
+    sides = ("first model", "second model") if listing(comparison) else ("rows", "columns")
+    rows, columns = len(comparison.layers_a), len(comparison.layers_b)
+    second = plural(columns, "class") if has_classes(comparison) else f"{comparison.b}, {plural(columns, 'layer')}"
+    return dict(zip(sides, (f"{comparison.a}, {plural(rows, 'layer')}", second), strict=True))
+
+
+def grouped(facts: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
+    """Return facts without repetition for several layers.
+
+    Example:
+        >>> grouped({"cut after 'in'": "stopped after 'in'", "cut after 'out'": "stopped after 'out'"}, ["in", "out"])
+        {'cut after each layer': 'stopped after it'}
+    """
+    alike: dict[tuple[str, str], list[str]] = {}  # a fact's words and what it says, both without the layer's name
+    for fact, said in facts.items():
+        found = _OF_LAYER.fullmatch(fact)
+        words, layer = (found[1], found[2]) if found and found[2] in layers else (fact, "")
+        alike.setdefault((words, said.replace(f"{layer!r}", "it") if layer else said), []).append(layer)
+    return dict(_fact_row(words, said, own, layers) for (words, said), own in alike.items())
+
+
+def _fact_row(words: str, said: str, own: Sequence[str], layers: Sequence[str]) -> tuple[str, str]:
+    """Return a fact about several layers: in one row with their names, or without where it is about all of them."""
+    if not own[0]:
+        return words, said
+    if len(own) == 1:
+        return f"{words} {own[0]}", said
+    whole = set(own) == set(layers)
+    return (f"{words} each layer", said) if whole else (f"{words} {len(own)} layers", f"{said}\n{', '.join(own)}")

@@ -15,8 +15,8 @@ from typing import Any
 from netkin.reporting.scales import bar_rule, shade_rules
 from netkin.reporting.words import direction, range_of
 from netkin.results import Comparison, Values
-from netkin.results.labels import NOT_ASKED, has_classes, has_networks, listing
-from netkin.results.text import NO_DATA, error_summary, has_errors, plural
+from netkin.results.labels import NOT_ASKED
+from netkin.results.text import NO_DATA, error_summary, has_errors
 
 SCRIPTS = ("page", "heatmap", "saving", "chart", "controls")  # of pages with heatmaps
 CHARTS = ("page", "chart")  # of pages with charts alone
@@ -36,7 +36,6 @@ _IDENTITY = re.compile(r"(final )?weights( .+)?|(.+ )?digest|call")
 PLAIN = ("none", "yes", "exact", "not asked for", "0 of ")  # what conventions say where there is nothing to know
 USUAL = ("none", "None", "all", "yes", "float32, exact", "cpu")  # values of settings that were left alone
 _TECHNICAL = re.compile(r"made|netkin|torch|python|plan|products|directions [ab]|asked .+|precision.*|engine.*")
-_OF_LAYER = re.compile(r"(.+) ['\"](.+)['\"]")  # a fact about one layer, such as: cut after 'relu1'
 
 
 class Markup(str):
@@ -209,83 +208,25 @@ def _asset(filename: str) -> str:
 # --- where the numbers come from --------------------------------------------------------------------------------------
 
 
-def origins(comparison: Comparison, names: Mapping[str, str]) -> Markup:
-    """Return the section with the provenance of a comparison; `names` are shorter ones of models."""
-    models = {} if has_networks(comparison) else {"a": comparison.a, "b": comparison.b}
-    return section(
-        _general(comparison),
-        folded(
-            "The measures, with every convention", measure_table(comparison.tables.values()), len(comparison.tables) < 5
-        ),
-        *(folded(f"The layers of {names[model]}", layer_table(comparison, side)) for side, model in models.items()),
-        identity(comparison.provenance),
-    )
+def origins(facts: Mapping[str, Any], provenance: Mapping[str, Any], *parts: Markup | None) -> Markup:
+    """Return the section with the origins of numbers: facts and provenance, `parts`, and what is seldom read, folded.
 
-
-def identity(provenance: Mapping[str, str]) -> Markup | None:
-    """Return digests and calls, which identify results and are seldom read, folded; None where there are none."""
-    found = {key: value for key, value in provenance.items() if is_identity(key)}
-    return folded("Identity: digests of weights, data and settings", _facts(found)) if found else None
-
-
-def is_identity(key: str) -> bool:
-    """Return whether a word of provenance is about a digest or a call."""
-    return _IDENTITY.fullmatch(key) is not None
-
-
-def section(facts: Mapping[str, Any], *parts: Markup | None) -> Markup:
-    """Return the section of origins: general facts first, then what is folded."""
-    title = tag("h2", "Where these numbers come from")
-    usual = {key: value for key, value in facts.items() if is_usual(key, value)}
-    own = {key: value for key, value in facts.items() if key not in usual}
+    Digests and calls, which identify results, are folded; so are settings at their defaults.
+    """
+    identity = {
+        key: value for key, value in provenance.items() if _IDENTITY.fullmatch(key) or str(value).startswith("digest ")
+    }
+    told = dict(facts) | {key: value for key, value in provenance.items() if key not in {*facts, *identity}}
+    usual = {key: value for key, value in told.items() if is_usual(key, value)}
+    own = tag("div", _facts({key: value for key, value in told.items() if key not in usual}), class_="card")
+    digests = folded("Identity: digests of weights, data and settings", _facts(identity)) if identity else None
     more = folded(f"Versions, and {len(usual)} settings at their defaults", _facts(usual)) if usual else None
-    return tag("section", title, tag("div", _facts(own), class_="card"), *parts, more, class_="origins")
+    return tag("section", tag("h2", "Where these numbers come from"), own, *parts, digests, more, class_="origins")
 
 
 def is_usual(key: str, value: Any) -> bool:
     """Return whether a fact is a setting at its default, or about the software: said, but folded."""
     return str(value) in USUAL or _TECHNICAL.fullmatch(key) is not None or (key.endswith("seed") and value in (0, "0"))
-
-
-def _general(comparison: Comparison) -> dict[str, Any]:
-    sides = ("first model", "second model") if listing(comparison) else ("rows", "columns")
-    facts = {
-        sides[0]: f"{comparison.a}, {plural(len(comparison.layers_a), 'layer')}",
-        sides[
-            1
-        ]: f"{comparison.b}, {plural(len(comparison.layers_b), 'class' if has_classes(comparison) else 'layer')}",
-    }
-    if has_networks(comparison):
-        facts = {"networks": f"{len(comparison.layers_a):,}"}
-    facts |= common_facts(comparison)
-    provenance = comparison.provenance.items()
-    more = {key: value for key, value in provenance if key not in facts and not is_identity(key)}
-    return facts | grouped(more, comparison.layers_b)
-
-
-def grouped(facts: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
-    """Return facts without repetition for several layers.
-
-    Example:
-        >>> grouped({"cut after 'in'": "stopped after 'in'", "cut after 'out'": "stopped after 'out'"}, ["in", "out"])
-        {'cut after each layer': 'stopped after it'}
-    """
-    alike: dict[tuple[str, str], list[str]] = {}  # a fact's words and what it says, both without the layer's name
-    for key, said in facts.items():
-        found = _OF_LAYER.fullmatch(key)
-        words, layer = (found[1], found[2]) if found and found[2] in layers else (key, "")
-        alike.setdefault((words, said.replace(f"{layer!r}", "it") if layer else said), []).append(layer)
-    return dict(_fact_row(words, said, own, layers) for (words, said), own in alike.items())
-
-
-def _fact_row(words: str, said: str, own: Sequence[str], layers: Sequence[str]) -> tuple[str, str]:
-    """Return a fact about several layers: in one row with their names, or without where it is about all of them."""
-    if not own[0]:
-        return words, said
-    if len(own) == 1:
-        return f"{words} {own[0]}", said
-    whole = set(own) == set(layers)
-    return (f"{words} each layer", said) if whole else (f"{words} {len(own)} layers", f"{said}\n{', '.join(own)}")
 
 
 def common_facts(comparison: Comparison) -> dict[str, Any]:

@@ -15,12 +15,10 @@ from netkin.reporting.page.document import (
     document,
     facts,
     folded,
-    identity,
-    is_identity,
     joined,
     name,
+    origins,
     plain_table,
-    section,
     tag,
     toolbar,
     warnings,
@@ -236,8 +234,7 @@ def _origins(found: Federation) -> Markup:
         "what travels": found.travels_in_words, "what that leaks": found.leaks, "seed": found.seed,
         "made": found.created, "netkin": found.version,
     }  # fmt: skip
-    told |= {key: value for key, value in found.provenance.items() if not is_identity(key)}
     way = {True: "travels", False: "stays"}
     rows = [[name(weight), part, way[weight in found.travels]] for weight, part in found.parts.items()]
     weights = folded("The weights", plain_table(["weight", "part", "in each round"], rows, label="The weights"))
-    return section(told, weights, identity(found.provenance))
+    return origins(told, found.provenance, weights)

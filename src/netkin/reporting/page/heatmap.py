@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import struct
 import zlib
 from collections.abc import Collection, Mapping, Sequence
@@ -25,6 +26,7 @@ from netkin.results.text import plural
 from netkin.results.values import student_quantile
 
 MOST = 5  # reasons shown in one place
+LONG = 140  # letters of a reason that is shown without folding
 FEW = 12  # columns, up to which the cells show their values at first
 LETTER = 7.4  # pixels that a letter of a label takes at most
 CELL = 66  # pixels that a cell takes at most
@@ -218,12 +220,15 @@ def holes(grid: Grid, said: Collection[str] = ()) -> Markup | None:
 
 
 def reason_list(told: Sequence[str], summary: str, who: str = "") -> Markup | None:
-    """Return reasons beside a sample of the hatching: one as it is, several folded under a summary."""
+    """Return reasons beside a sample of the hatching: a short one as it is, else folded under a summary."""
     mark = tag("span", class_="hole sample", aria_hidden="true")
-    if len(told) < 2:
-        return tag("p", mark, f"no value{f' {who}' if who else ''}: {told[0]}", class_="reasons") if told else None
+    if not told:
+        return None
+    if len(told) == 1 and len(told[0]) <= LONG:
+        return tag("p", mark, f"no value{f' {who}' if who else ''}: {told[0]}", class_="reasons")
     items = [tag("li", text) for text in told]
-    title = tag("summary", mark, f"{summary}, for {len(told)} reasons")
+    first = f": {re.split('[;.] ', told[0])[0]}" if len(told) == 1 else f", for {len(told)} reasons"
+    title = tag("summary", mark, f"{summary}{first}")
     return tag("details", title, tag("ul", *items), class_="reasons")
 
 

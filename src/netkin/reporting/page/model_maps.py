@@ -11,7 +11,7 @@ import numpy as np
 from netkin.errors import NoValue
 from netkin.reporting.charts import Axis, tick_text
 from netkin.reporting.grids import SAME_MODEL, Grid
-from netkin.reporting.page.document import Markup, folded, joined, name, tag, warnings
+from netkin.reporting.page.document import Markup, folded, joined, name, plain_table, tag, warnings
 from netkin.reporting.page.heatmap import figure_of, holes
 from netkin.reporting.words import shortened
 from netkin.results import Comparison, Comparisons, Spread, Values
@@ -24,10 +24,10 @@ BLOCKS = (
 )
 SPREAD = "Mean ± standard deviation over {counted}. Layers that not all models have are left out."
 MOST = 200  # networks that a tree can show
-ROW, WIDTH, LETTER = 16, 460, 6.6  # pixels
+ROW, WIDTH, LETTER = 16, 340, 8  # pixels; a letter as wide as on a phone
 LINES_AWAY = 4  # lines by which the name of a point may be moved
 TREE = "Average linkage of {what}. Groups that join far left have little in common."
-PLANE = "Classical scaling of the same distances; it keeps {share:.0%} of their squared spread."
+PLANE = "Classical multidimensional scaling of the same distances; it keeps {share:.0%} of their squared spread."
 
 
 def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid], note: str) -> Markup | None:
@@ -67,7 +67,7 @@ def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:
         return None
     words = tag("p", SPREAD.format(counted=spread.count_text()))
     tables = _listed(spread) if spread.is_profile else _matrices(spread)
-    cards = [tag("div", tag("h3", title), tag("div", table, class_="scroll"), class_="card") for title, table in tables]
+    cards = [tag("div", tag("h3", title), table, class_="card") for title, table in tables]
     return tag(
         "section",
         tag("h2", "Layer by layer, over all pairs of models"),
@@ -81,7 +81,7 @@ def _listed(spread: Spread) -> Iterator[tuple[str, Markup]]:
     """Yield for the similarities and each score a table of layers by methods."""
     for word, side_by_side in spread.blocks().items():
         rows = [(spread.label(i, j), [cells.written(i, j) for cells in side_by_side]) for i, j in spread.pairs]
-        yield word, _table("layer", [cells.column for cells in side_by_side], rows)
+        yield word, _numbers("layer", [cells.column for cells in side_by_side], rows)
 
 
 def _matrices(spread: Spread) -> Iterator[tuple[str, Markup]]:
@@ -89,15 +89,11 @@ def _matrices(spread: Spread) -> Iterator[tuple[str, Markup]]:
     for id_, cells in spread.tables.items():
         places = range(len(spread.layers_b))
         rows = [(a, [cells.written(i, j) for j in places]) for i, a in enumerate(spread.layers_a)]
-        yield id_, _table("from ↓ into →", spread.layers_b, rows)
+        yield id_, _numbers("from ↓ into →", spread.layers_b, rows)
 
 
-def _table(corner: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> Markup:
-    head = tag("tr", tag("th", corner, scope="col"), *(tag("th", name(column), scope="col") for column in columns))
-    body = [
-        tag("tr", tag("th", name(label), scope="row"), *(tag("td", text) for text in texts)) for label, texts in rows
-    ]
-    return tag("table", tag("thead", head), tag("tbody", *body), class_="plain numbers")
+def _numbers(corner: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> Markup:
+    return plain_table([corner, *map(name, columns)], [[name(label), *texts] for label, texts in rows], kind="numbers")
 
 
 def _maps_of(comparisons: Sequence[Comparison]) -> dict[str, list[Markup]]:
@@ -128,10 +124,11 @@ def map_figures(table: Values) -> list[Markup]:
     except NoValue:  # for some pair of networks
         return []
     names, (places, share) = shortened(table.layers_a), plane_of(distances)
-    what, unit = (f"angles, arccos of {table.name}", "rad") if are_angles(table) else (table.name, table.name)
+    unit = {"radians": "rad", "": table.name}.get(table.unit, table.unit)
+    what, unit = (f"angles, arccos of {table.name}", "rad") if are_angles(table) else (table.name, unit)
     parts = {
-        "Which join first": (_tree(distances, names, unit), TREE.format(what=what)),
-        "In a plane": (_plane(places, names, unit), PLANE.format(share=share)),
+        "Dendrogram": (_tree(distances, names, unit), TREE.format(what=what)),
+        "2-d embedding": (_plane(places, names, unit), PLANE.format(share=share)),
     }
     return [
         tag("figure", tag("h3", title), drawing, tag("figcaption", words), class_="card map")
@@ -152,9 +149,9 @@ def _tree(distances: np.ndarray, names: Sequence[str], unit: str) -> Markup:
     numbers = [
         _word(tick_text(tick), WIDTH * axis.place(tick), low + 14, text_anchor="middle") for tick in axis.ticks()
     ]
-    room = max(*map(len, names), len(unit)) * LETTER + 12
-    drawn = [*lines, *labels, base, *numbers, _word(unit, WIDTH + 6, low + 14)]
-    size = f"-12 0 {WIDTH + 12 + room:.0f} {low + 20}"
+    room = max(map(len, names)) * LETTER + 12
+    drawn = [*lines, *labels, base, *numbers, _word(unit, WIDTH / 2, low + 30, text_anchor="middle")]
+    size = f"-12 0 {WIDTH + 12 + room:.0f} {low + 36}"
     return tag("svg", *drawn, viewBox=size, role="img", aria_label="Tree of the networks")
 
 
@@ -173,15 +170,19 @@ def _plane(places: np.ndarray, names: Sequence[str], unit: str) -> Markup:
     dots = [tag("circle", tag("title", name), cx=f"{x:.1f}", cy=f"{y:.1f}", r=4, fill="currentColor")
             for (x, y), name in zip(shown, names, strict=True)]  # fmt: skip
     few = len(names) <= 4 * math.isqrt(WIDTH)
-    aside = label_places([(x, y) for x, y in shown.tolist()], names, LETTER, 12) if few else []
+    aside = label_places([(x, y) for x, y in shown.tolist()], names, LETTER, 14, WIDTH) if few else []
     labels = [_word(name, x + dx, y + dy + 4) for (x, y), (dx, dy), name in zip(shown, aside, names, strict=False)]
-    room = max(max(map(len, names)) * LETTER, 40)
+    ends = [
+        (x + dx, x + dx + LETTER * len(name))
+        for x, dx, name in zip(shown[:, 0], (d for d, _ in aside), names, strict=False)
+    ]
+    left, right = max(44, *(4 - low for low, _ in ends)), max(12, *(high - WIDTH for _, high in ends))
     leaders = [
         tag("line", x1=f"{x:.1f}", y1=f"{y:.1f}", x2=f"{x + max(dx, -6):.1f}", y2=f"{y + dy:.1f}",
             stroke="currentColor", stroke_opacity=0.4)
         for (x, y), (dx, dy) in zip(shown, aside, strict=False) if dy
     ]  # fmt: skip
-    size = f"{-room:.0f} -4 {WIDTH + 2 * room:.0f} {tall + 24:.0f}"
+    size = f"{-left:.0f} -4 {left + WIDTH + right:.0f} {tall + 40:.0f}"
     return tag("svg", *frame, *leaders, *dots, *labels, viewBox=size, role="img", aria_label="Networks in a plane")
 
 
@@ -202,7 +203,7 @@ def _frame(across: Axis, down: Axis, tall: float, unit: str) -> list[Markup]:
             stroke_opacity=0.12)
         for x1, y1, x2, y2 in lines
     ]  # fmt: skip
-    return [box, *drawn, *numbers, _word(unit, WIDTH + 6, tall + 14)]
+    return [box, *drawn, *numbers, _word(unit, WIDTH / 2, tall + 30, text_anchor="middle")]
 
 
 def _multiples(axis: Axis, step: float) -> list[float]:
@@ -211,11 +212,16 @@ def _multiples(axis: Axis, step: float) -> list[float]:
 
 
 def label_places(
-    points: Sequence[tuple[float, float]], names: Sequence[str], letter: float, line: float
+    points: Sequence[tuple[float, float]], names: Sequence[str], letter: float, line: float, wide: float = math.inf
 ) -> list[tuple[float, float]]:
     """Return where the name of each point begins, from the point: beside it, or a few lines away where that is free.
 
-    `letter` is how wide a letter is and `line` how high, in the units of the points; y grows downwards.
+    Args:
+        points: Their places; y grows downwards.
+        names: Their names.
+        letter: How wide a letter is, in the units of the points.
+        line: How high a line is.
+        wide: Where the drawing, which begins at 0, ends; a name that reaches beyond is placed elsewhere if it can be.
 
     Example:
         >>> label_places([(0, 0), (2, 1), (90, 0)], ["a", "b", "c"], letter=6, line=12)
@@ -229,7 +235,8 @@ def label_places(
         offsets = [(dx, k * line) for k in rows for dx in (6, -6 - width)]
         boxes = [(x + dx, y + dy - line / 2, x + dx + width, y + dy + line / 2) for dx, dy in offsets]
         free = [k for k, box in enumerate(boxes) if not any(_meet(box, other) for other in taken)]
-        best = free[0] if free else 0
+        inside = [k for k in free if boxes[k][0] >= 0 and boxes[k][2] <= wide] if wide < math.inf else free
+        best = next(iter(inside or free), 0)
         taken.append(boxes[best])
         found.append(offsets[best])
     return found

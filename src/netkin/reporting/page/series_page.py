@@ -17,14 +17,12 @@ from netkin.reporting.page.document import (
     document,
     facts,
     folded,
-    identity,
-    is_identity,
     joined,
     layer_table,
     measure_table,
     name,
+    origins,
     plain_table,
-    section,
     tag,
     toolbar,
     warnings,
@@ -298,8 +296,9 @@ def _origins(series: Series, grids: dict[str, list[Grid]]) -> Markup:
     whole = len(series) * len(final.layers_a) * len(final.layers_b)
     told = {measure: f"{count:,} of {whole:,}" for measure, count in missing.items()}
     same = final.layers_a == final.layers_b
-    return section(
+    return origins(
         _general(series),
+        _unchanging(series),
         folded(
             "The measures, with every convention",
             measure_table(final.tables.values(), pairs_without_a_value=told),
@@ -309,7 +308,6 @@ def _origins(series: Series, grids: dict[str, list[Grid]]) -> Markup:
         None if same else folded("The layers of the checkpoints", layer_table(final, "a")),
         None if same else folded("The layers of the final checkpoint", layer_table(final, "b")),
         folded(f"The {series.unit}s", _steps(series)),
-        identity(_unchanging(series)),
     )
 
 
@@ -324,8 +322,7 @@ def _general(series: Series) -> dict[str, Any]:
     facts["complete"] = "yes" if series.complete else "no, it was interrupted"
     if series.missing:
         facts[f"{series.unit}s missing"] = ", ".join(f"{step:,}" for step in series.missing)
-    own = _unchanging(series).items()
-    return facts | {key: value for key, value in own if key not in facts and not is_identity(key)}
+    return facts
 
 
 def _unchanging(series: Series) -> dict[str, str]:

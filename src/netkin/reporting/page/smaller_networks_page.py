@@ -15,12 +15,10 @@ from netkin.reporting.page.document import (
     facts,
     folded,
     folded_note,
-    identity,
-    is_identity,
     joined,
     name,
+    origins,
     plain_table,
-    section,
     tag,
     toolbar,
     warnings,
@@ -88,12 +86,11 @@ def sparsity_page(study: SparsityStudy) -> str:
 def _sentence(study: SparsityStudy, names: Mapping[str, str]) -> str:
     sentences = []
     for one, table in study.networks.items():
-        words = f"{names[one]} keeps {table.left:,} of {table.weights:,} weights, a sparsity of {table.sparsity:.4f}"
-        mean = study.mean_similarity(one)
-        words += f", and pairs of its layers have a debiased CKA of {mean:.3f} on average" if mean == mean else ""
-        sentences.append(
-            words + (f", at an accuracy of {right:.4f}" if (right := study.accuracy(one)) == right else "")
-        )
+        words = f"{names[one]} keeps {table.left:,} of {table.weights:,} weights (sparsity {table.sparsity:.3g})"
+        mean, right = study.mean_similarity(one), study.accuracy(one)
+        more = [f"mean debiased CKA of its layers {mean:.2f}"] if mean == mean else []
+        more += [f"accuracy {right:.3f}"] if right == right else []
+        sentences.append(": ".join(filter(None, [words, ", ".join(more)])))
     return "; ".join(sentences) + "."
 
 
@@ -122,6 +119,10 @@ def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequen
     yield tag("h2", "Layer by layer")
     for place, (one, table) in enumerate(study.networks.items()):
         yield folded(names[one], _layers(table), place == 0 and len(table.layers) <= 30)
+    on = {"data": study.data, "examples": f"{study.examples:,}", "what one example is": study.shapes}
+    about = {"networks": ", ".join(study.names)} | (on if study.data else {}) | {"times measured on": study.costs_on}
+    told = about | {"made": study.created, "netkin": study.version}
+    yield origins({key: value for key, value in told.items() if value}, {})
 
 
 def _warnings(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[str]:
@@ -139,7 +140,7 @@ def _shares(study: SparsityStudy, names: Mapping[str, str]) -> Markup:
         ["other parameters, dense", *(f"{table.dense_parameters:,}" for table in tables)],
         ["left, not masked or zero", *(f"{table.left:,}" for table in tables)],
         ["exactly zero", *(f"{table.zeros:,}" for table in tables)],
-        ["sparsity", *(f"{table.sparsity:.6f}" for table in tables)],
+        ["sparsity", *(f"{table.sparsity:.4f}" for table in tables)],
     ]
     for relative, unit in ((False, ""), (True, " × r.m.s.")):
         values = tables[0].relative if relative else tables[0].epsilons
@@ -217,7 +218,7 @@ def _costs(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[Markup]:
                 f"{row.seconds / row.dense_seconds:.2f} × of {row.dense_seconds * 1e6:,.0f} µs", f"{row.error:.1e}",
             ]  # fmt: skip
             rows.append([joined(name(names[one]), ", ", name(row.layer)), row.format, f"{row.sparsity:.4f}", *figures])
-    head = ["layer", "format", "zeros", "size", "time", "difference"]
+    head = ["layer", "format", "zeros", "size", "time", "largest difference"]
     words = f"Measured on {study.costs_on}, for batches of 128; times above 1 × are slower than the dense layer."
     yield tag("p", words if rows else "There is no linear layer to measure.")
     yield tag("div", plain_table(head, rows, kind="numbers", label="Sparse formats"), class_="card")
@@ -289,8 +290,7 @@ def _compression_parts(table: Compression) -> Iterator[Markup | None]:
     yield tag("section", tag("h2", "The table"), tag("div", shown, class_="card"))
     told_facts = {"compressed against": table.against, "projection": table.projection.replace("_", " ")}
     told_facts |= {"order": table.order, "examples": f"{table.examples:,}", "data": table.data or "not named"}
-    told_facts |= {word: text for word, text in table.provenance.items() if not is_identity(word)}
-    yield section(told_facts, identity(table.provenance))
+    yield origins(told_facts, table.provenance)
 
 
 def _compression_rows(table: Compression) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""The page of continual learning: the accuracies of each method, its forgetting and its storage."""
+"""Pages of tasks: which pretrained model to start from, and the accuracy and forgetting of tasks learnt in a row."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from typing import Any
 import numpy as np
 
 from netkin.errors import ValueFault
+from netkin.reporting.charts import Axis, axis_up, tick_text
 from netkin.reporting.grids import Grid, grid_of
 from netkin.reporting.page.document import (
+    CHARTS,
     Markup,
     document,
     facts,
     folded,
     folded_note,
-    identity,
-    is_identity,
     joined,
     name,
+    origins,
     plain_table,
-    section,
     tag,
     toolbar,
     warnings,
 )
 from netkin.reporting.page.heatmap import embedded_tables, figure_of, holes, values_class
 from netkin.reporting.page.line_chart import figure_of_curve
-from netkin.results import TaskAccuracies, TaskEnsembles
+from netkin.reporting.words import range_of, sentence, short_names, shortened
+from netkin.results import Ranking, TaskAccuracies, TaskEnsembles, Values
 from netkin.results.packing import document as described
+from netkin.results.ranking import SENTENCE
 from netkin.results.task_accuracies import accuracy_text
 from netkin.results.text import plural
 
-STORED = {"each task": "numbers for a task", "in all": "numbers in all"}
+STORED = {"each task": "stored per task", "in all": "stored in all"}
 MEANING = (
     "With R[i, j] the accuracy on task j after task i, of T tasks: ACC is the mean of R[T, j] over all tasks; BWT that "
     "of R[T, j] − R[j, j] over all but the last, below 0 where something was forgotten; FWT that of R[j − 1, j] − "
@@ -50,6 +52,16 @@ SO_FAR = "Mean accuracy over the tasks learnt so far"
 CONTROL = (
     "“Together” is the mean of the probabilities of the task's own network and of its members'; “further” a control, "
     "the own network alone with its head trained further for as long as all heads of the members."
+)
+LONGEST = 60  # letters of a model's name beside a chart
+FEATURES = "features of "  # begins a word of provenance on each model
+DOTS = (
+    "A dot is a model's score, its bar the 95 % interval over the examples. Models drawn like the first are those "
+    "that these examples cannot distinguish from it: the difference to the first, taken chunk by chunk, may be chance."
+)
+EXAMPLES_ALONE = (
+    "Standard errors are those of the examples alone. How well a score predicts the accuracy after fine-tuning, and "
+    "which score is best at it, is measured in netkin's guide “Which model to start from”."
 )
 
 TaskRecord = TaskAccuracies | TaskEnsembles
@@ -95,7 +107,7 @@ def way_names(ways: Sequence[TaskAccuracies]) -> list[str]:
 
 def _options(record: TaskRecord) -> str:
     given = getattr(record, "options", {}).items()
-    return ", ".join(f"{key}={value}" for key, value in given if value is not None)
+    return ", ".join(f"{key}={value}" for key, value in given if str(value) != "None")
 
 
 def _title(tasks: Sequence[str], ways: Sequence[TaskAccuracies]) -> str:
@@ -207,9 +219,118 @@ def _origins(ways: Sequence[TaskAccuracies], labels: Sequence[str], ensembles: S
     first, also = records[0], ["ensembles"] * len(ensembles)
     general: dict[str, Any] = {"tasks": ", ".join(first.tasks), "seeds": ", ".join(map(str, first.seeds))}
     general |= {"classes of each": ", ".join(map(str, ways[0].classes))} if ways else {}
-    general |= {key: value for key, value in first.provenance.items() if not is_identity(key) and key not in general}
     head, made_of = ["", "recipe", "options", "seeds", "made", "netkin"], zip((*labels, *also), records, strict=True)
     rows = [[label, one.recipe, _options(one) or "–", ", ".join(map(str, one.seeds)), one.created, one.version]
             for label, one in made_of]  # fmt: skip
     made = folded("How each was made", plain_table(head, rows, label="How each was made"), True)
-    return section(general, made, identity(first.provenance))
+    return origins(general, first.provenance, made)
+
+
+# --- a ranking of models for a task -----------------------------------------------------------------------------------
+
+
+def ranking_page(ranking: Ranking) -> str:
+    """Return the HTML page of a ranking."""
+    title, said, data = ranking.title, ranking.conclusion, {"ranking": described(ranking)}
+    return document(
+        title,
+        said,
+        _ranking_parts(ranking),
+        data,
+        kind="ranking",
+        versions=[ranking.version],
+        note=EXAMPLES_ALONE,
+        scripts=CHARTS,
+    )
+
+
+def _ranking_parts(ranking: Ranking) -> Iterator[Markup | None]:
+    classes = plural(ranking.classes, "class")
+    cost = ranking.cost_in_words.partition(": ")[2]
+    yield facts([ranking.data, plural(ranking.examples, "example"), classes, cost, ranking.created[:10]])
+    yield warnings(ranking.warnings)
+    yield tag("h2", "Which model to start from", class_="quiet")
+    yield tag("div", *(_score_card(ranking, score) for score in ranking.scores), class_="cards")
+    yield tag("p", DOTS, class_="note")
+    yield tag("h2", "The ranking")
+    yield tag("div", _ranking_table(ranking), class_="card")
+    yield tag("ul", *(tag("li", reason) for reason in ranking.reasons()), class_="reasons")
+    yield _ranking_origins(ranking)
+
+
+def _ranking_table(ranking: Ranking) -> Markup:
+    """Return the ranking as a table: a row for each model, the score of the rank first."""
+    short = short_names(ranking.models, SENTENCE)
+    told = [tag("bdi", short[one], title=one if short[one] != one else None) for one in ranking]
+    labels = [joined(f"{place}. ", one) for place, one in enumerate(told, start=1)]
+    rows = [[label, *cells] for label, cells in zip(labels, ranking.cells(), strict=True)]
+    return plain_table(["model", *ranking.columns()], rows, kind="numbers", label="The ranking")
+
+
+def _score_card(ranking: Ranking, score: str) -> Markup:
+    ranked, table = ranking.by(score), ranking.table(score)
+    passes = ranking.costs.get(score)
+    cost = "" if passes is None else f"{passes:g} forward pass{'es' if passes != 1 else ''}"
+    better = "higher is better" if table.higher_is_closer else "lower is better"
+    words = ", ".join(filter(None, [better, range_of(table), cost]))
+    known = bool(np.isfinite(table.values).any())
+    drawn = _dots(ranked) if known else tag("p", "It has no value for any model.")
+    said = ranked.conclusion if known and score != ranking.score else None  # that of the rank is above all
+    note = tag("figcaption", tag("p", said), tag("p", sentence(table.conventions), class_="facts-line"))
+    return tag("figure", tag("h3", score), tag("p", words, class_="facts-line"), drawn, note, class_="card curve")
+
+
+def _dots(ranking: Ranking) -> Markup:
+    """Return a dot with its interval for each model, from the first to the last, with the numbers beside."""
+    places = ranked_places(ranking)
+    axis = axis_up([number for _, value, low, high in places for number in (value, low, high)])
+    close = {ranking.best, *(ranking.unclear() if ranking.lead.clear is not None else ())}
+    short = shortened([model for model, *_ in places], LONGEST)
+    texts = {model: first for model, (first, *_) in zip(ranking.models, ranking.cells(), strict=True)}
+    rows = [_dot_row(axis, place, place[0] in close, label, texts[place[0]])
+            for place, label in zip(places, short, strict=True)]  # fmt: skip
+    ticks = [tag("span", tick_text(tick), style=f"left:{100 * axis.place(tick):.4g}%") for tick in axis.ticks()]
+    return tag("div", *rows, tag("div", tag("div", *ticks, class_="ticks"), class_="row"), class_="dotted")
+
+
+def ranked_places(ranking: Ranking) -> list[tuple[str, float, float, float]]:
+    """Return the models that have a value, with it and the ends of its interval; without one, the value itself."""
+    table = ranking.table()
+    low, high = (np.where(np.isnan(end[0]), table.values[0], end[0]) for end in table.interval())
+    known = [k for k in map(table.layers_b.index, ranking.models) if math.isfinite(table.values[0, k])]
+    return [(table.layers_b[k], float(table.values[0, k]), float(low[k]), float(high[k])) for k in known]
+
+
+def _dot_row(axis: Axis, place: tuple[str, float, float, float], close: bool, label: str, text: str) -> Markup:
+    model, value, low, high = place
+    at, left, right = (100 * axis.place(number) for number in (value, low, high))
+    bar = tag("span", class_="interval", style=f"left:{left:.4g}%;width:{right - left:.4g}%") if low < high else None
+    dot = tag("span", class_="dot", style=f"left:{at:.4g}%")
+    track = tag("div", bar, dot, class_=f"track {'k0' if close else 'k7'}", aria_hidden="true")
+    interval = f"95 % interval {low:.4g} to {high:.4g}" if low < high else None
+    told = tag("span", text, class_="value", title=interval)
+    return tag("div", tag("span", name(label), title=model, class_="model"), track, told, class_="row")
+
+
+def _ranking_origins(ranking: Ranking) -> Markup:
+    told = {
+        "data": ranking.data,
+        "examples": f"{ranking.examples:,}",
+        "classes": ranking.classes,
+        "ranked by": ranking.score,
+        "made": ranking.created,
+        "netkin": ranking.version,
+    }
+    about = {key: value for key, value in ranking.provenance.items() if not key.startswith(FEATURES)}
+    head = ["score", "what it says", "forward passes", "standard errors"]
+    rows = [[score, ranking.table(score).conventions, f"{ranking.costs.get(score, math.nan):g}",
+             _chunks(ranking.table(score))] for score in ranking.scores]  # fmt: skip
+    scores = folded("The scores", plain_table(head, rows, label="The scores"), True)
+    read = {model: ranking.provenance.get(f"{FEATURES}{model}", "not read") for model in ranking.models}
+    sizes = [[name(model), f"{ranking.parameters.get(model, 0):,}", features] for model, features in read.items()]
+    models = folded("The models", plain_table(["model", "parameters", "features"], sizes, label="The models"))
+    return origins(told, about, scores, models)
+
+
+def _chunks(table: Values) -> str:
+    return f"jackknife over {len(table.chunk_sizes)} chunks of examples" if table.chunk_sizes else "not asked for"
