@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from netkin.errors import NoValue
 from netkin.statistics.frequencies import Frequencies, frequencies
-from netkin.statistics.linear_algebra import decompose_alike, squared_norm
+from netkin.statistics.linear_algebra import squared_norm
 
 Made = TypeVar("Made")
 
@@ -373,13 +373,3 @@ def principal_directions(second: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues of second moments (..., r, r), falling, and their eigenvectors."""
     values, vectors = torch.linalg.eigh(second)
     return values.flip(-1).clamp(min=0), vectors.flip(-1)
-
-
-def decompose(sides: Iterable[Side]) -> None:
-    """Find the principal directions of layers, each thread those of its own; streamed ones of one width together."""
-    alike: dict[Any, list[Side]] = {}
-    for side in dict.fromkeys(sides):
-        waiting = None if side.needs_gradient else side.to_decompose
-        if waiting is not None and side.varies:
-            alike.setdefault((*waiting, type(side)), []).append(side)
-    decompose_alike(lambda some: type(some[0]).find_directions(some), alike)
