@@ -357,5 +357,5 @@ def _bytes(settings: LinearSettings, layer: LayerSize, n: int, item: int, chunks
     if width <= n:
         sides = twice * n * width + width**2 * (3 if settings.whitens else 1)
     else:
-        sides = twice * n * n * (5 if settings.whitens else 3 if settings.rotates else 1)
+        sides = twice * n * n * (4 if settings.whitens else 3 if settings.rotates else 1)
     return layer.itemsize * n * width * (2 if chunks else 1) + item * sides
