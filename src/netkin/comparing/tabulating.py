@@ -182,8 +182,7 @@ class Tables:
 
     def _blocks(self) -> Iterator[list[tuple[str, str]]]:
         """Yield the wanted pairs in their order, as many at once as fit in memory."""
-        layers = self.statistics.layers
-        rows, columns = ({layer.name: layer.width for layer in layers[model]} for model in (self.a, self.b))
+        rows, columns = self._extents(self.a), self._extents(self.b)
         block: list[tuple[str, str]] = []
         size = 0
         for x, y in self.wanted:
@@ -195,6 +194,14 @@ class Tables:
             size += one
         if block:
             yield block
+
+    def _extents(self, model: str) -> dict[str, int]:
+        """Return how many rows or columns each layer of a model has in the matrices of its pairs."""
+        layers, held = self.statistics.layers[model], list(self.statistics.every())
+        return {
+            layer.name: max((one.extent(layer, self.statistics.examples) for one in held), default=layer.width)
+            for layer in layers
+        }
 
     def _replicate_pair(self, chunk: int, measures: Sequence[Measure], x: str, y: str, read: dict[int, Any]) -> None:
         i, j = self.layers_a.index(x), self.layers_b.index(y)
