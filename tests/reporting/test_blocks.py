@@ -139,3 +139,16 @@ def test_the_page_opens_with_two_tasks_and_not_with_one_beside_itself(tasks):
     chosen = re.findall(r"<option[^>]*>([^<]+)</option>", drawn)
     assert chosen[:3] == ["a and a/x", "a and c", "a/x and c"]
     assert "a, a/x, c: 6 pairs, each task beside itself too." in drawn
+
+
+def test_the_figure_of_tasks_with_the_same_examples_shows_their_blocks_and_no_map(made):
+    pytest.importorskip("matplotlib")
+    numbers = {"parameters": {"seeds": 5, "shared_examples": 1.0}}
+    pairs = [(a, b) for k, a in enumerate("tuv") for b in "tuv"[k:]]
+    tables = [made.table("sketched_cka(seeds=5)", ("x", "y"), **numbers) for _ in pairs]
+    many = Comparisons([replace(made.comparison(t), a=a, b=b) for t, (a, b) in zip(tables, pairs, strict=True)])
+    figure = plot(many)
+    (heat,) = [axes for axes in figure.axes if axes.images]
+    assert heat.images[0].get_array().shape == (6, 6)
+    assert len(figure.axes) == 2  # with its bar
+    assert "Each layer of 3 tasks with every layer of each" in " ".join(figure.get_supxlabel().split())

@@ -10,6 +10,7 @@ from netkin.reporting.figures import drawing
 from netkin.results import Comparisons
 
 matplotlib = pytest.importorskip("matplotlib")
+styles = pytest.importorskip("matplotlib.style")
 
 
 def heatmaps(figure):
@@ -43,13 +44,53 @@ def test_the_bar_names_the_measure_and_its_direction(made):
     figure = plot(made.comparison())
     labels = [axes.get_ylabel() for axes in figure.axes]
     assert "cka (higher is closer)" in labels
-    assert "procrustes_distance (lower is closer)" in labels
+    assert "procrustes_distance\n(lower is closer)" in labels
 
 
-def test_the_best_matches_are_marked_and_holes_are_hatched(made):
+def test_no_label_of_a_bar_reaches_beyond_its_heatmap(made):
+    figure = plot(
+        made.comparison(*(made.table(f"{name}(kernel=hadamard, buckets=512)") for name in ("long_name", "b")))
+    )
+    figure.canvas.draw()
+    labels = [axes.yaxis.label for axes in figure.axes if "hadamard" in axes.get_ylabel()]
+    assert len(labels) == 2
+    for label, heat in zip(labels, heatmaps(figure), strict=True):
+        assert label.get_window_extent().height <= heat.get_window_extent().height
+
+
+def test_few_cells_show_their_values_and_frames_mark_best_matches(made):
     axes = heatmaps(plot(made.comparison(made.holed())))[0]
-    assert axes.collections[0].get_offsets().tolist() == [[0, 0], [1, 1], [2, 2]]
-    assert [(patch.get_x(), patch.get_y(), patch.get_hatch()) for patch in axes.patches] == [(1.5, 0.5, "/////")]
+    written = {(round(text.get_position()[1]), round(text.get_position()[0])): text.get_text() for text in axes.texts}
+    values = made.holed().values
+    assert written == {(i, j): f"{values[i, j]:.2f}" for i, j in np.argwhere(np.isfinite(values)).tolist()}
+    hatched = [(patch.get_x(), patch.get_y()) for patch in axes.patches if patch.get_hatch()]
+    assert hatched == [(1.5, 0.5)]
+    frames = {(round(p.get_y() + 0.44), round(p.get_x() + 0.44)) for p in axes.patches if not p.get_hatch()}
+    assert frames == {(0, 0), (1, 1), (2, 2)}
+    assert not axes.collections
+
+
+def test_the_best_matches_of_many_layers_are_dots(made):
+    axes = heatmaps(plot(made.large(), "cka"))[0]
+    assert not axes.texts
+    assert [[i, j] for j, i in axes.collections[0].get_offsets().tolist()] == sorted(
+        [i, j] for i, j in enumerate(np.argmax(made.large().tables["cka"].values, axis=1))
+    )
+
+
+def test_figures_can_be_read_on_a_dark_background(made):
+    light, dark = (_luminances(plot, made, style) for style in ("default", "dark_background"))
+    assert max(light) < 0.55
+    assert min(dark) > 0.2
+
+
+def _luminances(plot, made, style):
+    with styles.context(style):
+        lines = plot(made.series()).axes[-1].lines
+    return [
+        0.2126 * r + 0.7152 * g + 0.0722 * b
+        for r, g, b in (drawing.matplotlib("matplotlib.colors").to_rgb(x.get_color()) for x in lines)
+    ]
 
 
 def test_many_layers_have_fewer_names(made):
@@ -131,7 +172,7 @@ def test_matplotlibs_global_state_is_left_alone(made):
 def test_a_caption_says_what_is_shown_and_names_of_models_are_written_once(made):
     figure = plot(made.comparison(*(made.holed(id) for id in ("cka", "nbs", "svcca", "pwcca"))))
     assert " ".join(figure.get_supxlabel().split()) == (
-        "Layers of seed0 (rows) and of seed1 (columns), on digits, 1,797 examples. Dots mark each row's best match. "
+        "Layers of seed0 (rows) and of seed1 (columns), on digits, 1,797 examples. Marked: each row's best match. "
         "Hatched: no value."
     )
     panels = heatmaps(figure)
@@ -147,5 +188,7 @@ def test_a_caption_says_what_is_shown_and_names_of_models_are_written_once(made)
 
 def test_every_kind_of_result_has_a_caption(made):
     assert "run: svcca of the layers at each step" in " ".join(plot(made.series()).get_supxlabel().split())
-    assert plot(made.sweep()).get_supxlabel().startswith("Stitches of seed0 into seed1, layer by layer, on digits")
+    assert (
+        plot(made.sweep()).get_supxlabel().strip().startswith("Stitches of seed0 into seed1, layer by layer, on digits")
+    )
     assert "Hatched" not in plot(made.sweep()).get_supxlabel()

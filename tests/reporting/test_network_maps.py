@@ -12,6 +12,9 @@ from netkin.reporting.page.model_maps import label_places, map_figures
 from netkin.results import Comparison, Comparisons, Values
 from netkin.results.comparison import distances_of, plane_of, tree_of
 
+matplotlib = pytest.importorskip("matplotlib")
+styles = pytest.importorskip("matplotlib.style")
+
 
 def networks(values, higher=True):
     names = tuple(f"n{place}" for place in range(len(values)))
@@ -119,6 +122,18 @@ def test_the_figure_draws_the_tree_and_the_plane_beside_the_heatmap():
     assert plane.get_xticks().tolist() == plane.get_yticks().tolist()
     assert len(plane.get_xticks()) > 2
     assert [text.get_text() for text in tree.get_yticklabels()] == ["m2", "m0", "m1"]
+
+
+def test_the_tree_and_the_plane_have_the_colour_of_the_labels():
+    with styles.context("dark_background"):
+        _, tree, plane, _ = plot(many([[1, 0.9, 0.1], [0, 1, 0.2], [0, 0, 1]])).axes
+    assert {tuple(one) for own in (tree, plane) for one in own.collections[0].get_edgecolor()} == {(1, 1, 1, 1)}
+
+
+def test_names_inside_the_drawing_are_preferred():
+    ((dx, dy),) = label_places([(95.0, 50.0)], ["a long name"], letter=6, line=12, wide=100)
+    assert (dx, dy) == (-6 - 66, 0)
+    assert label_places([(95.0, 50.0)], ["a long name"], letter=6, line=12) == [(6, 0)]
 
 
 def test_names_stand_apart_where_points_crowd():

@@ -19,6 +19,7 @@ from netkin.cli.options import (
     FILE,
     KNOWN,
     NAMES,
+    RESUMED,
     example,
     result_options,
 )
@@ -105,7 +106,7 @@ MOST = 6  # warnings shown
     "--map", "map_file", type=FILE, help="With one --at and one --how: write the stitch to this file, for `nk.load`."
 )
 @click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
-@result_options("ab", "the result", more=", as it grows; run the same command again to resume")
+@result_options("ab", "the result", more=f", as it grows; {RESUMED}")
 @with_refusals
 def stitch(
     models: tuple[str, ...],

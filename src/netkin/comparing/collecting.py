@@ -211,7 +211,7 @@ class Pass:
         """Look for NaN and Inf, at the price of one number for each layer, whose square would be finite but for them.
 
         Numbers over 1e19 in float32 raise the same doubt, which a second run of the batch lifts. On a GPU one batch
-        behind: by then its numbers are there, and the batch at hand is not waited for.
+        behind: by then its numbers are there, and the current batch is not waited for.
         """
         rows = [one.rows for one in kept.values() if one.witness is None and one.rows is not None]
         rows += [one for own in self._gradients.values() for one in own.values()]

@@ -22,6 +22,7 @@ from netkin.results.labels import (
     column_label,
     has_classes,
     has_networks,
+    is_of_tasks,
     is_worth,
     listing,
     pair_label,
@@ -241,6 +242,8 @@ def figure_caption(results: Any) -> str:
         return _comparison_caption(results)
     if isinstance(results, Comparisons):
         first = next(iter(results.values()))
+        if any(map(is_of_tasks, first.tables.values())):
+            return f"Each layer of {len(results.models)} tasks with every layer of each{_on(first)}. Hatched: no value."
         return f"Means over layers of every pair of {len(results.models)} models{_on(first)}. Hatched: no value."
     if isinstance(results, Series):
         final = results.comparisons[-1]
@@ -250,7 +253,8 @@ def figure_caption(results: Any) -> str:
     if isinstance(results, Ranking):
         return f"Scores of {plural(len(results), 'model')}{_on(results)}; bars are 95 % intervals over examples."
     if isinstance(results, Federation):
-        return f"{results.title}: accuracy of each client by round, and how alike the clients are."
+        alike = ", and how similar the clients are" if results.similarity is not None else ""
+        return f"{results.title}: accuracy of each client by round{alike}."
     if isinstance(results, SparsityStudy):
         return "Weights that are left, debiased CKA between layers, and accuracy after pruning, as far as measured."
     if isinstance(results, Compression):
@@ -281,7 +285,7 @@ def _comparison_caption(comparison: Comparison) -> str:
     else:
         what = f"Layers of {a} (rows) and of {b} (columns)"
     best = any(table.axes == ("layer", "layer") for table in comparison.tables.values()) and not listing(comparison)
-    marks = [" Dots mark each row's best match."] if best else []
+    marks = [" Marked: each row's best match."] if best else []
     reasons = {reason for table in comparison.tables.values() for reason in table.holes.values()}
     marks += [" Hatched: no value."] if reasons - {NOT_ASKED} else []
     return f"{what}{_on(comparison)}.{''.join(marks)}"

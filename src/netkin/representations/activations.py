@@ -13,16 +13,7 @@ from netkin.arrays import refuse_non_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
 from netkin.progress import ProgressOption, reported
 from netkin.representations.guests import guest, model_lock, random_states, random_states_kept
-from netkin.representations.hooks import (
-    Repeats,
-    apart,
-    copied,
-    is_plain_tensor,
-    keeping,
-    main_tensor,
-    unrecordable,
-    watching,
-)
+from netkin.representations.hooks import Repeats, apart, copied, keeping, main_tensor, unrecordable, watching
 from netkin.representations.inputs import (
     Forward,
     Transform,
@@ -222,7 +213,8 @@ class Reader:
         if self.repeats.names and self.repeats(name, output, learning=self.batches == 0):
             return None
         output = output if self._taps is None else self._taps.take(name, output)
-        if is_plain_tensor(output):  # nearly always
+        is_dense = isinstance(output, Tensor) and output.layout == torch.strided and not output.is_nested
+        if is_dense and output.is_floating_point():  # nearly always
             self._outputs[name] = apart(self._reduced(name, output), output)
         elif (fault := unrecordable(output)) and self._may_leave_out(name):
             self.left_out.setdefault(name, f"{layer_label(name)} {fault}")

@@ -135,18 +135,9 @@ def main_tensor(output: Any, name: str) -> Tensor:
     path = _path_in(output)
     fault = unrecordable(output)
     if path is None or fault:
-        raise ForwardError(f"{layer_label(name)} {fault}; choose another layer.")
+        # stitching asks for the first call of a module by its number
+        raise ForwardError(f"{layer_label(name.removesuffix('#1'))} {fault}; choose another layer.")
     return at(output, path)
-
-
-def is_plain_tensor(output: Any) -> bool:
-    """Return whether an output is a dense floating tensor, and so the tensor that represents it."""
-    return (
-        isinstance(output, Tensor)
-        and output.is_floating_point()
-        and output.layout == torch.strided
-        and not output.is_nested
-    )
 
 
 def unrecordable(output: Any) -> str:

@@ -18,7 +18,7 @@ from netkin import files
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, also_called, did_you_mean
 from netkin.results.labels import NOT_ASKED, asks_for, fits
 from netkin.results.packing import packed, unpacked
-from netkin.results.records import distinct, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
+from netkin.results.records import Record, distinct, freeze, frozen_mapping, now, optional
 from netkin.results.text import comparison_as_text
 from netkin.results.values import Match, Values
 
@@ -28,7 +28,7 @@ NUMBERS = ("measure", "layer_a", "layer_b", "value", "error", "low", "high", "re
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Comparison:
+class Comparison(Record):
     """Two models compared, layer by layer: frozen, labelled, and with its provenance.
 
     `c["cka"]` is a measure's table and `c["cka"]["layer1", "layer2"]` a number in it; with one measure
@@ -90,12 +90,6 @@ class Comparison:
 
     def __len__(self) -> int:
         return len(self.tables)
-
-    def __eq__(self, other: object) -> bool:
-        return same_fields(self, other) if isinstance(other, Comparison) else NotImplemented
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild, (Comparison, plain_fields(self))
 
     def __repr__(self) -> str:
         data = "weights alone" if self.needs_no_data else f"{self.examples:,} examples"

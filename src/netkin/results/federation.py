@@ -16,7 +16,7 @@ from netkin import __version__, files
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.comparison import Comparison, user_clusters
 from netkin.results.packing import document, from_document, packed, plain, unpacked
-from netkin.results.records import checked, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
+from netkin.results.records import Record, checked, freeze, frozen_mapping, now, optional, plain_fields, same_fields
 from netkin.results.text import plural, terminal_width, wrapped
 
 KIND = "federation"
@@ -27,7 +27,7 @@ PARTS = ("atoms", "coefficients", "head", "body")  # of a network
 
 
 @dataclass(frozen=True)
-class RoundRecord:
+class RoundRecord(Record):
     """One round: the selected clients, whose updates were used, why the others were not, and the mean training loss.
 
     `accuracy` is that of each client after the round, where clients were tested then.
@@ -43,16 +43,13 @@ class RoundRecord:
     def __post_init__(self) -> None:
         freeze(self, faults=frozen_mapping(self.faults), accuracy=frozen_mapping(self.accuracy))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild, (RoundRecord, plain_fields(self))
-
     def fault_text(self, client: str) -> str:
         """Return what went wrong with a client, and whether its update of this round counted all the same."""
         return self.faults[client] + " (its update of this round counted)" * (client in self.counted)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Federation:
+class Federation(Record):
     """The result of a federation: immutable, with the networks of all clients and the provenance.
 
     `accuracy` is that of each client on its own test data, without those in `unjudged`, which holds the reasons;
@@ -168,9 +165,6 @@ class Federation:
         mine, others = dict(self._arrays()), dict(other._arrays())
         alike = mine.keys() == others.keys() and all(np.array_equal(one, others[key]) for key, one in mine.items())
         return alike and same_fields(replace(self, shared={}, personal={}), replace(other, shared={}, personal={}))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild, (Federation, plain_fields(self))
 
     def __repr__(self) -> str:
         return f"Federation({self.algorithm!r}, {len(self.clients)} clients, {len(self.rounds)} rounds)"

@@ -309,8 +309,8 @@ READERS: dict[str, tuple[str, str, int]] = {
     "recording": ("netkin.applications.dynamics.recorder", "load_recording", 0),
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
     "sparsity": ("netkin.results.weight_sparsity", "load_sparsity", 0),
-    "task accuracies": ("netkin.results.task_accuracies", "load_task_accuracies", 0),
-    "task ensembles": ("netkin.results.task_accuracies", "load_task_ensembles", 0),
+    "task accuracies": ("netkin.results.task_accuracies", "load_tasks", 0),
+    "task ensembles": ("netkin.results.task_accuracies", "load_tasks", 0),
 }
 # who makes results of the documents of other kinds
 DOCUMENTS: dict[str, tuple[str, str]] = {

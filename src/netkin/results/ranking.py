@@ -15,7 +15,7 @@ from netkin import files
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.results.labels import short_names
 from netkin.results.packing import packed, ranking_unpacked
-from netkin.results.records import distinct, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
+from netkin.results.records import Record, distinct, freeze, frozen_mapping, now, optional
 from netkin.results.text import HOLE, cells, grid, plural, terminal_width, wrapped
 from netkin.results.values import Match, Values, jackknife_error, student_quantile
 
@@ -37,7 +37,7 @@ class Behind:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Ranking:
+class Ranking(Record):
     """Pretrained models, ranked for some data by `score`: frozen, labelled, and with its provenance.
 
     `tables` holds a table for each score, whose one row is the data and whose columns are the models; where a score
@@ -105,12 +105,6 @@ class Ranking:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.models)
-
-    def __eq__(self, other: object) -> bool:
-        return same_fields(self, other) if isinstance(other, Ranking) else NotImplemented
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild, (Ranking, plain_fields(self))
 
     def __repr__(self) -> str:
         return f"Ranking({self.score!r}, {list(self.models)}, data={self.data!r}, {self.examples:,} examples)"

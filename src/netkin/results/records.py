@@ -144,6 +144,18 @@ def optional(package: str) -> Any:
         ) from fault
 
 
+class Record:
+    """What compares, copies and pickles by its fields."""
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other) if isinstance(other, type(self)) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (type(self), plain_fields(self))
+
+
 def rebuild(kind: type[RecordType], values: dict[str, Any]) -> RecordType:
     """Make a record again from its plain fields; pickle and copy call this."""
     return kind(**values)

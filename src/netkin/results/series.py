@@ -16,7 +16,7 @@ from netkin.errors import NameClash, NoValue, ShapeError, UnknownName, ValueFaul
 from netkin.results.comparison import NUMBERS, Comparison
 from netkin.results.labels import direction
 from netkin.results.packing import facts, packed, packed_many, series_unpacked
-from netkin.results.records import freeze, frozen_mapping, optional, plain_fields, rebuild, same_fields
+from netkin.results.records import Record, freeze, frozen_mapping, optional
 from netkin.results.text import HOLE, NO_DATA, cells, grid, terminal_width, wrapped
 from netkin.results.trends import THRESHOLDS, Trend, trend
 from netkin.results.values import Values
@@ -27,7 +27,7 @@ CELL = 8  # characters that a step takes at most, as a column
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Series:
+class Series(Record):
     """The checkpoints of a run against the final one: `series[100]` is the comparison at step 100.
 
     In each comparison rows are layers of the checkpoint and columns layers of the final one. The final checkpoint is
@@ -91,12 +91,6 @@ class Series:
 
     def __len__(self) -> int:
         return len(self.steps)
-
-    def __eq__(self, other: object) -> bool:
-        return same_fields(self, other) if isinstance(other, Series) else NotImplemented
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild, (Series, plain_fields(self))
 
     def __repr__(self) -> str:
         steps = f"{len(self.steps)} {self.unit}s to {self.final_step}"

@@ -15,7 +15,7 @@ from netkin import files
 from netkin.errors import ShapeError, UnknownName, did_you_mean
 from netkin.results.packing import plain
 from netkin.results.records import (
-    RecordType,
+    Record,
     checked,
     distinct,
     freeze,
@@ -24,7 +24,6 @@ from netkin.results.records import (
     now,
     optional,
     plain_fields,
-    same_fields,
 )
 from netkin.results.text import HOLE, grid, plural, terminal_width, wrapped
 from netkin.results.values import Values
@@ -38,7 +37,7 @@ NO_FORGETTING = (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TaskAccuracies:
+class TaskAccuracies(Record):
     """The accuracy on every task after each of them was learnt, for every seed: immutable and labelled.
 
     `accuracies` is seeds × (tasks + 1) × tasks: the first row is the network before any training, row i + 1 that
@@ -109,9 +108,6 @@ class TaskAccuracies:
                 raise UnknownName(f"no task {name!r} here{did_you_mean(str(name), known) or '.'}")
         return self.table()[key]
 
-    def __eq__(self, other: object) -> bool:
-        return same_fields(self, other) if isinstance(other, TaskAccuracies) else NotImplemented
-
     def __repr__(self) -> str:
         return f"TaskAccuracies({self.method!r}, {len(self.tasks)} tasks, {len(self.seeds)} seeds)"
 
@@ -180,7 +176,7 @@ class TaskAccuracies:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TaskEnsembles:
+class TaskEnsembles(Record):
     """What ensembles with networks of other tasks gain, for every seed and task: frozen and labelled.
 
     `alone` is the accuracy of the task's own network, `together` that of the ensemble, `further` a control: the own
@@ -215,9 +211,6 @@ class TaskEnsembles:
         if [len(one) for one in self.members] != [count] * len(self.seeds):
             raise ShapeError(f"`members` must list the members of {count} tasks for each of {len(self.seeds)} seeds.")
         freeze(self, provenance=frozen_mapping(self.provenance))
-
-    def __eq__(self, other: object) -> bool:
-        return same_fields(self, other) if isinstance(other, TaskEnsembles) else NotImplemented
 
     def __repr__(self) -> str:
         return f"TaskEnsembles({self.similarity!r}, {self.choice!r}, {len(self.tasks)} tasks, {len(self.seeds)} seeds)"
@@ -265,19 +258,20 @@ class TaskEnsembles:
         return optional("pandas").DataFrame(rows, columns=["seed", "task", "members", "alone", "together", "further"])
 
 
-def load_task_accuracies(path: str | os.PathLike[str]) -> TaskAccuracies:
-    """Return the accuracies that were saved at `path`."""
-    return _loaded(TaskAccuracies, path, KIND)
+RECORDS: dict[str, type[Any]] = {KIND: TaskAccuracies, ENSEMBLES: TaskEnsembles}
 
 
-def load_task_ensembles(path: str | os.PathLike[str]) -> TaskEnsembles:
-    """Return the ensembles that were saved at `path`."""
-    return _loaded(TaskEnsembles, path, ENSEMBLES)
+def load_tasks(path: str | os.PathLike[str]) -> TaskAccuracies | TaskEnsembles:
+    """Return the accuracies, or the ensembles, that were saved at `path`."""
+    header, arrays = files.read(path)
+    with files.damage_reported(path):
+        own = {name: one for name, one in header.items() if name not in ("kind", "format")}
+        return checked(RECORDS[header["kind"]], own | arrays)
 
 
 def tasks_from(document: Mapping[str, Any]) -> TaskAccuracies | TaskEnsembles:
     """Return the record that `to_document` described."""
-    record: type[Any] = {KIND: TaskAccuracies, ENSEMBLES: TaskEnsembles}[document["kind"]]
+    record = RECORDS[document["kind"]]
     own = {name: value for name, value in document.items() if name not in ("kind", "format", "metrics")}
     arrays = [one.name for one in fields(record) if one.type == "np.ndarray"]
     return checked(record, own | {name: np.array(own[name], dtype=np.float64) for name in arrays})
@@ -287,12 +281,6 @@ def _save(record: Any, path: str | os.PathLike[str], kind: str, overwrite: bool)
     own = plain_fields(record)
     arrays = {name: one for name, one in own.items() if isinstance(one, np.ndarray)}
     files.write(path, kind, {n: one for n, one in own.items() if n not in arrays}, arrays, overwrite=overwrite)
-
-
-def _loaded(record: type[RecordType], path: str | os.PathLike[str], kind: str) -> RecordType:
-    header, arrays = files.read(path, kind)
-    with files.damage_reported(path):
-        return checked(record, {n: one for n, one in header.items() if n not in ("kind", "format")} | arrays)
 
 
 def _spread(values: np.ndarray) -> tuple[float, float]:

@@ -17,16 +17,7 @@ from typing import Any
 import numpy as np
 
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.results.records import (
-    distinct,
-    freeze,
-    frozen_array,
-    frozen_mapping,
-    optional,
-    plain_fields,
-    rebuild,
-    same_fields,
-)
+from netkin.results.records import Record, distinct, freeze, frozen_array, frozen_mapping, optional
 from netkin.results.text import values_as_text
 
 Parameter = bool | int | float | str | None
@@ -72,7 +63,7 @@ class Match(tuple[str, float]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Values:
+class Values(Record):
     """The values of one measure for every pair of layers, with their provenance.
 
     Where the measure has no value the table has a hole: NaN in `values`, and the reason in `holes`.
@@ -139,12 +130,6 @@ class Values:
         if pair in self.holes:
             raise NoValue(f"{self.id} has no value for {pair[0]!r} and {pair[1]!r}: {self.holes[pair]}")
         return value
-
-    def __eq__(self, other: object) -> bool:
-        return same_fields(self, other) if isinstance(other, Values) else NotImplemented
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild, (Values, plain_fields(self))
 
     def __repr__(self) -> str:
         return f"Values({self.id!r}, {len(self.layers_a)} × {len(self.layers_b)} layers, {len(self.holes)} holes)"

@@ -197,14 +197,21 @@ def _models(given: Any, seeds: Iterator[int]) -> Any:
 
 
 def numbered(texts: Sequence[str]) -> list[str]:
-    """Return texts as names, with a number where one occurs twice.
+    """Return texts as names that all differ: one that occurs twice gets its place, or a later number that is free.
 
     Example:
         >>> numbered(["netkin:digits", "netkin:digits", "netkin:vit"])
         ['netkin:digits (1)', 'netkin:digits (2)', 'netkin:vit']
+        >>> numbered(["a", "a", "a (2)"])
+        ['a (1)', 'a (5)', 'a (2)']
     """
     times = Counter(texts)
-    return [f"{text} ({i})" if times[text] > 1 else text for i, text in enumerate(texts, start=1)]
+    taken, names = set(texts), list[str]()
+    for place, text in enumerate(texts, start=1):
+        free = (f"{text} ({number})" for number in itertools.count(place, len(texts)))
+        names.append(text if times[text] == 1 else next(name for name in free if name not in taken))
+        taken.add(names[-1])
+    return names
 
 
 # --- files that are named ---------------------------------------------------------------------------------------------

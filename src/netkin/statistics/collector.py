@@ -200,7 +200,7 @@ class Collector(Statistic):
 
     @classmethod
     def unfit(cls, measure: str) -> str:
-        """Return why no collector serves `measure` for the layers at hand."""
+        """Return why no collector serves `measure` for these layers."""
         return (
             f"{measure!r} can't be read from spectra, which hold moments for each frequency and no rows; "
             "with shape='dft' use linear measures that a rotation leaves unchanged, such as 'cca_mean', 'svcca' or "

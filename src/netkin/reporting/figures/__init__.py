@@ -14,6 +14,7 @@ from netkin.reporting.charts import Axis, Chart, Line, axis_up
 from netkin.reporting.figures.drawing import (
     caption_below,
     empty_figure,
+    is_dark,
     kind_of,
     lines_into,
     matplotlib,
@@ -231,7 +232,7 @@ def plot_barrier(
     kind = kind_of(path)
     matplotlib("matplotlib")
     axes = empty_figure(4.6, 3.2).add_subplot() if ax is None else ax
-    colours = depths()
+    colours = depths("dark" if is_dark(axes) else "light")
     axes.plot([weights[0], weights[-1]], [losses[0], losses[-1]], color="#999999", linewidth=0.8, linestyle="--")
     _along_weights(axes, weights, losses, colours[0], "cross-entropy")
     if accuracies:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 import textwrap
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,13 +19,15 @@ from netkin.errors import MissingExtra, ValueFault
 from netkin.reporting.charts import Chart, Line, StepAxis
 from netkin.reporting.grids import Grid
 from netkin.reporting.page.model_maps import label_places
-from netkin.reporting.scales import shades
+from netkin.reporting.scales import ink, palette, shades
 from netkin.reporting.words import shortened
 from netkin.results.comparison import branches_of, plane_of, tree_of
 
 KINDS = (".png", ".svg", ".pdf")
 TICKS = 32  # names on an axis at most
 MARKS = "os^D"
+WRITTEN = 12  # rows and columns up to which cells show their values
+CELL = 0.3  # inches that a cell with a value needs
 ACROSS = 200  # points that a plane of models is wide, about
 LISTED = 16  # lines that a legend lists; of more, some are named beside a bar of their colours
 STYLE = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "netkin"}
@@ -66,12 +69,15 @@ def heatmap_into(ax: Any, grid: Grid, names: tuple[str, str], *, best: bool = Tr
     colours = matplotlib("matplotlib.colors").ListedColormap(shades() / 255, name="netkin")
     colours = colours if grid.scale.higher_is_closer else colours.reversed()
     low, high = grid.scale.low, grid.scale.high
-    low, high = (low, high) if high > low else (low - 0.5, low + 0.5)
+    low, high = (low, high) if high > low else (max(low - 0.5, 0) if low >= 0 else low - 0.5, low + 0.5)
     values = np.ma.masked_invalid(grid.values)
     image = ax.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest", aspect="equal")
     _hatch(ax, grid)
+    written = _has_room(ax, grid)
+    if written:
+        _write_values(ax, grid)
     if best:
-        _mark_best(ax, grid)
+        _mark_best(ax, grid, framed=written)
     for place in grid.borders:
         ax.axhline(place - 0.5, color="white", linewidth=2.5)
         ax.axvline(place - 0.5, color="white", linewidth=2.5)
@@ -91,13 +97,23 @@ def bar_beside(axes: Any, image: Any, grid: Grid) -> None:
     if not grid.scale.higher_is_closer:
         bar.ax.invert_yaxis()
     bar.ax.tick_params(labelsize=7, width=0.6)
-    write_words(bar.set_label, f"{grid.id} ({grid.scale.better})", fontsize=8)
+    letters = 16 * bar.ax.bbox.height / figure.dpi
+    write_words(bar.set_label, _lines(f"{grid.id} ({grid.scale.better})", letters), fontsize=8)
+
+
+def _lines(words: str, letters: float) -> str:
+    """Return the name of a measure in as many lines as it needs: broken before brackets, and between parameters."""
+    if len(words) <= letters:
+        return words
+    return "\n".join(
+        line for part in re.split(r" ?(?=\()", words) for line in textwrap.wrap(part, max(20, int(letters)))
+    )
 
 
 def caption_below(figure: Any, words: str) -> None:
     """Write a caption below everything, in lines that are as long as the figure is wide."""
     letters = max(40, int(figure.get_size_inches()[0] * 17))
-    text = "\n".join(textwrap.wrap(words, letters))
+    text = "\n".join(["", *textwrap.wrap(words, letters)])  # the empty line keeps it apart from names above
     write_words(figure.supxlabel, text, fontsize=8, x=0.01, ha="left")
 
 
@@ -108,8 +124,29 @@ def _hatch(ax: Any, grid: Grid) -> None:
         ax.add_patch(rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, hatch="/////", edgecolor="#999999", linewidth=0))
 
 
-def _mark_best(ax: Any, grid: Grid) -> None:
+def _has_room(ax: Any, grid: Grid) -> bool:
+    """Return whether cells are so few and large that their values can be written into them."""
+    sides = (len(grid.columns), len(grid.rows))
+    lengths = (ax.bbox.width / ax.figure.dpi, ax.bbox.height / ax.figure.dpi)
+    return max(sides) <= WRITTEN and min(length / side for length, side in zip(lengths, sides, strict=True)) >= CELL
+
+
+def _write_values(ax: Any, grid: Grid) -> None:
+    numbers, colours = grid.scale.shade_numbers(grid.values), palette()
+    for (i, j), shade in np.ndenumerate(numbers):
+        if shade >= 0:
+            ax.text(j, i, grid.texts[i][j], fontsize=6.5, ha="center", va="center", color=ink(colours[int(shade)]))
+
+
+def _mark_best(ax: Any, grid: Grid, framed: bool) -> None:
+    """Mark the best match of each row: by a dot or, where cells have values, by a frame."""
     if not grid.best:
+        return
+    if framed:
+        rectangle = matplotlib("matplotlib.patches").Rectangle
+        for i, j in grid.best.items():
+            for colour, width in (("black", 2.2), ("white", 1.2)):
+                ax.add_patch(rectangle((j - 0.44, i - 0.44), 0.88, 0.88, fill=False, edgecolor=colour, linewidth=width))
         return
     size = min(16.0, 600.0 / max(len(grid.columns), len(grid.rows)))
     ax.scatter(
@@ -135,7 +172,18 @@ def lines_into(ax: Any, chart: Chart, up: str = "", *, marks: str = MARKS, legen
     ax.tick_params(labelsize=7, width=0.6)
     ax.spines[["top", "right"]].set_visible(False)
     if len(chart.lines) > 1 if legend is None else legend:
-        _name_lines(ax, chart.lines, beside=chart.along is not None)
+        name_lines(ax, chart.lines, beside=chart.along is not None)
+
+
+def ink_of(ax: Any) -> str:
+    """Return the colour in which axes are labelled, which can be read on their background."""
+    return str(ax.xaxis.label.get_color())
+
+
+def is_dark(ax: Any) -> bool:
+    """Return whether the background of axes is dark."""
+    red, green, blue = matplotlib("matplotlib.colors").to_rgb(ax.get_facecolor())
+    return 0.3 * red + 0.6 * green + 0.1 * blue < 0.5
 
 
 def _line_into(ax: Any, chart: Chart, k: int, line: Line, mark: str) -> None:
@@ -179,7 +227,7 @@ def _number_axis(ax: Any, chart: Chart) -> None:
         ax.xaxis.get_major_locator().set_params(integer=True)
 
 
-def _name_lines(ax: Any, lines: Sequence[Line], beside: bool) -> None:
+def name_lines(ax: Any, lines: Sequence[Line], beside: bool) -> None:
     """List few lines in a legend, inside or `beside` the axes; of many, name some beside a bar of their colours."""
     names = shortened([line.name for line in lines])
     if len(lines) <= LISTED:
@@ -204,7 +252,7 @@ def _name_lines(ax: Any, lines: Sequence[Line], beside: bool) -> None:
 def tree_into(ax: Any, distances: np.ndarray, names: Sequence[str]) -> None:
     """Draw into axes which of some models join at which distance, the nearest on the right."""
     branches, leaves = branches_of(tree_of(distances))
-    lines = matplotlib("matplotlib.collections").LineCollection(branches, colors="#444444", linewidths=1.0)
+    lines = matplotlib("matplotlib.collections").LineCollection(branches, colors=ink_of(ax), linewidths=0.8)
     ax.add_collection(lines)
     ax.set(xlim=(float(branches[:, :, 0].max()) * 1.03 or 1.0, 0), ylim=(len(names) - 0.5, -0.5))
     ax.yaxis.tick_right()
@@ -216,7 +264,7 @@ def tree_into(ax: Any, distances: np.ndarray, names: Sequence[str]) -> None:
 def plane_into(ax: Any, distances: np.ndarray, names: Sequence[str]) -> None:
     """Draw into axes where models lie in a plane, by classical scaling."""
     places, share = plane_of(distances)
-    ax.scatter(*places.T, s=14, c="#444444")
+    ax.scatter(*places.T, s=14, color=ink_of(ax))
     half = max(float(np.abs(places).max()) * 1.3, 1e-12)
     labels, points = shortened(names), [(x, -y) for x, y in (places / half * (ACROSS / 2)).tolist()]
     for place, label, (dx, dy) in zip(places, labels, label_places(points, labels, 4, 8), strict=True):
@@ -227,8 +275,8 @@ def plane_into(ax: Any, distances: np.ndarray, names: Sequence[str]) -> None:
     ticks = ax.get_yticks()
     ax.set(xticks=ticks, yticks=ticks, xlim=(-half, half), ylim=(-half, half))  # ticks may lie outside
     ax.tick_params(labelsize=7, width=0.6, length=2)
-    write_words(ax.set_xlabel, f"classical scaling, {share:.0%} of the squared spread", fontsize=8)
-    ax.spines[:].set_color("#cccccc")
+    write_words(ax.set_xlabel, f"multidimensional scaling, {share:.0%} of the squared spread", fontsize=8)
+    ax.spines[:].set_color("#888888")
 
 
 def name_axis(axis: Any, layers: Sequence[str], model: str, upright: bool = False, most: int = TICKS) -> None:

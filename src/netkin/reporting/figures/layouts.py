@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -27,7 +28,10 @@ from netkin.reporting.figures.drawing import (
     bar_beside,
     empty_figure,
     heatmap_into,
+    ink_of,
+    is_dark,
     lines_into,
+    name_lines,
     plane_into,
     tree_into,
     write_words,
@@ -50,6 +54,7 @@ PROFILE = 2.6  # inches that the profile is high
 PANES = 5  # steps of a series, unless they are chosen
 NAMED = 16  # names on an axis of a small heatmap at most
 MAP = 3.6  # inches: the side of a tree or a plane of models
+NAME = 34  # letters in a line of a model's name
 MAPPED = 60  # models that can be named in these
 PANE, LINES = 2.1, 2.9  # inches: a heatmap's side, the height of the lines
 Profiled = tuple[Comparison, list[Values]]
@@ -137,7 +142,7 @@ def _panels(grids: Sequence[Grid], names: tuple[str, str], profiled: Profiled | 
 
 def _maps(many: Comparisons, grids: Sequence[Grid]) -> dict[str, np.ndarray]:
     """Return how far apart models are by each measure; none where they are few or many, or some pair has no value."""
-    if not 3 <= len(many.models) <= MAPPED:
+    if not 3 <= len(many.models) <= MAPPED or any(grid.models for grid in grids):  # blocks of tasks have no map
         return {}
     found, tables = {}, many.summaries().tables
     for grid in grids:
@@ -155,8 +160,8 @@ def _mapped(grids: Sequence[Grid], maps: Mapping[str, np.ndarray]) -> Any:
         heat, tree, plane = (figure.add_subplot(places[row, column]) for column in range(3))
         bar_beside(heat, heatmap_into(heat, grid, ("", "")), grid)
         tree_into(tree, maps[grid.id], grid.rows)
-        write_words(tree.set_xlabel, "angle, arccos of the similarity" if grid.scale.higher_is_closer else grid.id,
-                    fontsize=8)  # fmt: skip
+        unit = f"angle in rad, arccos of {grid.id}" if grid.scale.higher_is_closer else grid.id
+        write_words(tree.set_xlabel, unit, fontsize=8)
         plane_into(plane, maps[grid.id], grid.rows)
     return figure
 
@@ -237,7 +242,7 @@ def _places(series: Series, steps: Sequence[int] | None) -> list[int]:
 
 def series_into(ax: Any, series: Series, measure: str) -> None:
     """Draw each layer's way to its final state into axes, coloured from the first layer to the last."""
-    chart = series_chart(series, measure, depths())
+    chart = series_chart(series, measure, depths("dark" if is_dark(ax) else "light"))
     if chart is not None:
         lines_into(ax, chart, f"{measure}\nwith its final state", marks=".", legend=True)
 
@@ -247,9 +252,9 @@ def series_into(ax: Any, series: Series, measure: str) -> None:
 
 def ranking_figure(ranking: Ranking, scores: Sequence[str]) -> Any:
     """Return a figure with a panel for each score."""
-    columns = min(len(scores), 3)
-    rows = math.ceil(len(scores) / columns)
-    figure = empty_figure(3.6 * columns + 0.6, rows * (0.26 * len(ranking) + 1.0))
+    columns = min(len(scores), 2 if len(scores) in (2, 4) else 3)
+    rows, longest = math.ceil(len(scores) / columns), min(max(map(len, ranking.models)), NAME)
+    figure = empty_figure((2.8 + 0.08 * longest) * columns, rows * (0.3 * len(ranking) + 1.0))
     for k, score in enumerate(scores):
         ranking_into(figure.add_subplot(rows, columns, k + 1), ranking.by(score))
     return figure
@@ -262,7 +267,7 @@ def ranking_into(ax: Any, ranking: Ranking) -> None:
     values, low, high = (np.array([one[k] for one in places]) for k in (1, 2, 3))
     rows = np.arange(len(places))
     ax.errorbar(values, rows, xerr=[values - low, high - values], fmt="o", markersize=4, linewidth=1, capsize=2)
-    ax.set_yticks(rows, [names[model] for model, *_ in places], fontsize=7)
+    ax.set_yticks(rows, [textwrap.fill(names[model], NAME) for model, *_ in places], fontsize=7)
     for label in ax.get_yticklabels():
         label.set_parse_math(False)
     ax.set_ylim(len(places) - 0.5, -0.5)
@@ -289,11 +294,11 @@ def rounds_into(ax: Any, found: Federation) -> None:
     rounds = found.accuracies
     if rounds:
         own = {client: [own.get(client) for own in rounds.values()] for client in found.clients}
-        lines = [Line(client, values, colour="0.7") for client, values in own.items()]
+        lines = [Line(client, values, colour="0.35" if is_dark(ax) else "0.7") for client, values in own.items()]
         mean = [float(np.mean(list(own.values()))) for own in rounds.values()]
-        lines.append(Line("mean of the clients", mean, colour="black"))
+        lines.append(Line("mean of the clients", mean, colour=ink_of(ax)))
     else:
-        lines = [Line("mean", [one.loss for one in found.rounds], colour="black")]
+        lines = [Line("mean", [one.loss for one in found.rounds], colour=ink_of(ax))]
     reach = [value for line in lines for value in line.reach] or [0.0]
     places = list(rounds) if rounds else [one.round for one in found.rounds]
     chart = Chart("by round", "round", places, lines, axis_up(reach), axis_across(places))
@@ -346,7 +351,9 @@ def sparsity_figure(study: SparsityStudy) -> Any:
         curve = {names.get(word, word): plain(values) for word, values in study.curve.items()}
         chart = chart_of("accuracy after pruning", curve)
         if chart is not None:
-            lines_into(figure.add_subplot(places[len(heights) - 1, :]), chart, "accuracy", legend=True)
+            ax = figure.add_subplot(places[len(heights) - 1, :])
+            lines_into(ax, chart, "accuracy", legend=False)
+            name_lines(ax, chart.lines, beside=False)
     return figure
 
 

@@ -122,7 +122,7 @@ def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequen
     on = {"data": study.data, "examples": f"{study.examples:,}", "what one example is": study.shapes}
     about = {"networks": ", ".join(study.names)} | (on if study.data else {}) | {"times measured on": study.costs_on}
     told = about | {"made": study.created, "netkin": study.version}
-    yield origins({key: value for key, value in told.items() if value}, {})
+    yield origins({key: value for key, value in told.items() if value}, study.provenance)
 
 
 def _warnings(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[str]:
