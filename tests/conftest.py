@@ -131,6 +131,12 @@ def shared_nets(monkeypatch, trained_once):
 PROGRAMS = {"browser", "running_cluster", "quick_python"}  # fixtures that start other programs
 # the tests that need a cluster of Ray, by their names
 RAY = re.compile(r"/test_(ray|study|cluster_steps)\.py|::test_a_cluster_")
+# those that share a cluster, a browser with Matplotlib, or the imports of Lightning and Hugging Face
+TOGETHER = {
+    "ray": RAY,
+    "pages": re.compile(r"^tests/reporting/"),
+    "adapters": re.compile(r"^tests/integrations/|/test_(tokens|token_losses|token_refusals|pretrained|fuzzed)\.py"),
+}
 
 
 def pytest_runtest_setup(item):
@@ -189,14 +195,15 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Let one process of `pytest -n 2 --dist loadfile` have all tests with Ray, so that it starts once."""
+    """Let one process of `pytest -n 2 --dist loadfile` have all tests that share what takes long to start."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            return "ray" if RAY.search(nodeid) else super()._split_scope(nodeid)
+            own = super()._split_scope(nodeid)
+            return next((name for name, tests in TOGETHER.items() if tests.search(nodeid)), own)
 
     return Scheduling(config, log)
 

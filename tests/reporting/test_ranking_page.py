@@ -109,3 +109,13 @@ def test_a_figure_has_a_panel_for_each_score(tmp_path):
     assert ranked.plot(ax=ax) is alone
     assert "comes first by knn" in words(notebook_view(ranked))
     assert ranked._repr_html_() == notebook_view(ranked)
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_numbers_of_the_axis_stand_below_the_dots(opened, width):
+    page = opened(ranking(tuple(f"a network with a rather long name, number {k}" for k in range(3))), width=width)
+    ends = "all => all.map(one => [one.getBoundingClientRect().left, one.getBoundingClientRect().right])"
+    card = page.locator("figure").first
+    (ticks,), tracks = (card.locator(part).evaluate_all(ends) for part in (".ticks", ".track"))
+    assert len(tracks) == 3
+    assert all(track == pytest.approx(ticks, abs=1) for track in tracks)

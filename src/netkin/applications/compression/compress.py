@@ -49,6 +49,7 @@ from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression
+from netkin.results.text import plural
 from netkin.sources.batches import overlap_remark
 from netkin.sources.models import load_model
 from netkin.sources.names import by_name
@@ -218,7 +219,8 @@ class CompressCall:
             return self._searched(net, name, layer, space, floor)
         wanted = self.size.wanted(name, layer, space, self.projection)
         if self.size.variance is not None and wanted > most_that_saves(layer):
-            return None, f"left as it is: {wanted:,} directions hold that variance, which saves no parameters."
+            held = f"{plural(wanted, 'direction')} {'holds' if wanted == 1 else 'hold'} that variance"
+            return None, f"left as it is: {held}, which saves no parameters."
         if wanted > space.rank:
             return space.rank, f"only {space.rank:,} directions of its input vary, so no more than these are kept."
         return wanted, ""
