@@ -244,7 +244,8 @@ def _rows(study: SparsityStudy) -> list[Any]:
 
 def compression_page(table: Compression) -> str:
     """Return the HTML page of a compression."""
-    title = f"{plural(len(table), 'layer')} compressed"
+    share = table.parameters_after / max(table.parameters_before, 1)
+    title = f"{plural(len(table), 'layer')} compressed, {share:.0%} of the parameters left"
     bar = toolbar(best=None, cells=False)
     parts, versions = _compression_parts(table), [table.version]
     rows = [list(COLUMNS), *([*map(str, row)] for row in _compression_rows(table))]
