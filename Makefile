@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# a file's tests stay together, as they share what they build, and so do all with Ray; see tests/conftest.py
+# a file's tests stay together, as they share what they build, and so do all with one cluster, browser or adapter
 SHARED := -n auto --dist loadfile --no-loadscope-reorder
 # Python compiles a module when it is imported; pip would compile 23,000, which takes more than a minute
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-compile -c constraints.txt

@@ -31,15 +31,17 @@ UNSTEADY, PROCESSES = ("stitching",), 7  # a forward pass of these takes once or
 GPU_NOTES = """\
 Models and the forward passes beside them run as torch is set: with TF32 in convolutions. Statistics are never rounded
 to TF32, but for wide mini-batch Gram matrices, whose rounding U-centring and the sums average away. Whole comparisons
-agree with the CPU to the figure above with `exact_model=True`. Of the pass, kernels alone took 1.21 times those of the
+agree with the CPU to the figure above with `exact_model=True`. Of the pass, kernels alone took 1.19 times those of the
 forward passes: half of that is the mean over the places of every map. The rest is the launching of both, and the
-beginning. The one wait for each batch asks whether the batch before was finite; it does not hold up the batch at hand.
-Reading is limited by singular values of matrices so ill-conditioned that their eigenvalues do not serve (untrained nets
-have many), and by the calls for 24 measures of 400 pairs. It does not grow with the data. Statistics read on
-the host instead took 6.2 s in place of 10.6 for the two nets, and 6.8 in place of 5.2 for random layers; so they are
-read where they are. All of this depends on how fast the host launches: with three hosts, the same GPU and equal forward
-passes, the pass took 1.37, 1.64 and 1.47, `cka_minibatch` 1.52, 2.5 and 1.60, and reading 10.0, 12.1 and 10.6 s; the
-table has the last, of 81,920 images the first. Features and gradients were measured on the second, the slowest.
+beginning. Whether a batch was finite is sent to the host, which reads it a batch later; while it was asked for, the
+host waited for each batch, as the table still counts, and the pass took 1.44 on the same day. Layers of up to 1,024
+units are read on the host, whose threads share decompositions and products: on the GPU reading took 10.6 s for the two
+nets and 5.2 s for random layers. It is limited by singular values of matrices so ill-conditioned that their eigenvalues
+do not serve (untrained nets have many), and by the calls for 24 measures of 400 pairs. It does not grow with the data.
+All of this depends on the host: with three hosts, the same GPU and equal forward passes, the pass took 1.37, 1.64 and
+1.47 before, `cka_minibatch` 1.52, 2.5 and 1.60, and the training beside which a probe is timed from 0.70 to 0.98 s for
+100 steps. The figure of 81,920 images is of the first host and of the former pass; features and gradients were measured
+on the second, the slowest.
 """
 ERRORS = [
     ("minibatch_error", "`cka_minibatch`: against the same estimator in float64", "≤ 1e-5"),

@@ -151,7 +151,8 @@ def write_page(name: str) -> Any:
 def draw_figures() -> None:
     """Draw the figures of the gallery by matplotlib, as `plot` gives them."""
     stitch = nk.stitch(network(0), "relu3", network(1), "relu3", data("train"))
-    comparison = nk.compare(network(0), network(1), data("test"), ["cka", "svcca_k(k=5)"], layers=LAYERS)
+    names = ("seed 0", "seed 1")
+    comparison = nk.compare(network(0), network(1), data("test"), ["cka", "svcca_k(k=5)"], layers=LAYERS, names=names)
     for name, result in zip(FIGURE_NAMES, (comparison, training_run(), stitch), strict=True):
         drawn = FIGURES / f"figure-{name}.png"
         result.plot(path=drawn, overwrite=True)

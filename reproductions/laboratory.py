@@ -218,15 +218,16 @@ class Lab:
     def settled(self, model: nn.Module) -> nn.Module:
         """Return a network that was not trained, its batch norms with the statistics of some training images.
 
-        They are taken on the CPU in float64, so that every process finds the same ones in float32, bit for bit: files
-        of stitches go by them.
+        They are taken in float64, so that every process finds the same ones in float32, bit for bit: files of stitches
+        go by them.
         """
         norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d)]
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # the mean over the batches
-        model.cpu().double().train()
-        for images in self.images().train_images[:1024].cpu().double().split(256):
+        place = self.device if self.device.type == "cuda" else "cpu"  # others may have no float64
+        model.to(place).double().train()
+        for images in self.images().train_images[:1024].to(place).double().split(256):
             model(images)
         return model.eval().float().to(self.device)
 

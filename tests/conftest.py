@@ -17,12 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import settings
 
-import netkin.errors
-from netkin.errors import InflatedWarning
-from netkin.measures import measures
-from netkin.training import trained_digits_net
-from worlds import Worlds
-
+# torch and netkin are imported by those who use them: the process that hands out tests to others needs neither
 os.fsync = lambda file: None  # no test cuts the power; processes that tests start write as netkin does
 # the same examples in every run, and none kept on disk
 settings.register_profile("netkin", derandomize=True, database=None, deadline=None, max_examples=60)
@@ -33,12 +28,16 @@ settings.load_profile("netkin")
 @pytest.fixture
 def worlds():
     """Return a maker of matrices that makes the same ones in every run."""
+    from worlds import Worlds
+
     return Worlds(seed=0)
 
 
 @pytest.fixture(scope="session")
 def value():
     """Return a function that calls a measure by name on two matrices, the warning about few examples aside."""
+    from netkin.errors import InflatedWarning
+    from netkin.measures import measures
 
     def call(name, X, Y, **parameters):
         with warnings.catch_warnings():
@@ -48,13 +47,32 @@ def value():
     return call
 
 
-CLUSTER_ENDS = ExitStack()
+CLUSTER, CLUSTER_ENDS = [], ExitStack()
+
+
+@pytest.fixture
+def ray_cluster(running_cluster):
+    """Two nodes of Ray, on the loopback address, whose workers find the modules of these tests."""
+    return running_cluster()
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory):
-    """Two nodes of Ray for all tests, on the loopback address, whose workers find the modules of these tests."""
+def running_cluster(tmp_path_factory):
+    """Return a function that gives the nodes that run; it starts them before the first test with Ray of a row."""
+
+    def give():
+        if not CLUSTER:
+            CLUSTER.append(_started_cluster(tmp_path_factory.mktemp("nodes")))
+            CLUSTER_ENDS.callback(CLUSTER.clear)
+        return CLUSTER[0]
+
+    yield give
+    CLUSTER_ENDS.close()
+
+
+def _started_cluster(folder):
     ray = pytest.importorskip("ray", reason="needs the extra netkin[ray]")
+    import netkin.errors
     from netkin.comparing.engines.cluster import Cluster
     from ray_worlds import Nodes
 
@@ -63,12 +81,11 @@ def ray_cluster(tmp_path_factory):
         "PYTHONPATH", os.pathsep.join([str(Path(netkin.errors.__file__).parents[1]), str(Path(__file__).parent)])
     )
     patch.setenv("RAY_worker_niceness", "0")  # else busy processors leave nothing for workers
-    nodes = Nodes(tmp_path_factory.mktemp("nodes"))
+    nodes = Nodes(folder)
     CLUSTER_ENDS.callback(nodes.cluster.shutdown)
     Cluster(nodes.address)  # to which all calls in this process then connect
     CLUSTER_ENDS.callback(ray.shutdown)
-    yield nodes
-    CLUSTER_ENDS.close()
+    return nodes
 
 
 @pytest.fixture(scope="session")
@@ -83,6 +100,8 @@ def quick_python():
 @cache
 def _trained(seed, epochs):
     """Return a network, and what was told of its training after each epoch."""
+    from netkin.training.loop import trained_digits_net  # which `shared_nets` leaves alone
+
     told = []
     return trained_digits_net(seed, epochs, lambda *epoch: told.append(epoch)), told
 
@@ -109,13 +128,19 @@ def shared_nets(monkeypatch, trained_once):
     monkeypatch.setattr("netkin.training.trained_digits_net", trained_once)
 
 
-PROGRAMS = {"browser", "ray_cluster", "quick_python"}  # fixtures that start other programs
+PROGRAMS = {"browser", "running_cluster", "quick_python"}  # fixtures that start other programs
 # the tests that need a cluster of Ray, by their names
 RAY = re.compile(r"/test_(ray|study|cluster_steps)\.py|::test_a_cluster_")
+# those that share a cluster, a browser with Matplotlib, or the imports of Lightning and Hugging Face
+TOGETHER = {
+    "ray": RAY,
+    "pages": re.compile(r"^tests/reporting/"),
+    "adapters": re.compile(r"^tests/integrations/|/test_(tokens|token_losses|token_refusals|pretrained|fuzzed)\.py"),
+}
 
 
 def pytest_runtest_setup(item):
-    """End the cluster before the first test without Ray: its processes are never idle."""
+    """End the cluster before a test without Ray: its processes are never idle. The next with Ray starts another."""
     if not RAY.search(item.nodeid):
         CLUSTER_ENDS.close()
 
@@ -128,7 +153,22 @@ def pytest_collection():
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         gc.enable()
+
+
+def pytest_configure(config):
+    """Let a process of `pytest -n 2` report of a test that passed its call alone, not its start, setup and teardown."""
+    if hasattr(config, "workerinput") and config.option.verbose <= 0 and config.option.durations is None:
+        (worker,) = (one for one in config.pluginmanager.get_plugins() if type(one).__name__ == "WorkerInteractor")
+        send = worker.sendevent
+
+        def send_what_is_read(name, **message):
+            report = message["data"] if name == "testreport" else {"outcome": "", "when": ""}
+            if name != "logstart" and (report["outcome"] != "passed" or report["when"] == "call"):
+                send(name, **message)
+
+        worker.sendevent = send_what_is_read
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -137,23 +177,33 @@ def pytest_collection_modifyitems(items):
 
     What is long and begun last leaves other processors idle.
     """
+    import torch
+
+    # `torch.manual_seed` notes for devices that are not there where it was called, which takes longer than seeding
+    for devices in (torch.cuda, torch.xpu, torch.mtia):
+        if not devices.is_available():
+            devices.manual_seed_all = lambda seed: None
     for item in items:
-        if PROGRAMS & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if PROGRAMS & fixtures:
             item.add_marker(pytest.mark.slow)
+        if "running_cluster" in fixtures and not RAY.search(item.nodeid):
+            raise pytest.UsageError(f"{item.nodeid} starts Ray; let its name begin with 'test_a_cluster_'.")
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: (not RAY.search(item.nodeid), -slow[item.path]))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Let one process of `pytest -n 2 --dist loadfile` have all tests with Ray, so that it starts once."""
+    """Let one process of `pytest -n 2 --dist loadfile` have all tests that share what takes long to start."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            return "ray" if RAY.search(nodeid) else super()._split_scope(nodeid)
+            own = super()._split_scope(nodeid)
+            return next((name for name, tests in TOGETHER.items() if tests.search(nodeid)), own)
 
     return Scheduling(config, log)
 

@@ -133,3 +133,13 @@ def test_a_long_call_hands_its_choice_on(calls):
 def test_what_is_no_progress_is_refused(odd):
     with pytest.raises(ValueFault, match=r"`progress` is None .* or a function of \(done, total, what\); got"):
         list(reported("ab", "inner", "pairs", odd))
+
+
+def test_what_is_waited_for_is_announced(shown_on, calls):
+    with progress.showing(calls.note), progress.announced("starting Ray"):
+        assert calls == [(0, None, "starting Ray")]
+    terminal = shown_on(Terminal())
+    with progress.announced("starting Ray"):
+        assert "starting Ray ..." in terminal.getvalue()
+    with progress.showing(False), progress.announced("in silence"):
+        assert "silence" not in terminal.getvalue()

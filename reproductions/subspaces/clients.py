@@ -48,7 +48,7 @@ class Setting:
 _RECIPE = Recipe(epochs=5, batch=25, rate=0.01, momentum=0.9, drop_last=True)  # rate and momentum of section A.2
 SETTINGS = {
     "cpu": Setting(6, 3, 4, (1, 2, 4), _RECIPE.but(batch=16), 3),
-    "gpu": Setting(20, 5, 20, (1, 4, 8), _RECIPE, 3),
+    "gpu": Setting(20, 5, 20, (1, 4, 8), _RECIPE, 5),
 }
 SHARES = (1.0, 0.8, 0.6, 0.4, 0.2)  # of a client's images where clients take unequal numbers of steps
 

@@ -54,7 +54,7 @@ SETTINGS = {
     ),
     "gpu": Setting(
         100, {"cifar100": 100, "cifar10": 10}, 0.1, {"cifar100": 15, "cifar10": 12}, _RECIPE.but(clip=1.0), 5, 10_000,
-        4, _RECIPE.but(epochs=20, clip=1.0), 1_000, 3,
+        4, _RECIPE.but(epochs=20, clip=1.0), 1_000, 5,
     ),
 }  # fmt: skip
 CLASSES = {"cifar100": 5, "cifar10": 2}  # of a client

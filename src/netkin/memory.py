@@ -60,42 +60,47 @@ def is_cuda(device: Any) -> bool:
 
 def _of_system(name: str, root: Path) -> int:
     """Return a number of bytes from a file of the system; without such a file, its physical memory."""
-    found = _table(root / "proc/meminfo").get(name)
+    found = _number(f"{root}/proc/meminfo", name)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if found is None else found * 1024
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
     """Yield the limit and the use, in bytes, of each control group that has a limit."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in _text(f"{root}/proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
-            names, top = ("memory.max", "memory.current", "inactive_file"), root / "sys/fs/cgroup"
+            names, top = ("memory.max", "memory.current", "inactive_file"), f"{root}/sys/fs/cgroup"
         elif "memory" in controllers.split(","):
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            top = root / "sys/fs/cgroup/memory"
+            top = f"{root}/sys/fs/cgroup/memory"
         else:
             continue
         for group in _groups(top, path):
-            limit, used = (_text(group / name).strip() for name in names[:2])
+            limit, used = (_text(f"{group}/{name}").strip() for name in names[:2])
             if limit.isdecimal() and used.isdecimal():  # without a limit it is the word "max"
-                yield int(limit), int(used) - _table(group / "memory.stat").get(names[2], 0)
+                yield int(limit), int(used) - (_number(f"{group}/memory.stat", names[2]) or 0)
 
 
-def _groups(top: Path, path: str) -> list[Path]:
+def _groups(top: str, path: str) -> list[str]:
     """Return the folders of a control group and of those above it; inside a container `path` may not be there."""
-    inner = top / path.strip("/")
-    return [inner, *(above for above in inner.parents if above.is_relative_to(top))]
+    parts = [part for part in path.split("/") if part]
+    return ["/".join([top, *parts[:count]]) for count in range(len(parts), -1, -1)]
 
 
-def _table(path: Path) -> dict[str, int]:
-    """Return the numbers of a file with a name and a number in each line."""
-    rows = [line.replace(":", " ").split() for line in _text(path).splitlines()]
-    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
+def _number(path: str, name: str) -> int | None:
+    """Return the number beside a name in a file with a name and a number in each line."""
+    for line in _text(path).splitlines():
+        if line.startswith(name):
+            first, second, *_ = [*line.replace(":", " ").split(), ""]
+            if first == name and second.isdecimal():
+                return int(second)
+    return None
 
 
-def _text(path: Path) -> str:
+def _text(path: str) -> str:
     """Return the text of a file of the system; empty where it is absent or not readable."""
     try:
-        return path.read_text()
+        with open(path) as file:
+            return file.read()
     except OSError:
         return ""

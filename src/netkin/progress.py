@@ -87,6 +87,17 @@ def reporting(
             yield _Several([Report(bar.update), *others]) if others else Report(bar.update)
 
 
+@contextmanager
+def announced(what: str) -> Iterator[None]:
+    """Inside the `with`, show what is being waited for, where progress is shown; a function gets it with 0 done."""
+    chosen = _chosen.get()
+    if callable(chosen):
+        chosen(0, None, what)
+    hidden = callable(chosen) or chosen is False or not sys.stderr.isatty()
+    with tqdm(desc=what, bar_format="{desc} ...", leave=False, disable=hidden):
+        yield
+
+
 def reported(
     items: Iterable[Item], what: str, unit: str, progress: ProgressOption = None, *, total: int | None = None
 ) -> Iterator[Item]:

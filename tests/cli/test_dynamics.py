@@ -16,7 +16,7 @@ LINE = 'dynamics run --model netkin:digits --data digits:test --layers "relu*"'
 @pytest.fixture(scope="module")
 def states():
     """The same network before training and after one and two epochs."""
-    models = [untrained_digits_net(0), *(trained_digits_net(0, epochs=epochs) for epochs in (2, 3))]
+    models = [untrained_digits_net(0), *(trained_digits_net(0, epochs=epochs) for epochs in (1, 2))]
     return {epoch: models[i].state_dict() for i, epoch in enumerate((0, 2, 3))}
 
 

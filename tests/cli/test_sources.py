@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import netkin as nk
 from netkin.cli.refusals import crash_refusals
-from netkin.errors import ForwardError
+from netkin.errors import ForwardError, SourceError
 
 MODULE = """
 import torch
@@ -179,3 +180,42 @@ def test_only_what_runs_when_it_crashes_is_named():
         run_both(good, bad)
     assert not bad._forward_pre_hooks
     assert not good._forward_hooks
+
+
+DATA = """
+from pathlib import Path
+
+def images():
+    Path('read').touch()
+    return []
+"""
+MISSPELT = {
+    "compare netkin:digitss netkin:digits": "no reference architecture named 'digitss'",
+    "compare netkin:digits netkin:digits@gone.pt": "found no weights file 'gone.pt'",
+    "compare netkin:digits netkin:digits netkin:digits@gone.pt": "found no weights file 'gone.pt'",
+    "explain netkin:digits netkin:digits netkin:digits@": "names no weights after the '@'",
+    "compare netkin:digits netkin:digits hf:gone": "'gone' is no folder",
+    "compare netkin:digits netkin:digits gone.pt2": "found no file 'gone.pt2'",
+    "compare netkin:digits --measure ckaa": "did you mean 'cka'?",
+    "compare netkin:digits netkin:digits netkin:digits --measure ckaa": "did you mean 'cka'?",
+    "collect netkin:digits --device cuda:77 --out a.stats": "there is no device 'cuda:77' here",
+    "stitch netkin:digitss netkin:digits --all": "no reference architecture named 'digitss'",
+    "sensitivity netkin:digitss": "no reference architecture named 'digitss'",
+    "compress netkin:digitss --layer fc --k 2": "no reference architecture named 'digitss'",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", MISSPELT)
+def test_what_is_misspelt_is_told_before_data_are_read(netkin, line, monkeypatch):
+    Path("slow_images.py").write_text(DATA)
+    result = netkin(f"{line} --data slow_images:images")
+    assert result.exit_code == 1
+    assert MISSPELT[line] in " ".join(result.stderr.split())
+    assert not Path("read").exists()
+
+
+def test_python_refuses_misspelt_models_before_data_are_read(netkin):
+    Path("slow_images.py").write_text(DATA)
+    with pytest.raises(SourceError, match="found no weights file 'gone.pt'"):
+        nk.compare_many(["netkin:digits", "netkin:digits@gone.pt"], "slow_images:images")
+    assert not Path("read").exists()

@@ -29,7 +29,8 @@ def two():
 def three():
     return untrained_digits_net(3)
 """
-DATA = "--data digits:train --test digits:test --examples 200"
+TEST = "--test digits:test --test-examples 90"
+DATA = f"--data digits:train --examples 200 {TEST}"
 AB = f"stitch nk_stitch_nets:one nk_stitch_nets:two {DATA}"
 
 
@@ -44,7 +45,7 @@ def test_the_numbers_are_those_of_the_library(netkin):
     result = netkin(f"{AB} --all --layers relu3 --layers fc --how least_squares --how procrustes --save ab.netkin")
     assert (result.exit_code, result.stderr) == (0, "saved to ab.netkin\n")
     a, b = (nk.load_model(f"nk_stitch_nets:{name}") for name in ("one", "two"))
-    train, test = sample(nk.load_data("digits:train"), 200), nk.load_data("digits:test")
+    train, test = sample(nk.load_data("digits:train"), 200), sample(nk.load_data("digits:test"), 90)
     saved = results.load("ab.netkin")
     assert (saved.a, saved.b) == ("nk_stitch_nets:one", "nk_stitch_nets:two")
     for how in ("least_squares", "procrustes"):
@@ -87,19 +88,19 @@ def test_several_models_give_a_mean_and_a_spread_and_one_page(netkin, tmp_path):
 
 
 def test_a_warning_stands_below_the_tables(netkin):
-    result = netkin(f"{AB} --at fc --how identity".replace("--test digits:test", ""))
+    result = netkin(f"{AB} --at fc --how identity".replace(TEST, ""))
     assert "warning: nk_stitch_nets:one into nk_stitch_nets:two: the stitches are evaluated on the data on" in (
         " ".join(result.stdout.split())
     )
 
 
 def test_the_warning_names_the_option_that_mends_it(netkin):
-    result = netkin(f"{AB} --at fc --how identity".replace("--test digits:test", ""))
+    result = netkin(f"{AB} --at fc --how identity".replace(TEST, ""))
     assert "give other data as --test." in " ".join(result.stdout.split())
 
 
 def test_without_test_data_the_examples_of_the_fitting_judge(netkin):
-    line = f"{AB} --at fc --json".replace("--test digits:test", "")
+    line = f"{AB} --at fc --json".replace(TEST, "")
     assert json.loads(netkin(line).stdout)["examples"] == 200
     result = netkin(f"{line} --test-examples 50")
     assert (result.exit_code, result.stdout) == (2, "")
@@ -170,9 +171,10 @@ def test_a_reader_who_stops_reading_leaves_all_files(netkin, tmp_path, monkeypat
 
 
 def test_a_file_with_another_sweep_is_refused_and_stays(netkin, tmp_path):
-    netkin(f"{AB} --at fc --save c.netkin")
+    whole = AB.replace(" --test-examples 90", "")
+    netkin(f"{whole} --at fc --save c.netkin")
     before = (tmp_path / "c.netkin").read_bytes()
-    result = netkin(f"{AB} --at fc --save c.netkin".replace("digits:test", "digits:train"))
+    result = netkin(f"{whole} --at fc --save c.netkin".replace("digits:test", "digits:train"))
     assert result.exit_code == 1
     assert result.stderr.startswith("netkin: 'c.netkin.job' holds a sweep that differs in test data (")
     assert (tmp_path / "c.netkin").read_bytes() == before
@@ -278,14 +280,14 @@ def test_one_model_alone_is_a_misuse(netkin):
 
 
 def test_test_data_that_are_the_fitting_data_are_told(netkin):
-    line = f"{AB} --at fc".replace("--test digits:test --examples 200", "--test {}")
+    line = f"{AB} --at fc".replace(f"--examples 200 {TEST}", "--test {}")
     told = "the stitches are evaluated on the data on which they were fitted"
     assert told in " ".join(netkin(line.format("digits:train")).stdout.split())
     assert told not in " ".join(netkin(line.format("digits:test")).stdout.split())
 
 
 def test_test_data_that_overlap_the_fitting_data_are_told_with_their_number(netkin):
-    line = f"{AB} --at fc".replace("--test digits:test --examples 200", "--test digits:train {}")
+    line = f"{AB} --at fc".replace(f"--examples 200 {TEST}", "--test digits:train {}")
     some = " ".join(netkin(line.format("--examples 300")).stdout.split())
     assert "300 of the 1,437 test examples are also among the 300 of --data, which flatters the result" in some
     assert "also among" not in " ".join(netkin(line.format("")).stdout.split())  # the same data: told in other words
@@ -303,8 +305,7 @@ def test_what_a_sweep_would_take_is_explained(netkin, tmp_path):
     assert "method ridge: read from the sums" in text
     assert "method task_loss(epochs=3): trained from least_squares, 3 epochs" in text
     plan = json.loads(netkin(f"{line} --json").stdout)
-    test = sum(len(batch[1]) for batch in nk.load_data("digits:test"))
-    batches = -(-200 // 128), -(-test // 128)
+    test, batches = 90, (2, 1)  # of 128
     assert (plan["pairs"], plan["joined"], plan["examples"]) == (4, 3, 2 * 200 + (4 + 3 * 2) * test)
     assert plan["passes"] == 2 * batches[0] + (4 + 3 * 2) * batches[1]
     assert list(plan["refused"]) == ["fc into relu1"]

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from netkin.jobs import Job
+
 
 class Maps(nn.Module):
     """Two convolutions, the second half as large, one in-place ReLU called after both, and a head."""
@@ -124,3 +126,18 @@ def state_of():
         )  # fmt: skip
 
     return look
+
+
+@pytest.fixture
+def here(ray_cluster, tmp_path, monkeypatch):
+    """The folder in which a call is made, and which workers enter for it."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def dropped(monkeypatch):
+    """The names of parts that would have been deleted."""
+    found = []
+    monkeypatch.setattr(Job, "drop", lambda job, name, **how: found.append(name))
+    return found

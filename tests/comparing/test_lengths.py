@@ -27,7 +27,7 @@ def pair(words):
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_mini_batches_of_tokens_are_cut_as_they_come(pair, lengths, batch):
     measure, data = f"cka_minibatch(batch={batch})", texts(lengths)
-    found = nk.compare(*pair, data, measure, shape="tokens")
+    found = nk.compare(*pair, data, measure, layers=["embed", "layer.1"], shape="tokens")
     rows = [nk.activations(model, ["embed", "layer.1"], data, shape="tokens") for model in pair]
     X, Y = rows[0]["embed"].numpy(), rows[1]["layer.1"].numpy()
     assert found["embed", "layer.1"] == pytest.approx(transcriptions.cka_minibatch(X, Y, batch=batch), abs=1e-10)
@@ -62,7 +62,7 @@ def test_parts_that_are_even_each_and_not_together_are_not_merged(worlds):
 def test_rows_of_unequal_examples_are_merged_and_sampled_alike(monkeypatch, tmp_path, pair, lengths, cap):
     if cap:
         monkeypatch.setattr(rows_module, "CAP", cap)
-    data, options = texts(lengths), {"shape": "tokens", "errors": True, "chunks": 3}
+    data, options = texts(lengths), {"shape": "tokens", "layers": ["embed", "layer.1"], "errors": True, "chunks": 3}
     asked = ["cka_rbf", "cka", "cka_debiased"]
     whole = nk.compare(*pair, data, asked, **options)
     for count in (2, 5):

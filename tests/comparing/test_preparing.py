@@ -56,6 +56,15 @@ def test_pairs_that_do_not_fit_in_memory_together_are_prepared_after_each_other(
         assert parts[measure].values == pytest.approx(whole[measure].values, abs=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
+def test_rows_of_wide_layers_count_with_their_row_space(prepared, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    a, b = ({name: torch.randn(6, 40, generator=draw) for name in "xyz"} for _ in "ab")
+    monkeypatch.setattr(tabulating, "READ", 4 * 6 * 6)  # of four pairs, or of the tenth part of one by its widths
+    nk.compare(a, b, measures="svcca")
+    assert [len(call) for call in prepared] == [4, 4, 1]
+
+
 def test_of_a_model_with_itself_symmetric_measures_are_prepared_for_half_of_the_pairs(model, data, prepared):
     nk.compare(model, data=data, measures=["svcca", "pwcca"])
     names = [name for call in prepared for _, measures in call for name in measures]

@@ -38,13 +38,6 @@ DATA, LOADER = "ray_worlds:images", "ray_worlds:loader"  # in one batch, and in 
 pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
 
 
-@pytest.fixture
-def here(ray_cluster, tmp_path, monkeypatch):
-    """The folder in which a call is made, and which workers enter for it."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def local(function, *models, data=None, **options):
     """Return what one process gets."""
     live = [nk.load_model(name, seed=place) for place, name in enumerate(models)]
@@ -79,24 +72,24 @@ def test_a_cluster_gets_what_one_process_gets(here, name):
     whole = local(nk.compare, *models, data=data, **options)
     assert_same(found, whole, within)
     assert found.warnings == whole.warnings
-    differing = ("plan", "settings digest", *(("data digest",) if name in ("tokens", "a shuffled loader") else ()))
+    differing = (
+        "call",
+        "plan",
+        "settings digest",
+        *(("data digest",) if name in ("tokens", "a shuffled loader") else ()),
+    )
     assert {k: v for k, v in found.provenance.items() if k not in differing} == {
         k: v for k, v in whole.provenance.items() if k not in differing
     }
 
 
-def test_all_pairs_of_several_models_in_blocks(here):
+def test_all_pairs_of_several_models_in_blocks(here, dropped):
     names, options = {"x": FIRST, "y": SECOND, "z": THIRD}, {"measures": ["cka", "svcca"], "layers": LAYERS, **ERRORS}
     found = nk.compare_many(names, DATA, engine=Ray(job="many.job", shares=2), memory=60_000, **options)
     shares = [part.name for part in Path("many.job/parts").glob("share *")]
-    assert sorted(name.partition(" of 2 of ")[2][:4] for name in shares) == [
-        "x, y",
-        "x, y",
-        "x, z",
-        "x, z",
-        "y, z",
-        "y, z",
-    ]
+    pairs = sorted(name.partition(" of 2 of ")[2][:4] for name in shares)
+    assert pairs == ["x, y", "x, y", "x, z", "x, z", "y, z", "y, z"]
+    assert len(dropped) == len(set(dropped)) == 3 * 3  # shares and their merges
     live = {name: getattr(ray_worlds, spec.partition(":")[2])() for name, spec in names.items()}
     assert_same(found, nk.compare_many(live, ray_worlds.images(), **options), 1e-10)
     assert found.failed == {}
@@ -115,7 +108,10 @@ def test_the_plan_of_a_cluster_tells_passes_bytes_and_hours(here):
     assert "forward passes: 24, one of each model on each batch" in str(plan)
     assert plan.lines[-1].startswith("cluster: 2 tasks at once on 2 nodes, about under a second together")
     assert plan.bytes > plan.result > 0
+    assert sum(line.startswith("disk, with `save`: up to") for line in plan.lines) == 1
     few = nk.explain_many(MANY, LOADER, ["cka", "svcca"], memory=60_000, **how)
+    left = plan.disk - 2 * plan.way.statistics
+    assert few.disk == 3 * 2 * few.way.statistics + left  # blocks and shares
     assert len(few.way.blocks) == 3
     assert "several processes share the data" in few.others["rows kept"]
     assert "would be refused: " in str(nk.explain_many(MANY, LOADER, memory=100, **how))
@@ -157,19 +153,6 @@ def test_models_without_weights_are_drawn_from_the_seeds_of_their_places(here):
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_job_continues_with_what_is_missing(here):
-    call = {"layers": LAYERS, "engine": Ray(job=here / "ab.job", shares=3)}
-    before = nk.compare(FIRST, SECOND, DATA, **call)
-    parts = sorted((here / "ab.job" / "parts").iterdir())
-    assert [part.name.partition(" of")[0] for part in parts] == ["plan", "share 1", "share 2", "share 3", "values"]
-    written = {part: part.stat().st_mtime_ns for part in parts}
-    for part in (parts[2], parts[4]):  # as if the process had been killed before they were finished
-        part.unlink()
-    assert nk.compare(FIRST, SECOND, DATA, **call)["cka"] == before["cka"]
-    assert {part for part in parts if part.stat().st_mtime_ns == written[part]} == {parts[0], parts[1], parts[3]}
-    assert nk.jobs.read(here / "ab.job").condition == "done"
 
 
 def test_a_job_of_other_weights_is_refused(here):

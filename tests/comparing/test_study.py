@@ -15,6 +15,7 @@ from netkin.comparing.engines.ray import Ray
 from netkin.errors import InflatedWarning
 from processes import ended, run_ranks, started
 
+CALL = ("ray_worlds:first", "ray_worlds:second", "ray_worlds:images")  # two models and data
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")]
 
 
@@ -59,8 +60,9 @@ def wait_for(driver, count):
 
 
 @pytest.fixture(scope="module")
-def ran(folder, ray_cluster):
+def ran(folder, running_cluster):
     """What was there when the driver was killed, when a node was removed, and at the end; and the result."""
+    ray_cluster = running_cluster()
     driver = started(study_worlds.drive, folder, ray_cluster.address)
     wait_for(driver, 3)
     assert ended(driver, 0) == -signal.SIGKILL
@@ -73,8 +75,11 @@ def ran(folder, ray_cluster):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)
-        found = study_worlds.study(study_worlds.on_ray(), progress=remove_a_node)
-    ray_cluster.add()
+        try:
+            found = study_worlds.study(study_worlds.on_ray(), progress=remove_a_node)
+        finally:
+            if removed:
+                ray_cluster.add()
     return killed, removed, parts(), found
 
 
@@ -115,6 +120,29 @@ def test_two_nodes_of_which_one_is_killed_give_the_tables_of_one_process(ran, lo
 
 def test_nothing_that_was_finished_is_computed_again(ran):
     killed, removed, end, _ = ran
-    assert 0 < len(killed) < len(removed) < len(end)
-    assert {part: end[part] for part in killed} == killed
-    assert {part: end[part] for part in removed} == removed
+    assert 0 < len(killed) < len(removed)
+    assert {part: removed[part] for part in killed} == killed
+    assert all(end.get(part, when) == when for part, when in removed.items())
+    assert not any(part.name.startswith("share") for part in end)  # whose tables are there
+
+
+def test_a_job_deletes_shares_whose_tables_are_there(here):
+    call = {"layers": ["conv1", "fc"], "engine": Ray(job=here / "ab.job", shares=3)}
+    before = nk.compare(*CALL, **call)
+    for _ in range(2):
+        parts = sorted(part.name.partition(" of")[0] for part in (here / "ab.job" / "parts").iterdir())
+        assert (parts, nk.jobs.read(here / "ab.job").progress) == (["plan", "values"], "1 of 1 part")
+        assert nk.compare(*CALL, **call)["cka"] == before["cka"]
+
+
+def test_a_job_continues_with_what_is_missing(here, dropped):
+    call = {"layers": ["conv1", "fc"], "engine": Ray(job=here / "ab.job", shares=3)}
+    before = nk.compare(*CALL, **call)
+    parts = sorted((here / "ab.job" / "parts").iterdir())
+    assert [part.name.partition(" of")[0] for part in parts] == ["plan", "share 1", "share 2", "share 3", "values"]
+    written = {part: part.stat().st_mtime_ns for part in parts}
+    for part in (parts[2], parts[4]):  # as if the process had been killed before they were finished
+        part.unlink()
+    assert nk.compare(*CALL, **call)["cka"] == before["cka"]
+    assert {part for part in parts if part.stat().st_mtime_ns == written[part]} == {parts[0], parts[1], parts[3]}
+    assert nk.jobs.read(here / "ab.job").condition == "done"

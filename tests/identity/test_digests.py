@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import netkin as nk
 from netkin.errors import ValueFault
 from netkin.identity import function_digest, settings_digest, weights_digest
 
@@ -304,3 +305,35 @@ def test_a_reworded_docstring_keeps_the_digest():
 def test_a_changed_constant_changes_the_digest_with_and_without_a_docstring(source):
     one, other = (made(source.replace("{}", repr(word))) for word in ("first", "second"))
     assert function_digest(one) != function_digest(other)
+
+
+def test_every_result_names_the_call_that_made_it(tmp_path):
+    net, other = (nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)) for _ in "ab")
+    x, silent = torch.randn(40, 4), {"progress": False}
+    many = nk.compare_many({"a": net, "b": other}, x, save=tmp_path / "many.netkin", **silent)
+    series = nk.dynamics({0: net, 1: other}, x, **silent)
+    found = {
+        "nk.compare(a=Sequential, b=Sequential, data=Tensor, measures='cka', layers=['0'])": nk.compare(
+            net, other, x, measure="cka", layers=["0"], **silent
+        ),
+        "nk.compare_many(models={'a': Sequential, 'b': Sequential}, data=Tensor)": many["a", "b"],
+        "Statistics.compare(measures=['nbs'])": nk.collect(net, data=x, **silent).compare(["nbs"]),
+        "nk.class_sensitivity(model=Sequential, data=Tensor)": nk.class_sensitivity(net, x, **silent),
+        "nk.compare_tasks(tasks={'a': (Sequential, Tensor)})": nk.compare_tasks({"a": (net, x)}, **silent)["a", "a"],
+        "nk.sparsity_study(models=Sequential)": nk.sparsity_study(net, **silent),
+        series.provenance["call"]: series.comparisons[0],
+    }
+    assert {call: one.provenance["call"] for call, one in found.items()} == {call: call for call in found}
+    assert series.provenance["call"].startswith("nk.dynamics(")
+    assert nk.load(tmp_path / "many.netkin")["a", "b"].provenance == many["a", "b"].provenance
+
+
+def test_a_call_that_makes_no_sense_is_refused_by_the_function_itself():
+    with pytest.raises(TypeError, match="compare.*unexpected keyword argument 'measuers'"):
+        nk.compare(nn.Linear(1, 1), measuers="cka")
+
+
+def test_a_saved_study_of_sparsity_keeps_its_call(tmp_path):
+    study = nk.sparsity_study(nn.Linear(4, 3), progress=False)
+    study.save(tmp_path / "study.netkin")
+    assert nk.load(tmp_path / "study.netkin").provenance == {"call": "nk.sparsity_study(models=Linear)"}

@@ -53,6 +53,7 @@ def test_the_page_says_all_that_is_recorded():
         "network net", "epochs=3", "so the claim holds.",
     ):  # fmt: skip
         assert said in text
+    assert text.count("a copy is half as large") == 1
 
 
 def test_the_overview_leads_to_each_claim():

@@ -38,6 +38,21 @@ def test_what_is_said_alike_of_several_layers_is_said_once_and_folded(made):
     )
 
 
+def test_one_long_reason_is_folded_under_its_first_words(made):
+    values, holes = made.table().values.copy(), {}
+    for a in ("conv1", "conv2"):
+        values[:, ("conv1", "conv2").index(a)] = np.nan
+        holes |= {
+            (b, a): f"layer 'b/{a}' is constant over the data; {'pass other examples. ' * 9}"
+            for b in made.table().layers_a
+        }
+    text = page(made.comparison(made.table(values=values, holes=holes)))
+    summary, rest = re.search(r'<details class="reasons"><summary>(.*?)</summary>(.*?)</details>', text).groups()
+    assert summary.endswith("No value for 6 pairs: 2 layers: constant over the data")
+    assert "pass other examples" in rest
+    assert "b/conv1, b/conv2" in rest
+
+
 def test_columns_without_any_value_are_left_out_and_named(made):
     values, holes = made.table().values.copy(), {(a, "conv2"): "it is constant" for a in ("conv1", "conv2", "head")}
     values[:, 1] = np.nan
@@ -153,6 +168,28 @@ def test_four_cards_stand_two_by_two_on_a_wide_screen_with_words_beside_pictures
     assert abs(beside["top"] - picture["top"]) < 10
 
 
+def test_one_heatmap_has_its_profile_beside_it_on_a_wide_screen(opened, made):
+    page = opened(made.comparison(made.table()), width=1440)
+    heatmap, profile = (rectangles(page, f".halves > section:nth-child({k}) .card")[0] for k in (1, 2))
+    assert profile["left"] > heatmap["right"]
+    assert (profile["top"], profile["bottom"]) == pytest.approx((heatmap["top"], heatmap["bottom"]), abs=1)
+
+
+def test_three_small_cards_stand_in_one_row_on_a_wide_screen(opened, made):
+    page = opened(made.comparison(*(made.table(id) for id in ("cka", "nbs", "svcca"))), width=1440)
+    cards = rectangles(page, ".cards > .card")
+    assert [len({round(card[side]) for card in cards}) for side in ("left", "top")] == [3, 1]
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_names_below_the_chart_of_many_layers_do_not_overlap(opened, made, width):
+    page = opened(made.large(), width=width)
+    names = page.locator(".profile .field").first.locator(".tick.across").filter(visible=True)
+    anchors = [one["right"] for one in names.evaluate_all(f"all => all.map({RECTANGLE})")]
+    assert len(anchors) > 5
+    assert np.diff(anchors).min() > 12 / np.sin(np.radians(38)) - 1  # slanted lines of 12 pixels
+
+
 def printed_pages(pdf):
     """Return how many pieces of text each page of a document of Chromium's has."""
     objects = {int(n): body for n, body in re.findall(rb"\n(\d+) 0 obj(.*?)endobj", pdf, re.DOTALL)}
@@ -179,3 +216,8 @@ def test_pictures_are_saved_under_names_that_can_be_read(opened, made):
     with page.expect_download() as found:
         page.locator("button[data-save=svg]").first.click()
     assert found.value.suggested_filename == "cka of seed0 and seed1.svg"
+    page = opened([made.comparison(a=a, b=b) for a, b in ("xy", "xz", "yz")])
+    with page.expect_download() as found:
+        page.locator("button[data-save=svg]").first.click()
+    assert found.value.suggested_filename == "cka models by models.svg"
+    assert "cka: models by models" in found.value.path().read_text()

@@ -189,6 +189,17 @@ def test_warnings_stand_before_the_numbers(made):
     assert 0 < text.index(warning) < text.index("<table")
 
 
+def test_warnings_that_differ_in_their_numbers_alone_are_folded(made):
+    said = (*(f"model {k} has random weights, from seed {k}." for k in range(6)), "few examples: 12")
+    text = page(made.comparison(warnings=said))
+    shown = re.search(r'<details class="warnings".*?</ul></details>(?!</li>)', text)[0]
+    assert "Before you read the numbers (7)" in shown
+    assert re.search(r"<li>model 0 has random weights, from seed 0.<details><summary>5 more like this</summary>", shown)
+    assert all(shown.count(f"<li>{one}") == 1 for one in said)
+    three = page(made.comparison(warnings=said[:3]))
+    assert "more like this" not in three
+
+
 def test_an_interrupted_comparison_says_so(made):
     assert "This comparison was interrupted" in page(made.comparison(complete=False))
     assert "This comparison was interrupted" not in page(

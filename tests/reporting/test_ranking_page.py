@@ -75,6 +75,14 @@ def test_dots_stand_where_the_values_lie_and_bars_reach_as_far_as_intervals():
         assert [x, left, left + width] == pytest.approx(wanted, abs=0.02)
 
 
+def test_numbers_beside_dots_have_the_digits_of_the_table_and_names_are_whole():
+    names = tuple(f"a network with a rather long name, number {k}" for k in range(3))
+    ranked = ranking(names)
+    first = re.search(r"(?s)<h3>knn</h3>.*?</figure>", page(ranked))[0]
+    assert re.findall(r'class="value"[^>]*>([^<]*)<', first) == [cells[0] for cells in ranked.cells()]
+    assert re.findall(r'class="model"[^>]*><bdi>([^<]*)', first) == list(ranked.models)
+
+
 def test_holes_missing_errors_and_hostile_names_are_shown():
     names = (HOSTILE, "b", "c")
     text = page(ranking(names, errors=False))
@@ -101,3 +109,13 @@ def test_a_figure_has_a_panel_for_each_score(tmp_path):
     assert ranked.plot(ax=ax) is alone
     assert "comes first by knn" in words(notebook_view(ranked))
     assert ranked._repr_html_() == notebook_view(ranked)
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_numbers_of_the_axis_stand_below_the_dots(opened, width):
+    page = opened(ranking(tuple(f"a network with a rather long name, number {k}" for k in range(3))), width=width)
+    ends = "all => all.map(one => [one.getBoundingClientRect().left, one.getBoundingClientRect().right])"
+    card = page.locator("figure").first
+    (ticks,), tracks = (card.locator(part).evaluate_all(ends) for part in (".ticks", ".track"))
+    assert len(tracks) == 3
+    assert all(track == pytest.approx(ticks, abs=1) for track in tracks)

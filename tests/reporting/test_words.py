@@ -1,10 +1,13 @@
 import re
 
 import numpy as np
+import pytest
 
 from netkin.comparing.compare import compare
 from netkin.reporting.page import page
-from netkin.reporting.words import headline, meaning_of, range_of, shortened
+from netkin.reporting.words import headline, meaning_of, range_of, short_names, shortened
+
+FOLDER = "netkin:tiny10@/data/checkpoints/"
 
 
 def test_every_measure_has_its_meaning():
@@ -73,3 +76,25 @@ def test_one_stitch_is_told_as_one(made):
     assert "seed0 stitched into seed1 at conv1</h1>" in page(one)
     assert "Profile of" not in page(one)
     assert headline(made.comparison(made.diagonal([0.9], rows=("conv1",)))) == "By cka, conv1 × conv1 is at 0.90."
+
+
+@pytest.mark.parametrize(
+    "names, short",
+    [
+        (["seed0", "seed1"], ["seed0", "seed1"]),
+        ([f"{FOLDER}tiny10_cifar10_seed{i}.pt" for i in (0, 1, 10)], ["seed0", "seed1", "seed10"]),
+        (["netkin:tiny10@runs/first/model.pt", "netkin:tiny10@runs/second/model.pt"], ["first", "second"]),
+        ([f"{FOLDER}a.pt", "netkin:resnet20@/data/checkpoints/b.pt"], ["tiny10@a", "resnet20@b"]),
+        (["hf:models/of/many/kinds/bert-1", "hf:models/of/many/kinds/bert-2"], ["bert-1", "bert-2"]),
+        ([f"{FOLDER}a.pt (1)", f"{FOLDER}a.pt (2)"], ["a.pt (1)", "a.pt (2)"]),
+        ([f"{FOLDER}a.pt", f"{FOLDER}a.pt"], ["netkin:tiny10@a.pt"]),
+        (["x" * 30 + "a", "x" * 30 + "b"], ["x" * 30 + "a", "x" * 30 + "b"]),
+        (["", FOLDER], ["", FOLDER]),
+    ],
+)
+def test_names_lose_what_they_share_and_stay_distinct(names, short):
+    assert list(short_names(names).values()) == short
+
+
+def test_labels_of_models_differ():
+    assert shortened([f"{FOLDER}tiny10_cifar10_seed{i}.pt" for i in range(3)]) == ["seed0", "seed1", "seed2"]

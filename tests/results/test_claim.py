@@ -271,3 +271,10 @@ def test_a_record_is_read_without_torch(tmp_path):
     program = "import sys; from netkin.results import Claim; Claim.load(sys.argv[1]); sys.exit('torch' in sys.modules)"
     environment = os.environ | {"PYTHONPATH": str(Path(netkin.__file__).parents[1])}
     assert subprocess.run([sys.executable, "-c", program, path], env=environment).returncode == 0
+
+
+def test_a_number_that_a_record_calls_by_a_score_is_shown_in_words():
+    name = "kernel_ridge_hadamard"
+    found = claim(id="gradients/recommender", expected={name: "not measured"}, measured={name: Measured(0.3)})
+    assert found.row["number"] == "Kendall's τ of kernel ridge with accuracy after fine-tuning"
+    assert "here Kendall's τ of kernel ridge with accuracy after fine-tuning is 0.3" in found.conclusion

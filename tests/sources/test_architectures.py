@@ -86,7 +86,8 @@ def test_each_can_be_built_for_another_number_of_classes(name):
     ],
 )
 def test_each_has_the_published_number_of_parameters(name, count):
-    assert parameter_count(architecture(name)()) == count
+    with torch.device("meta"):
+        assert parameter_count(architecture(name)()) == count
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 import netkin as nk
 from netkin.errors import SourceError, UnknownName, ValueFault
-from netkin.sources.names import call_named, find_function
+from netkin.sources.names import call_named, find_function, numbered
 
 
 def test_a_function_of_the_current_directory_is_found_and_called(workshop):
@@ -178,3 +178,10 @@ def test_both_words_for_measures_mean_the_same(word):
 def test_both_words_at_once_are_refused():
     with pytest.raises(ValueFault, match="`measures` and `measure` are the same argument; give one of them."):
         nk.compare(MODEL, data=DATA, measure="cka", measures=["nbs"])
+
+
+def test_numbered_names_never_collide():
+    for texts in (["a", "a", "a (1)"], ["a", "a (2)", "a"], ["a (1)", "a (1)", "a (1) (1)", "a", "a"], ["a"] * 4):
+        found = numbered(texts)
+        assert len(set(found)) == len(texts)
+        assert all(name == text for name, text in zip(found, texts, strict=True) if texts.count(text) == 1)

@@ -66,7 +66,7 @@ def test_moments_merge_in_any_order_to_the_same_values(dtype, precision, order):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@settings(max_examples=25)
+@settings(max_examples=min(25, settings.default.max_examples))
 @given(order=orders)
 def test_parts_of_other_means_and_scales_merge_to_the_same_values(dtype, order):
     parts = wild_parts(dtype)
@@ -135,7 +135,7 @@ def test_an_empty_part_adds_nothing(worlds):
     assert LayerRows(["a", "b"]).merge(rows).n == rows.merge(LayerRows(["a", "b"])).n == 20
 
 
-@settings(max_examples=25)
+@settings(max_examples=min(25, settings.default.max_examples))
 @given(order=orders)
 def test_whole_mini_batches_merge_in_any_order_to_the_same_value(order):
     worlds = Worlds(2)
@@ -153,7 +153,7 @@ def test_whole_mini_batches_merge_in_any_order_to_the_same_value(order):
     assert one.batches == 10
 
 
-@settings(max_examples=25)
+@settings(max_examples=min(25, settings.default.max_examples))
 @given(order=orders, cap=st.integers(1, 40))
 def test_a_cap_keeps_the_same_rows_whatever_the_order(order, cap):
     X, Y = Worlds(3).related(60, 4, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,9 @@ import netkin as nk
 from netkin.errors import NoValue
 from netkin.measures import find
 from netkin.measures.registry import value_of
-from netkin.statistics import LayerMoments, Moments, linear_algebra, sides
-from netkin.statistics.linear_algebra import left_vectors, singular_values
+from netkin.statistics import LayerMoments, Moments, decompositions, sides
+from netkin.statistics.decompositions import left_vectors, singular_values
+from netkin.statistics.rows import RowsSide
 
 LINEAR = [name for name, one in nk.measures.measures().items() if one.facts.reads is Moments]
 PARAMETERS = ["svcca(variance=0.9)", "svcca_k(k=3)", "shape_distance(alpha=0.2)", "gulp(ridge=0.1)"]
@@ -153,8 +156,8 @@ def wide_layers():
 
 def test_threads_that_share_the_decompositions_leave_the_values_and_their_number_as_they_were(wide_layers, monkeypatch):
     measures, found, started = [find(name) for name in ("pwcca", "nbs", "cca_mean")], {}, []
-    whole = linear_algebra._alone
-    monkeypatch.setattr(linear_algebra, "_alone", lambda: (started.append(torch.get_num_threads()), whole()))
+    whole = decompositions._alone
+    monkeypatch.setattr(decompositions, "_alone", lambda: (started.append(torch.get_num_threads()), whole()))
     before = torch.get_num_threads()
     try:
         for threads in (1, 3):
@@ -189,9 +192,55 @@ def test_a_fault_in_a_thread_is_raised_and_threads_are_as_before(wide_layers, mo
         torch.set_num_threads(before)
 
 
+def test_threads_share_the_layers_that_are_held_as_rows(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    layers = {key: torch.randn(200, 300 if key in "ab" else 150, generator=draw) for key in "abcd"}
+    measures, found, started = [find(name) for name in ("svcca_k", "cca_mean", "eigenspace_overlap")], {}, []
+    whole = RowsSide.find_directions
+    monkeypatch.setattr(RowsSide, "find_directions", lambda some: (started.append(threading.get_ident()), whole(some)))
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            sides_of = {key: RowsSide(one, key, torch.float64) for key, one in layers.items()}
+            pairs = [Moments(sides_of[a], sides_of[b]) for a in "ac" for b in "bd"]
+            started.clear()
+            Moments.prepare([(pair, measures) for pair in pairs])
+            assert (threading.get_ident() in started) == (threads == 1)
+            assert all(side.to_decompose is None for side in sides_of.values())
+            found[threads] = [read(measures, pair) for pair in pairs]
+    finally:
+        torch.set_num_threads(before)
+    assert np.allclose(found[1], found[3], rtol=1e-10, atol=0)
+    X, Y = (layers[key].double().numpy() - layers[key].double().numpy().mean(0) for key in "cd")
+    bases = [np.linalg.svd(one, full_matrices=False)[0] for one in (X, Y)]
+    assert found[3][3][2] == pytest.approx(np.square(bases[0].T @ bases[1]).sum() / 150, rel=1e-9)
+
+
+def test_small_pairs_are_read_by_one_thread_and_all_are_there_again(wide_layers, monkeypatch):
+    collector, before, seen = LayerMoments.of(wide_layers), torch.get_num_threads(), []
+    measure = find("eigenspace_overlap_uncentered")
+    noted = decompositions._note_asked
+    monkeypatch.setattr(
+        decompositions, "_note_asked", lambda asked: (seen.append(torch.get_num_threads()), noted(asked))
+    )
+    try:
+        torch.set_num_threads(3)
+        pairs = [collector[a, b] for a in "abc" for b in "de"]
+        with torch.no_grad():
+            Moments.prepare([(pair, [measure]) for pair in pairs])
+        assert seen == [1]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert all("alignment" in pair.uncentred.__dict__ for pair in pairs)  # threads have taken the products
+    X, Y = (np.linalg.qr(wide_layers[key].numpy())[0] for key in "ad")
+    assert value_of(measure, pairs[0]) == pytest.approx(np.square(X.T @ Y).sum() / 70, rel=1e-9)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_pairs_of_a_gpu_have_the_values_of_the_cpu(wide_layers):
+def test_pairs_of_a_gpu_are_read_on_the_host_with_the_values_of_the_cpu(wide_layers):
     measures = [find(name) for name in LINEAR]
     found = []
     for place in ("cpu", "cuda"):
@@ -201,7 +250,8 @@ def test_pairs_of_a_gpu_have_the_values_of_the_cpu(wide_layers):
         with torch.no_grad():
             Moments.prepare([(pair, measures) for pair in pairs])
             found.append([read(measures, pair) for pair in pairs])
-        assert {pair.cross.device.type for pair in pairs} == {place}
+        assert {pair.cross.device.type for pair in pairs} == {"cpu"}
+        assert collector["a", "d"].cross.device.type == place  # and the collector keeps its own
     assert np.allclose(*found, rtol=1e-9, atol=1e-12)
 
 

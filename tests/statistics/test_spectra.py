@@ -1,5 +1,7 @@
 """Spectra: theorem 1 of the SVCCA paper, and what they are on other data."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -43,8 +45,10 @@ def flattened(x, y):
     return Moments.of(x.flatten(1), y.flatten(1))
 
 
-def both(name, x, y):
-    return float(measures()[name](Spectra.of(x, y))), float(measures()[name](flattened(x, y)))
+@pytest.fixture(scope="module")
+def both(layers):
+    """Return a function that gives two layers as spectra and flattened, made once for all measures."""
+    return cache(lambda x, y: (Spectra.of(layers[x], layers[y]), flattened(layers[x], layers[y])))
 
 
 def splits_a_pair(side, variance, by):
@@ -71,24 +75,24 @@ def test_covariances_between_different_frequencies_vanish(layers, x, y):
 
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("x, y", [("0", "2"), ("0", "1"), ("4", "5")], ids=str)
-def test_maps_of_equal_size_give_the_value_of_flattened_maps(layers, name, x, y):
-    dft, full = both(name, layers[x], layers[y])
+def test_maps_of_equal_size_give_the_value_of_flattened_maps(both, name, x, y):
+    dft, full = (float(measures()[name](moments)) for moments in both(x, y))
     assert dft == pytest.approx(full, abs=1e-8, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("x, y", [("1", "3"), ("5", "2"), ("0", "6"), ("4", "6")], ids=str)
-def test_maps_of_different_size_give_the_value_of_flattened_maps(layers, name, x, y):
-    dft, full = both(name, layers[x], layers[y])
+def test_maps_of_different_size_give_the_value_of_flattened_maps(both, name, x, y):
+    dft, full = (float(measures()[name](moments)) for moments in both(x, y))
     assert dft == pytest.approx(full, abs=1e-8, rel=1e-9)
 
 
 @pytest.mark.parametrize("by", ["variance", "sum"])
 @pytest.mark.parametrize("variance", [0.99, 0.9, 0.7, 0.5])
 @pytest.mark.parametrize("x, y", [("0", "2"), ("1", "2"), ("4", "5"), ("1", "3"), ("5", "2")], ids=str)
-def test_the_cut_is_taken_over_all_frequencies_together(layers, x, y, variance, by):
+def test_the_cut_is_taken_over_all_frequencies_together(both, x, y, variance, by):
     name = f"svcca(variance={variance})" if by == "variance" else f"svcca_by_sum(variance={variance})"
-    spectra, full = Spectra.of(layers[x], layers[y]), flattened(layers[x], layers[y])
+    spectra, full = both(x, y)
     dft, flat = (float(nk.measures.find(name)(moments)) for moments in (spectra, full))
     # where the cut falls within a pair of conjugates one of them is kept, and nobody can say which
     whole = not any(splits_a_pair(side, variance, by) for side in (spectra.x, spectra.y))
@@ -104,9 +108,9 @@ def test_cuts_with_whole_pairs_are_among_those_tested(layers):
 
 @pytest.mark.parametrize("name", [name for name in READABLE if name != "svcca_k"])
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_layer_without_space_meets_the_zero_frequency(layers, name, turned):
-    pair = (layers["1"], layers["invariant"])
-    dft, full = both(name, *(reversed(pair) if turned else pair))
+def test_a_layer_without_space_meets_the_zero_frequency(both, name, turned):
+    pair = ("1", "invariant")
+    dft, full = (float(measures()[name](moments)) for moments in both(*(reversed(pair) if turned else pair)))
     assert dft == pytest.approx(full, abs=1e-8, rel=1e-9)
 
 

@@ -26,14 +26,20 @@ def test_training_follows_from_its_seed_and_leaves_random_numbers_alone():
     assert not first.training
 
 
-def test_progress_is_told_after_each_epoch():
+@pytest.fixture(scope="module")
+def trained():
+    """A network, and what was told of its training."""
     told = []
-    trained_digits_net(seed=0, epochs=2, progress=lambda epoch, loss: told.append((epoch, loss)))
+    return trained_digits_net(seed=4, epochs=2, progress=lambda epoch, loss: told.append((epoch, loss))), told
+
+
+def test_progress_is_told_after_each_epoch(trained):
+    _, told = trained
     assert [epoch for epoch, _ in told] == [1, 2]
     assert told[1][1] < told[0][1]
 
 
-def test_its_weights_are_those_of_a_plain_loop_bit_for_bit():
+def test_its_weights_are_those_of_a_plain_loop_bit_for_bit(trained):
     images, labels = next(iter(load_data("digits:train", batch_size=10_000)))
     model = untrained_digits_net(4).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -45,7 +51,7 @@ def test_its_weights_are_those_of_a_plain_loop_bit_for_bit():
             cross_entropy(model(images[rows]), labels[rows]).backward()
             optimizer.step()
         schedule.step()
-    ours = trained_digits_net(4, epochs=2).state_dict()
+    ours = trained[0].state_dict()
     assert all(torch.equal(ours[name], value) for name, value in model.state_dict().items())
 
 

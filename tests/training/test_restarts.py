@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+from functools import cache
 
 import numpy as np
 import pytest
@@ -85,12 +86,18 @@ def everything(model, history):
     return own, [{key: value for key, value in record.items() if key != "seconds"} for record in history]
 
 
+@cache
+def uninterrupted(name):
+    """Return all that a training comes to that nothing stops."""
+    whole = net()
+    history = train(whole, labelled(), RECIPES[name], seed=4, hooks=[Averaging()], test=labelled(10, seed=3))
+    return everything(whole, history)
+
+
 @pytest.mark.parametrize("every", [None, 1, 3])
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_training_that_stopped_goes_on_as_if_it_had_not(tmp_path, name, every):
-    recipe, held_out = RECIPES[name], labelled(10, seed=3)
-    whole = net()
-    expected = everything(whole, train(whole, labelled(), recipe, seed=4, hooks=[Averaging()], test=held_out))
+    recipe, held_out, expected = RECIPES[name], labelled(10, seed=3), uninterrupted(name)
     for at in (1, 5, 8):  # each time it comes a little further
         hooks = [Averaging(), stopping(at)]
         with pytest.raises(Stop):

@@ -27,6 +27,13 @@ class Remembering(click.Group):
         ctx.meta[ARGUMENTS] = tuple(args)
         return super().parse_args(ctx, args)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with their whole first sentences, which click would cut."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, self.commands[name].get_short_help_str(200)) for name in self.list_commands(ctx)]
+            )
+
 
 @click.group(cls=Remembering, epilog="Example: netkin demo", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="netkin")

@@ -69,8 +69,9 @@ def compare(context: click.Context, a: str, b: str | None, more: tuple[str, ...]
     """Compare every layer of model A with every layer of model B; with more models, compare all pairs of them.
 
     Without B, the layers of A are compared with each other. All measures are computed in one pass over the data. For
-    more than two models the mean of each pair is printed; the saved file and the report hold all layers. With --save,
-    finished parts are kept beside the file; run the same command again to resume.
+    more than two models the mean of each pair is printed; the saved file and the report hold all layers. With more than
+    two models, or --engine ray, --save also keeps finished parts beside the file: run the same command again to resume,
+    or with --force to start again.
 
     STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
     the data.
@@ -170,7 +171,8 @@ def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options:
     _refuse_without_data(models, options)
     plan, facts = _plan(models, options)
     facts["refused"] = in_options(plan.refused)
-    click.echo(as_json(facts) if json else in_options(str(plan)))
+    # --save is an option of the command that is explained
+    click.echo(as_json(facts) if json else in_options(str(plan)).replace("`save`", "--save"))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)
 

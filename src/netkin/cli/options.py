@@ -121,6 +121,7 @@ _ENGINE = (
     ),
 )
 COUNT = click.IntRange(min=1)
+RESUMED = "run the same command again to resume, with --force to start again"
 ROWS = click.option(
     "--rows",
     type=COUNT,

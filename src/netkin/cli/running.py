@@ -39,11 +39,13 @@ def call_library(
 ) -> Result:
     """Return what `function` of the library makes of one or two models, the data and the options that were named."""
     specs, names = list(models.values()), list(models)
-    data, given = prepare(options, specs, place), options.pop("transforms")
+    given = options.pop("transforms")
     options |= {"names": (names[0], names[-1]), "transforms": functions_of(given, len(specs))}
+    refuse_unknown_names(options, specs)
+    networks = load_models(specs) if options.get("engine") != "ray" else []
+    data = prepare(options, specs, place)
     if runs_elsewhere(options):  # which loads models where they are used, and functions
         return function(*specs, data=data, **options | {"transforms": one_or_each(given)})
-    networks = load_models(specs)
     with crash_refusals(specs, networks):
         return function(*networks, data=data, **options)
 
@@ -56,13 +58,28 @@ def call_for_many(
 ) -> Result:
     """Return what `function` of the library makes of several models, which it loads when their turn comes."""
     specs = list(models.values())
-    data, given = prepare(options, specs, place), options.pop("transforms")
+    given = options.pop("transforms")
     options["transforms"] = functions_of(given, len(specs))
+    refuse_unknown_names(options, specs)
+    data = prepare(options, specs, place)
     if runs_elsewhere(options):
         return function(models, data=data, **options | {"transforms": one_or_each(given)})
     loaded = dict(zip(models, load_models(specs), strict=True)) if options["engine"] == "distributed" else models
     with blamed_crash_refusals():
         return function(loaded, data=data, **options)
+
+
+def refuse_unknown_names(options: Mapping[str, Any], specs: Sequence[str]) -> None:
+    """Refuse what is misspelt, a measure, a device or a model, before data are loaded, which may take long."""
+    from netkin.comparing.study import found_measures
+    from netkin.sources.models import refuse_unknown_model
+
+    if options["measures"]:
+        found_measures(list(options["measures"]))
+    if options.get("engine") != "ray":  # whose workers may have others
+        refuse_absent_device(options["device"] if options.get("engine") != "distributed" else None)
+        for spec in dict.fromkeys(specs):
+            refuse_unknown_model(spec)
 
 
 def prepare(options: dict[str, Any], specs: Sequence[str], place: Destination | None = None) -> Any:
@@ -138,19 +155,6 @@ def load_batches(
 
     _refuse_balanced(balanced, examples)
     return sample(load_data(spec, batch_size=batch_size, models=models), examples, seed=seed, balanced=balanced)
-
-
-def overlap_remark(fitting: Any, test: Any, *, but_equal: bool = False) -> str:
-    """Say how many test examples are among those of the fit; empty if none, or `but_equal` where the data are equal."""
-    from netkin.sources.batches import shared_examples
-
-    shared = shared_examples(fitting, test)
-    if not shared or (but_equal and shared == test.examples == fitting.examples):
-        return ""
-    return (
-        f"{shared:,} of the {test.examples:,} test examples are also among the {fitting.examples:,} of --data, which "
-        "flatters the result; give other data as --test."
-    )
 
 
 def _refuse_balanced(balanced: bool, examples: int | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from netkin.cli.options import (
     FILE,
     KNOWN,
     NAMES,
+    RESUMED,
     example,
     result_options,
 )
@@ -28,7 +29,6 @@ from netkin.cli.running import (
     load_batches,
     load_models,
     named_models,
-    overlap_remark,
     refuse_absent_device,
     resume_hint,
     tell_random_weights,
@@ -105,7 +105,7 @@ MOST = 6  # warnings shown
     "--map", "map_file", type=FILE, help="With one --at and one --how: write the stitch to this file, for `nk.load`."
 )
 @click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
-@result_options("ab", "the result", more=", as it grows; run the same command again to resume")
+@result_options("ab", "the result", more=f", as it grows; {RESUMED}")
 @with_refusals
 def stitch(
     models: tuple[str, ...],
@@ -227,8 +227,6 @@ def _load(
     options |= {"statistics": open_statistics(Path(data))} if saved else {}
     few = options["test_examples"]
     judging: Any = load_batches(test, batch_size, few, seed, balanced and few is not None, specs) if test else None
-    if remark := overlap_remark(fitting, judging, but_equal=True):  # of equal data the library warns itself
-        judging = replace(judging, remarks=(*judging.remarks, remark))
     for batches in (fitting, judging):
         for spec, model in zip(specs, networks, strict=True) if batches is not None else ():
             refuse_crash(spec, model, batches)

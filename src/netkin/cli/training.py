@@ -19,6 +19,7 @@ from netkin.cli.options import (
     DEVICE,
     KNOWN,
     RECIPE,
+    RESUMED,
     engine_options,
     example,
     following_options,
@@ -34,6 +35,7 @@ from netkin.cli.running import (
     prepare,
     read_from_weights,
     refuse_absent_device,
+    refuse_unknown_names,
     runs_elsewhere,
     with_resume_hint,
 )
@@ -59,7 +61,12 @@ OPTIONS = KNOWN["options of learners"]
 @following_options
 @partial(engine_options, but="distributed")
 @click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
-@result_options("run", "the series", "the layers' lines", ", after each step; run the same command again to resume")
+@result_options(
+    "run",
+    "the series",
+    "the layers' lines",
+    f", after each step; {RESUMED}",
+)
 @with_refusals
 def dynamics(run: str, explains: bool, **options: Any) -> None:
     """Compare every checkpoint of a run with the final one, layer by layer.
@@ -103,6 +110,7 @@ def _call_library(
     """Open the run and call the library; a crash of the final model, which runs first, becomes one sentence."""
     from netkin.sources.runs import open_run
 
+    refuse_unknown_names(options, [])
     checkpoints = open_run(run, model).only(steps)
     options["transform"] = functions_of(options.pop("transforms"), 1)
     data = prepare(options, checkpoints.whole)
@@ -175,7 +183,7 @@ def _say_how_to_resume(save: Path | None) -> None:
 )
 @DEVICE
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-              help="Write DIR/METHOD.netkin and the finished tasks; run the same command again to resume.")  # fmt: skip
+              help=f"Write DIR/METHOD.netkin and the finished tasks; {RESUMED}.")  # fmt: skip
 @result_options("tasks", None, "the accuracy matrices")
 @with_refusals
 def learn_tasks(model: str, methods: tuple[str, ...], save: Path | None, **options: Any) -> None:
@@ -309,7 +317,7 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
               help="Random seed for weights, division of data, choice of clients and order of examples.")  # fmt: skip
 @result_options("users", "the result", "accuracies and similarity",
-                ", and finished rounds beside it; run the same command again to resume")  # fmt: skip
+                f", and finished rounds beside it; {RESUMED}")  # fmt: skip
 @with_refusals
 def federate(model: str, **options: Any) -> None:
     """Simulate federated learning of MODEL, with clients that have examples of different classes.

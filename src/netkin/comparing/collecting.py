@@ -65,7 +65,7 @@ class Pass:
         self._reducers: dict[tuple[int, int], Collector] = {}  # by the place of their need, and the number of rows
         self._layers: dict[Key, LayerSize] = {}
         self._numbers = np.arange(0)
-        self._doubt: tuple[Tensor, Mapping[Runner, Any], int] | None = None  # a batch not looked at yet
+        self._doubt: tuple[Tensor, Any, Mapping[Runner, Any], int] | None = None  # a batch not looked at yet
         self._searching: int | None = None  # the batch that is run again to find NaN and Inf
         self._resizes = any(runner.resizes for runner in runners)
         self._regular = True  # until examples have different numbers of rows
@@ -210,9 +210,8 @@ class Pass:
     def _check_finite(self, kept: Mapping[Key, KeptLayer], batches: Mapping[Runner, Any]) -> None:
         """Look for NaN and Inf, at the price of one number for each layer, whose square would be finite but for them.
 
-        Numbers over 1e19 in float32 raise the same doubt, which a second run of the batch lifts.
-
-        On a GPU one batch behind: by then its numbers are there, and the batch at hand is not waited for.
+        Numbers over 1e19 in float32 raise the same doubt, which a second run of the batch lifts. On a GPU one batch
+        behind: by then its numbers are there, and the current batch is not waited for.
         """
         rows = [one.rows for one in kept.values() if one.witness is None and one.rows is not None]
         rows += [one for own in self._gradients.values() for one in own.values()]
@@ -220,24 +219,26 @@ class Pass:
         found = list(torch._foreach_norm(rows)) if rows else []
         witnesses = [one.witness for one in kept.values() if one.witness is not None]
         found += torch._foreach_norm(witnesses, 1) if witnesses else []  # sums, as Gram matrices are squares already
-        # asked of all at once: of each alone it would be four kernels a layer
-        fine = torch.isfinite(
-            torch.stack([one if one.device == found[0].device else one.to(found[0].device) for one in found])
-        )
+        together = torch.stack([one if one.device == found[0].device else one.to(found[0].device) for one in found])
+        fine = torch.isfinite(together).all()  # of each layer alone it would be four kernels a layer
         if fine.is_cuda:
             self._settle()
-        elif bool(fine.all()):
-            return
-        self._doubt = (fine, batches, self.batches)
-        if not fine.is_cuda:
+            # sent now: asked for later, it would wait for all that the device has been given until then
+            here = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(fine, non_blocking=True)
+            sent = torch.cuda.current_stream(fine.device).record_event()
+            self._doubt = (here, sent, batches, self.batches)
+        elif not bool(fine):
+            self._doubt = (fine, None, batches, self.batches)
             self._settle()
 
     def _settle(self) -> None:
         """Refuse the batch in doubt if it holds NaN or Inf; a second run finds where they are."""
         if self._doubt is None:
             return
-        (fine, batches, self._searching), self._doubt = self._doubt, None
-        for runner, batch in {} if bool(fine.all()) else batches.items():
+        (fine, sent, batches, self._searching), self._doubt = self._doubt, None
+        if sent is not None:
+            sent.synchronize()
+        for runner, batch in {} if bool(fine) else batches.items():
             try:
                 self._refuse_non_finite(runner, batch)
             except Exception as fault:

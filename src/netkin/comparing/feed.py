@@ -22,8 +22,8 @@ from netkin.representations.inputs import (
     loader_of,
     part_of,
     pick,
+    reshuffles,
     sampler_of,
-    shuffles_anew,
 )
 from netkin.statistics.collector import hashes
 
@@ -210,7 +210,7 @@ def _refuse_uneven(batches: Mapping[Runner, Any]) -> None:
 
 def _refuse_other_orders(data: Mapping[Runner, Any]) -> None:
     """Refuse a loader that shuffles beside other data, as nothing pairs their examples."""
-    shuffled = next((runner for runner, own in data.items() if shuffles_anew(own)), None)
+    shuffled = next((runner for runner, own in data.items() if reshuffles(own)), None)
     other = next((runner for runner, own in data.items() if shuffled and own is not data[shuffled]), None)
     if shuffled and other:
         raise ValueFault(

@@ -20,6 +20,7 @@ from netkin.comparing.pairs_plan import ModelBlock, PairsWay, Planner, unpacked_
 from netkin.comparing.request import Options
 from netkin.comparing.study import found_measures
 from netkin.errors import MemoryLimit, ValueFault, also_called
+from netkin.identity import remembered
 from netkin.measures.registry import Measure
 from netkin.memory import size_in_words
 from netkin.progress import ProgressOption, showing
@@ -27,6 +28,7 @@ from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparisons
 from netkin.sources import load_data
+from netkin.sources.models import refuse_unknown_model
 from netkin.sources.names import numbered
 from netkin.statistics.collector import Study
 
@@ -35,6 +37,7 @@ MOST = 2.0**62  # bytes, where `memory` is infinite
 
 
 @also_called(measures="measure")
+@remembered
 def compare_many(
     models: Mapping[str, Any] | Sequence[Any],
     data: Any = None,
@@ -105,7 +108,8 @@ def compare_many(
     """
     given = locals()  # all that was asked
     with showing(progress):
-        return _compared(_all_pairs(given), found_measures(measures), save, overwrite)
+        found = found_measures(measures)  # which may be misspelt, before data are loaded
+        return _compared(_all_pairs(given), found, save, overwrite)
 
 
 def _compared(
@@ -164,7 +168,10 @@ def _all_pairs(asked: Mapping[str, Any]) -> AllPairs:
     pairs = Pairs(list(combinations(given, 2)), asked["pairs"])
     data = asked["data"]
     if isinstance(data, str) and asked["engine"] in ("local", "distributed"):  # others load where they work
-        data = load_data(data, models=[one for one in given.values() if isinstance(one, str)])
+        for one in given.values():
+            if isinstance(one, str):
+                refuse_unknown_model(one)
+        data = load_data(data, models=list(given.values()))
     rest = (asked[name] for name in ("examples", "rows", "partial", "engine"))
     return AllPairs(given, options, pairs, study, data, *rest)
 
@@ -202,7 +209,8 @@ class PairsPlan:
     """How all pairs of many models will be compared, and the cost; `str` describes it.
 
     `passes` counts forward passes of all models over a batch. `bytes` is all that is held at once, of which the `limit`
-    concerns all but the `result`; `seconds` is what a trial with two models lets expect.
+    concerns all but the `result`; `seconds` is what a trial with two models lets expect. `disk` is the most bytes that
+    a job with `save` takes.
     """
 
     models: int
@@ -216,6 +224,7 @@ class PairsPlan:
     seconds: float | None
     lines: tuple[str, ...] = ()
     refused: str = ""
+    disk: int = 0
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -270,13 +279,19 @@ def described_plan(planner: Planner, ways: Mapping[str, PairsWay], why: Mapping[
         f"{size_in_words(planner.study.limit)}, and {size_in_words(result)} for the result",
         f"  statistics of a pass {size_in_words(way.statistics)}, rows that are kept {size_in_words(way.rows)}, models "
         f"that are loaded {size_in_words(way.models)}",
+        in_files(*(disk := planner.disk(way))),
         f"time: {in_hours(sum(parts))} on this machine: {in_hours(parts[0])} for forward passes, {in_hours(parts[1])} "
         f"for statistics, {in_hours(parts[2])} for reading the measures",
     ]
     return PairsPlan(
         len(planner.given), count, way, others, way.runs * way.batches, way.bytes + result, planner.study.limit, result,
-        sum(parts), tuple(lines),
+        sum(parts), tuple(lines), disk=disk[0],
     )  # fmt: skip
+
+
+def in_files(most: int, left: int) -> str:
+    """Return what a job takes on disk, in words."""
+    return f"disk, with `save`: up to {size_in_words(most)} while it runs, {size_in_words(left)} when it is done"
 
 
 def _beginning(planner: Planner) -> Iterator[str]:

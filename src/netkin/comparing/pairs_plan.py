@@ -34,6 +34,7 @@ from netkin.statistics.collector import LayerSize, Study
 
 GROUP = 128  # models of a group at most: larger ones save little, and a pass of two has 24,512 pairs
 RESULT, TABLE = 7_400, 600  # bytes of a comparison and of each of its tables: 6,900 measured for 500,000, and a reserve
+FILED = 500  # bytes of a comparison in a file beside its values
 SIDE = 192  # rows and columns of the products by which this machine's speed is taken
 
 
@@ -278,9 +279,21 @@ class Planner:
 
     def result(self) -> int:
         """Return the bytes of the result."""
+        return (RESULT + TABLE * len(self.measures)) * len(self.pairs.of) + self._values
+
+    def disk(self, way: PairsWay) -> tuple[int, int]:
+        """Return the most bytes that a job takes on disk beside its result, and what it and the result take at the end.
+
+        The sums of a pass are written again after each share of the data, before the old file goes.
+        """
+        left = 2 * (self._values + FILED * (len(self.pairs.of) + 16))
+        return 2 * way.statistics + left, left
+
+    @property
+    def _values(self) -> int:
+        """The bytes of all values with their replicates."""
         cells = sum(len(self.layers[a]) * len(self.layers[b]) for a, b in self.pairs.of[:1]) * len(self.pairs.of)
-        each = RESULT + TABLE * len(self.measures)
-        return each * len(self.pairs.of) + 8 * cells * len(self.measures) * (1 + self.study.chunks)
+        return 8 * cells * len(self.measures) * (1 + self.study.chunks)
 
     def _way(self, examples: int | None, keeps_rows: bool) -> PairsWay:
         """Return the blocks of most models that fit beside all else that is held."""
@@ -355,7 +368,7 @@ def load_if_named(thing: Any, name: str, names: Sequence[str]) -> Any:
 def _architecture(name: str, thing: Any, options: Options) -> Any:
     """Return by what models that have the same layers are known."""
     chosen = repr(options.layers_of(name)), id(options.forward[name]), id(options.transforms[name])
-    if isinstance(thing, str) and "@" in thing:
+    if isinstance(thing, str):
         return thing.partition("@")[0], *chosen
     if isinstance(thing, nn.Module) and not isinstance(thing, Subject):
         return type(thing), tuple((key, tuple(one.shape)) for key, one in thing.state_dict().items()), *chosen

@@ -23,7 +23,7 @@ from netkin.representations import Reader, guest, model_lock, model_precision, r
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target, logits_of
 from netkin.representations.inputs import Forward, Transform, labels_of, length_if_known
-from netkin.representations.layers import Spec, choose, matching_names, modules, split_call, unwrapped
+from netkin.representations.layers import Spec, choose, matching_names, modules, split_call, unwrapped, whole_remark
 from netkin.representations.shapes import Shape, is_plain
 from netkin.sources.datasets import load_data
 from netkin.sources.models import load_model, remark_on
@@ -172,7 +172,9 @@ class ModelRunner(Runner):
         precision = {"precision": model_precision(self.model, exact=self._exact)}
         self._digest = self._digest or weights_digest(self.model)
         random = {"random weights": remark} if (remark := remark_on(unwrapped(self.model))) else {}
-        return {"model": self.kind, "device": device} | names | precision | {"weights": self._digest} | random
+        whole = "" if self.names_layers else whole_remark(self.model, self.name)
+        known = random | ({"one layer": whole} if whole else {})
+        return {"model": self.kind, "device": device} | names | precision | {"weights": self._digest} | known
 
     @contextmanager
     def ready(self, keep: Keep) -> Iterator[None]:
@@ -186,7 +188,7 @@ class ModelRunner(Runner):
             self.rows = self._reader  # type: ignore[method-assign]
             # beside the pass, as hashing many weights takes as long as running them on many a batch
             with ThreadPoolExecutor(1) as beside:
-                digest = beside.submit(weights_digest, self.model)
+                digest = beside.submit(_digest_beside, self.model, _weights_ready(self.model))
                 with self._reader.open():
                     yield
                 self._digest = digest.result()
@@ -340,6 +342,22 @@ def function_name(function: Any) -> str:
 def _devices_of(model: nn.Module) -> set[torch.device]:
     """Return the devices that a model lies on."""
     return {tensor.device for tensor in (*model.parameters(), *model.buffers())} or {torch.device("cpu")}
+
+
+def _weights_ready(model: nn.Module) -> Any:
+    """Return what tells that all work on the weights is done which was given to their one GPU so far, or None."""
+    device, *others = _devices_of(model)
+    return None if others or device.type != "cuda" else torch.cuda.current_stream(device).record_event()
+
+
+def _digest_beside(model: nn.Module, ready: Any) -> str:
+    """Return the digest of the weights, copied from a GPU in a stream of their own, so that no batch waits for them."""
+    if ready is None:
+        return weights_digest(model)
+    stream = torch.cuda.Stream(ready.device)
+    stream.wait_event(ready)
+    with torch.cuda.stream(stream):
+        return weights_digest(model)
 
 
 def _refuse_absent(device: torch.device | str | None) -> None:

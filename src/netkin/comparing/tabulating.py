@@ -19,6 +19,7 @@ from netkin.results import Comparison, Values
 from netkin.results.labels import NOT_ASKED
 from netkin.settings import exact_products
 from netkin.statistics.collector import READ
+from netkin.statistics.decompositions import one_thread
 
 NUMBERS_AND_NAMES = r"'[^']*'|[\d,.]*\d(e[+-]?\d+)?"  # in which cautions of one kind differ
 INTERRUPTED = "interrupted before this pair was reached"
@@ -88,6 +89,7 @@ class Tables:
         self.cautions: dict[str, int] = {}  # how many values each sentence holds for
         self.cuts: dict[tuple[str, str, str], Any] = {}  # how many directions a measure kept of a pair
         self.jumps: dict[str, set[tuple[str, str]]] = {}  # pairs of which it keeps others without some chunk
+        self._places: dict[tuple[str, str, str], tuple[Any, Any, Any]] = {}  # where measures read pairs
         self.ended = set(statistics.ended)
 
     def fill(self, interruption: Interruption) -> None:
@@ -136,9 +138,10 @@ class Tables:
         )
 
     def _remarks(self) -> list[str]:
-        """Return what to know of the data, and of these two models if their weights are random."""
-        random = (self.statistics.origins[model].get("random weights", "") for model in (self.a, self.b))
-        return [self.statistics.missing, *random, *self.statistics.warnings]
+        """Return what to know of the data, and of these two models: random weights, or no layers to be seen."""
+        origins = (self.statistics.origins[model] for model in (self.a, self.b))
+        remarks = (origin.get(what, "") for origin in origins for what in ("random weights", "one layer"))
+        return [self.statistics.missing, *remarks, *self.statistics.warnings]
 
     def _origins(self) -> dict[str, str]:
         sides = (("a", self.statistics.origins[self.a]), ("b", self.statistics.origins[self.b]))
@@ -154,9 +157,11 @@ class Tables:
         able = [measure for measure in measures or self.measures if hasattr(measure.facts.reads, "prepare")]
         seen: set[tuple[str, str]] = set()
         for block in self._blocks():
-            for (x, y), read in zip(block, self._reads(block, able, seen, without), strict=True):
-                yield x, y, read
-                read.clear()  # or the last pair would be held beside all that is read next
+            reads = self._reads(block, able, seen, without)
+            with one_thread(all(getattr(pair, "is_small", False) for read in reads for pair in read.values())):
+                for (x, y), read in zip(block, reads, strict=True):
+                    yield x, y, read
+                    read.clear()  # or the last pair would be held beside all that is read next
 
     def _reads(
         self, block: list[tuple[str, str]], able: Sequence[Measure], seen: set[tuple[str, str]], without: int | None
@@ -178,8 +183,7 @@ class Tables:
 
     def _blocks(self) -> Iterator[list[tuple[str, str]]]:
         """Yield the wanted pairs in their order, as many at once as fit in memory."""
-        layers = self.statistics.layers
-        rows, columns = ({layer.name: layer.width for layer in layers[model]} for model in (self.a, self.b))
+        rows, columns = self._extents(self.a), self._extents(self.b)
         block: list[tuple[str, str]] = []
         size = 0
         for x, y in self.wanted:
@@ -191,6 +195,14 @@ class Tables:
             size += one
         if block:
             yield block
+
+    def _extents(self, model: str) -> dict[str, int]:
+        """Return how many rows or columns each layer of a model has in the matrices of its pairs."""
+        layers, held = self.statistics.layers[model], list(self.statistics.every())
+        return {
+            layer.name: max((one.extent(layer, self.statistics.examples) for one in held), default=layer.width)
+            for layer in layers
+        }
 
     def _replicate_pair(self, chunk: int, measures: Sequence[Measure], x: str, y: str, read: dict[int, Any]) -> None:
         i, j = self.layers_a.index(x), self.layers_b.index(y)
@@ -232,7 +244,10 @@ class Tables:
 
     def _read(self, measure: Measure, x: str, y: str, read: dict[int, Any], without: int | None = None) -> Any:
         """Return the pair as its collector gives it, once for all measures that share the collector."""
-        collector, a, b = self.statistics.place(measure, (self.a, x), (self.b, y))
+        key = (measure.id, x, y)
+        if key not in self._places:
+            self._places[key] = self.statistics.place(measure, (self.a, x), (self.b, y))
+        collector, a, b = self._places[key]
         if id(collector) not in read:
             read[id(collector)] = collector.pair(a, b) if without is None else collector.pair(a, b, without)
         return read[id(collector)]

@@ -4,7 +4,14 @@ Results and parts of results carry them, so that a mismatch of weights or data i
 """
 
 from netkin.identity.data import DataDigest, UnorderedDigest
-from netkin.identity.digests import described_call, function_digest, in_words, settings_digest, weights_digest
+from netkin.identity.digests import (
+    described_call,
+    function_digest,
+    in_words,
+    remembered,
+    settings_digest,
+    weights_digest,
+)
 
 __all__ = [
     "DataDigest",
@@ -12,6 +19,7 @@ __all__ = [
     "described_call",
     "function_digest",
     "in_words",
+    "remembered",
     "settings_digest",
     "weights_digest",
 ]

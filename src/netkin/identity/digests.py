@@ -12,7 +12,7 @@ from enum import Enum
 from hashlib import blake2b
 from pathlib import PurePath
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from netkin.errors import ValueFault
-from netkin.progress import command
+from netkin.progress import command, commanded
 
 PLAIN = (bool, int, float, complex, str, bytes)
+UNTOLD = ("each", "overwrite", "partial", "progress", "save")  # arguments on which no number depends
+Function = TypeVar("Function", bound=Callable[..., Any])
 _SPOKEN = (type(None), torch.dtype, torch.device, slice, range, PurePath, type(...))  # whose repr is complete
 
 
@@ -130,12 +132,39 @@ def described_call(name: str, **options: Any) -> str:
     return command() or f"{name}({', '.join(arguments)})"
 
 
+def remembered(function: Function) -> Function:
+    """Let the results of a function name the call that made them, unless a command or another such call is at work."""
+    signature = inspect.signature(function)
+    names = function.__qualname__.split(".")
+    name, is_method = ".".join(names if len(names) > 1 else ["nk", *names]), len(names) > 1
+
+    @functools.wraps(function)
+    def called(*given: Any, **keywords: Any) -> Any:
+        try:
+            bound = {} if command() else dict(signature.bind(*given, **keywords).arguments)
+        except TypeError:  # the function itself says what is wrong
+            bound = {}
+        if not bound:
+            return function(*given, **keywords)
+        asked = {key: value for key, value in list(bound.items())[is_method:] if key not in UNTOLD}
+        with commanded(described_call(name, **asked)):
+            return function(*given, **keywords)
+
+    return cast("Function", called)
+
+
 def _in_short(value: Any) -> str:
-    if isinstance(value, (*PLAIN, list, tuple, dict)):
+    if isinstance(value, (list, tuple)):
+        text = ", ".join(map(_in_short, value))
+        text = f"[{text}]" if isinstance(value, list) else f"({text}{',' * (len(value) == 1)})"
+    elif isinstance(value, dict):
+        text = f"{{{', '.join(f'{key!r}: {_in_short(one)}' for key, one in value.items())}}}"
+    elif value is None or isinstance(value, PLAIN):
         text = repr(value)
-        return text if len(text) <= 200 else f"{text[:197]}..."
-    named = getattr(value, "name", None)
-    return named if isinstance(named, str) else str(getattr(value, "__qualname__", type(value).__name__))
+    else:
+        named = getattr(value, "name", None)
+        return named if isinstance(named, str) else str(getattr(value, "__qualname__", type(value).__name__))
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _digest(text: str) -> str:

@@ -143,7 +143,7 @@ class Job:
     def expect(self, names: Iterable[str]) -> None:
         """Declare which parts there will be; those already saved are done."""
         self._expected = set(names)
-        self._finished = {name for name in self._expected if self._has(name)}
+        self._finished = {name for name in self._expected if self.has(name)}
         self._write()
 
     def advance(self, done: int, total: int | None, unit: str) -> None:
@@ -157,7 +157,7 @@ class Job:
         self.check()
         if self.folder is None:
             return self._held.get(name)
-        if not self._has(name):
+        if not self.has(name):
             return None
         found = _read_part(self._path(name), name)
         self._note(name)
@@ -212,12 +212,13 @@ class Job:
         values, arrays = made if isinstance(made, tuple) else (made, {})
         return self.keep(name, values, arrays)
 
-    def drop(self, name: str) -> None:
-        """Delete a part, such as the state of a training that is finished."""
+    def drop(self, name: str, *, counted: bool = False) -> None:
+        """Delete a part, such as the state of a finished training; `counted` whether it still counts as done."""
         self._held.pop(name, None)
         if self.folder is not None:
             self._path(name).unlink(missing_ok=True)
-        self._finished.discard(name)
+        if not counted:
+            self._finished.discard(name)
 
     def check(self) -> None:
         """Raise `Cancelled` if that was requested; `find` and `part` do so as well."""
@@ -322,7 +323,8 @@ class Job:
         if self._expected is None or name in self._expected:
             self._finished.add(name)
 
-    def _has(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
+        """Return whether a part is finished."""
         return name in self._held if self.folder is None else self._path(name).exists()
 
     def _path(self, name: str) -> Path:

@@ -14,7 +14,8 @@ from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, Val
 from netkin.measures.directions import arccos, leading, partial_roots, partly_whitened, root, spectrum, ties
 from netkin.measures.registry import AFFINE, FEW_EXAMPLES, RIGID, measure
 from netkin.statistics import Moments, Spectra
-from netkin.statistics.linear_algebra import largest, squared_norm
+from netkin.statistics.decompositions import largest
+from netkin.statistics.linear_algebra import squared_norm
 from netkin.statistics.sides import Side
 
 HOTELLING = "Hotelling (1936), doi:10.1093/biomet/28.3-4.321"
@@ -146,11 +147,9 @@ def pwcca(moments: Moments) -> Tensor:
     """
     if moments.spans_all:
         return moments.correlations.mean()
-    variates, correlations = moments.variates
-    # ⟨hᵢ, xⱼ⟩: the whitened directions against the second moment, back in the layer's own features
-    inner = variates.mH @ moments.x.loadings
+    correlations = moments.variates[1]
     largest = correlations.flatten().argsort(descending=True, stable=True)[: min(moments.x.rank, moments.y.rank)]
-    weights, chosen = inner.abs().sum(-1).flatten()[largest], correlations.flatten()[largest].clamp(max=1)
+    weights, chosen = moments.variate_weights.flatten()[largest], correlations.flatten()[largest].clamp(max=1)
     tied = max((len(tie) for tie in ties(chosen.detach())), default=0)
     if tied == len(chosen):  # whatever the weights
         return chosen.mean()

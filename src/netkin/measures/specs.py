@@ -75,8 +75,9 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in keywords_of(function)}
 
 
-def keywords_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+@functools.cache
+def keywords_of(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
     """Return the keyword parameters of a function, with their annotations as types."""
     hints = typing.get_type_hints(function)
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return [p.replace(annotation=hints.get(p.name, p.empty)) for p in parameters]
+    return tuple(p.replace(annotation=hints.get(p.name, p.empty)) for p in parameters)

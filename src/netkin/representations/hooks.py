@@ -135,7 +135,8 @@ def main_tensor(output: Any, name: str) -> Tensor:
     path = _path_in(output)
     fault = unrecordable(output)
     if path is None or fault:
-        raise ForwardError(f"{layer_label(name)} {fault}; choose another layer.")
+        # stitching asks for the first call of a module by its number
+        raise ForwardError(f"{layer_label(name.removesuffix('#1'))} {fault}; choose another layer.")
     return at(output, path)
 
 

@@ -212,7 +212,7 @@ def examples_in(data: Any, examples: int | None = None) -> int | None:
     return min(known, examples) if known is not None and examples else known or examples
 
 
-def shuffles_anew(data: Any) -> bool:
+def reshuffles(data: Any) -> bool:
     """Return whether a loader shuffles by no generator of its own, so that no other loader has the same order."""
     sampler = sampler_of(data)
     return isinstance(sampler, RandomSampler) and sampler.generator is None

@@ -128,6 +128,15 @@ def _runs_whole(module: nn.Module) -> str:
     return "the module of an exported program" if "_guards_fn" in module._modules else ""
 
 
+def whole_remark(model: nn.Module, name: str) -> str:
+    """Say that a model is compared as one layer, if it runs as a whole; empty if it has layers."""
+    what = _runs_whole(unwrapped(model))
+    advice = {"a ScriptModule": "compare the network from which it was scripted or traced"}.get(
+        what, "`torch.export.unflatten` makes a network with layers of an exported program"
+    )
+    return what and f"{name!r} is {what}, whose layers can't be seen: it is compared as one layer; {advice}."
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside `DataParallel`, `DistributedDataParallel` and `torch.compile`."""
     if not isinstance(model, nn.Module):

@@ -162,6 +162,7 @@ class SparsityStudy:
     examples: int = 0
     version: str = ""
     created: str = field(default_factory=now)
+    provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.networks or "sparsity" in self.networks or not all(one.layers for one in self.networks.values()):
@@ -219,7 +220,8 @@ class SparsityStudy:
             "accuracy": {name: self.accuracy(name) for name in self.names if math.isfinite(self.accuracy(name))},
             "costs": {name: [asdict(row) for row in rows] for name, rows in self.costs.items()},
         }
-        rest = ("edges", "histograms", "sizes", "curve", "costs_on", "data", "examples", "version", "created")
+        rest = ["edges", "histograms", "sizes", "curve", "costs_on", "data", "examples", "version", "created"]
+        rest += ["provenance"] * bool(self.provenance)  # which files of earlier versions have not
         return plain(own | {name: getattr(self, name) for name in rest})
 
     document = to_document  # its name in earlier versions

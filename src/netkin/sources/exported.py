@@ -10,7 +10,7 @@ So the archive is read as data first, and torch reads only a copy with the progr
 operators of `aten` that touch no files, and arithmetic on sizes. Sizes are made of symbols, whole numbers and sympy's
 arithmetic; trees of tuples, lists and dictionaries; names of letters, digits and a few signs; tensors of raw numbers.
 Anything else is left out where the program runs without it (sample inputs, guards, stack traces, extra files) and
-refused where it does not. The copy is written anew, so that torch reads no byte of the archive that was not checked.
+refused where it does not. The copy is a new archive, so that torch reads no byte of the archive that was not checked.
 """
 
 from __future__ import annotations

@@ -72,6 +72,21 @@ def load_model(spec: str, seed: int = 0) -> nn.Module:
         return in_evaluation(_loaded(spec, seed))
 
 
+def refuse_unknown_model(spec: str) -> None:
+    """Refuse a name that stands for no model, as far as that is seen without loading it."""
+    with refusing_unreadable(spec):
+        builder, _, weights = spec.partition("@")
+        if spec.startswith("hf:") and spec != "hf:":
+            _config(Path(spec.removeprefix("hf:")).expanduser())
+        elif spec.endswith(".pt2") and ":" not in builder:
+            refuse_absent(Path(spec).expanduser())
+        else:
+            _refuse_no_weights(spec)
+            _builder(builder)
+            if weights:
+                refuse_absent(Path(weights).expanduser(), "weights file")
+
+
 def in_evaluation(model: nn.Module) -> nn.Module:
     """Return a model in evaluation mode; the module of an exported program stays in the mode of its export."""
     return model if "_guards_fn" in model._modules else model.eval()  # there, `eval` raises an error
@@ -92,11 +107,10 @@ def _loaded(spec: str, seed: int) -> nn.Module:
     if spec.startswith("hf:") and spec != "hf:":
         return seeded(partial(load_huggingface, spec.removeprefix("hf:")))
     # no builder's name holds an "@", while a path may
-    builder, at, weights = spec.partition("@")
+    builder, _, weights = spec.partition("@")
     if spec.endswith(".pt2") and ":" not in builder:
         return load_exported(Path(spec).expanduser())
-    if at and not weights:
-        raise SourceError(f"{spec!r} names no weights after the '@'; write {spec + 'FILE'!r} or leave the '@' out.")
+    _refuse_no_weights(spec)
     model, draws = seeded(partial(_watched, _builder(builder)), seed)
     if weights and _is_compressed(Path(weights).expanduser()):
         module, function = COMPRESSED
@@ -108,6 +122,12 @@ def _loaded(spec: str, seed: int) -> nn.Module:
         remark = f"{spec!r} was given no weights, so they are random, drawn from seed {seed}{unless}."
         _drawn[model] = remark, _versions(model)
     return model
+
+
+def _refuse_no_weights(spec: str) -> None:
+    _, at, weights = spec.partition("@")
+    if at and not weights:
+        raise SourceError(f"{spec!r} names no weights after the '@'; write {spec + 'FILE'!r} or leave the '@' out.")
 
 
 def _is_compressed(path: Path) -> bool:

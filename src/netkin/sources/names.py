@@ -160,7 +160,7 @@ def _load(given: dict[str, Any], models: list[str], data: list[str], signature: 
         given["names"] = tuple(numbered([texts.get(name, name) for name in models]))
     if len(texts) == len(models) == 1 and "name" in signature.parameters and "name" not in given:
         (given["name"],) = texts.values()
-    fed = [text for name in models for text in _texts(given.get(name))]
+    fed = [one for name in models for one in _each(given.get(name))]
     seeds = itertools.count()
     for name in models:
         if name in given:
@@ -170,10 +170,11 @@ def _load(given: dict[str, Any], models: list[str], data: list[str], signature: 
             given[name] = load_data(given[name], models=fed)
 
 
-def _texts(given: Any) -> list[str]:
-    """Return the names of models, alone, in a list, or in a mapping."""
-    several = given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else [given]
-    return [one for one in several if isinstance(one, str)]
+def _each(given: Any) -> list[Any]:
+    """Return the models that are given alone, in a list, or in a mapping."""
+    return list(
+        given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else [given]
+    )
 
 
 def _models(given: Any, seeds: Iterator[int]) -> Any:
@@ -189,22 +190,28 @@ def _models(given: Any, seeds: Iterator[int]) -> Any:
     found: dict[Any, Any] = {}
     for name, one in given.items():
         if isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], str):
-            text = one[0] if isinstance(one[0], str) else ""
-            one = (one[0], load_data(one[1], models=[text]))
+            one = (one[0], load_data(one[1], models=[one[0]]))
         is_pair = isinstance(one, tuple) and len(one) == 2
         found[name] = (_models(one[0], seeds), one[1]) if is_pair else _models(one, seeds)
     return found
 
 
 def numbered(texts: Sequence[str]) -> list[str]:
-    """Return texts as names, with a number where one occurs twice.
+    """Return texts as names that all differ: one that occurs twice gets its place, or a later number that is free.
 
     Example:
         >>> numbered(["netkin:digits", "netkin:digits", "netkin:vit"])
         ['netkin:digits (1)', 'netkin:digits (2)', 'netkin:vit']
+        >>> numbered(["a", "a", "a (2)"])
+        ['a (1)', 'a (5)', 'a (2)']
     """
     times = Counter(texts)
-    return [f"{text} ({i})" if times[text] > 1 else text for i, text in enumerate(texts, start=1)]
+    taken, names = set(texts), list[str]()
+    for place, text in enumerate(texts, start=1):
+        free = (f"{text} ({number})" for number in itertools.count(place, len(texts)))
+        names.append(text if times[text] == 1 else next(name for name in free if name not in taken))
+        taken.add(names[-1])
+    return names
 
 
 # --- files that are named ---------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from netkin.errors import SourceError
+from netkin.errors import FileFault, SourceError
+from netkin.files import read_header
 from netkin.sources.names import refuse_absent, unreadable
 from netkin.sources.pickles import Refused, vet_torch_file
 
@@ -169,8 +170,19 @@ def _why_unreadable(path: Path, error: Exception) -> str:
             f"{str(path)!r} holds more than tensors ({what}), and netkin runs nothing that comes in a file; "
             "save `model.state_dict()` alone, or as safetensors."
         )
-    what = "a file of netkin's and no" if path.suffix == ".netkin" else "damaged or not a"
+    kind = _kind_of_ours(path)
+    if kind == "compressed":
+        return f"{str(path)!r} is a compressed model, not weights; name it where a model is asked for, as BUILDER@FILE."
+    what = "a file of netkin's and no" if kind or path.suffix == ".netkin" else "damaged or not a"
     return f"{str(path)!r} is {what} weights file; save `model.state_dict()` with torch or as safetensors."
+
+
+def _kind_of_ours(path: Path) -> str:
+    """Return what a file of netkin's holds; nothing for the files of others."""
+    try:
+        return str(read_header(path)["kind"])
+    except FileFault:
+        return ""
 
 
 def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:

@@ -102,13 +102,19 @@ class Study:
         for left, right in self.rectangles:
             yield from ((self.layers[x], self.layers[y]) for x in left for y in right)
 
-    def read_at_once(self, entries: Callable[[LayerSize, LayerSize], int]) -> int:
-        """Return how many entries the pairs that are read together have at most, if one has so many `entries`."""
+    def read_at_once(
+        self, entries: Callable[[LayerSize, LayerSize], int], extent: Callable[[LayerSize], int] | None = None
+    ) -> int:
+        """Return how many entries the pairs that are read together have at most, if one has so many `entries`.
+
+        `extent` is that of a layer in the matrices of its pairs, its width if None (see `Collector.extent`).
+        """
         found: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for x, y in self.pairs():
-            found.setdefault((x.model, y.model), []).append((x.width * y.width, entries(x, y)))
+            full = x.width * y.width if extent is None else extent(x) * extent(y)
+            found.setdefault((x.model, y.model), []).append((full, entries(x, y)))
         most = 0.0
-        for pairs in found.values():  # together are those whose products of widths add up to `READ`, or one alone
+        for pairs in found.values():  # together are those whose products of extents add up to `READ`, or one alone
             share = max(own / full for full, own in pairs)
             most = max(most, min(sum(own for _, own in pairs), share * max(READ, *(full for full, _ in pairs))))
         return math.ceil(most)
@@ -183,6 +189,10 @@ class Collector(Statistic):
         """Return of which loss gradients are to be taken: the fields of `representations.gradients.Target`."""
         return {}
 
+    def extent(self, layer: LayerSize, examples: int) -> int:
+        """Return how many rows or columns a layer has in the matrices of its pairs."""
+        return layer.width
+
     @classmethod
     @abstractmethod
     def price(cls, settings: Any, study: Study) -> Price | None:
@@ -190,7 +200,7 @@ class Collector(Statistic):
 
     @classmethod
     def unfit(cls, measure: str) -> str:
-        """Return why no collector serves `measure` for the layers at hand."""
+        """Return why no collector serves `measure` for these layers."""
         return (
             f"{measure!r} can't be read from spectra, which hold moments for each frequency and no rows; "
             "with shape='dft' use linear measures that a rotation leaves unchanged, such as 'cca_mean', 'svcca' or "

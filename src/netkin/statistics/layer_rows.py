@@ -282,6 +282,9 @@ class LinearRows(LayerRows):
         self.rectangles, self.precision = [(list(left), list(right)) for left, right in rectangles], precision
         super().__init__(keys_of(self.rectangles), chunks=chunks)
 
+    def extent(self, layer: LayerSize, examples: int) -> int:
+        return min(layer.width, layer.rows_of(examples))
+
     @classmethod
     def price(cls, settings: LinearSettings, study: Study) -> Price | None:
         streamed = LayerMoments.price(settings, study)
@@ -334,7 +337,8 @@ def price_of_rows(settings: LinearSettings, study: Study, streamed: Price) -> Pr
     item = settings.precision(study).itemsize
     held = sum(_bytes(settings, layer, layer.rows_of(count), item, study.chunks) for layer in sizes)
     smaller = {layer.key: min(layer.width, layer.rows_of(count)) for layer in sizes}  # of XᵀX and XXᵀ
-    pairs = item * study.read_at_once(lambda x, y: smaller[x.key] * smaller[y.key]) * settings.matrices
+    read = study.read_at_once(lambda x, y: smaller[x.key] * smaller[y.key], lambda layer: smaller[layer.key])
+    pairs = item * read * settings.matrices
     # rows in another precision and about their mean, and the parts of a product
     passing = max(2 * item * layer.rows_of(count) * layer.width + 24 * smaller[layer.key] ** 2 for layer in sizes)
     size = held + pairs + passing
@@ -357,5 +361,5 @@ def _bytes(settings: LinearSettings, layer: LayerSize, n: int, item: int, chunks
     if width <= n:
         sides = twice * n * width + width**2 * (3 if settings.whitens else 1)
     else:
-        sides = twice * n * n * (5 if settings.whitens else 3 if settings.rotates else 1)
+        sides = twice * n * n * (4 if settings.whitens else 3 if settings.rotates else 1)
     return layer.itemsize * n * width * (2 if chunks else 1) + item * sides

@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
-from netkin.statistics.linear_algebra import (
-    about_medians,
-    decompose_alike,
-    few_for_bias,
-    largest,
-    left_vectors,
-    singular_values,
-    squared_norm,
-    u_products,
-)
+from netkin.statistics.decompositions import Decomposition, Deferred, decomposed, largest, prepare
+from netkin.statistics.linear_algebra import about_medians, few_for_bias, squared_norm, u_products
 from netkin.statistics.rows import RowsSide
-from netkin.statistics.sides import Side, decompose
+from netkin.statistics.sides import CovarianceSide, Side
 
 CANCELLED = 1e-7  # what may be left of sums that cancel before float64 has lost nine digits of it
-AMORTISED = 2  # pairs for each layer from which on its principal directions pay for themselves
-
-
-class Deferred(Exception):
-    """A measure asks a pair for a decomposition that will be made later, of many pairs at once."""
-
-
-class Decomposition(NamedTuple):
-    """A matrix of a pair, (blocks, m, n), whose singular values a measure requests, or its left vectors too."""
-
-    matrix: Tensor
-    graded: bool = True  # whether it is in the principal directions of both layers
-    vectors: bool = False
+ON_HOST = 1024  # the widest layers of a GPU that are read on the CPU
 
 
 class Moments:
@@ -48,6 +27,7 @@ class Moments:
     """
 
     collectors: ClassVar[tuple[type, ...]] = ()
+    prepare = staticmethod(prepare)
 
     def __init__(
         self,
@@ -57,11 +37,11 @@ class Moments:
         norm_product: Tensor | None = None,
         centred: bool = True,
     ):
-        self.x, self.y, self.n, self._centred = x, y, x.n, centred
+        self.x, self.y, self.n, self.is_centred = x, y, x.n, centred
         self._cross, self._norm_product = cross, norm_product
         self.kept_directions: tuple[int, int] | None = None  # of either layer, by the measure that cut them last
-        self._found: dict[Hashable, Any] = {}  # singular values, and vectors
-        self._asked: dict[Hashable, Decomposition] | None = None  # while a first reading notes what measures ask for
+        self.found: dict[Hashable, Any] = {}  # singular values, and vectors
+        self.asked: dict[Hashable, Decomposition] | None = None  # while a first reading notes what measures ask for
 
     @classmethod
     def of(cls, X: Any, Y: Any, precision: torch.dtype | None = torch.float64) -> Moments:
@@ -120,7 +100,7 @@ class Moments:
     def swapped(self) -> Moments:
         """The same pair with its sides swapped, sharing what each side has computed."""
         cross = None if self._cross is None else self._cross.mH
-        return Moments(self.y, self.x, cross, self._norm_product, self._centred)
+        return Moments(self.y, self.x, cross, self._norm_product, self.is_centred)
 
     @property
     def x_norm(self) -> Tensor:
@@ -184,26 +164,27 @@ class Moments:
             owns[i] = owns[i] * (owns[i] > noise * (norms.sum().square() - norms.square().sum()))
         return cross, owns[0], owns[1]
 
-    @staticmethod
-    def prepare(asked: Sequence[tuple[Moments, Sequence[Any]]]) -> None:
-        """Compute the decompositions that measures need of pairs; matrices of one shape together.
-
-        A first reading notes the matrices. Afterwards every pair gives the values that it would give alone.
-        """
-        whitened = [pair for pair, measures in asked if any(measure.facts.whitens for measure in measures)]
-        decompose(side for pair in whitened for side in (pair.x, pair.y))
-        try:
-            _note_asked(asked)
-            pairs = [one for pair, _ in asked for one in pair._both]
-            _decompose_busy([pair for pair in pairs if pair._worth_turning and "nuclear" in (pair._asked or {})])
-            _answer(pairs)
-        finally:
-            for pair, _ in asked:
-                for one in pair._both:
-                    one._asked = None
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the moments were streamed, without rows."""
+        return isinstance(self.x, CovarianceSide) and isinstance(self.y, CovarianceSide)
 
     @property
-    def _both(self) -> list[Moments]:
+    def is_small(self) -> bool:
+        """Whether the moments are streamed and of so few features that no product gains by threads."""
+        return self.is_streamed and max(self.x.block_width, self.y.block_width) <= ON_HOST
+
+    def bring_to_host(self) -> None:
+        """Read small layers on the CPU, whose threads decompose them sooner than a GPU does."""
+        x, y, cross = self.x, self.y, self._cross
+        if cross is None or not cross.is_cuda or cross.requires_grad or not self.is_small:
+            return
+        if isinstance(x, CovarianceSide) and isinstance(y, CovarianceSide):
+            self.x, self.y, self._cross = x.on_host, y.on_host, cross.cpu()
+            self._norm_product = None if self._norm_product is None else self._norm_product.cpu()
+
+    @property
+    def both(self) -> list[Moments]:
         """This pair, and the same about the origin if a measure has examined it."""
         return [self, self.uncentred] if "uncentred" in self.__dict__ else [self]
 
@@ -211,13 +192,13 @@ class Moments:
         self, key: Hashable, matrix: Callable[[], Tensor], graded: bool = True, vectors: bool = False
     ) -> Any:
         """Return the singular values of a matrix of this pair, (blocks, k), or left vectors and values; once a key."""
-        if key not in self._found:
+        if key not in self.found:
             asked = Decomposition(matrix(), graded, vectors)
-            if self._asked is not None:
-                self._asked[key] = asked
+            if self.asked is not None:
+                self.asked[key] = asked
                 raise Deferred
-            (self._found[key],) = _decomposed([asked])
-        return self._found[key]
+            (self.found[key],) = decomposed([asked])
+        return self.found[key]
 
     @property
     def needs_gradient(self) -> bool:
@@ -227,14 +208,14 @@ class Moments:
     def nuclear(self) -> Tensor:
         """``‖XᵀY‖*``, the sum of the singular values of the cross moment."""
         self.x.trace, self.y.trace  # noqa: B018  refuse constant layers
-        known = self._worth_turning and self.x.decomposed and self.y.decomposed
+        known = self.worth_turning and self.x.decomposed and self.y.decomposed
         values = self.decomposed("nuclear", lambda: self.principal if known else self.cross, graded=known)
         return values.to(summing_dtype(values.device)).sum()
 
     @property
-    def _worth_turning(self) -> bool:
+    def worth_turning(self) -> bool:
         """Whether `principal` pays where only singular values are needed: about the origin it saves a CPU nothing."""
-        return self._centred or self.x.mean.device.type != "cpu"
+        return self.is_centred or self.x.mean.device.type != "cpu"
 
     @cached_property
     def principal(self) -> Tensor:
@@ -249,7 +230,7 @@ class Moments:
         x, y = self.x, self.y
         if isinstance(x, RowsSide) and isinstance(y, RowsSide) and any(s.loses_digits(s.eigen[0]) for s in (x, y)):
             return (x.whitened.mT @ y.whitened.to(x.whitened.dtype)).unsqueeze(0)
-        if self.needs_gradient or not self._centred:  # a mean may outweigh all else: whitened before it is multiplied
+        if self.needs_gradient or not self.is_centred:  # a mean may outweigh all else: whitened before it is multiplied
             return x.whitener.mH @ self.cross @ y.whitener
         left, right = x.inverse_roots, y.inverse_roots
         leading = self.principal[..., : left.shape[-1], : right.shape[-1]]
@@ -290,8 +271,8 @@ class Moments:
         count = min(self.x.rank, self.y.rank)
         if self.spans_all:
             return torch.ones(count, dtype=summing_dtype(self.cross.device), device=self.cross.device)
-        if "variates" in self._found:
-            return largest(self._found["variates"][1], count)
+        if "variates" in self.found:
+            return largest(self.found["variates"][1], count)
         return largest(self.decomposed("correlations", lambda: self.alignment), count)
 
     @property
@@ -299,12 +280,17 @@ class Moments:
         """The canonical variates of x in its whitened directions, (blocks, k, m), and the correlations, (blocks, m)."""
         return self.decomposed("variates", lambda: self.alignment, vectors=True)
 
+    @cached_property
+    def variate_weights(self) -> Tensor:
+        """``Σⱼ |⟨hᵢ, xⱼ⟩|`` of the canonical variates hᵢ and the features xⱼ of x, (blocks, m)."""
+        return (self.variates[0].mH @ self.x.loadings).abs().sum(-1)
+
     @property
     def spans_all(self) -> bool:
         """Whether one side spans everything that n examples can do, so that it explains the other by itself."""
         # blocks count their examples together, and a constant has no gradient
         unclear = len(self.x.kept) > 1 or self.x.needs_gradient or self.y.needs_gradient
-        return not unclear and max(self.x.rank, self.y.rank) == self.n - (1 if self._centred else 0)
+        return not unclear and max(self.x.rank, self.y.rank) == self.n - (1 if self.is_centred else 0)
 
     @cached_property
     def uncentred(self) -> Moments:
@@ -318,7 +304,7 @@ class Moments:
         rest = self.cross[shared:]
         cross = torch.cat([self.cross[:shared] + means, rest]) if len(rest) else self.cross + means
         made = Moments(x.uncentred, y.uncentred, cross, centred=False)
-        made._asked = None if self._asked is None else {}
+        made.asked = None if self.asked is None else {}
         return made
 
     @property
@@ -333,53 +319,6 @@ class Moments:
             f"values of measures that whiten (CCA, SVCCA, regression) are inflated; {x + y:,} examples would do, "
             f"and {10 * (x + y):,} would leave little of that."
         )
-
-
-def _note_asked(asked: Sequence[tuple[Moments, Sequence[Any]]]) -> None:
-    """Read every measure once; what requests a decomposition stops there, and the pair has noted it."""
-    others: set[int] = set()  # measures that ask for nothing, of which one reading is enough
-    for pair, measures in asked:
-        pair._asked = {}
-        for measure in measures:
-            if id(measure) not in others:
-                with suppress(NoValue, Deferred):
-                    measure(pair)
-                    others.add(id(measure))
-
-
-def _decompose_busy(pairs: Sequence[Moments]) -> None:
-    """Find the principal directions of layers with many pairs, and request their cross moments in these."""
-    sides = {side for pair in pairs for side in (pair.x, pair.y)}
-    if len(pairs) < AMORTISED * len(sides):
-        return
-    decompose(sides)
-    for pair in pairs:
-        if pair._asked and pair.x.decomposed and pair.y.decomposed:
-            pair._asked["nuclear"] = Decomposition(pair.principal)
-
-
-def _answer(pairs: Sequence[Moments]) -> None:
-    """Decompose what pairs have noted, matrices of one shape together."""
-    alike: dict[Any, list[tuple[Moments, Hashable, Decomposition]]] = {}
-    for pair in pairs:
-        noted = pair._asked or {}
-        for key, asked in noted.items():
-            if key != "correlations" or "variates" not in noted:  # which bring the correlations along
-                matrix = asked.matrix
-                kind = (matrix.shape[1:], matrix.dtype, matrix.device, asked.graded, asked.vectors)
-                alike.setdefault(kind, []).append((pair, key, asked))
-    decompose_alike(_answer_alike, alike)
-
-
-def _answer_alike(group: Sequence[tuple[Moments, Hashable, Decomposition]]) -> None:
-    found = _decomposed([asked for _, _, asked in group])
-    for (pair, key, _), one in zip(group, found, strict=True):
-        pair._found[key] = one
-
-
-def _decomposed(alike: Sequence[Decomposition]) -> Sequence[Any]:
-    matrices = [asked.matrix for asked in alike]
-    return left_vectors(matrices) if alike[0].vectors else singular_values(matrices, alike[0].graded)
 
 
 def _rows(side: Side) -> RowsSide:

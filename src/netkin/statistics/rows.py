@@ -6,7 +6,7 @@ product has lost the digits of the small directions, it decomposes the rows them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +19,7 @@ from netkin.arrays import paired, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError
 from netkin.statistics.collector import hashes
 from netkin.statistics.linear_algebra import centred, few_for_bias, power_of_two, rbf_kernel, self_product, squared_norm
-from netkin.statistics.sides import Side
+from netkin.statistics.sides import Side, principal_directions
 from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
@@ -311,12 +311,35 @@ class RowsSide(Side):
             return torch.diag(self._row_space[0]).unsqueeze(0)
         return self_product(self.coordinates).unsqueeze(0)
 
+    @property
+    def needs_gradient(self) -> bool:
+        return self._X.requires_grad
+
+    @property
+    def to_decompose(self) -> tuple[tuple[int, ...], torch.dtype, torch.device] | None:
+        if "_row_space" in self.__dict__ or "eigen" in self.__dict__:
+            return None
+        size = min(self.n, self.width)
+        return (1, size, size), self._precision, self._X.device
+
+    @staticmethod
+    def find_directions(sides: Sequence[Any]) -> None:
+        for side in sides:  # into the dictionary: before Python 3.12 a cached property has one lock for all instances
+            if side.stands_principal:
+                side.__dict__["_row_space"] = side._find_row_space()
+            else:
+                side.__dict__["eigen"] = side._find_eigen()
+
     @cached_property
     def eigen(self) -> tuple[Tensor, Tensor]:
+        return self._find_eigen()
+
+    def _find_eigen(self) -> tuple[Tensor, Tensor]:
         if self.stands_principal:
             values = self._row_space[0]
             return values.unsqueeze(0), torch.eye(self.n, dtype=values.dtype, device=values.device).unsqueeze(0)
-        values, vectors = super().eigen
+        self.trace  # noqa: B018  refuses a constant layer
+        values, vectors = principal_directions(self.second.detach())
         if not self.loses_digits(values):
             return values, vectors
         roots, turned = torch.linalg.svd(triangular(self.coordinates.detach().mT))[1:]
@@ -343,6 +366,9 @@ class RowsSide(Side):
     @cached_property
     def _row_space(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues, falling, and eigenvectors of the Gram matrix, without gradient."""
+        return self._find_row_space()
+
+    def _find_row_space(self) -> tuple[Tensor, Tensor]:
         self.trace  # noqa: B018  refuses a constant layer
         values, vectors = torch.linalg.eigh(self.gram.detach())
         # eigenvalues that are nothing but rounding, whose roots would count: none is negative

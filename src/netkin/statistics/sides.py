@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from netkin.errors import NoValue
-from netkin.statistics.frequencies import Frequencies
-from netkin.statistics.linear_algebra import decompose_alike, squared_norm
+from netkin.statistics.frequencies import Frequencies, frequencies
+from netkin.statistics.linear_algebra import squared_norm
 
 Made = TypeVar("Made")
 
@@ -105,11 +105,10 @@ class Side(ABC):
     def norm(self) -> Tensor:
         return self.trace.sqrt()
 
-    @cached_property
+    @property
+    @abstractmethod
     def eigen(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues (blocks, r), falling, and eigenvectors (blocks, r, r) of the second moment, without gradient."""
-        self.trace  # noqa: B018  refuses a constant layer
-        return principal_directions(self.second.detach())
 
     @cached_property
     def kept(self) -> Tensor:
@@ -169,6 +168,16 @@ class Side(ABC):
     def stands_principal(self) -> bool:
         """Whether the coordinates of `second` are the principal directions themselves."""
         return False
+
+    @property
+    @abstractmethod
+    def to_decompose(self) -> tuple[tuple[int, ...], torch.dtype, torch.device] | None:
+        """Shape, dtype and device of the matrix whose eigenvectors are the principal directions; None once found."""
+
+    @staticmethod
+    @abstractmethod
+    def find_directions(sides: Sequence[Any]) -> None:
+        """Find the principal directions of sides of this kind whose matrices have one shape."""
 
     @property
     def decomposed(self) -> bool:
@@ -287,6 +296,16 @@ class CovarianceSide(Side):
         made.mean, made.chosen = (one.to(one.dtype.to_complex()) for one in (self.mean, self.chosen))
         return made
 
+    @cached_property
+    def on_host(self) -> CovarianceSide:
+        """The same side in the memory of the host."""
+        norm_squares = None if self._norm_squares is None else self._norm_squares.cpu()
+        return CovarianceSide(
+            self.name, self.n, self.mean.cpu(), self.chosen.cpu(), scale=self.scale, resolution=self.resolution,
+            rounding=self.rounding, norm_squares=norm_squares,
+            frequencies=None if self.frequencies is None else frequencies(self.frequencies.grid, torch.device("cpu")),
+        )  # fmt: skip
+
     @property
     def lost_digits(self) -> str:
         error = self.rounding * self.condition**2 if self.varies else 0.0
@@ -339,23 +358,18 @@ class CovarianceSide(Side):
         values, vectors = principal_directions(self.chosen.detach())
         return self.whole(values), self.whole(vectors)
 
+    @property
+    def to_decompose(self) -> tuple[tuple[int, ...], torch.dtype, torch.device] | None:
+        return None if self.decomposed else (self.chosen.shape, self.chosen.dtype, self.chosen.device)
+
+    @staticmethod
+    def find_directions(sides: Sequence[Any]) -> None:
+        values, vectors = principal_directions(torch.stack([side.chosen for side in sides]))
+        for side, *found in zip(sides, values, vectors, strict=True):
+            side.__dict__["eigen"] = tuple(map(side.whole, found))
+
 
 def principal_directions(second: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues of second moments (..., r, r), falling, and their eigenvectors."""
     values, vectors = torch.linalg.eigh(second)
     return values.flip(-1).clamp(min=0), vectors.flip(-1)
-
-
-def decompose(sides: Iterable[Side]) -> None:
-    """Find the principal directions of streamed layers, of those of one width together; others find their own."""
-    alike: dict[Any, list[CovarianceSide]] = {}
-    for side in dict.fromkeys(sides):
-        if isinstance(side, CovarianceSide) and not side.needs_gradient and not side.decomposed and side.varies:
-            alike.setdefault((side.chosen.shape, side.chosen.dtype, side.chosen.device), []).append(side)
-    decompose_alike(_find_directions, alike)
-
-
-def _find_directions(sides: Sequence[CovarianceSide]) -> None:
-    values, vectors = principal_directions(torch.stack([side.chosen for side in sides]))
-    for side, *found in zip(sides, values, vectors, strict=True):
-        side.__dict__["eigen"] = tuple(map(side.whole, found))

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from netkin.sources import load_data
+from netkin.sources.batches import sample
 from netkin.training import trained_digits_net
 
 
@@ -15,7 +16,7 @@ def digits_net():
 
 @pytest.fixture(scope="session")
 def digits_data():
-    return load_data("digits:train"), load_data("digits:test")
+    return sample(load_data("digits:train"), 500), load_data("digits:test")
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from torch import nn
 
 import netkin as nk
 from netkin import files
-from netkin.errors import FileFault, ValueFault
+from netkin.errors import FileFault, SourceError, ValueFault
 from netkin.sources.architectures import digits
+from netkin.sources.weights import load_weights
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +151,16 @@ def test_a_damaged_file_of_a_compressed_model_is_refused(small, tmp_path):
     (tmp_path / "small.netkin").write_bytes(contents)
     with pytest.raises(FileFault, match="is damaged"):
         nk.load_model(f"netkin:digits@{tmp_path / 'small.netkin'}")
+
+
+def test_a_compressed_model_among_the_weights_of_a_run_is_refused_by_what_it_is(small, tmp_path):
+    nk.save_compressed(small, tmp_path / "step_1.pt")
+    with pytest.raises(SourceError, match=r"step_1.pt' is a compressed model, not weights; .* as BUILDER@FILE"):
+        load_weights(digits(), tmp_path / "step_1.pt")
+
+
+def test_a_compressed_model_notes_test_examples_that_are_among_the_data(tmp_path):
+    small = nk.compress("netkin:digits", ["fc"], k=4, data="digits:train", test="digits:train", examples=200)
+    (note,) = small.compression.notes
+    assert note.startswith("200 of the 1,437 test examples are also among the 200 of `data`, which flatters the result")
+    assert not nk.compress("netkin:digits", ["fc"], k=4, data="digits:test", test="digits:train").compression.notes

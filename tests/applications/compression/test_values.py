@@ -301,6 +301,8 @@ def test_a_layer_that_cannot_save_is_left_as_it_is(draw):
     assert small.compression.replaced == ()
     assert "2: left as it is: " in str(small.compression)
     assert "directions hold that variance, which saves no parameters." in str(small.compression)
+    narrow = nk.compress(nn.Sequential(nn.Linear(1, 4)).double(), "0", variance=0.9, data=draw(50, 1))
+    assert "0: left as it is: 1 direction holds that variance" in str(narrow.compression)
 
 
 # --- real networks ----------------------------------------------------------------------------------------------------

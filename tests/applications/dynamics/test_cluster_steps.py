@@ -123,7 +123,7 @@ REFUSED = {
     "a live transform": ({"transform": torch.relu}, "`transform` is a live function; give it by name"),
     "partial": ({"partial": True}, "`partial` is for one process; with `save` the same call continues"),
     "a job": ({"engine": Ray(job="x")}, "keeps its parts beside `save`; leave `job` out of the engine"),
-    "torchrun": ({"engine": "distributed"}, "`dynamics` takes engine='local' or 'ray', and not 'distributed'."),
+    "torchrun": ({"engine": "distributed"}, "`dynamics` takes engine='local' or engine='ray', and not 'distributed'."),
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import copy
 import importlib
 import os
 import re
+import shutil
 import signal
 
 import numpy as np
@@ -203,6 +204,15 @@ def stretched(rows, by=1.0):
     return rows.pow(3) * by
 
 
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory):
+    """A folder with a study that is done and its job, and the options of the study."""
+    folder, asked = tmp_path_factory.mktemp("studied"), {"transform": times(2)}
+    rows = torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(1))
+    dynamics({0: Fan(0), 10: Fan(10), 20: Fan(20)}, rows, save=folder / "run.netkin", **asked)
+    return folder, asked
+
+
 @pytest.mark.parametrize(
     "changes, words",
     [
@@ -217,9 +227,9 @@ def stretched(rows, by=1.0):
     ],
     ids=["measure", "layers", "examples", "shape", "models", "data", "transform", "seed"],
 )
-def test_another_study_is_refused_and_the_file_stays(rows, tmp_path, changes, words):
-    file, asked = tmp_path / "run.netkin", {"transform": times(2)}
-    dynamics({0: Fan(0), 10: Fan(10), 20: Fan(20)}, rows, save=file, **asked)
+def test_another_study_is_refused_and_the_file_stays(rows, studied, tmp_path, changes, words):
+    folder, asked = studied
+    file = shutil.copytree(folder, tmp_path, dirs_exist_ok=True) / "run.netkin"
     before, changes = file.read_bytes(), dict(changes)
     models = {0: Fan(0), 10: Fan(10), 20: Fan(changes.pop("models", 20))}
     data = rows + changes.pop("data", 0)

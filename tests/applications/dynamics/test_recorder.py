@@ -151,7 +151,7 @@ def test_the_examples_may_come_in_any_form(given, shape):
     recorder.probe(0), plain.probe(0)
     for name, state in recorder._moments[0].states.items():
         other = plain._moments[0].states[name]
-        assert state.rows @ state.rows.T == pytest.approx((other.rows @ other.rows.T).numpy(), abs=1e-4)
+        torch.testing.assert_close(state.rows @ state.rows.T, other.rows @ other.rows.T, rtol=0, atol=1e-4)
     assert recorder._moments[0].examples == 36
 
 

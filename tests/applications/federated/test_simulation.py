@@ -41,7 +41,7 @@ def test_networks_that_are_stacked_again_end_as_those_that_are_stacked_anew(algo
     count = local_training.Trainings.__init__
     monkeypatch.setattr(local_training.Trainings, "__init__", lambda *given: (made.append(1), count(*given))[1])
     data = {**clients(4), **{f"longer{k}": clients(1, size=13 + k)["c0"] for k in range(3)}}
-    options = OPTIONS | {"rounds": 5, "share": share, "drop_last": True, "how": "stacked", "public": clients()["c0"]}
+    options = OPTIONS | {"rounds": 4, "share": share, "drop_last": True, "how": "stacked", "public": clients()["c0"]}
     found = [federate(network(), data, algorithm, **options)]
     few = len(made)
     monkeypatch.setattr(local_training, "HELD", 0)

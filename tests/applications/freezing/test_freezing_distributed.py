@@ -59,7 +59,7 @@ def refused(rank):
     """Return how many ways of wrapping that wait for all gradients are refused at once."""
     ways = [{}, {"static_graph": True}]
     for options in ways:
-        with pytest.raises(ValueFault, match="`DistributedDataParallel` waits for the gradients of all.*wrap it anew"):
+        with pytest.raises(ValueFault, match="`DistributedDataParallel` waits for the gradients of all.*wrap it again"):
             nk.FreezeTraining(DistributedDataParallel(seeded(Net, 0), **options), steps=STEPS)
     return len(ways)
 

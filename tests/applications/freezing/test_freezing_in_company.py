@@ -1,6 +1,7 @@
 """Freeze training in company: checkpoints of a run, other tools of training, and what the first step shows."""
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -26,17 +27,23 @@ def checkpointed(net, optimizer, freezing, path):
     torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "freezing": freezing.state_dict()}, path)
 
 
-@pytest.mark.parametrize("stop", [0, 1, 5, 6, 7, 11])
-@pytest.mark.parametrize("schedule", ["linear", "similarity"])
-def test_a_resumed_run_is_the_uninterrupted_run_bit_for_bit(tmp_path, schedule, stop):
+@cache
+def uninterrupted(schedule):
+    """Return the options of a run, the network that it trained and how that was frozen."""
     options = {"steps": 12}
     if schedule == "similarity":
         options |= {"probe": data(1)[0][0], "threshold": 0.8, "patience": 2, "past": 2, "every": 1}
-    batches = data(12)
     whole = seeded(Net, 0)
     optimizer = torch.optim.Adam(whole.parameters(), lr=0.01)
     freezing = nk.FreezeTraining(whole, schedule, **options)
-    train(whole, optimizer, freezing, batches)
+    train(whole, optimizer, freezing, data(12))
+    return options, whole, freezing
+
+
+@pytest.mark.parametrize("stop", [0, 1, 5, 6, 7, 11])
+@pytest.mark.parametrize("schedule", ["linear", "similarity"])
+def test_a_resumed_run_is_the_uninterrupted_run_bit_for_bit(tmp_path, schedule, stop):
+    (options, whole, freezing), batches = uninterrupted(schedule), data(12)
     assert freezing.frozen == ["conv1", "conv2", "conv3"]
 
     first = seeded(Net, 0)

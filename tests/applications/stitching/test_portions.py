@@ -87,7 +87,9 @@ def test_examples_are_dealt_out_anew_only_if_asked():
         trained_from(a, "1", b, "1", data, labels=watched, batch=batch, epochs=2, sample=400)
         steps = sizes[8:]  # the first look at the sample
         assert steps[:3] == ([50, 50, 50] if batch is None else [150, 150, 100])
-    with pytest.raises(MemoryLimit, match="`batch=150` deals the examples out anew, .* more than `memory=9` bytes"):
+    with pytest.raises(
+        MemoryLimit, match="`batch=150` makes other batches of the examples, .* more than `memory=9` bytes"
+    ):
         trained_from(a, "1", b, "1", data, batch=150, memory=9)
 
 
@@ -140,5 +142,5 @@ def test_data_that_run_dry_are_refused():
 
 
 def test_batches_of_different_shapes_are_not_dealt_out_anew():
-    with pytest.raises(ShapeError, match=r"different shapes, \(4, 5\) and \(3, 5\), can't be dealt out anew"):
+    with pytest.raises(ShapeError, match=r"different shapes, \(4, 5\) and \(3, 5\), can't be put into other batches"):
         joined_portions([Portion(head=torch.ones(2, 4, 5)), Portion(head=torch.ones(2, 3, 5))])

@@ -349,7 +349,7 @@ def agrees_with_numpy(found, inputs):
     X, Y = (np.moveaxis(side, axis, -1).reshape(-1, side.shape[axis]) for side in (form, B.numpy()))
     solved = np.column_stack([X, np.ones(len(X))]) @ np.linalg.lstsq(np.column_stack([X, np.ones(len(X))]), Y)[0]
     ours = np.moveaxis(transformed, axis, -1).reshape(solved.shape)
-    assert ours == pytest.approx(solved, abs=1e-6 * np.abs(Y).max())
+    np.testing.assert_allclose(ours, solved, rtol=0, atol=1e-6 * np.abs(Y).max())
 
 
 def rows_of_tuple(model, layer, x):

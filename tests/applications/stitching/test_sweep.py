@@ -145,7 +145,7 @@ def test_stitches_judged_on_their_own_data_are_told_so(world):
     assert said.startswith(
         "the stitches are evaluated on the data on which they were fitted, which flatters them; give"
     )
-    assert said.endswith("as `test` (--test on the command line).")
+    assert said.endswith("other data as `test`.")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Sweeps in files: what is kept when interrupted, what goes on, and files that are not written over."""
 
 import random
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,14 @@ LEAST = "relative_accuracy(how=least_squares)"
 @pytest.fixture(scope="module")
 def world():
     return two_perceptrons(examples=200)
+
+
+@pytest.fixture(scope="module")
+def swept(world, tmp_path_factory):
+    """A folder with a sweep that is done and its job."""
+    (a, b, data), folder = world, tmp_path_factory.mktemp("swept")
+    nk.stitch_all(a, b, data, data[:3], save=folder / "ab.netkin")
+    return folder
 
 
 def interrupted_after(count, monkeypatch):
@@ -238,10 +247,9 @@ def test_data_in_another_order_are_the_same_data(world, monkeypatch, tmp_path):
         ({"layers": ["0", "1"]}, r"holds relative_accuracy\(how=least_squares\) of '2' into '2', which is not"),
     ],
 )  # fmt: skip
-def test_a_file_with_another_sweep_is_refused_and_stays(world, tmp_path, changes, words):
+def test_a_file_with_another_sweep_is_refused_and_stays(world, swept, tmp_path, changes, words):
     a, b, data = world
-    save, part = tmp_path / "ab.netkin", data[:3]
-    nk.stitch_all(a, b, data, part, save=save)
+    save, part = shutil.copytree(swept, tmp_path, dirs_exist_ok=True) / "ab.netkin", data[:3]
     before = save.read_bytes()
     given = {"data": data, "test": part, "a": a} | changes
     given |= {name: data[one] for name, one in given.items() if isinstance(one, slice)}

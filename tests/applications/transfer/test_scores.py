@@ -117,10 +117,10 @@ def test_a_probe_separates_what_a_line_separates_and_no_more():
 def test_every_score_prefers_features_that_know_the_labels(name):
     """And falls when the labels are shuffled, which no feature can know."""
     draw = np.random.default_rng(3)
-    labels = draw.integers(0, 4, 400)
-    logits = 2 * np.eye(5)[labels] + draw.normal(size=(400, 5))
+    labels = draw.integers(0, 4, 200)
+    logits = 2 * np.eye(5)[labels] + draw.normal(size=(200, 5))
     P = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    features, gradients = draw.normal(size=(4, 10))[labels] + draw.normal(size=(400, 10)), 1 + draw.random((400, 10))
+    features, gradients = draw.normal(size=(4, 10))[labels] + draw.normal(size=(200, 10)), 1 + draw.random((200, 10))
     good = Evidence.of(features, labels, P, gradients)
     shuffled = Evidence.of(features, draw.permutation(labels), P, gradients)
     assert SCORES[name].function(good) > SCORES[name].function(shuffled)

@@ -49,6 +49,8 @@ from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression
+from netkin.results.text import plural
+from netkin.sources.batches import overlap_remark
 from netkin.sources.models import load_model
 from netkin.sources.names import by_name
 
@@ -217,7 +219,8 @@ class CompressCall:
             return self._searched(net, name, layer, space, floor)
         wanted = self.size.wanted(name, layer, space, self.projection)
         if self.size.variance is not None and wanted > most_that_saves(layer):
-            return None, f"left as it is: {wanted:,} directions hold that variance, which saves no parameters."
+            held = f"{plural(wanted, 'direction')} {'holds' if wanted == 1 else 'hold'} that variance"
+            return None, f"left as it is: {held}, which saves no parameters."
         if wanted > space.rank:
             return space.rank, f"only {space.rank:,} directions of its input vary, so no more than these are kept."
         return wanted, ""
@@ -331,6 +334,7 @@ class CompressCall:
         options = {**size, "projection": self.projection, "cut": self.cut, **vars(self.feeding)}
         options |= {"order": "from_the_top" if from_the_top else "at_once"}
         given = {"model": unwrapped(self.model), "layers": layers, "data": data_name(self.data), "against": self.other}
+        overlap = self.test is not None and overlap_remark(self.data, self.test, self.feeding.examples)
         return {
             "weights": weights_digest(self.model),
             **({} if self.other is None else {"weights against": weights_digest(self.other)}),
@@ -338,6 +342,7 @@ class CompressCall:
             "settings digest": settings_digest({"layers": layers, **options}),
             "call": described_call("nk.compress", **given, **options),
             **({"left out": _in_words(self.left_out)} if self.left_out else {}),
+            **({"overlap": overlap} if overlap else {}),
             "torch": torch.__version__,
             "python": platform.python_version(),
         }

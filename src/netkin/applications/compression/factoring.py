@@ -271,7 +271,7 @@ def load_compressed(path: str | os.PathLike[str], model: None = None) -> Compres
 
 @by_name(models="model")
 def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module | Compression:
-    """Return the compressed model that was saved at `path`; `model` is the original, built anew, and stays as it is.
+    """Return the compressed model that was saved at `path`; `model` is the original network, which is not changed.
 
     Its weights do not matter. What comes back is in the model's training mode, on its device and in its precision.
     Without a model the table comes back alone.

@@ -129,7 +129,7 @@ def learn_tasks(
     ):
         for position, learner in enumerate(learners.values()):
             rows.append(_learnt(learner, chosen, job, report, (position * len(found), total)))
-        record = _record(learners, rows, found, chosen, identity)
+        record = _record(learners, rows, found, chosen, {"call": call} | identity)
         if save is not None:
             record.save(save, overwrite=overwrite)
     return LearntTasks(record, found, learners)
@@ -196,7 +196,7 @@ def _record(
         method=first.name, tasks=tuple(task.name for task in tasks), classes=tuple(task.classes for task in tasks),
         seeds=tuple(learners), accuracies=np.stack(rows), storage=first.storage(), recipe=recipe.words,
         options={name: str(value) for name, value in first.settings.items()}, version=__version__,
-        warnings=tuple(notes), provenance={name: str(identity[name]) for name in ("network", "tasks")},
+        warnings=tuple(notes), provenance={name: str(identity[name]) for name in ("call", "network", "tasks")},
     )  # fmt: skip
 
 

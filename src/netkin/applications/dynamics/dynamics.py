@@ -25,7 +25,7 @@ from netkin.identity import described_call, in_words, settings_digest, weights_d
 from netkin.jobs import Job
 from netkin.measures.registry import Measure, find
 from netkin.memory import size_in_words
-from netkin.progress import ProgressOption, reported, showing
+from netkin.progress import ProgressOption, commanded, reported, showing
 from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform, device_of
 from netkin.representations.layers import Spec
@@ -290,7 +290,8 @@ class _Study:
             self._look_apart(apart, partial)
         files.refuse_output(save, "series", overwrite=overwrite)
         identity = {} if save is None else {key.removeprefix("asked "): text for key, text in self._question.items()}
-        with Job.beside(save, "series", identity, call=self.call, overwrite=overwrite) as job:
+        job = Job.beside(save, "series", identity, call=self.call, overwrite=overwrite)
+        with commanded(self.call), job:
             job.expect(map(self._part, self.weights))
             try:
                 if apart is None:

@@ -20,9 +20,10 @@ from torch import Tensor
 from netkin.comparing.alignment import Pairs, size_of_weights
 from netkin.comparing.all_pairs import AllPairs
 from netkin.comparing.engines import worker
-from netkin.comparing.engines.cluster import Cluster, ClusterTask
+from netkin.comparing.engines.cluster import Cluster
 from netkin.comparing.engines.ray import Ray, in_cluster_hours
 from netkin.comparing.engines.terms import (
+    ClusterTask,
     DataSpec,
     measures_of,
     plain_data,
@@ -60,7 +61,7 @@ STEPS_PER_TASK = 16  # checkpoints that one task inspects
 
 
 class Held:
-    """The batches of `data`, up to `examples` examples: a list where they take at most `limit` bytes, else read anew.
+    """The batches of `data`, up to `examples` examples: a list if they take at most `limit` bytes, else read each time.
 
     A shuffled loader that does not fit gives its batches in another order each time; every pass still gets them all.
     """

@@ -255,7 +255,7 @@ class ClientUpdate:
 
 
 def sampled(names: Sequence[str], share: float, seed: int, number: int) -> list[str]:
-    """Return the clients of a round, drawn anew for each: a share of all, at least one, in their own order."""
+    """Return the clients of a round, drawn for each round: a share of all, at least one, in their own order."""
     count = max(1, round(share * len(names)))
     if count == len(names):
         return list(names)

@@ -21,9 +21,10 @@ from netkin.applications.federated.local_training import (
 )
 from netkin.comparing.compare import compare_many
 from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, also_called
+from netkin.identity import remembered
 from netkin.measures.filter_subspaces import angles, mean_cosines
 from netkin.measures.registry import find
-from netkin.progress import ProgressOption, reported, showing
+from netkin.progress import ProgressOption, command, reported, showing
 from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import unwrapped
@@ -44,6 +45,7 @@ USUAL = Recipe(epochs=100, rate=0.01, batch=32)  # section A.2: 100 epochs
 
 
 @also_called(measures="measure")
+@remembered
 def user_similarity(
     federation: Federation,
     measures: str = "atom_cosine",
@@ -96,7 +98,7 @@ def as_comparison(
     return Comparison(
         a="clients", b="clients", layers_a=tuple(names), layers_b=tuple(names), tables={measure: table}, shapes_a={},
         shapes_b={}, widths_a=widths, widths_b=widths, data=data, examples=examples, seed=0, version=__version__,
-        warnings=warnings,
+        warnings=warnings, provenance={"call": command()} if command() else {},
     )  # fmt: skip
 
 

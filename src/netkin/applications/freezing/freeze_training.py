@@ -353,7 +353,7 @@ def _refuse_wrapper(model: nn.Module) -> None:
     if isinstance(model, DistributedDataParallel) and (model.static_graph or not model.find_unused_parameters):
         raise ValueFault(
             "`DistributedDataParallel` waits for the gradients of all parameters it was made with; wrap the model with "
-            "`find_unused_parameters=True`, or pass the model inside and wrap it anew whenever `step()` returns names."
+            "`find_unused_parameters=True`, or pass the model inside and wrap it again whenever `step()` returns names."
         )
 
 

@@ -32,7 +32,8 @@ from netkin.applications.sparsity.masks import (
 from netkin.applications.sparsity.sparsify import magnitude_scores, masks_overall, refuse_sparsity
 from netkin.comparing.compare import compare
 from netkin.errors import ValueFault, refuse_below
-from netkin.progress import ProgressOption, reporting, showing
+from netkin.identity import remembered
+from netkin.progress import ProgressOption, command, reporting, showing
 from netkin.representations.inputs import device_of
 from netkin.representations.layers import Spec, modules, unwrapped
 from netkin.representations.shapes import Shape
@@ -51,6 +52,7 @@ Apply = Callable[[Tensor], Tensor]
 FIRST = 0.999  # the share of weights that the histograms show; the outermost bins hold the rest
 
 
+@remembered
 @by_name(models="models", data="data")
 def sparsity_study(
     models: nn.Module | Mapping[str, nn.Module],
@@ -112,7 +114,7 @@ def sparsity_study(
         interlayer, measured,
         costs_on=_device(next(iter(named.values()))) if costs else "",
         data="" if first is None else first.data, examples=0 if first is None else first.examples,
-        version=__version__,
+        version=__version__, provenance={"call": command()},
     )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from netkin.identity import UnorderedDigest, settings_digest, weights_digest
 from netkin.representations import batches_of, guest
 from netkin.representations.inputs import attention_mask, batch_length, watched
 from netkin.representations.layers import layer_label
+from netkin.sources.batches import overlap_remark
 from netkin.statistics import CrossMoments, LayerMoments, LayerRows, LinearRows, Moments, OneSidedMoments
 from netkin.statistics.collector import Collector, Key
 from netkin.statistics.cross_moments import are_firm
@@ -125,6 +126,11 @@ class Asked:
         kept = ", ".join(one.digest.hex for one in self.saved)
         fitted = f"{kept} of statistics, data {fitted}" if kept else fitted
         return {FITTED: fitted, JUDGED: judged, VALIDATED: validated, "batches": str(batches)}
+
+    @cached_property
+    def overlap(self) -> str:
+        """How many test examples are among those of the fit, as a warning; empty if none are."""
+        return "" if self.test is None else overlap_remark(self.data, self.test, self.examples, self.test_examples)
 
     @property
     def settings(self) -> dict[str, str]:

@@ -308,7 +308,7 @@ def load_stitch(path: str | os.PathLike[str]) -> StitchRecord: ...
 def load_stitch(
     path: str | os.PathLike[str], a: nn.Module | None = None, b: nn.Module | None = None
 ) -> Stitch | StitchRecord:
-    """Return the stitch that was saved at `path`, joining `a` and `b`: the models of then, loaded anew.
+    """Return the stitch that was saved at `path`, joining `a` and `b`, the same two models.
 
     Without models the record of the stitch comes back, with its transformation. Other architectures, or models without
     the layers, are refused. Other weights give a warning, and the evaluation is dropped; the same weights in another

@@ -1,7 +1,7 @@
 """Batches as the training of a stitch reads them in every epoch, kept in memory where they fit.
 
 The first model's activations are computed once and kept if all of them fit the limit; then neither the data nor the
-first model is needed again. Otherwise the data are read anew in every epoch, in their own order, and only the second
+first model is needed again. Otherwise the data are read again in every epoch, in their own order, and only the second
 model's outputs are kept. A `Portion` holds the tensors of some examples.
 """
 
@@ -138,7 +138,7 @@ def _refuse_uneven(shapes: list[tuple[int, ...]]) -> None:
     if len(set(shapes)) > 1:
         raise ShapeError(
             f"batches of examples of different shapes, {shapes[0]} and {next(s for s in shapes if s != shapes[0])}, "
-            "can't be dealt out anew; leave `batch` out."
+            "can't be put into other batches; leave `batch` out."
         )
 
 
@@ -242,8 +242,9 @@ def _reread(
 ) -> Reread:
     if settings.batch is not None:
         raise MemoryLimit(
-            f"`batch={settings.batch}` deals the examples out anew, for which the first model's activations must be in "
-            f"memory, and they need more than `memory={settings.memory}` bytes; leave `batch` out, or allow more."
+            f"`batch={settings.batch}` makes other batches of the examples, for which the first model's activations "
+            f"must be in memory, and they need more than `memory={settings.memory}` bytes; leave `batch` out, or allow "
+            "more."
         )
     words = (
         f"activations of the first model not kept, as they need more than {size_in_words(settings.memory)}: the data "

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from netkin import __version__
 from netkin.arrays import refuse_non_finite
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, also_called, did_you_mean
+from netkin.identity import remembered
 from netkin.measures.filter_subspaces import angles, mean_cosines, nearest
 from netkin.measures.registry import find
-from netkin.progress import ProgressOption, reported, showing
+from netkin.progress import ProgressOption, command, reported, showing
 from netkin.representations.filters import atom_layers
 from netkin.results import Comparison, Values
 from netkin.sources.names import by_name
@@ -63,6 +64,7 @@ class NearestNetworks:
 
 
 @also_called(measures="measure")
+@remembered
 @by_name(models="models")
 def atom_similarity(
     models: Mapping[str, Any] | Iterable[Any],
@@ -107,7 +109,7 @@ def atom_similarity(
         shapes_a={}, shapes_b={}, widths_a=dict.fromkeys(vectors.names, vectors.rows.shape[1]),
         widths_b=dict.fromkeys(vectors.names, vectors.rows.shape[1]), data="", examples=0, seed=0, version=__version__,
         warnings=(vectors.caution,) * bool(vectors.caution),
-        provenance={"layers": ", ".join(vectors.layers), "gauge": gauge},
+        provenance={"call": command(), "layers": ", ".join(vectors.layers), "gauge": gauge},
     )  # fmt: skip
 
 

@@ -57,8 +57,8 @@ class Sharing:
     left: Mapping[str, str]
 
     def __str__(self) -> str:
-        whence = "fitted to all" if self.source == JOINT else f"of {self.source!r}"
-        lines = [f"{len(self.models)} networks with coefficients {whence}; shares of the filters that they explain:"]
+        origin = "fitted to all" if self.source == JOINT else f"of {self.source!r}"
+        lines = [f"{len(self.models)} networks with coefficients {origin}; shares of the filters that they explain:"]
         for layer, own in self.explained.items():
             shares = ", ".join(f"{share:.3f}" for share in list(own.values())[:8]) + ", ..." * (len(own) > 8)
             lines.append(f"{layer}: {shares} (channels shuffled: {self.control[layer]:.3f})")

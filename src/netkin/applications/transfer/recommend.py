@@ -19,7 +19,7 @@ from netkin.comparing.subjects import on_device
 from netkin.errors import ForwardError, NetkinError, NoValue, SourceError, UnknownName, ValueFault
 from netkin.identity import described_call, weights_digest
 from netkin.progress import ProgressOption, reported, showing
-from netkin.representations.inputs import Forward, Transform, shuffles_anew
+from netkin.representations.inputs import Forward, Transform, reshuffles
 from netkin.representations.layers import refuse_lazy
 from netkin.results import Ranking, Values
 from netkin.results.records import distinct
@@ -159,7 +159,7 @@ def _refuse(named: Mapping[str, Any], asked: _RecommendOptions) -> None:
         stranger = next((name for name in one if name not in named), None) if isinstance(one, Mapping) else None
         if stranger is not None:
             raise UnknownName(f"`{what}s` names {stranger!r}, which is none of the models {', '.join(named)}.")
-    if len(named) > 1 and (hasattr(asked.data, "__next__") or shuffles_anew(asked.data)):
+    if len(named) > 1 and (hasattr(asked.data, "__next__") or reshuffles(asked.data)):
         raise ValueFault(
             "every model must see the same examples in the same order, and these data give them once or in another "
             "order each time; pass a list of batches, or a loader with shuffle=False."
@@ -190,9 +190,7 @@ def _data(given: nn.Module | str, asked: _RecommendOptions) -> Any:
     """Return the data as a model takes them: those of a name pass through what the model's own folder says."""
     if not isinstance(asked.data, str):
         return asked.data
-    return sample(
-        load_data(asked.data, models=[given] if isinstance(given, str) else []), asked.examples, seed=asked.seed
-    )
+    return sample(load_data(asked.data, models=[given]), asked.examples, seed=asked.seed)
 
 
 def _evidence(

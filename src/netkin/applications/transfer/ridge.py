@@ -168,7 +168,7 @@ def fitted(sums: Mapping[str, Tensor], n: int, kernel: str, ridge: float | None 
 def held_out_error(values: Tensor, vectors: Tensor, turned: Tensor, ridge: float) -> float:
     """Return the mean squared error of the labels of a bucket that is predicted from all others.
 
-    Without fitting anew: the residual of bucket m is ``(A T)ₘ / Aₘₘ`` with ``A = (K + αI)⁻¹``.
+    Without another fit: the residual of bucket m is ``(A T)ₘ / Aₘₘ`` with ``A = (K + αI)⁻¹``.
     """
     inverse = 1 / (values + ridge)
     residuals = vectors @ (inverse.unsqueeze(-1) * turned) / (vectors.square() @ inverse).unsqueeze(-1)

@@ -21,10 +21,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from netkin.comparing.engines import worker
+from netkin.comparing.engines.terms import ClusterTask
 from netkin.comparing.engines.worker import Message
 from netkin.errors import MissingExtra, NetkinError, ValueFault, WorkerFault, blame
 from netkin.jobs import Job
-from netkin.progress import command, reporting
+from netkin.progress import announced, command, reporting
 from netkin.sources.names import in_short
 
 if TYPE_CHECKING:
@@ -39,22 +40,6 @@ STRAGGLER = 4.0  # how many times longer than the median a task takes that is st
 LEAST = 20.0  # seconds below which nothing is a straggler
 COPIES = 2  # of a straggler, on other nodes
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # by 0 Ray keeps to the loopback address, on any system
-
-
-@dataclass(frozen=True)
-class ClusterTask:
-    """One task: a function of `worker`, or another "module:function", its arguments and its predecessors.
-
-    `name` is what faults and the parts of a job call it; with `kept` its result is a part of the job. `gpus` is the
-    share of a GPU that it needs.
-    """
-
-    name: str
-    function: str
-    arguments: Mapping[str, Any]
-    after: tuple[str, ...] = ()
-    kept: bool = False
-    gpus: float = 0.0
 
 
 @dataclass
@@ -72,15 +57,14 @@ class Cluster:
     def __init__(self, address: str | None = None):
         self.ray = _imported()
         if not self.ray.is_initialized():
-            _connect(self.ray, address)
+            with announced("starting Ray" if address is None else f"connecting to Ray at {address}"):
+                _connect(self.ray, address)
         elif address not in (None, "auto", here := self.ray.get_runtime_context().gcs_address):
             raise ValueFault(
                 f"this process is connected to the Ray cluster at {here}; leave `address` out, or call "
                 "`ray.shutdown()` first."
             )
-        self._call = {
-            "versions": worker.versions(), "folder": os.getcwd(), "token": secrets.token_hex(8), "command": command()
-        }  # fmt: skip
+        self._call = {"versions": worker.versions(), "folder": os.getcwd(), "token": secrets.token_hex(8)}
         self._run = self.ray.remote(_run)
         self.lost = self.ray.exceptions.RayError
 
@@ -135,7 +119,8 @@ class Cluster:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
             how["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
-        outcome, message = self._run.options(**how).remote(task.function, dict(task.arguments), self._call, *given)
+        call = self._call | {"command": command()}
+        outcome, message = self._run.options(**how).remote(task.function, dict(task.arguments), call, *given)
         return outcome, Attempt(task, message)
 
     def others(self, than: str, gpus: float) -> list[str]:
@@ -260,10 +245,27 @@ class _TaskGraph:
         if task.name in self.wanted:
             assert message is not None
             self.results[task.name] = message
+            if task.kept:
+                self._drop_used(task)
         self.here[task.name] = attempt.message
         self._end([ref for ref, one in self.running.items() if one.task.name == task.name])
         self._release(task)
         return 1
+
+    def _drop_used(self, task: ClusterTask) -> None:
+        """Delete the parts that only finished tables needed, as they may be large."""
+        left = [one for one in self.wanted if not isinstance(self.results.get(one), tuple)]
+        for name in self._behind([task.name]) - self._behind(left) - set(self.wanted):
+            self.job.drop(name, counted=True)
+
+    def _behind(self, names: Iterable[str]) -> set[str]:
+        """Return all that some tasks follow, directly or not."""
+        found, unseen = set[str](), list(names)
+        while unseen:
+            after = set(self.tasks[unseen.pop()].after) - found
+            found |= after
+            unseen += after
+        return found
 
     def _release(self, task: ClusterTask) -> None:
         """Forget what only tasks need that are done."""
@@ -284,12 +286,7 @@ class _TaskGraph:
     ) -> int:
         """Note that a task was lost with its worker or node; it waits to be done again, if not too often.
 
-        Args:
-            task: what was lost.
-            why: the reason, for the fault if it is lost for the last time.
-            node: the one to avoid, if that is known.
-            model: the one that could not be read there, if there is one.
-            inputs: whether results that it follows are lost too.
+        `node` is to be avoided, `model` could not be read there, and `inputs` says that what it follows is lost too.
         """
         if any(one.task.name == task.name for one in self.running.values()):
             return 0  # on another node it is still being done

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.all_pairs import identity_of_study
 from netkin.comparing.engines import worker
-from netkin.comparing.engines.cluster import Cluster, ClusterTask
+from netkin.comparing.engines.cluster import Cluster
 from netkin.comparing.engines.engine import Engine
-from netkin.comparing.engines.terms import Terms, named_models, plain_measures, terms_for, terms_of
+from netkin.comparing.engines.terms import ClusterTask, Terms, named_models, plain_measures, terms_for, terms_of
 from netkin.comparing.engines.worker import Message
-from netkin.comparing.many_models import PairsPlan, in_hours, unpacked_plan
+from netkin.comparing.many_models import PairsPlan, in_files, in_hours, unpacked_plan
 from netkin.comparing.study import Statistics, from_arrays
 from netkin.errors import NetkinError, SourceError, ValueFault
 from netkin.identity import described_call, settings_digest
@@ -132,7 +132,7 @@ class RayRequest:
             blocks = [
                 BlockTasks(self.terms, survey, facts | plan, self._sound(pairs), self.gpus) for pairs in plan["blocks"]
             ]
-            job.expect(one.name for block in blocks for one in block.tasks(kind) if one.kept)
+            job.expect(name for block in blocks for name in block.parts(kind, job))
             return self._blocks_done(cluster, job, kind, blocks)
 
     def _blocks_done(
@@ -153,7 +153,7 @@ class RayRequest:
                 else:
                     made[block] = messages  # type: ignore[assignment]
             blocks = [block for block in again if block.pairs]
-        job.expect(one.name for block in made for one in block.tasks(kind) if one.kept)  # without those that failed
+        job.expect(name for block in made for name in block.parts(kind, job))  # without those that failed
         return made
 
     def _set_aside(self, faults: Mapping[str, NetkinError]) -> None:
@@ -227,7 +227,13 @@ class RayRequest:
         if plan.seconds is None:
             return plan
         seconds = plan.seconds / (slots := cluster.slots(self.gpus))
-        return replace(plan, seconds=seconds, lines=(*plan.lines, in_cluster_hours(cluster, slots, seconds)))
+        # every share of the data is kept until the tables of its block are
+        left, blocks = plan.disk - 2 * plan.way.statistics, len(plan.way.blocks)
+        shares = max(1, min(self.engine.shares or -(-SHARES * slots // blocks), plan.way.batches))
+        disk = left + blocks * shares * plan.way.statistics
+        lines = [in_files(disk, left) if line == in_files(plan.disk, left) else line for line in plan.lines]
+        lines.append(in_cluster_hours(cluster, slots, seconds))
+        return replace(plan, seconds=seconds, disk=disk, lines=tuple(lines))
 
 
 def in_cluster_hours(cluster: Cluster, slots: int, seconds: float) -> str:
@@ -345,6 +351,12 @@ class BlockTasks:
             for name, pairs in zip(self.wanted(kind), self.groups, strict=True)
         ]
         return [*shares, *tree, *readings]
+
+    def parts(self, kind: str, job: Job) -> list[str]:
+        """Return the names of the parts that a job will keep; shares of the data go when the tables are there."""
+        wanted = self.wanted(kind)
+        is_done = kind == "comparison" and all(map(job.has, wanted))
+        return wanted if is_done else [one.name for one in self.tasks(kind) if one.kept]
 
     def wanted(self, kind: str) -> list[str]:
         """Return the names of the tasks whose results are those of the block."""

@@ -17,7 +17,7 @@ from netkin.comparing.alignment import Pairs
 from netkin.errors import ValueFault
 from netkin.identity import settings_digest
 from netkin.measures.registry import Measure, find
-from netkin.representations.inputs import batches_of, examples_in, loader_of, shuffles_anew
+from netkin.representations.inputs import batches_of, examples_in, loader_of, reshuffles
 from netkin.representations.shapes import is_custom, shape_name
 from netkin.sources.batches import Batches, Borrowed, sample
 from netkin.sources.datasets import load_data
@@ -54,6 +54,22 @@ class DataSpec:
         """Return the data, as the `models` of these names take them."""
         data = load_data(self.name, batch_size=self.batch_size, models=models)
         return sample(data, self.examples, seed=self.seed, balanced=self.balanced)
+
+
+@dataclass(frozen=True)
+class ClusterTask:
+    """One task: a function of `worker`, or another "module:function", its arguments and its predecessors.
+
+    `name` is what faults and the parts of a job call it; with `kept` its result is a part of the job. `gpus` is the
+    share of a GPU that it needs.
+    """
+
+    name: str
+    function: str
+    arguments: Mapping[str, Any]
+    after: tuple[str, ...] = ()
+    kept: bool = False
+    gpus: float = 0.0
 
 
 # --- from a call to plain values --------------------------------------------------------------------------------------
@@ -218,7 +234,7 @@ def data_identity(data: Batches | Borrowed) -> str:
 
 def is_ordered(data: Any) -> bool:
     """Return whether data give their examples in the same order each time."""
-    return not shuffles_anew(loader_of(data))
+    return not reshuffles(loader_of(data))
 
 
 def named_models(pairs: Sequence[Sequence[str]]) -> list[str]:

@@ -33,6 +33,7 @@ _EMPTY = frozenset({"meta", "input", "col", "br", "img"})
 # as JSON escapes, none of these can end a script or start a tag; U+2028 and U+2029 end a line in older JavaScript
 _UNSAFE = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 _IDENTITY = re.compile(r"(final )?weights( .+)?|(.+ )?digest|call")
+MOST = 3  # warnings that differ only in their numbers, listed side by side
 PLAIN = ("none", "yes", "exact", "not asked for", "0 of ")  # what conventions say where there is nothing to know
 USUAL = ("none", "None", "all", "yes", "float32, exact", "cpu")  # values of settings that were left alone
 _TECHNICAL = re.compile(r"made|netkin|torch|python|plan|products|directions [ab]|asked .+|precision.*|engine.*")
@@ -187,8 +188,19 @@ def warnings(said: Sequence[str]) -> Markup | None:
     if not said:
         return None
     title = tag("summary", f"Before you read the numbers ({len(said)})")
-    items = tag("ul", *(tag("li", warning) for warning in said))
+    alike: dict[str, list[str]] = {}  # by their words without numbers
+    for warning in said:
+        alike.setdefault(re.sub(r"\d[\d.,]*", "", warning), []).append(warning)
+    items = tag("ul", *(item for own in alike.values() for item in _items(own)))
     return tag("details", title, items, class_="warnings", role="note", open=True)
+
+
+def _items(alike: Sequence[str]) -> list[Markup]:
+    """Return items of a list; of many that differ only in their numbers the first, with the others folded."""
+    if len(alike) <= MOST:
+        return [tag("li", text) for text in alike]
+    rest = tag("ul", *(tag("li", text) for text in alike[1:]))
+    return [tag("li", alike[0], folded_note(f"{len(alike) - 1} more like this", rest))]
 
 
 def _footer(versions: Iterable[str], note: str) -> Markup:

@@ -56,7 +56,8 @@ def legend(grid: Grid) -> Markup:
     """Return the bar of colours with the values at its far and its close end, or the poor and the good one."""
     scale = grid.scale
     ends = (f"{bound(scale.far)} {scale.words[0]}", f"{scale.words[1]} {bound(scale.close)}")
-    note = tag("span", "range of the values here", class_="note") if scale.open_ended else None
+    where = "the only value" if scale.low == scale.high else "range of the values here"
+    note = tag("span", where, class_="note") if scale.open_ended else None
     bar = tag("span", class_="bar", role="img", aria_label=f"colours from {ends[0]} to {ends[1]}")
     return tag("div", tag("span", ends[0]), bar, tag("span", ends[1]), note, class_="legend")
 
@@ -209,7 +210,7 @@ def card(table: Values, grid: Grid, key: str, caption: str, *notes: Markup | Non
     line = tag("p", f"{direction(table)} · {range_of(table)} · {table.exactness}", class_="facts-line")
     means, cannot_see = meaning_of(table)
     says = tag("div", tag("p", means), tag("p", tag("strong", "What it can't see. "), cannot_see), class_="means")
-    head = joined(tag("h3", grid.id), line, axes)
+    head = joined(tag("h3", grid.id, class_="code"), line, axes)
     return figure_of(grid, caption, key, says, *notes, heading=head, among=among)
 
 

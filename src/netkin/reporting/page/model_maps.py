@@ -54,7 +54,7 @@ def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid]
 
 
 def _heading(grid: Grid) -> Markup:
-    return joined(tag("h3", grid.id), tag("p", grid.note, class_="facts-line") if grid.note else None)
+    return joined(tag("h3", grid.id, class_="code"), tag("p", grid.note, class_="facts-line") if grid.note else None)
 
 
 def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:
@@ -171,7 +171,10 @@ def _plane(places: np.ndarray, names: Sequence[str], unit: str) -> Markup:
             for (x, y), name in zip(shown, names, strict=True)]  # fmt: skip
     few = len(names) <= 4 * math.isqrt(WIDTH)
     aside = label_places([(x, y) for x, y in shown.tolist()], names, LETTER, 14, WIDTH) if few else []
-    labels = [_word(name, x + dx, y + dy + 4) for (x, y), (dx, dy), name in zip(shown, aside, names, strict=False)]
+    labels = [
+        _word(name, x + 6, y + dy + 4) if dx > 0 else _word(name, x - 6, y + dy + 4, text_anchor="end")
+        for (x, y), (dx, dy), name in zip(shown, aside, names, strict=False)
+    ]
     ends = [
         (x + dx, x + dx + LETTER * len(name))
         for x, dx, name in zip(shown[:, 0], (d for d, _ in aside), names, strict=False)

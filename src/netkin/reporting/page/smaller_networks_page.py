@@ -122,7 +122,7 @@ def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequen
     on = {"data": study.data, "examples": f"{study.examples:,}", "what one example is": study.shapes}
     about = {"networks": ", ".join(study.names)} | (on if study.data else {}) | {"times measured on": study.costs_on}
     told = about | {"made": study.created, "netkin": study.version}
-    yield origins({key: value for key, value in told.items() if value}, {})
+    yield origins({key: value for key, value in told.items() if value}, study.provenance)
 
 
 def _warnings(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[str]:
@@ -244,7 +244,8 @@ def _rows(study: SparsityStudy) -> list[Any]:
 
 def compression_page(table: Compression) -> str:
     """Return the HTML page of a compression."""
-    title = f"{plural(len(table), 'layer')} compressed"
+    share = table.parameters_after / max(table.parameters_before, 1)
+    title = f"{plural(len(table), 'layer')} compressed, {share:.0%} of the parameters left"
     bar = toolbar(best=None, cells=False)
     parts, versions = _compression_parts(table), [table.version]
     rows = [list(COLUMNS), *([*map(str, row)] for row in _compression_rows(table))]

@@ -276,7 +276,9 @@ def _score_card(ranking: Ranking, score: str) -> Markup:
     known = bool(np.isfinite(table.values).any())
     drawn = _dots(ranked) if known else tag("p", "It has no value for any model.")
     said = ranked.conclusion if known and score != ranking.score else None  # that of the rank is above all
-    note = tag("figcaption", tag("p", said), tag("p", sentence(table.conventions), class_="facts-line"))
+    note = tag(
+        "figcaption", tag("p", said) if said else None, tag("p", sentence(table.conventions), class_="facts-line")
+    )
     return tag("figure", tag("h3", score), tag("p", words, class_="facts-line"), drawn, note, class_="card curve")
 
 

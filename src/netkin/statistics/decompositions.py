@@ -1,0 +1,313 @@
+"""Decompositions of many pairs of layers at once: what measures ask for is noted, and threads share the matrices.
+
+Singular values come from eigenvalues of the smaller products wherever these are as exact. The eigenvalues of ``AAᴴ``
+cost a half to a tenth of the singular values of A, and lose the small ones: their error is that of the largest. Not so
+if A stands in the principal directions of its layers, falling from the first entry: then the product is graded, and the
+reduction that starts from its large corner keeps every eigenvalue about as exact as its own size. Whether it did is
+tested by the determinant, which a Cholesky factor gives a second time; matrices that fail are decomposed themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from netkin.arrays import summing_dtype
+from netkin.errors import NoValue
+from netkin.statistics.linear_algebra import self_product
+
+ERROR = 1e-12  # of the sum of the singular values, from which on a matrix is decomposed itself
+COARSE_ERROR = 1e-8  # the same on a GPU
+MISMATCH = 1e-3  # of the logarithms of two determinants, above which nothing is known of the error
+WORTH_THREADS = 2**22  # multiplications of decompositions from which on threads are started
+TOGETHER = 32  # matrices of one shape that are decomposed in one call, at most
+APART = 1e-7  # of squared singular values, the smallest over the largest, down to which vectors are taken from products
+AMORTISED = 2  # pairs for each layer from which on its principal directions pay for themselves
+Part = TypeVar("Part")
+_ALL = threading.local()  # how many threads there are, while this one runs alone
+
+
+class Deferred(Exception):
+    """A measure asks a pair for a decomposition that will be made later, of many pairs at once."""
+
+
+class Decomposition(NamedTuple):
+    """A matrix of a pair, (blocks, m, n), whose singular values a measure requests, or its left vectors too."""
+
+    matrix: Tensor
+    graded: bool = True  # whether it is in the principal directions of both layers
+    vectors: bool = False
+
+
+def prepare(asked: Sequence[tuple[Any, Sequence[Any]]]) -> None:
+    """Compute the decompositions that measures need of pairs; matrices of one shape together.
+
+    A first reading notes the matrices. Afterwards every pair gives the values that it would give alone.
+    """
+    for pair, _ in asked:
+        pair.bring_to_host()
+    whitened = [pair for pair, measures in asked if any(measure.facts.whitens for measure in measures)]
+    try:
+        with one_thread(all(pair.is_small for pair, _ in asked)):
+            _align(whitened)
+            _note_asked(asked)
+            if any("alignment" in one.__dict__ for pair in whitened[:1] for one in pair.both[1:]):
+                _align([pair.uncentred for pair in whitened])
+            pairs = [one for pair, _ in asked for one in pair.both]
+            _decompose_busy([pair for pair in pairs if pair.worth_turning and "nuclear" in (pair.asked or {})])
+            _answer(pairs)
+    finally:
+        for pair, _ in asked:
+            for one in pair.both:
+                one.asked = None
+
+
+def _align(pairs: Sequence[Any]) -> None:
+    """Find the principal directions of pairs, and of streamed ones the whitened cross moments; threads share them."""
+    decompose(side for pair in pairs for side in (pair.x, pair.y))
+    alike: dict[Any, list[Any]] = {}
+    for pair in pairs:
+        if pair.is_streamed and all(side.decomposed and side.varies for side in (pair.x, pair.y)):
+            alike.setdefault((pair.cross.shape, pair.cross.dtype, pair.cross.device), []).append(pair)
+    decompose_alike(_align_alike, alike)
+
+
+def _align_alike(pairs: Sequence[Any]) -> None:
+    for pair in pairs:  # into the dictionary: before Python 3.12 a cached property has one lock for all instances
+        with suppress(NoValue):  # which is reported when the pair is measured
+            if pair.is_centred:
+                pair.__dict__["principal"] = type(pair).principal.func(pair)
+            if not pair.spans_all:
+                pair.__dict__["alignment"] = type(pair).alignment.func(pair)
+
+
+def _note_asked(asked: Sequence[tuple[Any, Sequence[Any]]]) -> None:
+    """Read every measure once; what requests a decomposition stops there, and the pair has noted it."""
+    others: set[int] = set()  # measures that ask for nothing, of which one reading is enough
+    for pair, measures in asked:
+        pair.asked = {}
+        for measure in measures:
+            if id(measure) not in others:
+                with suppress(NoValue, Deferred):
+                    measure(pair)
+                    others.add(id(measure))
+
+
+def _decompose_busy(pairs: Sequence[Any]) -> None:
+    """Find the principal directions of layers with many pairs, and request their cross moments in these."""
+    sides = {side for pair in pairs for side in (pair.x, pair.y)}
+    if len(pairs) < AMORTISED * len(sides):
+        return
+    decompose(sides)
+    for pair in pairs:
+        if pair.asked and pair.x.decomposed and pair.y.decomposed:
+            pair.asked["nuclear"] = Decomposition(pair.principal)
+
+
+def _answer(pairs: Sequence[Any]) -> None:
+    """Decompose what pairs have noted, matrices of one shape together."""
+    alike: dict[Any, list[tuple[Any, Hashable, Decomposition]]] = {}
+    for pair in pairs:
+        noted = pair.asked or {}
+        for key, asked in noted.items():
+            if key != "correlations" or "variates" not in noted:  # which bring the correlations along
+                matrix = asked.matrix
+                kind = (matrix.shape[1:], matrix.dtype, matrix.device, asked.graded, asked.vectors)
+                alike.setdefault(kind, []).append((pair, key, asked))
+    decompose_alike(_answer_alike, alike)
+
+
+def _answer_alike(group: Sequence[tuple[Any, Hashable, Decomposition]]) -> None:
+    found = decomposed([asked for _, _, asked in group])
+    for (pair, key, _), one in zip(group, found, strict=True):
+        pair.found[key] = one
+        if key == "variates":
+            with suppress(NoValue):  # which is reported when the pair is measured
+                pair.__dict__["variate_weights"] = type(pair).variate_weights.func(pair)
+
+
+def decomposed(alike: Sequence[Decomposition]) -> Sequence[Any]:
+    """Return the singular values of matrices of one shape, or their left vectors and values."""
+    matrices = [asked.matrix for asked in alike]
+    return left_vectors(matrices) if alike[0].vectors else singular_values(matrices, alike[0].graded)
+
+
+def decompose(sides: Iterable[Any]) -> None:
+    """Find the principal directions of layers, each thread those of its own; streamed ones of one width together."""
+    alike: dict[Any, list[Any]] = {}
+    for side in dict.fromkeys(sides):
+        waiting = None if side.needs_gradient else side.to_decompose
+        if waiting is not None and side.varies:
+            alike.setdefault((*waiting, type(side)), []).append(side)
+    decompose_alike(lambda some: type(some[0]).find_directions(some), alike)
+
+
+def decompose_alike(work: Callable[[Sequence[Part]], None], alike: Mapping[Any, Sequence[Part]]) -> None:
+    """Let `work` decompose groups of matrices; each has a key that begins with their shape, dtype and device.
+
+    On the CPU every thread takes matrices for itself, the largest first: that is faster than to share small ones.
+    No gradients are recorded there.
+    """
+    before = torch.get_num_threads()
+    threads = getattr(_ALL, "threads", before)
+    operations = sum(len(group) * math.prod(shape) * shape[-1] for (shape, *_), group in alike.items())
+    shared = threads if operations > WORTH_THREADS and all(kind[2].type == "cpu" for kind in alike) else 1
+    parts = []
+    for _, group in sorted(alike.items(), key=lambda one: -math.prod(one[0][0])):
+        step = min(TOGETHER, -(-len(group) // shared))
+        parts += [group[at : at + step] for at in range(0, len(group), step)]
+    if shared == 1:
+        for part in parts:
+            work(part)
+        return
+    try:
+        with ThreadPoolExecutor(shared, initializer=_alone) as pool:
+            list(pool.map(work, parts))  # which raises what a thread has raised
+    finally:
+        torch.set_num_threads(before)  # for threads that are started later; here it was never changed
+
+
+def _alone() -> None:
+    """Let this thread run without others, and without gradients."""
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+
+
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Inside the `with`, if `wanted`, no operation is shared with other threads; `decompose_alike` still uses them all.
+
+    Operations on small matrices end before threads have met, and where other programs keep the cores busy the waiting
+    costs ten times what is saved.
+    """
+    threads = torch.get_num_threads()
+    if not wanted or threads == 1:
+        yield
+        return
+    _ALL.threads = threads
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        del _ALL.threads
+
+
+def singular_values(matrices: Sequence[Tensor], graded: bool = True) -> list[Tensor]:
+    """Return the singular values of matrices of one shape, each (blocks, m, n), falling.
+
+    `graded` if rows and columns fall from the first on.
+
+    Example:
+        >>> singular_values([torch.tensor([[[3.0, 0.0], [0.0, 0.5]]], dtype=torch.float64)])
+        [tensor([[3.0000, 0.5000]], dtype=torch.float64)]
+    """
+    if not (graded or matrices[0].is_cuda) or not _fit_for_products(matrices):
+        return [torch.linalg.svdvals(_tall(one)) for one in matrices]
+    products = torch.cat([_product(one) for one in matrices])
+    values, exact = _roots_on_a_gpu(products) if products.is_cuda else _roots(_without_nothing(products))
+    found = list(values.split([len(one) for one in matrices]))
+    if not bool(exact.all()):
+        for i, exactly in enumerate(exact.split([len(one) for one in matrices])):
+            if not bool(exactly.all()):
+                found[i] = torch.linalg.svdvals(_tall(matrices[i]))
+    return found
+
+
+def left_vectors(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return the left singular vectors (blocks, m, k) and the singular values of each (blocks, m, n), k the smaller."""
+    if not _fit_for_products(matrices):
+        return [_left_vectors(one) for one in matrices]
+    squares, vectors = torch.linalg.eigh(torch.cat([_product(one) for one in matrices]))
+    lost = squares[..., 0] <= APART * squares[..., -1]
+    sizes, roots, vectors = [len(one) for one in matrices], squares.flip(-1).clamp(min=0).sqrt(), vectors.flip(-1)
+    parts = zip(matrices, vectors.split(sizes), roots.split(sizes), lost.split(sizes), strict=True)
+    return [_left_vectors(one) if bool(lost.any()) else (_left(one, V, s), s) for one, V, s, lost in parts]
+
+
+def largest(values: Tensor, count: int) -> Tensor:
+    """Return the `count` largest correlations over all blocks, which rounding must not lift over one."""
+    together = values.flatten().to(summing_dtype(values.device))
+    return together.sort(descending=True).values[:count].clamp(max=1)
+
+
+def _roots_on_a_gpu(products: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the roots of the eigenvalues, and for which products their sum is right to 1e-8.
+
+    Singular values take seven times as long there, and nothing is known of grading: an eigenvalue is off by a few
+    roundings of the largest one, and so its root by that over twice the root.
+    """
+    squares = torch.linalg.eigvalsh(products).flip(-1).clamp(min=0)
+    values, eps = squares.sqrt(), torch.finfo(squares.dtype).eps
+    lowest = (eps**0.5 * values[..., :1]).clamp(min=torch.finfo(squares.dtype).tiny)
+    error = (2 * eps * squares[..., :1] / (2 * torch.maximum(values, lowest))).sum(-1)
+    return values, error <= COARSE_ERROR * values.sum(-1)
+
+
+def _fit_for_products(matrices: Sequence[Tensor]) -> bool:
+    first = matrices[0]
+    double = first.dtype in (torch.float64, torch.complex128)
+    return double and first.numel() > 0 and not any(one.requires_grad for one in matrices)
+
+
+def _tall(matrix: Tensor) -> Tensor:
+    """Return the matrix, or its transpose where this is not wider: the faster way round for LAPACK."""
+    return matrix if matrix.shape[-2] > matrix.shape[-1] else matrix.mH
+
+
+def _left_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    vectors, values, _ = torch.linalg.svd(matrix, full_matrices=False)
+    return vectors, values
+
+
+def _left(matrix: Tensor, vectors: Tensor, values: Tensor) -> Tensor:
+    """Return the left vectors, given those of the smaller product."""
+    wide = matrix.shape[-2] <= matrix.shape[-1]
+    return vectors if wide else matrix @ vectors / values.unsqueeze(-2)
+
+
+def _product(matrix: Tensor) -> Tensor:
+    """Return ``AAᴴ`` or ``AᴴA``, whichever is smaller."""
+    tall = _tall(matrix)
+    if len(tall) == 1 and not tall.is_complex():
+        return self_product(tall[0]).unsqueeze(0)
+    return tall.mH @ tall if matrix is tall else matrix @ matrix.mH
+
+
+def _roots(products: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the roots of the eigenvalues, falling, and of which products they are as exact as singular values."""
+    squares = torch.linalg.eigvalsh(products).flip(-1)
+    eps, tiny = torch.finfo(squares.dtype).eps, torch.finfo(squares.dtype).tiny
+    values, enough = squares.clamp(min=tiny).sqrt(), ERROR * squares.clamp(min=0).sqrt().sum(-1)
+    exact = 4 * eps * squares[..., 0] * (1 / values).sum(-1) <= enough  # if all are off by the rounding of the largest
+    if not bool(exact.all()):
+        exact[~exact] = _confirmed(products[~exact], values[~exact], enough[~exact])
+    return values, exact
+
+
+def _confirmed(products: Tensor, values: Tensor, enough: Tensor) -> Tensor:
+    """Mark the products whose determinant agrees with their singular values, so that the error is small enough."""
+    factors, failed = torch.linalg.cholesky_ex(products)
+    roots = torch.diagonal(factors, dim1=-2, dim2=-1).real.clamp(min=torch.finfo(values.dtype).tiny)
+    apart = 2 * (values.log().sum(-1) - roots.log().sum(-1)).abs()
+    # if the smallest square is off by `apart` of itself, the others are off by as much of the smallest one
+    error = apart * values.shape[-1] * values[..., -1]
+    return (failed == 0) & (apart < MISMATCH) & (error <= enough)
+
+
+def _without_nothing(products: Tensor) -> Tensor:
+    """Return products with rows that are nothing but rounding set to a diagonal as small: dead features, lost ranks."""
+    sizes = torch.diagonal(products, dim1=-2, dim2=-1).real
+    eps, largest = torch.finfo(sizes.dtype).eps, sizes.amax(-1, keepdim=True)
+    kept = sizes > (32 * eps) ** 2 * largest
+    if bool(kept.all()):
+        return products
+    cleared = products * (kept.unsqueeze(-1) & kept.unsqueeze(-2))
+    return cleared + torch.diag_embed((~kept * eps**2 * largest).to(cleared.dtype))
