@@ -22,7 +22,9 @@ def test_with_one_measure_a_pair_is_a_number(made):
 
 def test_with_several_measures_one_must_be_named(two):
     assert two["svcca"]["conv1", "conv1"] == 1
-    with pytest.raises(UnknownName, match=r"holds 2 measures: cka, svcca. Name one, as in `c\['cka'\]`"):
+    with pytest.raises(
+        UnknownName, match=r"holds 2 measures: cka, svcca. Name one, as in `c\['cka'\]` or `measures='cka'`"
+    ):
         two["conv1", "conv2"]
     with pytest.raises(UnknownName, match="holds 2 measures"):
         two.best_matches()

@@ -203,7 +203,8 @@ class Comparison(Record):
         if len(self.tables) != 1:
             first = next(iter(self.tables), "cka")
             raise UnknownName(
-                f"this comparison holds {len(self.tables)} measures: {self._listed()}. Name one, as in `c[{first!r}]`."
+                f"this comparison holds {len(self.tables)} measures: {self._listed()}. Name one, as in "
+                f"`c[{first!r}]` or `measures={first!r}`."
             )
         return next(iter(self.tables.values()))
 
