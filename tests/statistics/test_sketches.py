@@ -379,7 +379,7 @@ def test_halves_are_raised_before_they_are_summed_and_no_graph_is_needed(dtype, 
 def test_rows_with_nan_or_inf_are_refused_when_they_are_read():
     F, G = layer(10, 4, 0)
     G[3, 1] = np.inf
-    with pytest.raises(ValueFault, match="gradients of layer 'x' hold NaN or Inf; mend the model"):
+    with pytest.raises(ValueFault, match="gradients of layer 'x' hold NaN or Inf; fix the model"):
         collected(F, G, SketchSettings(buckets=8)).side("x")
 
 

@@ -346,7 +346,7 @@ class Tables:
             batches = self.statistics.collector(of[0]).reduces
             yield (
                 f"the standard errors of {', '.join(one.id for one in of)} rest on {sum(map(bool, sizes))} chunks, as "
-                f"{sum(sizes):,} {'mini-batches' if batches else 'examples'} fill no more of the {len(sizes)}; take "
+                f"{sum(sizes):,} {'mini-batches' if batches else 'examples'} do not fill all of the {len(sizes)}; take "
                 f"more examples or {'smaller mini-batches' if batches else 'fewer `chunks=`'}."
             )
         for name, pairs in self.jumps.items():

@@ -360,7 +360,7 @@ def _load(entry: EntryPoint) -> dict[str, str]:
         said = str(fault).rstrip(".")
         return {
             package: f"the measures of package {package!r} in {entry.value!r} could not be loaded: "
-            f"{type(fault).__name__}: {said}; mend or uninstall the package, all other measures work."
+            f"{type(fault).__name__}: {said}; fix or uninstall the package, all other measures work."
         }
     return {}
 

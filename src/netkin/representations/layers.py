@@ -286,7 +286,7 @@ def hint_for(names: list[str], glob: str) -> str:
     deeper = [name for name in names if fnmatchcase(name, glob)] if "**" not in glob else []
     if deeper:
         every = re.sub(r"\*+", "**", glob)
-        return f" at that level; {every!r}, which crosses dots, stands for {len(deeper)}, such as {deeper[0]!r}."
+        return f" at that level; {every!r}, which crosses dots, matches {len(deeper)}, such as {deeper[0]!r}."
     return f"{did_you_mean(glob, names) or ';'} `nk.layers(model)` lists them."
 
 

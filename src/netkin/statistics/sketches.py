@@ -263,7 +263,7 @@ class LayerSketches(LossCollector):
             raise NoValue(f"{label(key)} was fed no rows, or no path leads from it to the loss.")
         strange = [part for part, total in own.totals.items() if not bool(total.isfinite().all())]
         if strange:  # seen here and not batch by batch, for which a GPU would be waited for
-            raise ValueFault(f"{strange[0]} of {label(key)} hold NaN or Inf; mend the model or leave those out.")
+            raise ValueFault(f"{strange[0]} of {label(key)} hold NaN or Inf; fix the model or leave those out.")
         return own
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Sketch:

@@ -329,7 +329,7 @@ class CompressCall:
         )
 
     def _provenance(self, layers: list[str], seen: Inputs, from_the_top: bool) -> dict[str, str]:
-        """Return by what the compression is known again: digests of weights, data and settings, and the call."""
+        """Return what identifies the compression: digests of weights, data and settings, and the call."""
         size = {"k": self.size.k, "variance": self.size.variance, "accuracy_drop": self.size.accuracy_drop}
         options = {**size, "projection": self.projection, "cut": self.cut, **vars(self.feeding)}
         options |= {"order": "from_the_top" if from_the_top else "at_once"}

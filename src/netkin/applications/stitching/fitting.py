@@ -175,7 +175,7 @@ class Fit:
         if moments.n < unknowns and method in (least_squares, reduced_rank):
             warnings.warn(
                 f"{moments.n:,} rows of {moments.x.name} are fewer than the {unknowns:,} unknowns for each neuron, so "
-                f"{how!r} meets these rows whatever they are; give more data, {10 * unknowns:,} rows or so, or choose "
+                f"{how!r} fits any such rows exactly; give more data, about {10 * unknowns:,} rows, or choose "
                 "'ridge'.",
                 InflatedWarning,
                 stacklevel=outside(),
