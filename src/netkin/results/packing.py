@@ -118,8 +118,8 @@ def _tables(header: Mapping[str, Any], arrays: NamedArrays, key: str) -> dict[st
 
 def all_unpacked(header: Mapping[str, Any], arrays: NamedArrays) -> Comparisons:
     """Return the comparisons that `save` took apart into a header and arrays."""
-    from netkin.results.columns import unpacked_columns
     from netkin.results.comparisons import Comparisons
+    from netkin.results.packed_comparisons import unpacked_columns
 
     # documents, and files of older versions, have a header for each
     found = unpacked_columns(header["columns"], arrays) if "columns" in header else _parts(header, arrays)

@@ -25,7 +25,7 @@ from netkin.sources.architectures import digits, seeded
 from netkin.sources.datasets import load_data
 from netkin.sources.names import by_name
 from netkin.training import restarts
-from netkin.training.course import TEST_BATCH, course_of, in_order, placed
+from netkin.training.example_order import TEST_BATCH, course_of, in_order, placed
 from netkin.training.recipe import Hook, Recipe, Record, as_hooks, recipe_of
 
 Loss = Callable[[Any, Any], Tensor]

@@ -18,7 +18,7 @@ from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.guests import evaluating, model_lock, random_states_kept
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.training import restarts
-from netkin.training.course import arrays_in, placed
+from netkin.training.example_order import arrays_in, placed
 from netkin.training.loop import Loss, default_loss, loss_and_accuracy, refuse_untrainable, train
 from netkin.training.recipe import Recipe, Record, recipe_of
 from netkin.training.teams import Store, Student, Team

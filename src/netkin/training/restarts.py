@@ -29,7 +29,7 @@ from netkin.identity.digests import PLAIN, closed_over
 from netkin.jobs import Job, State, beside, refuse_other
 from netkin.representations.inputs import device_of
 from netkin.statistics import statistic
-from netkin.training.course import Course, course_of
+from netkin.training.example_order import Course, course_of
 from netkin.training.recipe import METHODS, Recipe
 
 KIND = "training"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from netkin.representations.inputs import device_of, dtype_of
-from netkin.training.course import Arrays, Pick, augmented, with_margin
+from netkin.training.example_order import Arrays, Pick, augmented, with_margin
 from netkin.training.loop import Loss, autocasting, outputs_of, refuse_non_finite
 from netkin.training.recipe import Recipe, Record
 

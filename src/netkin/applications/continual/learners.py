@@ -24,7 +24,7 @@ from netkin.representations.layers import modules, unwrapped
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.training import Hook, Recipe, train
-from netkin.training.course import placed
+from netkin.training.example_order import placed
 
 CHUNK = 16  # examples whose gradients are taken at once
 

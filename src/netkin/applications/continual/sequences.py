@@ -40,7 +40,7 @@ from netkin.sources.architectures import seeded
 from netkin.sources.batches import LabelledData
 from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy, train
-from netkin.training.course import TEST_BATCH
+from netkin.training.example_order import TEST_BATCH
 from netkin.training.recipe import recipe_of
 from netkin.training.restarts import form_of, pack_state, unpack_state
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from netkin.errors import NameClash, ShapeError, ValueFault
 from netkin.identity import DataDigest
 from netkin.sources.batches import LabelledData
-from netkin.training.course import labelled_arrays
+from netkin.training.example_order import labelled_arrays
 
 
 @dataclass(frozen=True, eq=False)

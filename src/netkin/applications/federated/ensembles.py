@@ -35,7 +35,7 @@ from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
 from netkin.training import Recipe
-from netkin.training.course import in_order, placed
+from netkin.training.example_order import in_order, placed
 from netkin.training.recipe import recipe_of
 
 BY_ATOMS = ("atom_cosine", "atom_angular")

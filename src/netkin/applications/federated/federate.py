@@ -30,7 +30,7 @@ from netkin.results.federation import KIND, Federation
 from netkin.sources.batches import LabelledData
 from netkin.sources.names import by_name
 from netkin.training import Recipe
-from netkin.training.course import placed
+from netkin.training.example_order import placed
 from netkin.training.recipe import recipe_of
 
 USUAL = Recipe(epochs=1, rate=0.01, momentum=0.9, batch=32)  # rate and momentum of section A.2

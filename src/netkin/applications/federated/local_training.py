@@ -20,7 +20,7 @@ from netkin.progress import showing
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.training import Recipe
-from netkin.training.course import arrays_in, labelled_arrays
+from netkin.training.example_order import arrays_in, labelled_arrays
 from netkin.training.loop import default_loss
 from netkin.training.many import WAYS, Trainings
 

@@ -33,7 +33,7 @@ from netkin.results.records import checked, plain_fields
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.training import Recipe, accuracy, train
-from netkin.training.course import Arrays
+from netkin.training.example_order import Arrays
 from netkin.training.restarts import form_of
 
 Wire = Callable[[ClientUpdate], Iterable[ClientUpdate]]

@@ -37,7 +37,7 @@ from netkin.representations.layers import Spec
 from netkin.results.weight_sparsity import WeightSparsity
 from netkin.sources.names import by_name
 from netkin.training import Recipe, restarts
-from netkin.training.course import course_of, placed
+from netkin.training.example_order import course_of, placed
 from netkin.training.loop import Loss, default_loss, outputs_of
 
 RANDOM = ("uniform", "erk")

@@ -41,7 +41,7 @@ from netkin.results.comparison import Comparison
 from netkin.results.weight_sparsity import LinearCost, SparsityStudy
 from netkin.sources.names import by_name
 from netkin.training import accuracy
-from netkin.training.course import arrays_in, in_order
+from netkin.training.example_order import arrays_in, in_order
 
 EPSILONS = (1e-4, 1e-3, 1e-2)
 RELATIVE = (0.01, 0.1, 0.5)
