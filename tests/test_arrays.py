@@ -152,7 +152,7 @@ def test_nan_and_inf_are_counted(bad, dtype):
     matrix = np.ones((50, 40), dtype=dtype)
     matrix[3, 4] = matrix[7, 8] = matrix[9, 9] = bad
     with pytest.raises(
-        ValueFault, match="`X` holds 3 NaN or Inf among 2,000 values; mend the model or leave out the examples"
+        ValueFault, match="`X` holds 3 NaN or Inf among 2,000 values; fix the model or leave out the examples"
     ):
         as_matrix(matrix)
     assert as_matrix(matrix, check=False).shape == (50, 40)

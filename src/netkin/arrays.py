@@ -82,7 +82,7 @@ def refuse_non_finite(tensor: Tensor, what: str) -> None:
         if count:
             raise ValueFault(
                 f"{what} holds {count:,} NaN or Inf among {tensor.numel():,} values; "
-                "mend the model or leave out the examples that cause them."
+                "fix the model or leave out the examples that cause them."
             )
 
 

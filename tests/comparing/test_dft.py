@@ -166,9 +166,7 @@ def test_some_layers_by_frequency_and_some_by_their_mean(nets, images):
     large = nk.activations(nets[0], "conv1", images, shape="dft")["conv1"]
     small = nk.activations(nets[1], "conv2", images, shape="pool")["conv2"]
     assert mixed["conv1", "conv2"] == pytest.approx(float(nk.cka(Spectra.of(large, small))), abs=1e-9)
-    with pytest.raises(
-        ValueFault, match="beside 'dft' every layer must give one row an example, and 'positions' gives"
-    ):
+    with pytest.raises(ValueFault, match="with 'dft' every layer must give one row per example, and 'positions' gives"):
         nk.compare(*nets, images, shape={"conv1": "dft", "*": "positions"})
 
 

@@ -92,7 +92,7 @@ def test_unknown_layers_are_refused_with_a_suggestion(maps, images):
 
 
 def test_a_pattern_for_several_layers_is_refused(maps, images):
-    with pytest.raises(UnknownName, match="'conv.' stands for 2 layers, and one is needed; choose 'conv1'"):
+    with pytest.raises(UnknownName, match="'conv.' matches 2 layers, and one is needed; choose 'conv1'"):
         nk.model_directions(maps(), "conv?", data=images)
 
 

@@ -173,8 +173,8 @@ def test_chunks_without_examples_are_told(worlds):
     assert found["cka"].replicates.shape[0] == held < 20
     (told,) = (text for text in found.warnings if "rest on" in text)
     assert told == (
-        f"the standard errors of cka, cka_debiased rest on {held} chunks, as 25 examples fill no more of the 20; take "
-        "more examples or fewer `chunks=`."
+        f"the standard errors of cka, cka_debiased rest on {held} chunks, as 25 examples do not fill all of the 20; "
+        "take more examples or fewer `chunks=`."
     )
 
 
@@ -303,8 +303,6 @@ def test_few_chunks_of_mini_batches_are_told(worlds):
     found = nk.compare({"x": X}, {"y": Y}, measures=measure, errors=True)
     held = len(found[measure].chunk_sizes)
     assert 1 < held <= 4
-    assert (
-        f"the standard errors of {measure} rest on {held} chunks, as 4 mini-batches fill no more" in found.warnings[0]
-    )
+    assert f"the standard errors of {measure} rest on {held} chunks, as 4 mini-batches do not fill" in found.warnings[0]
     many = nk.compare({"x": np.tile(X, (20, 1))}, {"y": np.tile(Y, (20, 1))}, measures=measure, errors=True)
     assert not any("rest on" in text for text in many.warnings)

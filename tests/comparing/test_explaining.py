@@ -186,9 +186,13 @@ def test_the_text_names_what_is_widest(maps, images):
 
 
 @pytest.mark.parametrize("errors", [False, True])
-def test_the_disk_that_a_job_takes_is_foretold(tmp_path, monkeypatch, errors):
+def test_the_disk_that_a_job_takes_is_estimated(tmp_path, monkeypatch, errors):
     nets = {name: nn.Sequential(nn.Linear(8, 150), nn.ReLU(), nn.Linear(150, 5)) for name in "abc"}
-    asked, data, job = {"errors": errors, "chunks": 5, "progress": False}, torch.randn(1_000, 8), tmp_path / "many.netkin.job"
+    asked, data, job = (
+        {"errors": errors, "chunks": 5, "progress": False},
+        torch.randn(1_000, 8),
+        tmp_path / "many.netkin.job",
+    )
     write, sizes = files.write, []
 
     def noted(path, *given, **options):

@@ -152,3 +152,48 @@ def test_default_layers_that_give_no_rows_are_named_in_the_warnings_and_the_plan
     plan = str(nk.explain(a, b, inputs))
     assert f"  left out of 'a': {why}\n" in plan
     assert plan.count("  left out of 'b': ") == 9
+
+
+class Dying(nn.Module):
+    """A network behind whose first activation nothing depends on the input."""
+
+    def __init__(self, dead):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(8, 16), nn.Linear(16, 12), nn.Linear(12, 5)
+        if dead:
+            nn.init.constant_(self.first.bias, -1e4)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.middle(torch.relu(self.first(x)))))
+
+
+KERNELS = ["hadamard", "features", "gradients", "sum", "product"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [7, 32])  # of batches, on which the rounding of gradients depends
+def test_layers_that_are_the_same_for_all_examples_have_no_centred_kernels(dtype, size):
+    torch.manual_seed(0)
+    alive, dead = Dying(False).to(dtype), Dying(True).to(dtype)
+    data = list(torch.randn(100, 8, dtype=dtype).split(size))
+    measures = [f"kernel_cka(kernel={kernel})" for kernel in KERNELS]
+    measures += [f"sketched_cka(kernel={kernel})" for kernel in ("psi", *KERNELS[1:])]
+    found = nk.compare(alive, dead, data, measures, layers=["middle", "last"], progress=False)
+    for name in found.measures:
+        assert len(found[name].holes) == 4, name
+        assert all("is the same for all examples" in reason for reason in found[name].holes.values())
+    alone = nk.compare(alive, alive, data, measures, layers=["middle", "last"], progress=False)
+    assert not any(alone[name].holes for name in alone.measures)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "spread"), [(torch.float64, 1e-9), (torch.float32, 1e-5), (torch.bfloat16, 0.04), (torch.float16, 0.01)]
+)
+@pytest.mark.parametrize("n", [20, 500])
+def test_kernels_of_layers_that_vary_little_about_their_mean_are_those_of_cka(worlds, dtype, spread, n):
+    varying = torch.tensor(worlds.normal(n, 6))
+    X, Y = (3 + spread * varying).to(dtype), (varying @ torch.tensor(worlds.normal(6, 5))).to(dtype)
+    x, y = (one.double().numpy() - one.double().numpy().mean(0) for one in (X, Y))
+    wanted = np.linalg.norm(x.T @ y) ** 2 / np.linalg.norm(x.T @ x) / np.linalg.norm(y.T @ y)
+    found = nk.compare({"x": X}, {"y": Y}, measures="kernel_cka(kernel=features)", progress=False)
+    assert found["x", "y"] == pytest.approx(wanted, rel=1e-6)

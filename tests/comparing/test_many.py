@@ -255,7 +255,7 @@ def test_what_two_models_need_is_refused_if_it_does_not_fit(nets, inputs):
 
 @pytest.mark.parametrize("rows", [0, True, 2.5])
 def test_a_sample_of_no_size_is_refused(nets, inputs, rows):
-    with pytest.raises(ValueFault, match="`rows` is how many examples may stand for all"):
+    with pytest.raises(ValueFault, match="`rows` is the size of a sample of the examples"):
         nk.compare_many(nets, inputs, rows=rows)
 
 

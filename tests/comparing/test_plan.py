@@ -209,7 +209,7 @@ def test_the_default_limit_is_a_quarter_of_all_memory_and_never_more_than_is_fre
     monkeypatch.undo()
     monkeypatch.setattr(planning, "free_memory", lambda device: 0)
     monkeypatch.setattr(planning, "LITTLE", 1000)
-    with pytest.raises(MemoryLimit, match="no more is free than 1 kB"):
+    with pytest.raises(MemoryLimit, match="the free memory is 1 kB"):
         nk.compare(maps(), **asked)
 
 

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
@@ -142,3 +143,17 @@ def test_after_two_seconds_progress_shows_on_stderr_only(maps, images, monkeypat
 def test_names_are_two(maps, images, bad):
     with pytest.raises(nk.NetkinError, match="`names` must be two texts; got"):
         nk.compare(maps(), maps(), images, names=bad)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_model_that_runs_as_a_whole_is_compared_as_one_layer_with_a_warning():
+    net, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU()), torch.randn(20, 4)
+    traced = torch.jit.trace(net.eval(), x)
+    (said,) = [one for one in nk.compare(traced, net, x).warnings if "as one layer" in one]
+    assert said.startswith("'a' is a ScriptModule, whose layers can't be seen: it is compared as one layer; compare")
+    assert said.endswith("compare the network from which it was scripted or traced.")
+    program = torch.export.export(net, (x,)).module()
+    (said,) = [one for one in nk.compare(net, program, x).warnings if "as one layer" in one]
+    assert said.startswith("'b' is the module of an exported program, whose layers can't be seen: it is compared")
+    for found in (nk.compare(traced, traced, x, layers=[""]), nk.compare(net, net, x)):
+        assert "as one layer" not in " ".join(found.warnings)

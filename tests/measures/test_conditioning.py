@@ -99,3 +99,18 @@ def test_well_conditioned_moments_rows_and_leading_directions_need_no_warning(wo
     assert find("cka").caution(streamed(X, Y)) == ""
     assert find("cca_mean").caution(streamed(np.ones((300, 8)), Y)) == ""  # has no value, which says its own reason
     assert streamed(X, Y).x.condition == pytest.approx(np.linalg.cond(X - X.mean(axis=0)), rel=1e-3)
+
+
+@pytest.mark.parametrize("measure", ["nbs", "procrustes_distance", "procrustes_size_and_shape"])
+def test_directions_that_a_wide_layer_does_not_have_add_nothing_to_a_nuclear_norm(worlds, measure):
+    """The roots of eigenvalues that are nothing but rounding would add up to about 1e-8."""
+    n, related = 40, worlds.normal(40, 5)
+    X, Y = related @ worlds.normal(5, 150) + 1, related @ worlds.normal(5, 30) + worlds.normal(40, 30)
+    Xc, Yc = X - X.mean(0), Y - Y.mean(0)
+    nuclear = np.linalg.svd(Xc.T @ Yc, compute_uv=False)[:5].sum()
+    sizes = np.linalg.norm(Xc), np.linalg.norm(Yc)
+    share = nuclear / sizes[0] / sizes[1]
+    size_and_shape = np.sqrt(sizes[0] ** 2 + sizes[1] ** 2 - 2 * nuclear)
+    wanted = {"nbs": share, "procrustes_distance": np.sqrt(2 - 2 * share), "procrustes_size_and_shape": size_and_shape}
+    assert X.shape == (n, 150)
+    assert float(find(measure).function(X, Y)) == pytest.approx(wanted[measure], rel=1e-11)

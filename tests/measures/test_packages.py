@@ -92,7 +92,7 @@ def test_a_package_that_fails_to_load_is_named_and_leaves_nothing_behind(monkeyp
 
     offer(monkeypatch, load, dist)
     sentence = f"the measures of package '{package}' in 'theirs.measures' could not be loaded: ImportError: no module"
-    with pytest.warns(PackageWarning, match=f"{sentence} named 'gone'; mend or uninstall the package, all other"):
+    with pytest.warns(PackageWarning, match=f"{sentence} named 'gone'; fix or uninstall the package, all other"):
         assert find("cka").function is nk.cka
     assert find("nbs").function is nk.nbs  # and no second warning, which would be an error here
     assert broken_packages().keys() == {package}
@@ -114,7 +114,7 @@ def test_one_broken_package_does_not_keep_another_from_being_loaded(monkeypatch,
     (entry,) = registry.entry_points("netkin.measures")
     other = SimpleNamespace(load=load, name="other", value="other.measures", dist=None)
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry, other])
-    with pytest.warns(PackageWarning, match="'broken'.*RuntimeError: mine does not; mend"):
+    with pytest.warns(PackageWarning, match="'broken'.*RuntimeError: mine does not; fix"):
         assert find("theirs_works").name == "theirs_works"
 
 

@@ -122,7 +122,7 @@ def test_an_rbf_kernel_too_narrow_or_too_wide_gives_no_nan(worlds, value, name, 
 def test_nan_and_inf_are_refused_and_counted(worlds, value, name, bad):
     X, Y = worlds.related(12, 3, 4)
     Y[2, 1] = Y[5, 0] = bad
-    with pytest.raises(ValueFault, match="`Y` holds 2 NaN or Inf among 48 values; mend the model or leave out"):
+    with pytest.raises(ValueFault, match="`Y` holds 2 NaN or Inf among 48 values; fix the model or leave out"):
         value(name, X, Y)
     with pytest.raises(ValueFault, match="`X` holds 2 NaN or Inf among 48 values"):
         value(name, Y, X)

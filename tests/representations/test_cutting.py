@@ -197,7 +197,7 @@ def test_a_layer_that_does_not_run_is_refused(residual, images):
 def test_a_name_that_is_not_one_layer_is_refused(residual, images):
     with pytest.raises(UnknownName, match="no layer named 'fcc'; did you mean 'fc'"):
         run_until(residual, "fcc", images)
-    with pytest.raises(UnknownName, match=r"'layer\?.0' stands for 2 layers, and one is needed; choose 'layer1.0'"):
+    with pytest.raises(UnknownName, match=r"'layer\?.0' matches 2 layers, and one is needed; choose 'layer1.0'"):
         run_from(residual, "layer?.0", None, images)
     with pytest.raises(UnknownName, match="no layer named 'fcc'"), replacing(residual, "fcc", torch.relu):
         pass

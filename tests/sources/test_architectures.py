@@ -51,7 +51,9 @@ def test_building_leaves_torchs_random_numbers_as_they_were():
 
 
 def test_an_unknown_architecture_is_refused_with_the_nearest_name():
-    with pytest.raises(UnknownName, match=r"no reference architecture named 'tiny11'; did you mean 'tiny10'\? We have"):
+    with pytest.raises(
+        UnknownName, match=r"no reference architecture named 'tiny11'; did you mean 'tiny10'\? There are"
+    ):
         architecture("tiny11")
 
 

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Subse
 
 from netkin.errors import SourceError, ValueFault
 from netkin.sources import load_data
-from netkin.sources.batches import Batches, Borrowed, sample
+from netkin.sources.batches import Batches, Borrowed, overlap_remark, sample
 
 
 @pytest.fixture
@@ -150,3 +150,40 @@ def test_of_data_without_numbers_the_first_are_taken_and_that_is_said(batches):
     assert (some.name, some.batches) == ("own:data, the first 1,000 examples", batches)
     with pytest.raises(SourceError, match="the classes of 'own:data' are not known"):
         sample(data, 4, balanced=True)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda x: x,
+        lambda x: x.numpy(),
+        lambda x: list(x.split(7)),
+        lambda x: [(part, torch.zeros(len(part))) for part in x.split(7)],
+        lambda x: DataLoader(TensorDataset(x, torch.zeros(len(x))), 7),
+        lambda x: Batches("x", x),
+    ],
+    ids=["tensor", "array", "list", "labelled", "loader", "loaded"],
+)
+def test_test_examples_among_the_data_are_counted_by_their_inputs(kind):
+    x = torch.randn(30, 3)
+    data, test = kind(x[:20]), kind(torch.cat([x[15:].flip(0), x[:2]]))
+    among = {tuple(row) for row in x[:20].tolist()}
+    count = sum(tuple(row) in among for row in torch.cat([x[15:], x[:2]]).tolist())
+    assert overlap_remark(data, test).startswith(f"{count} of the 17 test examples are also among the 20 of `data`, ")
+    assert overlap_remark(data, test, examples=10).startswith("2 of the 17 test examples are also among the 10 of")
+    assert overlap_remark(data, kind(x[20:])) == ""
+    assert overlap_remark(data, test, 15, 10) == ""
+
+
+def test_examples_that_would_have_to_be_read_are_not_counted():
+    x = torch.randn(8, 3)
+
+    class Lazy(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, place):
+            raise AssertionError("read")
+
+    for data in (DataLoader(Lazy()), iter([x]), [x, torch.ones(3, 4)], {"x": x}, [], None):
+        assert overlap_remark(data, x) == ""

@@ -115,7 +115,7 @@ def test_other_statistics_may_be_chosen(fake_cifar10):
 
 def test_unknown_statistics_are_refused_with_those_that_fit(fake_cifar10):
     with pytest.raises(
-        UnknownName, match=r"no normalisation 'imagnet' for 3 channels; did you mean 'imagenet'\? We have `cifar10`"
+        UnknownName, match=r"no normalisation 'imagnet' for 3 channels; did you mean 'imagenet'\? There are `cifar10`"
     ):
         load_data(f"cifar10,normalise=imagnet:{fake_cifar10}")
     with pytest.raises(UnknownName, match="no normalisation 'mnist2'.*did you mean 'mnist'"):

@@ -43,10 +43,10 @@ def test_batches_come_in_order_again_and_again_with_a_smaller_last_one():
 
 def test_an_unknown_part_of_the_digits_is_refused():
     with pytest.raises(
-        UnknownName, match=r"the digits have no part 'tests'; did you mean 'test'\? We have `digits:train`"
+        UnknownName, match=r"the digits have no part 'tests'; did you mean 'test'\? There are `digits:train`"
     ):
         load_data("digits:tests")
-    with pytest.raises(UnknownName, match=r"no part '7'\. We have"):
+    with pytest.raises(UnknownName, match=r"no part '7'\. There are"):
         load_data("digits:7")
 
 

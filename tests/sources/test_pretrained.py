@@ -243,6 +243,18 @@ def test_text_is_split_by_the_tokenizer_in_the_folder_of_the_model(words):
     assert comparison.examples == 10
 
 
+def test_text_for_a_live_model_is_split_by_the_tokenizer_of_its_folder(words):
+    model, text = load_model(f"hf:{words}"), f"text,window=8:{words / 'a.txt'}"
+    named = netkin.compare(f"hf:{words}", data=text)
+    for live in (netkin.compare(model, data=text), netkin.compare_many({"a": model, "b": model}, text)["a", "b"]):
+        assert live.provenance["data digest"] == named.provenance["data digest"]
+    model.name_or_path = "org/name"  # as one that was downloaded
+    with pytest.raises(SourceError, match="BertModel is a Hugging Face model that was not loaded from a folder"):
+        netkin.compare(model, data=text)
+    chosen = netkin.compare(model, data=f"text,window=8,tokenizer={words}:{words / 'a.txt'}")
+    assert chosen.provenance["data digest"] == named.provenance["data digest"]
+
+
 def test_what_is_left_of_a_text_is_dropped(words):
     (words / "a.txt").write_text("the cat sat on the mat the")
     assert load_data(f"text,window=5:{words / 'a.txt'}", tokenizer=str(words)).stored.tolist() == [

@@ -184,7 +184,7 @@ def test_nan_among_the_first_examples_is_counted(form):
 def test_numbers_that_leave_float32_later_are_no_nan():
     A, B = outputs("large maps", torch.float32)
     A[60:] *= 1e25
-    with pytest.raises(ValueFault, match="x gave NaN or Inf, or numbers whose squares leave float32; mend"):
+    with pytest.raises(ValueFault, match="x gave NaN or Inf, or numbers whose squares leave float32; fix"):
         matched(gathered(A, B))
 
 
@@ -194,7 +194,7 @@ def test_sums_that_leave_all_precision_are_refused():
     for scale in (1.0, 1e160):
         sums.first("x", product_layout(A * scale))
         sums.second("y", product_layout(B))
-    with pytest.raises(ValueFault, match="x gave NaN or Inf, or numbers whose squares leave float64; mend the model"):
+    with pytest.raises(ValueFault, match="x gave NaN or Inf, or numbers whose squares leave float64; fix the model"):
         sums.pair("x", "y")
 
 

@@ -244,7 +244,7 @@ def test_nan_that_no_batch_noticed_is_refused_at_the_reading(worlds, monkeypatch
     rows = layers(worlds, a=2, b=3)
     rows["a"][0, 0] = math.nan
     collector = fed([(["a"], ["b"])], rows)
-    with pytest.raises(ValueFault, match="layer 'a' gave NaN or Inf; mend the model or leave out the examples"):
+    with pytest.raises(ValueFault, match="layer 'a' gave NaN or Inf; fix the model or leave out the examples"):
         collector["a", "b"]
 
 

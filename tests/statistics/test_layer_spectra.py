@@ -237,7 +237,7 @@ def test_what_a_device_was_not_waited_for_to_tell_is_refused_on_reading(worlds):
     broken[3] = torch.inf
     collector = LayerSpectra([(["x"], ["x"])])
     collector._fold({"x": [broken]}, {})  # as on a GPU, where maps are not looked at before they are read
-    with pytest.raises(ValueFault, match="layer 'x' gave NaN or Inf; mend the model or leave out the examples"):
+    with pytest.raises(ValueFault, match="layer 'x' gave NaN or Inf; fix the model or leave out the examples"):
         collector["x", "x"]
 
 

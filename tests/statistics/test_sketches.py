@@ -138,6 +138,9 @@ def test_a_sketch_comes_back_from_its_file_and_goes_on(tmp_path):
     whole = collected(F, G, settings)
     for part in ALL:
         assert torch.allclose(again._layers["x"].parts[part], whole._layers["x"].parts[part], atol=1e-13)
+    tensors, header = first._state()
+    del header["_layers"]["mapping"][0][1]["holds"]["resolution"]  # as in files of older versions
+    assert LayerSketches._restored(tensors, header)._layers["x"].resolution == 0
 
 
 def labelled(F, G, labels, settings, ids, batch=7):
@@ -376,7 +379,7 @@ def test_halves_are_raised_before_they_are_summed_and_no_graph_is_needed(dtype, 
 def test_rows_with_nan_or_inf_are_refused_when_they_are_read():
     F, G = layer(10, 4, 0)
     G[3, 1] = np.inf
-    with pytest.raises(ValueFault, match="gradients of layer 'x' hold NaN or Inf; mend the model"):
+    with pytest.raises(ValueFault, match="gradients of layer 'x' hold NaN or Inf; fix the model"):
         collected(F, G, SketchSettings(buckets=8)).side("x")
 
 

@@ -142,7 +142,7 @@ def _wrap(text: str) -> str:
     return textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
-# Bash splits a line at colons, equals signs and ats, too, and puts the reply in the place of the last piece alone.
+# Bash splits a line at colons, equals signs and ats, too, and puts the reply in place of the last piece alone.
 BASH = r"""%(complete_func)s() {
     local IFS=$' \t\n' line=${COMP_LINE:0:COMP_POINT} response type value
     local -a words=($line)

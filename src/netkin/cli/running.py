@@ -157,19 +157,6 @@ def load_batches(
     return sample(load_data(spec, batch_size=batch_size, models=models), examples, seed=seed, balanced=balanced)
 
 
-def overlap_remark(fitting: Any, test: Any, *, but_equal: bool = False) -> str:
-    """Say how many test examples are among those of the fit; empty if none, or `but_equal` where the data are equal."""
-    from netkin.sources.batches import shared_examples
-
-    shared = shared_examples(fitting, test)
-    if not shared or (but_equal and shared == test.examples == fitting.examples):
-        return ""
-    return (
-        f"{shared:,} of the {test.examples:,} test examples are also among the {fitting.examples:,} of --data, which "
-        "flatters the result; give other data as --test."
-    )
-
-
 def _refuse_balanced(balanced: bool, examples: int | None) -> None:
     if balanced and examples is None:
         raise click.UsageError("--balanced needs --examples N, the number of examples.")

@@ -22,13 +22,12 @@ from netkin.cli.options import (
     result_options,
 )
 from netkin.cli.outputs import OutputFiles, as_json
-from netkin.cli.refusals import crash_refusals, refuse_crash, with_refusals
+from netkin.cli.refusals import crash_refusals, in_options, refuse_crash, with_refusals
 from netkin.cli.running import (
     functions_of,
     load_batches,
     load_models,
     named_models,
-    overlap_remark,
     refuse_absent_device,
     tell_random_weights,
 )
@@ -108,7 +107,7 @@ def compress(model: str, **options: Any) -> None:
     outputs = OutputFiles.of(options, "compressed", model, options["against"], options["data"], options["test"])
     small = _compress(model, **options)
     table: Any = small.compression
-    shown = partial(as_json, table.to_document()) if outputs.json else partial(str, table)
+    shown = partial(as_json, table.to_document()) if outputs.json else lambda: in_options(str(table))
     outputs.deliver(table, partial(save_compressed, small), shown)
 
 
@@ -123,8 +122,6 @@ def _compress(
     batches = load_batches(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"), [model])
     refuse_crash(model, whole, batches)
     judged = load_data(test, models=[model]) if test else None
-    if remark := overlap_remark(batches, judged):
-        click.echo(f"warning: {remark}", err=True)
     small = compress_model(
         whole,
         list(layers),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,6 @@ from netkin.cli.running import (
     load_batches,
     load_models,
     named_models,
-    overlap_remark,
     refuse_absent_device,
     resume_hint,
     tell_random_weights,
@@ -228,8 +227,6 @@ def _load(
     options |= {"statistics": open_statistics(Path(data))} if saved else {}
     few = options["test_examples"]
     judging: Any = load_batches(test, batch_size, few, seed, balanced and few is not None, specs) if test else None
-    if remark := overlap_remark(fitting, judging, but_equal=True):  # of equal data the library warns itself
-        judging = replace(judging, remarks=(*judging.remarks, remark))
     for batches in (fitting, judging):
         for spec, model in zip(specs, networks, strict=True) if batches is not None else ():
             refuse_crash(spec, model, batches)

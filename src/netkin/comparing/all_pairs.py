@@ -65,7 +65,7 @@ class AllPairs:
         self.failed: Mapping[str, str] = {}  # those that a cluster left out, and why
         if rows is not None:
             if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-                raise ValueFault(f"`rows` is how many examples may stand for all of them, from 1 on; got {rows!r}.")
+                raise ValueFault(f"`rows` is the size of a sample of the examples, 1 or more; got {rows!r}.")
             self._refuse_other_data("rows")
 
     def _refuse_other_data(self, option: str) -> None:
@@ -362,7 +362,7 @@ def identity_of_study(
 
     Args:
         weights: the digest of each model.
-        data: by what the data are known again.
+        data: the text that identifies the data.
         layers: the choice of layers.
         settings: what else changes the numbers.
         measures: what is read.
@@ -375,12 +375,12 @@ def identity_of_study(
 
 
 def data_digest(data: Any, examples: int | None) -> str:
-    """Return by what data are known again, after reading all of them."""
+    """Return a text that identifies data, after reading all of them."""
     digest, seen = DataDigest(), 0
     for batch in batches_of(data, examples):
         length = length_if_known(batch)
         if length is None:
-            raise ValueFault("a batch of the data has no length, so that they can't be known again; leave `save` out.")
+            raise ValueFault("a batch of the data has no length, so they can't be recognised later; leave `save` out.")
         digest.update(batch, range(seen, seen + length))
         seen += length
     return digest.hex

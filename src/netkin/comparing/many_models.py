@@ -171,7 +171,7 @@ def _all_pairs(asked: Mapping[str, Any]) -> AllPairs:
         for one in given.values():
             if isinstance(one, str):
                 refuse_unknown_model(one)
-        data = load_data(data, models=[one for one in given.values() if isinstance(one, str)])
+        data = load_data(data, models=list(given.values()))
     rest = (asked[name] for name in ("examples", "rows", "partial", "engine"))
     return AllPairs(given, options, pairs, study, data, *rest)
 
@@ -209,7 +209,7 @@ class PairsPlan:
     """How all pairs of many models will be compared, and the cost; `str` describes it.
 
     `passes` counts forward passes of all models over a batch. `bytes` is all that is held at once, of which the `limit`
-    concerns all but the `result`; `seconds` is what a trial with two models lets expect. `disk` is the most bytes that
+    concerns all but the `result`; `seconds` is estimated from a trial with two models. `disk` is the most bytes that
     a job with `save` takes.
     """
 

@@ -170,7 +170,7 @@ def refuse_over(study: Study, size: int, what: str, ways: str = "", limit: int |
         return
     widest = max(study.sizes, key=lambda layer: layer.width)
     raise MemoryLimit(
-        f"{what} need {size_in_words(size)} and {'the limit is' if limit is None else 'no more is free than'} "
+        f"{what} need {size_in_words(size)} and {'the limit is' if limit is None else 'the free memory is'} "
         f"{size_in_words(most)}; the widest layer is {widest.name!r} of {widest.model!r} with {widest.width:,} "
         f"features. Use {ways or Price.ways}, fewer `layers=`, "
         + ("fewer `chunks=` or `pairs=`, " if study.chunks else "")
@@ -330,7 +330,7 @@ class Findings:
                 f"every value is read {self.study.chunks + 1} times"
             )
         if plan.operations is not None:
-            yield f"work: {_count_in_words(plan.operations)} multiply-adds for statistics, beside the forward passes"
+            yield f"work: {_count_in_words(plan.operations)} multiply-adds for statistics, plus the forward passes"
         if plan.refused:
             yield f"would be refused: {plan.refused}"
 

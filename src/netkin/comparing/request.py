@@ -109,7 +109,7 @@ def _refuse_beside_dft(shape: Any) -> None:
     several = next((one for one in shapes if one in ("positions", "tokens")), None)
     if "dft" in shapes and several:
         raise ValueFault(
-            f"beside 'dft' every layer must give one row an example, and {several!r} gives several; "
+            f"with 'dft' every layer must give one row per example, and {several!r} gives several; "
             "use 'pool' or 'mean' for the others."
         )
 

@@ -23,7 +23,7 @@ from netkin.representations import Reader, guest, model_lock, model_precision, r
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target, logits_of
 from netkin.representations.inputs import Forward, Transform, labels_of, length_if_known
-from netkin.representations.layers import Spec, choose, matching_names, modules, split_call, unwrapped
+from netkin.representations.layers import Spec, choose, matching_names, modules, split_call, unwrapped, whole_remark
 from netkin.representations.shapes import Shape, is_plain
 from netkin.sources.datasets import load_data
 from netkin.sources.models import load_model, remark_on
@@ -172,7 +172,9 @@ class ModelRunner(Runner):
         precision = {"precision": model_precision(self.model, exact=self._exact)}
         self._digest = self._digest or weights_digest(self.model)
         random = {"random weights": remark} if (remark := remark_on(unwrapped(self.model))) else {}
-        return {"model": self.kind, "device": device} | names | precision | {"weights": self._digest} | random
+        whole = "" if self.names_layers else whole_remark(self.model, self.name)
+        known = random | ({"one layer": whole} if whole else {})
+        return {"model": self.kind, "device": device} | names | precision | {"weights": self._digest} | known
 
     @contextmanager
     def ready(self, keep: Keep) -> Iterator[None]:
@@ -375,8 +377,8 @@ def on_device(model: nn.Module, device: torch.device | str | None) -> Iterator[N
     homes = _devices_of(model)
     if any(hasattr(module, "_hf_hook") for module in model.modules()) and torch.device("meta") in homes:
         raise ValueFault(
-            "the model is offloaded by accelerate, so that weights are fetched when a layer runs and can't be known "
-            "again; load it with a `device_map` that keeps all of it on devices."
+            "the model is offloaded by accelerate, so that weights are fetched when a layer runs and can't be "
+            "identified; load it with a `device_map` that keeps all of it on devices."
         )
     if any(home.type == "meta" for home in homes) or (device is not None and torch.device(device).type == "meta"):
         raise ValueFault("a model on the 'meta' device computes no numbers; load its weights and choose a real device.")

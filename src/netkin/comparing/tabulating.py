@@ -138,9 +138,10 @@ class Tables:
         )
 
     def _remarks(self) -> list[str]:
-        """Return what to know of the data, and of these two models if their weights are random."""
-        random = (self.statistics.origins[model].get("random weights", "") for model in (self.a, self.b))
-        return [self.statistics.missing, *random, *self.statistics.warnings]
+        """Return what to know of the data, and of these two models: random weights, or no layers to be seen."""
+        origins = (self.statistics.origins[model] for model in (self.a, self.b))
+        remarks = (origin.get(what, "") for origin in origins for what in ("random weights", "one layer"))
+        return [self.statistics.missing, *remarks, *self.statistics.warnings]
 
     def _origins(self) -> dict[str, str]:
         sides = (("a", self.statistics.origins[self.a]), ("b", self.statistics.origins[self.b]))
@@ -345,7 +346,7 @@ class Tables:
             batches = self.statistics.collector(of[0]).reduces
             yield (
                 f"the standard errors of {', '.join(one.id for one in of)} rest on {sum(map(bool, sizes))} chunks, as "
-                f"{sum(sizes):,} {'mini-batches' if batches else 'examples'} fill no more of the {len(sizes)}; take "
+                f"{sum(sizes):,} {'mini-batches' if batches else 'examples'} do not fill all of the {len(sizes)}; take "
                 f"more examples or {'smaller mini-batches' if batches else 'fewer `chunks=`'}."
             )
         for name, pairs in self.jumps.items():

@@ -230,7 +230,7 @@ def _function_text(value: Any, place: str, strict: bool, inner: Callable[[Any, s
 
 
 def _constants(code: CodeType) -> tuple[Any, ...]:
-    """Return the constants of a function's code, with None in the place of a docstring that only describes it."""
+    """Return the constants of a function's code, with None in place of a docstring that only describes it."""
     marked = getattr(inspect, "CO_HAS_DOCSTRING", None)  # from Python 3.14 on
     # before, a function made by `def` has its docstring or None in the first place; lambdas and classes have neither
     may_have = code.co_flags & (inspect.CO_OPTIMIZED if marked is None else marked)

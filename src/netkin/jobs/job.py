@@ -180,7 +180,7 @@ class Job:
         *,
         seconds: float | None = None,
     ) -> Part:
-        """Keep a finished part at once, in the place of one of the same name.
+        """Keep a finished part at once, in place of one of the same name.
 
         Args:
             name: The unique name of the part.

@@ -215,32 +215,20 @@ def measure(
         means: what a value means, in plain words, for the page.
         cannot_see: what stays hidden from it.
     """
+    told: dict[str, Any] = dict(locals())
     unknown = set(unchanged_by) - set(INVARIANCES)
     if unknown:
         raise ValueFault(f"`unchanged_by` takes {', '.join(INVARIANCES)}; got {', '.join(sorted(unknown))}.")
 
     def register(function: Callable[Concatenate[S, P], Any]) -> MeasureFunction[S, P]:
-        rules = {fact: rule for fact, rule in (("whitens", whitens), ("smooth", smooth)) if callable(rule)}
         facts = Facts(
-            reads=_pair_type(function),
-            higher_is_closer=higher_is_closer,
-            bounds=bounds,
-            unchanged_by=frozenset(unchanged_by),
-            reference=reference,
-            convention="; ".join(filter(None, [convention, RANK if whitens else ""])),
-            symmetric=symmetric,
-            is_metric=is_metric,
-            whitens=bool(whitens),
-            precise=precise or bool(whitens),
-            debiases=debiases,
-            shows=shows,
-            smooth=True if callable(smooth) else smooth,
-            debiased_as=debiased_as,
-            unit=unit,
-            means=means,
-            cannot_see=cannot_see,
-            by_settings=rules,
-        )
+            **told | {
+                "reads": _pair_type(function), "unchanged_by": frozenset(unchanged_by), "whitens": bool(whitens),
+                "convention": "; ".join(filter(None, [convention, RANK if whitens else ""])),
+                "precise": precise or bool(whitens), "smooth": True if callable(smooth) else smooth,
+                "by_settings": {fact: told[fact] for fact in ("whitens", "smooth") if callable(told[fact])},
+            },
+        )  # fmt: skip
         public = _callable_with_matrices(function, facts)
         _add(Measure(public, facts.at(defaults_of(public))))
         return cast("MeasureFunction[S, P]", public)
@@ -372,7 +360,7 @@ def _load(entry: EntryPoint) -> dict[str, str]:
         said = str(fault).rstrip(".")
         return {
             package: f"the measures of package {package!r} in {entry.value!r} could not be loaded: "
-            f"{type(fault).__name__}: {said}; mend or uninstall the package, all other measures work."
+            f"{type(fault).__name__}: {said}; fix or uninstall the package, all other measures work."
         }
     return {}
 

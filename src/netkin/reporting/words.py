@@ -88,7 +88,7 @@ def meaning_of(table: Values) -> tuple[str, str]:
     what = "better stitches" if is_worth(table) else "closer layers"
     ends = f"{'Higher' if table.higher_is_closer else 'Lower'} values mean {what}."
     says = f"{table.conventions.rstrip('.')}. {ends}" if table.conventions else ends
-    return says, table.cannot_see or "This page knows no more about this measure; see its own documentation."
+    return says, table.cannot_see or "There is no more information about this measure here; see its own documentation."
 
 
 def range_of(table: Values) -> str:

@@ -131,7 +131,7 @@ def known_layer(model: nn.Module, layer: str) -> tuple[str, int | None]:
     stem, call = split_call(layer)
     if stem not in modules(model):
         matching = choose(model, layer)
-        raise UnknownName(f"{layer!r} stands for {len(matching)} layers, and one is needed; choose {matching[0]!r}.")
+        raise UnknownName(f"{layer!r} matches {len(matching)} layers, and one is needed; choose {matching[0]!r}.")
     return stem, call
 
 

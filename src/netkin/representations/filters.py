@@ -1,6 +1,6 @@
 """Filters made of atoms: ``W[o, i] = Σ_a α[a, i, o] D[a]``, with m atoms D and coefficients α (Chen et al. 2023).
 
-`AtomConv2d` is a convolution whose parameters are atoms and coefficients. `decompose` puts it in the place of a
+`AtomConv2d` is a convolution whose parameters are atoms and coefficients. `decompose` puts it in place of a
 network's convolutions, `recompose` goes back. The coefficients that `decompose` finds are orthonormal, ``αᵀα = I``:
 with any invertible A, atoms ``A D`` and coefficients ``α A⁻¹`` make the same network, with another cosine of atoms.
 """
@@ -25,7 +25,7 @@ from netkin.sources.names import by_name
 
 
 class AtomConv2d(nn.Module):
-    """A convolution whose filters are linear combinations of a few atoms, in the place of `nn.Conv2d`.
+    """A convolution whose filters are linear combinations of a few atoms, in place of `nn.Conv2d`.
 
     `atoms` is m × height × width, `coefficients` is m × in_channels / groups × out_channels, and `weight` their
     product. Fused, that product is taken first and there is one convolution, which is faster; else there are the two

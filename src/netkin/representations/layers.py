@@ -128,6 +128,15 @@ def _runs_whole(module: nn.Module) -> str:
     return "the module of an exported program" if "_guards_fn" in module._modules else ""
 
 
+def whole_remark(model: nn.Module, name: str) -> str:
+    """Say that a model is compared as one layer, if it runs as a whole; empty if it has layers."""
+    what = _runs_whole(unwrapped(model))
+    advice = {"a ScriptModule": "compare the network from which it was scripted or traced"}.get(
+        what, "`torch.export.unflatten` makes a network with layers of an exported program"
+    )
+    return what and f"{name!r} is {what}, whose layers can't be seen: it is compared as one layer; {advice}."
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside `DataParallel`, `DistributedDataParallel` and `torch.compile`."""
     if not isinstance(model, nn.Module):
@@ -277,7 +286,7 @@ def hint_for(names: list[str], glob: str) -> str:
     deeper = [name for name in names if fnmatchcase(name, glob)] if "**" not in glob else []
     if deeper:
         every = re.sub(r"\*+", "**", glob)
-        return f" at that level; {every!r}, which crosses dots, stands for {len(deeper)}, such as {deeper[0]!r}."
+        return f" at that level; {every!r}, which crosses dots, matches {len(deeper)}, such as {deeper[0]!r}."
     return f"{did_you_mean(glob, names) or ';'} `nk.layers(model)` lists them."
 
 

@@ -136,7 +136,7 @@ class Compression:
         said = dict.fromkeys(note for row in self.layers for note in row.notes)
         left_out = [f"left out: {self.provenance['left out']}"] if "left out" in self.provenance else []
         sentences = (f"{', '.join(row.layer for row in self.layers if note in row.notes)}: {note}" for note in said)
-        return (*sentences, *left_out)
+        return (*sentences, *left_out, *filter(None, [self.provenance.get("overlap")]))
 
 
 def compression_from(content: Mapping[str, Any]) -> Compression:

@@ -223,6 +223,6 @@ def buckets_note(comparisons: Sequence[Comparison]) -> str:
     alike = [f"{a} and {b}" for (a, b), other in apart.items() if a != b and not other]
     return (
         "values of pairs with the same examples in the same buckets "
-        f"({'; '.join(['each task with itself', *alike])}) can't be held against those of all other pairs, which lie "
+        f"({'; '.join(['each task with itself', *alike])}) can't be compared with those of all other pairs, which lie "
         "lower whatever the networks are: between different data nothing but the spectra of kernels is compared."
     )

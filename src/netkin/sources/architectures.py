@@ -378,7 +378,7 @@ def architecture(name: str) -> Callable[[], nn.Module]:
     if plain not in ARCHITECTURES:
         known = ", ".join(f"`netkin:{each}`" for each in ARCHITECTURES)
         near = did_you_mean(plain, ARCHITECTURES)
-        raise UnknownName(f"no reference architecture named {plain!r}{near or '.'} We have {known}.")
+        raise UnknownName(f"no reference architecture named {plain!r}{near or '.'} There are {known}.")
     builder = ARCHITECTURES[plain]
     return partial(builder, **typed_options(builder, options, f"netkin:{plain}")) if options else builder
 

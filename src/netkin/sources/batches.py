@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -19,6 +20,7 @@ from torch.utils.data import (
 )
 
 from netkin.errors import NetkinError, SourceError, ValueFault
+from netkin.identity.data import contents
 from netkin.sources.names import in_short
 
 # what is stored, its labels, how a batch of the stored becomes what a model is fed, and what to remark on the data
@@ -132,18 +134,53 @@ def sample(data: Data, examples: int | None, *, seed: int = 0, balanced: bool = 
     return _picked(data, places.sort().values, f"{data.name}, {kind} of {examples:,} of {total:,} (seed {seed})")
 
 
-def shared_examples(data: Any, test: Any) -> int | None:
-    """Return how many examples of `test` are in `data` too, by their content; None if these are not loaded `Batches`.
+def overlap_remark(data: Any, test: Any, examples: int | None = None, test_examples: int | None = None) -> str:
+    """Say how many test examples are among those of `data`, by their inputs; empty if none, or if that is not known.
+
+    It is known where both are in memory: loaded data, arrays, lists of batches, and loaders of them.
+
+    Args:
+        data: what something was fitted to.
+        test: what it is evaluated on.
+        examples: how many of `data` are read, from the first; None for all.
+        test_examples: how many of `test`.
 
     Example:
         >>> from netkin.sources import load_data
-        >>> shared_examples(sample(load_data("digits:train"), 300), load_data("digits:train"))
-        300
+        >>> overlap_remark(sample(load_data("digits:train"), 300), load_data("digits:train"))[:60]
+        '300 of the 1,437 test examples are also among the 300 of `da'
     """
-    if not (isinstance(data, Batches) and isinstance(test, Batches)):
-        return None
-    known = {hash(one.numpy().tobytes()) for one in data.stored}
-    return sum(hash(one.numpy().tobytes()) in known for one in test.stored)
+    fitted, judged = _inputs(data, examples), _inputs(test, test_examples)
+    if fitted is None or judged is None:
+        return ""
+    shared = int(torch.isin(contents(judged, len(judged)), contents(fitted, len(fitted))).sum())
+    if not shared:
+        return ""
+    return (
+        f"{shared:,} of the {len(judged):,} test examples are also among the {len(fitted):,} of `data`, which flatters "
+        "the result; give other data as `test`."
+    )
+
+
+def _inputs(data: Any, examples: int | None) -> Tensor | None:
+    """Return the inputs of data that are in memory; None for others, which would have to be read."""
+    found = data
+    if isinstance(data, Batches):
+        found = data.stored
+    elif isinstance(data, list) and data:
+        firsts = [_first(batch) for batch in data]
+        whole = all(isinstance(one, Tensor) and one.shape[1:] == firsts[0].shape[1:] for one in firsts)
+        found = torch.cat(firsts) if whole else None
+    elif isinstance(data, (DataLoader, Borrowed)):
+        dataset = getattr(getattr(data, "batches", data), "dataset", None)
+        found = _first(dataset[:]) if isinstance(dataset, TensorDataset) else None
+    if isinstance(found, np.ndarray):
+        found = torch.from_numpy(found)
+    return found[:examples] if isinstance(found, Tensor) and found.ndim else None
+
+
+def _first(batch: Any) -> Any:
+    return batch[0] if isinstance(batch, (tuple, list)) and batch else batch
 
 
 def _balanced(data: Data, examples: int, drawn: torch.Generator) -> Tensor:

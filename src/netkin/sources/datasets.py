@@ -126,7 +126,7 @@ CATALOGUE: list[DataSource] = [
 NAMED = {source.name: source for source in CATALOGUE if source.load}
 
 
-def load_data(spec: str, batch_size: int = 128, *, models: Sequence[str] = (), **options: Any) -> Batches | Borrowed:
+def load_data(spec: str, batch_size: int = 128, *, models: Sequence[Any] = (), **options: Any) -> Batches | Borrowed:
     """Return the data that `spec` names, as batches that can be walked through again and again.
 
     `spec` is `KIND:PLACE`; `CATALOGUE` and `netkin data` list the kinds and where each is looked for. `NAME=KIND:PLACE`
@@ -135,9 +135,10 @@ def load_data(spec: str, batch_size: int = 128, *, models: Sequence[str] = (), *
     255 - mean) / std``, by default with the set's own statistics. `package.module:function` is called without arguments
     and returns an iterable of batches, a Dataset, a DataLoader or a tensor; it may lie in the current directory.
 
-    `models` are the names of the models that will be fed. For `hf:DIR` text is split by the tokenizer in that folder,
-    and images pass through its image processor unless `normalise` is given: so `text:FILE` means
-    `text,tokenizer=DIR:FILE`, and `images:PHOTOS` means `images,processor=DIR:PHOTOS`.
+    `models` are the models that will be fed, by name or live. For `hf:DIR` text is split by the tokenizer in that
+    folder, and images pass through its image processor unless `normalise` is given: so `text:FILE` means
+    `text,tokenizer=DIR:FILE`, and `images:PHOTOS` means `images,processor=DIR:PHOTOS`. For a live Hugging Face model
+    text is split by the tokenizer in the folder from which it was loaded.
 
     Example:
         >>> images, labels = next(iter(load_data("digits:test", batch_size=32)))
@@ -187,11 +188,15 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
     return Batches(f"{head}:{place}" if place else head, stored, labels, batch_size, prepare, tuple(remarks))
 
 
-def _preprocessing_option(source: DataSource, options: Mapping[str, Any], models: Sequence[str]) -> dict[str, str]:
+def _preprocessing_option(source: DataSource, options: Mapping[str, Any], models: Sequence[Any]) -> dict[str, str]:
     """Return the option by which text or images become what Hugging Face models expect, where none is given."""
-    folders = [model.removeprefix("hf:") for model in models if model.startswith("hf:")]
     option = "tokenizer" if source.name == "text" else "processor" if source.has_images else ""
-    if not folders or not option or option in options or "normalise" in options:
+    if not option or option in options or "normalise" in options:
+        return {}
+    folders = [model.removeprefix("hf:") for model in models if isinstance(model, str) and model.startswith("hf:")]
+    if option == "tokenizer":  # images for live models are prepared by whoever loaded them
+        folders += [_folder_of(model) for model in models if _is_huggingface(model)]
+    if not folders:
         return {}
     kinds = [preprocessing(folder, "text" if option == "tokenizer" else "images") for folder in folders]
     other = next((folder for folder, kind in zip(folders, kinds, strict=True) if kind != kinds[0]), None)
@@ -201,6 +206,23 @@ def _preprocessing_option(source: DataSource, options: Mapping[str, Any], models
             f"choose one with `{option}=DIR` after {source.name!r}, or pass `transforms` in Python."
         )
     return {option: folders[0]}
+
+
+def _is_huggingface(model: Any) -> bool:
+    """Return whether an object is a live model of transformers, which is not imported for that."""
+    kinds = type(model).__mro__
+    return any(one.__name__ == "PreTrainedModel" and one.__module__.startswith("transformers.") for one in kinds)
+
+
+def _folder_of(model: Any) -> str:
+    """Return the folder from which a live Hugging Face model was loaded, or refuse one without a folder here."""
+    folder = str(getattr(model, "name_or_path", ""))
+    if not folder or not Path(folder).is_dir():
+        raise SourceError(
+            f"{type(model).__name__} is a Hugging Face model that was not loaded from a folder, so its tokenizer is "
+            "not known; name a folder that holds it: `text,tokenizer=DIR:FILE`."
+        )
+    return folder
 
 
 def _processing(stored: Tensor, folder: str, spec: str) -> Callable[[Tensor], Tensor]:

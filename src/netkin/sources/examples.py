@@ -54,7 +54,7 @@ def normalisation(name: str, channels: int = 3) -> Callable[[Tensor], Tensor]:
     if name not in fitting:
         have = ", ".join(f"`{each}`" for each in fitting)
         raise UnknownName(
-            f"no normalisation {name!r} for {channels} channels{did_you_mean(name, fitting) or '.'} We have {have}."
+            f"no normalisation {name!r} for {channels} channels{did_you_mean(name, fitting) or '.'} There are {have}."
         )
     return partial(_normalised, name=name)
 
@@ -74,7 +74,7 @@ def digits(part: str = "") -> LoadedExamples:
     """Return the bundled digits, 1 × 8 × 8 with ink from 0 to 1: all, the `train` or the `test` part."""
     if part not in DIGIT_PARTS:
         near = did_you_mean(part, DIGIT_PARTS)
-        raise UnknownName(f"the digits have no part {part!r}{near or '.'} We have `digits:train` and `digits:test`.")
+        raise UnknownName(f"the digits have no part {part!r}{near or '.'} There are `digits:train` and `digits:test`.")
     with files("netkin.sources").joinpath("digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
     rows = DIGIT_PARTS[part]

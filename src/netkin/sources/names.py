@@ -160,7 +160,7 @@ def _load(given: dict[str, Any], models: list[str], data: list[str], signature: 
         given["names"] = tuple(numbered([texts.get(name, name) for name in models]))
     if len(texts) == len(models) == 1 and "name" in signature.parameters and "name" not in given:
         (given["name"],) = texts.values()
-    fed = [text for name in models for text in _texts(given.get(name))]
+    fed = [one for name in models for one in _each(given.get(name))]
     seeds = itertools.count()
     for name in models:
         if name in given:
@@ -170,10 +170,11 @@ def _load(given: dict[str, Any], models: list[str], data: list[str], signature: 
             given[name] = load_data(given[name], models=fed)
 
 
-def _texts(given: Any) -> list[str]:
-    """Return the names of models, alone, in a list, or in a mapping."""
-    several = given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else [given]
-    return [one for one in several if isinstance(one, str)]
+def _each(given: Any) -> list[Any]:
+    """Return the models that are given alone, in a list, or in a mapping."""
+    return list(
+        given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else [given]
+    )
 
 
 def _models(given: Any, seeds: Iterator[int]) -> Any:
@@ -189,8 +190,7 @@ def _models(given: Any, seeds: Iterator[int]) -> Any:
     found: dict[Any, Any] = {}
     for name, one in given.items():
         if isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], str):
-            text = one[0] if isinstance(one[0], str) else ""
-            one = (one[0], load_data(one[1], models=[text]))
+            one = (one[0], load_data(one[1], models=[one[0]]))
         is_pair = isinstance(one, tuple) and len(one) == 2
         found[name] = (_models(one[0], seeds), one[1]) if is_pair else _models(one, seeds)
     return found

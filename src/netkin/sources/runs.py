@@ -206,7 +206,8 @@ class Run:
 
     def data(self, given: Any) -> Any:
         """Return data, by their name too, as the networks of the run take them."""
-        return load_data(given, models=self.whole) if isinstance(given, str) else given
+        models = [*self.whole, self.checkpoints[-1].given]
+        return load_data(given, models=models) if isinstance(given, str) else given
 
     def at(self, step: int) -> nn.Module:
         """Return the network at `step`, which must have the architecture that the run ends with."""

@@ -296,7 +296,7 @@ class OneSideSums(Stored):
         if not bool(torch.isfinite(second).all()):
             precision = str(self.dtype).removeprefix("torch.")
             raise ValueFault(
-                f"{self.name} gave NaN or Inf, or numbers whose squares leave {precision}; mend the model or leave out "
+                f"{self.name} gave NaN or Inf, or numbers whose squares leave {precision}; fix the model or leave out "
                 "the examples that cause them."
             )
         mean, rounding = self.mean.to(device).unsqueeze(0), torch.finfo(self.dtype).eps

@@ -38,7 +38,8 @@ class KernelSide:
     """One layer: sums over buckets of its features, its gradients and what is made of both, M × width each.
 
     `totals` are the plain sums over all examples and `signs` the sums of the signs in each bucket: centred about the
-    mean of the examples, a sum of the buckets is ``S X - (S 1) meanᵀ``. `is_exact` where every example is a bucket.
+    mean of the examples, a sum of the buckets is ``S X - (S 1) meanᵀ``. `is_exact` where every example is a bucket,
+    `resolution` is the rounding unit of the examples as they came.
     """
 
     def __init__(
@@ -48,29 +49,37 @@ class KernelSide:
         totals: Mapping[str, Tensor],
         signs: Tensor,
         n: int,
+        resolution: float,
         is_exact: bool = False,
     ):
-        self.name, self.signs, self.n, self.is_exact = name, signs, n, is_exact
+        self.name, self.signs, self.n, self.resolution, self.is_exact = name, signs, n, resolution, is_exact
         scales = _scales(sums)  # kernels are products of four such numbers, and their cosines of eight
         self.sums = {part: one * scales[part] for part, one in sums.items()}
         self.totals = {part: one * scales[part] for part, one in totals.items()}
         self._kernels: dict[tuple[str, str], Tensor] = {}
-        self._roots: dict[tuple[str, str], Tensor] = {}
+        self._roots: dict[str, Tensor] = {}
 
     def kernel(self, kind: str, centring: str = "") -> Tensor:
         """Return the kernel matrix of the buckets; `centring` about the mean of "examples" or of "buckets"."""
         if (kind, centring) not in self._kernels:
-            plainly = centring == "buckets" or (centring == "examples" and self.is_exact)
-            made = self._made(kind, "" if plainly else centring)
-            self._kernels[kind, centring] = _about_means(made) if plainly else made
+            made = self._made(kind, "")
+            if centring:
+                # a linear kernel about the mean of its examples is that of rows about their mean, which loses no digits
+                plainly = centring == "buckets" or (self.is_exact and (kind in OF_KERNELS or self._is_psi(kind)))
+                whole, made = made, _about_means(made) if plainly else self._made(kind, centring)
+                # what rounding leaves where all examples are the same (of products, sums or the examples) is nothing
+                eps = torch.finfo(made.dtype).eps
+                noise = max(8 * eps if plainly else 64 * eps**2, 4 * self.resolution**2 / self.n**0.5)
+                made = made * (made.detach().norm() > noise * whole.detach().norm())
+            self._kernels[kind, centring] = made
         return self._kernels[kind, centring]
 
-    def root(self, kind: str, centring: str = "") -> Tensor:
+    def root(self, kind: str) -> Tensor:
         """Return a matrix R with ``R Rᵀ`` the kernel."""
-        if (kind, centring) not in self._roots:
-            values, vectors = torch.linalg.eigh(self.kernel(kind, centring))
-            self._roots[kind, centring] = vectors * values.clamp(min=0).sqrt()
-        return self._roots[kind, centring]
+        if kind not in self._roots:
+            values, vectors = torch.linalg.eigh(self.kernel(kind))
+            self._roots[kind] = vectors * values.clamp(min=0).sqrt()
+        return self._roots[kind]
 
     def _made(self, kind: str, centring: str) -> Tensor:
         if kind in OF_KERNELS and centring:
@@ -122,9 +131,9 @@ class KernelPair:
         K, L = (side.kernel(kernel, centring) for side in (self.x, self.y))
         return (K * L.to(K)).sum() / self._size(K, self.x) / self._size(L, self.y).to(K)
 
-    def bures(self, kernel: str, centring: str = "") -> Tensor:
+    def bures(self, kernel: str) -> Tensor:
         """Return the normalised Bures similarity of the two kernel matrices."""
-        R, S = (side.root(kernel, centring) for side in (self.x, self.y))
+        R, S = (side.root(kernel) for side in (self.x, self.y))
         return torch.linalg.svdvals(R.mT @ S.to(R)).sum() / self._size(R, self.x) / self._size(S, self.y).to(R)
 
     @staticmethod
@@ -229,7 +238,9 @@ class LayerKernels(LossCollector):
 
     @classmethod
     def start(cls, settings: KernelSettings, study: Study) -> Self:
-        return cls(keys_of(study.rectangles), settings, seed=study.seed, chunks=study.chunks)
+        made = cls(keys_of(study.rectangles), settings, seed=study.seed, chunks=study.chunks)
+        made.features.resolutions = study.resolutions
+        return made
 
     @classmethod
     def of(cls, rows: Mapping[Key, Any], *, kernel: str = "hadamard") -> Self:
@@ -272,7 +283,7 @@ class LayerKernels(LossCollector):
             F, G = self.features.sample(key, without).X, None
             if self.gradients is not None and key in self.gradients.names:
                 G = self.gradients.sample(key, without).X
-            self._sides[key, without] = exact_side(label(key), F, G)
+            self._sides[key, without] = exact_side(label(key), F, G, self.features.resolutions.get(key, 0.0))
         return self._sides[key, without]
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Kernels:
@@ -314,14 +325,14 @@ def given_rows(one: Any, name: str, kernel: str) -> tuple[Tensor, Tensor | None]
     return features, gradients
 
 
-def exact_side(name: str, features: Tensor, gradients: Tensor | None) -> KernelSide:
-    """Return a layer in which every example is a bucket of its own."""
-    double = summing_dtype(features.device)
+def exact_side(name: str, features: Tensor, gradients: Tensor | None, resolution: float = 0.0) -> KernelSide:
+    """Return a layer in which every example is a bucket of its own; `resolution` if it was coarser than it is."""
+    double, eps = summing_dtype(features.device), max(resolution, torch.finfo(features.dtype).eps)
     parts = {"features": features.to(double)} | ({} if gradients is None else {"gradients": gradients.to(double)})
     if gradients is not None:
         parts["product"] = parts["features"] * parts["gradients"]
     totals = {part: rows.sum(0) for part, rows in parts.items()}
-    return KernelSide(name, parts, totals, torch.ones(len(features)).to(parts["features"]), len(features), True)
+    return KernelSide(name, parts, totals, torch.ones(len(features)).to(parts["features"]), len(features), eps, True)
 
 
 def _scales(sums: Mapping[str, Tensor]) -> dict[str, float]:

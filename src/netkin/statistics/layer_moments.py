@@ -203,7 +203,7 @@ class LayerMoments(Collector):
         if (key, without) not in self._sides:
             side = self._new_side(key, without)
             if not bool(torch.isfinite(side.total.detach())):
-                words = "gave NaN or Inf; mend the model or leave out the examples that cause them."
+                words = "gave NaN or Inf; fix the model or leave out the examples that cause them."
                 raise ValueFault(f"{side.name} {words}")
             self._sides[key, without] = side
         return self._sides[key, without]

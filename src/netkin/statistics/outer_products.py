@@ -182,7 +182,7 @@ class LayerEmbeddings(Statistic):
         return MeanEmbedding(norm, squares**0.5, own.trace, own.n, error, _exactness(own, len(K)))
 
     def sketched(self, name: str) -> MeanEmbedding:
-        """Return the norms as the authors' code has them: of ``K̃_f ∘ K̃_g`` over the buckets, in the place of K.
+        """Return the norms as the authors' code has them: of ``K̃_f ∘ K̃_g`` over the buckets, in place of K.
 
         Random signs cancel in that product, so that these are other numbers: ‖μ‖² is too large on average, by
         ``Σ (‖f_i‖²‖g_j‖² + K_ij) / (M N²)`` over i ≠ j.

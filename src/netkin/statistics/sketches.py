@@ -97,7 +97,8 @@ class SketchSettings(LossSettings):
 class BucketSums(Stored):
     """What is summed of one layer."""
 
-    stored = ("buckets", "n", "width", "parts", "totals", "signs")
+    stored = ("buckets", "n", "width", "parts", "totals", "signs", "resolution")
+    resolution = 0.0  # the rounding unit of the rows as they came
 
     def __init__(self, buckets: int):
         self.buckets, self.n, self.width = buckets, 0, 0
@@ -108,7 +109,7 @@ class BucketSums(Stored):
     def add(self, rows: Mapping[str, Tensor], placing: Placing) -> None:
         """Add rows of each part to their buckets."""
         first = next(iter(rows.values()))
-        dtype = summing_dtype(first.device)
+        dtype, self.resolution = summing_dtype(first.device), max(self.resolution, torch.finfo(first.dtype).eps)
         fresh = placing.signs_by_bucket.to(dtype)
         self.signs = fresh if self.signs is None else self.signs + fresh
         for part, own in rows.items():
@@ -126,14 +127,13 @@ class BucketSums(Stored):
             self.parts[part] = _sum_of_classes(self.parts[part], sums) if part in self.parts else sums
 
     def merged(self, other: BucketSums) -> BucketSums:
-        made = BucketSums(self.buckets)
         if not (self.n and other.n):
             return deepcopy(self if self.n else other)  # sums grow in their place
-        made.n, made.width = self.n + other.n, self.width
+        made = BucketSums(self.buckets)
+        made.n, made.width, made.resolution = self.n + other.n, self.width, max(self.resolution, other.resolution)
         made.signs = self.signs + other.signs
-        for part, sums in self.parts.items():
-            add = _sum_of_classes if part in LABELS else torch.add
-            made.parts[part] = add(sums, other.parts[part])
+        add = dict.fromkeys(LABELS, _sum_of_classes)
+        made.parts = {part: add.get(part, torch.add)(sums, other.parts[part]) for part, sums in self.parts.items()}
         made.totals = {part: total + other.totals[part] for part, total in self.totals.items()}
         return made
 
@@ -177,7 +177,10 @@ class LayerSketches(LossCollector):
 
     @classmethod
     def start(cls, settings: SketchSettings, study: Study) -> Self:
-        return cls(list(study.layers), settings)
+        made = cls(list(study.layers), settings)
+        for key, own in made._layers.items():
+            own.resolution = study.resolutions.get(key, 0.0)
+        return made
 
     @classmethod
     def of(
@@ -247,7 +250,7 @@ class LayerSketches(LossCollector):
         own = self.sums(key)
         if key not in self._sides:
             parts = {part: sums for part, sums in own.parts.items() if part not in LABELS}
-            self._sides[key] = KernelSide(label(key), parts, own.totals, own.signs, own.n)
+            self._sides[key] = KernelSide(label(key), parts, own.totals, own.signs, own.n, own.resolution)
         return self._sides[key]
 
     def sums(self, key: Key) -> BucketSums:
@@ -260,7 +263,7 @@ class LayerSketches(LossCollector):
             raise NoValue(f"{label(key)} was fed no rows, or no path leads from it to the loss.")
         strange = [part for part, total in own.totals.items() if not bool(total.isfinite().all())]
         if strange:  # seen here and not batch by batch, for which a GPU would be waited for
-            raise ValueFault(f"{strange[0]} of {label(key)} hold NaN or Inf; mend the model or leave those out.")
+            raise ValueFault(f"{strange[0]} of {label(key)} hold NaN or Inf; fix the model or leave those out.")
         return own
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Sketch:
@@ -313,18 +316,14 @@ class Placing:
 
     def sums(self, rows: Tensor) -> Tensor:
         """Return the signed sums of rows in all buckets."""
-        dtype = summing_dtype(rows.device)
-        made = torch.zeros(self.count, rows.shape[1], dtype=dtype, device=rows.device)
+        made = torch.zeros(self.count, rows.shape[1], dtype=summing_dtype(rows.device), device=rows.device)
         self.add(rows, made)
         return made
 
     def add(self, rows: Tensor, sums: Tensor) -> None:
         """Add rows with their signs to the sums of buckets, each row to one bucket of every stack."""
-        if (
-            rows.device.type == "cpu"
-            and len(rows) >= self.count
-            and not (rows.requires_grad and torch.is_grad_enabled())
-        ):
+        has_graph = rows.requires_grad and torch.is_grad_enabled()
+        if rows.device.type == "cpu" and len(rows) >= self.count and not has_graph:
             sums += torch.from_numpy(self._summed(rows.detach().numpy()))
             return
         for own, sign in zip(*self._on_device, strict=True):  # few rows do not touch all buckets

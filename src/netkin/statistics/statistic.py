@@ -64,7 +64,8 @@ class Stored:
         """Return the object that `_state` described; the names of its tensors begin with `under`."""
         made = cls.__new__(cls)
         for name in cls.stored:
-            setattr(made, name, from_plain(header[name], tensors, under))
+            if name in header or not hasattr(cls, name):  # else the default of what files of older versions lack
+                setattr(made, name, from_plain(header[name], tensors, under))
         made.release()
         return made
 

@@ -157,3 +157,10 @@ def test_a_compressed_model_among_the_weights_of_a_run_is_refused_by_what_it_is(
     nk.save_compressed(small, tmp_path / "step_1.pt")
     with pytest.raises(SourceError, match=r"step_1.pt' is a compressed model, not weights; .* as BUILDER@FILE"):
         load_weights(digits(), tmp_path / "step_1.pt")
+
+
+def test_a_compressed_model_notes_test_examples_that_are_among_the_data(tmp_path):
+    small = nk.compress("netkin:digits", ["fc"], k=4, data="digits:train", test="digits:train", examples=200)
+    (note,) = small.compression.notes
+    assert note.startswith("200 of the 1,437 test examples are also among the 200 of `data`, which flatters the result")
+    assert not nk.compress("netkin:digits", ["fc"], k=4, data="digits:test", test="digits:train").compression.notes

@@ -25,7 +25,7 @@ class AlwaysDrops(nn.Module):
     [
         ("fron", "mid", {}, UnknownName, "in 'a', a Maps: no layer named 'fron'; did you mean 'front'[?]"),
         ("mid", "mids", {}, UnknownName, "in 'b', a Maps: no layer named 'mids'; did you mean 'mid'[?]"),
-        ("*", "mid", {}, UnknownName, "stands for 4 layers, and one is needed"),
+        ("*", "mid", {}, UnknownName, "matches 4 layers, and one is needed"),
         ("mid", "mid", {"how": "least_square"}, UnknownName, "did you mean 'least_squares'[?]"),
         (
             "mid",
@@ -53,7 +53,7 @@ class AlwaysDrops(nn.Module):
             "mid",
             {"how": nk.TaskLoss(), "epochs": 3},
             ValueFault,
-            "`epochs` is given beside a `TaskLoss`; put it there",
+            "`epochs` is given as well as a `TaskLoss`; set it there",
         ),
         ("mid", "mid", {"device": "cuda:99"}, UnknownName, "there is no device 'cuda:99' here; leave `device` out"),
         ("mid", "mid", {"resize": "cubic"}, UnknownName, "`resize` is None, 'average'"),
@@ -137,7 +137,7 @@ def test_nan_in_the_answers():
     found = stitch(a, "mid", b, "mid", labelled(b, 5))
     with torch.no_grad():
         b.out.weight[0, 0] = float("nan")
-    sentence = "the second model in batch 0 gives 40 NaN or Inf among 160 scores; mend the model or leave out"
+    sentence = "the second model in batch 0 gives 40 NaN or Inf among 160 scores; fix the model or leave out"
     with pytest.raises(ForwardError, match=sentence):
         found.evaluate(labelled(a, 5))
 

@@ -26,6 +26,15 @@ def test_a_high_similarity_with_a_useless_stitch_is_named():
     )
 
 
+def test_test_examples_that_are_also_fitted_on_are_counted():
+    a, b, data = quiet_world()
+    some = [data[0], *((inputs + 1, labels) for inputs, labels in data[1:])]
+    found = nk.stitch_all(a, b, data, some, ["least_squares"], layers=["turn"])
+    count, total = len(data[0][0]), sum(len(inputs) for inputs, _ in data)
+    told = f"{count:,} of the {total:,} test examples are also among the {total:,} of `data`, which flatters the result"
+    assert sum(warning.startswith(told) for warning in found.warnings) == 1
+
+
 @pytest.mark.parametrize(
     "like, value, words",
     [

@@ -344,7 +344,7 @@ def test_a_single_stitch_takes_its_training_as_a_record_too(world):
 def test_options_of_a_training_stand_in_one_place():
     assert find_way("task_loss", 2, {"epochs": 3}).id == "task_loss(epochs=3, seed=2)"
     assert find_way(TaskLoss(epochs=3), 2).id == "task_loss(epochs=3)"
-    with pytest.raises(ValueFault, match="`rank` is given beside a `TaskLoss`; put it there."):
+    with pytest.raises(ValueFault, match="`rank` is given as well as a `TaskLoss`; set it there."):
         find_way(TaskLoss(epochs=3), 2, {"rank": 1})
     with pytest.raises(UnknownName, match="'ridge' has no option 'epochs'; such options belong to 'task_loss'."):
         find_way("ridge", 2, {"epochs": 3})

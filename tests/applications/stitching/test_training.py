@@ -289,7 +289,7 @@ def test_a_network_that_gives_nan_before_training_is_refused():
     network = joined(a, "1", b, "1", data)
     with torch.no_grad():
         b[2].bias[0] = float("nan")
-    with pytest.raises(ForwardError, match="NaN or Inf on the sample before training; judge both models on these data"):
+    with pytest.raises(ForwardError, match="NaN or Inf on the sample before training; test both models on these data"):
         train_map(network, data, TaskLoss())
 
 

@@ -50,6 +50,7 @@ from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression
 from netkin.results.text import plural
+from netkin.sources.batches import overlap_remark
 from netkin.sources.models import load_model
 from netkin.sources.names import by_name
 
@@ -328,11 +329,12 @@ class CompressCall:
         )
 
     def _provenance(self, layers: list[str], seen: Inputs, from_the_top: bool) -> dict[str, str]:
-        """Return by what the compression is known again: digests of weights, data and settings, and the call."""
+        """Return what identifies the compression: digests of weights, data and settings, and the call."""
         size = {"k": self.size.k, "variance": self.size.variance, "accuracy_drop": self.size.accuracy_drop}
         options = {**size, "projection": self.projection, "cut": self.cut, **vars(self.feeding)}
         options |= {"order": "from_the_top" if from_the_top else "at_once"}
         given = {"model": unwrapped(self.model), "layers": layers, "data": data_name(self.data), "against": self.other}
+        overlap = self.test is not None and overlap_remark(self.data, self.test, self.feeding.examples)
         return {
             "weights": weights_digest(self.model),
             **({} if self.other is None else {"weights against": weights_digest(self.other)}),
@@ -340,6 +342,7 @@ class CompressCall:
             "settings digest": settings_digest({"layers": layers, **options}),
             "call": described_call("nk.compress", **given, **options),
             **({"left out": _in_words(self.left_out)} if self.left_out else {}),
+            **({"overlap": overlap} if overlap else {}),
             "torch": torch.__version__,
             "python": platform.python_version(),
         }

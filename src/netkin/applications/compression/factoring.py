@@ -297,7 +297,7 @@ def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None
 
 
 def _take_apart(net: nn.Module, part: TakenApart, path: Any) -> None:
-    """Put two modules of the saved sizes in the place of one layer."""
+    """Put two modules of the saved sizes in place of one layer."""
     known = modules(net)
     if part.layer not in known:
         raise FileFault(f"{str(path)!r} holds a model with a layer {part.layer!r} taken apart; this model has none.")

@@ -314,10 +314,10 @@ def _refuse_other_names(k: Mapping[str, Any], layers: Iterable[str]) -> None:
     for name in k:
         if name not in names:
             hint = did_you_mean(str(name), names) or "."
-            raise UnknownName(f"`k` speaks of {name!r}, which is not among the layers{hint}")
+            raise UnknownName(f"`k` names {name!r}, which is not among the layers{hint}")
     missing = next((name for name in names if name not in k), None)
     if missing is not None:
-        raise UnknownName(f"`k` says nothing of {layer_label(missing)}; give every layer its number.")
+        raise UnknownName(f"`k` has no number for {layer_label(missing)}; give one for every layer.")
 
 
 def has_labels(data: Any) -> bool:

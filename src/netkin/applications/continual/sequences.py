@@ -191,7 +191,7 @@ def _record(
     if isinstance(first, (AtomLearner, SeparateLearner)):
         notes.append(NO_FORGETTING.format(method=first.name))
     if not all(first.learns(position) for position in range(len(tasks))):
-        notes.append(f"{first.name!r} trains once, with the data of all tasks: there is no accuracy on the way.")
+        notes.append(f"{first.name!r} trains once, with the data of all tasks: there are no accuracies in between.")
     return TaskAccuracies(
         method=first.name, tasks=tuple(task.name for task in tasks), classes=tuple(task.classes for task in tasks),
         seeds=tuple(learners), accuracies=np.stack(rows), storage=first.storage(), recipe=recipe.words,

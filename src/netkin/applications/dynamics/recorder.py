@@ -367,7 +367,7 @@ def restored(state: Mapping[str, Any], examples: ProbeExamples, unit: str) -> tu
     header = state["header"]
     if len(header["digest"]) != len(examples.digest):
         raise ValueFault(
-            "these probes were recorded by an older netkin, which told examples apart in another way; record again."
+            "these probes were recorded by an older netkin, which identified examples differently; record again."
         )
     if header["digest"] != examples.digest:
         raise ValueFault(

@@ -48,7 +48,7 @@ class LocalTraining:
             data: the examples of each client.
             seeds: from which the order of the examples follows.
             only: the names of the weights that are trained; what else is among them is left alone.
-            epochs: how many, in the place of the recipe's.
+            epochs: how many, instead of the recipe's.
             toward: weights to which those that are trained are pulled.
             pull: the factor of ``½ ‖w − toward‖²`` in the loss.
         """
@@ -268,7 +268,7 @@ def checked_clients(clients: Any, test: Any) -> tuple[dict[str, LabelledData], d
     if empty:
         raise ValueFault(
             f"{len(empty)} of {len(train)} clients have no examples to train on: {_listed(empty)}; leave them out, or "
-            "deal out fewer clients."
+            "use fewer clients."
         )
     if test is None:
         return train, {}

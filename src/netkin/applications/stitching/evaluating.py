@@ -253,7 +253,7 @@ def _logits(answers: Any, whose: str) -> Tensor:
     count = int((~torch.isfinite(logits)).sum())
     if count:
         raise ForwardError(
-            f"{whose} gives {count:,} NaN or Inf among {logits.numel():,} scores; mend the model or leave out the "
+            f"{whose} gives {count:,} NaN or Inf among {logits.numel():,} scores; fix the model or leave out the "
             "examples that cause them."
         )
     return logits
@@ -300,11 +300,11 @@ class Sample:
 
     @torch.no_grad()
     def record(self, network: Stitched, loss: TaskLossFunction, cka_of: str = "places") -> ScoreRecord:
-        """Return loss, accuracy, agreement with the second model, and the likeness of the activations at the joint.
+        """Return loss, accuracy, agreement with the second model, and the similarity of the activations at the joint.
 
         `r2` is not refitted: ``1 - ‖AM + b - B‖² / ‖B - mean‖²``, which may be negative. None stands where the sample
-        has no labels, the answers are no scores, or the activations do not vary. All likeness is place by place; with
-        ``cka_of="examples"`` there is `cka_of_examples` too.
+        has no labels, the answers are no scores, or the activations do not vary. All similarities are place by
+        place; with ``cka_of="examples"`` there is `cka_of_examples` too.
         """
         end, total, count = network.transformation.meeting.b, 0.0, 0
         likeness, whole = Likeness(end), list[list[Tensor]]()  # activations of both sides, a row an example

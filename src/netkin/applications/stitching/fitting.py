@@ -31,6 +31,7 @@ from netkin.identity import UnorderedDigest, settings_digest, weights_digest
 from netkin.representations import batches_of, guest
 from netkin.representations.inputs import attention_mask, batch_length, watched
 from netkin.representations.layers import layer_label
+from netkin.sources.batches import overlap_remark
 from netkin.statistics import CrossMoments, LayerMoments, LayerRows, LinearRows, Moments, OneSidedMoments
 from netkin.statistics.collector import Collector, Key
 from netkin.statistics.cross_moments import are_firm
@@ -126,6 +127,11 @@ class Asked:
         fitted = f"{kept} of statistics, data {fitted}" if kept else fitted
         return {FITTED: fitted, JUDGED: judged, VALIDATED: validated, "batches": str(batches)}
 
+    @cached_property
+    def overlap(self) -> str:
+        """How many test examples are among those of the fit, as a warning; empty if none are."""
+        return "" if self.test is None else overlap_remark(self.data, self.test, self.examples, self.test_examples)
+
     @property
     def settings(self) -> dict[str, str]:
         """What the worth of a stitch depends on beside models, data, layers and method."""
@@ -169,7 +175,7 @@ class Fit:
         if moments.n < unknowns and method in (least_squares, reduced_rank):
             warnings.warn(
                 f"{moments.n:,} rows of {moments.x.name} are fewer than the {unknowns:,} unknowns for each neuron, so "
-                f"{how!r} meets these rows whatever they are; give more data, {10 * unknowns:,} rows or so, or choose "
+                f"{how!r} fits any such rows exactly; give more data, about {10 * unknowns:,} rows, or choose "
                 "'ridge'.",
                 InflatedWarning,
                 stacklevel=outside(),

@@ -247,7 +247,7 @@ def _refuse_unsteady(trial: _Trial) -> None:
     if bad:
         raise ValueFault(
             f"the output of {trial.name!r} holds {bad:,} NaN or Inf among {many.numel():,} values for the first "
-            f"{batch_length(trial.few)} examples; mend its weights, or leave out these examples."
+            f"{batch_length(trial.few)} examples; fix its weights, or leave out these examples."
         )
     _refuse_apart(many, again, f"{trial.name!r} answers the same examples differently when it is asked again")
     said = f"{trial.name!r} gives other answers for an example when other examples are in its batch"

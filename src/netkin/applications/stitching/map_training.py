@@ -283,8 +283,8 @@ class _Trainer:
         total = record["loss"] + settings.l1 * entries + settings.cka_penalty * cka + settings.decay / 2 * size
         if not math.isfinite(total):
             raise ForwardError(
-                f"the stitched network gives NaN or Inf on the sample {when}; judge both models on these data by "
-                "themselves, or take another `init`, or a smaller `rate`."
+                f"the stitched network gives NaN or Inf on the sample {when}; test both models on these data "
+                "first, or take another `init`, or a smaller `rate`."
             )
         return {"loss": record.pop("loss"), "objective": total, **record}
 
@@ -361,6 +361,6 @@ def _warn_if_worse(done: Training, settings: TaskLoss) -> None:
     if ended > began + 1e-3 * abs(began):  # less is rounding, or Adam's trembling
         warnings.warn(
             f"training ended worse than it began: what is minimised is {ended:.4g} on the sample, and was {began:.4g} "
-            f"before; take a `rate` smaller than {settings.rate:g}, or the best stitch on the way by `patience=`.",
+            f"before; take a `rate` smaller than {settings.rate:g}, or keep the best stitch by `patience=`.",
             stacklevel=outside(),
         )

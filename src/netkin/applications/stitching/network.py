@@ -342,7 +342,7 @@ def load_stitch(
 
 @dataclass(frozen=True)
 class Description:
-    """What a model is known again by: its class, the shapes of its tensors, and their digest in each precision."""
+    """What identifies a model: its class, the shapes of its tensors, and their digest in each precision."""
 
     kind: str
     shapes: Mapping[str, list[int]]

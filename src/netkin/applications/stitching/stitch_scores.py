@@ -284,7 +284,7 @@ def _main_score(stitches: Iterable[Values]) -> str:
 def _pairs_that_pass(
     measure: Values, judged: Sequence[Values], likeness: float, value: float, test: Callable[[float, float], bool]
 ) -> Iterator[str]:
-    """Yield the pairs of layers that meet a test, as text; its limits are a likeness and a value of stitches."""
+    """Yield the pairs of layers that meet a test, as text; its limits are a similarity and a value of stitches."""
     for i, x in enumerate(measure.layers_a):
         for j, y in enumerate(measure.layers_b):
             like = float(measure.values[i, j])

@@ -257,7 +257,8 @@ class Sweep:
         said += with_count([word for one in outcomes for word in one.few])
         if self._statistics is not None and self._statistics.missing:
             said.append(self._statistics.missing)
-        said += [FLATTERED] * self._is_flattered(outcomes) + [UNFINISHED] * (not done)
+        said += [FLATTERED] if self._is_flattered(outcomes) else list(filter(None, [self.asked.overlap]))
+        said += [UNFINISHED] * (not done)
         return Comparison(
             a=self.names[0],
             b=self.names[1],

@@ -355,7 +355,7 @@ def find_way(how: How, seed: int, options: Mapping[str, Any] | None = None) -> W
 def _settings(how: How, seed: int, options: Mapping[str, Any]) -> TaskLoss:
     if isinstance(how, TaskLoss):
         for option in options:
-            raise ValueFault(f"`{option}` is given beside a `TaskLoss`; put it there.")
+            raise ValueFault(f"`{option}` is given as well as a `TaskLoss`; set it there.")
         return how
     given: Mapping[str, Any] = (parse_id(how) or ("", {}))[1]
     return TaskLoss.read(how, {**({} if "seed" in given else {"seed": seed}), **options})

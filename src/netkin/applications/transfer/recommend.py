@@ -190,9 +190,7 @@ def _data(given: nn.Module | str, asked: _RecommendOptions) -> Any:
     """Return the data as a model takes them: those of a name pass through what the model's own folder says."""
     if not isinstance(asked.data, str):
         return asked.data
-    return sample(
-        load_data(asked.data, models=[given] if isinstance(given, str) else []), asked.examples, seed=asked.seed
-    )
+    return sample(load_data(asked.data, models=[given]), asked.examples, seed=asked.seed)
 
 
 def _evidence(

@@ -105,7 +105,7 @@ class Distributed(PassEngine):
         if length is not None and statistics.examples != length:
             raise ValueFault(
                 f"the data gave rank {rank} {statistics.examples:,} examples and its share is {length:,}; they must "
-                "hold as many as they say, none dropped."
+                "give as many examples as their length says."
             )
         whole = self.ranks.reduced(statistics, Statistics.to_parts, self._merged)
         whole.part = ""

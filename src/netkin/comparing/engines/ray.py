@@ -241,7 +241,7 @@ def in_cluster_hours(cluster: Cluster, slots: int, seconds: float) -> str:
     nodes = len(cluster.nodes)
     return (
         f"cluster: {slots:,} task{'s' * (slots > 1)} at once on {nodes:,} node{'s' * (nodes > 1)}, about "
-        f"{in_hours(seconds)} together, beside the start of workers"
+        f"{in_hours(seconds)} together, plus the start of workers"
     )
 
 

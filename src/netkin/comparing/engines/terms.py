@@ -223,7 +223,7 @@ def asked_of(terms: Terms, models: Sequence[str], of: Sequence[Sequence[str]]) -
 
 
 def data_identity(data: Batches | Borrowed) -> str:
-    """Return a text by which data are known again: of those in memory all, of a user's loader its first batch."""
+    """Return a text that identifies data: of those in memory all, of a user's loader its first batch."""
     if isinstance(data, Batches):
         return settings_digest([data.stored, data.labels])
     if not is_ordered(data):

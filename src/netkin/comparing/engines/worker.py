@@ -162,7 +162,7 @@ class WorkerCache:
         return {name: self.models[name] for name in names}
 
     def data(self, spec: Mapping[str, Any] | None, models: Sequence[str] = ()) -> tuple[Any, str]:
-        """Return the data of that description, and by what they are known again."""
+        """Return the data of that description, and the text that identifies them."""
         if spec is None:
             return None, ""
 
@@ -187,7 +187,7 @@ def about(model: str) -> Iterator[None]:
 
 
 def data_of(terms: Terms) -> tuple[Any, str]:
-    """Return the data of a call, as all its models take them, and by what they are known again."""
+    """Return the data of a call, as all its models take them, and the text that identifies them."""
     return cache.data(terms["data"], terms["data_for"])
 
 

@@ -139,7 +139,9 @@ def _by_round(found: Federation) -> Markup:
         figure_of_curve("Training loss", {"round": numbers, "mean": losses}, "of the round's clients, before averaging")
     )
     card = tag("div", tag("div", *charts, class_="curves"), class_="card")
-    words = "" if found.accuracies else "Clients were not tested on the way; `test_every=1` does so after every round."
+    words = (
+        "" if found.accuracies else "Clients were not tested between rounds; `test_every=1` does so after every round."
+    )
     return tag("section", tag("h2", "By round", class_="quiet"), tag("p", words) if words else None, card)
 
 
