@@ -54,7 +54,7 @@ def lab(tmp_path_factory, with_few_images):
         patch.setitem(laboratory.RECIPES, "cpu", residual | {"tiny10": Network(small_tiny10, recipe)})
         for module in (indices, kinds, restricted, starts, sweeps):
             patch.setitem(module.PAIRS, "cpu", 2)
-        patch.setitem(stitches.SETTINGS, "cpu", Setting(fit=150, test=60, epochs=1, batch=50, every=3, sample=50))
+        patch.setitem(stitches.SETTINGS, "cpu", Setting(fit=100, test=60, epochs=1, batch=50, every=3, sample=50))
         for module in (starts.LONGER, restricted.LONGER):
             patch.setitem(module, "cpu", {"rate": 1e-2, "epochs": 1, "every": 3})
         yield with_few_images(Lab("cpu", cache=tmp_path_factory.mktemp("cache")), 250, 60)
@@ -76,7 +76,7 @@ def test_task_loss_and_direct_matching_are_compared_at_every_layer(lab):
     assert found.measured[sweeps.WORST].value == pytest.approx(residual["task loss"][worst])
     assert found.controls[sweeps.WORST].value == pytest.approx(residual["from an untrained network"][worst])
     assert "Trained here, 2 epochs: tiny10, resnet20w1; each network is in two of the pairs." in found.note
-    assert "fitted on 150 of the training images and judged on 60 of the test images." in found.note
+    assert "fitted on 100 of the training images and judged on 60 of the test images." in found.note
     assert "needs CelebA, which netkin does not read" in found.note
 
 
