@@ -79,3 +79,36 @@ def test_values_and_replicates_are_those_of_pairs_that_nothing_prepared(model, d
         assert np.square(ours[measure].values) == pytest.approx(np.square(theirs[measure].values), rel=1e-11, abs=1e-12)
         replicates, expected = (np.square(one[measure].replicates) for one in (ours, theirs))
         assert replicates == pytest.approx(expected, rel=1e-11, abs=1e-12)
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("measures", "threads"), [("cka", [1]), ("cka_rbf", [2]), ("cka cka_rbf", [1, 2])])
+def test_one_thread_reads_small_moments_and_all_read_rows(data, measures, threads, two_threads, monkeypatch):
+    seen, value_of = {}, tabulating.value_of
+
+    def noted(measure, pair):
+        seen[measure.name] = torch.get_num_threads()
+        return value_of(measure, pair)
+
+    monkeypatch.setattr(tabulating, "value_of", noted)
+    nk.compare({"x": data}, {"y": data.square()}, measures=measures.split(), progress=False)
+    assert seen == dict(zip(measures.split(), threads, strict=True))
+
+
+def test_a_fault_that_is_kept_leaves_the_number_of_threads(data, two_threads, monkeypatch):
+    def stop(done, total, what):
+        if what == "measuring":
+            raise RuntimeError("stop")
+
+    monkeypatch.setattr("netkin.progress.PAUSE", 0)
+    with pytest.raises(RuntimeError, match="stop") as kept:
+        nk.compare({"x": data}, {"y": data.square(), "z": data.abs()}, progress=stop)
+    assert kept.tb is not None  # with the frames of all that was at work
+    assert torch.get_num_threads() == 2

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from netkin.errors import SourceError, ValueFault
 from netkin.sources import load_data
@@ -173,6 +181,22 @@ def test_test_examples_among_the_data_are_counted_by_their_inputs(kind):
     assert overlap_remark(data, test, examples=10).startswith("2 of the 17 test examples are also among the 10 of")
     assert overlap_remark(data, kind(x[20:])) == ""
     assert overlap_remark(data, test, 15, 10) == ""
+
+
+def test_examples_that_a_sampler_may_leave_out_are_not_counted():
+    both = TensorDataset(torch.randn(30, 3))
+    train, test = (DataLoader(both, 5, sampler=SubsetRandomSampler(range(*ends))) for ends in ((20,), (20, 30)))
+    assert overlap_remark(train, test) == ""
+    whole, shuffled = DataLoader(both, 7), DataLoader(both, 7, shuffle=True)
+    for some in (
+        train,
+        DataLoader(both, batch_sampler=[[0, 1], [2, 3]]),
+        DataLoader(both, 7, shuffle=True, drop_last=True),
+        DataLoader(both, 7, sampler=RandomSampler(both, num_samples=5)),
+    ):
+        assert overlap_remark(some, whole) == overlap_remark(whole, some) == ""
+    assert overlap_remark(shuffled, whole).startswith("30 of the 30 test examples are also among the 30 of `data`, ")
+    assert overlap_remark(shuffled, whole, examples=10) == ""  # which ten are read is not known
 
 
 def test_examples_that_would_have_to_be_read_are_not_counted():

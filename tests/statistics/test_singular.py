@@ -217,6 +217,19 @@ def test_threads_share_the_layers_that_are_held_as_rows(monkeypatch):
     assert found[3][3][2] == pytest.approx(np.square(bases[0].T @ bases[1]).sum() / 150, rel=1e-9)
 
 
+def test_pairs_of_rows_about_the_origin_are_decomposed_together(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    layers = {key: torch.randn(60, 20, generator=draw, dtype=torch.float64) for key in "abcd"}
+    sizes, whole = [], decompositions.decomposed
+    monkeypatch.setattr(decompositions, "decomposed", lambda alike: (sizes.append(len(alike)), whole(alike))[1])
+    pairs, measure = [Moments.of(layers[a], layers[b]) for a in "ab" for b in "cd"], find("nbs_uncentered")
+    Moments.prepare([(pair, [measure]) for pair in pairs])
+    assert sizes == [4]
+    X, Y = (layers[key].numpy() for key in "ac")
+    wanted = np.linalg.norm(X.T @ Y, "nuc") / np.linalg.norm(X) / np.linalg.norm(Y)
+    assert value_of(measure, pairs[0]) == pytest.approx(wanted, rel=1e-12)
+
+
 def test_small_pairs_are_read_by_one_thread_and_all_are_there_again(wide_layers, monkeypatch):
     collector, before, seen = LayerMoments.of(wide_layers), torch.get_num_threads(), []
     measure = find("eigenspace_overlap_uncentered")

@@ -270,7 +270,7 @@ class AllPairs:
         first = self.pairs.of[0]
         pairs = Pairs([first], self.pairs.which)
         request = Request(self._live(first), self.options, pairs, self.study, self.data, self.examples)
-        batches = [next(iter(batch.values())) for batch in islice(request._feed(measures), TRIAL)]
+        batches = [next(iter(batch.values())) for batch in islice(request.feed_for(measures), TRIAL)]
         request.data, request.examples = batches, None
         request.study = replace(request.study, chunks=min(request.study.chunks, 2))
         statistics = request.collect(measures, {})

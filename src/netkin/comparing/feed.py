@@ -49,7 +49,8 @@ class Feed:
         shared: bool = False,
     ):
         self.runners, self._examples, self.start, self.paired = runners, examples, start, paired
-        self._shared, self.known = shared, None  # type: bool, int | None  # examples in the latest batch, if counted
+        self._shared = shared
+        self.known: int | None = None  # examples in the latest batch, where they can be counted
         self._numbers: dict[int, np.ndarray] = {}  # of the examples of data that samplers have split
         self._part = None if part is None else parse_part(part)
         recorded = [runner for runner in runners if isinstance(runner, RecordedRunner)]

@@ -366,7 +366,7 @@ def load_if_named(thing: Any, name: str, names: Sequence[str]) -> Any:
 
 
 def _architecture(name: str, thing: Any, options: Options) -> Any:
-    """Return by what models that have the same layers are known."""
+    """Return a key that models with the same layers share."""
     chosen = repr(options.layers_of(name)), id(options.forward[name]), id(options.transforms[name])
     if isinstance(thing, str):
         return thing.partition("@")[0], *chosen

@@ -177,7 +177,7 @@ class Request:
 
     def _collect(self, measures: Sequence[Measure]) -> tuple[Statistics, Interruption]:
         """Return what the pass left and whether it was interrupted; of several processes the first has all of it."""
-        feed = None if weights_alone(measures) else self._feed(measures)
+        feed = None if weights_alone(measures) else self.feed_for(measures)
         with self.engine.prepared(self, self._terms(measures, feed)):
             study = self.study if feed is None else replace(self.study, examples=feed.expected)
             one = Pass(self.runners, measures, self.pairs, study, engine=self.engine, partial=self.partial)
@@ -212,10 +212,11 @@ class Request:
             return make_explanation(self.runners, measures, self.pairs, None, replace(self.study, examples=0))
         for own in (self.data, *(runner.data for runner in self.runners)):
             refuse_stream(own)
-        feed = self._feed(measures)
+        feed = self.feed_for(measures)
         return make_explanation(self.runners, measures, self.pairs, feed, replace(self.study, examples=feed.expected))
 
-    def _feed(self, measures: Sequence[Measure]) -> Feed:
+    def feed_for(self, measures: Sequence[Measure]) -> Feed:
+        """Return the data of this call as batches for each runner."""
         paired = any(kind.pairs_rows for need in needs_of(measures) for kind in need.candidates)
         share = self.engine.part
         given = {"part": self.part is not None, "start": self.start is not None, "partial": self.partial}

@@ -185,7 +185,6 @@ class ModelRunner(Runner):
             functions |= {"shape": self._shape, "keep": keep, "taps": taps}
             self._reader = Reader(self.model, self._layers, as_run=True, **functions)  # the order of a comparison
             self._reader.keeps_output = self.wants_outputs
-            self.rows = self._reader  # type: ignore[method-assign]
             # beside the pass, as hashing many weights takes as long as running them on many a batch
             with ThreadPoolExecutor(1) as beside:
                 digest = beside.submit(_digest_beside, self.model, _weights_ready(self.model))
@@ -194,7 +193,8 @@ class ModelRunner(Runner):
                 self._digest = digest.result()
 
     def rows(self, batch: Any) -> dict[str, Any]:
-        raise AssertionError("`rows` is the reader's, once `ready` has opened it")
+        assert self._reader is not None
+        return self._reader(batch)
 
     def gradients(self, target: Target) -> dict[str, Tensor]:
         assert self._reader is not None

@@ -157,11 +157,9 @@ class Tables:
         able = [measure for measure in measures or self.measures if hasattr(measure.facts.reads, "prepare")]
         seen: set[tuple[str, str]] = set()
         for block in self._blocks():
-            reads = self._reads(block, able, seen, without)
-            with one_thread(all(getattr(pair, "is_small", False) for read in reads for pair in read.values())):
-                for (x, y), read in zip(block, reads, strict=True):
-                    yield x, y, read
-                    read.clear()  # or the last pair would be held beside all that is read next
+            for (x, y), read in zip(block, self._reads(block, able, seen, without), strict=True):
+                yield x, y, read
+                read.clear()  # or the last pair would be held beside all that is read next
 
     def _reads(
         self, block: list[tuple[str, str]], able: Sequence[Measure], seen: set[tuple[str, str]], without: int | None
@@ -215,7 +213,8 @@ class Tables:
                 continue
             with suppress(NoValue):  # without this chunk the measure has no value, and so no standard error
                 pair = self._read(measure, x, y, read, chunk)
-                table[i, j], kept = _value_and_ranks(measure, pair)
+                with one_thread(getattr(pair, "is_small", False)):
+                    table[i, j], kept = _value_and_ranks(measure, pair)
                 if kept != self.cuts.get((measure.id, x, y), kept):
                     self.jumps.setdefault(measure.id, set()).add((x, y))
 
@@ -234,9 +233,10 @@ class Tables:
 
     def _value(self, measure: Measure, x: str, y: str, read: dict[int, Any]) -> float:
         pair = self._read(measure, x, y, read)
-        for caution in measure.cautions(pair):
-            self.cautions[caution] = self.cautions.get(caution, 0) + 1
-        value, self.cuts[measure.id, x, y] = _value_and_ranks(measure, pair)
+        with one_thread(getattr(pair, "is_small", False)):
+            for caution in measure.cautions(pair):
+                self.cautions[caution] = self.cautions.get(caution, 0) + 1
+            value, self.cuts[measure.id, x, y] = _value_and_ranks(measure, pair)
         ranks = pair.ranks(measure.facts) if hasattr(pair, "ranks") else None
         if ranks is not None:
             self.ranks["a"][x], self.ranks["b"][y] = ranks

@@ -23,9 +23,15 @@ from netkin.errors import ValueFault
 from netkin.progress import command, commanded
 
 PLAIN = (bool, int, float, complex, str, bytes)
-UNTOLD = ("each", "overwrite", "partial", "progress", "save")  # arguments on which no number depends
+WITHOUT_EFFECT = (
+    "each",
+    "overwrite",
+    "partial",
+    "progress",
+    "save",
+)  # arguments on which no number depends, and which a call is named without
 Function = TypeVar("Function", bound=Callable[..., Any])
-_SPOKEN = (type(None), torch.dtype, torch.device, slice, range, PurePath, type(...))  # whose repr is complete
+_IN_FULL = (type(None), torch.dtype, torch.device, slice, range, PurePath, type(...))  # whose repr is complete
 
 
 def weights_digest(weights: nn.Module | Mapping[str, Tensor], precision: torch.dtype | None = None) -> str:
@@ -146,7 +152,7 @@ def remembered(function: Function) -> Function:
             bound = {}
         if not bound:
             return function(*given, **keywords)
-        asked = {key: value for key, value in list(bound.items())[is_method:] if key not in UNTOLD}
+        asked = {key: value for key, value in list(bound.items())[is_method:] if key not in WITHOUT_EFFECT}
         with commanded(described_call(name, **asked)):
             return function(*given, **keywords)
 
@@ -180,7 +186,7 @@ def _text(value: Any, place: str, *, strict: bool, within: tuple[int, ...] = ())
         return f"{_qualified(type(value))}.{value.name}"
     if isinstance(value, np.generic):
         return _text(value.item(), place, strict=strict, within=within)
-    if isinstance(value, (*PLAIN, *_SPOKEN)):
+    if isinstance(value, (*PLAIN, *_IN_FULL)):
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, Mapping):
         pairs = [f"{inner(key, place)}: {inner(one, f'{place}[{key!r}]')}" for key, one in value.items()]

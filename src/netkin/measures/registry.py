@@ -215,18 +215,18 @@ def measure(
         means: what a value means, in plain words, for the page.
         cannot_see: what stays hidden from it.
     """
-    told: dict[str, Any] = dict(locals())
+    declared: dict[str, Any] = dict(locals())
     unknown = set(unchanged_by) - set(INVARIANCES)
     if unknown:
         raise ValueFault(f"`unchanged_by` takes {', '.join(INVARIANCES)}; got {', '.join(sorted(unknown))}.")
 
     def register(function: Callable[Concatenate[S, P], Any]) -> MeasureFunction[S, P]:
         facts = Facts(
-            **told | {
+            **declared | {
                 "reads": _pair_type(function), "unchanged_by": frozenset(unchanged_by), "whitens": bool(whitens),
                 "convention": "; ".join(filter(None, [convention, RANK if whitens else ""])),
                 "precise": precise or bool(whitens), "smooth": True if callable(smooth) else smooth,
-                "by_settings": {fact: told[fact] for fact in ("whitens", "smooth") if callable(told[fact])},
+                "by_settings": {fact: declared[fact] for fact in ("whitens", "smooth") if callable(declared[fact])},
             },
         )  # fmt: skip
         public = _callable_with_matrices(function, facts)

@@ -129,7 +129,7 @@ def _runs_whole(module: nn.Module) -> str:
 
 
 def whole_remark(model: nn.Module, name: str) -> str:
-    """Say that a model is compared as one layer, if it runs as a whole; empty if it has layers."""
+    """Return a warning that a model which runs as a whole is compared as one layer; empty if it has layers."""
     what = _runs_whole(unwrapped(model))
     advice = {"a ScriptModule": "compare the network from which it was scripted or traced"}.get(
         what, "`torch.export.unflatten` makes a network with layers of an exported program"

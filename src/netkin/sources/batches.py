@@ -135,9 +135,10 @@ def sample(data: Data, examples: int | None, *, seed: int = 0, balanced: bool = 
 
 
 def overlap_remark(data: Any, test: Any, examples: int | None = None, test_examples: int | None = None) -> str:
-    """Say how many test examples are among those of `data`, by their inputs; empty if none, or if that is not known.
+    """Return a warning with the number of test examples whose inputs are among `data`; empty if none, or not known.
 
-    It is known where both are in memory: loaded data, arrays, lists of batches, and loaders of them.
+    It is known where both are in memory: loaded data, arrays, lists of batches, and loaders that read all of a
+    `TensorDataset`.
 
     Args:
         data: what something was fitted to.
@@ -172,11 +173,21 @@ def _inputs(data: Any, examples: int | None) -> Tensor | None:
         whole = all(isinstance(one, Tensor) and one.shape[1:] == firsts[0].shape[1:] for one in firsts)
         found = torch.cat(firsts) if whole else None
     elif isinstance(data, (DataLoader, Borrowed)):
-        dataset = getattr(getattr(data, "batches", data), "dataset", None)
-        found = _first(dataset[:]) if isinstance(dataset, TensorDataset) else None
+        loader: Any = getattr(data, "batches", data)
+        found = _first(loader.dataset[:]) if _reads_all(loader, in_order=examples is not None) else None
     if isinstance(found, np.ndarray):
         found = torch.from_numpy(found)
     return found[:examples] if isinstance(found, Tensor) and found.ndim else None
+
+
+def _reads_all(loader: Any, in_order: bool) -> bool:
+    """Return whether a loader is known to read every example of a `TensorDataset`, and in their order if asked."""
+    if not (isinstance(loader, DataLoader) and isinstance(loader.dataset, TensorDataset)):
+        return False
+    sampler, batches = loader.sampler, loader.batch_sampler
+    is_plain = batches is None or (type(batches) is BatchSampler and not batches.drop_last)
+    shuffles = type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(loader.dataset)
+    return is_plain and (type(sampler) is SequentialSampler or (shuffles and not in_order))
 
 
 def _first(batch: Any) -> Any:

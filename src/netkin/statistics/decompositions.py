@@ -212,7 +212,7 @@ def singular_values(matrices: Sequence[Tensor], graded: bool = True) -> list[Ten
     if not (graded or matrices[0].is_cuda) or not _fit_for_products(matrices):
         return [torch.linalg.svdvals(_tall(one)) for one in matrices]
     products = torch.cat([_product(one) for one in matrices])
-    values, exact = _roots_on_a_gpu(products) if products.is_cuda else _roots(_without_nothing(products))
+    values, exact = _roots_on_a_gpu(products) if products.is_cuda else _roots(_without_rounding(products))
     found = list(values.split([len(one) for one in matrices]))
     if not bool(exact.all()):
         for i, exactly in enumerate(exact.split([len(one) for one in matrices])):
@@ -302,8 +302,8 @@ def _confirmed(products: Tensor, values: Tensor, enough: Tensor) -> Tensor:
     return (failed == 0) & (apart < MISMATCH) & (error <= enough)
 
 
-def _without_nothing(products: Tensor) -> Tensor:
-    """Return products with rows that are nothing but rounding set to a diagonal as small: dead features, lost ranks."""
+def _without_rounding(products: Tensor) -> Tensor:
+    """Return products in which rows of rounding alone, as of dead features, are replaced by a diagonal as small."""
     sizes = torch.diagonal(products, dim1=-2, dim2=-1).real
     eps, largest = torch.finfo(sizes.dtype).eps, sizes.amax(-1, keepdim=True)
     kept = sizes > (32 * eps) ** 2 * largest

@@ -326,7 +326,10 @@ def given_rows(one: Any, name: str, kernel: str) -> tuple[Tensor, Tensor | None]
 
 
 def exact_side(name: str, features: Tensor, gradients: Tensor | None, resolution: float = 0.0) -> KernelSide:
-    """Return a layer in which every example is a bucket of its own; `resolution` if it was coarser than it is."""
+    """Return a layer in which every example is a bucket of its own.
+
+    `resolution` is the rounding unit of the data as they came, if that is coarser than the features' own.
+    """
     double, eps = summing_dtype(features.device), max(resolution, torch.finfo(features.dtype).eps)
     parts = {"features": features.to(double)} | ({} if gradients is None else {"gradients": gradients.to(double)})
     if gradients is not None:

@@ -297,15 +297,20 @@ class Moments:
         """The same pair about the origin instead of the means."""
         x, y = self.x, self.y
         if isinstance(x, RowsSide) and isinstance(y, RowsSide):
-            return Moments(x.uncentred, y.uncentred, centred=False)
+            made = Moments(x.uncentred, y.uncentred, centred=False)
+        else:
+            made = Moments(x.uncentred, y.uncentred, self._cross_about_origin, centred=False)
+        made.asked = None if self.asked is None else {}
+        return made
+
+    @property
+    def _cross_about_origin(self) -> Tensor:
+        x, y = self.x, self.y
         shared = min(len(x.mean), len(y.mean))  # a layer without space has part in the first block alone
         mean_x, mean_y = x.mean[:shared] * x.scale, y.mean[:shared] * y.scale
         means = x.n * mean_x.conj().unsqueeze(-1) * mean_y.unsqueeze(-2)
         rest = self.cross[shared:]
-        cross = torch.cat([self.cross[:shared] + means, rest]) if len(rest) else self.cross + means
-        made = Moments(x.uncentred, y.uncentred, cross, centred=False)
-        made.asked = None if self.asked is None else {}
-        return made
+        return torch.cat([self.cross[:shared] + means, rest]) if len(rest) else self.cross + means
 
     @property
     def few_examples(self) -> str | None:

@@ -371,7 +371,7 @@ class RowsSide(Side):
     def _find_row_space(self) -> tuple[Tensor, Tensor]:
         self.trace  # noqa: B018  refuses a constant layer
         values, vectors = torch.linalg.eigh(self.gram.detach())
-        # eigenvalues that are nothing but rounding, whose roots would count: none is negative
+        # what is only rounding is set to zero, as its roots would count; a negative eigenvalue shows how large it is
         noise = torch.maximum(-2 * values[0], 4 * self.rounding * values[-1])
         values, vectors = torch.where(values > noise, values, 0).flip(-1).clamp(min=0), vectors.flip(-1)
         if not self.loses_digits(values) or int(self.above_rounding(values).sum()) >= self.n - 1:
