@@ -17,7 +17,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.errors import ValueFault
-from netkin.identity import function_digest, settings_digest, weights_digest
+from netkin.identity import described_call, function_digest, settings_digest, weights_digest
 
 SCALE = 2
 
@@ -242,7 +242,6 @@ def test_nested_weights_have_a_digest_that_changes_with_them(layout):
 
 
 def test_a_call_is_described_by_its_options_or_by_the_command():
-    from netkin.identity import described_call
     from netkin.progress import command, commanded
 
     assert (
@@ -326,6 +325,18 @@ def test_every_result_names_the_call_that_made_it(tmp_path):
     assert {call: one.provenance["call"] for call, one in found.items()} == {call: call for call in found}
     assert series.provenance["call"].startswith("nk.dynamics(")
     assert nk.load(tmp_path / "many.netkin")["a", "b"].provenance == many["a", "b"].provenance
+
+
+def test_of_long_data_no_more_is_read_than_a_call_shows():
+    class Long(list):
+        def __iter__(self):
+            for place, one in enumerate(super().__iter__()):
+                assert place < 1_000, "read on"
+                yield one
+
+    shown = described_call("nk.compare", data=Long(range(10_000)))
+    assert shown == f"nk.compare(data={str(list(range(10_000)))[:197]}...)"
+    assert described_call("f", data=[1, (2,), {"a": None}]) == "f(data=[1, (2,), {'a': None}])"
 
 
 def test_a_call_that_makes_no_sense_is_refused_by_the_function_itself():

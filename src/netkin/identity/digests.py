@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
 from hashlib import blake2b
+from itertools import islice
 from pathlib import PurePath
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, cast
@@ -30,6 +31,7 @@ WITHOUT_EFFECT = (
     "progress",
     "save",
 )  # arguments on which no number depends, and which a call is named without
+LONGEST = 200  # characters of an argument in the text of a call
 Function = TypeVar("Function", bound=Callable[..., Any])
 _IN_FULL = (type(None), torch.dtype, torch.device, slice, range, PurePath, type(...))  # whose repr is complete
 
@@ -160,17 +162,18 @@ def remembered(function: Function) -> Function:
 
 
 def _in_short(value: Any) -> str:
+    """Return a value as text of up to `LONGEST` characters, objects by their names; no more items are read than fit."""
     if isinstance(value, (list, tuple)):
-        text = ", ".join(map(_in_short, value))
+        text = ", ".join(map(_in_short, islice(value, LONGEST)))
         text = f"[{text}]" if isinstance(value, list) else f"({text}{',' * (len(value) == 1)})"
     elif isinstance(value, dict):
-        text = f"{{{', '.join(f'{key!r}: {_in_short(one)}' for key, one in value.items())}}}"
+        text = f"{{{', '.join(f'{key!r}: {_in_short(one)}' for key, one in islice(value.items(), LONGEST))}}}"
     elif value is None or isinstance(value, PLAIN):
         text = repr(value)
     else:
         named = getattr(value, "name", None)
         return named if isinstance(named, str) else str(getattr(value, "__qualname__", type(value).__name__))
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 def _digest(text: str) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import FileFault, ShapeError, ValueFault
-from netkin.results.records import Record, freeze, frozen_mapping, now, plain_fields, rebuild
+from netkin.results.records import FrozenRecord, freeze, frozen_mapping, now, plain_fields, rebuild
 from netkin.results.values import student_quantile
 
 FORMAT = 2
@@ -113,7 +113,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Claim(Record):
+class Claim(FrozenRecord):
     """What a paper states, what was measured, and the verdict: immutable, with its provenance.
 
     `expected` holds the paper's values in its words, the leading one first, and `measured` ours by name. `control` says

@@ -18,7 +18,7 @@ from netkin import files
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, also_called, did_you_mean
 from netkin.results.labels import NOT_ASKED, asks_for, fits
 from netkin.results.packing import packed, unpacked
-from netkin.results.records import Record, distinct, freeze, frozen_mapping, now, optional
+from netkin.results.records import FrozenRecord, distinct, freeze, frozen_mapping, now, optional
 from netkin.results.text import comparison_as_text
 from netkin.results.values import Match, Values
 
@@ -28,7 +28,7 @@ NUMBERS = ("measure", "layer_a", "layer_b", "value", "error", "low", "high", "re
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Comparison(Record):
+class Comparison(FrozenRecord):
     """Two models compared, layer by layer: frozen, labelled, and with its provenance.
 
     `c["cka"]` is a measure's table and `c["cka"]["layer1", "layer2"]` a number in it; with one measure

@@ -16,7 +16,16 @@ from netkin import __version__, files
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.comparison import Comparison, user_clusters
 from netkin.results.packing import document, from_document, packed, plain, unpacked
-from netkin.results.records import Record, checked, freeze, frozen_mapping, now, optional, plain_fields, same_fields
+from netkin.results.records import (
+    FrozenRecord,
+    checked,
+    freeze,
+    frozen_mapping,
+    now,
+    optional,
+    plain_fields,
+    same_fields,
+)
 from netkin.results.text import plural, terminal_width, wrapped
 
 KIND = "federation"
@@ -27,7 +36,7 @@ PARTS = ("atoms", "coefficients", "head", "body")  # of a network
 
 
 @dataclass(frozen=True)
-class RoundRecord(Record):
+class RoundRecord(FrozenRecord):
     """One round: the selected clients, whose updates were used, why the others were not, and the mean training loss.
 
     `accuracy` is that of each client after the round, where clients were tested then.
@@ -49,7 +58,7 @@ class RoundRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Federation(Record):
+class Federation(FrozenRecord):
     """The result of a federation: immutable, with the networks of all clients and the provenance.
 
     `accuracy` is that of each client on its own test data, without those in `unjudged`, which holds the reasons;

@@ -15,7 +15,7 @@ from netkin import files
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.results.labels import short_names
 from netkin.results.packing import packed, ranking_unpacked
-from netkin.results.records import Record, distinct, freeze, frozen_mapping, now, optional
+from netkin.results.records import FrozenRecord, distinct, freeze, frozen_mapping, now, optional
 from netkin.results.text import HOLE, cells, grid, plural, terminal_width, wrapped
 from netkin.results.values import Match, Values, jackknife_error, student_quantile
 
@@ -37,7 +37,7 @@ class Behind:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Ranking(Record):
+class Ranking(FrozenRecord):
     """Pretrained models, ranked for some data by `score`: frozen, labelled, and with its provenance.
 
     `tables` holds a table for each score, whose one row is the data and whose columns are the models; where a score

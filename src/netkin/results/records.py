@@ -144,8 +144,8 @@ def optional(package: str) -> Any:
         ) from fault
 
 
-class Record:
-    """What compares, copies and pickles by its fields."""
+class FrozenRecord:
+    """A record that compares, copies and pickles by its fields."""
 
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other) if isinstance(other, type(self)) else NotImplemented

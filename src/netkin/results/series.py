@@ -16,7 +16,7 @@ from netkin.errors import NameClash, NoValue, ShapeError, UnknownName, ValueFaul
 from netkin.results.comparison import NUMBERS, Comparison
 from netkin.results.labels import direction
 from netkin.results.packing import facts, packed, packed_many, series_unpacked
-from netkin.results.records import Record, freeze, frozen_mapping, optional
+from netkin.results.records import FrozenRecord, freeze, frozen_mapping, optional
 from netkin.results.text import HOLE, NO_DATA, cells, grid, terminal_width, wrapped
 from netkin.results.trends import THRESHOLDS, Trend, trend
 from netkin.results.values import Values
@@ -27,7 +27,7 @@ CELL = 8  # characters that a step takes at most, as a column
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Series(Record):
+class Series(FrozenRecord):
     """The checkpoints of a run against the final one: `series[100]` is the comparison at step 100.
 
     In each comparison rows are layers of the checkpoint and columns layers of the final one. The final checkpoint is

@@ -15,7 +15,7 @@ from netkin import files
 from netkin.errors import ShapeError, UnknownName, did_you_mean
 from netkin.results.packing import plain
 from netkin.results.records import (
-    Record,
+    FrozenRecord,
     checked,
     distinct,
     freeze,
@@ -37,7 +37,7 @@ NO_FORGETTING = (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TaskAccuracies(Record):
+class TaskAccuracies(FrozenRecord):
     """The accuracy on every task after each of them was learnt, for every seed: immutable and labelled.
 
     `accuracies` is seeds × (tasks + 1) × tasks: the first row is the network before any training, row i + 1 that
@@ -176,7 +176,7 @@ class TaskAccuracies(Record):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TaskEnsembles(Record):
+class TaskEnsembles(FrozenRecord):
     """What ensembles with networks of other tasks gain, for every seed and task: frozen and labelled.
 
     `alone` is the accuracy of the task's own network, `together` that of the ensemble, `further` a control: the own
@@ -263,7 +263,8 @@ RECORDS: dict[str, type[Any]] = {KIND: TaskAccuracies, ENSEMBLES: TaskEnsembles}
 
 def load_tasks(path: str | os.PathLike[str]) -> TaskAccuracies | TaskEnsembles:
     """Return the accuracies, or the ensembles, that were saved at `path`."""
-    header, arrays = files.read(path)
+    kind = files.read_header(path)["kind"]
+    header, arrays = files.read(path, kind if kind in RECORDS else KIND)
     with files.damage_reported(path):
         own = {name: one for name, one in header.items() if name not in ("kind", "format")}
         return checked(RECORDS[header["kind"]], own | arrays)

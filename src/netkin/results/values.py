@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.results.records import Record, distinct, freeze, frozen_array, frozen_mapping, optional
+from netkin.results.records import FrozenRecord, distinct, freeze, frozen_array, frozen_mapping, optional
 from netkin.results.text import values_as_text
 
 Parameter = bool | int | float | str | None
@@ -63,7 +63,7 @@ class Match(tuple[str, float]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Values(Record):
+class Values(FrozenRecord):
     """The values of one measure for every pair of layers, with their provenance.
 
     Where the measure has no value the table has a hole: NaN in `values`, and the reason in `holes`.

@@ -6,8 +6,10 @@ import pytest
 
 import netkin as nk
 from continual_worlds import RECIPE, small_net
+from netkin import files
 from netkin.applications.continual import TaskAccuracies, learn_tasks
 from netkin.errors import FileFault, ShapeError, UnknownName
+from netkin.results.task_accuracies import load_tasks
 
 
 def drawn(seeds=3, tasks=4, **changes):
@@ -78,6 +80,12 @@ def test_the_matrix_is_labelled(learnt):
         record["0-1"]
     with pytest.raises(UnknownName, match="no seed 5 here; there are 0, 1"):
         record.table(5)
+
+
+def test_a_file_of_another_kind_is_refused_as_that(tmp_path):
+    files.write(tmp_path / "a.netkin", "series", {}, {})
+    with pytest.raises(FileFault, match="a.netkin' holds 'series', not 'task accuracies'; load it as what it is"):
+        load_tasks(tmp_path / "a.netkin")
 
 
 def test_a_record_comes_back_from_its_file(learnt, tasks, tmp_path):
