@@ -67,12 +67,12 @@ def test_pairs_of_different_data_have_the_scale_of_their_own_values(tasks):
     assert (Scale.of(table).low, Scale.of(table).high) == (table.values.min(), table.values.max())
 
 
-def test_the_page_says_which_pairs_can_be_held_against_each_other(tasks):
+def test_the_page_says_which_pairs_can_be_compared_with_each_other(tasks):
     written = page(tasks)
     assert "<h1>3 tasks, block by block</h1>" in written
     assert "Tasks by tasks, block by block" in written
     assert buckets_note(list(tasks.values())) in written.replace("&#39;", "'").replace("&#x27;", "'")
-    assert "(each task with itself; a and c) can't be held against" in " ".join(str(tasks).split())
+    assert "(each task with itself; a and c) can't be compared with" in " ".join(str(tasks).split())
 
 
 def test_values_stand_in_the_cells_at_first_where_all_pictures_have_room(tasks, made):

@@ -216,7 +216,7 @@ def range_in_words(table: Values) -> str:
 
 
 def buckets_note(comparisons: Sequence[Comparison]) -> str:
-    """Return which pairs of tasks can be held against each other; empty where all can."""
+    """Return which pairs of tasks can be compared with each other; empty where all can."""
     apart = {(one.a, one.b): any(map(is_apart, one.tables.values())) for one in comparisons}
     if not any(apart.values()):
         return ""

@@ -325,4 +325,4 @@ def weight_sizes(name: str, layer: MaskableLayer) -> tuple[Tensor, Tensor]:
 def _refuse_epsilons(values: Sequence[Any]) -> None:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < float("inf"):
-            raise ValueFault(f"ε is a size above 0 that weights are held against; got {value!r}.")
+            raise ValueFault(f"ε is a size above 0 that weights are compared with; got {value!r}.")

@@ -270,7 +270,7 @@ def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) ->
 
 
 def _reference(similarities: Sequence[Values]) -> Values | None:
-    """Return the similarity that stitches are held against: cka, or else the first that ends at 1."""
+    """Return the similarity that stitches are compared with: cka, or else the first that ends at 1."""
     fit = [table for table in similarities if table.higher_is_closer and table.bounds[1] == 1]
     return next((table for table in fit if table.name == "cka"), fit[0] if fit else None)
 

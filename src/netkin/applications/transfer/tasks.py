@@ -59,7 +59,7 @@ def compare_tasks(
     leave. Values are means over `seeds` of the sketch, and their standard errors those of these means: one sketch alone
     varies √seeds times as much. They hold nothing of how other data or networks of another training would differ.
 
-    A pair that has the same examples in the same buckets can't be held against one that does not: between different
+    A pair that has the same examples in the same buckets can't be compared with one that does not: between different
     data no row belongs to another, and even one network with other buckets falls to a fraction of 1.
 
     Args:
@@ -290,7 +290,7 @@ def _in_common(pair: tuple[str, str], counts: tuple[int, int], share: float) -> 
     (a, b), (n, m) = map(repr, pair), counts
     if share == 1:
         return SAME, ""
-    against = "they can't be held against pairs with the same examples in the same buckets, such as a task with itself"
+    against = "they can't be compared with pairs with the same examples in the same buckets, such as a task with itself"
     if not share:
         spectra = "so that the values say how alike the spectra of their kernels are"
         return APART, f"{a} and {b} have no examples in common buckets, {spectra}: {against}."

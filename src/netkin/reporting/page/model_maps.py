@@ -20,7 +20,7 @@ from netkin.results.labels import is_of_tasks, is_worth
 
 MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
 BLOCKS = (
-    "Each cell is a layer of one task with a layer of another. Colours of one picture can't be held against another's."
+    "Each cell is a layer of one task with a layer of another. Colours of one picture can't be compared with another's."
 )
 SPREAD = "Mean ± standard deviation over {counted}. Layers that not all models have are left out."
 MOST = 200  # networks that a tree can show
