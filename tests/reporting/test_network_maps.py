@@ -106,6 +106,15 @@ def test_many_models_have_a_map_by_each_measure():
     assert "Average linkage of atom_cosine." in apart
 
 
+@pytest.mark.parametrize("count", [72, 73, 200])
+def test_points_of_many_networks_have_their_names_as_titles_alone(count):
+    points = np.random.default_rng(0).normal(size=(count, 2))
+    apart = np.linalg.norm(points[:, None] - points, axis=2).clip(max=4)
+    _, plane = map(str, map_figures(networks(apart, higher=False).tables["atom_cosine"]))
+    assert plane.count("<circle") == plane.count("<title>n") == count
+    assert plane.count(">n5</text>") == (count <= 72)
+
+
 def test_models_that_were_not_all_compared_have_no_map():
     found = many([[1, 0.9, 0.1], [0, 1, 0.2], [0, 0, 1]])
     assert "Dendrogram" not in page(Comparisons(list(found.values())[:2]))

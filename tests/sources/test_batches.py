@@ -165,12 +165,13 @@ def test_of_data_without_numbers_the_first_are_taken_and_that_is_said(batches):
     [
         lambda x: x,
         lambda x: x.numpy(),
+        lambda x: x.flip(0).numpy()[::-1],
         lambda x: list(x.split(7)),
         lambda x: [(part, torch.zeros(len(part))) for part in x.split(7)],
         lambda x: DataLoader(TensorDataset(x, torch.zeros(len(x))), 7),
         lambda x: Batches("x", x),
     ],
-    ids=["tensor", "array", "list", "labelled", "loader", "loaded"],
+    ids=["tensor", "array", "turned", "list", "labelled", "loader", "loaded"],
 )
 def test_test_examples_among_the_data_are_counted_by_their_inputs(kind):
     x = torch.randn(30, 3)
@@ -211,3 +212,5 @@ def test_examples_that_would_have_to_be_read_are_not_counted():
 
     for data in (DataLoader(Lazy()), iter([x]), [x, torch.ones(3, 4)], {"x": x}, [], None):
         assert overlap_remark(data, x) == ""
+    for data in (np.array(["a", "b"]), list(torch.ones(3)), x.to_sparse()):
+        assert overlap_remark(data, data) == ""

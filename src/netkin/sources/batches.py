@@ -154,7 +154,8 @@ def overlap_remark(data: Any, test: Any, examples: int | None = None, test_examp
     fitted, judged = _inputs(data, examples), _inputs(test, test_examples)
     if fitted is None or judged is None:
         return ""
-    shared = int(torch.isin(contents(judged, len(judged)), contents(fitted, len(fitted))).sum())
+    own, others = (contents(one, len(one)).cpu() for one in (judged, fitted))
+    shared = int(torch.isin(own, others).sum())
     if not shared:
         return ""
     return (
@@ -163,21 +164,26 @@ def overlap_remark(data: Any, test: Any, examples: int | None = None, test_examp
     )
 
 
-def _inputs(data: Any, examples: int | None) -> Tensor | None:
+def _inputs(data: Any, examples: int | None) -> Tensor | np.ndarray | None:
     """Return the inputs of data that are in memory; None for others, which would have to be read."""
     found = data
     if isinstance(data, Batches):
         found = data.stored
     elif isinstance(data, list) and data:
         firsts = [_first(batch) for batch in data]
-        whole = all(isinstance(one, Tensor) and one.shape[1:] == firsts[0].shape[1:] for one in firsts)
-        found = torch.cat(firsts) if whole else None
+        kinds = {(one.shape[1:], one.device) if _has_rows(one) and isinstance(one, Tensor) else None for one in firsts}
+        found = torch.cat(firsts) if len(kinds) == 1 and None not in kinds else None
     elif isinstance(data, (DataLoader, Borrowed)):
         loader: Any = getattr(data, "batches", data)
         found = _first(loader.dataset[:]) if _reads_all(loader, in_order=examples is not None) else None
-    if isinstance(found, np.ndarray):
-        found = torch.from_numpy(found)
-    return found[:examples] if isinstance(found, Tensor) and found.ndim else None
+    return found[:examples] if _has_rows(found) else None
+
+
+def _has_rows(array: Any) -> bool:
+    """Return whether a value is a dense array of numbers with an axis of examples."""
+    if isinstance(array, np.ndarray):
+        return array.ndim > 0 and array.dtype.kind in "biufc"
+    return isinstance(array, Tensor) and array.ndim > 0 and array.layout == torch.strided and not array.is_nested
 
 
 def _reads_all(loader: Any, in_order: bool) -> bool:

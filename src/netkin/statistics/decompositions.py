@@ -184,8 +184,8 @@ def _alone() -> None:
 def one_thread(wanted: bool = True) -> Iterator[None]:
     """Inside the `with`, if `wanted`, no operation is shared with other threads; `decompose_alike` still uses them all.
 
-    Operations on small matrices end before threads have met, and where other programs keep the cores busy the waiting
-    costs ten times what is saved.
+    Small matrices gain nothing by threads: these take longer to start than to compute, ten times as long where other
+    programs keep the cores busy. A Python thread that uses torch for the first time meanwhile stays with one.
     """
     threads = torch.get_num_threads()
     if not wanted or threads == 1:

@@ -179,7 +179,7 @@ def _plane(places: np.ndarray, names: Sequence[str], unit: str) -> Markup:
         (x + dx, x + dx + LETTER * len(name))
         for x, dx, name in zip(shown[:, 0], (d for d, _ in aside), names, strict=False)
     ]
-    left, right = max(44, *(4 - low for low, _ in ends)), max(12, *(high - WIDTH for _, high in ends))
+    left, right = max([44, *(4 - low for low, _ in ends)]), max([12, *(high - WIDTH for _, high in ends)])
     leaders = [
         tag("line", x1=f"{x:.1f}", y1=f"{y:.1f}", x2=f"{x + max(dx, -6):.1f}", y2=f"{y + dy:.1f}",
             stroke="currentColor", stroke_opacity=0.4)
