@@ -39,9 +39,9 @@ units are read on the host, whose threads share decompositions and products: on 
 nets and 5.2 s for random layers. It is limited by singular values of matrices so ill-conditioned that their eigenvalues
 do not serve (untrained nets have many), and by the calls for 24 measures of 400 pairs. It does not grow with the data.
 All of this depends on the host: with three hosts, the same GPU and equal forward passes, the pass took 1.37, 1.64 and
-1.47 before, `cka_minibatch` 1.52, 2.5 and 1.60, and the training beside which a probe is timed from 0.70 to 0.98 s for
-100 steps. The figure of 81,920 images is of the first host and of the former pass; features and gradients were measured
-on the second, the slowest.
+1.47 before, `cka_minibatch` 1.52, 2.5 and 1.60, and 100 steps of the training that a probe is compared with took from
+0.70 to 0.98 s. The figure of 81,920 images is of the first host and of the former pass; features and gradients were
+measured on the second, the slowest.
 """
 ERRORS = [
     ("minibatch_error", "`cka_minibatch`: against the same estimator in float64", "≤ 1e-5"),

@@ -125,7 +125,7 @@ class Answers:
         return self.counts.accuracy_a, self.counts.accuracy_b
 
 
-class Likeness:
+class ActivationSimilarity:
     """How similar transformed activations and the second model's own are, position by position, summed batch by batch.
 
     `end` is the second model's layer, and `what` the transformed activations as text.
@@ -167,11 +167,11 @@ class Tally:
     def __init__(self, network: Stitched, name: str = "a") -> None:
         self.answers = Answers()
         what = f"what the stitch makes of {layer_label(network.layer_a)} of {name!r}"
-        self.likeness = Likeness(network.transformation.meeting.b, what)
+        self.similarity = ActivationSimilarity(network.transformation.meeting.b, what)
 
     def update(self, transformed: Tensor, own: Tensor, answers: Any, own_answers: Any, batch: Any) -> None:
         """Add one batch: activations as transformed and as the second model's own, and the answers of both."""
-        self.likeness.update(transformed, own, attention_mask(batch))
+        self.similarity.update(transformed, own, attention_mask(batch))
         self.answers.update(answers, own_answers, batch)
 
     def evaluation(self, digest: str) -> Evaluation:
@@ -187,7 +187,7 @@ class Tally:
             agreement=said.agreement,
             classes=said.classes,
             digest=digest,
-            **self.likeness.values(),
+            **self.similarity.values(),
         )
 
 
@@ -307,12 +307,15 @@ class Sample:
         place; with ``cka_of="examples"`` there is `cka_of_examples` too.
         """
         end, total, count = network.transformation.meeting.b, 0.0, 0
-        likeness, whole = Likeness(end), list[list[Tensor]]()  # activations of both sides, a row an example
+        similarity, whole = (
+            ActivationSimilarity(end),
+            list[list[Tensor]](),
+        )  # activations of both sides, a row an example
         right, same = list[tuple[Tensor, Any]](), list[tuple[Tensor, Any]]()  # classes as answered and as wanted
         for one in self.portions:
             assert one.own is not None
             transformed = network.transformation(one.head)
-            likeness.update(transformed, one.own, one.mask)
+            similarity.update(transformed, one.own, one.mask)
             if cka_of == "examples":
                 whole.append([cka_rows(side, one.mask, end, cka_of) for side in (transformed, one.own)])
             answers = main_tensor(network.finish(transformed.clone(), one.batch), "")
@@ -321,7 +324,7 @@ class Sample:
             if answers.ndim in (2, 3) and answers.shape[-1] > 1:
                 same.append((answers.argmax(-1), own.argmax(-1)))
                 right.append((answers.argmax(-1), labels))
-        found = {"loss": total / count, "accuracy": _share(right), "agreement": _share(same), **likeness.values()}
+        found = {"loss": total / count, "accuracy": _share(right), "agreement": _share(same), **similarity.values()}
         if cka_of == "examples":
             X, Y = (_together(side, end) for side in zip(*whole, strict=True))
             found["cka_of_examples"] = _if_any(lambda: cka(Moments.of(X, Y, None)))

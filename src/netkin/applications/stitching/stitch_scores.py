@@ -282,7 +282,7 @@ def _main_score(stitches: Iterable[Values]) -> str:
 
 
 def _pairs_that_pass(
-    measure: Values, judged: Sequence[Values], likeness: float, value: float, test: Callable[[float, float], bool]
+    measure: Values, judged: Sequence[Values], similarity: float, value: float, test: Callable[[float, float], bool]
 ) -> Iterator[str]:
     """Yield the pairs of layers that meet a test, as text; its limits are a similarity and a value of stitches."""
     for i, x in enumerate(measure.layers_a):
@@ -291,7 +291,7 @@ def _pairs_that_pass(
             found = [(t.parameters["how"], float(t.values[i, j])) for t in judged if test(like, float(t.values[i, j]))]
             if found:
                 told = ", ".join(f"{beside(worth, value)} by {how}" for how, worth in found)
-                yield f"{x if x == y else f'{x} → {y}'} ({measure.id} {beside(like, likeness)}; {told})"
+                yield f"{x if x == y else f'{x} → {y}'} ({measure.id} {beside(like, similarity)}; {told})"
 
 
 def beside(value: float, limit: float) -> str:

@@ -263,12 +263,12 @@ def knn(evidence: Evidence) -> float:
     unit = centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), np.finfo(float).tiny)
     count, right = min(NEIGHBOURS, len(unit) - 1), 0
     for start in range(0, len(unit), 1024):
-        likeness = unit[start : start + 1024] @ unit.T
-        likeness[np.arange(len(likeness)), start + np.arange(len(likeness))] = -np.inf
-        nearest = np.argpartition(-likeness, count - 1, axis=1)[:, :count]
-        weights = np.take_along_axis(likeness, nearest, 1) + 1  # breaks ties by likeness
-        votes = np.zeros((len(likeness), evidence.classes))
-        np.add.at(votes, (np.arange(len(likeness))[:, None], evidence.labels[nearest]), 1 + 1e-6 * weights)
+        cosine = unit[start : start + 1024] @ unit.T
+        cosine[np.arange(len(cosine)), start + np.arange(len(cosine))] = -np.inf
+        nearest = np.argpartition(-cosine, count - 1, axis=1)[:, :count]
+        weights = np.take_along_axis(cosine, nearest, 1) + 1  # breaks ties by cosine
+        votes = np.zeros((len(cosine), evidence.classes))
+        np.add.at(votes, (np.arange(len(cosine))[:, None], evidence.labels[nearest]), 1 + 1e-6 * weights)
         right += int((votes.argmax(1) == evidence.labels[start : start + 1024]).sum())
     return right / len(unit)
 
