@@ -70,7 +70,7 @@ def test_the_data_are_those_of_one_process(ran, local, name):
     found, whole = nk.load(ran[1] / f"{name}.0"), local[name]
     assert found.examples == whole.examples
     told = {name: text for name, text in whole.provenance.items() if name not in ("plan", "settings digest", "call")}
-    assert found.provenance["call"].replace("'distributed'", "'local'") == whole.provenance["call"]
+    assert "engine='distributed')" in found.provenance["call"]
     if name == "tokens":  # whose digest depends on the length to which a batch is padded, and no batch was cut again
         assert found.provenance["weights a"] == whole.provenance["weights a"]
     else:
