@@ -339,6 +339,14 @@ def test_of_long_data_no_more_is_read_than_a_call_shows():
     assert described_call("f", data=[1, (2,), {"a": None}]) == "f(data=[1, (2,), {'a': None}])"
 
 
+def test_a_call_may_have_an_argument_called_name():
+    assert described_call("f", name="seed 0") == "f(name='seed 0')"
+    draw = torch.Generator().manual_seed(0)
+    data = [(torch.randn(12, 4, generator=draw), torch.arange(12) % 3)]
+    found = nk.class_sensitivity(nn.Sequential(nn.Linear(4, 3)), data, layers=["0"], name="seed 0")
+    assert "name='seed 0'" in found.provenance["call"]
+
+
 def test_a_call_that_makes_no_sense_is_refused_by_the_function_itself():
     with pytest.raises(TypeError, match="compare.*unexpected keyword argument 'measuers'"):
         nk.compare(nn.Linear(1, 1), measuers="cka")

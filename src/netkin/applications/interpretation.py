@@ -27,7 +27,7 @@ from netkin.arrays import exact_products, summing_dtype
 from netkin.comparing.compare import compare_runners
 from netkin.comparing.subjects import Keep, ModelRunner, Runner
 from netkin.errors import ShapeError, UnknownName, ValueFault, also_called, did_you_mean
-from netkin.identity import remembered
+from netkin.identity import with_call
 from netkin.measures import AlignedSide, Directions
 from netkin.progress import ProgressOption, showing
 from netkin.representations import replacing, rows_of
@@ -190,7 +190,7 @@ def _nearest(rows: Tensor, restriction: Restriction) -> Tensor:
 
 
 @also_called(measures="measure")
-@remembered
+@with_call
 @by_name(models="model", data="data")
 def class_sensitivity(
     model: nn.Module,

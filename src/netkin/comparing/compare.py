@@ -18,7 +18,7 @@ from netkin.comparing.request import Options, Request, linear_measures
 from netkin.comparing.study import Statistics, found_measures
 from netkin.comparing.subjects import Runner, Subject
 from netkin.errors import InflatedWarning, NameClash, ValueFault, also_called, outside
-from netkin.identity import remembered
+from netkin.identity import with_call
 from netkin.measures import Directions, svcca_directions
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, showing
@@ -33,7 +33,7 @@ __all__ = ["collect", "compare", "compare_many", "compare_runners", "explain", "
 
 
 @also_called(measures="measure")
-@remembered
+@with_call
 @by_name(models="a b", data="data")
 def compare(
     a: nn.Module | Mapping[str, Any] | Subject,
@@ -166,7 +166,7 @@ def explain(
 
 
 @also_called(measures="measure")
-@remembered
+@with_call
 @by_name(models="a b", data="data")
 def collect(
     a: nn.Module | Mapping[str, Any] | Subject,

@@ -20,7 +20,7 @@ from netkin.comparing.pairs_plan import ModelBlock, PairsWay, Planner, unpacked_
 from netkin.comparing.request import Options
 from netkin.comparing.study import found_measures
 from netkin.errors import MemoryLimit, ValueFault, also_called
-from netkin.identity import remembered
+from netkin.identity import with_call
 from netkin.measures.registry import Measure
 from netkin.memory import size_in_words
 from netkin.progress import ProgressOption, showing
@@ -37,7 +37,7 @@ MOST = 2.0**62  # bytes, where `memory` is infinite
 
 
 @also_called(measures="measure")
-@remembered
+@with_call
 def compare_many(
     models: Mapping[str, Any] | Sequence[Any],
     data: Any = None,

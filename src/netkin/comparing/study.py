@@ -20,7 +20,7 @@ from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.planning import Need, ready_collectors
 from netkin.comparing.subjects import Runner
 from netkin.errors import FileFault, NetkinError, NoValue, ShapeError, UnknownName, ValueFault
-from netkin.identity import DataDigest, remembered, settings_digest
+from netkin.identity import DataDigest, settings_digest, with_call
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, command, showing
 from netkin.results import Comparison, Comparisons
@@ -151,7 +151,7 @@ class Statistics:
             f"these statistics can't serve {measure.id!r}: they hold {held}. Collect with measures=[{measure.id!r}]."
         )
 
-    @remembered
+    @with_call
     def compare(self, measures: Any = None, *, progress: ProgressOption = None) -> Comparison | Comparisons:
         """Return the comparison by some measures, by default those that were collected for, without model or data.
 

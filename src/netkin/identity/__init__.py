@@ -8,9 +8,9 @@ from netkin.identity.digests import (
     described_call,
     function_digest,
     in_words,
-    remembered,
     settings_digest,
     weights_digest,
+    with_call,
 )
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "described_call",
     "function_digest",
     "in_words",
-    "remembered",
     "settings_digest",
     "weights_digest",
+    "with_call",
 ]

@@ -129,7 +129,7 @@ def function_digest(function: Callable[..., Any]) -> str:
     return _digest(_text(function, "function", strict=False))
 
 
-def described_call(name: str, **options: Any) -> str:
+def described_call(name: str, /, **options: Any) -> str:
     """Return the command for which work is done, or the call `name` with its options: what makes the result again.
 
     Example:
@@ -140,7 +140,7 @@ def described_call(name: str, **options: Any) -> str:
     return command() or f"{name}({', '.join(arguments)})"
 
 
-def remembered(function: Function) -> Function:
+def with_call(function: Function) -> Function:
     """Let the results of a function name the call that made them, unless a command or another such call is at work."""
     signature = inspect.signature(function)
     names = function.__qualname__.split(".")

@@ -21,7 +21,7 @@ from netkin.applications.federated.local_training import (
 )
 from netkin.comparing.compare import compare_many
 from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, also_called
-from netkin.identity import remembered
+from netkin.identity import with_call
 from netkin.measures.filter_subspaces import angles, mean_cosines
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, command, reported, showing
@@ -45,7 +45,7 @@ USUAL = Recipe(epochs=100, rate=0.01, batch=32)  # section A.2: 100 epochs
 
 
 @also_called(measures="measure")
-@remembered
+@with_call
 def user_similarity(
     federation: Federation,
     measures: str = "atom_cosine",

@@ -32,7 +32,7 @@ from netkin.applications.sparsity.masks import (
 from netkin.applications.sparsity.sparsify import magnitude_scores, masks_overall, refuse_sparsity
 from netkin.comparing.compare import compare
 from netkin.errors import ValueFault, refuse_below
-from netkin.identity import remembered
+from netkin.identity import with_call
 from netkin.progress import ProgressOption, command, reporting, showing
 from netkin.representations.inputs import device_of
 from netkin.representations.layers import Spec, modules, unwrapped
@@ -52,7 +52,7 @@ Apply = Callable[[Tensor], Tensor]
 FIRST = 0.999  # the share of weights that the histograms show; the outermost bins hold the rest
 
 
-@remembered
+@with_call
 @by_name(models="models", data="data")
 def sparsity_study(
     models: nn.Module | Mapping[str, nn.Module],

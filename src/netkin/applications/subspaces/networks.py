@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from netkin import __version__
 from netkin.arrays import refuse_non_finite
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, also_called, did_you_mean
-from netkin.identity import remembered
+from netkin.identity import with_call
 from netkin.measures.filter_subspaces import angles, mean_cosines, nearest
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, command, reported, showing
@@ -64,7 +64,7 @@ class NearestNetworks:
 
 
 @also_called(measures="measure")
-@remembered
+@with_call
 @by_name(models="models")
 def atom_similarity(
     models: Mapping[str, Any] | Iterable[Any],

@@ -16,7 +16,7 @@ from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.study import found_measures
 from netkin.comparing.tabulating import comparison_of
 from netkin.errors import NetkinError, NoValue, UnknownName, ValueFault, also_called, did_you_mean
-from netkin.identity import remembered
+from netkin.identity import with_call
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.layers import Spec
@@ -33,7 +33,7 @@ SAME, APART = "the same examples in the same buckets", "no examples in common bu
 
 
 @also_called(measures="measure")
-@remembered
+@with_call
 @by_name(models="tasks")
 def compare_tasks(
     tasks: Mapping[str, Any],
