@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from netkin.errors import UnknownName, did_you_mean
 
 if TYPE_CHECKING:
+    from netkin.comparing.pass_statistics import Statistics
     from netkin.comparing.request import Request
-    from netkin.comparing.study import Statistics
     from netkin.results import Comparison
 
 __all__ = ["ENGINES", "Engine", "Local", "PassEngine", "Result", "named_engine"]
