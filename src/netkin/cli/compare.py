@@ -216,7 +216,7 @@ def refuse_result(path: str | Path) -> None:
 
 def open_statistics(path: Path) -> Statistics:
     """Return the statistics in a file; any other file is refused."""
-    from netkin.comparing.study import load_statistics
+    from netkin.comparing.pass_statistics import load_statistics
 
     refuse_result(path)
     return load_statistics(path)
