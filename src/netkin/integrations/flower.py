@@ -31,8 +31,7 @@ from netkin.applications.federated.local_training import (
     local_recipe,
     state_of,
 )
-from netkin.errors import ValueFault, refuse_below
-from netkin.integrations.training_loops import needed
+from netkin.errors import ValueFault, needed, refuse_below
 from netkin.results.federation import RoundRecord
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
