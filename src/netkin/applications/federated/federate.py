@@ -23,10 +23,10 @@ from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault, ref
 from netkin.identity import described_call
 from netkin.jobs import Job
 from netkin.progress import ProgressOption, showing
-from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import refuse_lazy, unwrapped
 from netkin.results.federation import KIND, Federation
+from netkin.settings import evaluating
 from netkin.sources.batches import LabelledData
 from netkin.sources.names import by_name
 from netkin.training import Recipe
