@@ -8,7 +8,7 @@ import netkin as nk
 from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.measures import svcca_directions
 from netkin.statistics import LayerMoments, Moments
-from netkin.statistics.sides import CovarianceSide
+from netkin.statistics.covariances import CovarianceSide
 from transcriptions import centred, leading
 from worlds import RANDOM
 

@@ -8,8 +8,8 @@ import netkin as nk
 from netkin.errors import NoValue
 from netkin.measures import measures
 from netkin.statistics import LayerMoments, Moments, Spectra
+from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.rows import RowsSide
-from netkin.statistics.sides import CovarianceSide
 from transcriptions import spectrum
 from worlds import Worlds
 

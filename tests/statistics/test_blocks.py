@@ -6,7 +6,7 @@ import torch
 from netkin.measures import measures
 from netkin.statistics import LayerSpectra, Moments
 from netkin.statistics.block_sums import _medians
-from netkin.statistics.sides import CovarianceSide
+from netkin.statistics.covariances import CovarianceSide
 
 LINEAR = [name for name, found in measures().items() if found.facts.reads is Moments]
 COMPLEX = [name for name in LINEAR if name not in ("pwcca", "magnitude_difference")]

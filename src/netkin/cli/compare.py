@@ -27,8 +27,7 @@ from netkin.cli.options import (
     is_typed,
     result_options,
 )
-from netkin.cli.outputs import OutputFiles, as_json
-from netkin.cli.refusals import REFUSED, in_options, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, as_json, in_options, with_refusals
 from netkin.cli.running import (
     Destination,
     call_for_many,
@@ -217,7 +216,7 @@ def refuse_result(path: str | Path) -> None:
 
 def open_statistics(path: Path) -> Statistics:
     """Return the statistics in a file; any other file is refused."""
-    from netkin.comparing.study import load_statistics
+    from netkin.comparing.pass_statistics import load_statistics
 
     refuse_result(path)
     return load_statistics(path)

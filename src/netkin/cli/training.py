@@ -27,10 +27,10 @@ from netkin.cli.options import (
     recipe_settings,
     result_options,
 )
-from netkin.cli.outputs import OutputFiles, as_json
-from netkin.cli.refusals import REFUSED, crash_refusals, in_options, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, as_json, in_options, with_refusals
 from netkin.cli.running import (
     Result,
+    crash_refusals,
     functions_of,
     prepare,
     read_from_weights,

@@ -5,8 +5,8 @@
 
 from netkin.comparing.compare import collect, explain, merge, model_directions
 from netkin.comparing.many_models import compare_many, explain_many
+from netkin.comparing.pass_statistics import Statistics
 from netkin.comparing.planning import Plan
-from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import Subject
 
 __all__ = [

@@ -16,9 +16,9 @@ from netkin.comparing.alignment import Pairs
 from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import CachedRunner, HeldExamples, data_name
 from netkin.comparing.pairs_plan import ModelBlock, PairsWay, Planner, load_if_named, unpacked_way
+from netkin.comparing.pass_statistics import Statistics, from_arrays
 from netkin.comparing.planning import weights_alone
 from netkin.comparing.request import Options, Request
-from netkin.comparing.study import Statistics, from_arrays
 from netkin.comparing.subjects import ModelRunner, Subject
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import MemoryLimit, ValueFault

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from netkin.arrays import refuse_non_finite
 from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer, size_of_weights
-from netkin.comparing.engines.engine import PassEngine
+from netkin.comparing.engines import PassEngine
 from netkin.comparing.feed import Feed
+from netkin.comparing.pass_statistics import Statistics
 from netkin.comparing.planning import Need, make_plan, needs_of, refuse_over, weights_of
-from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import Keep, Runner
 from netkin.errors import ShapeError, ValueFault, blame
 from netkin.identity import DataDigest

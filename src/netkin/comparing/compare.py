@@ -13,9 +13,9 @@ from torch import nn
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.many_models import compare_many, study_of
+from netkin.comparing.pass_statistics import Statistics, found_measures
 from netkin.comparing.planning import Plan, memory_limit
 from netkin.comparing.request import Options, Request, linear_measures
-from netkin.comparing.study import Statistics, found_measures
 from netkin.comparing.subjects import Runner, Subject
 from netkin.errors import InflatedWarning, NameClash, ValueFault, also_called, outside
 from netkin.identity import with_call

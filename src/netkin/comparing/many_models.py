@@ -17,8 +17,8 @@ from netkin.comparing.all_pairs import AllPairs
 from netkin.comparing.engines import Engine, PassEngine, named_engine
 from netkin.comparing.feed import data_name
 from netkin.comparing.pairs_plan import ModelBlock, PairsWay, Planner, unpacked_way
+from netkin.comparing.pass_statistics import found_measures
 from netkin.comparing.request import Options
-from netkin.comparing.study import found_measures
 from netkin.errors import MemoryLimit, ValueFault, also_called
 from netkin.identity import with_call
 from netkin.measures.registry import Measure

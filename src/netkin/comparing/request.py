@@ -15,6 +15,7 @@ from netkin.comparing.alignment import Pairs
 from netkin.comparing.collecting import Pass
 from netkin.comparing.engines import Local, PassEngine
 from netkin.comparing.feed import Feed, data_name, parse_part
+from netkin.comparing.pass_statistics import Statistics
 from netkin.comparing.planning import (
     Plan,
     make_explanation,
@@ -24,7 +25,6 @@ from netkin.comparing.planning import (
     refuse_stream,
     weights_alone,
 )
-from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import ModelRunner, RecordedRunner, Runner, Subject, WeightsRunner, function_name
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import UnknownName, ValueFault

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from netkin import __version__
-from netkin.comparing.study import Statistics, provenance_of_all
+from netkin.comparing.pass_statistics import Statistics, provenance_of_all
 from netkin.errors import NoValue
 from netkin.measures.registry import Measure, value_of
 from netkin.progress import Interruption, reported

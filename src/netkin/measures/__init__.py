@@ -16,8 +16,24 @@ from netkin.measures.canonical import (
     svcca_by_sum,
     svcca_k,
 )
+from netkin.measures.cosines import (
+    angular_cka,
+    atom_angular,
+    atom_cosine,
+    cka,
+    cka_debiased,
+    cka_uncentered,
+    grassmann,
+    magnitude_difference,
+    nbs,
+    nbs_uncentered,
+    procrustes_angular,
+    procrustes_disparity,
+    procrustes_distance,
+    procrustes_size_and_shape,
+    weight_cosine,
+)
 from netkin.measures.directions import AlignedSide, Directions, svcca_directions
-from netkin.measures.filter_subspaces import atom_angular, atom_cosine, grassmann, weight_cosine
 from netkin.measures.kernels import (
     cka_minibatch,
     cka_rbf,
@@ -29,19 +45,6 @@ from netkin.measures.kernels import (
     sketched_cka_by_buckets,
     sketched_cka_uncentered,
     sketched_nbs,
-)
-from netkin.measures.linear import (
-    angular_cka,
-    cka,
-    cka_debiased,
-    cka_uncentered,
-    magnitude_difference,
-    nbs,
-    nbs_uncentered,
-    procrustes_angular,
-    procrustes_disparity,
-    procrustes_distance,
-    procrustes_size_and_shape,
 )
 from netkin.measures.registry import Facts, Measure, broken_packages, find, measure, measures
 

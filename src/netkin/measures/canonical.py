@@ -14,9 +14,9 @@ from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, Val
 from netkin.measures.directions import arccos, leading, partial_roots, partly_whitened, root, spectrum, ties
 from netkin.measures.registry import AFFINE, FEW_EXAMPLES, RIGID, measure
 from netkin.statistics import Moments, Spectra
+from netkin.statistics.covariances import Side
 from netkin.statistics.decompositions import largest
 from netkin.statistics.linear_algebra import squared_norm
-from netkin.statistics.sides import Side
 
 HOTELLING = "Hotelling (1936), doi:10.1093/biomet/28.3-4.321"
 SVCCA = "Raghu et al. (2017), arXiv:1706.05806"

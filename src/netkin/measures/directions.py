@@ -20,7 +20,7 @@ from torch import Tensor
 from netkin.arrays import as_matrix, exact_products, summing_dtype
 from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.statistics import Moments
-from netkin.statistics.sides import Side
+from netkin.statistics.covariances import Side
 
 RULES = ("variance", "sum")
 TIE = 1e-8  # correlations nearer to each other than this are one: rounding alone would order their directions

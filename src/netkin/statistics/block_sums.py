@@ -17,8 +17,8 @@ from torch import Tensor
 from netkin.arrays import summing_dtype
 from netkin.memory import is_cuda
 from netkin.statistics.collector import Key, Price, Settings, Study, label, summed
+from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.linear_algebra import squared_norm
-from netkin.statistics.sides import CovarianceSide
 from netkin.statistics.statistic import Stored
 
 Parts = list[tuple[int, slice]]  # which rows, sorted by chunk, belong to which chunk

@@ -23,8 +23,8 @@ from torch import Tensor
 from netkin.arrays import as_tensor, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.statistics.collector import Collector, Key, Price, Settings, Study, label, name_of, one_feed, refuse_missing
+from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.moments import Moments
-from netkin.statistics.sides import CovarianceSide
 from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:

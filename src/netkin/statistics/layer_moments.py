@@ -55,9 +55,9 @@ from netkin.statistics.collector import (
     refuse_unknown,
     row_examples,
 )
+from netkin.statistics.covariances import Side
 from netkin.statistics.linear_algebra import power_of_two
 from netkin.statistics.moments import Moments
-from netkin.statistics.sides import Side
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
+from netkin.statistics.covariances import CovarianceSide, Side
 from netkin.statistics.decompositions import Decomposition, Deferred, decomposed, largest, prepare
 from netkin.statistics.linear_algebra import about_medians, few_for_bias, squared_norm, u_products
 from netkin.statistics.rows import RowsSide
-from netkin.statistics.sides import CovarianceSide, Side
 
 CANCELLED = 1e-7  # what may be left of sums that cancel before float64 has lost nine digits of it
 ON_HOST = 1024  # the widest layers of a GPU that are read on the CPU

@@ -18,8 +18,8 @@ from torch import Tensor
 from netkin.arrays import paired, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError
 from netkin.statistics.collector import hashes
+from netkin.statistics.covariances import Side, principal_directions
 from netkin.statistics.linear_algebra import centred, few_for_bias, power_of_two, rbf_kernel, self_product, squared_norm
-from netkin.statistics.sides import Side, principal_directions
 from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from netkin.statistics.collector import (
     refuse_missing,
     refuse_unknown,
 )
+from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.frequencies import (
     CHUNK,
     Grid,
@@ -50,7 +51,6 @@ from netkin.statistics.layer_moments import LayerMoments
 from netkin.statistics.layer_rows import LayerRows
 from netkin.statistics.linear_algebra import power_of_two
 from netkin.statistics.moments import Moments
-from netkin.statistics.sides import CovarianceSide
 
 if TYPE_CHECKING:
     from typing_extensions import Self

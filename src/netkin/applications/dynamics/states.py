@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.study import Statistics, found_measures
+from netkin.comparing.pass_statistics import Statistics, found_measures
 from netkin.errors import ForwardError, NoValue, ValueFault
 from netkin.identity import settings_digest
 from netkin.measures.registry import Measure

@@ -20,9 +20,7 @@ from torch import Tensor
 from netkin.comparing.alignment import Pairs, size_of_weights
 from netkin.comparing.all_pairs import AllPairs
 from netkin.comparing.engines import worker
-from netkin.comparing.engines.cluster import Cluster
-from netkin.comparing.engines.ray import Ray, in_cluster_hours
-from netkin.comparing.engines.terms import (
+from netkin.comparing.engines.call_spec import (
     ClusterTask,
     DataSpec,
     measures_of,
@@ -33,6 +31,8 @@ from netkin.comparing.engines.terms import (
     plain_measures,
     plain_shape,
 )
+from netkin.comparing.engines.cluster import Cluster
+from netkin.comparing.engines.ray import Ray, in_cluster_hours
 from netkin.comparing.engines.worker import Message, as_fault, as_outcome, cache
 from netkin.comparing.feed import data_name
 from netkin.comparing.many_models import study_of

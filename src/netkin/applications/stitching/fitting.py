@@ -23,7 +23,7 @@ from netkin.applications.stitching.ends import FEW, Joints, Meeting, Pair, joint
 from netkin.applications.stitching.map_training import JobPart, train_map
 from netkin.applications.stitching.network import Stitch, stitched_network
 from netkin.applications.stitching.task_loss import TaskLoss, Way
-from netkin.comparing.study import Statistics, load_statistics
+from netkin.comparing.pass_statistics import Statistics, load_statistics
 from netkin.comparing.subjects import on_device
 from netkin.errors import InflatedWarning, UnknownName, ValueFault, outside
 from netkin.identity import UnorderedDigest, settings_digest, weights_digest

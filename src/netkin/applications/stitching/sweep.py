@@ -37,7 +37,7 @@ from netkin.applications.stitching.stitch_scores import FLATTERED, UNFINISHED, L
 from netkin.applications.stitching.task_loss import Way
 from netkin.comparing.compare import compare
 from netkin.comparing.feed import data_name
-from netkin.comparing.study import Statistics, found_measures
+from netkin.comparing.pass_statistics import Statistics, found_measures
 from netkin.errors import FileFault, ForwardError, NetkinError, NoValue, ShapeError, ValueFault
 from netkin.identity import settings_digest, weights_digest
 from netkin.jobs import Job, Part

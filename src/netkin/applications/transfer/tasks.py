@@ -13,7 +13,7 @@ import torch
 
 from netkin.comparing import Statistics, Subject, collect
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.study import found_measures
+from netkin.comparing.pass_statistics import found_measures
 from netkin.comparing.tabulating import comparison_of
 from netkin.errors import NetkinError, NoValue, UnknownName, ValueFault, also_called, did_you_mean
 from netkin.identity import with_call

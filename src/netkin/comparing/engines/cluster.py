@@ -21,7 +21,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from netkin.comparing.engines import worker
-from netkin.comparing.engines.terms import ClusterTask
+from netkin.comparing.engines.call_spec import ClusterTask
 from netkin.comparing.engines.worker import Message
 from netkin.errors import MissingExtra, NetkinError, ValueFault, WorkerFault, blame
 from netkin.jobs import Job

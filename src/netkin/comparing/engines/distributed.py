@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from netkin.comparing.engines.engine import PassEngine, Result
-from netkin.comparing.study import Statistics, from_parts
+from netkin.comparing.engines import PassEngine, Result
+from netkin.comparing.pass_statistics import Statistics, from_parts
 from netkin.comparing.subjects import ModelRunner
 from netkin.errors import NetkinError, ShapeError, ValueFault, WorkerFault
 from netkin.progress import showing

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.all_pairs import identity_of_study
-from netkin.comparing.engines import worker
+from netkin.comparing.engines import Engine, worker
+from netkin.comparing.engines.call_spec import ClusterTask, Terms, named_models, plain_measures, terms_for, terms_of
 from netkin.comparing.engines.cluster import Cluster
-from netkin.comparing.engines.engine import Engine
-from netkin.comparing.engines.terms import ClusterTask, Terms, named_models, plain_measures, terms_for, terms_of
 from netkin.comparing.engines.worker import Message
 from netkin.comparing.many_models import PairsPlan, in_files, in_hours, unpacked_plan
-from netkin.comparing.study import Statistics, from_arrays
+from netkin.comparing.pass_statistics import Statistics, from_arrays
 from netkin.errors import NetkinError, SourceError, ValueFault
 from netkin.identity import described_call, settings_digest
 from netkin.jobs import Job, beside

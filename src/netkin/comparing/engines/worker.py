@@ -25,7 +25,7 @@ from torch import nn
 from netkin import __version__, errors
 from netkin.arrays import refuse_non_finite
 from netkin.comparing.all_pairs import AllPairs
-from netkin.comparing.engines.terms import (
+from netkin.comparing.engines.call_spec import (
     DataSpec,
     Terms,
     asked_of,
@@ -38,8 +38,8 @@ from netkin.comparing.engines.terms import (
 from netkin.comparing.feed import HeldExamples
 from netkin.comparing.many_models import explained
 from netkin.comparing.pairs_plan import Planner
+from netkin.comparing.pass_statistics import Statistics, from_arrays
 from netkin.comparing.planning import memory_limit
-from netkin.comparing.study import Statistics, from_arrays
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import NetkinError, SourceError, ValueFault, WorkerFault, blame
 from netkin.progress import commanded, showing

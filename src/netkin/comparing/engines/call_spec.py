@@ -1,4 +1,4 @@
-"""Terms: a call as plain values, with models, data and functions by the names under which all machines find them.
+"""The terms of a call as plain values, with models, data and functions by the names under which all machines find them.
 
 Nothing else is sent to the workers of a cluster: no module, loader or function is pickled. `terms_of` makes plain
 values of a call, or refuses what has no name; `request_of` makes the call of them again, on the worker.

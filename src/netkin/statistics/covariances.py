@@ -1,4 +1,4 @@
-"""One layer of a pair of moments: its mean, its second moment and what follows from them.
+"""The covariance of one layer of a pair: its mean, its second moment and what follows from them.
 
 A side comes in two forms. `RowsSide` holds the centred rows, see `netkin.statistics.rows`. `CovarianceSide` holds
 moments that were streamed and has no rows any more.
