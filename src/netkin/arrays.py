@@ -107,19 +107,27 @@ def _imported(array: Any, name: str) -> Tensor:
     if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
         return torch.from_dlpack(array)
     try:
-        matrix = np.asarray(array)
+        matrix = plain_array(np.asarray(array))
     except ValueError as fault:
         raise ValueFault(f"`{name}` can't be read as an array: {fault}.") from fault
-    if not matrix.dtype.isnative:
-        matrix = matrix.astype(matrix.dtype.newbyteorder("="))
     if matrix.dtype.kind not in "fiubc":
         raise ValueFault(f"`{name}` must hold numbers; got {type(array).__name__} of dtype {matrix.dtype}.")
     if matrix.dtype.kind == "u" and matrix.dtype.itemsize > 1:
         matrix = matrix.astype(np.float64)
-    if matrix.dtype.kind == "f" and matrix.dtype.itemsize > 8:
-        matrix = matrix.astype(np.float64)
     # torch shares memory with the array; a read-only or reversed one must be copied first
     return torch.from_numpy(matrix if matrix.flags.writeable and min(matrix.strides, default=0) >= 0 else matrix.copy())
+
+
+def plain_array(array: Any) -> Any:
+    """Return an array of NumPy in a form that torch takes: this machine's byte order, and float64 for long doubles.
+
+    Anything else is returned as it is.
+    """
+    if not isinstance(array, np.ndarray):
+        return array
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def refuse_masked(array: np.ma.MaskedArray, name: str) -> None:

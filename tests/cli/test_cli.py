@@ -14,7 +14,7 @@ import torch
 import netkin as package
 from netkin import progress
 from netkin.cli import cli
-from netkin.cli.refusals import with_refusals
+from netkin.cli.outputs import with_refusals
 from netkin.cli.running import named_models
 from netkin.errors import ShapeError
 from netkin.sources.architectures import architecture, seeded

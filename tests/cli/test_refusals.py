@@ -6,7 +6,7 @@ import click
 import pytest
 
 from netkin.cli import cli
-from netkin.cli.refusals import in_options
+from netkin.cli.outputs import in_options
 
 DIGITS = "netkin:digits netkin:digits --data digits:test --examples 60 --layers fc"
 STITCH = "stitch netkin:digits netkin:digits --data digits:test --examples 60"

@@ -253,7 +253,7 @@ def test_a_job_that_is_over_is_shown_and_can_not_be_cancelled(netkin, done):
 
 
 def test_a_running_job_is_watched_until_it_is_cancelled(netkin, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["netkin.cli.saved"], "PAUSE", 0.01)
+    monkeypatch.setattr(sys.modules["netkin.cli.catalogue"], "PAUSE", 0.01)
     ready, ended = threading.Event(), []
 
     def work():

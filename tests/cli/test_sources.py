@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import netkin as nk
-from netkin.cli.refusals import crash_refusals
+from netkin.cli.running import crash_refusals
 from netkin.errors import ForwardError, SourceError
 
 MODULE = """

@@ -121,6 +121,20 @@ def test_a_refusal_shows_no_digests_and_says_errors_for_chunks(tmp_path):
         squares(tmp_path / "other", identity=asked)
 
 
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ("0.1234567890123456", "0.6543210987654321"),
+        ("1234567890123456", "6543210987654321"),
+        ("1.5", "1.52345678901234e-05"),
+    ],
+)
+def test_a_refusal_shows_long_numbers_whole(tmp_path, one, other):
+    squares(tmp_path / "job", identity={"rate": one})
+    with pytest.raises(FileFault, match=rf"differs in rate \('{one}', not '{other}'\)"):
+        squares(tmp_path / "job", identity={"rate": other})
+
+
 def test_a_job_of_another_kind_is_refused(tmp_path):
     squares(tmp_path / "job")
     with pytest.raises(FileFault, match="holds a count, not a sweep; give another path or delete it"):

@@ -289,3 +289,12 @@ def test_none_instead_of_a_batch_is_refused():
         list(batches_of([X, None]))
     with pytest.raises(ValueFault, match="the data gave None instead of a batch"):
         nk.compare(nn.Linear(2, 3), data=[None])
+
+
+def test_arrays_of_another_byte_order_are_fed_like_any_others():
+    inputs, labels = np.arange(24, dtype=np.float32).reshape(8, 3), np.arange(8) % 3
+    model, swapped = nn.Linear(3, 3), inputs.astype(">f4")
+    assert torch.equal(nk.activations(model, [""], swapped)[""], nk.activations(model, [""], inputs)[""])
+    batch = (swapped, labels.astype(">i8"))
+    own, other = (nk.gradients(model, [""], [one], target="labels")[""] for one in (batch, (inputs, labels)))
+    assert torch.equal(own, other)

@@ -214,3 +214,20 @@ def test_examples_that_would_have_to_be_read_are_not_counted():
         assert overlap_remark(data, x) == ""
     for data in (np.array(["a", "b"]), list(torch.ones(3)), x.to_sparse()):
         assert overlap_remark(data, data) == ""
+
+
+def test_classes_are_known_from_labels_of_another_byte_order():
+    loader = DataLoader(Labelled(np.arange(12, dtype=">i8") % 3), batch_size=4)
+    some = sample(Borrowed("mine", loader), 6, balanced=True)
+    assert sorted(int(label) % 3 for batch in some for label in batch) == [0, 0, 1, 1, 2, 2]
+
+
+class Labelled(Dataset):
+    def __init__(self, targets):
+        self.targets = targets
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, place):
+        return place

@@ -350,3 +350,15 @@ def test_data_that_cannot_be_trained_on_are_refused():
         train(net(), (inputs, labels.float()), epochs=1)
     with pytest.raises(ValueFault, match="no labels"):
         train(net(), inputs, epochs=1)
+
+
+def test_arrays_of_another_byte_order_train_like_any_others():
+    inputs, labels = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3), np.arange(8) % 2
+    found = []
+    for data in ((inputs, labels), (inputs.astype(">f4"), labels.astype(">i8"))):
+        model = nn.Linear(3, 2)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        nk.train(model, data, epochs=2, batch=4)
+        found.append(model.weight)
+    assert torch.equal(*found)

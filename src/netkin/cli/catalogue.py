@@ -1,31 +1,45 @@
-"""Lists of what is available: `netkin measures`, `netkin layers` of a model, `netkin data`, and `netkin completion`.
+"""Lists of what there is: `netkin measures`, `netkin layers` of a model, `netkin data`, saved results and jobs.
 
-Shells complete the names of measures, shapes, devices, data and models; that imports no torch, to be quick.
+`netkin show`, `netkin report` and `netkin jobs` read files of earlier commands; none of them needs torch.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-import re
 import textwrap
+import time
 import warnings
-from collections.abc import Callable, Iterable
-from glob import escape, glob
+from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, get_completion_class
-from click.types import StringParamType
 
-from netkin.cli.options import JSON, KNOWN, example
-from netkin.cli.outputs import align_columns, as_json
-from netkin.cli.refusals import with_refusals
-from netkin.errors import PackageWarning
+from netkin.cli.compare import kind_of_file
+from netkin.cli.options import FILE, FORCE, JSON, TITLED, example
+from netkin.cli.outputs import SILENT, TITLE, OutputFiles, align_columns, as_json, with_refusals
+from netkin.errors import PackageWarning, ValueFault
 
 if TYPE_CHECKING:
+    from netkin.jobs import State
     from netkin.measures import Measure
+
+WORDS = ("name", "what", "where", "example", "options")  # on a kind of data
+LONGEST = 100  # characters of a value
+UNFOLDED = ("identity", "provenance")  # whose entries stand in lines of their own
+LEFT_OUT = (
+    "kind",
+    "format",
+    "state",
+    "columns",
+    "first pairs",
+    *UNFOLDED,
+)  # of no use to a reader, or told in other words
+SAID = ("data", "examples", "version")  # of several comparisons
+WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+PAUSE = 0.5  # seconds between two looks
 
 
 @click.command(epilog=example("measures procrustes_distance"))
@@ -43,16 +57,16 @@ def measures(name: str | None, json: bool) -> None:
     if json:
         click.echo(as_json([_document(measure) for measure in chosen]))
     else:
-        click.echo(_describe(chosen[0]) if name else _list(chosen))
+        click.echo(_describe_measure(chosen[0]) if name else _list_measures(chosen))
     for sentence in broken_packages().values():
         click.echo(f"warning: {sentence}", err=True)
 
 
-def _list(chosen: list[Measure]) -> str:
+def _list_measures(chosen: list[Measure]) -> str:
     return align_columns([[m.name, _direction(m), _range(m.facts.bounds), m.summary] for m in chosen])
 
 
-def _describe(measure: Measure) -> str:
+def _describe_measure(measure: Measure) -> str:
     document = _document(measure)
     words = {
         key.replace("_", " "): _as_text(value) for key, value in document.items() if key not in ("name", "summary")
@@ -117,9 +131,6 @@ def layers(model: str, every: bool, json: bool) -> None:
     click.echo(as_json(rows) if json else align_columns([[row["name"], row["type"]] for row in rows]))
 
 
-WORDS = ("name", "what", "where", "example", "options")
-
-
 @click.command(epilog=example("data"))
 @JSON
 @with_refusals
@@ -142,126 +153,181 @@ def _wrap(text: str) -> str:
     return textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
-# Bash splits a line at colons, equals signs and ats, too, and puts the reply in place of the last piece alone.
-BASH = r"""%(complete_func)s() {
-    local IFS=$' \t\n' line=${COMP_LINE:0:COMP_POINT} response type value
-    local -a words=($line)
-    local count=$((${#words[@]} - 1))
-    [[ $line == *[$' \t'] ]] && count=$((count + 1))
-    local word=${words[count]}
-    local head=${word%%"${word##*[:=@]}"}
-    response=$(env COMP_WORDS="$line" COMP_CWORD=$count %(complete_var)s=bash_complete $1)
-    COMPREPLY=()
-    while IFS=',' read -r type value; do
-        case $type in
-            dir) compopt -o dirnames 2>/dev/null ;;
-            file) compopt -o default 2>/dev/null ;;
-            plain) COMPREPLY+=("${value#"$head"}")
-                [[ $value == *[:/@] ]] && compopt -o nospace 2>/dev/null ;;
-        esac
-    done <<< "$response"
-    return 0
-}
-complete -o nosort -F %(complete_func)s %(prog_name)s
-"""
+# --- files of earlier commands ----------------------------------------------------------------------------------------
 
 
-@click.command(epilog=example("completion bash"))
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@click.pass_context
-def completion(context: click.Context, shell: str) -> None:
-    """Print the completion script for SHELL.
+@click.command(epilog=example("show ab.netkin"))
+@click.argument("file", type=FILE)
+@JSON
+@with_refusals
+def show(file: Path, json: bool) -> None:
+    """Show what kind of result FILE holds, how it was made, and which arrays it contains.
 
-    It completes commands, options, and the names of measures, shapes, devices, data and models.
-
-    \b
-    bash  eval "$(netkin completion bash)"                    in ~/.bashrc
-    zsh   eval "$(netkin completion zsh)"                     in ~/.zshrc
-    fish  netkin completion fish > ~/.config/fish/completions/netkin.fish
+    Only the header is read, so large files are shown at once, and no model is needed.
     """
-    made = _Bash if shell == "bash" else get_completion_class(shell)
-    assert made is not None
-    click.echo(made(context.find_root().command, {}, "netkin", "_NETKIN_COMPLETE").source())
+    from netkin import files
+
+    claim = files.read_start(file, 1) == b"{"
+    header = files.read_json(file) if claim else files.read_header(file)
+    arrays = {} if claim else files.array_shapes(file)
+    shapes = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in arrays.items()}
+    click.echo(as_json({**header, "arrays": shapes}) if json else _describe(file, header, arrays))
 
 
-class _Bash(BashComplete):
-    source_template = BASH
+def _describe(file: Path, header: Mapping[str, Any], arrays: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+    numbers = sum(prod(shape) for _, shape in arrays.values())
+    size = sum(prod(shape) * WIDTHS.get(dtype, 1) for dtype, shape in arrays.values())
+    facts = {**header, **_describe_many(header)}
+    rows = [(name.replace("_", " "), _shorten(value)) for name, value in facts.items() if name not in LEFT_OUT]
+    for origin in (header.get(name) for name in UNFOLDED):
+        rows += [(str(name), _shorten(value)) for name, value in origin.items()] if isinstance(origin, Mapping) else []
+    rows.append(("arrays", f"{len(arrays):,} of {numbers:,} numbers, {size:,} bytes" if arrays else "none"))
+    return f"{file}: {header.get('kind')}\n{align_columns([(f'  {name}', value) for name, value in rows])}"
 
 
-class Words(StringParamType):
-    """A text that a shell completes."""
-
-    def __init__(self, words: Callable[[str], Iterable[str]]):
-        self.words = words
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the words that begin with what was typed."""
-        return [CompletionItem(word) for word in self.words(incomplete) if word.startswith(incomplete)]
-
-
-def device_names(typed: str) -> list[str]:
-    """Return the names of devices, as far as the system shows them."""
-    return ["cpu", "cuda", *(f"cuda:{i}" for i in range(len(glob("/dev/nvidia[0-9]*")))), "mps"]
-
-
-def data_specs(typed: str) -> list[str]:
-    """Return the data sets, or the files that may stand behind one."""
-    name, kind, place = _split_spec(typed)
-    if ":" in kind and not typed.startswith(f"{name}digits"):
-        return [f"{name}{kind}{path}" for path in paths(place)]
-    return [
-        f"{name}{one}"
-        for one in ("digits:test", "digits:train", *(f"{kind}:" for kind in KNOWN["data"] if kind != "digits"))
-    ]
+def _describe_many(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what several comparisons hold together: their first pairs and all that they were made of and by."""
+    columns, each = header.get("columns"), header.get("comparisons")
+    if isinstance(columns, Mapping):
+        pairs, of_all, ids = header["first pairs"], columns["comparisons"], columns["tables"]["id"]
+    elif isinstance(each, list):  # as series have them, and files of older versions
+        each = [one for one in each if isinstance(one, Mapping)]
+        pairs, ids = (
+            [(one.get("a"), one.get("b")) for one in each],
+            [t["id"] for one in each for t in one.get("tables", [])],
+        )
+        of_all = {name: [one.get(name) for one in each] for name in SAID}
+    else:
+        return {}
+    said = {name: list(dict.fromkeys(of_all[name])) for name in SAID}
+    return {"comparisons": [f"{a} and {b}" for a, b in pairs], "tables": list(dict.fromkeys(ids))} | said
 
 
-def model_specs(typed: str) -> list[str]:
-    """Return the reference networks and files, or the weights that may stand behind one."""
-    name, _, place = _split_spec(typed)
-    if "@" in typed:
-        head, _, weights = typed.partition("@")
-        return [f"{head}@{path}" for path in paths(weights)]
-    if typed.startswith(f"{name}hf:"):
-        return [f"{name}hf:{path}" for path in paths(place)]
-    return [*(f"{name}netkin:{one}" for one in KNOWN["networks"]), f"{name}hf:", *paths(typed)]
+def _shorten(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return _cut(", ".join(_entry(name, one) for name, one in value.items())) or "none"
+    if isinstance(value, list):
+        ids = [one["id"] for one in value if isinstance(one, Mapping) and "id" in one]
+        plain = ids or [one for one in value if isinstance(one, (str, int, float))]
+        return _cut(", ".join(map(str, plain))) if plain else f"{len(value):,}" if value else "none"
+    return " ".join(str(value).split())
 
 
-def paths(start: str) -> list[str]:
-    """Return the files and folders whose path begins with `start`."""
-    return sorted(f"{path}/" if Path(path).is_dir() else path for path in glob(f"{escape(start)}*"))
-
-
-def _split_spec(typed: str) -> tuple[str, str, str]:
-    """Return the name that a user gives with its equals sign, the kind of thing with its colon, and the rest.
+def _entry(name: Any, value: Any) -> str:
+    """Return a name with its value, where that is a text or a number.
 
     Example:
-        >>> _split_spec("photos=images,size=64:pic")
-        ('photos=', 'images,size=64:', 'pic')
+        >>> _entry("relu1", "pool"), _entry("accuracy", 0.97222), _entry("tables", [])
+        ('relu1 pool', 'accuracy 0.9722', 'tables')
     """
-    name = found.group() if (found := re.match(r"[^=:,@/]+=", typed)) else ""
-    kind, colon, place = typed.removeprefix(name).partition(":")
-    return name, kind + colon, place
+    value = value.get("value", value) if isinstance(value, Mapping) else value  # a number of a claim
+    plain = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{name} {plain}" if isinstance(value, (str, int, float)) else str(name)
 
 
-def registered(kind: str) -> Callable[[str], Iterable[str]]:
-    """Return what completes names of that kind."""
-    return lambda typed: KNOWN[kind]
+def _cut(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-COMPLETED = {
-    **dict.fromkeys(["measures", "measure", "measures name"], registered("measures")),
-    "device": device_names, "shape": registered("shapes"), "hows": registered("stitching methods"),
-    "stitch scores": registered("stitching scores"), "recommend scores": registered("transfer scores"),
-    **dict.fromkeys(["data", "test", "public"], data_specs),
-    **dict.fromkeys(["a", "b", "more", "model", "models", "other", "against", "tasks tasks"], model_specs),
-    "run": paths,
-}  # fmt: skip
+@click.command(epilog=example("report ab.netkin --out ab.html"))
+@click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
+@click.option("--out", type=FILE, help="HTML file to write; by default the name of the first FILE with .html.")
+@TITLED
+@FORCE
+@JSON
+@with_refusals
+def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -> None:
+    """Write one HTML report of saved results.
+
+    Each FILE was written by --save of `netkin compare`, `stitch`, `tasks`, `atoms`, `dynamics`, `recommend`,
+    `sensitivity`, `sparsity`, `compress`, `federate` or `learn-tasks`, or by `save` in Python. Several files share a
+    report if they hold comparisons, or accuracies of tasks; other results need a report each.
+    """
+    from netkin.reporting import report as write_report
+    from netkin.results import load
+
+    page = out or files[0].with_suffix(".html")
+    OutputFiles(force, *files).check("--out", page, "page")
+    for file in files:
+        if kind_of_file(file) == "statistics":
+            raise ValueFault(
+                f"{str(file)!r} holds statistics and no values yet; "
+                f"`netkin compare {file} --report {page}` computes them."
+            )
+    saved = [load(file) for file in files]
+    title = click.get_current_context().meta.get(TITLE)
+    written = write_report(saved[0] if len(saved) == 1 else _join(files, saved), page, title=title, overwrite=force)
+    click.echo(as_json({"report": str(written)}) if json else str(written))
 
 
-def with_completion(command: click.Command) -> click.Command:
-    """Return a command whose texts of known kinds a shell completes."""
-    for parameter in command.params:
-        found = COMPLETED.get(f"{command.name} {parameter.name}") or COMPLETED.get(str(parameter.name))
-        if parameter.type is click.STRING and found:
-            parameter.type = Words(found)
-    return command
+def _join(files: Sequence[Path], saved: list[Any]) -> list[Any]:
+    """Return what several files hold for one page: all about tasks, or comparisons, of which a file may hold many."""
+    from netkin.results import Comparison, Comparisons, TaskAccuracies, TaskEnsembles
+
+    if all(isinstance(result, (TaskAccuracies, TaskEnsembles)) for result in saved):
+        return saved
+    found: list[Any] = []
+    for file, result in zip(files, saved, strict=True):
+        if not isinstance(result, (Comparison, Comparisons)):
+            raise ValueFault(
+                f"{str(file)!r} holds a {type(result).__name__}, which needs a report of its own; run `netkin report` "
+                "on that file alone."
+            )
+        found += result.values() if isinstance(result, Comparisons) else [result]
+    return found
+
+
+@click.command(epilog=example("jobs"))
+@click.argument("words", nargs=-1, metavar="[watch|cancel] [PATH]")
+@JSON
+@with_refusals
+def jobs(words: tuple[str, ...], json: bool) -> None:
+    """List the jobs in a folder and below (by default the current one), show one, watch it, or cancel it.
+
+    A job is the folder, such as ab.netkin.job, in which --save of `netkin stitch`, `dynamics`, `federate`,
+    `learn-tasks` and `compare` of three models or more, `nk.train(save=...)` and other long work keep their finished
+    parts and progress. PATH is a folder, or the result beside a job, as in `netkin jobs watch ab.netkin`. A cancelled
+    job stops after the current part and keeps what is finished; run the same command or call again to resume.
+    """
+    from netkin.jobs import cancel, list_jobs, read
+
+    verb, rest = (words[0], words[1:]) if words and words[0] in ("watch", "cancel") else ("", words)
+    if len(rest) > 1 or (verb and not rest):
+        raise click.UsageError("write `netkin jobs [PATH]`, `netkin jobs watch PATH` or `netkin jobs cancel PATH`.")
+    if verb == "cancel":
+        state = cancel(rest[0])
+        click.echo(f"{state.folder} will stop after the current part; {state.progress} are done.", err=True)
+    elif verb == "watch":
+        _show([_watch(rest[0])] if not json else [read(rest[0])], json)
+    else:
+        _show(list_jobs(*rest), json)
+
+
+def _watch(path: str) -> State:
+    """Show a bar on stderr until the job ends, and return how it ended."""
+    from tqdm import tqdm
+
+    from netkin.jobs import read
+
+    state, hidden = read(path), click.get_current_context().meta.get(SILENT) or None  # None: if stderr is no terminal
+    with tqdm(total=state.total, desc=state.kind, unit=f" {state.unit}", initial=state.done, disable=hidden) as bar:
+        while state.condition == "running":
+            bar.n, bar.total, bar.unit = state.done, state.total, f" {state.unit}"
+            bar.set_postfix_str(state.message)
+            time.sleep(PAUSE)
+            state = read(path)
+        bar.n = state.done
+    return state
+
+
+def _show(states: list[State], json: bool) -> None:
+    if json:
+        from dataclasses import asdict
+
+        click.echo(as_json([asdict(state) | {"condition": state.condition} for state in states]))
+        return
+    for state in states:
+        click.echo(str(state))
+    if not states:
+        click.echo("no jobs found")

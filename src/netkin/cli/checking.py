@@ -24,8 +24,7 @@ import click
 
 from netkin import __version__
 from netkin.cli.options import DEVICE, FORCE, JSON, example
-from netkin.cli.outputs import OutputFiles, align_columns, as_json
-from netkin.cli.refusals import REFUSED, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, align_columns, as_json, with_refusals
 from netkin.cli.running import devices, refuse_absent_device
 from netkin.errors import InflatedWarning, NetkinError, PackageWarning, SourceError
 

@@ -27,8 +27,7 @@ from netkin.cli.options import (
     is_typed,
     result_options,
 )
-from netkin.cli.outputs import OutputFiles, as_json
-from netkin.cli.refusals import REFUSED, in_options, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, as_json, in_options, with_refusals
 from netkin.cli.running import (
     Destination,
     call_for_many,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from netkin.cli.options import FORCE, example
-from netkin.cli.outputs import OutputFiles
-from netkin.cli.refusals import SILENT, with_refusals
+from netkin.cli.outputs import SILENT, OutputFiles, with_refusals
 from netkin.errors import InflatedWarning
 
 if TYPE_CHECKING:
@@ -157,17 +156,11 @@ def observations(first: Comparison, second: Comparison) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def corresponding_values(table: Values) -> dict[str, float]:
-    """Return the value of every layer with the layer of the same name, without holes."""
-    common = [name for name in table.layers_a if name in table.layers_b and (name, name) not in table.holes]
-    return {name: table[name, name] for name in common}
-
-
 def _nearer_model(first: Comparison, second: Comparison, measure: str) -> str:
     tables = first[measure], second[measure]
-    if not all(map(corresponding_values, tables)):
+    if not all(table.corresponding() for table in tables):
         return ""
-    one, other = (fmean(corresponding_values(table).values()) for table in tables)
+    one, other = (fmean(table.corresponding().values()) for table in tables)
     kind = "a similarity" if tables[0].higher_is_closer else "a distance"
     verdict = _verdict(first, second, one, other, tables[0].higher_is_closer)
     return (
@@ -185,7 +178,7 @@ def _verdict(first: Comparison, second: Comparison, one: float, other: float, hi
 
 def _extremes(comparison: Comparison, measure: str) -> str:
     table = comparison[measure]
-    values = corresponding_values(table)
+    values = table.corresponding()
     if len(values) < 2:
         return ""
     ordered = sorted(values, key=lambda name: values[name], reverse=table.higher_is_closer)

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from netkin.cli.refusals import SILENT, TITLE
+from netkin.cli.outputs import SILENT, TITLE
 
 Command = Callable[..., None]
 Option = Callable[[Any], Any]

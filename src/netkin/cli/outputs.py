@@ -1,24 +1,45 @@
-"""What commands write and print: files, JSON for other programs, and plain tables for the terminal.
+"""What commands write and print: files, JSON for other programs, plain tables for the terminal, and refusals.
 
-A file that must not be written is refused before the work; one that fails is named after the numbers are printed.
+A file that must not be written is refused before the work; one that fails is named after the numbers are printed. What
+ends a command becomes one sentence on stderr, in the words of the command line, and an exit code.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
 import os
+import re
+import shlex
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
-from netkin.cli.refusals import TITLE, in_options
-from netkin.errors import FileFault, MissingExtra
+from netkin.errors import FileFault, MissingExtra, NetkinError
 
 FIGURES = (".png", ".svg", ".pdf")
 PAGES = (".html", ".htm")
+REFUSED = 1
+INTERRUPTED = 130
+ARGUMENTS, SILENT, TITLE = "netkin.arguments", "netkin.silent", "netkin.title"
+DRAWN = ("report", "figure", "files")  # the options by which pages and figures are asked for
+# what the library calls an option, or what it has a function for
+OWN_WORDS = {"overwrite": "force", "decompose": "atoms", "share-coefficients": "atoms"}
+# an argument in backticks; a text in quotes or a measure with its parameters, which stay; an argument with its value
+_ARGUMENT = re.compile(
+    r"`(?P<name>\w+)(?:=(?P<value>[^`]*))?`"
+    r"|`nk\.(?P<command>\w+)(?:\((?P<of>[^`)]*)\))?[^`]*`"
+    r"|`[^`]*`|(?<!\w)'[^']*'(?!\w)|\w\([^()]*\)"
+    r"|(?<![\w`'\"(,.:=-])(?P<bare>[a-z_]+)=(?P<set>'[^']*'|\"[^\"]*\"|\[[^\]]*\]|True|False|None|[\d.]*\d)"
+)
+_REPEATED = re.compile(r"(--[\w-]+) \(\1(?: [^)]*)?\)")
 
 
 class OutputFiles:
@@ -164,3 +185,104 @@ def align_columns(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def with_refusals(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with its refusals as one sentence on stderr and exit code 1; Ctrl-C gives 130."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        from netkin.progress import commanded, showing
+
+        context = click.get_current_context(silent=True)
+        silent = context is not None and context.meta.get(SILENT)
+        if context is not None and context.meta.get(TITLE) and not any(options.get(name) for name in DRAWN):
+            raise click.UsageError("--title needs --report or --figure.")
+        try:
+            with commanded(_command_line()), showing(False if silent else None):
+                command(*arguments, **options)
+        except KeyboardInterrupt as stop:  # a job that was cancelled says so
+            click.echo(err=True)  # progress may have left its line unfinished
+            _leave(str(stop) or "interrupted.", INTERRUPTED)
+        except BrokenPipeError:
+            raise
+        except (NetkinError, OSError) as error:
+            if click.get_current_context().find_root().params.get("debug"):
+                click.echo("".join(traceback.format_exception(error)), err=True)
+            _leave(in_options(" ".join(str(error).split())), REFUSED)
+
+    return run
+
+
+def _command_line() -> str:
+    """Return what was typed, as results remember it."""
+    context = click.get_current_context(silent=True)
+    typed = context.meta.get(ARGUMENTS) if context else None
+    return f"netkin {shlex.join(typed)}" if typed else ""
+
+
+def _leave(sentence: str, code: int) -> None:
+    click.echo(f"netkin: {sentence}", err=True)
+    raise click.exceptions.Exit(code)
+
+
+def in_options(sentence: str, context: click.Context | None = None) -> str:
+    """Return a sentence of the library in which its arguments are the options of the command that runs.
+
+    Example:
+        >>> command = click.Command("f", params=[click.Option(["--measure", "measures"]), click.Option(["--force"])])
+        >>> in_options("give `overwrite=True`, or collect with measures=['cka', 'nbs'].", click.Context(command))
+        'give --force, or collect with --measure cka --measure nbs.'
+    """
+    context = context or click.get_current_context(silent=True)
+    if context is None:
+        return sentence
+    known = _options_of(context)
+    settings = _recipe_settings() if "recipe" in known else ()
+    root = context.find_root().command
+    commands = root.commands if isinstance(root, click.Group) else {}
+
+    def written(found: re.Match[str]) -> str:
+        command = (found["command"] or "").replace("_", "-")
+        if OWN_WORDS.get(command) in known:
+            return known[OWN_WORDS[command]]
+        if command in commands:
+            of = found["of"] if (found["of"] or "").isalpha() else ""
+            return f"`netkin {command} {of.upper()}".rstrip() + "`"
+        name, value = found["name"] or found["bare"], found["value"] or found["set"]
+        if value and name in settings:
+            return f"--recipe {name}={value}"
+        # a list of pairs has no form as an option
+        return _with_value(known[name], value) if name in known and not (value or "").startswith("[(") else found[0]
+
+    return _REPEATED.sub(r"\1", _ARGUMENT.sub(written, sentence))
+
+
+def _options_of(context: click.Context) -> dict[str, str]:
+    """Return the options of a command by what the library may call them."""
+    found: dict[str, str] = {}
+    for option in (one for one in context.command.get_params(context) if isinstance(one, click.Option)):
+        long = max(option.opts, key=len)
+        found |= {str(option.name): long, long.lstrip("-").replace("-", "_"): long}
+    return found | {theirs: found[own] for theirs, own in OWN_WORDS.items() if own in found}
+
+
+def _recipe_settings() -> Sequence[str]:
+    from netkin.training import Recipe
+
+    return [one.name for one in fields(Recipe)]
+
+
+def _with_value(option: str, value: str | None) -> str:
+    if not value or value in ("True", "...") or value.startswith("("):
+        return option
+    if value in ("False", "None"):
+        return f"no {option}"
+    items = [value.strip("'\"")]
+    if value.startswith("["):
+        with suppress(ValueError, SyntaxError):  # no list of plain values
+            items = ast.literal_eval(value)
+    return " ".join(f"{option} {shlex.quote(str(one))}" for one in items)

@@ -1,18 +1,20 @@
-"""Running a command: load the models and data that were named, and call the library."""
+"""Running a command: load the models and data that were named, call the library, and refuse a model that crashes."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from netkin.cli.refusals import blamed_crash_refusals, crash_refusals
-from netkin.errors import NetkinError
+from netkin.errors import ForwardError, NetkinError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -257,3 +259,83 @@ def devices() -> list[str]:
 
     cuda = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
+
+
+# --- a model that crashes ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def crash_refusals(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside the `with`, what a model raises while it runs becomes a refusal that names it and what it was fed."""
+    from torch import nn
+
+    running: list[str] = []  # at most one
+    with ExitStack() as stack:
+        for spec, model in zip(specs, models, strict=True):
+            begin = nn.Module.register_forward_pre_hook(
+                model, functools.partial(_begin, running, spec), with_kwargs=True
+            )
+            stack.callback(begin.remove)
+            stack.callback(nn.Module.register_forward_hook(model, functools.partial(_end, running)).remove)
+        try:
+            yield
+        except NetkinError:
+            raise
+        except Exception as fault:
+            if not running or _is_ours(fault):
+                raise
+            raise ForwardError(
+                f"{running[0]}: {_first_line(fault)}. "
+                "Choose data of the size and channels that the model takes; see `netkin data`."
+            ) from fault
+
+
+@contextmanager
+def blamed_crash_refusals() -> Iterator[None]:
+    """Inside the `with`, what a model raises while it runs becomes a refusal, where the library says which it was."""
+    try:
+        yield
+    except NetkinError:
+        raise
+    except Exception as fault:
+        model = getattr(fault, "model", None)
+        if model is None or _is_ours(fault):
+            raise
+        raise ForwardError(
+            f"{model!r} could not be run: {_first_line(fault)}. "
+            "Choose data of the size and channels that the model takes; see `netkin data`."
+        ) from fault
+
+
+def _is_ours(fault: Exception) -> bool:
+    """Return whether a fault arose in a statistic, which hooks call while the model runs, and not in the model."""
+    modules = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(fault.__traceback__))
+    return any(module.startswith("netkin.statistics.") for module in modules)
+
+
+def refuse_crash(spec: str, model: nn.Module, data: Any) -> None:
+    """Run a model on one batch, so that a crash becomes one sentence: for work that takes the model apart later."""
+    from netkin.representations import guest
+    from netkin.representations.inputs import feed
+
+    with guest(model), crash_refusals([spec], [model]):
+        for batch in islice(data, 1):  # the work itself refuses data without any
+            feed(model, batch)
+
+
+def _begin(running: list[str], spec: str, model: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    running[:] = [f"{spec!r} could not be run on {_shapes_of({'inputs': next(iter(inputs), None), **keywords})}"]
+
+
+def _end(running: list[str], model: nn.Module, inputs: Any, output: Any) -> None:
+    # a crash skips this, and what was running stays noted
+    running.clear()
+
+
+def _shapes_of(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} of shape {tuple(x.shape)}" for name, x in given.items() if hasattr(x, "shape")) or "this"
+
+
+def _first_line(fault: Exception) -> str:
+    first = next(iter(str(fault).strip().splitlines()), "").rstrip(".")
+    return f"{type(fault).__name__}: {first}" if first else type(fault).__name__

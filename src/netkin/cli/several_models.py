@@ -13,9 +13,9 @@ import click
 
 from netkin.cli.compare import kind_of_file, open_statistics, refuse_result, warn_of_missing_parts
 from netkin.cli.options import DEVICE, KNOWN, NAMES, TRANSFORM, example, result_options, task_options
-from netkin.cli.outputs import OutputFiles, as_json
-from netkin.cli.refusals import crash_refusals, with_refusals
+from netkin.cli.outputs import OutputFiles, as_json, with_refusals
 from netkin.cli.running import (
+    crash_refusals,
     functions_of,
     load_batches,
     load_models,

@@ -21,14 +21,15 @@ from netkin.cli.options import (
     memory_option,
     result_options,
 )
-from netkin.cli.outputs import OutputFiles, as_json
-from netkin.cli.refusals import crash_refusals, in_options, refuse_crash, with_refusals
+from netkin.cli.outputs import OutputFiles, as_json, in_options, with_refusals
 from netkin.cli.running import (
+    crash_refusals,
     functions_of,
     load_batches,
     load_models,
     named_models,
     refuse_absent_device,
+    refuse_crash,
     tell_random_weights,
 )
 

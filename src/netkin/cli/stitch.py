@@ -23,13 +23,13 @@ from netkin.cli.options import (
     example,
     result_options,
 )
-from netkin.cli.outputs import OutputFiles, as_json
-from netkin.cli.refusals import REFUSED, in_options, refuse_crash, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, as_json, in_options, with_refusals
 from netkin.cli.running import (
     load_batches,
     load_models,
     named_models,
     refuse_absent_device,
+    refuse_crash,
     resume_hint,
     tell_random_weights,
 )

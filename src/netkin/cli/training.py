@@ -27,10 +27,10 @@ from netkin.cli.options import (
     recipe_settings,
     result_options,
 )
-from netkin.cli.outputs import OutputFiles, as_json
-from netkin.cli.refusals import REFUSED, crash_refusals, in_options, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, as_json, in_options, with_refusals
 from netkin.cli.running import (
     Result,
+    crash_refusals,
     functions_of,
     prepare,
     read_from_weights,
@@ -343,7 +343,7 @@ def _federate(
     """Load what was named, deal the data out, and call the library."""
     from netkin.applications.federated import federate as run
     from netkin.applications.federated import split_by_classes
-    from netkin.applications.federated.federate import local_recipe
+    from netkin.applications.federated.local_training import local_recipe
     from netkin.representations.filters import decompose
     from netkin.sources import load_model
 

@@ -21,7 +21,11 @@ SUFFIX = ".job"  # of the folder beside a result
 RESTART = "start again with `overwrite=True`"
 WORDS = {"chunks": "`errors`", "measures digest": "the code of its measures"}
 OF_MODELS = ("models", "weights")  # what holds the weights of each by its name
-_DIGEST = re.compile(r"(?:[,;] )?(?:mark |digest )?\b[0-9a-f]{16,24}\b")
+# 16 or 24 hex digits; without a word before them at least one letter, or 24 digits, else they are a number
+_DIGEST = re.compile(
+    r"(?:[,;] )?(?:(?:mark |digest )(?:[0-9a-f]{24}|[0-9a-f]{16})"
+    r"|(?<![\w.])(?:[0-9a-f]{24}|(?=\d*[a-f])[0-9a-f]{16}))\b"
+)
 SILENT = 60  # seconds without a heartbeat after which a process on another machine is taken for dead
 
 

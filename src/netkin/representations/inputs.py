@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, Subset
 
-from netkin.arrays import refuse_masked
+from netkin.arrays import plain_array, refuse_masked
 from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.identity.data import LABELS
 from netkin.progress import reporting
@@ -126,16 +126,16 @@ def inputs_of(batch: Any) -> Any:
 def labels_of(batch: Any) -> Any:
     """Return the labels in a batch: a tuple's or list's second element, a mapping's under a usual name; else None."""
     if isinstance(batch, (tuple, list)):
-        return batch[1] if len(batch) > 1 else None
+        return plain_array(batch[1]) if len(batch) > 1 else None
     if isinstance(batch, Mapping):
-        return next((batch[name] for name in sorted(LABELS) if name in batch), None)
+        return next((plain_array(batch[name]) for name in sorted(LABELS) if name in batch), None)
     return None
 
 
 def attention_mask(batch: Any) -> Any:
     """Return the batch's `attention_mask`, or None where it has none."""
     inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-    return inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    return plain_array(inputs.get("attention_mask")) if isinstance(inputs, Mapping) else None
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -351,6 +351,7 @@ def _moved(leaf: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(leaf, np.ma.MaskedArray):
         refuse_masked(leaf, "data")
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub":
+        leaf = plain_array(leaf)
         shared = leaf.flags.writeable and min(leaf.strides, default=0) >= 0
         leaf = torch.as_tensor(leaf if shared else leaf.copy())
     if not isinstance(leaf, Tensor):

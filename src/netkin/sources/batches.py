@@ -19,6 +19,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from netkin.arrays import plain_array
 from netkin.errors import NetkinError, SourceError, ValueFault
 from netkin.identity.data import contents
 from netkin.sources.names import in_short
@@ -259,7 +260,7 @@ def _labels(data: Data) -> Tensor | None:
     found = data.labels if isinstance(data, Batches) else _labels_of(data.batches.dataset)  # type: ignore[attr-defined]
     if found is None:
         return None
-    labels = torch.as_tensor(found)
+    labels = torch.as_tensor(plain_array(found))
     return labels if labels.ndim == 1 and not labels.is_floating_point() and len(labels) == data.examples else None
 
 
@@ -268,7 +269,7 @@ def _labels_of(dataset: Any) -> Any:
         return dataset.tensors[1] if len(dataset.tensors) > 1 else None
     if isinstance(dataset, Subset):
         inner = _labels_of(dataset.dataset)
-        return None if inner is None else torch.as_tensor(inner)[torch.as_tensor(dataset.indices)]
+        return None if inner is None else torch.as_tensor(plain_array(inner))[torch.as_tensor(dataset.indices)]
     return getattr(dataset, "targets", getattr(dataset, "labels", None))
 
 

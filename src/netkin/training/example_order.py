@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from netkin.arrays import plain_array
 from netkin.errors import ShapeError, ValueFault
 from netkin.identity import DataDigest
 from netkin.identity.data import contents, summed_hashes
@@ -49,7 +50,7 @@ def arrays_in(data: Any) -> Any:
     if isinstance(data, str):
         return labelled_arrays(data, "`data`")
     if isinstance(data, (Tensor, np.ndarray)):
-        return torch.as_tensor(data)
+        return torch.as_tensor(plain_array(data))
     if not isinstance(data, (tuple, Mapping)) or not data:
         return None
     found = [leaf for _, leaf in leaves(data)]
@@ -61,7 +62,7 @@ def arrays_in(data: Any) -> Any:
             f"the arrays of `data` must have a row for each example; got {' and '.join(map(str, sorted(lengths)))} "
             "rows. Batches are given as a list."
         )
-    return mapped(torch.as_tensor, data)
+    return mapped(lambda leaf: torch.as_tensor(plain_array(leaf)), data)
 
 
 def labelled_arrays(data: Any, what: str) -> tuple[Tensor, Tensor]:

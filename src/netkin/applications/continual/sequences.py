@@ -24,7 +24,6 @@ from netkin.applications.continual.learners import (
     TaskHeads,
     refuse_options,
 )
-from netkin.applications.continual.task_splits import Task, refuse_tasks
 from netkin.comparing.compare import compare_many
 from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, did_you_mean
 from netkin.identity import described_call, settings_digest, weights_digest
@@ -40,6 +39,7 @@ from netkin.sources.architectures import seeded
 from netkin.sources.batches import LabelledData
 from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy, train
+from netkin.training.class_splits import Task, refuse_tasks
 from netkin.training.example_order import TEST_BATCH
 from netkin.training.recipe import recipe_of
 from netkin.training.restarts import form_of, pack_state, unpack_state
@@ -355,7 +355,7 @@ def _features(body: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _head_size(learner: Learner, task: int) -> int:
-    return sum(learner.own[task][name].numel() for name in learner._head(task))
+    return sum(learner.own[task][name].numel() for name in learner.head_weights(task))
 
 
 def _refuse(learnt: LearntTasks, k: int, choice: str, candidates: str) -> None:
