@@ -17,10 +17,10 @@ from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.files import Location, damage_reported
 from netkin.identity import described_call
 from netkin.progress import ProgressOption, Report, reporting
-from netkin.representations.guests import evaluating, model_lock, random_states_kept
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import LABELS, device_of, dtype_of, inputs_of, labels_of
 from netkin.representations.layers import refuse_lazy, unwrapped
+from netkin.settings import evaluating, model_lock, random_states_kept
 from netkin.sources.architectures import digits, seeded
 from netkin.sources.datasets import load_data
 from netkin.sources.names import by_name

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reporting, showing
-from netkin.representations.guests import evaluating, model_lock, random_states_kept
 from netkin.representations.inputs import device_of, dtype_of
+from netkin.settings import evaluating, model_lock, random_states_kept
 from netkin.training import restarts
 from netkin.training.example_order import arrays_in, placed
 from netkin.training.loop import Loss, default_loss, loss_and_accuracy, refuse_untrainable, train

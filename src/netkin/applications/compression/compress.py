@@ -45,11 +45,11 @@ from netkin.errors import ForwardError, NameClash, NetkinError, UnknownName, Val
 from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.progress import ProgressOption, showing
 from netkin.representations import batches_of, guest
-from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression
 from netkin.results.text import plural
+from netkin.settings import random_states_kept
 from netkin.sources.batches import overlap_remark
 from netkin.sources.models import load_model
 from netkin.sources.names import by_name

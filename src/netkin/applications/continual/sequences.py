@@ -32,9 +32,9 @@ from netkin.jobs.job import Part
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.filters import atom_layers
-from netkin.representations.guests import evaluating, model_lock, random_states_kept
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.results.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies, TaskEnsembles
+from netkin.settings import evaluating, model_lock, random_states_kept
 from netkin.sources.architectures import seeded
 from netkin.sources.batches import LabelledData
 from netkin.sources.models import load_model

@@ -30,11 +30,11 @@ from netkin.applications.sparsity.masks import (
 )
 from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean, outside, refuse_below
 from netkin.progress import ProgressOption, reporting, showing
-from netkin.representations.guests import model_lock, random_states_kept
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import device_of, dtype_of, inputs_of, labels_of
 from netkin.representations.layers import Spec
 from netkin.results.weight_sparsity import WeightSparsity
+from netkin.settings import model_lock, random_states_kept
 from netkin.sources.names import by_name
 from netkin.training import Recipe, restarts
 from netkin.training.example_order import course_of, placed
