@@ -13,7 +13,6 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import ShapeError, UnknownName, did_you_mean
-from netkin.results.packing import plain
 from netkin.results.records import (
     FrozenRecord,
     checked,
@@ -23,6 +22,7 @@ from netkin.results.records import (
     frozen_mapping,
     now,
     optional,
+    plain,
     plain_fields,
 )
 from netkin.results.text import HOLE, grid, plural, terminal_width, wrapped

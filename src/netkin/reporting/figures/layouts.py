@@ -46,7 +46,7 @@ from netkin.results import Comparison, Comparisons, Federation, Ranking, Series,
 from netkin.results.comparison import distances_of
 from netkin.results.compression import Compression
 from netkin.results.labels import is_worth
-from netkin.results.packing import plain
+from netkin.results.records import plain
 from netkin.results.text import has_errors
 from netkin.results.weight_sparsity import SparsityStudy
 

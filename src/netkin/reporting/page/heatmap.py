@@ -21,7 +21,8 @@ from netkin.reporting.scales import SHADES, Scale, ink, palette, scales_of, shad
 from netkin.reporting.words import bound, direction, grouped_reasons, meaning_of, number, range_of, shortened
 from netkin.results import Comparison, Series, Values
 from netkin.results.labels import NOT_ASKED, listing
-from netkin.results.packing import facts, plain
+from netkin.results.packing import facts
+from netkin.results.records import plain
 from netkin.results.text import plural
 from netkin.results.values import student_quantile
 
