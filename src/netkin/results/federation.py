@@ -15,6 +15,7 @@ import numpy as np
 from netkin import __version__, files
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.comparison import Comparison, user_clusters
+from netkin.results.labels import plural
 from netkin.results.packing import document, from_document, packed, unpacked
 from netkin.results.records import (
     FrozenRecord,
@@ -27,7 +28,7 @@ from netkin.results.records import (
     plain_fields,
     same_fields,
 )
-from netkin.results.text import plural, terminal_width, wrapped
+from netkin.results.text import terminal_width, wrapped
 
 KIND = "federation"
 ARRAYS = ("shared", "personal")

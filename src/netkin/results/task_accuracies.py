@@ -13,6 +13,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import ShapeError, UnknownName, did_you_mean
+from netkin.results.labels import HOLE, plural
 from netkin.results.records import (
     FrozenRecord,
     checked,
@@ -25,7 +26,7 @@ from netkin.results.records import (
     plain,
     plain_fields,
 )
-from netkin.results.text import HOLE, grid, plural, terminal_width, wrapped
+from netkin.results.text import grid, terminal_width, wrapped
 from netkin.results.values import Values
 
 KIND, ENSEMBLES = "task accuracies", "task ensembles"

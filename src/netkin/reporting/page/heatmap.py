@@ -15,15 +15,26 @@ from typing import Any
 import numpy as np
 
 from netkin.reporting.charts import StepAxis
-from netkin.reporting.grids import Grid, frames, grid_of, kept_columns, trimmed
+from netkin.reporting.grids import (
+    SHADES,
+    Grid,
+    Scale,
+    frames,
+    grid_of,
+    ink,
+    kept_columns,
+    palette,
+    scales_of,
+    shades,
+    trimmed,
+    zoomed,
+)
 from netkin.reporting.page.document import Markup, joined, name, tag
-from netkin.reporting.scales import SHADES, Scale, ink, palette, scales_of, shades, zoomed
 from netkin.reporting.words import bound, direction, grouped_reasons, meaning_of, number, range_of, shortened
 from netkin.results import Comparison, Series, Values
-from netkin.results.labels import NOT_ASKED, listing
+from netkin.results.labels import NOT_ASKED, listing, plural
 from netkin.results.packing import facts
 from netkin.results.records import plain
-from netkin.results.text import plural
 from netkin.results.values import student_quantile
 
 MOST = 5  # reasons shown in one place
