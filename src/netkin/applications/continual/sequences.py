@@ -41,8 +41,7 @@ from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy, train
 from netkin.training.class_splits import Task, refuse_tasks
 from netkin.training.example_order import TEST_BATCH
-from netkin.training.recipe import recipe_of
-from netkin.training.restarts import form_of, pack_state, unpack_state
+from netkin.training.recipe import form_of, pack_state, recipe_of, unpack_state
 
 Model = nn.Module | str | Callable[[], nn.Module]
 CHOICES = ("most similar", "least similar", "random")
