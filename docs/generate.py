@@ -240,7 +240,6 @@ def names_of_the_library() -> str:
     """Return the names that the command line shows, as they are registered in the library."""
     from netkin.applications.continual.learners import LEARNERS
     from netkin.applications.federated import ALGORITHMS, SOURCES
-    from netkin.applications.federated.federate import DEALS
     from netkin.applications.stitching import METHODS
     from netkin.applications.stitching.stitch_scores import SCORES as STITCH_SCORES
     from netkin.applications.transfer.scores import SCORES
@@ -248,6 +247,7 @@ def names_of_the_library() -> str:
     from netkin.representations.shapes import SHAPES
     from netkin.sources.architectures import ARCHITECTURES
     from netkin.sources.datasets import NAMED
+    from netkin.training.class_splits import DEALS
 
     ours = [name for name, one in measures().items() if one.function.__module__.startswith("netkin.")]
     kinds = {

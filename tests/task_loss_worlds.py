@@ -5,10 +5,9 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from netkin.applications.stitching.direct import matched
-from netkin.applications.stitching.ends import Transformation
+from netkin.applications.stitching.direct import Transformation, matched
+from netkin.applications.stitching.ends import joints
 from netkin.applications.stitching.fitting import fit_by_pass
-from netkin.applications.stitching.joints import joints
 from netkin.applications.stitching.map_training import train_map
 from netkin.applications.stitching.network import Stitched
 from netkin.applications.stitching.task_loss import TaskLoss

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
@@ -145,3 +146,11 @@ def also_called(**words: str) -> Callable[[Function], Function]:
         return cast("Function", called)
 
     return decorate
+
+
+def needed(module: str, extra: str, what: str) -> Any:
+    """Return a module of an optional package, or refuse with the name of the extra that brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as fault:
+        raise MissingExtra(f"{what} needs {module!r} ({fault}); `pip install 'netkin[{extra}]'` brings it.") from fault

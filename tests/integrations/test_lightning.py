@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.errors import MissingExtra, UnknownName
-from netkin.integrations.lightning import dynamics_callback
-from netkin.integrations.training_loops import LIGHTNING as PACKAGES
+from netkin.integrations.lightning import PACKAGES, dynamics_callback
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,7 +9,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.errors import MissingExtra, ValueFault
-from netkin.integrations.logs import MlflowLog, TensorBoardLog
+from netkin.integrations.training_loops import MlflowLog, TensorBoardLog
 
 
 def recorded(log, **options):
@@ -109,8 +109,10 @@ def test_without_a_package_the_extra_is_named(missing, make, sentence, monkeypat
         ("freezing.trainer_callback", "huggingface.freezing_callback"),
         ("sparsity_loss.lightning_callback", "lightning.sparsity_callback"),
         ("sparsity_loss.trainer_callback", "huggingface.sparsity_callback"),
-        ("tensorboard.TensorBoardLog", "logs.TensorBoardLog"),
-        ("mlflow.MlflowLog", "logs.MlflowLog"),
+        ("tensorboard.TensorBoardLog", "training_loops.TensorBoardLog"),
+        ("mlflow.MlflowLog", "training_loops.MlflowLog"),
+        ("logs.TensorBoardLog", "training_loops.TensorBoardLog"),
+        ("logs.MlflowLog", "training_loops.MlflowLog"),
     ],
 )
 def test_modules_that_were_joined_are_found_under_their_old_names(old, new):

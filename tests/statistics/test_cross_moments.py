@@ -10,10 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import netkin as nk
 from netkin.applications.stitching.direct import METHODS, matched
-from netkin.applications.stitching.ends import product_layout
 from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.measures import measure, registry
 from netkin.representations import recording
+from netkin.representations.shapes import product_layout
 from netkin.sources import load_data
 from netkin.sources.architectures import tiny10
 from netkin.sources.weights import load_weights

@@ -343,7 +343,7 @@ def _federate(
     """Load what was named, deal the data out, and call the library."""
     from netkin.applications.federated import federate as run
     from netkin.applications.federated import split_by_classes
-    from netkin.applications.federated.federate import local_recipe
+    from netkin.applications.federated.local_training import local_recipe
     from netkin.representations.filters import decompose
     from netkin.sources import load_model
 

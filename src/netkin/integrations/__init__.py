@@ -14,8 +14,9 @@ _MOVED = {  # modules that are part of others now, with names that were changed
         "lightning_callback": "lightning.sparsity_callback",
         "trainer_callback": "huggingface.sparsity_callback",
     },
-    "tensorboard": {"TensorBoardLog": "logs.TensorBoardLog"},
-    "mlflow": {"MlflowLog": "logs.MlflowLog"},
+    "tensorboard": {"TensorBoardLog": "training_loops.TensorBoardLog"},
+    "mlflow": {"MlflowLog": "training_loops.MlflowLog"},
+    "logs": {"TensorBoardLog": "training_loops.TensorBoardLog", "MlflowLog": "training_loops.MlflowLog"},
 }
 
 

@@ -22,11 +22,16 @@ from netkin.applications.federated.algorithms import (
     plan_for,
     received_updates,
 )
-from netkin.applications.federated.federate import local_recipe
-from netkin.applications.federated.local_training import LocalTraining, RoundWork, checked_clients, load_state, state_of
-from netkin.applications.federated.simulation import as_array
-from netkin.errors import ValueFault, refuse_below
-from netkin.integrations.training_loops import needed
+from netkin.applications.federated.local_training import (
+    LocalTraining,
+    RoundWork,
+    as_array,
+    checked_clients,
+    load_state,
+    local_recipe,
+    state_of,
+)
+from netkin.errors import ValueFault, needed, refuse_below
 from netkin.results.federation import RoundRecord
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 from netkin.applications.dynamics import DynamicsRecorder
 from netkin.applications.dynamics.recorder import read
 from netkin.applications.sparsity import CKASparsityLoss
-from netkin.errors import FileFault, ValueFault
-from netkin.integrations.training_loops import LateFreezing, LateRecorder, checkpoint_file, needed, with_term
+from netkin.errors import FileFault, ValueFault, needed
+from netkin.integrations.training_loops import LateFreezing, LateRecorder, with_term
 
 DYNAMICS, FREEZING, SPARSITY = "dynamics.netkin", "freezing.pt", "sparsity_loss.json"  # beside each checkpoint
 
@@ -62,7 +63,7 @@ class _DynamicsEvents:
         return self.recording.recorder
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        saved = checkpoint_file(args, state, DYNAMICS)
+        saved = _checkpoint_file(args, state, DYNAMICS)
         self.recording.begin(model, [], read(saved) if saved.exists() else {}, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -72,7 +73,7 @@ class _DynamicsEvents:
         self.recording.epoch(state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        path = checkpoint_file(args, state, DYNAMICS)
+        path = _checkpoint_file(args, state, DYNAMICS)
         if self.recorder is not None and path.parent.is_dir():
             self.recorder.save(path)
 
@@ -85,7 +86,7 @@ class _FreezingEvents(LateFreezing):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         _refuse_waiting(args, model)
-        freezing, saved = self.begin(model, state.max_steps), checkpoint_file(args, state, FREEZING)
+        freezing, saved = self.begin(model, state.max_steps), _checkpoint_file(args, state, FREEZING)
         if saved.exists():
             freezing.load_state_dict(torch.load(saved, map_location="cpu", weights_only=True))
         elif state.global_step and self.schedule == "similarity":
@@ -99,7 +100,7 @@ class _FreezingEvents(LateFreezing):
         self.at(state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        path = checkpoint_file(args, state, FREEZING)
+        path = _checkpoint_file(args, state, FREEZING)
         if self.freezing is not None and state.is_world_process_zero and path.parent.is_dir():
             torch.save(self.freezing.state_dict(), path)
 
@@ -120,7 +121,7 @@ class _SparsityEvents:
         self._end()  # of a training that was interrupted, which the Trainer does not report
         self.penalty = CKASparsityLoss(model, **self.options)
         self._handle = self.penalty.model.register_forward_hook(functools.partial(self._add, args), with_kwargs=True)
-        path = checkpoint_file(args, state, SPARSITY)
+        path = _checkpoint_file(args, state, SPARSITY)
         if path.exists():
             self.penalty.load_state_dict(json.loads(path.read_text()))
         elif state.global_step:
@@ -136,7 +137,7 @@ class _SparsityEvents:
         self._refuse_unused()
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        path = checkpoint_file(args, state, SPARSITY)
+        path = _checkpoint_file(args, state, SPARSITY)
         if self.penalty is not None and state.is_world_process_zero and path.parent.is_dir():
             path.write_text(json.dumps(self.penalty.state_dict()))
 
@@ -172,6 +173,11 @@ class _SparsityEvents:
                 "the Trainer does not use the loss that the model returns, to which the CKA sparsity loss was added; "
                 "add `term()` of a `CKASparsityLoss` to yours in `compute_loss`."
             )
+
+
+def _checkpoint_file(args: Any, state: Any, name: str) -> Path:
+    """Return the path of a file beside the checkpoint that the Trainer writes at this step."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / name
 
 
 @functools.cache

@@ -6,6 +6,7 @@ They work with `lightning.pytorch` and with `pytorch_lightning`.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,8 +14,10 @@ from torch import nn
 
 from netkin.applications.dynamics import DynamicsRecorder
 from netkin.applications.sparsity import CKASparsityLoss
-from netkin.errors import UnknownName, ValueFault
-from netkin.integrations.training_loops import LateFreezing, LateRecorder, lightning_packages, needed, with_term
+from netkin.errors import MissingExtra, UnknownName, ValueFault, needed
+from netkin.integrations.training_loops import LateFreezing, LateRecorder, with_term
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def dynamics_callback(
@@ -27,7 +30,7 @@ def dynamics_callback(
     With `log` the numbers also go to the trainer's own loggers. Probes travel in Lightning's checkpoints, so that a run
     that is resumed continues where it stopped.
     """
-    return _rebuilt(lightning_packages("dynamics_callback"), LateRecorder(probe, model, options), log)
+    return _rebuilt(_packages("dynamics_callback"), LateRecorder(probe, model, options), log)
 
 
 def freezing_callback(schedule: str | Mapping[str, float] = "linear", **options: Any) -> Any:
@@ -37,7 +40,7 @@ def freezing_callback(schedule: str | Mapping[str, float] = "linear", **options:
     it once training has begun. Its state travels in Lightning's checkpoints. With several processes the strategy must
     be ``"ddp_find_unused_parameters_true"``.
     """
-    return _class("FreezeTrainingCallback", _FreezingHooks, lightning_packages("freezing_callback"))(schedule, options)
+    return _class("FreezeTrainingCallback", _FreezingHooks, _packages("freezing_callback"))(schedule, options)
 
 
 def sparsity_callback(*, model: str | None = None, **options: Any) -> Any:
@@ -47,7 +50,7 @@ def sparsity_callback(*, model: str | None = None, **options: Any) -> Any:
     LightningModule itself. `penalty` holds the loss once training has begun. Its state travels in Lightning's
     checkpoints.
     """
-    return _class("SparsityLossCallback", _SparsityHooks, lightning_packages("sparsity_callback"))(model, options)
+    return _class("SparsityLossCallback", _SparsityHooks, _packages("sparsity_callback"))(model, options)
 
 
 class _DynamicsHooks:
@@ -83,7 +86,7 @@ class _DynamicsHooks:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # its class is made when it is needed, so pickle can't find it by name
-        return _rebuilt, (lightning_packages("dynamics_callback"), self.recording, self.log)
+        return _rebuilt, (_packages("dynamics_callback"), self.recording, self.log)
 
 
 class _FreezingHooks(LateFreezing):
@@ -178,6 +181,22 @@ def _penalised(step: Callable[..., Any], penalty: CKASparsityLoss, by_hand: bool
         return None if output is None else with_term(output, penalty.term())
 
     return with_penalty
+
+
+def _packages(what: str) -> tuple[str, ...]:
+    """Return the packages whose trainer may call us: those imported already, else the first that can be."""
+    imported = tuple(name for name in PACKAGES if sys.modules.get(name) is not None)
+    if imported:
+        return imported
+    try:
+        needed(PACKAGES[0], "lightning", what)
+    except MissingExtra as missing:
+        try:
+            needed(PACKAGES[1], "lightning", what)
+        except MissingExtra:
+            raise missing from None
+        return PACKAGES[1:]
+    return PACKAGES[:1]
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from netkin.errors import ForwardError, UnknownName
-from netkin.representations.guests import model_lock
 from netkin.representations.hooks import (
     copied,
     leaves,
@@ -28,11 +27,13 @@ from netkin.representations.hooks import (
     parts,
     path_to_tensor,
     rebuilt,
+    recording,
     replaced_at,
     watching,
 )
 from netkin.representations.inputs import Forward, feed
 from netkin.representations.layers import children, choose, layer_label, modules, split_call, unwrapped
+from netkin.settings import model_lock
 
 Traces = dict[frozenset[str], fx.Graph]  # of a model, by the modules that were opened
 NO_FEATURES = ("mask", "position_ids", "token_type_ids")  # inputs of a language model that are no text
@@ -61,6 +62,41 @@ def run_until(model: nn.Module, layer: str, batch: Any, forward: Forward | None 
     except _LayerReached as reached:
         return reached.output
     raise _did_not_run(layer)
+
+
+def run_layers(
+    model: nn.Module,
+    layers: Iterable[str],
+    batch: Any,
+    react: Callable[[str, Tensor], None],
+    name: str,
+    *,
+    whole: bool = False,
+) -> Any:
+    """Run a model on a batch, call `react` with each of the layers and its output, and return the model's answers.
+
+    With one layer the model is run no further than to it, unless the `whole` is wanted.
+    """
+    calls: dict[str, list[str]] = {}
+    for layer in dict.fromkeys(layers):
+        stem, number = split_call(layer)
+        calls.setdefault(f"{stem}#{number or 1}", []).append(layer)
+
+    def react_all(call: str, output: Tensor) -> None:
+        for layer in calls[call]:
+            react(layer, output)
+
+    if len(calls) == 1 and not whole:
+        (call,) = calls
+        output = run_until(model, calls[call][0], batch)
+        return react_all(call, main_tensor(output, calls[call][0]))
+    with recording(model, list(calls), react_all) as ran:
+        answers = feed(model, batch)
+    for call in calls.keys() - ran.keys():
+        raise ForwardError(
+            f"{layer_label(calls[call][0])} of {name!r} did not run in the forward of this batch; choose one that does."
+        )
+    return answers
 
 
 def run_from(model: nn.Module, layer: str, output: Any, batch: Any, forward: Forward | None = None) -> Any:

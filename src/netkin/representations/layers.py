@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -39,6 +39,10 @@ from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.sources.names import by_name
 
 IDLE = (nn.Identity, nn.modules.dropout._DropoutNd)  # what they take they give, as models run in evaluation mode
+OF_CHANNELS = (
+    nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.GroupNorm, nn.MaxPool1d,
+    nn.AvgPool1d, nn.LPPool1d, nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool1d, nn.MaxUnpool1d,
+)  # fmt: skip
 Spec = str | type[nn.Module] | Iterable[str | type[nn.Module]] | None
 
 
@@ -303,6 +307,32 @@ def _source(known: dict[str, nn.Module], name: str) -> str | None:
 
 def _is_chain(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def gives_lines(known: Mapping[str, nn.Module], name: str) -> bool:
+    """Return whether three dimensions of a module's output are n × c × length; `known` are all modules of the model.
+
+    So they are where the module's type says so: a convolution, pooling or normalisation of channels (`Conv1d`,
+    `MaxPool1d`, `BatchNorm1d`, `GroupNorm`, ...), an ``nn.Sequential`` that ends in one, or an activation or dropout
+    that follows one inside an ``nn.Sequential``.
+    """
+    module = known[name]
+    if isinstance(module, OF_CHANNELS):
+        return True
+    if _is_chain(module) and len(children(module)):
+        return gives_lines(known, _joined(name, list(children(module))[-1]))
+    is_activation = type(module).__module__ == nn.ReLU.__module__ and not isinstance(module, nn.MultiheadAttention)
+    before = _before(known, name) if is_activation or isinstance(module, IDLE) else None
+    return before is not None and gives_lines(known, before)
+
+
+def _before(known: Mapping[str, nn.Module], name: str) -> str | None:
+    """Return the module whose output a module takes, where it can be found from the enclosing `nn.Sequential`s."""
+    above, _, key = name.rpartition(".")
+    if not name or not _is_chain(known[above]):
+        return None
+    keys = list(children(known[above]))
+    return _joined(above, keys[keys.index(key) - 1]) if key != keys[0] else _before(known, above)
 
 
 def _working(chain: nn.Module, name: str, stop: int | None = None) -> list[str]:

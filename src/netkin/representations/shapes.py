@@ -43,6 +43,7 @@ from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.representations.hooks import leaves
 from netkin.representations.layers import hint_for, matching_names, modules, split_call
 
+PLACES = 32  # maps with fewer places are turned into rows: products of single examples would be too small
 __all__ = ["cls", "dft", "flatten", "last", "mean", "pool", "positions", "resize_to", "tokens"]
 
 Shape = str | Callable[[Tensor], Tensor] | None
@@ -356,3 +357,41 @@ def without_examples(output: Tensor, length: int, learnt: bool) -> str:
     if learnt or not axes_of_length(output, length):
         return f"{fact}, and none of its axes counts them"
     return f"{fact}, and which of its axes counts them is unclear, as the model runs on batches of this size only"
+
+
+def rows_by_place(output: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return activations as rows: one for each place, valid token or example."""
+    if output.ndim == 2:
+        return rows_of(output)[0]
+    return rows_of(output, "tokens", mask)[0] if output.ndim == 3 else rows_of(output, "positions")[0]
+
+
+def product_layout(output: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return activations as products take them: maps n × c × places, if there are many places, otherwise rows."""
+    if output.ndim > 3 and output[0, 0].numel() >= PLACES:
+        maps = output.flatten(2)
+        return maps if maps.dtype in (torch.float32, torch.float64) else maps.float()
+    return rows_by_place(output, mask)
+
+
+def fitting_mask(mask: Any, output: Tensor) -> Any:
+    """Return the batch's mask of valid tokens if it is one for this output, otherwise None."""
+    fits = mask is not None and output.ndim == 3 and tuple(mask.shape) == tuple(output.shape[:2])
+    return mask if fits else None
+
+
+def over_length(output: Tensor) -> Tensor:
+    """Return the mean over the places of maps of one dimension."""
+    return output.mean(2)
+
+
+def resized(maps: Tensor, size: tuple[int, ...], how: str) -> Tensor:
+    """Return maps in another size, by their average, as the nearest or by linear interpolation."""
+    if how == "average" and len(size) == 1:
+        return resize_to(maps.unsqueeze(2), (1, *size)).squeeze(2).to(maps.dtype)
+    if how == "average":
+        return resize_to(maps, size).to(maps.dtype)
+    if how == "nearest":
+        return functional.interpolate(maps, size, mode=how)
+    mode = ("linear", "bilinear", "trilinear")[len(size) - 1]
+    return functional.interpolate(maps, size, mode=mode, align_corners=False)

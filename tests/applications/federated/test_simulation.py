@@ -12,8 +12,9 @@ from torch import nn
 
 import netkin as nk
 from federated_worlds import OPTIONS, clients, network, same
-from netkin.applications.federated import ALGORITHMS, federate, local_training, simulation
+from netkin.applications.federated import ALGORITHMS, federate, local_training
 from netkin.applications.federated.algorithms import sampled
+from netkin.applications.federated.federate import Simulation
 from netkin.errors import FileFault, ForwardError, NetkinError, ShapeError, UnknownName
 from processes import ended, started
 
@@ -85,14 +86,14 @@ def test_bfloat16_networks_can_be_federated_and_saved(tmp_path):
 
 def stopping(monkeypatch, at, stop):
     """Let a federation be stopped after it has kept its round `at`."""
-    keep = simulation.Simulation._keep
+    keep = Simulation._keep
 
     def keep_and_stop(self, standing):
         keep(self, standing)
         if len(standing.records) == at:
             stop()
 
-    monkeypatch.setattr(simulation.Simulation, "_keep", keep_and_stop)
+    monkeypatch.setattr(Simulation, "_keep", keep_and_stop)
 
 
 def interrupt():

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from netkin.applications.stitching.direct import LinearMap
-from netkin.applications.stitching.ends import End, Meeting, Transformation, gives_lines
+from netkin.applications.stitching.direct import LinearMap, Transformation
+from netkin.applications.stitching.ends import End, Meeting
 from netkin.applications.stitching.network import Stitched, stitched_network
 from netkin.errors import ShapeError, UnknownName, ValueFault
-from netkin.representations.layers import modules
+from netkin.representations.layers import gives_lines, modules
 from stitching_worlds import Maps, Rows, Shares, built, drawn
 
 

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, log_softmax
 
-from netkin.applications.continual.task_splits import Task
 from netkin.errors import UnknownName, ValueFault, refuse_unlisted
 from netkin.progress import ProgressOption
 from netkin.representations.filters import atom_layers, decompose, put
-from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import modules, unwrapped
+from netkin.settings import evaluating
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.training import Hook, Recipe, train
+from netkin.training.class_splits import Task
 from netkin.training.example_order import placed
 
 CHUNK = 16  # examples whose gradients are taken at once
@@ -91,7 +91,7 @@ class Learner:
         self.memory: list[StateDict] = [{} for _ in tasks]
         state, private = self._state(), self.private()
         self.shared = {name: one for name, one in state.items() if not self._of_heads(name) and name not in private}
-        self.own = [{name: state[name] for name in (*private, *self._head(t))} for t in range(len(tasks))]
+        self.own = [{name: state[name] for name in (*private, *self.head_weights(t))} for t in range(len(tasks))]
 
     def prepared(self, model: nn.Module) -> nn.Module:
         """Return the network in the form in which it is trained."""
@@ -103,7 +103,7 @@ class Learner:
 
     def trained(self, task: int) -> Sequence[str]:
         """Return the parameters that learn on a task: the body and the task's head."""
-        return [*self.body(), *self._head(task)]
+        return [*self.body(), *self.head_weights(task)]
 
     def learns(self, task: int) -> bool:
         """Return whether a new task requires training."""
@@ -171,7 +171,7 @@ class Learner:
         self.shared = {name: state[name] for name in self.shared}
         self.own[task] = {name: state[name] for name in self.own[task]}
         for other in range(len(self.tasks)):
-            self.own[other] |= {name: state[name] for name in self._head(other)}
+            self.own[other] |= {name: state[name] for name in self.head_weights(other)}
 
     def _state(self) -> StateDict:
         return {name: one.detach().clone() for name, one in self.model.state_dict().items()}
@@ -179,7 +179,8 @@ class Learner:
     def _of_heads(self, name: str) -> bool:
         return name.startswith(f"{self.head}.")
 
-    def _head(self, task: int) -> list[str]:
+    def head_weights(self, task: int) -> list[str]:
+        """Return the names of the weights of a task's head."""
         return [f"{self.head}.{task}.weight", f"{self.head}.{task}.bias"]
 
 
@@ -210,7 +211,7 @@ class AtomLearner(Learner):
 
     def trained(self, task: int) -> Sequence[str]:
         """Return everything for the first task, then the atoms and the task's head."""
-        return [*(self._atoms() if task else self.body()), *self._head(task)]
+        return [*(self._atoms() if task else self.body()), *self.head_weights(task)]
 
     def finish(self, task: int) -> None:
         """Let every later task begin from the atoms of the first one."""
@@ -285,7 +286,7 @@ class ReplayLearner(Learner):
 
     def trained(self, task: int) -> Sequence[str]:
         """Return the body and the heads of all tasks that have come."""
-        return [*self.body(), *(name for one in range(task + 1) for name in self._head(one))]
+        return [*self.body(), *(name for one in range(task + 1) for name in self.head_weights(one))]
 
     def hooks(self, task: int, recipe: Recipe) -> list[Hook]:
         """Return the loss on kept examples."""

@@ -254,6 +254,22 @@ class ClientUpdate:
     examples: int
 
 
+Wire = Callable[[ClientUpdate], Iterable[ClientUpdate]]
+
+
+def arrived(came: Any) -> list[ClientUpdate]:
+    """Return what a wire let arrive; anything but updates is refused."""
+    found = list(came) if isinstance(came, Iterable) else [came]
+    if not all(isinstance(one, ClientUpdate) for one in found):
+        raise ValueFault(f"`wire` must return a list of the updates that arrive, `[update]` or `[]`; got {came!r}.")
+    return found
+
+
+def plain_wire(update: ClientUpdate) -> Iterable[ClientUpdate]:
+    """Let every update arrive as it is."""
+    return [update]
+
+
 def sampled(names: Sequence[str], share: float, seed: int, number: int) -> list[str]:
     """Return the clients of a round, drawn for each round: a share of all, at least one, in their own order."""
     count = max(1, round(share * len(names)))

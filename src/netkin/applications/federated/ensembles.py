@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,12 @@ from netkin.identity import with_call
 from netkin.measures.cosines import angles, mean_cosines
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, command, reported, showing
-from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Values
 from netkin.results.federation import Federation
 from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
+from netkin.settings import evaluating
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
@@ -181,6 +181,18 @@ def _left_out(pair: Comparison) -> list[str]:
     """Return which layer the mean is taken without, if any has no value."""
     holes = [(layer, why) for (layer, other), why in pair.table().holes.items() if layer == other]
     return [f"means are without layer {layer!r}, where there is no value: {why}" for layer, why in holes[:1]]
+
+
+def with_similarity(found: Federation) -> Federation:
+    """Return the federation with its clients' similarity by atoms, where these are their own and comparable."""
+    parts = {found.parts[name] for name in found.personal}
+    if "atoms" not in parts or "coefficients" in parts or len(found.clients) < 2:
+        return found
+    try:
+        alike: Comparison = user_similarity(found)
+    except NoValue as fault:  # atoms that are all zero, as one client has them: the federation is worth keeping
+        return replace(found, provenance={**found.provenance, "no similarity": str(fault)})
+    return replace(found, similarity=alike)
 
 
 @dataclass(frozen=True)

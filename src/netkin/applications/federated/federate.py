@@ -1,39 +1,62 @@
-"""`federate`: clients that train one network together, each on its own data, in a simulation of many at once.
+"""`federate`: clients that train one network together, each on its own data.
 
-`split_by_classes` gives each client examples of a few classes.
+All clients are simulated in one process, as a job whose rounds are its parts.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from netkin import files
-from netkin.applications.federated.algorithms import plan_for
-from netkin.applications.federated.local_training import as_examples, checked_clients, refuse_way
-from netkin.applications.federated.simulation import FederationRequest, Simulation, Wire, plain_wire
-from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault, refuse_below
-from netkin.identity import described_call
+from netkin.applications.federated.algorithms import (
+    ClientUpdate,
+    FederatedPlan,
+    Wire,
+    arrived,
+    averaged,
+    mean_loss,
+    plain_wire,
+    plan_for,
+    received_updates,
+    sampled,
+)
+from netkin.applications.federated.ensembles import with_similarity
+from netkin.applications.federated.local_training import (
+    LocalTraining,
+    RoundWork,
+    as_array,
+    checked_clients,
+    load_state,
+    local_recipe,
+    public_examples,
+    refuse_misfits,
+    refuse_way,
+    state_of,
+)
+from netkin.errors import FileFault, ForwardError, ValueFault, refuse_below
+from netkin.identity import described_call, function_digest, settings_digest
 from netkin.jobs import Job
-from netkin.progress import ProgressOption, showing
-from netkin.representations.guests import evaluating
-from netkin.representations.inputs import device_of, dtype_of
+from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import refuse_lazy, unwrapped
-from netkin.results.federation import KIND, Federation
+from netkin.results.federation import KIND, Federation, RoundRecord
+from netkin.results.records import checked, plain_fields
 from netkin.sources.batches import LabelledData
 from netkin.sources.names import by_name
-from netkin.training import Recipe
-from netkin.training.example_order import placed
-from netkin.training.recipe import recipe_of
+from netkin.sources.weights import StateDict
+from netkin.training import Recipe, accuracy, train
+from netkin.training.example_order import Arrays
+from netkin.training.recipe import form_of
 
-USUAL = Recipe(epochs=1, rate=0.01, momentum=0.9, batch=32)  # rate and momentum of section A.2
+REACHED, PRETRAINING = "standing", "pretraining"
 
 
 @by_name(models="model")
@@ -116,10 +139,10 @@ def federate(
     asked = FederationRequest(
         model=unwrapped(model), plan=plan, clients=train_data, tests=tests, rounds=rounds, share=share,
         recipe=local_recipe(recipe, settings), pull=pull, head_epochs=head_epochs,
-        public=_public(public) if pretrains else None, pretrain_epochs=pretrain_epochs, finetune=finetune,
+        public=public_examples(public) if pretrains else None, pretrain_epochs=pretrain_epochs, finetune=finetune,
         test_every=test_every, wire=wire or plain_wire, how=how, seed=seed,
     )  # fmt: skip
-    _refuse_misfits(asked)
+    refuse_misfits(asked.model, train_data, tests)
     files.refuse_output(save, KIND, overwrite=overwrite)
     identity = {} if save is None else asked.identity
     call = described_call("nk.federate", model=model, algorithm=algorithm, coefficients=coefficients, rounds=rounds,
@@ -128,23 +151,6 @@ def federate(
         found = Simulation(asked, job).run(call)
         if save is not None:
             found.save(save, overwrite=overwrite)
-    return found
-
-
-def local_recipe(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
-    """Return how a client trains in a round: the usual way, or a recipe, with some settings changed."""
-    start = USUAL if recipe is None else recipe
-    if settings.get("steps") is not None and "epochs" not in settings and recipe is None:
-        settings = settings | {"epochs": None}
-    return recipe_of(start, settings)
-
-
-def _public(public: Any) -> LabelledData:
-    if public is None:
-        raise ValueFault("pretraining needs data that no client owns; give `public=(inputs, labels)`.")
-    found = as_examples(public, "`public`")
-    if not len(found[1]):
-        raise ValueFault("`public` holds no examples.")
     return found
 
 
@@ -165,130 +171,230 @@ def _refuse_no_tests(every: Any, tests: Mapping[str, LabelledData]) -> None:
         raise ValueFault("`test_every` needs data to test on; give `test=`.")
 
 
-@torch.no_grad()
-def _refuse_misfits(asked: FederationRequest) -> None:
-    """Refuse labels beyond the network's outputs, which on a GPU would end the process."""
-    shapes = Counter(tuple(inputs.shape[1:]) for inputs, _ in asked.clients.values())
-    usual, _ = shapes.most_common(1)[0]
-    inputs = next(one for one, _ in asked.clients.values() if tuple(one.shape[1:]) == usual)
-    model = copy.deepcopy(asked.model)
-    with evaluating(model):
-        try:
-            outputs = model(placed(inputs[:2], device_of(model), dtype_of(model)))
-        except Exception as fault:
-            raise ForwardError(f"the model can't run on the clients' examples of shape {usual}: {fault}") from fault
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2:
-        raise ShapeError("a federation trains classifiers, which give a matrix of scores, a row for each example.")
-    for name, (_, labels) in [*asked.clients.items(), *asked.tests.items()]:
-        if int(labels.max()) >= outputs.shape[1]:
-            raise ShapeError(
-                f"client {name!r} has labels up to {int(labels.max())}, and the network {outputs.shape[1]} outputs."
-            )
-
-
-DEALS = ("random", "groups")
-
-
 @dataclass(frozen=True, eq=False)
-class ClientSplit:
-    """The examples of each client by its name, for training and for tests, and which classes they are of."""
+class FederationRequest:
+    """The validated arguments of a federation."""
 
-    train: Mapping[str, LabelledData]
-    test: Mapping[str, LabelledData]
-    classes: Mapping[str, tuple[int, ...]]
+    model: nn.Module
+    plan: FederatedPlan
+    clients: Mapping[str, LabelledData]
+    tests: Mapping[str, LabelledData]
+    rounds: int
+    share: float
+    recipe: Recipe
+    pull: float
+    head_epochs: int | None
+    public: LabelledData | None
+    pretrain_epochs: int
+    finetune: int
+    test_every: int | None
+    wire: Wire
+    how: str
+    seed: int
 
-    def __str__(self) -> str:
-        return "\n".join(
-            f"{name}: {len(self.train[name][1]):,} examples of classes {', '.join(map(str, own))}"
-            for name, own in self.classes.items()
-        )
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What all rounds depend on; more of them may follow."""
+        still = [name for name, weight in self.model.named_parameters() if not weight.requires_grad]
+        source = self.plan.coefficients or "none"
+        every = {"public": self.public, **{f"client {name}": own for name, own in self.clients.items()}}
+        digests = {name: Arrays(own, self.recipe, 0).digest() for name, own in every.items() if own is not None}
+        return self._tested | {
+            "model": settings_digest([state_of(self.model), form_of(self.model), still, self.plan.parts]),
+            "algorithm": self.plan.algorithm.name, "coefficients": source, "recipe": settings_digest(self.recipe),
+            "share": self.share, "pull": self.pull, "head epochs": self.head_epochs or 0, "seed": self.seed,
+            "pretraining epochs": self.pretrain_epochs if self.public is not None else 0,
+            "set of data": settings_digest(digests), "wire": function_digest(self.wire),
+        }  # fmt: skip
 
-
-def split_by_classes(
-    data: Any,
-    clients: int,
-    classes: int,
-    *,
-    test: Any = None,
-    deal: str = "random",
-    equal: bool = False,
-    seed: int = 0,
-) -> ClientSplit:
-    """Return labelled examples split among clients, each of which gets examples of a few classes only.
-
-    No example goes to two clients: those of a class are divided evenly among its clients.
-
-    Args:
-        data: arrays ``(inputs, labels)``, or a name as for `nk.load_data`.
-        clients: how many clients there are.
-        classes: how many classes each has.
-        test: arrays to test on, split in the same way, if any.
-        deal: "random" draws each client's classes so that all classes have about as many clients; "groups" cuts the
-            classes into groups, in order, and gives each group to as many clients, one after the other.
-        equal: whether examples are left out so that all clients have as many to train on, of each of their classes.
-        seed: of the drawing.
-
-    Example:
-        >>> found = split_by_classes((torch.zeros(12, 2), torch.arange(12) % 4), clients=4, classes=2, deal="groups")
-        >>> found.classes
-        {'0': (0, 1), '1': (0, 1), '2': (2, 3), '3': (2, 3)}
-        >>> [len(labels) for _, labels in found.train.values()]
-        [3, 3, 3, 3]
-    """
-    inputs, labels = as_examples(data, "`data`")
-    every = labels.unique().tolist()
-    _refuse_counts(clients, classes, len(every))
-    if deal not in DEALS:
-        raise UnknownName(f"classes are dealt by {' or '.join(map(repr, DEALS))}; got deal={deal!r}.")
-    generator = torch.Generator().manual_seed(seed)
-    held = _grouped(every, clients, classes) if deal == "groups" else _drawn(every, clients, classes, generator)
-    names = [str(number) for number in range(clients)]
-    train = _dealt(inputs, labels, held, names, generator, equal)
-    tests = {} if test is None else _dealt(*as_examples(test, "`test`"), held, names, generator)
-    return ClientSplit(train, tests, dict(zip(names, held, strict=True)))
+    @property
+    def _tested(self) -> dict[str, Any]:
+        """What the accuracies in the records depend on."""
+        if not self.test_every:
+            return {}
+        whole = self.recipe.but(drop_last=False, shift=0, flip=False)
+        digests = {name: Arrays(own, whole, 0).digest() for name, own in self.tests.items()}
+        return {"tested every": self.test_every, "test data": settings_digest(digests)}
 
 
-def _refuse_counts(clients: Any, classes: Any, available: int) -> None:
-    refuse_below(1, clients=clients, classes=classes)
-    if classes > available:
-        raise ValueFault(f"a client can't have {classes} classes: the data have {available}.")
+@dataclass
+class _Progress:
+    """The state of a federation: the round, what is shared, what each client keeps, and what was recorded."""
+
+    shared: StateDict
+    kept: list[StateDict]
+    records: list[RoundRecord] = field(default_factory=list)
+    untuned: Mapping[str, str] = field(default_factory=dict)
 
 
-def _grouped(every: list[int], clients: int, classes: int) -> list[tuple[int, ...]]:
-    groups = [tuple(every[start : start + classes]) for start in range(0, len(every), classes)]
-    if len(every) % classes or clients % len(groups):
-        raise ValueFault(
-            f"{len(every)} classes in groups of {classes} can't be given to {clients} clients, as many to each group; "
-            "choose numbers that divide each other, or deal='random'."
-        )
-    return [group for group in groups for _ in range(clients // len(groups))]
+class Simulation:
+    """A federation in one process, as a job whose rounds are its parts."""
 
+    def __init__(self, asked: FederationRequest, job: Job):
+        self.asked, self.job, self.plan, self.names = asked, job, asked.plan, list(asked.clients)
+        self.training = LocalTraining(copy.deepcopy(asked.model), asked.recipe, asked.how)
+        self.base = state_of(asked.model)
 
-def _drawn(every: list[int], clients: int, classes: int, generator: torch.Generator) -> list[tuple[int, ...]]:
-    """Give each client the classes that have the fewest clients yet, ties drawn at random."""
-    taken, found = torch.zeros(len(every)), []
-    for _ in range(clients):
-        rank = taken + torch.rand(len(every), generator=generator) / 2
-        chosen = rank.argsort()[:classes]
-        taken[chosen] += 1
-        found.append(tuple(sorted(every[place] for place in chosen.tolist())))
-    return found
+    def run(self, call: str) -> Federation:
+        """Return the federation, from its first round or from where it stopped."""
+        last = [f"fine-tuning after round {self.asked.rounds}"] * bool(self.asked.finetune)
+        first = [PRETRAINING] * (self.asked.public is not None)
+        self.job.expect([*first, *(f"round {number}" for number in range(1, self.asked.rounds + 1)), *last])
+        if self.asked.public is not None:
+            self.base |= self._restored(self.job.part(PRETRAINING, self._pretrained).arrays, "base")
+        reached = self._start()
+        with reporting(self.asked.rounds, "federating", "rounds", done=len(reached.records)) as report:
+            for number in range(len(reached.records) + 1, self.asked.rounds + 1):
+                self.job.check()
+                self._round(reached, number)
+                self._keep(reached)
+                report.update()
+        for name in last:
+            tuned = self.job.part(name, lambda: self._finetuned(reached))
+            reached.kept = self._unstacked(self._restored(tuned.arrays, "kept"))
+            reached.untuned = tuned.values.get("failed", {})
+        return self._finished(reached, call)
 
+    def _start(self) -> _Progress:
+        """Return where the federation stood, or its beginning."""
+        held = self.job.find(REACHED)
+        if held is None:
+            own = {name: self.base[name] for name in self.plan.kept}
+            return _Progress({name: self.base[name] for name in self.plan.travelling}, [own] * len(self.names))
+        with files.damage_reported(f"{self.job.folder}: {REACHED}"):
+            records = [checked(RoundRecord, one) for one in held.values["records"]]
+            shared = self._restored(held.arrays, "shared")
+            kept = self._unstacked(self._restored(held.arrays, "kept"))
+        if len(records) > self.asked.rounds:
+            raise FileFault(
+                f"{str(self.job.folder)!r} holds {len(records)} rounds, more than the {self.asked.rounds} asked for; "
+                "ask for as many or more, or give another path."
+            )
+        for one in records:  # the process may have been killed between the two writings
+            self.job.part(f"round {one.round}", partial(plain_fields, one))
+        return _Progress(shared, kept, records)
 
-def _dealt(
-    inputs: Tensor, labels: Tensor, held: list[tuple[int, ...]], names: list[str], generator: torch.Generator,
-    equal: bool = False,
-) -> dict[str, LabelledData]:  # fmt: skip
-    """Divide the examples of each class among the clients that hold it; the first of them changes with the class."""
-    rows: list[list[Tensor]] = [[] for _ in held]
-    owners = {one: [k for k, own in enumerate(held) if one in own] for one in sorted({c for own in held for c in own})}
-    counts = labels.bincount(minlength=max(owners) + 1).tolist()
-    most = min(counts[one] // len(own) for one, own in owners.items()) if equal else None
-    for turn, (one, own) in enumerate(owners.items()):
-        places = (labels == one).nonzero().flatten().cpu()
-        order = places[torch.randperm(len(places), generator=generator)]
-        first = turn % len(own)
-        for owner, part in zip(own[first:] + own[:first], order.tensor_split(len(own)), strict=True):
-            rows[owner].append(part[:most])
-    joined = [torch.cat(own).to(labels.device) for own in rows]
-    return {name: (inputs[own], labels[own]) for name, own in zip(names, joined, strict=True)}
+    def _keep(self, reached: _Progress) -> None:
+        if self.job.folder is not None:
+            shared = {f"shared/{name}": as_array(one) for name, one in reached.shared.items()}
+            records = {"records": [plain_fields(one) for one in reached.records]}
+            self.job.keep(REACHED, records, self._packed(reached.kept) | shared)
+        self.job.keep(f"round {reached.records[-1].round}", plain_fields(reached.records[-1]))
+
+    def _round(self, reached: _Progress, number: int) -> None:
+        """Let the clients of a round work, and change the state by what arrives."""
+        asked = sampled(self.names, self.asked.share, self.asked.seed, number)
+        places = [self.names.index(name) for name in asked]
+        work = self._work(asked, number)
+        sent, own = self.plan.algorithm.local(reached.shared, [reached.kept[place] for place in places], work)
+        for place, (number_in_round, state) in zip(places, enumerate(own), strict=True):
+            if number_in_round not in work.failed:
+                few = len(asked) < len(self.names)  # a view would keep the weights of all clients of the round
+                reached.kept[place] = {name: state[name].clone() if few else state[name] for name in self.plan.kept}
+        failed = {asked[place]: why for place, why in work.failed.items()}
+        working = [(name, state) for name, state in zip(asked, sent, strict=True) if name not in failed]
+        counted, faults = self._exchange(reached, working, number) if self.plan.travelling else (
+            [name for name, _ in working], {})  # fmt: skip
+        self._refuse_nobody(reached, asked, failed)
+        loss = mean_loss([work.losses[asked.index(name)] for name in counted])
+        tested = self.asked.test_every and (number % self.asked.test_every == 0 or number == self.asked.rounds)
+        accuracies = self._accuracies(reached)[0] if tested else {}
+        reached.records.append(RoundRecord(number, tuple(asked), tuple(counted), failed | faults, loss, accuracies))
+
+    def _exchange(
+        self, reached: _Progress, working: Sequence[tuple[str, StateDict]], number: int
+    ) -> tuple[list[str], dict[str, str]]:
+        """Send the clients' weights over the wire, and take the mean of those that count."""
+        arriving: list[ClientUpdate] = []
+        for name, state in working:
+            weights = {key: state[key] for key in self.plan.travelling}
+            came = self.asked.wire(ClientUpdate(name, number, weights, len(self.asked.clients[name][1])))
+            arriving += arrived(came)
+        good, faults = received_updates(arriving, [name for name, _ in working], number, reached.shared)
+        if good:
+            reached.shared = averaged(good, reached.shared)
+        return [one.client for one in good], faults
+
+    def _work(self, asked: Sequence[str], number: int) -> RoundWork:
+        clients = [(name, self.asked.clients[name]) for name in asked]
+        return RoundWork(
+            self.training, self.plan, self.base, clients, seed=self.asked.seed, number=number, pull=self.asked.pull,
+            head_epochs=self.asked.head_epochs,
+        )  # fmt: skip
+
+    def _refuse_nobody(self, reached: _Progress, asked: Sequence[str], failed: Mapping[str, str]) -> None:
+        """Refuse to go on where no client has ever worked: that is no client's fault."""
+        several = len(asked) > 1 or len(self.names) == 1
+        if several and len(failed) == len(asked) and not any(one.counted for one in reached.records):
+            name, why = next(iter(failed.items()))
+            raise ForwardError(f"all {len(asked)} clients of the round failed; of client {name!r}, {why}")
+
+    def _finetuned(self, reached: _Progress) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return why the training of some clients by themselves failed, and what each client keeps after it."""
+        work = self._work(self.names, self.asked.rounds + 1)
+        starts = [self._whole(reached, place) for place in range(len(self.names))]
+        only = self.plan.personal_at_last
+        found = work.train(starts, only, epochs=self.asked.finetune)
+        buffers = [name for name, _ in self.asked.model.named_buffers()]
+        kept = [{name: state[name] for name in {*self.plan.kept, *only, *buffers}} for state in found]
+        return {"failed": {self.names[place]: why for place, why in work.failed.items()}}, self._packed(kept)
+
+    def _whole(self, reached: _Progress, place: int) -> StateDict:
+        return self.base | reached.shared | reached.kept[place]
+
+    def _pretrained(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return the weights to begin with: all of them, or the coefficients alone, after training on public data."""
+        made = copy.deepcopy(self.asked.model)
+        if self.plan.coefficients == "fixed":
+            for name, weight in made.named_parameters():
+                weight.requires_grad_(weight.requires_grad and self.plan.parts[name] != "coefficients")
+        recipe = self.asked.recipe.but(epochs=self.asked.pretrain_epochs, steps=None)
+        history = train(made, self.asked.public, recipe, seed=self.asked.seed, progress=False)
+        state, whole = state_of(made), self.plan.algorithm.pretrains
+        names = [name for name in state if whole or self.plan.parts[name] == "coefficients"]
+        return {"loss": history[-1]["loss"]}, {f"base/{name}": as_array(state[name]) for name in names}
+
+    # --- to and from files --------------------------------------------------------------------------------------------
+
+    def _packed(self, kept: Sequence[StateDict]) -> dict[str, np.ndarray]:
+        return {f"kept/{name}": as_array(torch.stack([own[name] for own in kept])) for name in kept[0]}
+
+    def _restored(self, arrays: Mapping[str, np.ndarray], kind: str) -> StateDict:
+        """Return the tensors of one kind in their own precision, where they lay."""
+        found = {}
+        for key, array in arrays.items():
+            own, _, name = key.partition("/")
+            if own == kind:
+                found[name] = torch.from_numpy(np.array(array)).to(self.base[name].device, self.base[name].dtype)
+        return found
+
+    def _unstacked(self, stacked: StateDict) -> list[StateDict]:
+        return [{name: one[place] for name, one in stacked.items()} for place in range(len(self.names))]
+
+    def _finished(self, reached: _Progress, call: str) -> Federation:
+        accuracies, unknown = self._accuracies(reached)
+        personal = reached.kept[0].keys()
+        common = {name: as_array(one) for name, one in (self.base | reached.shared).items() if name not in personal}
+        found = Federation(
+            algorithm=self.plan.algorithm.name, coefficients=self.plan.coefficients, clients=tuple(self.names),
+            examples={name: len(labels) for name, (_, labels) in self.asked.clients.items()}, accuracy=accuracies,
+            unjudged=unknown, untuned=reached.untuned, rounds=tuple(reached.records), parts=self.plan.parts,
+            travels=self.plan.travelling, numbers=sum(self.base[name].numel() for name in self.plan.travelling),
+            personal={key.partition("/")[2]: one for key, one in self._packed(reached.kept).items()}, shared=common,
+            leaks=self.plan.leaks, seed=self.asked.seed, provenance={"call": call, "recipe": self.asked.recipe.words},
+        )  # fmt: skip
+        return with_similarity(found)
+
+    def _accuracies(self, reached: _Progress) -> tuple[dict[str, float], dict[str, str]]:
+        (model,) = self.training.copies(1)
+        accuracies, unknown = dict[str, float](), dict[str, str]()
+        for place, name in enumerate(self.names):
+            if name not in self.asked.tests:
+                unknown |= {name: "it has no test examples"} if self.asked.tests else {}
+                continue
+            load_state(model, self._whole(reached, place))
+            try:
+                accuracies[name] = accuracy(model, self.asked.tests[name])
+            except Exception as fault:  # its data do not fit the network, as its training has said too
+                unknown[name] = f"{type(fault).__name__}: {(str(fault).splitlines() or [''])[0]}"
+        return accuracies, unknown

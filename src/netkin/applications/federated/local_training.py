@@ -7,24 +7,31 @@ The data of clients are checked before.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from netkin.applications.federated.algorithms import FederatedPlan, mixed
 from netkin.errors import ForwardError, NameClash, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import showing
+from netkin.representations.inputs import device_of, dtype_of
+from netkin.settings import evaluating
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.training import Recipe
-from netkin.training.example_order import arrays_in, labelled_arrays
+from netkin.training.class_splits import as_examples
+from netkin.training.example_order import placed
 from netkin.training.loop import default_loss
 from netkin.training.many import WAYS, Trainings
+from netkin.training.recipe import recipe_of
 
 Trained = list[tuple[StateDict, bool, float]]  # weights, whether they are finite, and the last loss
+USUAL = Recipe(epochs=1, rate=0.01, momentum=0.9, batch=32)  # rate and momentum of section A.2
 HELD = 4  # stacked networks that are held at a time, for the phases of a round
 
 
@@ -223,6 +230,14 @@ class RoundWork:
         return after
 
 
+def local_recipe(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
+    """Return how a client trains in a round: the usual way, or a recipe, with some settings changed."""
+    start = USUAL if recipe is None else recipe
+    if settings.get("steps") is not None and "epochs" not in settings and recipe is None:
+        settings = settings | {"epochs": None}
+    return recipe_of(start, settings)
+
+
 def refuse_way(how: str) -> None:
     """Refuse a way to train that `nk.train_many` does not have, before it is reported as a failure of clients."""
     if how not in ("auto", *WAYS):
@@ -240,6 +255,12 @@ def load_state(model: nn.Module, state: StateDict) -> None:
     for name, own in (*model.named_parameters(), *model.named_buffers()):
         if name in state:
             own.copy_(state[name])
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    """Return a tensor for a file or a message, bfloat16 as float32."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # NumPy has no bfloat16
 
 
 def _is_finite(state: StateDict) -> bool:
@@ -285,19 +306,14 @@ def checked_clients(clients: Any, test: Any) -> tuple[dict[str, LabelledData], d
     return train, {name: tests[name] for name in train if len(tests[name][1])}
 
 
-def as_examples(data: Any, what: str) -> LabelledData:
-    """Return arrays of inputs and class numbers, or those that a name as for `nk.load_data` means, as tensors."""
-    data = labelled_arrays(data, what) if isinstance(data, str) else data
-    found = arrays_in(tuple(data)) if isinstance(data, (tuple, list)) else None
-    if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(one, Tensor) for one in found):
-        raise ValueFault(f"{what} must be arrays `(inputs, labels)`; got {type(data).__name__}.")
-    inputs, labels = found
-    if labels.ndim != 1 or labels.is_floating_point() or (len(labels) and int(labels.min()) < 0):
-        raise ShapeError(
-            f"{what} must have class numbers of 0 or more as labels, one for each example; got "
-            f"{str(labels.dtype).removeprefix('torch.')} of shape {tuple(labels.shape)}."
-        )
-    return inputs, labels.long()
+def public_examples(public: Any) -> LabelledData:
+    """Return the examples of `public` for pretraining; none are refused."""
+    if public is None:
+        raise ValueFault("pretraining needs data that no client owns; give `public=(inputs, labels)`.")
+    found = as_examples(public, "`public`")
+    if not len(found[1]):
+        raise ValueFault("`public` holds no examples.")
+    return found
 
 
 def _named(clients: Any) -> dict[str, Any]:
@@ -316,3 +332,24 @@ def _named(clients: Any) -> dict[str, Any]:
 def _listed(names: Sequence[str], most: int = 5) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(map(repr, names[:most])) or "none") + more
+
+
+@torch.no_grad()
+def refuse_misfits(model: nn.Module, clients: Mapping[str, LabelledData], tests: Mapping[str, LabelledData]) -> None:
+    """Refuse labels beyond the network's outputs, which on a GPU would end the process."""
+    shapes = Counter(tuple(inputs.shape[1:]) for inputs, _ in clients.values())
+    common, _ = shapes.most_common(1)[0]
+    inputs = next(one for one, _ in clients.values() if tuple(one.shape[1:]) == common)
+    model = copy.deepcopy(model)
+    with evaluating(model):
+        try:
+            outputs = model(placed(inputs[:2], device_of(model), dtype_of(model)))
+        except Exception as fault:
+            raise ForwardError(f"the model can't run on the clients' examples of shape {common}: {fault}") from fault
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2:
+        raise ShapeError("a federation trains classifiers, which give a matrix of scores, a row for each example.")
+    for name, (_, labels) in [*clients.items(), *tests.items()]:
+        if int(labels.max()) >= outputs.shape[1]:
+            raise ShapeError(
+                f"client {name!r} has labels up to {int(labels.max())}, and the network {outputs.shape[1]} outputs."
+            )

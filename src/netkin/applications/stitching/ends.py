@@ -3,39 +3,38 @@
 Feature maps are n × c × space, tokens n × t × d, rows n × d. A map becomes tokens, one for each position, with its
 mean in front for each class token; tokens become a map again without their class tokens.
 
-Three dimensions are n × c × length, a map of one dimension, where the module's type says so: a convolution, pooling or
-normalisation of channels (`Conv1d`, `MaxPool1d`, `BatchNorm1d`, `GroupNorm`, ...), an ``nn.Sequential`` that ends in
-one, or an activation or dropout that follows one inside an ``nn.Sequential``. All others are tokens. Tokens without
-class tokens become such a one-dimensional map.
+Three dimensions are n × c × length, a map of one dimension, where the module's type says so (see `gives_lines`). All
+others are tokens. Tokens without class tokens become such a one-dimensional map.
 
-The transformation of a stitch: a 1 × 1 convolution, a linear layer, or one linear layer for every token.
+Joints: which pairs of layers of two models can be joined, tested on a few examples. A trial run determines the kind of
+activations of each layer, whether those of an example depend on the others in its batch, and after which layers the
+second model can be cut.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, cat, nn
-from torch.nn import functional
-from torch.nn.utils import skip_init
+from torch import Tensor, nn
 
-from netkin.applications.stitching.direct import LinearMap
-from netkin.errors import ShapeError, UnknownName, ValueFault
-from netkin.representations import resize_to, rows_of
-from netkin.representations.layers import children
+from netkin.comparing.alignment import Pairs
+from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
+from netkin.representations import guest, recording, rows_of
+from netkin.representations.cutting import Traces, agrees, known_layer, reaches_around, run_layers, run_until, tail
+from netkin.representations.hooks import at, main_tensor, path_to_tensor, uncompiled
+from netkin.representations.inputs import batch_length, feed, take
+from netkin.representations.layers import choose, gives_lines, layer_label, modules, split_call, unwrapped
+from netkin.representations.shapes import fitting_mask, over_length, resized, rows_by_place
 from netkin.results.values import Pair as Pair
 
-PLACES = 32  # maps with fewer places are turned into rows: products of single examples would be too small
+FEW = 4  # examples on which layers are tried out
 RESIZES = ("average", "bilinear", "nearest")
 CLASS_TOKENS = 5  # at most: one for the class and four registers
-OF_CHANNELS = (
-    nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.GroupNorm, nn.MaxPool1d,
-    nn.AvgPool1d, nn.LPPool1d, nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool1d, nn.MaxUnpool1d,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class End:
     def rows(self, output: Tensor, mask: Any = None) -> Tensor:
         """Return activations of this end as rows: one for each place, valid token or example."""
         spread = self.spread(output)
-        return rows(spread, fitting_mask(mask, spread))
+        return rows_by_place(spread, fitting_mask(mask, spread))
 
     def places(self, other: End) -> tuple[int, ...]:
         """Return the size of the map that this end is, or is laid out as for `other`: a line or a square."""
@@ -104,8 +103,7 @@ class Meeting:
 
     def __init__(self, a: End, b: End, resize: str | None = None):
         if resize not in (None, *RESIZES):
-            *most, final = map(repr, RESIZES)
-            raise UnknownName(f"`resize` is None, {', '.join(most)} or {final}; got {resize!r}.")
+            raise UnknownName(f"`resize` is None, 'average', 'bilinear' or 'nearest'; got {resize!r}.")
         if a.kind == "rows" and b.kind != "rows":
             raise ShapeError(
                 f"rows have no places, so {a} can't be stitched into {b}; choose an earlier layer of the first."
@@ -116,7 +114,10 @@ class Meeting:
                 "as many tokens, or a layer of rows of the second."
             )
         self.a, self.b = a, b
-        self.resize = self._choose_resize(resize)
+        sizes = self._sizes
+        shrinks = sizes is not None and all(x >= y for x, y in zip(*sizes, strict=True))
+        is_needed = sizes is not None and sizes[0] != sizes[1]
+        self.resize = (resize or ("average" if shrinks else "bilinear")) if is_needed else None
 
     @property
     def _sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -131,14 +132,6 @@ class Meeting:
             )
         return ours, theirs
 
-    def _choose_resize(self, resize: str | None) -> str | None:
-        """Return the name of the resize that is needed, if one is."""
-        sizes = self._sizes
-        if sizes is None or sizes[0] == sizes[1]:
-            return None
-        shrinks = all(x >= y for x, y in zip(*sizes, strict=True))
-        return resize or ("average" if shrinks else "bilinear")
-
     def __call__(self, output: Tensor) -> Tensor:
         """Return the activations of `a` in the form of `b`."""
         if self.b.kind == "rows":
@@ -146,10 +139,17 @@ class Meeting:
         sizes = self._sizes
         if sizes is None:
             return output
-        maps = output if self.a.kind == "maps" else _as_maps(output, sizes[0])
+        maps = output
+        if self.a.kind == "tokens":
+            class_tokens = output.shape[1] - math.prod(sizes[0])
+            maps = output[:, class_tokens:].transpose(1, 2).unflatten(2, sizes[0])
         if self.resize:
-            maps = _resize(maps, sizes[1], self.resize)
-        return maps if self.b.kind == "maps" else _as_tokens(maps, self.b.tokens)
+            maps = resized(maps, sizes[1], self.resize)
+        if self.b.kind == "maps":
+            return maps
+        tokens = maps.flatten(2).transpose(1, 2)
+        means = tokens.mean(1, keepdim=True).expand(-1, self.b.tokens - tokens.shape[1], -1)
+        return torch.cat([means, tokens], 1)
 
     @property
     def words(self) -> str:
@@ -162,148 +162,237 @@ class Meeting:
         return ", ".join(steps)
 
 
-def rows(output: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return activations as rows: one for each place, valid token or example."""
-    if output.ndim == 2:
-        return rows_of(output)[0]
-    return rows_of(output, "tokens", mask)[0] if output.ndim == 3 else rows_of(output, "positions")[0]
+@dataclass(frozen=True)
+class Joints:
+    """The requested pairs of layers: how those that can be joined are connected, and for the others the reason.
 
-
-def product_layout(output: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return activations as products take them: maps n × c × places, if there are many places, otherwise rows."""
-    if output.ndim > 3 and output[0, 0].numel() >= PLACES:
-        maps = output.flatten(2)
-        return maps if maps.dtype in (torch.float32, torch.float64) else maps.float()
-    return rows(output, mask)
-
-
-def fitting_mask(mask: Any, output: Tensor) -> Any:
-    """Return the batch's mask of valid tokens if it is one for this output, otherwise None."""
-    fits = mask is not None and output.ndim == 3 and tuple(mask.shape) == tuple(output.shape[:2])
-    return mask if fits else None
-
-
-def gives_lines(known: Mapping[str, nn.Module], name: str) -> bool:
-    """Return whether three dimensions of a module's output are n × c × length; `known` are all modules of the model."""
-    module = known[name]
-    if isinstance(module, OF_CHANNELS):
-        return True
-    if _is_sequence(module) and len(children(module)):
-        return gives_lines(known, _within(name, list(children(module))[-1]))
-    before = _before(known, name) if _keeps_shape(module) else None
-    return before is not None and gives_lines(known, before)
-
-
-def _before(known: Mapping[str, nn.Module], name: str) -> str | None:
-    """Return the module whose output a module takes, where it can be found from the enclosing `nn.Sequential`s."""
-    above, _, key = name.rpartition(".")
-    if not name or not _is_sequence(known[above]):
-        return None
-    keys = list(children(known[above]))
-    return _within(above, keys[keys.index(key) - 1]) if key != keys[0] else _before(known, above)
-
-
-def _within(above: str, key: str) -> str:
-    return f"{above}.{key}" if above else key
-
-
-def _is_sequence(module: nn.Module) -> bool:
-    return getattr(type(module), "forward", None) is nn.Sequential.forward  # a ScriptModule's type has none
-
-
-def _keeps_shape(module: nn.Module) -> bool:
-    if isinstance(module, (nn.Identity, nn.modules.dropout._DropoutNd)):
-        return True
-    return type(module).__module__ == nn.ReLU.__module__ and not isinstance(module, nn.MultiheadAttention)
-
-
-def _as_maps(tokens: Tensor, places: tuple[int, ...]) -> Tensor:
-    return tokens[:, tokens.shape[1] - math.prod(places) :].transpose(1, 2).unflatten(2, places)
-
-
-def _as_tokens(maps: Tensor, count: int) -> Tensor:
-    places = maps.flatten(2).transpose(1, 2)
-    means = places.mean(1, keepdim=True).expand(-1, count - places.shape[1], -1)
-    return cat([means, places], 1)
-
-
-def _resize(maps: Tensor, size: tuple[int, ...], how: str) -> Tensor:
-    if how == "average" and len(size) == 1:
-        return resize_to(maps.unsqueeze(2), (1, *size)).squeeze(2).to(maps.dtype)
-    if how == "average":
-        return resize_to(maps, size).to(maps.dtype)
-    if how == "nearest":
-        return functional.interpolate(maps, size, mode=how)
-    mode = ("linear", "bilinear", "trilinear")[len(size) - 1]
-    return functional.interpolate(maps, size, mode=mode, align_corners=False)
-
-
-class Transformation(nn.Module):
-    """Brings activations of one layer into the form of another and maps their channels: ``x @ matrix + shift``.
-
-    With `rank` the map is a bottleneck of two factors, which start as the best approximation of the matrix given.
+    `forms` are the kinds of activations by layer, and `cuts` tells for each layer of the second model whether what
+    follows it could be cut off.
     """
 
-    def __init__(self, linear: LinearMap, meeting: Meeting, *, rank: int | None = None):
-        super().__init__()
-        p, q = meeting.a.width, meeting.b.width
-        if linear.weight.shape != (p, q):
-            raise ShapeError(f"the map is {tuple(linear.weight.shape)}, and the layers need {(p, q)}.")
-        refuse_unfit_rank(rank, meeting)
-        self.meeting, self.rank = meeting, rank
-        narrowing = [] if rank is None else [_layer(meeting.b, p, rank, bias=False)]
-        self.linear = nn.Sequential(*narrowing, _layer(meeting.b, rank or p, q, bias=True))
-        self.set(linear)
+    models: tuple[nn.Module, nn.Module]
+    names: tuple[str, str]
+    layers: tuple[tuple[str, ...], tuple[str, ...]]
+    wanted: tuple[Pair, ...]
+    meetings: Mapping[Pair, Meeting]
+    refused: Mapping[Pair, NetkinError]
+    widths: tuple[Mapping[str, int], Mapping[str, int]]
+    forms: Mapping[str, str]
+    cuts: Mapping[str, bool] = field(default_factory=dict)
+    unequal: bool = False  # whether maps of different sizes are joined
 
-    def forward(self, output: Tensor) -> Tensor:
-        """Return what the second model's layer would have given."""
-        return self.linear(self.meeting(output))
-
-    @property
-    def matrix(self) -> Tensor:
-        """The map of channels, p × q."""
-        first, *others = [weight.flatten(1).T for weight in self._weights]
-        return first if not others else first @ others[0]
+    def refuse(self) -> None:
+        """Raise the reason of the first pair that can't be joined."""
+        for pair in self.wanted:
+            if pair in self.refused:
+                raise self.refused[pair]
 
     @property
-    def shift(self) -> Tensor:
-        """What is added, of length q."""
-        return self.linear[-1].get_parameter("bias")
+    def shape(self) -> tuple[Any, str | None]:
+        """The `shape` and `resize` by which similarities compare the layers: by places, or by means over them.
 
-    @property
-    def _weights(self) -> list[Tensor]:
-        return [part.get_parameter("weight") for part in self.linear]
-
-    @torch.no_grad()
-    def set(self, linear: LinearMap) -> None:
-        """Take over a map; a bottleneck takes its best approximation in the Frobenius norm."""
-        factors = [linear.weight] if self.rank is None else _factor(linear.weight, self.rank)
-        for weight, factor in zip(self._weights, factors, strict=True):
-            weight.copy_(factor.T.reshape(weight.shape))
-        self.shift.copy_(linear.bias)
-
-    def as_map(self) -> LinearMap:
-        """Return the map of channels unchanged."""
-        return LinearMap(self.matrix.detach().double(), self.shift.detach().double())
+        Places where all are maps of two or three dimensions, or rows; means where there are tokens, or lines.
+        """
+        if not {"tokens", "lines"} & {*self.forms.values()}:
+            return "positions", "average" if self.unequal else None
+        return {layer: over_length for layer, form in self.forms.items() if form == "lines"} or None, None
 
 
-def refuse_unfit_rank(rank: int | None, meeting: Meeting) -> None:
-    """Refuse a rank that no map between two layers has."""
-    most = min(meeting.a.width, meeting.b.width)
-    if rank is not None and not 1 <= rank <= most:
-        raise ValueFault(f"`rank` must lie between 1 and the smaller width, {most:,}; got {rank}.")
+def joints(
+    a: nn.Module,
+    b: nn.Module,
+    batch: Any,
+    layers: Any = None,
+    pairs: Any = "corresponding",
+    *,
+    resize: str | None = None,
+    names: tuple[str, str] = ("a", "b"),
+) -> Joints:
+    """Return which pairs of layers can be joined, tested on a few examples of a batch.
+
+    Args:
+        a: the first model.
+        b: the second model.
+        batch: some examples.
+        layers: which layers (see `nk.layers`), for both models or by "a" and "b".
+        pairs: "corresponding", "all" or a list of (layer, layer).
+        resize: how maps get another size.
+        names: what messages call the models.
+    """
+    chosen = _choose_layers(a, b, layers, pairs, names)
+    listed = layers is None and not isinstance(pairs, str)
+    ours = _try_out(a, chosen[0], batch, names[0], listed=listed, whole=False).ends
+    trial = _try_out(b, chosen[1], batch, names[1], listed=listed)
+    theirs = trial.ends
+    given = (tuple(ours), tuple(theirs))
+    sides = names if names[0] != names[1] else ("a", "b")
+    wanted = tuple(dict.fromkeys(Pairs([sides], pairs).layer_pairs(dict(zip(sides, given, strict=True)), *sides)))
+    found = {(x, y): _meeting(ours[x], theirs[y], resize) for x, y in wanted}
+    cuts = _cuts(trial, {y for (_, y), one in found.items() if isinstance(one, Meeting)})
+    for pair, one in found.items():
+        reason = cuts.get(pair[1])
+        found[pair] = reason if isinstance(one, Meeting) and isinstance(reason, NetkinError) else one
+    known = [{layer: end for layer, end in ends.items() if isinstance(end, End)} for ends in (ours, theirs)]
+    spaces = [{layer: end.space for layer, end in ends.items()} for ends in known]
+    return Joints(
+        models=(a, b),
+        names=names,
+        layers=given,
+        wanted=wanted,
+        meetings={pair: one for pair, one in found.items() if isinstance(one, Meeting)},
+        refused={pair: one for pair, one in found.items() if isinstance(one, NetkinError)},
+        widths=({x: end.width for x, end in known[0].items()}, {y: end.width for y, end in known[1].items()}),
+        forms={layer: end.form for ends in known for layer, end in ends.items()},
+        cuts={layer: cut for layer, cut in cuts.items() if isinstance(cut, bool)},
+        unequal=any(spaces[0].get(x) != spaces[1].get(y) for x, y in wanted),
+    )
 
 
-def _layer(end: End, inputs: int, outputs: int, bias: bool) -> nn.Module:
-    # its weights are set at once, so none are drawn: the random state of the user stays as it is
-    if end.kind != "maps":
-        return skip_init(nn.Linear, inputs, outputs, bias=bias)
-    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(end.space) - 1]
-    return skip_init(kind, inputs, outputs, kernel_size=1, bias=bias)
+def _choose_layers(
+    a: nn.Module, b: nn.Module, layers: Any, pairs: Any, names: tuple[str, str]
+) -> tuple[list[str], list[str]]:
+    """Return the layers of both models that are tried out: those that listed pairs name, or those requested."""
+    listed = layers is None and not isinstance(pairs, str)
+    both: Mapping[str, Any] = layers if isinstance(layers, Mapping) else {"a": layers, "b": layers}
+    if listed:
+        which: list[Pair] = Pairs([], pairs).which
+        both = {"a": list(dict.fromkeys(x for x, _ in which)), "b": list(dict.fromkeys(y for _, y in which))}
+    strange = next((key for key in both if key not in ("a", "b")), None)
+    if strange is not None:
+        raise ValueFault(f"`layers` names {strange!r}; the models are 'a' and 'b'.")
+    found = []
+    for model, name, asked in zip((a, b), names, (both.get("a"), both.get("b")), strict=True):
+        try:
+            for layer in asked if listed else ():
+                known_layer(model, layer)  # refuses what is no single layer
+            found.append(asked if listed else choose(model, asked))
+        except UnknownName as fault:
+            raise UnknownName(f"in {name!r}, a {type(unwrapped(model)).__name__}: {fault}") from fault
+    return found[0], found[1]
 
 
-def _factor(weight: Tensor, rank: int) -> list[Tensor]:
-    """Return two factors of equal size whose product is the best approximation of that rank."""
-    left, values, right = torch.linalg.svd(weight, full_matrices=False)
-    root = values[:rank].sqrt()
-    return [left[:, :rank] * root, root.unsqueeze(1) * right[:rank]]
+@dataclass(frozen=True)
+class _Trial:
+    """What a model gives for a few examples: the end of each layer or why it has none, its outputs, and the answers.
+
+    `fewer` are the answers for the first two of the examples, `again` those for all of them in another run.
+    """
+
+    model: nn.Module
+    name: str
+    few: Any
+    ends: Mapping[str, End | NetkinError]
+    outputs: Mapping[str, Tensor]
+    answers: Any
+    fewer: Any
+    again: Any
+
+
+def _try_out(
+    model: nn.Module, layers: Sequence[str], batch: Any, name: str, *, listed: bool, whole: bool = True
+) -> _Trial:
+    """Run a model on four examples and on two of them, no further than needed unless the `whole` is wanted."""
+
+    def run(few: Any) -> tuple[Any, dict[str, Tensor]]:
+        """Return the answers and the outputs of the layers: of those `listed`, or of all their calls."""
+        if not listed:
+            with recording(model, layers) as kept:
+                return feed(model, few), dict(kept)
+        outputs: dict[str, Tensor] = {}
+
+        ran = run_layers(model, layers, few, lambda x, output: outputs.update({x: output.clone()}), name, whole=whole)
+        return ran, outputs
+
+    with guest(model, exact=True):
+        (answers, many), (fewer, few) = (run(take(batch, count)) for count in (FEW, 2))
+        again = run(take(batch, FEW))[0] if whole else None
+    known = modules(model)
+    ends: dict[str, End | NetkinError] = {}
+    for layer, output in few.items():
+        who = f"{layer_label(layer)} of {name!r}"
+        said = f"{who} gives other values for an example when other examples are in its batch, or by chance"
+        try:
+            _refuse_dependent(output, many.get(layer, output), said)
+            ends[layer] = End.of(output, who, line=gives_lines(known, split_call(layer)[0]))
+        except (ShapeError, ValueFault) as reason:
+            ends[layer] = reason
+    return _Trial(model, name, take(batch, FEW), ends, many, answers, fewer, again)
+
+
+def _meeting(ours: End | NetkinError, theirs: End | NetkinError, resize: str | None) -> Meeting | NetkinError:
+    """Return how two layers are connected, or why they can't be joined."""
+    if isinstance(ours, NetkinError):
+        return ours
+    if isinstance(theirs, NetkinError):
+        return theirs
+    try:
+        return Meeting(ours, theirs, resize)
+    except ShapeError as reason:
+        return reason
+
+
+def _cuts(trial: _Trial, layers: Iterable[str]) -> dict[str, bool | NetkinError]:
+    """Return for each layer of the second model whether it can be cut there, or else why no stitch may end there."""
+    cuts: dict[str, bool | NetkinError] = {}
+    traces: Traces = {}
+    with guest(trial.model, exact=True):
+        for layer in layers:
+            try:
+                _refuse_unsteady(trial)
+                output, found = trial.outputs[layer], tail(trial.model, layer, traces=traces)
+                with uncompiled(trial.model):  # as the trial ran; a cut must give the model's own outputs
+                    cuts[layer] = found.graph is not None and agrees(found, output, trial.few, trial.answers)
+                if layer and not cuts[layer] and reaches_around(trial.model, layer, output, trial.few):
+                    raise ValueFault(
+                        f"layer {layer!r} of {trial.name!r} has a path around it, by which its own features would "
+                        f"reach its output beside the stitch; {_advice(trial.model, layer, trial.few)}."
+                    )
+            except ValueFault as reason:
+                cuts[layer] = reason
+    return cuts
+
+
+def _refuse_unsteady(trial: _Trial) -> None:
+    """Refuse a second model whose outputs are not finite, or are random or depend on the other examples."""
+    path = path_to_tensor(trial.answers)
+    if path is None:  # it answers in no floating numbers
+        return
+    many, few, again = (at(answers, path) for answers in (trial.answers, trial.fewer, trial.again))
+    bad = int((~torch.isfinite(many)).sum())
+    if bad:
+        raise ValueFault(
+            f"the output of {trial.name!r} holds {bad:,} NaN or Inf among {many.numel():,} values for the first "
+            f"{batch_length(trial.few)} examples; fix its weights, or leave out these examples."
+        )
+    _refuse_apart(many, again, f"{trial.name!r} answers the same examples differently when it is asked again")
+    _refuse_dependent(
+        few, many, f"{trial.name!r} gives other answers for an example when other examples are in its batch"
+    )
+
+
+def _refuse_dependent(few: Tensor, many: Tensor, what: str) -> None:
+    if few.ndim and many.ndim and len(few) == 2 < len(many):
+        _refuse_apart(few, many[:2], what)
+
+
+def _refuse_apart(one: Tensor, other: Tensor, what: str) -> None:
+    if one.shape != other.shape or not bool(torch.isfinite(other).all()):
+        return  # what is not finite is refused elsewhere, with its number
+    off = float((other - one).abs().max() / one.abs().max().clamp(min=1e-30))
+    if off > (1e-3 if torch.finfo(one.dtype).eps < 1e-6 else 0.1):
+        raise ValueFault(
+            f"{what} (by {off:.1%} of the largest); a stitch needs models whose evaluation mode draws nothing at "
+            "random and uses stored statistics."
+        )
+
+
+def _advice(b: nn.Module, layer: str, batch: Any) -> str:
+    """Return what to choose instead: the nearest module around `layer` that has no path around itself."""
+    above = layer.rpartition(".")[0]
+    while above:
+        with suppress(ForwardError):  # a list of modules does not run itself
+            output = main_tensor(run_until(b, above, batch), above)
+            if not reaches_around(b, above, output, batch):
+                return f"choose {above!r}, which encloses both"
+        above = above.rpartition(".")[0]
+    return "choose a layer that all paths lead through"

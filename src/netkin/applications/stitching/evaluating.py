@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from netkin.applications.stitching.ends import End, fitting_mask
+from netkin.applications.stitching.ends import End
 from netkin.applications.stitching.portions import Portion, Sampling
 from netkin.applications.stitching.task_loss import TaskLossFunction, cka_rows, drop_padding
 from netkin.arrays import refuse_non_finite, summing_dtype
@@ -26,6 +26,7 @@ from netkin.representations import guest, recording
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import attention_mask, batch_length, feed, labels_of, watched
 from netkin.representations.layers import layer_label
+from netkin.representations.shapes import fitting_mask
 from netkin.statistics import LayerMoments, Moments, Outputs
 
 if TYPE_CHECKING:

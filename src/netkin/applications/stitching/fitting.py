@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.stitching.direct import LinearMap, find, least_squares, matched, reduced_rank
-from netkin.applications.stitching.ends import Meeting, Pair, fitting_mask, product_layout, refuse_unfit_rank
-from netkin.applications.stitching.joints import FEW, Joints, joints, run_layers
+from netkin.applications.stitching.direct import LinearMap, find, least_squares, reduced_rank, refuse_unfit_rank
+from netkin.applications.stitching.ends import FEW, Joints, Meeting, Pair, joints
 from netkin.applications.stitching.map_training import JobPart, train_map
 from netkin.applications.stitching.network import Stitch, stitched_network
 from netkin.applications.stitching.task_loss import TaskLoss, Way
@@ -29,8 +28,10 @@ from netkin.comparing.subjects import on_device
 from netkin.errors import InflatedWarning, UnknownName, ValueFault, outside
 from netkin.identity import UnorderedDigest, settings_digest, weights_digest
 from netkin.representations import batches_of, guest
+from netkin.representations.cutting import run_layers
 from netkin.representations.inputs import attention_mask, batch_length, watched
 from netkin.representations.layers import layer_label
+from netkin.representations.shapes import fitting_mask, product_layout
 from netkin.sources.batches import overlap_remark
 from netkin.statistics import CrossMoments, LayerMoments, LayerRows, LinearRows, Moments, OneSidedMoments
 from netkin.statistics.collector import Collector, Key
@@ -180,7 +181,7 @@ class Fit:
                 InflatedWarning,
                 stacklevel=outside(),
             )
-        return matched(moments, how)
+        return method(moments, **parameters)
 
     def stitch(self, pair: Pair, way: Way, seed: int, origin: Mapping[str, str]) -> Stitch:
         """Return the stitch of a pair by a method, before any training; `origin` is where it comes from."""

@@ -17,19 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from netkin import __version__, files
-from netkin.applications.stitching.direct import LinearMap
-from netkin.applications.stitching.ends import End, Meeting, Pair, Transformation
+from netkin.applications.stitching.direct import LinearMap, Transformation
+from netkin.applications.stitching.ends import End, Meeting, Pair
 from netkin.applications.stitching.evaluating import Evaluation, evaluate_all, warn_of_doubt
 from netkin.arrays import HALF
 from netkin.errors import FileFault, NoValue, outside
 from netkin.identity import weights_digest
 from netkin.progress import ProgressOption, showing
 from netkin.representations.cutting import Tail, run_until, tail
-from netkin.representations.guests import evaluating
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import FLOATING, Forward, device_of, dtype_of
 from netkin.representations.layers import modules, split_call, unwrapped
 from netkin.results.records import checked, now
+from netkin.settings import evaluating
 from netkin.sources.names import by_name
 
 KIND = "stitch"

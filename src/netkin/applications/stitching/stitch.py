@@ -17,10 +17,9 @@ import torch
 from torch import nn
 
 from netkin.applications.stitching.direct import find
-from netkin.applications.stitching.ends import Pair
+from netkin.applications.stitching.ends import Joints, Pair
 from netkin.applications.stitching.evaluating import evaluate_all, warn_of_doubt
 from netkin.applications.stitching.fitting import Asked, Saved, fit_saved, lend_both, make_stitches, train_stitch
-from netkin.applications.stitching.joints import Joints
 from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.stitch_scores import USUAL, known_scores
 from netkin.applications.stitching.sweep import SweepFile, portions_in_memory, run_sweeps
@@ -31,10 +30,10 @@ from netkin.identity import described_call, weights_digest
 from netkin.memory import size_in_words
 from netkin.progress import ProgressOption, showing
 from netkin.representations import batches_of
-from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import batch_length, device_of, examples_in
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
+from netkin.settings import random_states_kept
 from netkin.sources.names import by_name
 
 

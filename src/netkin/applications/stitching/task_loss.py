@@ -16,10 +16,11 @@ from torch.nn import functional
 from torch.optim import Adam
 
 from netkin.applications.stitching.direct import find, identity, random, with_seed
-from netkin.applications.stitching.ends import End, fitting_mask
+from netkin.applications.stitching.ends import End
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.files import Location
 from netkin.identity import function_digest
+from netkin.representations.shapes import fitting_mask
 from netkin.results.labels import parse_id
 
 NAME = "task_loss"

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.applications.federated import split_by_classes
 from netkin.errors import NetkinError
+from netkin.training.class_splits import split_by_classes
 
 
 def examples(count=200, classes=10):

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.applications.continual.task_splits import Task, refuse_tasks, split_tasks
 from netkin.errors import NameClash, ShapeError, ValueFault
+from netkin.training.class_splits import Task, refuse_tasks, split_tasks
 
 
 def arrays(classes=6, each=5):

@@ -1,0 +1,229 @@
+"""Splits of labelled data by class: tasks that are learnt one after another, and examples of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault, refuse_below
+from netkin.identity import DataDigest
+from netkin.sources.batches import LabelledData
+from netkin.training.example_order import arrays_in, labelled_arrays
+
+DEALS = ("random", "groups")
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One task: examples to train and to test on, ``(inputs, labels)`` each, with labels from 0 to `classes` - 1."""
+
+    name: str
+    train: LabelledData
+    test: LabelledData
+    classes: int
+
+    def __post_init__(self) -> None:
+        for name in ("train", "test"):
+            inputs, labels = map(torch.as_tensor, getattr(self, name))
+            object.__setattr__(self, name, (inputs, labels.long()))
+        for part, (inputs, labels) in (("train", self.train), ("test", self.test)):
+            if not len(labels) or len(inputs) != len(labels):
+                raise ValueFault(
+                    f"task {self.name!r} has {len(inputs):,} inputs and {len(labels):,} labels to {part} on; it needs "
+                    "as many of both, and at least one."
+                )
+            if int(labels.min()) < 0 or int(labels.max()) >= self.classes:
+                raise ValueFault(
+                    f"task {self.name!r} has labels from {int(labels.min())} to {int(labels.max())} to {part} on; "
+                    f"with {self.classes} classes they must lie from 0 to {self.classes - 1}."
+                )
+
+    def digest(self) -> str:
+        """Return a digest that identifies its examples."""
+        found = [DataDigest(labels=True), DataDigest(labels=True)]
+        for one, part in zip(found, (self.train, self.test), strict=True):
+            one.update(part, range(len(part[1])))
+        return f"{self.name}, {self.classes} classes: {', '.join(one.hex for one in found)}"
+
+
+def split_tasks(train: Any, test: Any, tasks: int = 5, *, seed: int | None = None) -> tuple[Task, ...]:
+    """Return tasks of equally many classes each, in the order of the classes, or in one drawn from `seed`.
+
+    `train` and `test` are names as for `nk.load_data`, batches with labels, or arrays ``(inputs, labels)``. A task is
+    named by its classes.
+
+    Example:
+        >>> [task.name for task in split_tasks("digits:train", "digits:test")]
+        ['0-1', '2-3', '4-5', '6-7', '8-9']
+    """
+    parts = labelled_arrays(train, "`train`"), labelled_arrays(test, "`test`")
+    classes = parts[0][1].unique()
+    if isinstance(tasks, bool) or not isinstance(tasks, int) or not 1 <= tasks <= len(classes) // 2:
+        raise ValueFault(
+            f"`tasks` is a number of tasks with 2 classes or more each, 1 to {len(classes) // 2} for {len(classes)} "
+            f"classes; got {tasks!r}."
+        )
+    if len(classes) % tasks:
+        raise ValueFault(f"{len(classes)} classes can't be split into {tasks} tasks of equally many.")
+    if seed is not None:
+        classes = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))]
+    return tuple(_task(group, *parts) for group in classes.split(len(classes) // tasks))
+
+
+def refuse_tasks(tasks: Sequence[Task], least: int = 1) -> tuple[Task, ...]:
+    """Return tasks as a tuple; too few of them, other objects and duplicate names are refused."""
+    found = tuple(tasks)
+    stranger = next((type(one).__name__ for one in found if not isinstance(one, Task)), None)
+    if stranger is not None:
+        raise ValueFault(f"`tasks` holds tasks, as `nk.split_tasks` makes them; got a {stranger}.")
+    if len(found) < least:
+        raise ValueFault(f"a sequence needs {least} task{'s' if least > 1 else ''} or more; got {len(found)}.")
+    names = [task.name for task in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise NameClash(f"tasks must have distinct names; {twice!r} occurs {names.count(twice)} times.")
+    for task in found:
+        shapes = {tuple(one.shape[1:]) for one in (found[0].train[0], task.train[0], task.test[0])}
+        if len(shapes) > 1:
+            listed = " and ".join(map(str, sorted(shapes)))
+            raise ShapeError(f"all tasks must have inputs of one shape; {task.name!r} makes it {listed}.")
+    return found
+
+
+def _task(group: Tensor, train: LabelledData, test: LabelledData) -> Task:
+    listed = group.tolist()
+    alone = listed == list(range(listed[0], listed[0] + len(listed)))
+    name = f"{listed[0]}-{listed[-1]}" if alone else ",".join(map(str, listed))
+    return Task(name, _of_classes(group, *train), _of_classes(group, *test), len(group))
+
+
+def _of_classes(group: Tensor, inputs: Tensor, labels: Tensor) -> LabelledData:
+    places = (labels[:, None] == group.to(labels.device)).nonzero()
+    return inputs[places[:, 0]], places[:, 1]
+
+
+# --- clients ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ClientSplit:
+    """The examples of each client by its name, for training and for tests, and which classes they are of."""
+
+    train: Mapping[str, LabelledData]
+    test: Mapping[str, LabelledData]
+    classes: Mapping[str, tuple[int, ...]]
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{name}: {len(self.train[name][1]):,} examples of classes {', '.join(map(str, own))}"
+            for name, own in self.classes.items()
+        )
+
+
+def split_by_classes(
+    data: Any,
+    clients: int,
+    classes: int,
+    *,
+    test: Any = None,
+    deal: str = "random",
+    equal: bool = False,
+    seed: int = 0,
+) -> ClientSplit:
+    """Return labelled examples split among clients, each of which gets examples of a few classes only.
+
+    No example goes to two clients: those of a class are divided evenly among its clients.
+
+    Args:
+        data: arrays ``(inputs, labels)``, or a name as for `nk.load_data`.
+        clients: how many clients there are.
+        classes: how many classes each has.
+        test: arrays to test on, split in the same way, if any.
+        deal: "random" draws each client's classes so that all classes have about as many clients; "groups" cuts the
+            classes into groups, in order, and gives each group to as many clients, one after the other.
+        equal: whether examples are left out so that all clients have as many to train on, of each of their classes.
+        seed: of the drawing.
+
+    Example:
+        >>> found = split_by_classes((torch.zeros(12, 2), torch.arange(12) % 4), clients=4, classes=2, deal="groups")
+        >>> found.classes
+        {'0': (0, 1), '1': (0, 1), '2': (2, 3), '3': (2, 3)}
+        >>> [len(labels) for _, labels in found.train.values()]
+        [3, 3, 3, 3]
+    """
+    inputs, labels = as_examples(data, "`data`")
+    every = labels.unique().tolist()
+    _refuse_counts(clients, classes, len(every))
+    if deal not in DEALS:
+        raise UnknownName(f"classes are dealt by {' or '.join(map(repr, DEALS))}; got deal={deal!r}.")
+    generator = torch.Generator().manual_seed(seed)
+    held = _grouped(every, clients, classes) if deal == "groups" else _drawn(every, clients, classes, generator)
+    names = [str(number) for number in range(clients)]
+    train = _dealt(inputs, labels, held, names, generator, equal)
+    tests = {} if test is None else _dealt(*as_examples(test, "`test`"), held, names, generator)
+    return ClientSplit(train, tests, dict(zip(names, held, strict=True)))
+
+
+def _refuse_counts(clients: Any, classes: Any, available: int) -> None:
+    refuse_below(1, clients=clients, classes=classes)
+    if classes > available:
+        raise ValueFault(f"a client can't have {classes} classes: the data have {available}.")
+
+
+def _grouped(every: list[int], clients: int, classes: int) -> list[tuple[int, ...]]:
+    groups = [tuple(every[start : start + classes]) for start in range(0, len(every), classes)]
+    if len(every) % classes or clients % len(groups):
+        raise ValueFault(
+            f"{len(every)} classes in groups of {classes} can't be given to {clients} clients, as many to each group; "
+            "choose numbers that divide each other, or deal='random'."
+        )
+    return [group for group in groups for _ in range(clients // len(groups))]
+
+
+def _drawn(every: list[int], clients: int, classes: int, generator: torch.Generator) -> list[tuple[int, ...]]:
+    """Give each client the classes that have the fewest clients yet, ties drawn at random."""
+    taken, found = torch.zeros(len(every)), []
+    for _ in range(clients):
+        rank = taken + torch.rand(len(every), generator=generator) / 2
+        chosen = rank.argsort()[:classes]
+        taken[chosen] += 1
+        found.append(tuple(sorted(every[place] for place in chosen.tolist())))
+    return found
+
+
+def _dealt(
+    inputs: Tensor, labels: Tensor, held: list[tuple[int, ...]], names: list[str], generator: torch.Generator,
+    equal: bool = False,
+) -> dict[str, LabelledData]:  # fmt: skip
+    """Divide the examples of each class among the clients that hold it; the first of them changes with the class."""
+    rows: list[list[Tensor]] = [[] for _ in held]
+    owners = {one: [k for k, own in enumerate(held) if one in own] for one in sorted({c for own in held for c in own})}
+    counts = labels.bincount(minlength=max(owners) + 1).tolist()
+    most = min(counts[one] // len(own) for one, own in owners.items()) if equal else None
+    for turn, (one, own) in enumerate(owners.items()):
+        places = (labels == one).nonzero().flatten().cpu()
+        order = places[torch.randperm(len(places), generator=generator)]
+        first = turn % len(own)
+        for owner, part in zip(own[first:] + own[:first], order.tensor_split(len(own)), strict=True):
+            rows[owner].append(part[:most])
+    joined = [torch.cat(own).to(labels.device) for own in rows]
+    return {name: (inputs[own], labels[own]) for name, own in zip(names, joined, strict=True)}
+
+
+def as_examples(data: Any, what: str) -> LabelledData:
+    """Return arrays of inputs and class numbers, or those that a name as for `nk.load_data` means, as tensors."""
+    data = labelled_arrays(data, what) if isinstance(data, str) else data
+    found = arrays_in(tuple(data)) if isinstance(data, (tuple, list)) else None
+    if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(one, Tensor) for one in found):
+        raise ValueFault(f"{what} must be arrays `(inputs, labels)`; got {type(data).__name__}.")
+    inputs, labels = found
+    if labels.ndim != 1 or labels.is_floating_point() or (len(labels) and int(labels.min()) < 0):
+        raise ShapeError(
+            f"{what} must have class numbers of 0 or more as labels, one for each example; got "
+            f"{str(labels.dtype).removeprefix('torch.')} of shape {tuple(labels.shape)}."
+        )
+    return inputs, labels.long()
