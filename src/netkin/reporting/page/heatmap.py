@@ -303,14 +303,14 @@ def embedded_series(series: Series, axis: StepAxis) -> dict[str, Any]:
 
 def _frames(series: Series, measure: str) -> dict[str, Any]:
     """Return a measure at every step; a reason for a hole is written once and named by its number."""
-    table, grids, own = (
-        series.table(measure),
-        frames(series, measure),
-        zoomed(series.table(measure), series.own(measure)),
-    )
+    table, grids = series.table(measure), frames(series, measure)
+    own = zoomed(table, series.own(measure))
     reasons = list(dict.fromkeys(reason for grid in grids for reason in grid.holes.values()))
     numbered = {reason: k for k, reason in enumerate(reasons)}
-    shown = {"scale": _scale(grids[0].scale), "axis": {"far": own.far, "close": own.close}, "powers": _powers(grids)}
+    powers = any(
+        "e" in text for grid in grids for line in grid.texts for text in line
+    )  # of ten, as cells write numbers
+    shown = {"scale": _scale(grids[0].scale), "axis": {"far": own.far, "close": own.close}, "powers": powers}
     steps = [_frame(grid, numbered) for grid in grids]
     return _about_table(table) | shown | {"reasons": reasons, "frames": steps}
 
@@ -323,11 +323,6 @@ def _frame(grid: Grid, numbered: Mapping[str, int]) -> dict[str, Any]:
 
 def _rounded(values: np.ndarray) -> list[list[float | None]]:
     return [[float(number(value)) if math.isfinite(value) else None for value in row] for row in values.tolist()]
-
-
-def _powers(grids: Sequence[Grid]) -> bool:
-    """Return whether the cells write their numbers as powers of ten."""
-    return any("e" in text for grid in grids for line in grid.texts for text in line)
 
 
 def _colours() -> dict[str, Any]:
