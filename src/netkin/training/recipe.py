@@ -24,8 +24,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 from netkin import files
 from netkin.errors import UnknownName, ValueFault, did_you_mean, refuse_below, refuse_unlisted
 from netkin.files import Location
-from netkin.identity import function_digest, settings_digest, weights_digest
-from netkin.identity.digests import PLAIN, closed_over
+from netkin.identity import closed_over, function_digest, settings_digest, weights_digest
+from netkin.identity.data import PLAIN
 from netkin.jobs import Job, State, beside, refuse_other
 from netkin.representations.inputs import device_of
 from netkin.settings import seed_all
