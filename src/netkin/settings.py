@@ -11,8 +11,9 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -291,6 +292,42 @@ def random_states(*models: nn.Module) -> Callable[[], None]:
             torch.cuda.set_rng_state(state, device)
 
     return put_back
+
+
+def seed_all(device: torch.device, seed: int, epoch: int) -> None:
+    """Let the generators of torch, NumPy and Python, which dropout and loaders draw from, begin an epoch of a seed."""
+    mixed = int.from_bytes(blake2b(f"{seed} {epoch}".encode(), digest_size=4).digest(), "little")
+    random.seed(mixed)
+    np.random.seed(mixed)
+    torch.default_generator.manual_seed(mixed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(mixed)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Return the states of the generators of torch, NumPy and Python."""
+    of_numpy: Any = np.random.get_state()
+    name, keys, *rest = of_numpy
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
+    }
+    state["torch"] = torch.get_rng_state()
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def load_random_state(device: torch.device, state: Mapping[str, Any]) -> None:
+    """Let the generators go on from where `random_state` found them."""
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    name, words, *rest = state["numpy"]
+    np.random.set_state((name, words.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def _cuda_devices(models: Iterable[nn.Module]) -> list[int]:

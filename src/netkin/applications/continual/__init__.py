@@ -42,8 +42,7 @@ from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy, train
 from netkin.training.class_splits import Task, refuse_tasks, split_tasks
 from netkin.training.example_order import TEST_BATCH
-from netkin.training.recipe import recipe_of
-from netkin.training.restarts import form_of, pack_state, unpack_state
+from netkin.training.recipe import form_of, pack_state, recipe_of, unpack_state
 
 __all__ = ["LearntTasks", "Task", "TaskAccuracies", "TaskEnsembles", "ensemble_tasks", "learn_tasks", "split_tasks"]
 

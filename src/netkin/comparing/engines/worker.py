@@ -45,7 +45,7 @@ from netkin.errors import NetkinError, SourceError, ValueFault, WorkerFault, bla
 from netkin.progress import commanded, showing
 from netkin.representations import batches_of
 from netkin.representations.inputs import examples_in
-from netkin.results.packed_comparisons import packed_columns
+from netkin.results.packing import packed_columns
 from netkin.sources import load_model
 from netkin.sources.names import in_short
 
