@@ -21,7 +21,7 @@ from netkin.identity import described_call, settings_digest
 from netkin.jobs import Job, beside
 from netkin.measures.registry import Measure
 from netkin.results import Comparison
-from netkin.results.packed_comparisons import unpacked_columns
+from netkin.results.packing import unpacked_columns
 from netkin.results.values import Pair
 from netkin.statistics.collector import Study
 

@@ -40,7 +40,7 @@ from netkin.measures.registry import Measure, find
 from netkin.progress import commanded, showing
 from netkin.representations import batches_of
 from netkin.representations.inputs import examples_in, loader_of, reshuffles
-from netkin.results.packed_comparisons import packed_columns
+from netkin.results.packing import packed_columns
 from netkin.sources import load_model
 from netkin.sources.batches import Batches, Borrowed
 from netkin.sources.names import current_directory_importable, find_function, in_short
