@@ -10,8 +10,7 @@ from typing import Any
 
 from netkin import __version__, files
 from netkin.errors import UnknownName, did_you_mean
-from netkin.results.packing import plain
-from netkin.results.records import checked, now, optional
+from netkin.results.records import checked, now, optional, plain
 
 KIND = "compressed"
 

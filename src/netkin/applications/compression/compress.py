@@ -48,7 +48,7 @@ from netkin.representations import batches_of, guest
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression
-from netkin.results.text import plural
+from netkin.results.labels import plural
 from netkin.settings import random_states_kept
 from netkin.sources.batches import overlap_remark
 from netkin.sources.models import load_model

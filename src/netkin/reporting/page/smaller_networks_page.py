@@ -35,7 +35,7 @@ from netkin.reporting.page.line_chart import (
 )
 from netkin.reporting.words import short_names
 from netkin.results.compression import Compression
-from netkin.results.text import plural
+from netkin.results.labels import plural
 from netkin.results.weight_sparsity import SparsityStudy, WeightSparsity
 
 WEIGHTS = (
