@@ -28,8 +28,7 @@ from netkin.applications.continual.learners import (
 from netkin.comparing.compare import compare_many
 from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, did_you_mean
 from netkin.identity import described_call, settings_digest, weights_digest
-from netkin.jobs import Job
-from netkin.jobs.job import Part
+from netkin.jobs import Job, Part
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.filters import atom_layers
