@@ -15,7 +15,7 @@ from torch import Tensor
 import netkin as nk
 from netkin.representations.activations import Reader
 from netkin.representations.gradients import Taps, Target
-from netkin.representations.guests import guest
+from netkin.representations.hooks import guest
 from netkin.statistics.sketches import Placing, SketchSettings
 
 BLOCKS = ["conv1", *(f"layer{stage}.{block}" for stage in range(1, 5) for block in range(2)), "fc"]

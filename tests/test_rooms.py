@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "training": "errors settings arrays files identity memory progress jobs results statistics measures sources "
     "representations",
     # a folder a question; none imports another, which a test of its own sees to
-    "applications": "errors arrays files identity memory progress jobs results statistics measures sources "
+    "applications": "errors settings arrays files identity memory progress jobs results statistics measures sources "
     "representations comparing training",
     "integrations": "errors arrays files identity memory progress jobs results statistics measures sources "
     "representations comparing training applications",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from netkin.results.trends import kendall
+from netkin.results.series import kendall
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
 from reproductions.gradients.lite_nets import DECAY, FILES, KINDS, RATES, SETS, SETTINGS, Setting, Table, table
 from reproductions.laboratory import Lab

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import netkin as nk
 from netkin.representations.activations import Reader
 from netkin.representations.gradients import Taps, Target
-from netkin.representations.guests import guest
+from netkin.representations.hooks import guest
 from netkin.sources.architectures import BasicBlock, Bottleneck
 from netkin.statistics.sketches import LayerSketches, SketchSettings
 from reproductions.digests import code_digest

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import netkin as nk
-from netkin.results.trends import kendall
+from netkin.results.series import kendall
 from netkin.sources.architectures import seeded
 from reproductions.claims import Finding, Measured, all_of, claim, gains, verdict
 from reproductions.laboratory import Lab, Run

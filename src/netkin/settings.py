@@ -1,18 +1,24 @@
-"""Global settings of torch: changed temporarily, and restored by the last thread that needs them.
+"""State that is changed temporarily and restored: torch's settings, models' training flags, and random generators.
 
-Threads may overlap in any order. The first one that needs a setting changes it, and the earlier value is restored when
-the last one has finished, so that no thread runs under a setting that another has already restored.
+One thread at a time runs a model. Settings of torch may be needed by several threads, which overlap in any order: the
+first one that needs a setting changes it, and the earlier value is restored when the last one has finished, so that no
+thread runs under a setting that another has already restored.
 """
 
 from __future__ import annotations
 
+import os
+import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
 EXACT, UNSET = "ieee", "none"
 
@@ -193,3 +199,137 @@ def _without_cudnn() -> Callable[[], None]:
 
 _EXACT_PRODUCTS, _UNFUSED = SharedSetting(_without_tf32), SharedSetting(_unfuse)
 _PLAIN_RECURRENCE = SharedSetting(_without_cudnn)
+
+
+# --- models that run, and random generators ---------------------------------------------------------------------------
+
+_lock = threading.RLock()
+
+
+@contextmanager
+def model_lock() -> Iterator[None]:
+    """Inside the `with`, no other thread runs a model through netkin; it waits until this one has left.
+
+    One lock serves all models of the process, since models may share modules: see `docs/decisions/0009`. A thread that
+    holds it may take it again.
+    """
+    with _lock:
+        yield
+
+
+def _renew_lock() -> None:
+    # in a process that was forked, the thread that held the lock is gone
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Inside the `with`, the models are in evaluation mode; afterwards each module has its own training flag again."""
+    with model_lock():
+        # a frozen ScriptModule has no training mode
+        modules = [module for model in models for module in model.modules() if hasattr(module, "training")]
+        flags = [module.training for module in modules]
+        try:
+            # set one by one: `eval()` may be overridden to do more (adapters merge their weights there)
+            _set_training(modules, [False] * len(modules))
+            yield
+        finally:
+            _set_training(modules, flags)
+
+
+@contextmanager
+def frozen(*models: nn.Module) -> Iterator[None]:
+    """Inside the `with`, no weight of the models requires a gradient; afterwards each has its own flag again."""
+    weights = [weight for model in models for weight in model.parameters()]
+    flags = [weight.requires_grad for weight in weights]
+    try:
+        for weight in weights:
+            weight.requires_grad_(False)
+        yield
+    finally:
+        for weight, flag in zip(weights, flags, strict=True):
+            weight.requires_grad_(flag)
+
+
+def _set_training(modules: list[nn.Module], flags: list[bool]) -> None:
+    for module, flag in zip(modules, flags, strict=True):
+        module.training = flag
+
+
+@contextmanager
+def random_states_kept(*models: nn.Module, data: Iterable[Any] = ()) -> Iterator[None]:
+    """After the `with`, torch, `random` and NumPy draw as if nothing had been drawn inside it.
+
+    So do the generators of loaders in `data`, so that a training loader may serve.
+    """
+    put_back = random_states(*models)
+    owners = [owner for one in data for owner in (one, getattr(one, "sampler", None))]
+    generators = [one for one in (getattr(owner, "generator", None) for owner in owners) if one is not None]
+    states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
+    try:
+        yield
+    finally:
+        put_back()
+        for generator, state in states:
+            generator.set_state(state)
+
+
+def random_states(*models: nn.Module) -> Callable[[], None]:
+    """Return a function that makes the generators of torch, `random` and NumPy draw again as from now on."""
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    on_devices = {device: torch.cuda.get_rng_state(device) for device in _cuda_devices(models)}
+
+    def put_back() -> None:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+        for device, state in on_devices.items():
+            torch.cuda.set_rng_state(state, device)
+
+    return put_back
+
+
+def seed_all(device: torch.device, seed: int, epoch: int) -> None:
+    """Let the generators of torch, NumPy and Python, which dropout and loaders draw from, begin an epoch of a seed."""
+    mixed = int.from_bytes(blake2b(f"{seed} {epoch}".encode(), digest_size=4).digest(), "little")
+    random.seed(mixed)
+    np.random.seed(mixed)
+    torch.default_generator.manual_seed(mixed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(mixed)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Return the states of the generators of torch, NumPy and Python."""
+    of_numpy: Any = np.random.get_state()
+    name, keys, *rest = of_numpy
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
+    }
+    state["torch"] = torch.get_rng_state()
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def load_random_state(device: torch.device, state: Mapping[str, Any]) -> None:
+    """Let the generators go on from where `random_state` found them."""
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    name, words, *rest = state["numpy"]
+    np.random.set_state((name, words.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _cuda_devices(models: Iterable[nn.Module]) -> list[int]:
+    devices = {tensor.device for model in models for tensor in [*model.parameters(), *model.buffers()]}
+    return sorted(device.index for device in devices if device.type == "cuda")

@@ -17,7 +17,7 @@ def test_the_table_is_that_of_the_library_and_the_file_can_be_loaded(netkin):
     random = "warning: 'netkin:digits' was given no weights, so they are random, drawn from seed 0.\n"
     assert (result.exit_code, result.stderr) == (0, f"{random}saved to small.netkin\n")
     model, data = nk.load_model("netkin:digits"), nk.load_data("digits:test")
-    same = {"k": 8, "order": "from_the_top", "projection": "orthogonal"}
+    same = {"k": 8, "order": "from_the_top", "projection": "orthogonal", "name": "netkin:digits"}
     small = nk.compress(model, ["conv4", "fc"], data=data, **same)
     assert result.stdout == f"{small.compression}\n"
     images = next(iter(data))[0]
@@ -34,7 +34,7 @@ def test_shares_and_json(netkin):
 def test_against_another_model(netkin):
     result = netkin(f"{DIGITS} --variance 0.5 --against netkin:digits")
     assert result.stdout.startswith(
-        "2 layers compressed against another ConvNet (least squares, at once, 360 examples)"
+        "2 layers of netkin:digits compressed against another ConvNet (least squares, at once, 360 examples)"
     )
 
 
@@ -42,7 +42,11 @@ def test_a_glob_takes_what_fits_and_the_table_names_the_rest(netkin):
     result = netkin("compress netkin:digits --data digits:test --layer '*[c4]*' --k 8")
     assert result.exit_code == 0, result.stderr
     table = nk.compress(
-        nk.load_model("netkin:digits"), ["conv2", "conv3", "conv4", "fc"], k=8, data=nk.load_data("digits:test")
+        nk.load_model("netkin:digits"),
+        ["conv2", "conv3", "conv4", "fc"],
+        k=8,
+        data=nk.load_data("digits:test"),
+        name="netkin:digits",
     )
     assert result.stdout.splitlines()[:-1] == str(table.compression).splitlines()
     assert result.stdout.splitlines()[-1].startswith("left out: conv1, bn4, relu4. Why 'conv1': ")

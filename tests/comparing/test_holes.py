@@ -197,3 +197,47 @@ def test_kernels_of_layers_that_vary_little_about_their_mean_are_those_of_cka(wo
     wanted = np.linalg.norm(x.T @ y) ** 2 / np.linalg.norm(x.T @ x) / np.linalg.norm(y.T @ y)
     found = nk.compare({"x": X}, {"y": Y}, measures="kernel_cka(kernel=features)", progress=False)
     assert found["x", "y"] == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("chunks", [{}, {"errors": True, "chunks": 2}], ids=["plain", "with errors"])
+@pytest.mark.parametrize("beside", [[], ["cka", "pwcca"]], ids=["alone", "beside others"])
+def test_a_fault_of_a_measure_names_it_and_its_pair_once(worlds, chunks, beside):
+    X, Y = worlds.related(40, 4, 5)
+    with pytest.raises(ValueFault) as fault:
+        nk.compare({"x": X}, {"y": Y}, measures=[*beside, "svcca(variance=2.0)"], names=("ours", "theirs"), **chunks)
+    assert str(fault.value) == (
+        "svcca(variance=2.0) of layer 'x' of 'ours' and layer 'y' of 'theirs': `variance` must lie above 0 and at most "
+        "at 1; got 2.0."
+    )
+
+
+def test_a_fault_without_one_chunk_names_its_pair_too(worlds, monkeypatch):
+    X, Y = worlds.related(40, 4, 5)
+    statistics = nk.collect({"x": X}, {"y": Y}, measures="cka_minibatch(batch=4)", errors=True, chunks=2)
+    (collector,) = statistics.every()
+    pair = collector.pair
+
+    def faulty(a, b, without=None):
+        if without is not None:
+            raise ValueFault("a chunk is damaged.")
+        return pair(a, b)
+
+    monkeypatch.setattr(collector, "pair", faulty)
+    with pytest.raises(
+        ValueFault, match=r"^cka_minibatch\(batch=4\) of layer 'x' of 'a' and layer 'y' of 'b': a chunk"
+    ):
+        statistics.compare()
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="notes came with Python 3.11")
+def test_a_fault_of_another_package_keeps_its_kind_and_names_the_pair_in_a_note(worlds):
+    def broken(statistic, **settings):
+        raise ZeroDivisionError("of theirs")
+
+    X, Y = worlds.related(40, 4, 5)
+    for name in ("cka", "cka_rbf"):
+        found = measures()[name]
+        with pytest.raises(ZeroDivisionError) as fault:
+            nk.compare({"x": X}, {"y": Y}, measures=[type(found)(broken, found.facts)])
+        assert str(fault.value) == "of theirs"
+        assert fault.value.__notes__ == ["while measuring broken of layer 'x' of 'a' and layer 'y' of 'b'"]

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from netkin.reporting import plot, report
-from netkin.reporting.grids import APART, SHARED, summary_grids
+from netkin.reporting.grids import APART, SHARED, Scale, summary_grids
 from netkin.reporting.page import page
-from netkin.reporting.scales import Scale
 from netkin.results import Comparisons
 from netkin.results.labels import buckets_note
 

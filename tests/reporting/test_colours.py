@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from netkin.reporting.scales import Scale, contrast, depths, ink, palette, shades
+from netkin.reporting.grids import Scale, contrast, depths, ink, palette, shades
 
 # Viénot, Brettel & Mollon (1999): what people without red or green cones see, in linear sRGB
 RED_BLIND = np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]])

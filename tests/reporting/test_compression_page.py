@@ -23,14 +23,14 @@ def table():
     return Compression(
         layers=rows, against="logits", projection="least_squares", order="at once", examples=1437,
         parameters_before=2000, parameters_after=1500, accuracy_before=0.97, accuracy_after=0.75,
-        replaced=(TakenApart("fc", 16, False, True),), data="digits:train",
+        replaced=(TakenApart("fc", 16, False, True),), data="digits:train", model="<digits>",
         provenance={"weights": "ab12", "torch": "2.4"},
     )  # fmt: skip
 
 
 def test_the_page_says_what_was_saved_and_what_it_cost(table, tmp_path):
     text = nk.report(table, tmp_path / "small.html").read_text(encoding="utf-8")
-    assert "2 layers compressed" in text
+    assert "2 layers of &lt;digits&gt; compressed" in text
     assert "2,000 → 1,500 parameters (75%), accuracy 0.9700 → 0.7500." in text
     assert "fc: saves no parameters." in text
     assert "&lt;conv&gt;" in text
@@ -79,3 +79,9 @@ def test_the_caption_of_the_figure_is_about_a_compression(table):
         figure_caption(replace(table, accuracy_before=None, data=""))
         == "What 2 compressed layers kept of what there was."
     )
+
+
+def test_a_table_of_an_earlier_version_names_no_model(table):
+    text = page(replace(table, model=""))
+    assert "2 layers compressed, 75% of the parameters left" in text
+    assert "not named" in text

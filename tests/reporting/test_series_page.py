@@ -13,10 +13,9 @@ import pytest
 from netkin.errors import ValueFault
 from netkin.reporting import report
 from netkin.reporting.charts import StepAxis, spread
-from netkin.reporting.grids import frames
+from netkin.reporting.grids import frames, shades
 from netkin.reporting.page import page
 from netkin.reporting.page.heatmap import png
-from netkin.reporting.scales import shades
 from netkin.reporting.words import number
 from netkin.results import load
 

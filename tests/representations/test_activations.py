@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations.activations import Reader, activations
-from netkin.representations.guests import guest
+from netkin.representations.hooks import guest
 
 
 class Sometimes(nn.Module):

@@ -11,7 +11,7 @@ import netkin as nk
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations.cutting import replacing
 from netkin.representations.gradients import Target, gradients
-from netkin.representations.guests import evaluating
+from netkin.settings import evaluating
 
 
 class Twice(nn.Module):
@@ -204,7 +204,7 @@ def test_a_frozen_model_and_a_caller_in_inference_mode_have_gradients(convnet, p
 def test_activations_of_the_same_pass_are_those_of_a_pass_without_gradients(convnet, pictures):
     from netkin.representations.activations import Reader
     from netkin.representations.gradients import Taps
-    from netkin.representations.guests import guest
+    from netkin.representations.hooks import guest
 
     read = Reader(convnet, ["0", "2"], taps=Taps(convnet, [Target(), Target(beta=0.0)]))
     with guest(convnet):

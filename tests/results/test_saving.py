@@ -12,8 +12,7 @@ from safetensors.numpy import save_file
 import netkin.files as files
 from netkin.errors import FileFault, ValueFault
 from netkin.results import Claim, Comparison, Comparisons, Series, document, load
-from netkin.results.packed_comparisons import packed_columns
-from netkin.results.packing import packed_many
+from netkin.results.packing import packed_columns, packed_many
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import kendalltau
 
 from netkin.errors import NoValue
-from netkin.results.trends import Trend, kendall, trend
+from netkin.results.series import Trend, kendall, trend
 
 
 def test_layers_done_from_the_bottom_up_give_one_and_from_the_top_down_minus_one():

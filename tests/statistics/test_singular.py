@@ -12,7 +12,7 @@ import netkin as nk
 from netkin.errors import NoValue
 from netkin.measures import find
 from netkin.measures.registry import value_of
-from netkin.statistics import LayerMoments, Moments, decompositions, sides
+from netkin.statistics import LayerMoments, Moments, covariances, decompositions
 from netkin.statistics.decompositions import left_vectors, singular_values
 from netkin.statistics.rows import RowsSide
 
@@ -130,13 +130,13 @@ def test_prepared_pairs_have_the_values_of_pairs_read_alone(collector):
 
 
 def test_every_layer_is_decomposed_once_and_layers_of_one_width_together(collector, monkeypatch):
-    seen, whole = [], sides.principal_directions
+    seen, whole = [], covariances.principal_directions
 
     def counted(second):
         seen.append(second.shape[0])
         return whole(second)
 
-    monkeypatch.setattr(sides, "principal_directions", counted)
+    monkeypatch.setattr(covariances, "principal_directions", counted)
     pairs = [collector[a, b] for a in WIDTHS for b in WIDTHS]
     measures = [find("svcca"), find("gulp"), find("nbs")]
     with torch.no_grad():
@@ -181,7 +181,7 @@ def test_a_fault_in_a_thread_is_raised_and_threads_are_as_before(wide_layers, mo
     def broken(second):
         raise ValueError("broken here")
 
-    monkeypatch.setattr(sides, "principal_directions", broken)
+    monkeypatch.setattr(covariances, "principal_directions", broken)
     collector, before = LayerMoments.of(wide_layers), torch.get_num_threads()
     try:
         torch.set_num_threads(2)
@@ -269,7 +269,7 @@ def test_pairs_of_a_gpu_are_read_on_the_host_with_the_values_of_the_cpu(wide_lay
 
 
 def test_one_reading_by_a_few_pairs_decomposes_no_layer(collector, monkeypatch):
-    monkeypatch.setattr(sides, "principal_directions", lambda second: pytest.fail("a layer was decomposed"))
+    monkeypatch.setattr(covariances, "principal_directions", lambda second: pytest.fail("a layer was decomposed"))
     pairs, measure = [collector["a", "b"], collector["c", "d"]], find("nbs")
     Moments.prepare([(pair, [measure]) for pair in pairs])
     for pair in pairs:

@@ -16,7 +16,7 @@ from netkin import files, jobs
 from netkin.errors import FileFault, ValueFault
 from netkin.jobs import Cancelled, Job
 from netkin.training import Hook, Recipe, train
-from netkin.training.restarts import pack_state, unpack_state
+from netkin.training.recipe import pack_state, unpack_state
 
 
 def net(seed=0):

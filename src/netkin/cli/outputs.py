@@ -167,7 +167,8 @@ def _one_line(fault: Exception) -> str:
 def as_json(content: Any) -> str:
     """Return a result, or plain lists and mappings, as JSON text; numbers that are not finite become null."""
     from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, SparsityStudy, TaskAccuracies
-    from netkin.results.packing import document, plain
+    from netkin.results.packing import document
+    from netkin.results.records import plain
 
     results = (Comparison, Comparisons, Federation, Ranking, Series, SparsityStudy, TaskAccuracies)
     found = document(content) if isinstance(content, results) else plain(content)

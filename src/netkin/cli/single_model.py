@@ -105,8 +105,9 @@ def compress(model: str, **options: Any) -> None:
     """
     from netkin.applications.compression import save_compressed
 
-    outputs = OutputFiles.of(options, "compressed", model, options["against"], options["data"], options["test"])
-    small = _compress(model, **options)
+    ((name, spec),) = named_models([model]).items()
+    outputs = OutputFiles.of(options, "compressed", spec, options["against"], options["data"], options["test"])
+    small = _compress(spec, name=name, **options)
     table: Any = small.compression
     shown = partial(as_json, table.to_document()) if outputs.json else lambda: in_options(str(table))
     outputs.deliver(table, partial(save_compressed, small), shown)

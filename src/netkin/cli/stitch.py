@@ -270,8 +270,7 @@ def _table(found: Sequence[Comparison]) -> str:
 
 def _missing(found: Sequence[Comparison]) -> list[str]:
     """Return why pairs that were requested have no value, the commonest reason first."""
-    from netkin.results.labels import NOT_ASKED
-    from netkin.results.text import reasons
+    from netkin.results.labels import NOT_ASKED, reasons
 
     holes = {
         (f"{one.a} {table.id} {x}", f"{one.b} {y}"): reason

@@ -29,7 +29,7 @@ from netkin.progress import reported
 from netkin.representations import batches_of
 from netkin.representations.inputs import examples_in, length_if_known, reshuffles, sampler_of
 from netkin.results import Comparison
-from netkin.results.packed_comparisons import packed_columns, unpacked_columns
+from netkin.results.packing import packed_columns, unpacked_columns
 from netkin.results.values import Pair
 from netkin.statistics.collector import Study
 

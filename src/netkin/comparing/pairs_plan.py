@@ -25,10 +25,10 @@ from netkin.comparing.subjects import Subject
 from netkin.errors import MemoryLimit, blame
 from netkin.measures.registry import Measure
 from netkin.memory import size_in_words
-from netkin.representations.guests import random_states_kept
 from netkin.representations.hooks import leaves
 from netkin.representations.shapes import shape_name
 from netkin.results.values import Pair
+from netkin.settings import random_states_kept
 from netkin.sources import load_model
 from netkin.statistics.collector import LayerSize, Study
 

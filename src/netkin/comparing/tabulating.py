@@ -12,7 +12,7 @@ import torch
 
 from netkin import __version__
 from netkin.comparing.pass_statistics import Statistics, provenance_of_all
-from netkin.errors import NoValue
+from netkin.errors import NetkinError, NoValue
 from netkin.measures.registry import Measure, value_of
 from netkin.progress import Interruption, reported
 from netkin.results import Comparison, Values
@@ -171,7 +171,7 @@ class Tables:
             for measure in able:
                 if self.mirrored and measure.facts.symmetric and (y, x) in seen:
                     continue  # its value is there already
-                with suppress(NoValue):  # which is reported when the pair is measured
+                with suppress(NetkinError):  # which is reported when the pair is measured
                     pair = self._read(measure, x, y, read, without)
                     given.setdefault(id(pair), (pair, []))[1].append(measure)
             seen.add((x, y))
@@ -211,12 +211,17 @@ class Tables:
             if self.mirrored and measure.facts.symmetric and not np.isnan(table[j, i]):
                 table[i, j] = table[j, i]
                 continue
-            with suppress(NoValue):  # without this chunk the measure has no value, and so no standard error
+            try:
                 pair = self._read(measure, x, y, read, chunk)
                 with one_thread(getattr(pair, "is_small", False)):
                     table[i, j], kept = _value_and_ranks(measure, pair)
-                if kept != self.cuts.get((measure.id, x, y), kept):
-                    self.jumps.setdefault(measure.id, set()).add((x, y))
+            except NoValue:  # without this chunk, and so there is no standard error
+                continue
+            except Exception as fault:
+                self._add_pair(fault, measure, x, y)
+                raise
+            if kept != self.cuts.get((measure.id, x, y), kept):
+                self.jumps.setdefault(measure.id, set()).add((x, y))
 
     def _pair(self, x: str, y: str, read: dict[int, Any]) -> None:
         """Measure one pair; `read` is what each collector gave for it, which its measures share."""
@@ -228,8 +233,20 @@ class Tables:
                 value = self._value(measure, x, y, read)
             except NoValue as reason:
                 self.holes[measure.id][x, y] = self.statistics.alignment.with_own_names(str(reason))
+            except Exception as fault:
+                self._add_pair(fault, measure, x, y)
+                raise
             else:
                 self._set(measure, x, y, value)
+
+    def _add_pair(self, fault: Exception, measure: Measure, x: str, y: str) -> None:
+        """Let a fault say which pair of layers was measured, and by what; one of another package in a note."""
+        names = [self.statistics.names.get(model, model) for model in (self.a, self.b)]
+        pair = f"{measure.id} of layer {x!r} of {names[0]!r} and layer {y!r} of {names[1]!r}"
+        if isinstance(fault, NetkinError):
+            fault.args = (f"{pair}: {fault}",)
+        elif hasattr(fault, "add_note"):  # from Python 3.11 on
+            fault.add_note(f"while measuring {pair}")
 
     def _value(self, measure: Measure, x: str, y: str, read: dict[int, Any]) -> float:
         pair = self._read(measure, x, y, read)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import ShapeError, ValueFault
-from netkin.identity.digests import PLAIN, tensor_of
 
+PLAIN = (bool, int, float, complex, str, bytes)
 LABELS = frozenset({"labels", "label", "targets", "target", "y"})  # in a mapping
 PENDING = 256  # batches whose hashes wait on their device
 AT_ONCE = {"cpu": 2**19}  # words hashed at a time, so that products take little memory; elsewhere 2^24
@@ -277,3 +277,16 @@ def _merged_ranges(ranges: np.ndarray) -> np.ndarray:
             f"{twice:,} examples are counted twice, the first of them number {first}; parts of data must not overlap."
         )
     return united
+
+
+def tensor_of(array: Tensor | np.ndarray, place: str) -> Tensor:
+    """Return an array as a tensor that shares its memory where it can; texts as a hash for each."""
+    if isinstance(array, Tensor):
+        return array.to_dense()
+    if array.dtype.kind in "US":
+        hashes = [blake2b(repr(one).encode(), digest_size=8).digest() for one in array.reshape(-1).tolist()]
+        return torch.frombuffer(bytearray(b"".join(hashes)), dtype=torch.int64).reshape(array.shape)
+    if array.dtype.itemsize > {"f": 8, "i": 8, "u": 8, "b": 1, "c": 16}.get(array.dtype.kind, 0):
+        raise ValueFault(f"an array of dtype {array.dtype} has no digest{place and f' ({place})'}; give numbers.")
+    array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from netkin.reporting.grids import partners
-from netkin.reporting.scales import level, scales_of, zoomed
+from netkin.reporting.grids import level, scales_of, zoomed
 from netkin.reporting.words import shortened
 from netkin.results import Comparison, Series, Values
-from netkin.results.labels import column_label, is_worth, pair_label
+from netkin.results.labels import column_label, is_worth, pair_label, partners
 
 ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 ERROR = " ±"  # ends the name of a list that holds errors

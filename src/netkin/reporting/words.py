@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from netkin.errors import NoValue
-from netkin.reporting.grids import partners
 from netkin.results import Comparison, Comparisons, Federation, Match, Ranking, Series, Trend, Values
 from netkin.results.compression import Compression
 from netkin.results.labels import (
@@ -26,10 +25,12 @@ from netkin.results.labels import (
     is_worth,
     listing,
     pair_label,
+    partners,
+    plural,
     short_names,
     worth_of,
 )
-from netkin.results.text import cut_short, plural
+from netkin.results.text import cut_short
 from netkin.results.weight_sparsity import SparsityStudy
 
 SHOWN_NAMES = 12  # of layers that are listed with a reason

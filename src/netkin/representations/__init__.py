@@ -4,9 +4,8 @@ from netkin.representations import shapes
 from netkin.representations.activations import Reader, activations
 from netkin.representations.cutting import replacing, run_from, run_until
 from netkin.representations.gradients import gradients
-from netkin.representations.guests import guest, model_lock, model_precision
-from netkin.representations.hooks import recording
-from netkin.representations.inputs import batches_of
+from netkin.representations.hooks import guest, recording
+from netkin.representations.inputs import batches_of, model_precision
 from netkin.representations.layers import layers
 from netkin.representations.shapes import (
     cls,
@@ -21,6 +20,7 @@ from netkin.representations.shapes import (
     shape_for,
     tokens,
 )
+from netkin.settings import model_lock
 
 __all__ = [
     "Reader",

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from netkin.arrays import refuse_non_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
 from netkin.progress import ProgressOption, reported
-from netkin.representations.guests import guest, model_lock, random_states, random_states_kept
-from netkin.representations.hooks import Repeats, apart, copied, keeping, main_tensor, unrecordable, watching
+from netkin.representations.hooks import Repeats, apart, copied, guest, keeping, main_tensor, unrecordable, watching
 from netkin.representations.inputs import (
     Forward,
     Transform,
@@ -44,7 +43,7 @@ from netkin.representations.shapes import (
     token_mask,
     without_examples,
 )
-from netkin.settings import exact_products
+from netkin.settings import exact_products, model_lock, random_states, random_states_kept
 from netkin.sources.names import by_name
 
 

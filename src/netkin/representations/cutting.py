@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from netkin.errors import ForwardError, UnknownName
-from netkin.representations.guests import model_lock
 from netkin.representations.hooks import (
     copied,
     leaves,
@@ -34,6 +33,7 @@ from netkin.representations.hooks import (
 )
 from netkin.representations.inputs import Forward, feed
 from netkin.representations.layers import children, choose, layer_label, modules, split_call, unwrapped
+from netkin.settings import model_lock
 
 Traces = dict[frozenset[str], fx.Graph]  # of a model, by the modules that were opened
 NO_FEATURES = ("mask", "position_ids", "token_type_ids")  # inputs of a language model that are no text

@@ -18,8 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader, joined
-from netkin.representations.guests import guest
-from netkin.representations.hooks import copied, leaves, main_tensor, parts, path_to_tensor, replaced_at
+from netkin.representations.hooks import copied, guest, leaves, main_tensor, parts, path_to_tensor, replaced_at
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, labels_of
 from netkin.representations.layers import Spec, layer_label, unwrapped
 from netkin.representations.shapes import Shape

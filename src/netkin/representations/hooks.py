@@ -19,7 +19,7 @@ import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -29,8 +29,15 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError
-from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
-from netkin.settings import SharedSetting, unfused_attention
+from netkin.representations.layers import Spec, choose, layer_label, modules, refuse_lazy, split_call, unwrapped
+from netkin.settings import (
+    SharedSetting,
+    evaluating,
+    exact_products,
+    model_lock,
+    random_states_kept,
+    unfused_attention,
+)
 
 React = Callable[[str, Any], Any]
 _uncompiled: WeakKeyDictionary[nn.Module, SharedSetting] = WeakKeyDictionary()
@@ -93,6 +100,22 @@ def watching(
         for stem in watch.wanted:
             stack.callback(after(known[stem], partial(watch.called, stem)).remove)
         stack.callback(after(root, watch.end, always_call=True).remove)
+        yield
+
+
+@contextmanager
+def guest(*models: nn.Module, exact: bool = False) -> Iterator[None]:
+    """Inside the `with`, the models are in evaluation mode and build no graph; afterwards all is as it was.
+
+    That is each module's own training flag, and the random states of torch (on the CPU and on the models' CUDA
+    devices), of `random` and of NumPy; also after an exception or Ctrl-C. Grad flags and buffers are never touched.
+    Other threads that run a model through netkin wait until the `with` is left.
+    The models run in the precision that is set around the `with`. With `exact`, float32 on a GPU is not rounded to
+    TF32, so that a model gives the numbers it gives on the CPU.
+    """
+    refuse_lazy(*models)
+    precision = exact_products() if exact else nullcontext()
+    with model_lock(), evaluating(*models), random_states_kept(*models), torch.no_grad(), precision:
         yield
 
 

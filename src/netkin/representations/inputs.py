@@ -9,7 +9,7 @@ one that writes into its input changes neither the caller's data nor what the ne
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from netkin.identity.data import LABELS
 from netkin.progress import reporting
 from netkin.representations.hooks import copied, copied_leaf, end_forward, leaves, mapped, one_forward, parts, rebuilt
 from netkin.representations.layers import unwrapped
+from netkin.settings import tf32_in
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -146,6 +147,32 @@ def device_of(model: nn.Module) -> torch.device:
 def dtype_of(model: nn.Module) -> torch.dtype | None:
     """Return the precision of the model's first floating parameter or buffer; None for a model without any."""
     return next((tensor.dtype for tensor in _tensors_of(model) if tensor.dtype in FLOATING), None)
+
+
+def model_precision(*models: nn.Module, exact: bool = False) -> str:
+    """Return the precision in which the models run now, as text for the provenance of a result.
+
+    Such as ``"float32, exact"``, ``"float32, TF32 in convolutions and recurrent layers"`` or ``"bfloat16"``. `exact` is
+    that of `guest`.
+    """
+    rounded = tf32_in() if not exact and any(device_of(model).type == "cuda" for model in models) else ()
+    dtypes = [str(dtype).removeprefix("torch.") for dtype in dict.fromkeys(map(dtype_of, models)) if dtype is not None]
+    lowered = [kind for kind in {device_of(model).type for model in models} if torch.is_autocast_enabled(kind)]
+    cast = [f"autocast to {str(torch.get_autocast_dtype(kind)).removeprefix('torch.')}" for kind in lowered]
+    return ", ".join([" and ".join(precision_in_words(dtype, rounded) for dtype in dtypes) or "no weights", *cast])
+
+
+def precision_in_words(dtype: str, rounded: Sequence[str]) -> str:
+    """Return a precision and where its products are rounded to TF32: in "products", "convolutions", ...
+
+    Example:
+        >>> precision_in_words("float32", ("products", "convolutions"))
+        'float32, TF32 in products and convolutions'
+    """
+    if dtype != "float32":
+        return dtype
+    *most, last = rounded or ("",)
+    return f"float32, TF32 in {', '.join(most)}{' and ' * bool(most)}{last}" if last else "float32, exact"
 
 
 def batches_of(data: Any, examples: int | None = None, batch_size: int = 128) -> Iterator[Any]:

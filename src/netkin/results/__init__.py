@@ -6,9 +6,8 @@ from netkin.results.comparisons import Comparisons, Spread
 from netkin.results.federation import Federation
 from netkin.results.packing import document, load
 from netkin.results.ranking import Ranking
-from netkin.results.series import Series
+from netkin.results.series import THRESHOLDS, Series, Trend
 from netkin.results.task_accuracies import TaskAccuracies, TaskEnsembles
-from netkin.results.trends import THRESHOLDS, Trend
 from netkin.results.values import Match
 from netkin.results.weight_sparsity import SparsityStudy
 

@@ -15,11 +15,10 @@ import numpy as np
 from netkin import files
 from netkin.errors import NameClash, NoValue, UnknownName, also_called, did_you_mean
 from netkin.results.comparison import NUMBERS, Comparison, clusters_of, distances_of, plane_of, tree_of
-from netkin.results.labels import column_label, is_worth, pair_label
-from netkin.results.packed_comparisons import packed_columns
-from netkin.results.packing import all_unpacked
+from netkin.results.labels import HOLE, column_label, is_worth, pair_label, plural
+from netkin.results.packing import all_unpacked, packed_columns
 from netkin.results.records import freeze, frozen_mapping, optional
-from netkin.results.text import HOLE, grid, plural, summary_as_text, terminal_width, wrapped
+from netkin.results.text import grid, summary_as_text, terminal_width, wrapped
 from netkin.results.values import Pair, Values
 
 NAMED = 6  # pairs of layers with fewer values that are named

@@ -10,8 +10,7 @@ from typing import Any
 
 from netkin import __version__, files
 from netkin.errors import UnknownName, did_you_mean
-from netkin.results.packing import plain
-from netkin.results.records import checked, now, optional
+from netkin.results.records import checked, now, optional, plain
 
 KIND = "compressed"
 
@@ -65,6 +64,7 @@ class Compression:
     accuracy_after: float | None
     replaced: tuple[TakenApart, ...]
     data: str = ""  # what the examples were taken from
+    model: str = ""  # the name of the network; files of earlier versions have none
     version: str = __version__
     created: str = field(default_factory=now)
     provenance: Mapping[str, str] = field(default_factory=dict)
@@ -118,10 +118,14 @@ class Compression:
         """Return the record that `to_header` described."""
         return checked(cls, header)
 
+    @property
+    def what(self) -> str:
+        """How many layers of which network were compressed, as text."""
+        return f"{len(self)} layer{'s' if len(self) != 1 else ''}{f' of {self.model}' if self.model else ''}"
+
     def _heading(self) -> str:
         way = self.projection.replace("_", " ")
-        layers = f"{len(self)} layer{'s' if len(self) != 1 else ''}"
-        return f"{layers} compressed against {self.against} ({way}, {self.order}, {self.examples:,} examples)"
+        return f"{self.what} compressed against {self.against} ({way}, {self.order}, {self.examples:,} examples)"
 
     def _whole(self) -> str:
         share = self.parameters_after / max(self.parameters_before, 1)

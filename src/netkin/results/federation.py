@@ -15,7 +15,8 @@ import numpy as np
 from netkin import __version__, files
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.comparison import Comparison, user_clusters
-from netkin.results.packing import document, from_document, packed, plain, unpacked
+from netkin.results.labels import plural
+from netkin.results.packing import document, from_document, packed, unpacked
 from netkin.results.records import (
     FrozenRecord,
     checked,
@@ -23,10 +24,11 @@ from netkin.results.records import (
     frozen_mapping,
     now,
     optional,
+    plain,
     plain_fields,
     same_fields,
 )
-from netkin.results.text import plural, terminal_width, wrapped
+from netkin.results.text import terminal_width, wrapped
 
 KIND = "federation"
 ARRAYS = ("shared", "personal")

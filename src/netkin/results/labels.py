@@ -1,4 +1,4 @@
-"""Labels: parsed ids of measures, short names of models, and names of tables and pairs of layers.
+"""Labels: parsed ids of measures, short names of models, names of tables and pairs of layers, and notes on tables.
 
 Where each layer is compared with at most one other, a comparison is a list of pairs, and a matrix would be empty.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,8 @@ LONGEST = 22  # letters of a name that is not shortened
 _FOLDERS = re.compile(r"[^@:\s]*[/\\]")
 _PARTS = re.compile(r"[^\W_]+|[\W_]")
 NOT_ASKED = "this pair was not asked for"
+HOLE = "–"
+DEBIASED = {"cka": "cka_debiased", "cka_rbf": "cka_rbf_debiased"}  # measures free of the bias of others
 Place = tuple[int, int]
 
 
@@ -226,3 +229,98 @@ def buckets_note(comparisons: Sequence[Comparison]) -> str:
         f"({'; '.join(['each task with itself', *alike])}) can't be compared with those of all other pairs, which lie "
         "lower whatever the networks are: between different data nothing but the spectra of kernels is compared."
     )
+
+
+def partners(comparison: Comparison) -> tuple[list[tuple[int, int]], str]:
+    """Return the pairs of layers that correspond, and in what; none where the columns are classes.
+
+    Of a comparison that is a list of pairs it is these; they may correspond in nothing but having been requested.
+    """
+    if has_classes(comparison):
+        return [], ""
+    (found, how), listed = corresponding(comparison.layers_a, comparison.layers_b), listing(comparison)
+    return (listed, how if set(listed) <= set(found) else "") if listed else (found, how)
+
+
+def corresponding(rows: Sequence[str], columns: Sequence[str]) -> tuple[list[tuple[int, int]], str]:
+    """Return the pairs of places that correspond, and in what: name, place, or relative depth.
+
+    Example:
+        >>> corresponding(["in", "mid", "out"], ["in", "out"])
+        ([(0, 0), (2, 1)], 'same name')
+        >>> corresponding(["a", "b", "c"], ["x", "y", "z", "u", "v"])
+        ([(0, 0), (1, 2), (2, 4)], 'same relative depth')
+    """
+    places = {name: j for j, name in enumerate(columns)}
+    named = [(i, places[name]) for i, name in enumerate(rows) if name in places]
+    if named or not (rows and columns):
+        return named, "same name"
+    if len(rows) == len(columns):
+        return [(i, i) for i in range(len(rows))], "same place"
+    return [(i, _relative(i, len(rows), len(columns))) for i in range(len(rows))], "same relative depth"
+
+
+def _relative(place: int, count: int, other: int) -> int:
+    return round(place * (other - 1) / (count - 1)) if count > 1 else 0
+
+
+# --- notes on tables --------------------------------------------------------------------------------------------------
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    Example:
+        >>> plural(1, "pair"), plural(2000, "pair"), plural(2, "class"), plural(3, "epoch"), plural(4, "batch")
+        ('1 pair', '2,000 pairs', '2 classes', '3 epochs', '4 batches')
+    """
+    ending = "es" if noun.endswith(("s", "x", "tch")) else "s"
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
+
+
+def reasons(holes: Mapping[tuple[str, str], str], what: str = "pair") -> Iterator[str]:
+    """Yield one line for each reason, the commonest first, five at most; `what` are those that are missing."""
+    counted = Counter(holes.values()).most_common()
+    for reason, count in counted[:5]:
+        yield f"{HOLE}  {reason} ({plural(count, what)})"
+    if len(counted) > 5:
+        yield f"{HOLE}  and {plural(len(counted) - 5, 'other reason')}; `holes` lists all"
+
+
+def has_errors(table: Values) -> bool:
+    """Return whether any value of a table has a standard error."""
+    return table.errors is not None and bool(np.isfinite(table.errors).any())
+
+
+def error_lines(tables: Sequence[Values]) -> Iterator[str]:
+    """Yield how large the standard errors of tables are, which values have none and why, and where bias is larger."""
+    for table in tables:
+        of = f" of {column_label(table)}" if len(tables) > 1 else ""
+        if has_errors(table):
+            yield f"standard errors{of}: {error_summary(table)}"
+        for reason, count in Counter(table.error_reasons.values()).most_common(5):
+            yield f"no standard error{of}: {reason} ({plural(count, 'pair')})"
+        if note := bias_note(table):
+            yield f"bias{of}: {note}"
+
+
+def error_summary(table: Values) -> str:
+    """Return the median and the largest standard error of a table that has some, and how they came to be."""
+    known = table.to_errors()[np.isfinite(table.to_errors())]
+    size = f"{known[0]:.2g}" if known.size == 1 else f"median {np.median(known):.2g}, largest {known.max():.2g}"
+    if "seeds" in table.parameters:  # of which values are means, and replicates the means without each
+        return f"{size}, of the mean over {table.parameters['seeds']} seeds"
+    return f"{size}, by the jackknife over {len(table.chunk_sizes)} chunks" if table.chunk_sizes else size
+
+
+def bias_note(table: Values) -> str:
+    """Return where the jackknife finds more bias than error, and which measure is free of it; "" where nowhere."""
+    pairs = set(table.biased())
+    if not pairs:
+        return ""
+    places = [(i, j) for i, a in enumerate(table.layers_a) for j, b in enumerate(table.layers_b) if (a, b) in pairs]
+    largest = max(abs(table.bias()[place]) for place in places)
+    known = int(np.isfinite(table.to_errors()).sum())
+    where = f"for {len(pairs):,} of {plural(known, 'pair')}"
+    found = f"{where} the jackknife finds a bias larger than the standard error, up to {largest:.2g}"
+    return f"{found}; {DEBIASED[table.name]} corrects for it" if table.name in DEBIASED else found

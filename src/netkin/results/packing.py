@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,18 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import FileFault, NoValue
-from netkin.results.records import checked, plain_fields, typed
+from netkin.results.records import (
+    HeaderFacts,
+    NamedArrays,
+    checked,
+    columns_of,
+    parameters,
+    plain,
+    plain_fields,
+    read_parameter,
+    records_of,
+    typed,
+)
 
 if TYPE_CHECKING:
     from netkin.results.comparison import Comparison
@@ -26,19 +37,9 @@ if TYPE_CHECKING:
     from netkin.results.values import Values
     from netkin.results.weight_sparsity import SparsityStudy
 
-NamedArrays = dict[str, np.ndarray]
-HeaderFacts = dict[str, Any]
-
-OPTIONAL = ("errors", "replicates")  # arrays that a table may be without
-_APART = (
-    "values",
-    *OPTIONAL,
-    "holes",
-    "error_reasons",
-    "tables",
-    "comparisons",
-    "between",
-)  # written in ways of their own
+ARRAYS = ("values", "errors", "replicates")  # of a table
+OPTIONAL = ARRAYS[1:]  # that it may be without
+_APART = (*ARRAYS, "holes", "error_reasons", "tables", "comparisons", "between")  # written in ways of their own
 _DERIVED = ("best_matches", "low", "high")  # of a table in a document
 _DERIVED_OF_SERIES = ("layers", "warnings", "complete", "measures")
 _DERIVED_OF_RANKING = ("conclusion", "ranks")
@@ -50,31 +51,6 @@ def facts(record: Comparison | Ranking | Series | Values) -> HeaderFacts:
     return {name: parameters(value) if name == "parameters" else plain(value) for name, value in found.items()}
 
 
-def plain(value: Any) -> Any:
-    """Return `value` in a form for JSON: NumPy's numbers become Python's, what is not finite becomes null."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [plain(item) for item in value]
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    value = value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if isinstance(value, (str, bool, int, type(None))) else str(value)
-
-
-def parameters(given: Mapping[str, Any]) -> HeaderFacts:
-    """Return a measure's parameters in a form for JSON, which has no infinite numbers: as ``{"float": "inf"}``."""
-    infinite = [name for name, value in given.items() if isinstance(value, float) and math.isinf(value)]
-    return {name: {"float": str(value)} if name in infinite else plain(value) for name, value in given.items()}
-
-
-def read_parameter(written: Any) -> Any:
-    """Return the parameter that `parameters` wrote."""
-    return float(written["float"]) if isinstance(written, Mapping) else written
-
-
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -82,7 +58,7 @@ def packed(result: Comparison | Ranking, key: str = "") -> tuple[HeaderFacts, Na
     """Return a comparison or ranking as a header for JSON and its arrays, whose names begin with `key`."""
     arrays: NamedArrays = {}
     for position, table in enumerate(result.tables.values()):
-        found = {name: getattr(table, name) for name in ("values", *OPTIONAL)}
+        found = {name: getattr(table, name) for name in ARRAYS}
         arrays |= {f"{key}{position}/{name}": array for name, array in found.items() if array is not None}
     return facts(result) | {"tables": [_table_header(table) for table in result.tables.values()]}, arrays
 
@@ -119,7 +95,6 @@ def _tables(header: Mapping[str, Any], arrays: NamedArrays, key: str) -> dict[st
 def all_unpacked(header: Mapping[str, Any], arrays: NamedArrays) -> Comparisons:
     """Return the comparisons that `save` took apart into a header and arrays."""
     from netkin.results.comparisons import Comparisons
-    from netkin.results.packed_comparisons import unpacked_columns
 
     # documents, and files of older versions, have a header for each
     found = unpacked_columns(header["columns"], arrays) if "columns" in header else _parts(header, arrays)
@@ -181,6 +156,50 @@ def _facts_of_old_tables(header: Mapping[str, Any], whole: Mapping[str, Any]) ->
     with_classes = whole.get("provenance", {}).get("model b") == "logits"
     worth = {"kind": "worth"} if "how" in header["parameters"] else {}
     return worth | {"axes": ("layer", "class" if with_classes else "layer")}
+
+
+def packed_columns(comparisons: Sequence[Comparison]) -> tuple[HeaderFacts, NamedArrays]:
+    """Return many comparisons as columns, a header for JSON and arrays: see `columns_of`."""
+    from netkin.results.comparison import Comparison
+    from netkin.results.values import Values
+
+    tables = [table for one in comparisons for table in one.tables.values()]
+    arrays: NamedArrays = {"tables of each": np.array([len(one.tables) for one in comparisons], dtype=np.int64)}
+    for name in ARRAYS:
+        found = [getattr(table, name) for table in tables]
+        arrays[name] = np.concatenate([np.zeros(0), *(one.ravel() for one in found if one is not None)])
+        arrays[f"has {name}"] = np.array([one is not None for one in found], dtype=bool)
+    return {
+        "comparisons": columns_of(comparisons, Comparison, arrays),
+        "tables": columns_of(tables, Values, arrays),
+    }, arrays
+
+
+def unpacked_columns(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[Comparison]:
+    """Return the comparisons that `packed_columns` took apart."""
+    from netkin.results.comparison import Comparison
+
+    tables, counts = _tables_of_columns(header["tables"], arrays), arrays["tables of each"].tolist()
+    return [
+        Comparison(**own, tables={table.id: table for table in (next(tables) for _ in range(count))})
+        for own, count in zip(records_of(header["comparisons"], Comparison, arrays), counts, strict=True)
+    ]
+
+
+def _tables_of_columns(columns: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Iterator[Values]:
+    from netkin.results.values import Values
+
+    has = zip(*(arrays[f"has {name}"].tolist() for name in ARRAYS), strict=True)
+    starts = dict.fromkeys(ARRAYS, 0)
+    for own, present in zip(records_of(columns, Values, arrays), has, strict=True):
+        table = len(own["layers_a"]), len(own["layers_b"])
+        shapes = {"values": table, "errors": table, "replicates": (len(own["chunk_sizes"]), *table)}
+        numbers: dict[str, Any] = {}
+        for name in (name for name, is_there in zip(ARRAYS, present, strict=True) if is_there):
+            stop = starts[name] + math.prod(shapes[name])
+            numbers[name] = arrays[name][starts[name] : stop].reshape(shapes[name])
+            starts[name] = stop
+        yield Values(**own, **numbers)
 
 
 # --- documents --------------------------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.results.labels import short_names
+from netkin.results.labels import HOLE, plural, short_names
 from netkin.results.packing import packed, ranking_unpacked
 from netkin.results.records import FrozenRecord, distinct, freeze, frozen_mapping, now, optional
-from netkin.results.text import HOLE, cells, grid, plural, terminal_width, wrapped
+from netkin.results.text import cells, grid, terminal_width, wrapped
 from netkin.results.values import Match, Values, jackknife_error, student_quantile
 
 COLUMNS = ("model", "score", "value", "error", "behind", "behind_error", "clear", "reason")  # of the long form

@@ -1,13 +1,14 @@
 """Immutable records: their arrays and mappings are read-only, and they compare, copy and pickle by their fields.
 
-`checked` makes a record of a file's content, and checks that every field has the type that the record declares.
+`checked` makes a record of a file's content, and checks that every field has the type that the record declares. Many
+records of one kind are written as columns: for each field its distinct values, and which of them each record has.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -22,6 +23,10 @@ from netkin.errors import MissingExtra, NameClash
 MOST = 4096  # values that are shared at once
 PLAIN = frozenset({str, int, float, bool, NoneType})
 
+APART = ("values", "errors", "replicates", "tables")  # fields that columns leave out: arrays, and records in records
+
+NamedArrays = dict[str, np.ndarray]
+HeaderFacts = dict[str, Any]
 RecordType = TypeVar("RecordType")
 KeyType = TypeVar("KeyType")
 ItemType = TypeVar("ItemType")
@@ -171,3 +176,100 @@ def _same(first: Any, second: Any) -> bool:
     if isinstance(first, np.ndarray) != isinstance(second, np.ndarray):
         return False
     return np.array_equal(first, second, equal_nan=True) if isinstance(first, np.ndarray) else bool(first == second)
+
+
+# --- as JSON ----------------------------------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """Return `value` in a form for JSON: NumPy's numbers become Python's, what is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, (str, bool, int, type(None))) else str(value)
+
+
+def parameters(given: Mapping[str, Any]) -> HeaderFacts:
+    """Return a measure's parameters in a form for JSON, which has no infinite numbers: as ``{"float": "inf"}``."""
+    infinite = [name for name, value in given.items() if isinstance(value, float) and math.isinf(value)]
+    return {name: {"float": str(value)} if name in infinite else plain(value) for name, value in given.items()}
+
+
+def read_parameter(written: Any) -> Any:
+    """Return the parameter that `parameters` wrote."""
+    return float(written["float"]) if isinstance(written, Mapping) else written
+
+
+# --- many records as columns ------------------------------------------------------------------------------------------
+
+# Comparisons of one study differ in little but their numbers. As columns they take the room of their numbers and of a
+# few whole numbers, and a text that many share is written, and checked when it is read, once.
+
+
+def _types_of_columns(kind: type[Any]) -> HeaderFacts:
+    """Return the types of the fields but for those that are written in ways of their own."""
+    hints = _hints(kind)  # type: ignore[arg-type]
+    return {one.name: hints[one.name] for one in fields(kind) if one.name not in APART}
+
+
+def columns_of(records: Sequence[Any], kind: type[Any], arrays: NamedArrays) -> HeaderFacts:
+    """Return the distinct values of each field, for JSON; which of them each record has is put into `arrays`."""
+    found: HeaderFacts = {}
+    for name, hint in _types_of_columns(kind).items():
+        own, key = [getattr(record, name) for record in records], f"{kind.__name__} {name}"
+        if get_origin(hint) is Mapping:  # of which many share some entries, as the weights of a model
+            found[name], own = _entries(own)
+            kept, places = _distinct(own)
+            arrays[f"{key}: sizes"] = np.array([len(one) for one in kept], dtype=np.int32)
+            arrays[f"{key}: entries"] = np.array([place for one in kept for place in one], dtype=np.int32)
+        else:
+            kept, places = _distinct(own)
+            found[name] = plain(kept)
+        arrays[key] = np.array(places, dtype=np.int32)
+    return found
+
+
+def _distinct(values: Iterable[Any]) -> tuple[list[Any], list[int]]:
+    """Return the distinct values in the order in which they come, and the place of each there."""
+    known: dict[Any, int] = {}
+    places = [known.setdefault(value, len(known)) for value in values]
+    return list(known), places
+
+
+def _entries(mappings: Sequence[Mapping[Any, Any]]) -> tuple[list[Any], list[tuple[int, ...]]]:
+    """Return the distinct entries (key, value) of all mappings, for JSON, and the places of those that each has."""
+    # by the type too, as the numbers 1 and 1.0 are equal
+    entries, places = _distinct((key, one, type(one)) for mapping in mappings for key, one in mapping.items())
+    each = iter(places)
+    written = [[plain(key), parameters({"": one})[""]] for key, one, _ in entries]
+    return written, [tuple([next(each) for _ in mapping]) for mapping in mappings]
+
+
+def records_of(columns: Mapping[str, Any], kind: type[Any], arrays: Mapping[str, np.ndarray]) -> Iterator[HeaderFacts]:
+    """Yield the fields of each record; those that are equal are one object."""
+    found, hints = [], _types_of_columns(kind)
+    for name, written in columns.items():
+        key = f"{kind.__name__} {name}"
+        values = _checked_column(name, written, hints[name])
+        if get_origin(hints[name]) is Mapping:
+            each = iter(arrays[f"{key}: entries"].tolist())
+            values = [dict([values[next(each)] for _ in range(size)]) for size in arrays[f"{key}: sizes"].tolist()]
+        found.append([values[place] for place in arrays[key].tolist()])
+    for row in zip(*found, strict=True):
+        yield dict(zip(columns, row, strict=True))
+
+
+def _checked_column(name: str, written: Sequence[Any], hint: Any) -> list[Any]:
+    """Return the distinct values of a field, or of a mapping's entries, each of the type that the record declares."""
+    if name == "bounds":
+        return [(-math.inf if low is None else low, math.inf if high is None else high) for low, high in written]
+    if get_origin(hint) is not Mapping:
+        return [typed(one, hint, name) for one in written]
+    key_hint, value_hint = get_args(hint)
+    return [(typed(key, key_hint, name), typed(read_parameter(one), value_hint, name)) for key, one in written]

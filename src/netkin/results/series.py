@@ -1,9 +1,13 @@
-"""A training run as a series: at each step, the layers of that checkpoint against those of the final one."""
+"""A training run as a series: at each step, the layers of that checkpoint against those of the final one.
+
+Bottom-up convergence is a number too, a `Trend`: Kendall's rank correlation of layers' depth and step of convergence.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,16 +18,34 @@ import numpy as np
 from netkin import files
 from netkin.errors import NameClash, NoValue, ShapeError, UnknownName, ValueFault, also_called, did_you_mean
 from netkin.results.comparison import NUMBERS, Comparison
-from netkin.results.labels import direction
 from netkin.results.packing import facts, packed, packed_many, series_unpacked
 from netkin.results.records import FrozenRecord, freeze, frozen_mapping, optional
-from netkin.results.text import HOLE, NO_DATA, cells, grid, terminal_width, wrapped
-from netkin.results.trends import THRESHOLDS, Trend, trend
+from netkin.results.text import series_as_text
 from netkin.results.values import Values
 
 RULES = ("stays", "first")
-LEGEND = "τ: 1 if layers settle from the bottom up, -1 if from the top down; p: p-value against random order"
-CELL = 8  # characters that a step takes at most, as a column
+THRESHOLDS = (0.9, 0.99, 0.999)  # of a similarity to the final state
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Kendall's τ-b between depth and step: 1 if layers settle from the bottom up, -1 if from the top down.
+
+    `error` is its standard error by the jackknife over layers (None below three layers); `p` the probability of a τ at
+    least as far from 0 if layers settled in random order, exact also with ties. Of the `layers` counted, `never` did
+    not reach the threshold before the last step; all that is known of them is that they are later, so they tie there.
+    """
+
+    tau: float
+    error: float | None
+    p: float
+    layers: int
+    never: int
+
+    def __str__(self) -> str:
+        error = "" if self.error is None else f" ± {self.error:.2f}"
+        never = f", {self.never} of them never before the end" if self.never else ""
+        return f"τ = {self.tau:.2f}{error}, p = {self.p:.2g} ({self.layers} layers{never})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -282,56 +304,85 @@ def _listed(steps: Sequence[int], most: int = 6) -> str:
     return f"{shown}, ... {steps[-1]}" if len(steps) > most else shown
 
 
-def series_as_text(series: Series) -> str:
-    """Return for each measure the layers by steps, and the step at which each layer reaches 0.9, 0.99 and 0.999."""
-    width, final = terminal_width(), series.comparisons[-1]
-    steps = f"{len(series)} {series.unit}s, {series.steps[0]} to {series.final_step}"
-    parts = [wrapped(f"{series.run}: each layer against its own final state at {steps}", width)]
-    data = f"on {final.data}: {final.examples:,} examples, seed {final.seed}"
-    parts[0] += "\n" + wrapped(NO_DATA if final.needs_no_data else data, width)
-    for measure in series.measures:
-        parts.append("\n".join(_layer_lines(series, measure, width)))
-        parts.append("\n".join(_arrivals(series, measure, width)))
-    parts += [wrapped(f"warning: {warning}", width) for warning in series.warnings]
-    return "\n\n".join(part for part in parts if part)
+# --- the order in which layers settle ---------------------------------------------------------------------------------
 
 
-def _layer_lines(series: Series, measure: str, width: int) -> Iterator[str]:
-    """Yield the layers by as many steps as fit, evenly chosen, the first and the last among them."""
-    margin = max(map(len, series.layers), default=0)
-    places = _spread(len(series), max((width - margin) // (max(len(str(s)) for s in series) + CELL // 2), 2))
-    some = f", {len(places)} of {len(series)} {series.unit}s shown" if len(places) < len(series) else ""
-    yield wrapped(f"{measure}: {direction(series.table(measure))}, layers by {series.unit}s{some}", width)
-    yield from grid(series.layers, [str(series.steps[i]) for i in places], cells(series.own(measure)[places].T), width)
+def trend(steps: Sequence[float], never: int = 0) -> Trend:
+    """Return the trend of layers that are done at `steps`, the lowest layer first.
+
+    Example:
+        >>> print(trend([100, 200, 200, 500]))
+        τ = 0.91 ± 0.16, p = 0.17 (4 layers)
+    """
+    if len(set(steps)) < 2:
+        layers = f"{len(steps)} {'layer' if len(steps) == 1 else 'layers'}"
+        late = never and never == len(steps)
+        which = (
+            "of which none reaches the threshold before the end"
+            if late
+            else ("that reach the threshold at the same step")
+        )
+        raise NoValue(
+            f"there is no order among {layers} {which}; choose another threshold, or compare more checkpoints."
+        )
+    return Trend(kendall(steps), _jackknife(steps), _p(steps), len(steps), never)
 
 
-def _spread(count: int, most: int) -> list[int]:
-    return sorted(set(np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()))
+def kendall(steps: Sequence[float]) -> float:
+    """Return Kendall's τ-b of `steps` against their places, 0 where all are the same.
+
+    Example:
+        >>> kendall([1, 2, 3]), kendall([3, 2, 1]), kendall([5, 5, 5])
+        (1.0, -1.0, 0.0)
+    """
+    score, untied, pairs = _score(steps), _untied(steps), len(steps) * (len(steps) - 1) // 2
+    if not untied:
+        return 0.0
+    root = math.isqrt(untied * pairs)
+    # a whole root keeps a perfect order at exactly 1
+    return score / root if root * root == untied * pairs else float(score / np.sqrt(float(untied * pairs)))
 
 
-def _arrivals(series: Series, measure: str, width: int) -> Iterator[str]:
-    """Yield when each layer is there, for a similarity that ends at 1; a distance has no such mark of its own."""
-    marks = series.marks(measure)
-    if not marks:
-        return
-    found = [series.reached(threshold, measure) for threshold in marks]
-    entries = [[HOLE if one[layer] is None else str(one[layer]) for one in found] for layer in series.layers]
-    yield wrapped(f"the {series.unit} from which on a layer stays at or above a similarity", width)
-    yield from grid(series.layers, list(map(str, marks)), entries, width)
-    if any(HOLE in row for row in entries):
-        yield f"{HOLE}  not before the last {series.unit}"
-    trends = _trends(series, marks, measure)
-    lines = [f"bottom-up at {', '.join(map(str, those))}: {said}" for said, those in trends.items()]
-    yield from (wrapped(line, width) for line in [*lines, *[LEGEND] * any("τ" in line for line in lines)])
+def _score(steps: Sequence[float]) -> int:
+    """Return the number of pairs in order less the number of pairs out of order."""
+    values = np.asarray(steps)
+    return int(np.triu(np.sign(values[None, :] - values[:, None])).sum())
 
 
-def _trends(series: Series, marks: Sequence[float], measure: str) -> dict[str, list[float]]:
-    """Return what is said of the order of layers, with the thresholds of which it is true."""
-    found: dict[str, list[float]] = {}
-    for threshold in marks:
-        try:
-            said = str(series.bottom_up(threshold, measure))
-        except NoValue as reason:
-            said = str(reason)
-        found.setdefault(said, []).append(threshold)
-    return found
+def _untied(steps: Sequence[float]) -> int:
+    n, tied = len(steps), sum(count * (count - 1) // 2 for count in Counter(steps).values())
+    return n * (n - 1) // 2 - tied
+
+
+def _jackknife(steps: Sequence[float]) -> float | None:
+    """Return the standard error from leaving each layer out in turn; a rest without any order counts as 0."""
+    n = len(steps)
+    if n < 3:
+        return None
+    left = np.array([kendall([*steps[:i], *steps[i + 1 :]]) for i in range(n)])
+    return float(np.sqrt((n - 1) / n * ((left - left.mean()) ** 2).sum()))
+
+
+def _p(steps: Sequence[float]) -> float:
+    """Return the share of all orders of `steps` whose score lies as far from 0 as theirs.
+
+    The orders of a multiset by their number of inversions are counted by the Gaussian multinomial coefficient
+    Π(1 - qⁱ) / Π Π(1 - qʲ), i up to n and j up to the size of each group of ties (Stanley, Enumerative
+    Combinatorics 1, prop. 1.7.1).
+    """
+    untied, score = _untied(steps), _score(steps)
+    counts = np.zeros(untied + 1, dtype=object)
+    counts[0] = 1
+    for i in range(1, len(steps) + 1):
+        counts[i:] = counts[i:] - counts[: max(len(counts) - i, 0)]
+    for size in Counter(steps).values():
+        for j in range(1, size + 1):
+            counts = _divided(counts, j)
+    scores = untied - 2 * np.arange(untied + 1)
+    return float(counts[np.abs(scores) >= abs(score)].sum() / counts.sum())
+
+
+def _divided(counts: np.ndarray, j: int) -> np.ndarray:
+    """Return the power series `counts` over 1 - qʲ: each term takes up the one `j` places before."""
+    padded = np.concatenate([counts, np.zeros(-len(counts) % j, dtype=object)])
+    return padded.reshape(-1, j).cumsum(axis=0).ravel()[: len(counts)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import ShapeError, UnknownName, did_you_mean
-from netkin.results.packing import plain
+from netkin.results.labels import HOLE, plural
 from netkin.results.records import (
     FrozenRecord,
     checked,
@@ -23,9 +23,10 @@ from netkin.results.records import (
     frozen_mapping,
     now,
     optional,
+    plain,
     plain_fields,
 )
-from netkin.results.text import HOLE, grid, plural, terminal_width, wrapped
+from netkin.results.text import grid, terminal_width, wrapped
 from netkin.results.values import Values
 
 KIND, ENSEMBLES = "task accuracies", "task ensembles"

@@ -10,25 +10,31 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from netkin.errors import NoValue
 from netkin.results.labels import (
+    HOLE,
     NOT_ASKED,
     brief,
     buckets_note,
     column_label,
     direction,
+    error_lines,
     has_classes,
+    has_errors,
     has_networks,
     is_of_tasks,
     listed_pairs,
     listing,
     models_in_words,
     pair_label,
+    plural,
     range_in_words,
+    reasons,
     short_names,
     tables_by_name,
 )
@@ -36,12 +42,13 @@ from netkin.results.labels import (
 if TYPE_CHECKING:
     from netkin.results.comparison import Comparison
     from netkin.results.comparisons import Comparisons
+    from netkin.results.series import Series
     from netkin.results.values import Match, Values
 
-HOLE = "–"
 NAMED = 5  # best matches that are listed one by one
+LEGEND = "τ: 1 if layers settle from the bottom up, -1 if from the top down; p: p-value against random order"
+CELL = 8  # characters that a step takes at most, as a column
 NO_DATA = "from the weights alone: no data were run"
-DEBIASED = {"cka": "cka_debiased", "cka_rbf": "cka_rbf_debiased"}  # measures free of the bias of others
 
 
 def comparison_as_text(comparison: Comparison) -> str:
@@ -135,15 +142,56 @@ def _summary_cells(means: np.ndarray) -> list[list[str]]:
     return [[_cell(value, f".{decimals}f") for value in row] for row in means.tolist()]
 
 
-def plural(count: int, noun: str) -> str:
-    """Return a number with its noun.
+def series_as_text(series: Series) -> str:
+    """Return for each measure the layers by steps, and the step at which each layer reaches 0.9, 0.99 and 0.999."""
+    width, final = terminal_width(), series.comparisons[-1]
+    steps = f"{len(series)} {series.unit}s, {series.steps[0]} to {series.final_step}"
+    parts = [wrapped(f"{series.run}: each layer against its own final state at {steps}", width)]
+    data = f"on {final.data}: {final.examples:,} examples, seed {final.seed}"
+    parts[0] += "\n" + wrapped(NO_DATA if final.needs_no_data else data, width)
+    for measure in series.measures:
+        parts.append("\n".join(_layer_lines(series, measure, width)))
+        parts.append("\n".join(_arrivals(series, measure, width)))
+    parts += [wrapped(f"warning: {warning}", width) for warning in series.warnings]
+    return "\n\n".join(part for part in parts if part)
 
-    Example:
-        >>> plural(1, "pair"), plural(2000, "pair"), plural(2, "class"), plural(3, "epoch"), plural(4, "batch")
-        ('1 pair', '2,000 pairs', '2 classes', '3 epochs', '4 batches')
-    """
-    ending = "es" if noun.endswith(("s", "x", "tch")) else "s"
-    return f"{count:,} {noun}{'' if count == 1 else ending}"
+
+def _layer_lines(series: Series, measure: str, width: int) -> Iterator[str]:
+    """Yield the layers by as many steps as fit, evenly chosen, the first and the last among them."""
+    margin = max(map(len, series.layers), default=0)
+    most = max((width - margin) // (max(len(str(s)) for s in series) + CELL // 2), 2)
+    places = sorted(set(np.linspace(0, len(series) - 1, min(len(series), most)).round().astype(int).tolist()))
+    some = f", {len(places)} of {len(series)} {series.unit}s shown" if len(places) < len(series) else ""
+    yield wrapped(f"{measure}: {direction(series.table(measure))}, layers by {series.unit}s{some}", width)
+    yield from grid(series.layers, [str(series.steps[i]) for i in places], cells(series.own(measure)[places].T), width)
+
+
+def _arrivals(series: Series, measure: str, width: int) -> Iterator[str]:
+    """Yield when each layer is there, for a similarity that ends at 1; a distance has no such mark of its own."""
+    marks = series.marks(measure)
+    if not marks:
+        return
+    found = [series.reached(threshold, measure) for threshold in marks]
+    entries = [[HOLE if one[layer] is None else str(one[layer]) for one in found] for layer in series.layers]
+    yield wrapped(f"the {series.unit} from which on a layer stays at or above a similarity", width)
+    yield from grid(series.layers, list(map(str, marks)), entries, width)
+    if any(HOLE in row for row in entries):
+        yield f"{HOLE}  not before the last {series.unit}"
+    trends = _trends(series, marks, measure)
+    lines = [f"bottom-up at {', '.join(map(str, those))}: {said}" for said, those in trends.items()]
+    yield from (wrapped(line, width) for line in [*lines, *[LEGEND] * any("τ" in line for line in lines)])
+
+
+def _trends(series: Series, marks: Sequence[float], measure: str) -> dict[str, list[float]]:
+    """Return what is said of the order of layers, with the thresholds of which it is true."""
+    found: dict[str, list[float]] = {}
+    for threshold in marks:
+        try:
+            said = str(series.bottom_up(threshold, measure))
+        except NoValue as reason:
+            said = str(reason)
+        found.setdefault(said, []).append(threshold)
+    return found
 
 
 def cells(values: np.ndarray) -> list[list[str]]:
@@ -229,54 +277,6 @@ def _heading(comparison: Comparison, width: int) -> Iterator[str]:
         yield wrapped(f"what one example is: {next(iter(kinds)) if len(kinds) == 1 else counted}", width)
     if not comparison.complete:
         yield wrapped("interrupted: the numbers come from a part of the data or the pairs", width)
-
-
-def reasons(holes: Mapping[tuple[str, str], str], what: str = "pair") -> Iterator[str]:
-    """Yield one line for each reason, the commonest first, five at most; `what` are those that are missing."""
-    counted = Counter(holes.values()).most_common()
-    for reason, count in counted[:5]:
-        yield f"{HOLE}  {reason} ({plural(count, what)})"
-    if len(counted) > 5:
-        yield f"{HOLE}  and {plural(len(counted) - 5, 'other reason')}; `holes` lists all"
-
-
-def has_errors(table: Values) -> bool:
-    """Return whether any value of a table has a standard error."""
-    return table.errors is not None and bool(np.isfinite(table.errors).any())
-
-
-def error_lines(tables: Sequence[Values]) -> Iterator[str]:
-    """Yield how large the standard errors of tables are, which values have none and why, and where bias is larger."""
-    for table in tables:
-        of = f" of {column_label(table)}" if len(tables) > 1 else ""
-        if has_errors(table):
-            yield f"standard errors{of}: {error_summary(table)}"
-        for reason, count in Counter(table.error_reasons.values()).most_common(5):
-            yield f"no standard error{of}: {reason} ({plural(count, 'pair')})"
-        if note := bias_note(table):
-            yield f"bias{of}: {note}"
-
-
-def error_summary(table: Values) -> str:
-    """Return the median and the largest standard error of a table that has some, and how they came to be."""
-    known = table.to_errors()[np.isfinite(table.to_errors())]
-    size = f"{known[0]:.2g}" if known.size == 1 else f"median {np.median(known):.2g}, largest {known.max():.2g}"
-    if "seeds" in table.parameters:  # of which values are means, and replicates the means without each
-        return f"{size}, of the mean over {table.parameters['seeds']} seeds"
-    return f"{size}, by the jackknife over {len(table.chunk_sizes)} chunks" if table.chunk_sizes else size
-
-
-def bias_note(table: Values) -> str:
-    """Return where the jackknife finds more bias than error, and which measure is free of it; "" where nowhere."""
-    pairs = set(table.biased())
-    if not pairs:
-        return ""
-    places = [(i, j) for i, a in enumerate(table.layers_a) for j, b in enumerate(table.layers_b) if (a, b) in pairs]
-    largest = max(abs(table.bias()[place]) for place in places)
-    known = int(np.isfinite(table.to_errors()).sum())
-    where = f"for {len(pairs):,} of {plural(known, 'pair')}"
-    found = f"{where} the jackknife finds a bias larger than the standard error, up to {largest:.2g}"
-    return f"{found}; {DEBIASED[table.name]} corrects for it" if table.name in DEBIASED else found
 
 
 def match_note(table: Values) -> str:

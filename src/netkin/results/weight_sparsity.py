@@ -14,8 +14,8 @@ from netkin.errors import ShapeError, ValueFault
 from netkin.results.comparison import Comparison
 from netkin.results.compression import aligned
 from netkin.results.packing import document as described
-from netkin.results.packing import from_document, packed_many, plain, unpacked
-from netkin.results.records import checked, now, typed
+from netkin.results.packing import from_document, packed_many, unpacked
+from netkin.results.records import checked, now, plain, typed
 
 KIND = "sparsity"
 DERIVED = ("mean_similarity", "accuracy")  # of a study's document

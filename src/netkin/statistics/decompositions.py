@@ -95,7 +95,7 @@ def _note_asked(asked: Sequence[tuple[Any, Sequence[Any]]]) -> None:
         pair.asked = {}
         for measure in measures:
             if id(measure) not in others:
-                with suppress(NoValue, Deferred):
+                with suppress(Exception):  # what is no `Deferred` is raised again, and told, when the pair is measured
                     measure(pair)
                     others.add(id(measure))
 

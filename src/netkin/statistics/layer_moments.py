@@ -125,9 +125,14 @@ class LayerMoments(Collector):
     def of(cls, rows: Mapping[Key, Any], *, precision: torch.dtype = torch.float64, debiased: bool = True) -> Self:
         """Return the moments of all pairs of some layers' rows, differentiably."""
         collector = cls([(list(rows), list(rows))], precision=precision, debiased=debiased)
-        matrices = {key: as_matrix(matrix, name_of(key)) for key, matrix in rows.items()}
-        collector._fold({key: [matrix] for key, matrix in matrices.items()}, {})
+        collector._fold({key: [as_matrix(matrix, name_of(key))] for key, matrix in rows.items()}, {})
         return collector
+
+    def add_rows(self, rows: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]], counts: Any) -> None:
+        """Add rows of all layers and the chunk of each row; `counts` are their examples. The lists are emptied."""
+        self.sizes = {name: tuple(parts[0].shape[1:]) for name, parts in rows.items()}
+        self._counts += counts
+        self._fold(rows, chunks)
 
     def serves(self, settings: LinearSettings) -> str:
         return settings.lacking(self.precision, self.debiased)
@@ -148,8 +153,7 @@ class LayerMoments(Collector):
         if self.chunks:
             self._counts += np.bincount(chunk_of(places, self.chunks), minlength=self.chunks)
             for name, matrix in matrices.items():
-                examples = row_examples(places, len(matrix), (owners or {}).get(name))
-                chunks[name] = chunk_of(examples, self.chunks)
+                chunks[name] = chunk_of(row_examples(places, len(matrix), (owners or {}).get(name)), self.chunks)
         else:
             self._counts += len(places)
         self._batches += 1
@@ -269,9 +273,8 @@ class LayerMoments(Collector):
         self._blocks, self._homes = common_blocks(self._blocks, other._blocks, self._layers), {}
         other_blocks = common_blocks(other._blocks, self._blocks, other._layers)
         for name, mine in self._layers.items():
-            theirs = other._layers[name]
-            if theirs.varies and not mine.varies:
-                self._rescale(name, theirs.scale)
+            if other._layers[name].varies and not mine.varies:
+                self._rescale(name, other._layers[name].scale)
         for block, addend in zip(self._blocks, other_blocks, strict=True):
             for x in block.rows:
                 for y in block.columns:
@@ -314,10 +317,9 @@ class LayerMoments(Collector):
 
     def _open_layer(self, key: Key, shift: Tensor, resolution: float) -> LayerSums:
         """Begin the sums of a layer, whose rows are shifted by `shift` (blocks, width)."""
-        extra, double = 2 if self.debiased else 1, summing_dtype(shift.device)
+        columns, double = shift.shape[1] + (2 if self.debiased else 1), summing_dtype(shift.device)
         double = double.to_complex() if shift.is_complex() else double
-        size = (max(self.chunks, 1), len(shift), shift.shape[1] + extra, shift.shape[1] + extra)
-        own = torch.zeros(size, dtype=double, device=shift.device)
+        own = torch.zeros(max(self.chunks, 1), len(shift), columns, columns, dtype=double, device=shift.device)
         self._layers[key] = LayerSums(key, shift, 1.0, resolution, own, self.debiased)
         return self._layers[key]
 
@@ -367,19 +369,16 @@ class LayerMoments(Collector):
         centred = torch.sub(matrix, shift, out=inner if fits else None)
         if not layer.varies or (centred.device.type == "cpu" and outgrows(centred, layer.scale)):
             self._rescale(name, power_of_two(centred))
-        if centred.requires_grad:
-            return self._joined(centred * layer.scale).unsqueeze(0)
+        if centred.requires_grad:  # which nothing written in place would keep
+            rows = centred * layer.scale
+            norms = [rows.square().sum(1, keepdim=True)] if self.debiased else []
+            return torch.cat([rows, *norms, torch.ones_like(rows[:, :1])], 1).unsqueeze(0)
         if centred is not inner or layer.scale != 1:
             torch.mul(centred, layer.scale, out=inner)
         if self.debiased:
             torch.sum(inner.square(), 1, out=columns[0, :, -2])
         columns[..., -1] = 1
         return columns
-
-    def _joined(self, rows: Tensor) -> Tensor:
-        """Return rows and their further columns without writing in place, which keeps the gradient."""
-        norms = [rows.square().sum(1, keepdim=True)] if self.debiased else []
-        return torch.cat([rows, *norms, torch.ones_like(rows[:, :1])], 1)
 
     def _rescale(self, key: Key, scale: float) -> None:
         """Count a layer in another scale: when it varies for the first time, or outgrows the scale it had."""

@@ -318,9 +318,7 @@ class LinearRows(LayerRows):
         if all(layer.parts for layer in layers.values()):
             self.settle()
             chunks = {name: [chunk_of(part, self.chunks) for part in layer.examples] for name, layer in layers.items()}
-            moments._counts += self._counts
-            moments.sizes = {name: (layer.parts[0].shape[1],) for name, layer in layers.items()}
-            moments._fold({name: list(layer.parts) for name, layer in layers.items()}, chunks)
+            moments.add_rows({name: list(layer.parts) for name, layer in layers.items()}, chunks, self._counts)
         return moments
 
     def merge(self, other: Self) -> Self:

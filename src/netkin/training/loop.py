@@ -17,16 +17,25 @@ from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.files import Location, damage_reported
 from netkin.identity import described_call
 from netkin.progress import ProgressOption, Report, reporting
-from netkin.representations.guests import evaluating, model_lock, random_states_kept
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import LABELS, device_of, dtype_of, inputs_of, labels_of
 from netkin.representations.layers import refuse_lazy, unwrapped
+from netkin.settings import evaluating, load_random_state, model_lock, random_state, random_states_kept, seed_all
 from netkin.sources.architectures import digits, seeded
 from netkin.sources.datasets import load_data
 from netkin.sources.names import by_name
-from netkin.training import restarts
 from netkin.training.example_order import TEST_BATCH, course_of, in_order, placed
-from netkin.training.recipe import Hook, Recipe, Record, as_hooks, recipe_of
+from netkin.training.recipe import (
+    Hook,
+    Recipe,
+    Record,
+    Saving,
+    as_hooks,
+    identity_of,
+    load_model_state,
+    model_state,
+    recipe_of,
+)
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -80,10 +89,9 @@ def train(
     with model_lock(), evaluating(model), random_states_kept(model), torch.enable_grad():
         model.train()  # `evaluating` puts each flag back
         training = _Training(model, data, chosen, test, seed, loss, as_hooks(hooks), every)
-        parts = model, chosen, seed, loss, training.hooks, training.course, test
-        identity = restarts.identity_of(*parts) if save is not None else {}
+        identity = {} if save is None else training.identity(loss, test)
         call = described_call("nk.train", model=model, recipe=chosen.words, seed=seed, save=str(save))
-        with restarts.Saving.opened(save, identity, call, overwrite) as saving:
+        with Saving.opened(save, identity, call, overwrite) as saving:
             history = training.run(saving, progress)
     model.zero_grad(set_to_none=True)
     return history
@@ -131,7 +139,12 @@ class _Training:
     def done(self) -> bool:
         return self.step == self.recipe.steps or self.epoch == self.recipe.epochs
 
-    def run(self, saving: restarts.Saving, progress: ProgressOption) -> list[Record]:
+    def identity(self, loss: Loss | None, test: Any) -> dict[str, str]:
+        """Return what identifies the training; this reads all data."""
+        tested = None if test is None else lambda: course_of(test, Recipe(steps=1), 0).digest()
+        return identity_of(self.model, self.recipe, self.seed, loss, self.hooks, self.course.digest, tested)
+
+    def run(self, saving: Saving, progress: ProgressOption) -> list[Record]:
         """Begin, or go on where it stopped, and return the records of all epochs."""
         self.saving = saving
         for hook in self.hooks:
@@ -147,11 +160,11 @@ class _Training:
         return self.history
 
     def _epoch(self, report: Report) -> None:
-        restarts.seed_all(self.model, self.seed, self.epoch)
+        seed_all(device_of(self.model), self.seed, self.epoch)
         batches = self.course.epoch(self.within)
         if self.random_state is not None:
             with damage_reported(str(self.saving.path)):
-                restarts.load_random_state(self.model, self.random_state)
+                load_random_state(device_of(self.model), self.random_state)
             self.random_state = None
         started, before = self._now(), self.seconds
         for batch in batches:
@@ -212,9 +225,9 @@ class _Training:
         if self.saving.path is None:
             return
         state = {
-            "model": restarts.model_state(self.model), "optimizer": self.optimizer.state_dict(),
+            "model": model_state(self.model), "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(), "hooks": [hook.state_dict() for hook in self.hooks],
-            "epoch_state": self.epoch_state, "random": restarts.random_state(self.model) if self.within else None,
+            "epoch_state": self.epoch_state, "random": random_state(device_of(self.model)) if self.within else None,
             "losses": torch.stack(self.losses) if self.losses else None, "seconds": self.seconds,
             "history": self.history, "step": self.step, "epoch": self.epoch, "within": self.within,
         }  # fmt: skip
@@ -223,7 +236,7 @@ class _Training:
 
     def _load(self, state: Mapping[str, Any]) -> None:
         with damage_reported(str(self.saving.path)):
-            restarts.load_model_state(self.model, state["model"])
+            load_model_state(self.model, state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
             self.epoch_state, self.random_state = state["epoch_state"], state["random"]

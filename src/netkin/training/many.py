@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reporting, showing
-from netkin.representations.guests import evaluating, model_lock, random_states_kept
 from netkin.representations.inputs import device_of, dtype_of
-from netkin.training import restarts
+from netkin.settings import evaluating, model_lock, random_states_kept, seed_all
 from netkin.training.example_order import arrays_in, placed
 from netkin.training.loop import Loss, default_loss, loss_and_accuracy, refuse_untrainable, train
-from netkin.training.recipe import Recipe, Record, recipe_of
+from netkin.training.recipe import Recipe, Record, form_of, recipe_of
 from netkin.training.teams import Store, Student, Team
 
 Look = Callable[[int, nn.Module, int], Any]
@@ -175,8 +174,8 @@ class Trainings:
         """Return in what networks or their data differ so that they can't be stacked; empty if in nothing."""
         tensors = [[*model.named_parameters(), *model.named_buffers()] for model in self.models]
         forms = {tuple((name, part.shape, part.dtype, part.requires_grad) for name, part in own) for own in tensors}
-        first = restarts.form_of(self.models[0])
-        if len(forms) > 1 or any(restarts.form_of(model) != first for model in self.models[1:]):
+        first = form_of(self.models[0])
+        if len(forms) > 1 or any(form_of(model) != first for model in self.models[1:]):
             return "they are not of one form"
         if len({tuple((part.shape[1:], part.dtype) for part in one) for one in self.arrays}) > 1:
             return "their examples are not of one shape"
@@ -220,7 +219,7 @@ class Trainings:
                 stack.enter_context(context)
             for model in self.models:
                 model.train()
-            restarts.seed_all(self.models[0], self.seeds[0], 0)
+            seed_all(self.device, self.seeds[0], 0)
             return self._train_teams(way)
 
     def _train_teams(self, way: str) -> list[list[Record]]:

@@ -229,7 +229,7 @@ def test_the_table_prints(digits_net, digits_data):
     train, test = digits_data
     small = nk.compress(digits_net, ["conv4", "fc"], k=8, data=train, test=test)
     lines = str(small.compression).splitlines()
-    assert lines[0] == "2 layers compressed against logits (least squares, at once, 500 examples)"
+    assert lines[0] == "2 layers of ConvNet compressed against logits (least squares, at once, 500 examples)"
     assert lines[1].split() == ["layer", "width", "parameters", "multiply-adds", "variance", "accuracy"]
     assert re.match(r"conv4  32 → 8  18,496 → 5,545  294,912 → 87,552     0\.\d{3}    0\.9\d{3}", lines[2])
     assert len(lines[1]) == len(lines[2]) == len(lines[3])

@@ -1,5 +1,7 @@
 """Compressed models come back from their files as they were."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -164,3 +166,15 @@ def test_a_compressed_model_notes_test_examples_that_are_among_the_data(tmp_path
     (note,) = small.compression.notes
     assert note.startswith("200 of the 1,437 test examples are also among the 200 of `data`, which flatters the result")
     assert not nk.compress("netkin:digits", ["fc"], k=4, data="digits:test", test="digits:train").compression.notes
+
+
+def test_the_table_names_the_model_and_a_file_without_its_name_still_opens(digits_net, digits_data, tmp_path):
+    small = nk.compress(digits_net, ["fc"], k=3, data=digits_data[1], name="seed 0")
+    assert small.compression.model == "seed 0"
+    assert str(small.compression).startswith("1 layer of seed 0 compressed against logits")
+    nk.save_compressed(small, tmp_path / "small.netkin")
+    assert nk.load(tmp_path / "small.netkin").model == "seed 0"
+    header, arrays = files.read(tmp_path / "small.netkin")
+    before = {name: value for name, value in header.items() if name not in ("kind", "format", "model")}
+    files.write(tmp_path / "before.netkin", "compressed", before, arrays)
+    assert nk.load(tmp_path / "before.netkin") == replace(small.compression, model="")

@@ -350,4 +350,4 @@ def test_weights_that_serve_another_layer_are_told_of():
     table = nk.compress(Tied(), "b", k=2, data=torch.randn(50, 8)).compression
     assert table.parameters_after == table.parameters_before + 2 * 8 * 2
     assert "its weights serve another layer, too" in table["b"].notes[-1]
-    assert str(table).startswith("1 layer compressed against logits")
+    assert str(table).startswith("1 layer of Tied compressed against logits")

@@ -8,7 +8,7 @@ import pytest
 import netkin as nk
 from netkin.applications.stitching import Evaluation, evaluating, stitch_scores
 from netkin.errors import UnknownName, ValueFault
-from netkin.reporting.scales import Scale
+from netkin.reporting.grids import Scale
 from netkin.results.labels import NOT_ASKED
 from task_loss_worlds import quiet_world
 

@@ -45,11 +45,11 @@ from netkin.errors import ForwardError, NameClash, NetkinError, UnknownName, Val
 from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.progress import ProgressOption, showing
 from netkin.representations import batches_of, guest
-from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression
-from netkin.results.text import plural
+from netkin.results.labels import plural
+from netkin.settings import random_states_kept
 from netkin.sources.batches import overlap_remark
 from netkin.sources.models import load_model
 from netkin.sources.names import by_name
@@ -74,6 +74,7 @@ def compress(
     examples: int | None = None,
     forward: Forward | None = None,
     transform: Transform | None = None,
+    name: str | None = None,
     progress: ProgressOption = None,
 ) -> nn.Module:
     """Return a copy of `model` in which each chosen linear or conv layer uses only k directions of its input.
@@ -109,6 +110,7 @@ def compress(
         examples: how many examples of `data` are read.
         forward: a function ``forward(model, batch)`` that runs the model.
         transform: a function of the inputs.
+        name: what the table calls the model; by default its class.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
@@ -129,9 +131,8 @@ def compress(
         raise ValueFault(f"`cut` must lie above 0 and at most at 1; got {cut}.")
     size = Size(k, variance, accuracy_drop)
     with showing(progress), random_states_kept(model, data=[data, test]):
-        work = CompressCall(
-            model, layers, data, test, _other(against), projection, cut, size, Feeding(examples, forward, transform)
-        )
+        fed, called = Feeding(examples, forward, transform), name or type(unwrapped(model)).__name__
+        work = CompressCall(model, layers, data, test, _other(against), projection, cut, size, fed, called)
         return work.compressed(from_the_top=order == "from_the_top")
 
 
@@ -166,6 +167,7 @@ class CompressCall:
     cut: float
     size: Size
     feeding: Feeding
+    name: str
     left_out: dict[str, str] = field(default_factory=dict)  # why layers that a glob names do not fit
 
     def compressed(self, from_the_top: bool) -> nn.Module:
@@ -187,10 +189,10 @@ class CompressCall:
     ) -> tuple[list[CompressedLayer], Inputs, float | None]:
         """Compress one layer after the other; return their rows, what was seen last, and the accuracy before."""
         start = before = self._accuracy(net)
-        inputs = None if from_the_top else self._inputs(net, names)
+        inputs = None if from_the_top else collected(net, names, self.data, self.other, self.feeding)
         rows: list[CompressedLayer] = []
         for place, name in enumerate(names, start=1):
-            seen = inputs or self._inputs(net, [name])
+            seen = inputs or collected(net, [name], self.data, self.other, self.feeding)
             # each layer may use up its even share of the drop, and what those before it have left
             floor = (start or 0) - (self.size.accuracy_drop or 0) * place / len(names)
             rows.append(self._step(net, name, seen, floor, before))
@@ -251,9 +253,6 @@ class CompressCall:
                 f"the model does not run with {layer_label(name)} taken apart ({type(fault).__name__}: {fault}); "
                 "it may look at the layer instead of calling it. Leave this layer out."
             ) from fault
-
-    def _inputs(self, net: nn.Module, names: list[str]) -> Inputs:
-        return collected(net, names, self.data, self.other, self.feeding)
 
     def _accuracy(self, net: nn.Module) -> float | None:
         """Return the accuracy on the test data, or on the data; None where these have no labels."""
@@ -324,6 +323,7 @@ class CompressCall:
             accuracy_before=before,
             accuracy_after=rows[-1].accuracy,
             data=data_name(self.data),
+            model=self.name,
             replaced=(*(earlier.replaced if earlier else ()), *filter(None, factors)),
             provenance=self._provenance([row.layer for row in rows], seen, from_the_top),
         )

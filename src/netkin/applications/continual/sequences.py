@@ -27,22 +27,20 @@ from netkin.applications.continual.learners import (
 from netkin.comparing.compare import compare_many
 from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, did_you_mean
 from netkin.identity import described_call, settings_digest, weights_digest
-from netkin.jobs import Job
-from netkin.jobs.job import Part
+from netkin.jobs import Job, Part
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.filters import atom_layers
-from netkin.representations.guests import evaluating, model_lock, random_states_kept
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.results.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies, TaskEnsembles
+from netkin.settings import evaluating, model_lock, random_states_kept
 from netkin.sources.architectures import seeded
 from netkin.sources.batches import LabelledData
 from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy, train
 from netkin.training.class_splits import Task, refuse_tasks
 from netkin.training.example_order import TEST_BATCH
-from netkin.training.recipe import recipe_of
-from netkin.training.restarts import form_of, pack_state, unpack_state
+from netkin.training.recipe import form_of, pack_state, recipe_of, unpack_state
 
 Model = nn.Module | str | Callable[[], nn.Module]
 CHOICES = ("most similar", "least similar", "random")

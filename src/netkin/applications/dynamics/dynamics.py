@@ -26,12 +26,12 @@ from netkin.jobs import Job
 from netkin.measures.registry import Measure, find
 from netkin.memory import size_in_words
 from netkin.progress import ProgressOption, commanded, reported, showing
-from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform, device_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape, shape_name
 from netkin.results import Comparison, Series
 from netkin.results.packing import packed, unpacked
+from netkin.settings import random_states_kept
 from netkin.sources.runs import Architecture, Run, open_run
 
 WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows

@@ -26,12 +26,12 @@ from netkin.errors import ForwardError, NoValue, ValueFault
 from netkin.identity import settings_digest
 from netkin.measures.registry import Measure
 from netkin.representations import Reader, batches_of, guest
-from netkin.representations.guests import random_states_kept
 from netkin.representations.hooks import mapped
 from netkin.representations.inputs import Forward, Transform, device_of, length_if_known, take
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison
+from netkin.settings import random_states_kept
 from netkin.statistics import LayerSize, LinearRows, Moments, Study
 from netkin.statistics.collector import Key
 from netkin.statistics.linear_algebra import self_product

@@ -25,12 +25,12 @@ from netkin.identity import with_call
 from netkin.measures.cosines import angles, mean_cosines
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, command, reported, showing
-from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Values
 from netkin.results.federation import Federation
 from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
+from netkin.settings import evaluating
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge

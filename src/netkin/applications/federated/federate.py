@@ -54,7 +54,7 @@ from netkin.sources.names import by_name
 from netkin.sources.weights import StateDict
 from netkin.training import Recipe, accuracy, train
 from netkin.training.example_order import Arrays
-from netkin.training.restarts import form_of
+from netkin.training.recipe import form_of
 
 REACHED, PRETRAINING = "standing", "pretraining"
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from netkin.applications.federated.algorithms import FederatedPlan, mixed
 from netkin.errors import ForwardError, NameClash, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import showing
-from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
+from netkin.settings import evaluating
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.training import Recipe

@@ -30,13 +30,13 @@ from netkin.applications.sparsity.masks import (
 )
 from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean, outside, refuse_below
 from netkin.progress import ProgressOption, reporting, showing
-from netkin.representations.guests import model_lock, random_states_kept
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import device_of, dtype_of, inputs_of, labels_of
 from netkin.representations.layers import Spec
 from netkin.results.weight_sparsity import WeightSparsity
+from netkin.settings import model_lock, random_states_kept, seed_all
 from netkin.sources.names import by_name
-from netkin.training import Recipe, restarts
+from netkin.training import Recipe
 from netkin.training.example_order import course_of, placed
 from netkin.training.loop import Loss, default_loss, outputs_of
 
@@ -366,7 +366,7 @@ def _loss_of(model: nn.Module, layers: Sequence[str], batch: Any, loss: Loss) ->
     weights = {name: weight_behind(layer).requires_grad_() for name, layer in prunable_layers(work, layers).items()}
     batch = placed(batch, device_of(work), dtype_of(work))
     with model_lock(), random_states_kept(work), torch.enable_grad():
-        restarts.seed_all(work, 0, 0)
+        seed_all(device_of(work), 0, 0)
         value = loss(outputs_of(work, inputs_of(batch)), labels_of(batch))
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise ValueFault("the loss must be one number, a tensor of one element, for a batch.")

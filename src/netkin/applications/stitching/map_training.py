@@ -37,11 +37,11 @@ from netkin.jobs import Job, Part
 from netkin.measures.kernels import batch_cka
 from netkin.progress import Report, reporting
 from netkin.representations import batches_of, guest
-from netkin.representations.guests import frozen
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import batch_length
 from netkin.results.records import checked
-from netkin.training.restarts import pack_state, unpack_state
+from netkin.settings import frozen
+from netkin.training.recipe import pack_state, unpack_state
 
 Weights = dict[str, Tensor]
 JobPart = tuple[Job, str]  # a job, and the name of its part

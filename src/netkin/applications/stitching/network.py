@@ -25,11 +25,11 @@ from netkin.errors import FileFault, NoValue, outside
 from netkin.identity import weights_digest
 from netkin.progress import ProgressOption, showing
 from netkin.representations.cutting import Tail, run_until, tail
-from netkin.representations.guests import evaluating
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import FLOATING, Forward, device_of, dtype_of
 from netkin.representations.layers import modules, split_call, unwrapped
 from netkin.results.records import checked, now
+from netkin.settings import evaluating
 from netkin.sources.names import by_name
 
 KIND = "stitch"

@@ -29,10 +29,10 @@ from netkin.identity import described_call, weights_digest
 from netkin.memory import size_in_words
 from netkin.progress import ProgressOption, showing
 from netkin.representations import batches_of
-from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import batch_length, device_of, examples_in
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
+from netkin.settings import random_states_kept
 from netkin.sources.names import by_name
 
 

@@ -50,11 +50,11 @@ from netkin.identity import settings_digest, weights_digest
 from netkin.jobs import Job, Part
 from netkin.memory import free_memory
 from netkin.progress import Interruption, reported
-from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import device_of, watched
 from netkin.results import Comparison, Comparisons, Values
 from netkin.results.packing import packed, unpacked
 from netkin.results.records import checked
+from netkin.settings import random_states_kept
 
 NUMBERS = 3  # matrices of a stitch's evaluation, as wide as the second layer each
 Work = tuple[Pair, Way]

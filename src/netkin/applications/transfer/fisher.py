@@ -23,8 +23,7 @@ from netkin.memory import free_memory, is_cuda
 from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader
 from netkin.representations.gradients import Taps, Target, logits_of, pulling
-from netkin.representations.guests import guest
-from netkin.representations.hooks import mapped, watching
+from netkin.representations.hooks import guest, mapped, watching
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, labels_of, prepared, take
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
 from netkin.sources.names import by_name

@@ -27,7 +27,7 @@ from netkin.comparing.subjects import ModelRunner
 from netkin.errors import NetkinError, ShapeError, ValueFault, WorkerFault
 from netkin.progress import showing
 from netkin.results import Comparison
-from netkin.results.packed_comparisons import packed_columns, unpacked_columns
+from netkin.results.packing import packed_columns, unpacked_columns
 from netkin.statistics.statistic import from_plain, to_plain
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from netkin.reporting.figures.layouts import (
     sparsity_figure,
     task_figure,
 )
-from netkin.reporting.scales import depths
+from netkin.reporting.grids import depths
 from netkin.reporting.words import figure_caption
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies
 from netkin.results.compression import Compression

@@ -36,18 +36,16 @@ from netkin.reporting.figures.drawing import (
     tree_into,
     write_words,
 )
-from netkin.reporting.grids import Grid, frames, grid_of, grids_of, partners, summary_grids
+from netkin.reporting.grids import Grid, depths, frames, grid_of, grids_of, summary_grids
 from netkin.reporting.page.federation_page import federation_heatmaps
 from netkin.reporting.page.smaller_networks_page import compression_charts
 from netkin.reporting.page.task_page import ranked_places, way_names
-from netkin.reporting.scales import depths
 from netkin.reporting.words import short_names, shortened
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, Values
 from netkin.results.comparison import distances_of
 from netkin.results.compression import Compression
-from netkin.results.labels import is_worth
-from netkin.results.packing import plain
-from netkin.results.text import has_errors
+from netkin.results.labels import has_errors, is_worth, partners
+from netkin.results.records import plain
 from netkin.results.weight_sparsity import SparsityStudy
 
 PROFILE = 2.6  # inches that the profile is high

@@ -11,7 +11,7 @@ from typing import Any
 from netkin import files
 from netkin.errors import ValueFault
 from netkin.reporting.charts import StepAxis, series_chart, spread
-from netkin.reporting.grids import Grid, frames, grids_of, summary_grids
+from netkin.reporting.grids import Grid, depths, frames, grids_of, ink, palette, summary_grids
 from netkin.reporting.page.comparison_page import comparison_page
 from netkin.reporting.page.document import Markup, joined, name, plain_table, retitled, tag
 from netkin.reporting.page.federation_page import federation_page
@@ -20,11 +20,11 @@ from netkin.reporting.page.line_chart import drawing, tick_names
 from netkin.reporting.page.series_page import series_page
 from netkin.reporting.page.smaller_networks_page import compression_page, sparsity_page
 from netkin.reporting.page.task_page import TaskRecord, ranking_page, task_page
-from netkin.reporting.scales import depths, ink, palette
 from netkin.reporting.words import number_with_error, series_headline, shortened
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, TaskEnsembles
 from netkin.results.compression import Compression
-from netkin.results.text import NO_DATA, error_lines, plural
+from netkin.results.labels import error_lines, plural
+from netkin.results.text import NO_DATA
 from netkin.results.weight_sparsity import SparsityStudy
 
 FEW = 16  # columns, up to which cells show their values

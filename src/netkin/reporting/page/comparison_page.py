@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from netkin.reporting.charts import Chart, profile_charts
-from netkin.reporting.grids import Grid, grids_of, partners, summary_grids
+from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.page.document import (
     Markup,
     common_facts,
@@ -35,16 +35,21 @@ from netkin.reporting.page.model_maps import map_figures, spread_section, summar
 from netkin.reporting.words import closest_and_farthest, headline, number_with_error, short_names
 from netkin.results import Comparison, Values
 from netkin.results.labels import (
+    bias_note,
     buckets_note,
     column_label,
+    error_summary,
     has_classes,
+    has_errors,
     has_networks,
     is_of_tasks,
     is_worth,
     listing,
     pair_label,
+    partners,
+    plural,
 )
-from netkin.results.text import NO_DATA, bias_note, error_summary, has_errors, match_note, plural
+from netkin.results.text import NO_DATA, match_note
 
 UNNAMED = "layers"  # a model of class sensitivity that was given no name
 MATCHES = "Best matches, and how far the second is behind"

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files as resources
 from typing import Any
 
-from netkin.reporting.scales import bar_rule, shade_rules
+from netkin.reporting.grids import depths, ink, palette
 from netkin.reporting.words import direction, range_of
 from netkin.results import Comparison, Values
-from netkin.results.labels import NOT_ASKED
-from netkin.results.text import NO_DATA, error_summary, has_errors
+from netkin.results.labels import NOT_ASKED, error_summary, has_errors
+from netkin.results.text import NO_DATA
 
 SCRIPTS = ("page", "heatmap", "saving", "chart", "controls")  # of pages with heatmaps
 CHARTS = ("page", "chart")  # of pages with charts alone
@@ -140,6 +140,25 @@ def _head(title: str, rules: str) -> Markup:
         tag("style", Markup(_asset("page.css") + rules + shade_rules() + bar_rule())),
         tag("noscript", tag("style", Markup(UNSCRIPTED))),
     )
+
+
+def shade_rules() -> str:
+    """Return the style rules of all shades, with a colour of text that is readable on each."""
+    return "".join(f".c{i}{{background:{shade};color:{ink(shade)}}}" for i, shade in enumerate(palette()))
+
+
+def bar_rule() -> str:
+    """Return the style rule of the legend's bar."""
+    stops = ",".join(palette()[i] for i in range(0, 256, 15))
+    return f".bar{{background:linear-gradient(90deg,{stops})}}"
+
+
+def depth_rules() -> str:
+    """Return the style rules of the layers' colours on light and dark pages, and on paper."""
+    light, dark = ("".join(f"--d{i}:{colour};" for i, colour in enumerate(depths(page))) for page in ("light", "dark"))
+    system = f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
+    paper = f"@media print{{:root,:root[data-theme=dark],:root:not([data-theme=light]){{{light}}}}}"
+    return f":root{{{light}}}{system}:root[data-theme=dark]{{{dark}}}{paper}"
 
 
 def retitled(page: str, title: str) -> str:

@@ -28,8 +28,8 @@ from netkin.reporting.page.line_chart import figure_of_curve
 from netkin.reporting.page.model_maps import map_figures
 from netkin.reporting.words import number
 from netkin.results import Comparison, Federation, Values
+from netkin.results.labels import plural
 from netkin.results.packing import document as described
-from netkin.results.text import plural
 
 FEW = 7  # clients that have a line each; of more, the mean, the lowest and the highest are drawn
 LISTED = 24  # clients up to which their table is open

@@ -15,14 +15,26 @@ from typing import Any
 import numpy as np
 
 from netkin.reporting.charts import StepAxis
-from netkin.reporting.grids import Grid, frames, grid_of, kept_columns, trimmed
+from netkin.reporting.grids import (
+    SHADES,
+    Grid,
+    Scale,
+    frames,
+    grid_of,
+    ink,
+    kept_columns,
+    palette,
+    scales_of,
+    shades,
+    trimmed,
+    zoomed,
+)
 from netkin.reporting.page.document import Markup, joined, name, tag
-from netkin.reporting.scales import SHADES, Scale, ink, palette, scales_of, shades, zoomed
 from netkin.reporting.words import bound, direction, grouped_reasons, meaning_of, number, range_of, shortened
 from netkin.results import Comparison, Series, Values
-from netkin.results.labels import NOT_ASKED, listing
-from netkin.results.packing import facts, plain
-from netkin.results.text import plural
+from netkin.results.labels import NOT_ASKED, listing, plural
+from netkin.results.packing import facts
+from netkin.results.records import plain
 from netkin.results.values import student_quantile
 
 MOST = 5  # reasons shown in one place
@@ -291,14 +303,14 @@ def embedded_series(series: Series, axis: StepAxis) -> dict[str, Any]:
 
 def _frames(series: Series, measure: str) -> dict[str, Any]:
     """Return a measure at every step; a reason for a hole is written once and named by its number."""
-    table, grids, own = (
-        series.table(measure),
-        frames(series, measure),
-        zoomed(series.table(measure), series.own(measure)),
-    )
+    table, grids = series.table(measure), frames(series, measure)
+    own = zoomed(table, series.own(measure))
     reasons = list(dict.fromkeys(reason for grid in grids for reason in grid.holes.values()))
     numbered = {reason: k for k, reason in enumerate(reasons)}
-    shown = {"scale": _scale(grids[0].scale), "axis": {"far": own.far, "close": own.close}, "powers": _powers(grids)}
+    powers = any(
+        "e" in text for grid in grids for line in grid.texts for text in line
+    )  # of ten, as cells write numbers
+    shown = {"scale": _scale(grids[0].scale), "axis": {"far": own.far, "close": own.close}, "powers": powers}
     steps = [_frame(grid, numbered) for grid in grids]
     return _about_table(table) | shown | {"reasons": reasons, "frames": steps}
 
@@ -311,11 +323,6 @@ def _frame(grid: Grid, numbered: Mapping[str, int]) -> dict[str, Any]:
 
 def _rounded(values: np.ndarray) -> list[list[float | None]]:
     return [[float(number(value)) if math.isfinite(value) else None for value in row] for row in values.tolist()]
-
-
-def _powers(grids: Sequence[Grid]) -> bool:
-    """Return whether the cells write their numbers as powers of ten."""
-    return any("e" in text for grid in grids for line in grid.texts for text in line)
 
 
 def _colours() -> dict[str, Any]:

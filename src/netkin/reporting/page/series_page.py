@@ -10,10 +10,11 @@ import numpy as np
 
 from netkin.errors import NoValue
 from netkin.reporting.charts import StepAxis, series_chart, spread
-from netkin.reporting.grids import Grid, frames
+from netkin.reporting.grids import LEVELS, Grid, Scale, frames
 from netkin.reporting.page.document import (
     Markup,
     common_facts,
+    depth_rules,
     document,
     facts,
     folded,
@@ -29,7 +30,6 @@ from netkin.reporting.page.document import (
 )
 from netkin.reporting.page.heatmap import card, embedded_series, legend, panes, picture, reason_list
 from netkin.reporting.page.line_chart import key, line_chart
-from netkin.reporting.scales import LEVELS, Scale, depth_rules
 from netkin.reporting.words import (
     chance_in_words,
     number,
@@ -42,8 +42,9 @@ from netkin.reporting.words import (
     verdict,
 )
 from netkin.results import Series
-from netkin.results.text import NO_DATA, plural
-from netkin.results.trends import Trend
+from netkin.results.labels import plural
+from netkin.results.series import Trend
+from netkin.results.text import NO_DATA
 
 LATE = "–"
 LINES = {0.99: None, 0.999: "2 3"}  # the marks that are drawn, and their dashes

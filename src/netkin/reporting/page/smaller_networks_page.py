@@ -35,7 +35,7 @@ from netkin.reporting.page.line_chart import (
 )
 from netkin.reporting.words import short_names
 from netkin.results.compression import Compression
-from netkin.results.text import plural
+from netkin.results.labels import plural
 from netkin.results.weight_sparsity import SparsityStudy, WeightSparsity
 
 WEIGHTS = (
@@ -245,7 +245,7 @@ def _rows(study: SparsityStudy) -> list[Any]:
 def compression_page(table: Compression) -> str:
     """Return the HTML page of a compression."""
     share = table.parameters_after / max(table.parameters_before, 1)
-    title = f"{plural(len(table), 'layer')} compressed, {share:.0%} of the parameters left"
+    title = f"{table.what} compressed, {share:.0%} of the parameters left"
     bar = toolbar(best=None, cells=False)
     parts, versions = _compression_parts(table), [table.version]
     rows = [list(COLUMNS), *([*map(str, row)] for row in _compression_rows(table))]
@@ -275,7 +275,14 @@ def compression_charts(table: Compression) -> list[Chart]:
 
 def _compression_parts(table: Compression) -> Iterator[Markup | None]:
     way = f"{table.projection.replace('_', ' ')}, {table.order}"
-    told = [table.data, plural(table.examples, "example"), f"against {table.against}", way, table.created[:10]]
+    told = [
+        table.model,
+        table.data,
+        plural(table.examples, "example"),
+        f"against {table.against}",
+        way,
+        table.created[:10],
+    ]
     yield facts([text for text in told if text])
     yield warnings(list(table.notes))
     words = {"share kept": KEPT, "accuracy": ACCURACY}
@@ -289,7 +296,11 @@ def _compression_parts(table: Compression) -> Iterator[Markup | None]:
     rows = [[name(layer), *(cell.replace(" ", "\u00a0") for cell in rest)] for layer, *rest in _compression_rows(table)]
     shown = plain_table(list(COLUMNS), rows, kind="numbers", label="The layers")
     yield tag("section", tag("h2", "The table"), tag("div", shown, class_="card"))
-    told_facts = {"compressed against": table.against, "projection": table.projection.replace("_", " ")}
+    told_facts = {
+        "model": table.model or "not named",
+        "compressed against": table.against,
+        "projection": table.projection.replace("_", " "),
+    }
     told_facts |= {"order": table.order, "examples": f"{table.examples:,}", "data": table.data or "not named"}
     yield origins(told_facts, table.provenance)
 

@@ -31,10 +31,10 @@ from netkin.reporting.page.heatmap import embedded_tables, figure_of, holes, val
 from netkin.reporting.page.line_chart import figure_of_curve
 from netkin.reporting.words import range_of, sentence, short_names, shortened
 from netkin.results import Ranking, TaskAccuracies, TaskEnsembles, Values
+from netkin.results.labels import plural
 from netkin.results.packing import document as described
 from netkin.results.ranking import SENTENCE
 from netkin.results.task_accuracies import accuracy_text
-from netkin.results.text import plural
 
 STORED = {"each task": "stored per task", "in all": "stored in all"}
 MEANING = (

@@ -1,4 +1,4 @@
-"""We are guests: everything is as it was when we leave."""
+"""Borrowed models: everything is as it was when we leave."""
 
 import random
 from contextlib import nullcontext
@@ -12,8 +12,9 @@ from torch.nn.parameter import is_lazy
 import netkin as nk
 from netkin.errors import ValueFault
 from netkin.representations.activations import Reader, activations
-from netkin.representations.guests import frozen, guest, model_precision, precision_in_words
-from netkin.settings import tf32_in
+from netkin.representations.hooks import guest
+from netkin.representations.inputs import model_precision, precision_in_words
+from netkin.settings import frozen, tf32_in
 
 
 def state(model):
