@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.subspaces.sharing import channel_correlation
+from netkin.applications.subspaces import channel_correlation
 from netkin.representations.filters import AtomConv2d
 from netkin.training import accuracy
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict

@@ -15,9 +15,8 @@ import netkin as nk
 import rank_worlds
 import ray_worlds
 from netkin.comparing.alignment import Pairs
+from netkin.comparing.engines import DataSpec, terms_for, worker
 from netkin.comparing.engines import cluster as clusters
-from netkin.comparing.engines import worker
-from netkin.comparing.engines.call_spec import DataSpec, terms_for
 from netkin.comparing.engines.ray import BlockTasks, Ray
 from netkin.comparing.request import Options
 from netkin.errors import (

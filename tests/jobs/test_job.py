@@ -15,7 +15,6 @@ import netkin
 from netkin import files, jobs, progress
 from netkin.errors import FileFault, ValueFault
 from netkin.jobs import Cancelled, Job
-from netkin.jobs import job as job_module
 
 SOURCE = str(Path(netkin.__file__).parent.parent)
 IDENTITY = {"data digest": "5c1e", "models": {"a": "11", "b": "22"}}
@@ -244,7 +243,7 @@ def test_a_result_in_a_folder_that_does_not_exist_is_refused_before_the_work(tmp
 
 
 def test_workers_of_a_killed_process_are_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(job_module, "PATIENCE", 30.0)
+    monkeypatch.setattr(jobs, "PATIENCE", 30.0)
     forked = "import os\n    if os.fork() == 0:\n        time.sleep(1)\n        os._exit(0)\n    time.sleep(600)"
     process = started(tmp_path / "job", forked)
     process.send_signal(signal.SIGKILL)
@@ -276,7 +275,7 @@ def test_a_request_to_cancel_ends_the_work_at_the_next_part(tmp_path):
 
 
 def test_progress_of_what_runs_is_heard_and_written_with_the_heartbeat(tmp_path, monkeypatch):
-    monkeypatch.setattr(job_module, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(jobs, "HEARTBEAT", 0.01)
     monkeypatch.setattr(progress, "PAUSE", 0.0)
     with Job(tmp_path / "job", "count", {}) as job:
         first = job.state.started

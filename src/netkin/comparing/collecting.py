@@ -14,7 +14,7 @@ from torch import Tensor
 from netkin.arrays import refuse_non_finite
 from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer, size_of_weights
 from netkin.comparing.engines import PassEngine
-from netkin.comparing.feed import Feed
+from netkin.comparing.feed import Feed, content_of
 from netkin.comparing.pass_statistics import Statistics
 from netkin.comparing.planning import Need, make_plan, needs_of, refuse_over, weights_of
 from netkin.comparing.subjects import Keep, Runner
@@ -54,8 +54,7 @@ class Pass:
         self.runners, self.needs, self.pairs, self.study = runners, needs_of(measures), pairs, study
         self.interruption = Interruption(partial)
         self.statistics: Statistics | None = None
-        self.examples, self.batches = 0, 0
-        self._digest = DataDigest()
+        self.examples, self.batches, self._digest = 0, 0, DataDigest()
         self._of_weights = [need for need in self.needs if need.feeds == {"weights"}]
         self._paired = any(kind.pairs_rows for need in self.needs for kind in need.candidates)
         self._numbered = self._paired  # whether one number identifies an example for all models
@@ -112,21 +111,7 @@ class Pass:
         """Run every model on its batch, fold in what they gave and return the number of examples."""
         first, known = next(iter(batches)), self._feed.known
         numbers = self._numbers = self._feed.numbers(first, self.examples, known or 0)
-        kept: dict[Key, KeptLayer] = {}
-        for runner, own in batches.items():
-            try:
-                found = runner.rows(own)
-            except Exception as fault:
-                blame(fault, runner.name)
-                raise
-            for layer, value in found.items():
-                if not isinstance(value, KeptLayer):
-                    if self.statistics is None:
-                        self._layers[runner.name, layer] = size_of_layer(runner, layer, value)
-                    value = KeptLayer(value, (), None, len(value))
-                kept[runner.name, layer] = value
-            if self._targets or self._by_content or self._wants_outputs:
-                self._keep_other_feeds(runner, own)
+        kept = self._run_models(batches)
         self._check_finite(kept, batches)
         if self._paired:
             count = self._examples_in(kept, known)
@@ -147,11 +132,30 @@ class Pass:
             for runner in () if self._paired else batches:
                 self._fold({key: one for key, one in kept.items() if self._layers[key].model == runner.name})
             if known is not None and self._numbered:
-                self._digest.update(batches[first] if self._one_content else _contents(batches), numbers)
+                self._digest.update(batches[first] if self._one_content else content_of(batches), numbers)
             self.examples, self.batches = self.examples + count, self.batches + 1
         if self.examples > (self.study.examples or 0):
             self._refuse_outgrown()
         return count
+
+    def _run_models(self, batches: Mapping[Runner, Any]) -> dict[Key, KeptLayer]:
+        """Run every model on its batch and return what is kept of each layer."""
+        kept: dict[Key, KeptLayer] = {}
+        for runner, own in batches.items():
+            try:
+                found = runner.rows(own)
+            except Exception as fault:
+                blame(fault, runner.name)
+                raise
+            for layer, value in found.items():
+                if not isinstance(value, KeptLayer):
+                    if self.statistics is None:
+                        self._layers[runner.name, layer] = size_of_layer(runner, layer, value)
+                    value = KeptLayer(value, (), None, len(value))
+                kept[runner.name, layer] = value
+            if self._targets or self._by_content or self._wants_outputs:
+                self._keep_other_feeds(runner, own)
+        return kept
 
     def _keep_other_feeds(self, runner: Runner, batch: Any) -> None:
         """Keep gradients at a model's latest rows, its outputs and what its examples are, as collectors request."""
@@ -291,14 +295,18 @@ class Pass:
                 here = {key: given[key] for key in names if key in given}
                 owners = self._owners(here) if collector.numbers_rows or self.study.chunks else {}
                 fed: dict[str, Any] = {"activations": Owned(here) if self._owns else here}
-                if need.target is not None:
-                    fed["gradients"] = {key: one for key, one in self._gradients[need.target].items() if key in here}
-                if "outputs" in need.feeds:
-                    models = dict.fromkeys(self.study.layers[key].model for key in here)
-                    fed["outputs"] = {model: self._outputs[model] for model in models}
+                if need.feeds != {"activations"}:
+                    fed |= self._other_feeds(need, here)
                 every = self._rows_by_model(fed) if collector.by_content else [(fed, self._numbers)]
                 for part, numbers in every:
                     collector.update(part, numbers, **({"owners": owners} if owners else {}))
+
+    def _other_feeds(self, need: Need, keys: Mapping[Key, Any]) -> Iterator[tuple[str, dict[Any, Any]]]:
+        """Yield the gradients at some layers and the outputs of their models, as a need requests them, by feed."""
+        if need.target is not None:
+            yield "gradients", {key: one for key, one in self._gradients[need.target].items() if key in keys}
+        if "outputs" in need.feeds:
+            yield "outputs", {self.study.layers[key].model: self._outputs[self.study.layers[key].model] for key in keys}
 
     def _rows_by_model(self, fed: dict[str, Any]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
         """Yield the rows of each model with hashes of what its examples are."""
@@ -310,8 +318,7 @@ class Pass:
     def _own_numbers(self, kept: Mapping[Key, KeptLayer]) -> np.ndarray:
         """Return the numbers of one model's examples in its own data."""
         key, one = next(iter(kept.items()))
-        count = round(one.length / self._layers[key].rows_per_example)
-        model = self._layers[key].model
+        model, count = self._layers[key].model, round(one.length / self._layers[key].rows_per_example)
         seen = self._seen.get(model, 0)
         self._seen[model] = seen + count
         return self._feed.numbers(next(one for one in self.runners if one.name == model), seen, count)
@@ -391,10 +398,3 @@ def _by_rows(collector: Any, kept: Mapping[Key, KeptLayer]) -> list[Collector]:
     for key in collector.names:
         groups.setdefault(kept[key].length, []).append(key)
     return [collector] if len(groups) == 1 else [collector.restricted(keys) for keys in groups.values()]
-
-
-def _contents(batches: Mapping[Runner, Any]) -> Any:
-    """Return what of the batches of all runners the digest of the data is taken of, each thing once."""
-    every = [runner.content(own) for runner, own in batches.items()]
-    apart = list({id(content): content for content in every}.values())
-    return apart[0] if len(apart) == 1 else {f"data {place}": content for place, content in enumerate(apart)}

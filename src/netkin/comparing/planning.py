@@ -303,12 +303,8 @@ class Findings:
         )
 
     def _lines(self, plan: Plan) -> Iterator[str]:
-        for model, found in self.layers.items():
-            widest = max(found.values(), key=lambda layer: layer.width)
-            count = "1 layer" if len(found) == 1 else f"{len(found):,} layers"
-            yield f"{model}: {count}, the widest {widest.name!r} with {widest.width:,} features ({widest.shape})"
-        for runner in self.runners:
-            yield from (f"  left out of {runner.name!r}: {reason}" for reason in runner.left_out.values())
+        """Yield the plan in words: what is compared, the runs of the models, the measures and what they take."""
+        yield from self._lines_of_layers()
         yield f"pairs: {plan.pairs:,}"
         if self.holes:
             yield f"  without a value: {len(self.holes):,}; {self.holes[0]}"
@@ -320,6 +316,19 @@ class Findings:
             yield f"backward passes: {len(targets)} after each of these, of the loss {losses}"
         yield "measures:"
         yield from (f"  {measure}: {statistic}" for measure, statistic in plan.measures.items())
+        yield from self._lines_of_costs(plan)
+        if plan.refused:
+            yield f"would be refused: {plan.refused}"
+
+    def _lines_of_layers(self) -> Iterator[str]:
+        for model, found in self.layers.items():
+            widest = max(found.values(), key=lambda layer: layer.width)
+            count = "1 layer" if len(found) == 1 else f"{len(found):,} layers"
+            yield f"{model}: {count}, the widest {widest.name!r} with {widest.width:,} features ({widest.shape})"
+        for runner in self.runners:
+            yield from (f"  left out of {runner.name!r}: {reason}" for reason in runner.left_out.values())
+
+    def _lines_of_costs(self, plan: Plan) -> Iterator[str]:
         if plan.limit:
             yield f"memory: {size_in_words(plan.bytes)} for statistics; the limit is {size_in_words(plan.limit)}"
             yield from (f"  {line}" for line in self.chosen.lines if len(self.chosen.lines) > 1)
@@ -331,8 +340,6 @@ class Findings:
             )
         if plan.operations is not None:
             yield f"work: {_count_in_words(plan.operations)} multiply-adds for statistics, plus the forward passes"
-        if plan.refused:
-            yield f"would be refused: {plan.refused}"
 
     def _examples_in_words(self) -> str:
         if not self.batch:

@@ -9,7 +9,8 @@ from torch import nn
 
 import netkin as nk
 from continual_worlds import RECIPE, small_net
-from netkin.applications.continual import Task, learn_tasks, sequences
+from netkin.applications import continual
+from netkin.applications.continual import Task, learn_tasks
 from netkin.applications.continual.learners import LEARNERS, ElasticLearner
 from netkin.errors import FileFault, UnknownName, ValueFault
 from processes import ended, started
@@ -19,7 +20,7 @@ METHODS = list(LEARNERS)
 
 def stopped_at(test):
     """Return a way to test networks that acts as Ctrl-C does at the given time, before the task is kept."""
-    calls, tested = [], sequences._tested
+    calls, tested = [], continual._tested
 
     def stopping(learner, learnt):
         calls.append(learnt)
@@ -43,7 +44,7 @@ def test_a_sequence_that_stopped_and_goes_on_ends_as_one_that_did_not(method, ta
     call = {"seeds": (0, 1), "save": path, **RECIPE}
     for test in (3, 5):
         with monkeypatch.context() as patched:
-            patched.setattr(sequences, "_tested", stopped_at(test))
+            patched.setattr(continual, "_tested", stopped_at(test))
             with pytest.raises(KeyboardInterrupt):
                 learn_tasks(small_net, tasks, method, **call)
         assert not path.exists()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.subspaces.sharing import channel_correlation
+from netkin.applications.subspaces import channel_correlation
 from netkin.errors import ShapeError, ValueFault
 
 

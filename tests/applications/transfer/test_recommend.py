@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +11,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
-from netkin.applications.transfer import scores
+from netkin.applications import transfer
+from netkin.applications.transfer import recommend, scores
 from netkin.applications.transfer.evidence import Evidence, evidence_of
-from netkin.applications.transfer.recommend import recommend
 from netkin.applications.transfer.scores import DEFAULT, SCORES
 from netkin.errors import ForwardError, NameClash, NoValue, UnknownName, ValueFault
 from netkin.results.values import jackknife_error
 from netkin.statistics.collector import chunk_of
 
-recommending = import_module("netkin.applications.transfer.recommend")  # whose name the function has too
 RECORD = Path(__file__).parents[3] / "reproductions" / "results" / "gradients" / "recommender.gpu.json"
 
 
@@ -317,15 +315,15 @@ def test_models_and_data_by_name_are_loaded():
 
 def test_data_by_name_reach_each_model_as_its_own_folder_says(monkeypatch):
     """Two models with other processors get the same examples in other forms; labels must agree, inputs need not."""
-    asked, plain = [], recommending.load_data
+    asked, plain = [], transfer.load_data
 
     def noted(spec, models=()):
         asked.append(list(models))
         found = plain(spec)
         return replace(found, prepare=lambda images: found.prepare(images) * len(models[0]))
 
-    monkeypatch.setattr(recommending, "load_data", noted)
-    monkeypatch.setattr(recommending, "load_model", lambda name: nk.load_model("netkin:digits"))
+    monkeypatch.setattr(transfer, "load_data", noted)
+    monkeypatch.setattr(transfer, "load_model", lambda name: nk.load_model("netkin:digits"))
     ranking = recommend(["hf:one", "hf:another"], "digits:test", score="knn", chunks=4, progress=False)
     assert asked == [["hf:one"], ["hf:another"]]
     assert len(ranking.behind()) == 2

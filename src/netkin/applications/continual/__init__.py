@@ -1,7 +1,374 @@
-"""Continual learning: a sequence of tasks with filter atoms for each, the usual baselines, and ensembles."""
+"""Continual learning: a sequence of tasks with filter atoms for each, the usual baselines, and ensembles.
 
-from netkin.applications.continual.sequences import LearntTasks, ensemble_tasks, learn_tasks
-from netkin.results.task_accuracies import TaskAccuracies, TaskEnsembles
-from netkin.training.class_splits import Task, split_tasks
+`learn_tasks` learns tasks one after another, for each seed: a job that saves every finished task. `ensemble_tasks`
+predicts with a task's network and those of the most similar tasks together.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from netkin import __version__, files
+from netkin.applications.continual.learners import (
+    LEARNERS,
+    AtomLearner,
+    Learner,
+    SeparateLearner,
+    TaskHeads,
+    refuse_options,
+)
+from netkin.comparing.compare import compare_many
+from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, did_you_mean
+from netkin.identity import described_call, settings_digest, weights_digest
+from netkin.jobs import Job, Part
+from netkin.measures.registry import find
+from netkin.progress import ProgressOption, Report, reporting
+from netkin.representations.filters import atom_layers
+from netkin.representations.inputs import device_of, dtype_of
+from netkin.results.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies, TaskEnsembles
+from netkin.settings import evaluating, model_lock, random_states_kept
+from netkin.sources.architectures import seeded
+from netkin.sources.batches import LabelledData
+from netkin.sources.models import load_model
+from netkin.training import Recipe, accuracy, train
+from netkin.training.class_splits import Task, refuse_tasks, split_tasks
+from netkin.training.example_order import TEST_BATCH
+from netkin.training.recipe import form_of, pack_state, recipe_of, unpack_state
 
 __all__ = ["LearntTasks", "Task", "TaskAccuracies", "TaskEnsembles", "ensemble_tasks", "learn_tasks", "split_tasks"]
+
+Model = nn.Module | str | Callable[[], nn.Module]
+CHOICES = ("most similar", "least similar", "random")
+CANDIDATES = ("earlier tasks", "all tasks")
+
+
+@dataclass(frozen=True, eq=False)
+class LearntTasks:
+    """Tasks that were learnt one after another: the record of it, and the network of every task."""
+
+    record: TaskAccuracies
+    tasks: tuple[Task, ...]
+    learners: Mapping[int, Learner]  # by seed
+
+    def network(self, task: str, seed: int | None = None) -> nn.Module:
+        """Return the network that answers for a task, for a seed, by default the first; a copy."""
+        learner = self.learner(seed)
+        if task not in self.record.tasks:
+            raise UnknownName(f"no task {task!r} here{did_you_mean(str(task), self.record.tasks) or '.'}")
+        return learner.network(self.record.tasks.index(task))
+
+    def learner(self, seed: int | None = None) -> Learner:
+        """Return what was learnt with a seed, by default the first."""
+        chosen = self.record.seeds[0] if seed is None else seed
+        if chosen not in self.learners:
+            raise UnknownName(f"no seed {seed!r} here; there are {', '.join(map(str, self.learners))}.")
+        return self.learners[chosen]
+
+    def __str__(self) -> str:
+        return str(self.record)
+
+
+def learn_tasks(
+    model: Model,
+    tasks: Sequence[Task],
+    method: str = "atoms",
+    recipe: Recipe | None = None,
+    *,
+    seeds: Sequence[int] = (0,),
+    head: str | None = None,
+    device: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    save: str | Path | None = None,
+    overwrite: bool = False,
+    progress: ProgressOption = None,
+    **settings: Any,
+) -> LearntTasks:
+    """Return what comes of learning tasks one after another: the accuracy on each after each, and the networks.
+
+    The protocol is task-incremental: every task has a head of its own, and at test time the task is known. "atoms"
+    and "separate" then forget nothing by construction. On the CPU the same call gives the same, bit for bit.
+
+    Args:
+        model: a network, whose copies are trained, or for other weights with each seed a name as for `nk.load_model`
+            or a function that builds one.
+        tasks: the tasks in their order, as `nk.split_tasks` makes them.
+        method: "atoms" (coefficients learn on the first task, afterwards atoms and head only), "finetune", "ewc",
+            "replay", "joint" (all tasks at once, at the end) or "separate" (a network for each task).
+        recipe: how each task is trained; its settings can also be given by name, as ``epochs=10``.
+        seeds: from which weights, heads, orders and kept examples follow.
+        head: the linear layer that the heads replace; by default the last one.
+        device: where the networks are trained, as "cuda"; where they lie if not given.
+        options: those of the method: ``atoms`` of "atoms" (None for as many as make the filters exact), ``strength``
+            of the penalty and ``examples`` for the Fisher information of "ewc", ``examples`` of each task of "replay".
+        save: a file for the record. Beside it lies the job, with what was learnt after each task; the same call goes
+            on from there as if it had not stopped, and once all is done gives the result at once.
+        overwrite: whether something else in `save` is deleted, and the work starts again.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+        **settings: settings of the recipe.
+    """
+    found, chosen = refuse_tasks(tasks), recipe_of(recipe, settings)
+    refuse_options(method, options or {})
+    numbers = _seeds(seeds)
+    files.refuse_output(save, KIND, overwrite=overwrite)
+    learners = {
+        seed: LEARNERS[method](_built(model, seed, device), head, found, seed, **(options or {})) for seed in numbers
+    }
+    identity = _identity(learners, found, method, chosen, options or {})
+    call = described_call("nk.learn_tasks", model=model, method=method, recipe=chosen.words, seeds=list(numbers))
+    total, rows = len(numbers) * len(found), []
+    with (
+        Job.beside(save, "task sequence", identity, call=call, overwrite=overwrite) as job,
+        reporting(total, f"learning by {method}", "tasks", progress) as report,
+    ):
+        for position, learner in enumerate(learners.values()):
+            rows.append(_learnt(learner, chosen, job, report, (position * len(found), total)))
+        record = _record(learners, rows, found, chosen, {"call": call} | identity)
+        if save is not None:
+            record.save(save, overwrite=overwrite)
+    return LearntTasks(record, found, learners)
+
+
+def _learnt(learner: Learner, recipe: Recipe, job: Job, report: Report, done: tuple[int, int]) -> np.ndarray:
+    """Return the accuracies of a seed, from where it stopped; what was learnt is kept after each task."""
+    name, tasks = f"seed {learner.seed}", learner.tasks
+    rows = job.recall(name, lambda part: _resumed(learner, part))
+    rows = [_tested(learner, -1)] if rows is None else rows
+    for position in range(len(tasks)):
+        if position + 1 >= len(rows):
+            if learner.learns(position):
+                learner.learn(position, recipe)
+            rows.append(_tested(learner, position))
+            values, arrays = pack_state(learner.state())
+            job.keep(name, {"state": values}, {**arrays, "accuracies": np.array(rows)})
+        report.update()
+        job.advance(done[0] + position + 1, done[1], "tasks")
+    return np.array(rows)
+
+
+def _resumed(learner: Learner, part: Part) -> list[list[float]]:
+    arrays = dict(part.arrays)
+    rows = arrays.pop("accuracies")
+    if rows.ndim != 2 or rows.shape[1] != len(learner.tasks) or not 2 <= len(rows) <= len(learner.tasks) + 1:
+        raise ValueError(f"its accuracies are of shape {rows.shape}")
+    learner.load(unpack_state(part.values["state"], arrays))
+    for task in range(len(learner.tasks)):
+        learner.network(task)  # weights that do not fit are reported as damage
+    return [list(map(float, row)) for row in rows]
+
+
+def _tested(learner: Learner, learnt: int) -> list[float]:
+    """Return the accuracy on every task after task `learnt`; -1 for before the first."""
+    if learnt >= 0 and not learner.learns(learnt):
+        return [np.nan] * len(learner.tasks)
+    with model_lock(), random_states_kept(learner.model):
+        return [_accuracy(learner.network(position), task) for position, task in enumerate(learner.tasks)]
+
+
+def _accuracy(network: nn.Module, task: Task) -> float:
+    try:
+        return accuracy(network, task.test)
+    except (RuntimeError, TypeError) as fault:
+        shape, kind = tuple(task.test[0].shape[1:]), str(task.test[0].dtype).removeprefix("torch.")
+        reason = str(fault).partition("\n")[0].rstrip(".")
+        raise ForwardError(
+            f"the network can't be run on inputs of {shape}, {kind}, of task {task.name!r}: {reason}."
+        ) from fault
+
+
+def _record(
+    learners: Mapping[int, Learner], rows: Sequence[np.ndarray], tasks: Sequence[Task], recipe: Recipe,
+    identity: Mapping[str, Any],
+) -> TaskAccuracies:  # fmt: skip
+    first = next(iter(learners.values()))
+    notes = []
+    if isinstance(first, (AtomLearner, SeparateLearner)):
+        notes.append(NO_FORGETTING.format(method=first.name))
+    if not all(first.learns(position) for position in range(len(tasks))):
+        notes.append(f"{first.name!r} trains once, with the data of all tasks: there are no accuracies in between.")
+    return TaskAccuracies(
+        method=first.name, tasks=tuple(task.name for task in tasks), classes=tuple(task.classes for task in tasks),
+        seeds=tuple(learners), accuracies=np.stack(rows), storage=first.storage(), recipe=recipe.words,
+        options={name: str(value) for name, value in first.settings.items()}, version=__version__,
+        warnings=tuple(notes), provenance={name: str(identity[name]) for name in ("call", "network", "tasks")},
+    )  # fmt: skip
+
+
+def _identity(
+    learners: Mapping[int, Learner], tasks: Sequence[Task], method: str, recipe: Recipe, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    forms = [[weights_digest(one.model), form_of(one.model)] for one in learners.values()]
+    return {
+        "method": f"{method}; digest {settings_digest(dict(options))}",
+        "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
+        "seeds": ", ".join(map(str, learners)),
+        "network": f"digest {settings_digest(forms)}",
+        "tasks": f"{', '.join(task.name for task in tasks)}; digest {settings_digest([t.digest() for t in tasks])}",
+    }
+
+
+def _built(model: Model, seed: int, device: str | None) -> nn.Module:
+    if isinstance(model, str):
+        return load_model(model, seed=seed).to(device)
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model).to(device)
+    if callable(model):
+        return seeded(model, seed).to(device)
+    raise ValueFault(f"`model` is a network, its name, or a function that builds one; got {type(model).__name__}.")
+
+
+def _seeds(seeds: Sequence[int]) -> tuple[int, ...]:
+    found = tuple(seeds) if isinstance(seeds, (list, tuple, range)) else None
+    if not found or any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in found):
+        raise ValueFault(f"`seeds` are whole numbers of 0 or more, at least one, as (0, 1, 2); got {seeds!r}.")
+    if len(set(found)) < len(found):
+        raise ValueFault(f"`seeds` must be distinct; got {seeds!r}.")
+    return found
+
+
+# --- ensembles of tasks -----------------------------------------------------------------------------------------------
+
+
+def ensemble_tasks(
+    learnt: LearntTasks,
+    k: int = 3,
+    recipe: Recipe | None = None,
+    *,
+    similarity: str = "atom_cosine",
+    data: Any = None,
+    choice: str = "most similar",
+    candidates: str = "earlier tasks",
+    progress: ProgressOption = None,
+    **settings: Any,
+) -> TaskEnsembles:
+    """Return what each task gains when networks of `k` other tasks answer with its own (Chen et al. 2023, 3.4).
+
+    A network of another task has other classes: its body stays as it is, and gets a head that is trained on this
+    task. The probabilities of all are averaged. A control is trained further for as long, alone.
+
+    Args:
+        learnt: tasks that were learnt by "atoms".
+        k: how many other tasks join at most.
+        recipe: how the heads are trained; its settings can also be given by name, as ``epochs=10``.
+        similarity: a measure, by which networks are compared layer by layer, the mean over the layers of atoms.
+        data: examples on which the networks are compared; measures of weights, as "atom_cosine", need none.
+        choice: "most similar", or for controls "least similar" or "random".
+        candidates: "earlier tasks", whose networks are there when a task and its data come; or "all tasks", for which
+            the data of all tasks have to be kept.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+        **settings: settings of the recipe.
+    """
+    chosen = recipe_of(recipe, settings).but(shift=0, flip=False)  # of features there is nothing to move
+    _refuse(learnt, k, choice, candidates)
+    names, seeds = learnt.record.tasks, learnt.record.seeds
+    members, tables, found = [], [], []
+    with reporting(len(seeds) * len(names), "ensembles", "tasks", progress) as report:
+        for seed in seeds:
+            learner = learnt.learner(seed)
+            bodies = [_body(learner, task) for task in range(len(names))]
+            networks = {name: learner.network(task) for task, name in enumerate(names)}
+            table, sign = _similarities(networks, similarity, data)
+            groups = [_members(sign * table, task, k, choice, candidates, seed) for task in range(len(names))]
+            for task, group in enumerate(groups):
+                found.append(_accuracies(learner, bodies, task, group, chosen))
+                report.update()
+            tables.append(table)
+            members.append(tuple(tuple(names[one] for one in group) for group in groups))
+    alone, together, further = np.array(found).reshape(len(seeds), len(names), 3).transpose(2, 0, 1)
+    added = [len(group) * _head_size(learnt.learner(), task) for task, group in enumerate(members[0])]
+    return TaskEnsembles(
+        tasks=names, seeds=seeds, similarity=similarity, choice=choice, candidates=candidates, members=tuple(members),
+        similarities=np.stack(tables), alone=alone, together=together, further=further, storage=sum(added),
+        recipe=chosen.words, version=__version__, provenance=learnt.record.provenance,
+    )  # fmt: skip
+
+
+def _similarities(networks: Mapping[str, nn.Module], measure: str, data: Any) -> tuple[np.ndarray, int]:
+    """Return the mean over layers of a measure of all pairs of networks, and 1 for a similarity, -1 for a distance."""
+    facts, layers = find(measure).facts, [name for name, _ in atom_layers(next(iter(networks.values())))]
+    if not facts.symmetric:
+        raise ValueFault(
+            f"{measure!r} gives each direction a value of its own, and tasks are compared by one number for each pair; "
+            "take 'cka'."
+        )
+    many = compare_many(networks, data, [measure], layers=layers, pairs="corresponding", progress=False)
+    for (a, b), comparison in many.items():
+        why = next((why for (one, other), why in comparison.table().holes.items() if one == other), None)
+        if why is not None:
+            raise NoValue(f"{measure!r} has no value for tasks {a!r} and {b!r}: {why}")
+    return many.summary(), 1 if facts.higher_is_closer else -1
+
+
+def _members(closeness: np.ndarray, task: int, k: int, choice: str, candidates: str, seed: int) -> list[int]:
+    others = [one for one in range(len(closeness)) if (one < task if candidates == CANDIDATES[0] else one != task)]
+    if choice == "random":
+        draw = np.random.default_rng([seed, task])
+        return [int(one) for one in draw.permutation(others)[:k]]
+    sign = 1 if choice == "least similar" else -1
+    return sorted(others, key=lambda one: sign * closeness[task, one])[:k]
+
+
+def _accuracies(
+    learner: Learner, bodies: Sequence[nn.Module], task: int, group: Sequence[int], recipe: Recipe
+) -> tuple[float, float, float]:
+    """Return the accuracy of a task's own network, of the ensemble, and of the own one trained further."""
+    own, (inputs, labels) = learner.tasks[task], learner.tasks[task].test
+    head = learner.network(task).get_submodule(learner.head)[task]  # type: ignore[index]
+    features = _features(bodies[task], inputs)
+    parts = [head(features).softmax(-1)]
+    for position, member in enumerate(group):
+        other = _fitted(_features(bodies[member], own.train[0]), own.train, head, recipe, learner.seed + position)
+        parts.append(other(_features(bodies[member], inputs)).softmax(-1))
+    times = max(len(group), 1)
+    longer = recipe.but(epochs=recipe.epochs and recipe.epochs * times, steps=recipe.steps and recipe.steps * times)
+    further = _fitted(_features(bodies[task], own.train[0]), own.train, head, longer, learner.seed) if group else head
+    answers = parts[0], torch.stack(parts).mean(0), further(features)
+    right = [float((one.argmax(-1).cpu() == labels.cpu()).double().mean()) for one in answers]
+    return right[0], right[1], right[2]
+
+
+def _fitted(features: Tensor, train_part: LabelledData, head: nn.Module, recipe: Recipe, seed: int) -> nn.Module:
+    """Return a head trained on features, from where `head` stands; without gradients."""
+    made = copy.deepcopy(head).requires_grad_(True)
+    train(made, (features, train_part[1].to(features.device)), recipe, seed=seed, progress=False)
+    return made.requires_grad_(False)
+
+
+def _body(learner: Learner, task: int) -> nn.Module:
+    """Return the network of a task without its head."""
+    network = learner.network(task).requires_grad_(False)
+    next(one for one in network.modules() if isinstance(one, TaskHeads)).active = -1
+    return network
+
+
+@torch.no_grad()
+def _features(body: nn.Module, inputs: Tensor) -> Tensor:
+    place, dtype = device_of(body), dtype_of(body)
+    with evaluating(body):
+        return torch.cat([body(part.to(place, dtype)) for part in inputs.split(TEST_BATCH)])
+
+
+def _head_size(learner: Learner, task: int) -> int:
+    return sum(learner.own[task][name].numel() for name in learner.head_weights(task))
+
+
+def _refuse(learnt: LearntTasks, k: int, choice: str, candidates: str) -> None:
+    if learnt.record.method != "atoms":
+        raise ValueFault(
+            f"ensembles are made of networks that were learnt by 'atoms', which share their coefficients; these were "
+            f"learnt by {learnt.record.method!r}."
+        )
+    if len(learnt.tasks) < 2:
+        raise ValueFault("an ensemble needs the networks of two tasks or more; there is 1.")
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < len(learnt.tasks):
+        raise ValueFault(f"`k` is a number of other tasks, 1 to {len(learnt.tasks) - 1}; got {k!r}.")
+    for name, value, known in (("choice", choice, CHOICES), ("candidates", candidates, CANDIDATES)):
+        if value not in known:
+            raise UnknownName(f"`{name}` is {' or '.join(map(repr, known))}; got {value!r}.")

@@ -19,21 +19,20 @@ from torch import Tensor
 
 from netkin.comparing.alignment import Pairs, size_of_weights
 from netkin.comparing.all_pairs import AllPairs
-from netkin.comparing.engines import worker
-from netkin.comparing.engines.call_spec import (
+from netkin.comparing.engines import (
     ClusterTask,
     DataSpec,
-    measures_of,
     plain_data,
     plain_device,
     plain_function,
     plain_layers,
     plain_measures,
     plain_shape,
+    worker,
 )
 from netkin.comparing.engines.cluster import Cluster
 from netkin.comparing.engines.ray import Ray, in_cluster_hours
-from netkin.comparing.engines.worker import Message, as_fault, as_outcome, cache
+from netkin.comparing.engines.worker import Message, as_fault, as_outcome, cache, measures_of
 from netkin.comparing.feed import data_name
 from netkin.comparing.many_models import study_of
 from netkin.comparing.planning import Plan, needs_of

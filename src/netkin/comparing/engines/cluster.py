@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from netkin.comparing.engines import worker
-from netkin.comparing.engines.call_spec import ClusterTask
+from netkin.comparing.engines import ClusterTask, worker
 from netkin.comparing.engines.worker import Message
 from netkin.errors import MissingExtra, NetkinError, ValueFault, WorkerFault, blame
 from netkin.jobs import Job

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.all_pairs import identity_of_study
-from netkin.comparing.engines import Engine, worker
-from netkin.comparing.engines.call_spec import ClusterTask, Terms, named_models, plain_measures, terms_for, terms_of
+from netkin.comparing.engines import ClusterTask, Engine, Terms, named_models, plain_measures, terms_for, terms_of
 from netkin.comparing.engines.cluster import Cluster
-from netkin.comparing.engines.worker import Message
+from netkin.comparing.engines.worker import Message, as_fault, complete
 from netkin.comparing.many_models import PairsPlan, in_files, in_hours, unpacked_plan
 from netkin.comparing.pass_statistics import Statistics, from_arrays
 from netkin.errors import NetkinError, SourceError, ValueFault
@@ -29,7 +28,7 @@ from netkin.statistics.collector import Study
 if TYPE_CHECKING:
     from netkin.comparing.request import Options
 
-HOME = worker.__name__
+HOME = complete.__module__  # where a worker finds its tasks
 MODELS_PER_TASK = 8  # models that one task inspects
 SHARES = 2  # of the data, for each task that can run at once
 
@@ -115,7 +114,7 @@ class RayRequest:
     def collect(self, measures: Sequence[Measure], names: Mapping[str, str]) -> Statistics:
         """Return what a pass over all data leaves."""
         (((block, (whole,)),)) = self._done("statistics", measures, names).items()
-        return worker.complete(from_arrays(*whole), block.survey.examples, names)
+        return complete(from_arrays(*whole), block.survey.examples, names)
 
     def _done(
         self, kind: str, measures: Sequence[Measure], names: Mapping[str, str]
@@ -258,7 +257,7 @@ class Survey:
             )
         models = {name: own for one in found for name, own in one["models"].items()}
         self.weights = {name: own["weights"] for name, own in models.items() if "weights" in own}
-        self.faults = {name: worker.as_fault(own["fault"]) for name, own in models.items() if "fault" in own}
+        self.faults = {name: as_fault(own["fault"]) for name, own in models.items() if "fault" in own}
         self.settings = {what: text for one in found for what, text in one["settings"].items()}
         self._limit = min(one["limit"] for one in found)
 

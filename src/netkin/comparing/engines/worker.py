@@ -24,30 +24,27 @@ from torch import nn
 
 from netkin import __version__, errors
 from netkin.arrays import refuse_non_finite
+from netkin.comparing.alignment import Pairs
 from netkin.comparing.all_pairs import AllPairs
-from netkin.comparing.engines.call_spec import (
-    DataSpec,
-    Terms,
-    asked_of,
-    data_identity,
-    is_ordered,
-    measures_of,
-    named_models,
-    request_of,
-)
+from netkin.comparing.engines import DataSpec, Terms, named_models, terms_for
 from netkin.comparing.feed import HeldExamples
 from netkin.comparing.many_models import explained
 from netkin.comparing.pairs_plan import Planner
 from netkin.comparing.pass_statistics import Statistics, from_arrays
 from netkin.comparing.planning import memory_limit
+from netkin.comparing.request import Options, Request
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import NetkinError, SourceError, ValueFault, WorkerFault, blame
+from netkin.identity import settings_digest
+from netkin.measures.registry import Measure, find
 from netkin.progress import commanded, showing
 from netkin.representations import batches_of
-from netkin.representations.inputs import examples_in
+from netkin.representations.inputs import examples_in, loader_of, reshuffles
 from netkin.results.packing import packed_columns
 from netkin.sources import load_model
-from netkin.sources.names import in_short
+from netkin.sources.batches import Batches, Borrowed
+from netkin.sources.names import current_directory_importable, find_function, in_short
+from netkin.statistics.collector import Study
 
 Message = tuple[dict[str, Any], dict[str, np.ndarray]]  # what JSON can hold, and arrays by their names
 OF_ITS_NODE = (errno.ENOSPC, errno.EIO, errno.ESTALE, errno.EDQUOT, errno.EROFS)  # another node may do better
@@ -189,6 +186,47 @@ def about(model: str) -> Iterator[None]:
 def data_of(terms: Terms) -> tuple[Any, str]:
     """Return the data of a call, as all its models take them, and the text that identifies them."""
     return cache.data(terms["data"], terms["data_for"])
+
+
+# --- a call of plain values -------------------------------------------------------------------------------------------
+
+
+def measures_of(plain: Sequence[Sequence[str]]) -> list[Measure]:
+    """Return the measures that `plain_measures` named."""
+    with current_directory_importable():
+        for home in dict.fromkeys(home for home, _ in plain):
+            __import__(home)
+    return [find(name) for _, name in plain]
+
+
+def request_of(terms: Terms, models: Mapping[str, Any], data: Any, of: Sequence[Sequence[str]], **more: Any) -> Request:
+    """Return the call for some of its models, already loaded, and the pairs of them that are compared."""
+    return Request(models, *asked_of(terms, list(models), of), data, terms["examples"], **more)
+
+
+def asked_of(terms: Terms, models: Sequence[str], of: Sequence[Sequence[str]]) -> tuple[Options, Pairs, Study]:
+    """Return the request for some models, which of them are compared, and the study."""
+    given = dict(terms_for(terms, models)["options"])
+    for what in ("transforms", "forward"):
+        given[what] = {name: text and find_function(text) for name, text in given[what].items()}
+    which = terms["pairs"]
+    pairs = Pairs([(a, b) for a, b in of], which if isinstance(which, str) else [(x, y) for x, y in which])
+    return Options(**given), pairs, Study({}, [], **terms["study"])
+
+
+def data_identity(data: Batches | Borrowed) -> str:
+    """Return a text that identifies data: of those in memory all, of a user's loader its first batch."""
+    if isinstance(data, Batches):
+        return settings_digest([data.stored, data.labels])
+    if not is_ordered(data):
+        return "in another order each time"
+    first = next(iter(batches_of(data)), None)
+    return f"{settings_digest(first, strict=False)}, the first batch of {examples_in(data)} examples"
+
+
+def is_ordered(data: Any) -> bool:
+    """Return whether data give their examples in the same order each time."""
+    return not reshuffles(loader_of(data))
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
