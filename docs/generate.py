@@ -241,7 +241,7 @@ def names_of_the_library() -> str:
     from netkin.applications.continual.learners import LEARNERS
     from netkin.applications.federated import ALGORITHMS, SOURCES
     from netkin.applications.stitching import METHODS
-    from netkin.applications.stitching.stitch_scores import SCORES as STITCH_SCORES
+    from netkin.applications.stitching.evaluating import SCORES as STITCH_SCORES
     from netkin.applications.transfer.scores import SCORES
     from netkin.comparing.engines import ENGINES
     from netkin.representations.shapes import SHAPES

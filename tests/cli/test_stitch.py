@@ -10,7 +10,7 @@ import torch
 import netkin as nk
 from netkin import results
 from netkin.applications.stitching import sweep
-from netkin.applications.stitching.stitch_scores import SCORES, USUAL
+from netkin.applications.stitching.evaluating import SCORES, USUAL
 from netkin.cli.stitch import stitch
 from netkin.sources.batches import sample
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import netkin as nk
-from netkin.applications.stitching import Evaluation, stitch_scores
+from netkin.applications.stitching import Evaluation, evaluating, stitch_scores
 from netkin.errors import UnknownName, ValueFault
 from netkin.reporting.grids import Scale
 from netkin.results.labels import NOT_ASKED
@@ -88,8 +88,8 @@ def test_nothing_is_said_beside_a_distance():
 def test_every_score_has_a_meaning_and_no_measure_has_its_name():
     from netkin.measures import measures
 
-    assert all(score.means.endswith(".") and score.cannot_see.endswith(".") for score in stitch_scores.SCORES.values())
-    assert not set(stitch_scores.SCORES) & set(measures())
+    assert all(score.means.endswith(".") and score.cannot_see.endswith(".") for score in evaluating.SCORES.values())
+    assert not set(evaluating.SCORES) & set(measures())
 
 
 def test_relative_accuracy_is_shown_from_zero_to_one_unless_it_is_more():
@@ -120,17 +120,17 @@ def evaluation(**changes):
     ],
 )  # fmt: skip
 def test_each_score_has_its_own_reason_to_be_missing(score, changes, reason):
-    ledger = stitch_scores.Ledger((["x"], ["y"]), [("x", "y")], ["ridge"], list(stitch_scores.SCORES))
-    ledger.note(("x", "y"), "ridge", evaluation(**changes))
-    assert ledger.tables()[f"{score}(how=ridge)"].holes == {("x", "y"): reason}
+    found = {(("x", "y"), "ridge"): evaluation(**changes)}
+    tables = stitch_scores.score_tables((["x"], ["y"]), [("x", "y")], ["ridge"], list(evaluating.SCORES), found)
+    assert tables[f"{score}(how=ridge)"].holes == {("x", "y"): reason}
 
 
 def test_unknown_scores_and_none_are_refused():
-    assert stitch_scores.known_scores(["r2", "r2"]) == ("r2",)
+    assert evaluating.known_scores(["r2", "r2"]) == ("r2",)
     with pytest.raises(ValueFault, match="^`scores` is empty; name at least one, e.g. 'relative_accuracy'.$"):
-        stitch_scores.known_scores([])
+        evaluating.known_scores([])
     with pytest.raises(UnknownName, match="no score named 'agreements'; did you mean 'agreement'"):
-        stitch_scores.known_scores("agreements")
+        evaluating.known_scores("agreements")
 
 
 def table(id, values, names=("x",), **changes):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.stitching import TaskLoss, fit_all, stitch_scores
+from netkin.applications.stitching import TaskLoss, evaluating, fit_all
 from netkin.applications.stitching.task_loss import find_way, find_ways
 from netkin.errors import NameClash, NoValue, UnknownName, ValueFault
 from netkin.results.labels import NOT_ASKED
@@ -34,13 +34,13 @@ def world():
 def test_every_number_is_that_of_a_single_stitch(world):
     a, b, data = world
     hows = ["least_squares", "procrustes", "reduced_rank(k=2)", "random", "task_loss(steps=3, seed=3)"]
-    found = nk.stitch_all(a, b, data, data[:2], hows, scores=list(stitch_scores.SCORES), seed=3)
+    found = nk.stitch_all(a, b, data, data[:2], hows, scores=list(evaluating.SCORES), seed=3)
     for how in hows:
         for layer in "012":
             alone = nk.stitch(a, layer, b, layer, data, how, data[:2], **({} if "task" in how else {"seed": 3}))
             own = alone.evaluation.as_dict()
             own |= {f"stitched_{name}": own[name] for name in ("cka", "cca", "svcca")}
-            for name in stitch_scores.SCORES:
+            for name in evaluating.SCORES:
                 assert found[f"{name}(how={how})"][layer, layer] == pytest.approx(own[name], abs=1e-5)
 
 

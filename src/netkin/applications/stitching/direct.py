@@ -51,14 +51,14 @@ def least_squares(moments: Moments, *, affine: bool = True) -> LinearMap:
 
     Eq. 2 of the paper. With `affine` the layers' means are subtracted first and mapped to each other.
     """
-    pair = _about(moments, affine)
+    pair = moments if affine else moments.uncentred
     return _map_in_features(pair, pair.x.whitener @ (pair.x.whitener.mH @ pair.cross))
 
 
 def ridge(moments: Moments, *, alpha: float = 1.0, affine: bool = True) -> LinearMap:
     """Return the map that minimises ``‖AM - B‖² + alpha ‖M‖²``."""
     _refuse_not_above_zero("alpha", alpha)
-    pair = _about(moments, affine)
+    pair = moments if affine else moments.uncentred
     pair.x.trace  # noqa: B018  refuses a constant layer
     ones = torch.eye(pair.x.second.shape[-1], dtype=pair.x.second.dtype, device=pair.x.second.device)
     return _map_in_features(pair, torch.linalg.solve(pair.x.second + alpha * pair.x.scale**2 * ones, pair.cross))
@@ -70,7 +70,7 @@ def procrustes(moments: Moments, *, affine: bool = True) -> LinearMap:
     Layers of different widths are padded with zeros; what is left of the square rotation has orthonormal rows or
     columns, but it is not the best among all maps that have.
     """
-    pair = _about(moments, affine)
+    pair = moments if affine else moments.uncentred
     left, _, right = torch.linalg.svd(_own_cross(pair), full_matrices=False)
     return _with_bias(pair, left @ right)
 
@@ -84,7 +84,7 @@ def reduced_rank(moments: Moments, *, k: int = 8, affine: bool = True) -> Linear
         raise ValueFault(
             f"`k` must lie between 1 and the smaller width, {min(moments.x.width, moments.y.width):,}; got {k}."
         )
-    pair = _about(moments, affine)
+    pair = moments if affine else moments.uncentred
     whitened = pair.x.whitener.mH @ pair.cross
     _, vectors = torch.linalg.eigh(whitened.mH @ whitened)
     leading = vectors[..., -k:]
@@ -97,7 +97,7 @@ def lasso(moments: Moments, *, alpha: float = 0.01, affine: bool = True) -> Line
     The paper's Eq. 3 prints the first norm without its square, which no Lasso solver minimises.
     """
     _refuse_not_above_zero("alpha", alpha)
-    pair = _about(moments, affine)
+    pair = moments if affine else moments.uncentred
     pair.x.trace  # noqa: B018  refuses a constant layer
     second = _in_features(pair.x.second, pair.x.to_features, pair.x.to_features) / (pair.x.scale**2 * pair.n)
     return _with_bias(pair, solve_lasso(second, _own_cross(pair) / pair.n, alpha))
@@ -108,7 +108,7 @@ def permutation(moments: Moments, *, affine: bool = True) -> LinearMap:
 
     Of layers of different widths as many neurons are matched as the smaller one has; the others give or get nothing.
     """
-    pair = _about(moments, affine)
+    pair = moments if affine else moments.uncentred
     cross = _own_cross(pair)
     squares = pair.x.variances[0].to(cross).unsqueeze(1) / pair.x.scale**2
     rows, columns = linear_sum_assignment((squares - 2 * cross).cpu().numpy())  # what ‖a - b‖² has beside ‖b‖²
@@ -164,12 +164,20 @@ def find(how: str, *, others: Sequence[str] = ()) -> tuple[Method, dict[str, Any
         raise UnknownName(
             f"no matching method named {name!r}{did_you_mean(name, names) or ';'} there are {', '.join(names)}."
         )
-    known = _defaults(METHODS[name])
-    for key in given:
+    arguments = inspect.signature(METHODS[name]).parameters.values()
+    known = {one.name: one.default for one in arguments if one.kind is one.KEYWORD_ONLY}
+    parameters = {}
+    for key, value in given.items():
         if key not in known:
             has = f"its parameters are {', '.join(known)}" if known else "it has none"
             raise UnknownName(f"{name!r} has no parameter {key!r}{did_you_mean(key, known) or ';'} {has}.")
-    return METHODS[name], {key: _like(known[key], key, value) for key, value in given.items()}
+        default = known[key]
+        parameters[key] = float(value) if isinstance(default, float) and type(value) is int else value
+        if type(parameters[key]) is not type(default):
+            raise ValueFault(
+                f"`{key}` must be of type {type(default).__name__}, like its default {default!r}; got {value!r}."
+            )
+    return METHODS[name], parameters
 
 
 def with_seed(how: str, seed: int) -> str:
@@ -180,25 +188,6 @@ def with_seed(how: str, seed: int) -> str:
         ('random(seed=3)', 'ridge')
     """
     return f"random(seed={seed})" if how == "random" else how
-
-
-def _defaults(method: Method) -> dict[str, Any]:
-    return {p.name: p.default for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY}
-
-
-def _like(default: Any, key: str, value: Any) -> Any:
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
-    if type(value) is not type(default):
-        raise ValueFault(
-            f"`{key}` must be of type {type(default).__name__}, like its default {default!r}; got {value!r}."
-        )
-    return value
-
-
-def _about(moments: Moments, affine: bool) -> Moments:
-    """Return the pair about its means, or about the origin where the map may not shift."""
-    return moments if affine else moments.uncentred
 
 
 def _map_in_features(pair: Moments, inner: Tensor) -> LinearMap:

@@ -260,7 +260,8 @@ def _choose_layers(
     strange = next((key for key in both if key not in ("a", "b")), None)
     if strange is not None:
         raise ValueFault(f"`layers` names {strange!r}; the models are 'a' and 'b'.")
-    found = []
+    found = list[list[str]]()
+    asked: Any
     for model, name, asked in zip((a, b), names, (both.get("a"), both.get("b")), strict=True):
         try:
             for layer in asked if listed else ():

@@ -1,38 +1,44 @@
 """Evaluating stitches: task scores of the stitched network, and the similarity of activations at the joint.
 
-During training a stitch is evaluated in this way on a fixed sample.
+Each score of an evaluation stands in a table, with what it means and cannot see.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from netkin.applications.stitching.ends import End
-from netkin.applications.stitching.portions import Portion, Sampling
-from netkin.applications.stitching.task_loss import TaskLossFunction, cka_rows, drop_padding
 from netkin.arrays import refuse_non_finite, summing_dtype
-from netkin.errors import ForwardError, InflatedWarning, NetkinError, NoValue, ShapeError, ValueFault, outside
+from netkin.errors import (
+    ForwardError,
+    InflatedWarning,
+    NetkinError,
+    NoValue,
+    ShapeError,
+    UnknownName,
+    ValueFault,
+    did_you_mean,
+    outside,
+)
 from netkin.identity import UnorderedDigest
 from netkin.measures import cca_mean, cka, svcca
+from netkin.measures.registry import LEADING
 from netkin.representations import guest, recording
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import attention_mask, batch_length, feed, labels_of, watched
 from netkin.representations.layers import layer_label
 from netkin.representations.shapes import fitting_mask
-from netkin.statistics import LayerMoments, Moments, Outputs
+from netkin.statistics import LayerMoments, Outputs
 
 if TYPE_CHECKING:
     from netkin.applications.stitching.network import Stitched
-
-ScoreRecord = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -155,41 +161,11 @@ class ActivationSimilarity:
         """
         pair = self.moments["stitched", "b"]
         return {
-            "r2": _if_any(lambda: 1 - self._distance / (float(pair.y.trace) / pair.y.scale**2)),
-            "cka": _if_any(lambda: cka(pair)),
-            "cca": _if_any(lambda: cca_mean(pair)),
-            "svcca": _if_any(lambda: svcca(pair)),
+            "r2": value_if_any(lambda: 1 - self._distance / (float(pair.y.trace) / pair.y.scale**2)),
+            "cka": value_if_any(lambda: cka(pair)),
+            "cca": value_if_any(lambda: cca_mean(pair)),
+            "svcca": value_if_any(lambda: svcca(pair)),
         }
-
-
-class Tally:
-    """The statistics of an evaluation, folded in batch by batch."""
-
-    def __init__(self, network: Stitched, name: str = "a") -> None:
-        self.answers = Answers()
-        what = f"what the stitch makes of {layer_label(network.layer_a)} of {name!r}"
-        self.similarity = ActivationSimilarity(network.transformation.meeting.b, what)
-
-    def update(self, transformed: Tensor, own: Tensor, answers: Any, own_answers: Any, batch: Any) -> None:
-        """Add one batch: activations as transformed and as the second model's own, and the answers of both."""
-        self.similarity.update(transformed, own, attention_mask(batch))
-        self.answers.update(answers, own_answers, batch)
-
-    def evaluation(self, digest: str) -> Evaluation:
-        """Return the numbers, with the digest of the data."""
-        said = self.answers.counts
-        assert said is not None
-        accuracy, accuracy_b = self.answers.accuracies
-        return Evaluation(
-            examples=self.answers.examples,
-            accuracy=accuracy,
-            accuracy_b=accuracy_b,
-            cross_entropy=said.cross_entropy_ab,
-            agreement=said.agreement,
-            classes=said.classes,
-            digest=digest,
-            **self.similarity.values(),
-        )
 
 
 def evaluate_all(
@@ -208,9 +184,11 @@ def evaluate_each(
     networks: Sequence[Stitched], data: Any, examples: int | None = None, *, name: str = "a"
 ) -> list[Evaluation | NetkinError]:
     """Return the same, with the reason in place of the scores of a network that gives NaN."""
-    tallies, b, digest = [Tally(network, name) for network in networks], networks[0].b, UnorderedDigest()
+    b, digest, tallies = networks[0].b, UnorderedDigest(), list[tuple[Answers, ActivationSimilarity]]()
     for network in networks:
         network.cut()  # before hooks are in place
+        what = f"what the stitch makes of {layer_label(network.layer_a)} of {name!r}"
+        tallies.append((Answers(), ActivationSimilarity(network.transformation.meeting.b, what)))
     layers = list(dict.fromkeys(network.layer_b for network in networks))
     faults: dict[int, NetkinError] = {}
     with guest(networks[0].a, b, exact=True):
@@ -218,20 +196,34 @@ def evaluate_each(
             with recording(b, layers) as kept:
                 own_answers, own = feed(b, batch), {layer: kept[layer] for layer in layers}
             heads = _heads(networks, batch)
-            for place, (network, tally) in enumerate(zip(networks, tallies, strict=True)):
+            for place, (network, (said, similarity)) in enumerate(zip(networks, tallies, strict=True)):
+                if place in faults:
+                    continue
                 try:
-                    if place not in faults:
-                        _fold(network, tally, heads[network.layer_a], own[network.layer_b], own_answers, batch)
+                    head = heads[network.layer_a].to(network.transformation.shift)
+                    transformed = network.transformation(head)
+                    answers = network.finish(transformed.clone(), batch)
+                    similarity.update(transformed, own[network.layer_b], attention_mask(batch))
+                    said.update(answers, own_answers, batch)
                 except (ForwardError, ValueFault) as fault:
                     faults[place] = fault
             digest.update(batch, batch_length(batch))
-    return [faults.get(place) or tally.evaluation(str(digest)) for place, tally in enumerate(tallies)]
+    return [faults.get(place) or _evaluation(*tally, str(digest)) for place, tally in enumerate(tallies)]
 
 
-def _fold(network: Stitched, tally: Tally, head: Tensor, own: Tensor, own_answers: Any, batch: Any) -> None:
-    transformed = network.transformation(head.to(network.transformation.shift))
-    answers = network.finish(transformed.clone(), batch)
-    tally.update(transformed, own, answers, own_answers, batch)
+def _evaluation(said: Answers, similarity: ActivationSimilarity, digest: str) -> Evaluation:
+    counts, (accuracy, accuracy_b) = said.counts, said.accuracies
+    assert counts is not None
+    return Evaluation(
+        examples=said.examples,
+        accuracy=accuracy,
+        accuracy_b=accuracy_b,
+        cross_entropy=counts.cross_entropy_ab,
+        agreement=counts.agreement,
+        classes=counts.classes,
+        digest=digest,
+        **similarity.values(),
+    )
 
 
 def _heads(networks: Sequence[Stitched], batch: Any) -> dict[str, Tensor]:
@@ -277,7 +269,7 @@ def _valid(logits: Tensor, own: Tensor, labels: Tensor | None, mask: Any) -> tup
     return logits[counts], own[counts], None if labels is None else labels[counts]
 
 
-def _if_any(value: Callable[[], Any]) -> float | None:
+def value_if_any(value: Callable[[], Any]) -> float | None:
     """Return a value, or None where a layer does not vary and there is none."""
     try:
         return float(value())
@@ -285,75 +277,122 @@ def _if_any(value: Callable[[], Any]) -> float | None:
         return None
 
 
+USUAL = ("relative_accuracy", "agreement", "cross_entropy")
+_NO_LABELS = "the test data have no labels"
+_NONE_RIGHT = "the second model gives no right answer on the test data"
+_TOO_FAR = "the stitched network's answers lie too far from the second model's for a finite cross-entropy"
+_CONSTANT = "the second model's activations do not vary over the test data"
+_CONSTANT_MAPPED = "the mapped activations do not vary over the test data"
+_INFINITE = "it is no finite number on the test data"
+
+
+def _unlabelled(evaluation: Evaluation) -> str:
+    return _NO_LABELS if evaluation.accuracy is None else _NONE_RIGHT
+
+
+def _unvarying(evaluation: Evaluation) -> str:
+    return _CONSTANT if evaluation.r2 is None else _CONSTANT_MAPPED
+
+
 @dataclass(frozen=True)
-class Sample:
-    """The examples on which a stitch is evaluated while it is trained."""
+class Score:
+    """One number of an evaluation: how it is read, which way it runs, between which ends, and why it may be missing."""
 
-    portions: list[Portion]
-
-    @classmethod
-    def of(cls, network: Stitched, batches: Iterable[Any], limit: int) -> Sample:
-        """Return a sample of batches that are not trained on."""
-        sampling = Sampling(limit)
-        for batch in batches:
-            sampling.offer(network, batch)
-        return cls(sampling.portions)
-
-    @torch.no_grad()
-    def record(self, network: Stitched, loss: TaskLossFunction, cka_of: str = "places") -> ScoreRecord:
-        """Return loss, accuracy, agreement with the second model, and the similarity of the activations at the joint.
-
-        `r2` is not refitted: ``1 - ‖AM + b - B‖² / ‖B - mean‖²``, which may be negative. None stands where the sample
-        has no labels, the answers are no scores, or the activations do not vary. All similarities are place by
-        place; with ``cka_of="examples"`` there is `cka_of_examples` too.
-        """
-        end, total, count = network.transformation.meeting.b, 0.0, 0
-        similarity, whole = (
-            ActivationSimilarity(end),
-            list[list[Tensor]](),
-        )  # activations of both sides, a row an example
-        right, same = list[tuple[Tensor, Any]](), list[tuple[Tensor, Any]]()  # classes as answered and as wanted
-        for one in self.portions:
-            assert one.own is not None
-            transformed = network.transformation(one.head)
-            similarity.update(transformed, one.own, one.mask)
-            if cka_of == "examples":
-                whole.append([cka_rows(side, one.mask, end, cka_of) for side in (transformed, one.own)])
-            answers = main_tensor(network.finish(transformed.clone(), one.batch), "")
-            answers, own, labels = drop_padding(answers, one.answers, one.labels, one.mask)
-            total, count = total + float(_single(loss(answers, own, labels))) * len(answers), count + len(answers)
-            if answers.ndim in (2, 3) and answers.shape[-1] > 1:
-                same.append((answers.argmax(-1), own.argmax(-1)))
-                right.append((answers.argmax(-1), labels))
-        found = {"loss": total / count, "accuracy": _share(right), "agreement": _share(same), **similarity.values()}
-        if cka_of == "examples":
-            X, Y = (_together(side, end) for side in zip(*whole, strict=True))
-            found["cka_of_examples"] = _if_any(lambda: cka(Moments.of(X, Y, None)))
-        return found
+    read: Callable[[Evaluation], float | None]
+    bounds: tuple[float, float]
+    convention: str
+    why_not: Callable[[Evaluation], str] = lambda e: _INFINITE
+    higher_is_closer: bool = True
+    unit: str = ""
+    means: str = ""  # what a value means, in plain words
+    cannot_see: str = ""
 
 
-def _together(parts: Sequence[Tensor], end: End) -> Tensor:
-    """Return rows of several portions as one matrix; shorter sequences end in zeros, as padding does."""
-    least, most = (chosen(part.shape[1] for part in parts) for chosen in (min, max))
-    if least != most and end.kind == "maps":
-        raise ShapeError(
-            f"cka_of='examples' compares whole maps, which must have one size; got {least:,} and {most:,} values an "
-            "example. Give inputs of one size, or take cka_of='places'."
-        )
-    return torch.cat([functional.pad(part, (0, most - part.shape[1])) for part in parts])
+SCORES: Mapping[str, Score] = {
+    "relative_accuracy": Score(
+        lambda e: e.relative_accuracy,
+        (0, math.inf),
+        "accuracy of the stitched network over that of the second model, on the test data",
+        _unlabelled,
+        means="What a stitched network can do: the first model up to its layer, a map, and the second model after "
+        "its own. 1 means that it gets as many right as the second model itself.",
+        cannot_see="How the layers look: activations that are very different, or very alike, may carry the same "
+        "answers or not. A poor value may also mean that the method found a poor map.",
+    ),
+    "accuracy": Score(
+        lambda e: e.accuracy,
+        (0, 1),
+        "share of the test data that the stitched network gets right",
+        _unlabelled,
+        means="The share of right answers of a stitched network: the first model up to its layer, a map, and the "
+        "second model after its own.",
+        cannot_see="How good the second model is by itself; relative_accuracy takes that into account.",
+    ),
+    "agreement": Score(
+        lambda e: e.agreement,
+        (0, 1),
+        "share of the test data on which the stitched network answers as the second does",
+        means="How often a stitched network gives the answer of the second model itself, right or wrong. 1 means "
+        "always.",
+        cannot_see="How sure the answers are, and whether they are right; a poor map may be the method's fault.",
+    ),
+    "cross_entropy": Score(
+        lambda e: e.cross_entropy,
+        (0, math.inf),
+        "mean cross-entropy, in nats, of the stitched network to the second model's soft answers",
+        lambda e: _TOO_FAR,
+        higher_is_closer=False,
+        unit="nats",
+        means="How far the answers of a stitched network are from the second model's own, in nats; the lowest "
+        "value possible is the entropy of those answers, which is above 0 where the second model is unsure.",
+        cannot_see="Whether the answers are right. One example answered wrongly with certainty can outweigh many "
+        "good ones.",
+    ),
+    "r2": Score(
+        lambda e: e.r2,
+        (-math.inf, 1),
+        "1 - ‖AM + b - B‖²/‖B - mean‖² of the map as it stands, not refitted",
+        lambda e: _CONSTANT if e.r2 is None else _INFINITE,
+        means="How much of the second model's activations the mapped ones explain as they stand: 1 is all, 0 no "
+        "more than their mean, and below 0 they are farther away than that.",
+        cannot_see="Whether what is explained matters to the answers: directions count by their variance alone.",
+    ),
+    "stitched_cka": Score(
+        lambda e: e.cka,
+        (0, 1),
+        "cka of the mapped activations and the second model's own",
+        _unvarying,
+        means="How similarly the mapped activations and the second model's own arrange the examples, place by place.",
+        cannot_see=f"{LEADING} A stitch that works may score low, and one that does not may score high.",
+    ),
+    "stitched_cca": Score(
+        lambda e: e.cca,
+        (0, 1),
+        "cca_mean of the mapped activations and the second model's own",
+        _unvarying,
+        means="The mean canonical correlation of the mapped activations and the second model's own, place by place.",
+        cannot_see="An invertible map does not change it, so it tells little of the map that was found.",
+    ),
+    "stitched_svcca": Score(
+        lambda e: e.svcca,
+        (0, 1),
+        "svcca of the mapped activations and the second model's own",
+        _unvarying,
+        means="The mean canonical correlation of the leading directions of the mapped activations and of the "
+        "second model's own, place by place.",
+        cannot_see="Directions below the cut are ignored, and above it all count equally.",
+    ),
+}
 
 
-def _share(pairs: Sequence[tuple[Tensor, Any]]) -> float | None:
-    """Return the share of classes that are as wanted; None where some can't be compared."""
-    for said, wanted in pairs:
-        if not isinstance(wanted, Tensor) or wanted.numel() != said.numel() or wanted.is_floating_point():
-            return None
-    count = sum(said.numel() for said, _ in pairs)
-    return sum(int((said.flatten() == wanted.flatten()).sum()) for said, wanted in pairs) / count if count else None
-
-
-def _single(value: Any) -> Tensor:
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ShapeError(f"the loss given as `labels` must return one number as a tensor; got {got}.")
-    return value
+def known_scores(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of scores, each once; one that does not exist is refused."""
+    asked = [names] if isinstance(names, str) else list(names)
+    if not asked:
+        raise ValueFault("`scores` is empty; name at least one, e.g. 'relative_accuracy'.")
+    for name in asked:
+        if name not in SCORES:
+            raise UnknownName(
+                f"no score named {name!r}{did_you_mean(str(name), SCORES) or ';'} there are {', '.join(SCORES)}."
+            )
+    return tuple(dict.fromkeys(asked))

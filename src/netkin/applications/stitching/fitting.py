@@ -229,11 +229,8 @@ def _keys(pair: Pair, meeting: Meeting, names: tuple[str, str]) -> tuple[str, st
     """Return the names under which a pair is gathered: the first layer in each form that is wanted once."""
     count = f"{meeting.b.tokens} tokens" if meeting.words and meeting.b.tokens else ""
     form = ", ".join(filter(None, [meeting.words, count]))
-    return f"{_label(pair[0], names[0])}{f' ({form})' if form else ''}", _label(pair[1], names[1])
-
-
-def _label(layer: str, model: str) -> str:
-    return f"{layer_label(layer)} of {model!r}"
+    first, second = (f"{layer_label(layer)} of {name!r}" for layer, name in zip(pair, names, strict=True))
+    return f"{first} ({form})" if form else first, second
 
 
 def fit_saved(every: Sequence[Statistics], found: Joints, weights: Sequence[str]) -> Fit:

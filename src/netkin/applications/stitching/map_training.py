@@ -19,10 +19,18 @@ import torch
 from torch import Tensor
 
 from netkin import files
-from netkin.applications.stitching.evaluating import Sample, ScoreRecord
 from netkin.applications.stitching.network import Stitched
-from netkin.applications.stitching.portions import InMemory, Portion, Reread, Sampling, check_labels, read_course
 from netkin.applications.stitching.task_loss import TaskLoss, cka_rows, cut, drop_padding, shrink
+from netkin.applications.stitching.training_batches import (
+    InMemory,
+    Portion,
+    Reread,
+    Sample,
+    Sampling,
+    ScoreRecord,
+    check_labels,
+    read_course,
+)
 from netkin.errors import FileFault, ForwardError, ValueFault, outside
 from netkin.identity import UnorderedDigest, in_words, weights_digest
 from netkin.jobs import Job, Part
@@ -99,7 +107,13 @@ def train_map(
         raise
     finally:
         network.transformation.zero_grad(set_to_none=True)
-    _warn_if_worse(done, settings)
+    began, ended = done.history[0]["objective"], done.final["objective"]
+    if ended > began + 1e-3 * abs(began):  # less is rounding, or Adam's trembling
+        warnings.warn(
+            f"training ended worse than it began: what is minimised is {ended:.4g} on the sample, and was {began:.4g} "
+            f"before; take a `rate` smaller than {settings.rate:g}, or keep the best stitch by `patience=`.",
+            stacklevel=outside(),
+        )
     return done
 
 
@@ -144,6 +158,8 @@ class _Trainer:
         self.optimizer = torch.optim.Adam(
             network.transformation.parameters(), lr=settings.rate, weight_decay=settings.decay
         )
+        # all but the shift, which no penalty draws to zero
+        self.shrinking = [w for w in network.transformation.parameters() if w is not network.transformation.shift]
         self.losses: list[Tensor] = []  # of the steps since the last record, never waited for before the next
         self.place: JobPart | None = None
         self.standing: Standing
@@ -245,15 +261,10 @@ class _Trainer:
             value.backward()
         self.optimizer.step()
         if settings.l1:
-            for weight in self._shrinking:
+            for weight in self.shrinking:
                 shrink(self.optimizer, weight, settings.l1)
         self.losses.append(value.detach())
         self.standing.step += 1
-
-    @property
-    def _shrinking(self) -> list[Tensor]:
-        shift = self.network.transformation.shift
-        return [weight for weight in self.network.transformation.parameters() if weight is not shift]
 
     def _look(self) -> None:
         """Record the scores of the stitch, and keep it if it is the best so far."""
@@ -306,7 +317,7 @@ class _Trainer:
         standing, settings = self.standing, self.settings
         if settings.patience is not None:
             self.network.transformation.load_state_dict(standing.best)
-        for weight in self._shrinking if settings.l1 else []:
+        for weight in self.shrinking if settings.l1 else []:
             cut(weight, settings.threshold)
         step = standing.step if settings.patience is None else standing.best_step
         final = {"step": step, **self._evaluate("in the end")}
@@ -354,13 +365,3 @@ def _near(held: Tensor, first: Tensor) -> bool:
 
 def _weights(network: Stitched) -> Weights:
     return {name: tensor.detach().clone() for name, tensor in network.transformation.state_dict().items()}
-
-
-def _warn_if_worse(done: Training, settings: TaskLoss) -> None:
-    began, ended = done.history[0]["objective"], done.final["objective"]
-    if ended > began + 1e-3 * abs(began):  # less is rounding, or Adam's trembling
-        warnings.warn(
-            f"training ended worse than it began: what is minimised is {ended:.4g} on the sample, and was {began:.4g} "
-            f"before; take a `rate` smaller than {settings.rate:g}, or keep the best stitch by `patience=`.",
-            stacklevel=outside(),
-        )

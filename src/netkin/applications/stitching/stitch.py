@@ -18,10 +18,9 @@ from torch import nn
 
 from netkin.applications.stitching.direct import find
 from netkin.applications.stitching.ends import Joints, Pair
-from netkin.applications.stitching.evaluating import evaluate_all, warn_of_doubt
+from netkin.applications.stitching.evaluating import USUAL, evaluate_all, known_scores, warn_of_doubt
 from netkin.applications.stitching.fitting import Asked, Saved, fit_saved, lend_both, make_stitches, train_stitch
 from netkin.applications.stitching.network import Stitch
-from netkin.applications.stitching.stitch_scores import USUAL, known_scores
 from netkin.applications.stitching.sweep import SweepFile, portions_in_memory, run_sweeps
 from netkin.applications.stitching.task_loss import How, as_list, find_way, find_ways
 from netkin.comparing.feed import data_name

@@ -33,18 +33,25 @@ from netkin.applications.stitching.fitting import (
     train_stitch,
 )
 from netkin.applications.stitching.network import Stitch
-from netkin.applications.stitching.stitch_scores import FLATTERED, UNFINISHED, Ledger, contrasts, restrict, with_count
+from netkin.applications.stitching.stitch_scores import (
+    FLATTERED,
+    UNFINISHED,
+    contrasts,
+    lost_score,
+    restrict,
+    score_tables,
+)
 from netkin.applications.stitching.task_loss import Way
 from netkin.comparing.compare import compare
 from netkin.comparing.feed import data_name
-from netkin.comparing.pass_statistics import Statistics, found_measures
+from netkin.comparing.pass_statistics import found_measures
 from netkin.errors import FileFault, ForwardError, NetkinError, NoValue, ShapeError, ValueFault
 from netkin.identity import settings_digest, weights_digest
 from netkin.jobs import Job, Part
 from netkin.memory import free_memory
 from netkin.progress import Interruption, reported
 from netkin.representations.inputs import device_of, watched
-from netkin.results import Comparison, Comparisons
+from netkin.results import Comparison, Comparisons, Values
 from netkin.results.packing import packed, unpacked
 from netkin.results.records import checked
 from netkin.settings import random_states_kept
@@ -91,9 +98,10 @@ class Sweep:
         with lend_both(a, b, asked.device):
             found = asked.joints(a, b, names)
         self.saved = fit_saved(asked.saved, found, list(weights.values())) if asked.saved else None
+        self.statistics = None if self.saved is None else self.saved.statistics
         self.joints = found if self.saved is None else self.saved.joints
         self.work: list[Work] = [(pair, way) for pair in self.joints.meetings for way in asked.ways]
-        self.outcomes: dict[Work, _Outcome] = {}
+        self.outcomes: dict[Work, _Outcome | None] = dict.fromkeys(self.work)  # None: not yet
         self.made: list[Stitch] = []
 
     @property
@@ -104,40 +112,30 @@ class Sweep:
     def run(self, interruption: Interruption) -> Comparison:
         """Return the comparison; an interruption that was requested leaves the rest as holes."""
         for key in self.work:
-            known = self.job.recall(self._part(key), _Outcome.unpacked)
-            if known is not None:
-                self.outcomes[key] = known
+            self.outcomes[key] = self.job.recall(self._part(key), _Outcome.unpacked)
         with lend_both(self.a, self.b, self.asked.device):
             self.similarity = self._similarity()
             with interruption.ending("stitching"):
                 self._stitch()
-        found, each = self._store_so_far(), self.asked.each
+        self.store(self.names, found := self._so_far())
+        each = self.asked.each
         for one in self.made:
             one.transformation.to(device_of(self.b))
             if each is not None:
                 each(one)
         return found
 
-    def ledger(self) -> Ledger:
-        """Return what is known of all pairs of layers by now."""
-        made = Ledger(self.joints.layers, self.joints.wanted, [way.id for way in self.asked.ways], self.asked.scores)
-        for pair, reason in self.joints.refused.items():
-            for way in self.asked.ways:
-                made.refuse(pair, way.id, str(reason))
-        for (pair, way), outcome in self._in_order:
-            if outcome.evaluation is None:
-                made.refuse(pair, way.id, outcome.reason)
-            else:
-                made.note(pair, way.id, outcome.evaluation)
-        return made
-
     @property
-    def _statistics(self) -> Statistics | None:
-        return None if self.saved is None else self.saved.statistics
-
-    @property
-    def _in_order(self) -> list[tuple[Work, _Outcome]]:
-        return [(key, self.outcomes[key]) for key in self.work if key in self.outcomes]
+    def tables(self) -> dict[str, Values]:
+        """The scores of all stitches so far, as tables."""
+        found: dict[tuple[Pair, str], Evaluation | str] = {
+            (pair, way.id): str(reason) for pair, reason in self.joints.refused.items() for way in self.asked.ways
+        }
+        for (pair, way), one in self.outcomes.items():
+            if one is not None:
+                found[pair, way.id] = one.evaluation or one.reason
+        hows = [way.id for way in self.asked.ways]
+        return score_tables(self.joints.layers, self.joints.wanted, hows, self.asked.scores, found)
 
     def _part(self, key: Work) -> str:
         (x, y), way = key
@@ -145,20 +143,12 @@ class Sweep:
         batches = f", {self.asked.digests['batches']} batches" if way.training and self.job.folder else ""
         return f"{self.names[0]} into {self.names[1]}: {x!r} into {y!r} by {way.identity}{batches}"
 
-    def _store_so_far(self) -> Comparison:
-        self.store(self.names, found := self._so_far())
-        return found
-
-    def _keep(self, key: Work, outcome: _Outcome, seconds: float | None = None) -> None:
-        self.outcomes[key] = outcome
-        self.job.keep(self._part(key), outcome.packed(), seconds=seconds)
-
     def _stitch(self) -> None:
         # a caller that receives each stitch gets all of them
-        work = [key for key in self.work if self.asked.each is not None or key not in self.outcomes]
+        work = [key for key in self.work if self.asked.each is not None or self.outcomes[key] is None]
         if not work:
             return
-        self._store_so_far()
+        self.store(self.names, self._so_far())
         fit = self.saved or fit_by_pass(watched(self.asked.data, self.asked.examples, "fitting"), self.joints)
         begun = {key: self._start(fit, *key) for key in work}
         made = {key: found for key, found in begun.items() if found is not None}
@@ -193,7 +183,7 @@ class Sweep:
             each = (perf_counter() - begun) / len(networks)
             for (key, one, known), evaluation in zip(some, found, strict=True):
                 self._note(key, one, known, evaluation, each)
-            self._store_so_far()
+            self.store(self.names, self._so_far())
 
     def _note(
         self, key: Work, one: Stitch, known: _Outcome, found: Evaluation | NetkinError, seconds: float | None = None
@@ -204,6 +194,10 @@ class Sweep:
         self._keep(key, replace(known, evaluation=found), seconds)
         if self.asked.each is not None:
             self.made.append(replace(one, evaluation=found))
+
+    def _keep(self, key: Work, outcome: _Outcome, seconds: float | None = None) -> None:
+        self.outcomes[key] = outcome
+        self.job.keep(self._part(key), outcome.packed(), seconds=seconds)
 
     def _train(self, key: Work, one: Stitch, known: _Outcome) -> None:
         asked, (_, way), standing = self.asked, key, f"{self._part(key)}: standing"
@@ -218,7 +212,7 @@ class Sweep:
             found = reason
         self._note(key, one, known, found, perf_counter() - begun)
         self.job.drop(standing)
-        self._store_so_far()
+        self.store(self.names, self._so_far())
 
     @cached_property
     def _asked_of_similarity(self) -> dict[str, Any]:
@@ -248,15 +242,16 @@ class Sweep:
         return found
 
     def _so_far(self) -> Comparison:
-        similar, layers, stitches = self.similarity, self.joints.layers, self.ledger().tables()
+        similar, layers, stitches = self.similarity, self.joints.layers, self.tables
         tables = {name: restrict(table, layers) for name, table in similar.tables.items()}
-        outcomes = [outcome for _, outcome in self._in_order]
+        outcomes = [outcome for outcome in self.outcomes.values() if outcome is not None]
         doubts = dict.fromkeys(one.evaluation.doubt for one in outcomes if one.evaluation and one.evaluation.doubt)
         done = len(outcomes) == len(self.work)
         said = [*similar.warnings, *filter(None, doubts), *contrasts(list(tables.values()), stitches)]
-        said += with_count([word for one in outcomes for word in one.few])
-        if self._statistics is not None and self._statistics.missing:
-            said.append(self._statistics.missing)
+        few = [word for one in outcomes for word in one.few]
+        said += [few[0] + (f" This holds for {len(few):,} stitches." if len(few) > 1 else "")] if few else []
+        if self.statistics is not None and self.statistics.missing:
+            said.append(self.statistics.missing)
         said += [FLATTERED] if self._is_flattered(outcomes) else list(filter(None, [self.asked.overlap]))
         said += [UNFINISHED] * (not done)
         return Comparison(
@@ -280,32 +275,30 @@ class Sweep:
 
     def _is_flattered(self, outcomes: Sequence[_Outcome]) -> bool:
         """Return whether stitches are evaluated on the data they were fitted on."""
-        if self._statistics is not None:
-            return self.similarity.provenance.get("data digest") == self._statistics.digest.hex
+        if self.statistics is not None:
+            return self.similarity.provenance.get("data digest") == self.statistics.digest.hex
         judged = ((one.evaluation.digest, one.fitting_digest) for one in outcomes if one.evaluation)
         return self.asked.test is None or any(digest == fitted for digest, fitted in judged)
 
     def _provenance(self, outcomes: Sequence[_Outcome]) -> dict[str, str]:
         asked = self.asked
         fits = [one for one in outcomes if one.fitted]
-        data = data_name(asked.data) if self._statistics is None else f"statistics of {self._statistics.data}"
+        data = data_name(asked.data) if self.statistics is None else f"statistics of {self.statistics.data}"
         fitting = {"fitted on": data, "fitting examples": f"{fits[0].fitted:,}"} if fits else {}
-        cut = {y: one.cut for ((_, y), _), one in self._in_order if one.cut}
+        cut = {y: one.cut for ((_, y), _), one in self.outcomes.items() if one is not None and one.cut}
         words = {f"cut after {layer!r}": f"first model stopped, second {how}" for layer, how in cut.items()}
         which = asked.pairs if isinstance(asked.pairs, str) else f"{len(self.joints.wanted):,} listed"
         resize = asked.resize or "average where maps shrink, bilinear where they grow"
         own = {"call": self.job.state.call, "pairs": which, "resize of stitches": resize}
         losses = {f"loss of {way.id}": way.identity for way in asked.ways if way.identity != way.id}
-        known = {f"asked {key}": value for key, value in asked.settings.items()} | self._digests(outcomes)
+        known = {f"asked {key}": value for key, value in asked.settings.items()}
+        if self.job.folder is not None:  # the digests as the data were read for the job, or else by the passes
+            known |= {key: text for key, text in asked.digests.items() if key != "batches"}
+        else:
+            fitted = next((one.fitting_digest for one in outcomes if one.fitting_digest), "")
+            judged = next((one.evaluation.digest for one in outcomes if one.evaluation), "")
+            known |= {key: text for key, text in ((FITTED, fitted), (JUDGED, judged)) if text}
         return {**self.similarity.provenance, **own, **fitting, **words, **losses, **known}
-
-    def _digests(self, outcomes: Sequence[_Outcome]) -> dict[str, str]:
-        """Return the digests of the data: as they were read for the job, or else by the passes."""
-        if self.job.folder is not None:
-            return {key: text for key, text in self.asked.digests.items() if key != "batches"}
-        fitting = next((one.fitting_digest for one in outcomes if one.fitting_digest), "")
-        judged = next((one.evaluation.digest for one in outcomes if one.evaluation), "")
-        return {key: text for key, text in ((FITTED, fitting), (JUDGED, judged)) if text}
 
 
 def portions_in_memory(widths: Sequence[int]) -> list[slice]:
@@ -339,7 +332,9 @@ class SweepFile:
         held = Comparisons.load(self.path) if self.several else Comparisons([Comparison.load(self.path)])
         asked = {sweep.names: sweep for sweep in sweeps}
         for (a, b), one in held.items():
-            lost = asked[a, b].ledger().lost(one) if (a, b) in asked else f"a sweep of {a!r} into {b!r}"
+            lost = f"a sweep of {a!r} into {b!r}"
+            if (a, b) in asked:
+                lost = lost_score(one, asked[a, b].joints.wanted, asked[a, b].tables)
             if lost:
                 raise FileFault(
                     f"{os.fspath(self.path)!r} holds {lost}, which is not asked for and would be lost; ask for it too, "

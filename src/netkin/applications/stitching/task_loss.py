@@ -162,8 +162,15 @@ class TaskLoss:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_THE_COURSE}
 
     def __str__(self) -> str:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        changed = [f"{f.name}={_as_setting(given[f.name])}" for f in fields(self) if given[f.name] != f.default]
+        changed = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value == field.default:
+                continue
+            if callable(value):
+                kind = getattr(value, "__qualname__", type(value).__qualname__)
+                value = f"{getattr(value, '__module__', '')}.{kind}"
+            changed.append(f"{field.name}={value}")
         return f"{NAME}({', '.join(changed)})" if changed else NAME
 
     __repr__ = __str__
@@ -193,12 +200,6 @@ def _refuse_unfit(name: str, value: Any, default: Any) -> None:
         raise ValueFault(f"`autocast` must be True or False; got {value!r}.")
     if name == "seed" and not (number and isinstance(value, int) and value >= 0):
         raise ValueFault(f"`seed` must be a whole number from 0 up; got {value!r}.")
-
-
-def _as_setting(value: Any) -> Any:
-    if callable(value):
-        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    return value
 
 
 def soft(answers: Tensor, own: Tensor, labels: Any = None) -> Tensor:
@@ -343,20 +344,15 @@ def find_way(how: How, seed: int, options: Mapping[str, Any] | None = None) -> W
     `seed` is that of what is random, unless the method names one of its own.
     """
     if isinstance(how, TaskLoss) or is_task_loss(how):
-        settings = _settings(how, seed, options or {})
-        return Way(str(settings), settings.start, settings)
+        if not isinstance(how, TaskLoss):
+            own_seed = "seed" in (parse_id(how) or ("", {}))[1]
+            how, options = TaskLoss.read(how, {**({} if own_seed else {"seed": seed}), **(options or {})}), {}
+        for option in options or {}:
+            raise ValueFault(f"`{option}` is given as well as a `TaskLoss`; set it there.")
+        return Way(str(how), how.start, how)
     find(how, others=[NAME])
     for option in options or {}:
         raise UnknownName(f"{how!r} has no option {option!r}; such options belong to 'task_loss'.")
     name, given = parse_id(how) or (how, {})
     spelled = f"{name}({', '.join(f'{key}={value}' for key, value in given.items())})" if given else name
     return Way(spelled, with_seed(spelled, seed))
-
-
-def _settings(how: How, seed: int, options: Mapping[str, Any]) -> TaskLoss:
-    if isinstance(how, TaskLoss):
-        for option in options:
-            raise ValueFault(f"`{option}` is given as well as a `TaskLoss`; set it there.")
-        return how
-    given: Mapping[str, Any] = (parse_id(how) or ("", {}))[1]
-    return TaskLoss.read(how, {**({} if "seed" in given else {"seed": seed}), **options})

@@ -1,8 +1,9 @@
-"""Batches as the training of a stitch reads them in every epoch, kept in memory where they fit.
+"""Batches as the training of a stitch reads them in every epoch, kept in memory where they fit, and its sample.
 
 The first model's activations are computed once and kept if all of them fit the limit; then neither the data nor the
 first model is needed again. Otherwise the data are read again in every epoch, in their own order, and only the second
-model's outputs are kept. A `Portion` holds the tensors of some examples.
+model's outputs are kept. A `Portion` holds the tensors of some examples. A fixed sample of them is what a stitch is
+evaluated on while it is trained.
 """
 
 from __future__ import annotations
@@ -15,19 +16,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from netkin.applications.stitching.task_loss import TaskLoss, refuse_unfit_labels
+from netkin.applications.stitching.ends import End
+from netkin.applications.stitching.evaluating import ActivationSimilarity, value_if_any
+from netkin.applications.stitching.task_loss import (
+    TaskLoss,
+    TaskLossFunction,
+    cka_rows,
+    drop_padding,
+    refuse_unfit_labels,
+)
 from netkin.errors import MemoryLimit, ShapeError
 from netkin.identity import settings_digest
+from netkin.measures import cka
 from netkin.memory import size_in_words
 from netkin.progress import reported
 from netkin.representations import recording
 from netkin.representations.hooks import leaves, main_tensor, mapped, parts, rebuilt
 from netkin.representations.inputs import attention_mask, batch_length, feed, inputs_of, labels_of, prepared, take
+from netkin.statistics import Moments
 
 if TYPE_CHECKING:
     from netkin.applications.stitching.network import Stitched
 
+ScoreRecord = dict[str, Any]
 Read = Callable[[], Iterable[Any]]  # gives the batches, the same each time
 
 
@@ -61,12 +74,13 @@ class Portion:
 def portion(network: Stitched, batch: Any, *, head: bool = True, answers: bool = True, own: bool = True) -> Portion:
     """Return what is wanted of a batch; of the models no more runs than that needs, and nothing keeps a graph."""
     theirs = _of_second(network, batch, own) if answers or own else (None, None)
+    mask = attention_mask(batch)
     return Portion(
         head=network.begin(batch) if head else None,
         answers=theirs[0] if answers else None,
         own=theirs[1],
         labels=_labels(network, batch),
-        mask=_mask(network, batch),
+        mask=None if mask is None else prepared(network.b, torch.as_tensor(mask) != 0),
         batch=batch if network.tail.graph is None else None,
     )
 
@@ -85,7 +99,10 @@ def pick(structure: Any, length: int, index: Any) -> Any:
     if isinstance(structure, (Tensor, np.ndarray)):
         if not structure.ndim or len(structure) != length:
             return structure
-        return structure[_within_reach(structure, index)]
+        if isinstance(index, Tensor):  # brought to where the array is
+            is_tensor = isinstance(structure, Tensor)
+            index = index.to(structure.device, non_blocking=True) if is_tensor else index.cpu().numpy()
+        return structure[index]
     if isinstance(structure, list) and len(structure) == length and not any(parts(one) for one in structure):
         if isinstance(structure[0], (Tensor, np.ndarray)):
             return [pick(one, length, index) for one in structure]
@@ -98,7 +115,13 @@ def join(portions: Sequence[Any]) -> Any:
     """Return several portions, or anything alike in them, as one."""
     first = portions[0]
     if isinstance(first, (Tensor, np.ndarray)):
-        _refuse_uneven([tuple(one.shape[1:]) for one in portions])
+        shapes = [tuple(one.shape[1:]) for one in portions]
+        if len(set(shapes)) > 1:
+            raise ShapeError(
+                f"batches of examples of different shapes, {shapes[0]} and "
+                f"{next(shape for shape in shapes if shape != shapes[0])}, can't be put into other batches; leave "
+                "`batch` out."
+            )
         return torch.cat([torch.as_tensor(one) for one in portions])
     if isinstance(first, list) and not any(parts(one) or isinstance(one, (Tensor, np.ndarray)) for one in first):
         return [one for part in portions for one in part]
@@ -120,26 +143,6 @@ def _labels(network: Stitched, batch: Any) -> Any:
     if isinstance(labels, list) and not any(parts(one) or isinstance(one, Tensor) for one in labels):
         labels = torch.as_tensor(labels)
     return prepared(network.b, labels)
-
-
-def _mask(network: Stitched, batch: Any) -> Tensor | None:
-    mask = attention_mask(batch)
-    return None if mask is None else prepared(network.b, torch.as_tensor(mask) != 0)
-
-
-def _within_reach(array: Any, index: Any) -> Any:
-    """Return the index where the array is."""
-    if not isinstance(index, Tensor):
-        return index
-    return index.to(array.device, non_blocking=True) if isinstance(array, Tensor) else index.cpu().numpy()
-
-
-def _refuse_uneven(shapes: list[tuple[int, ...]]) -> None:
-    if len(set(shapes)) > 1:
-        raise ShapeError(
-            f"batches of examples of different shapes, {shapes[0]} and {next(s for s in shapes if s != shapes[0])}, "
-            "can't be put into other batches; leave `batch` out."
-        )
 
 
 @dataclass(frozen=True)
@@ -225,21 +228,13 @@ def read_course(
         kept.append(one)
         if size > settings.memory:
             kept.clear()
-    return _in_memory(kept, size, seen, settings) if kept else _reread(network, read, settings, tuple(answers), seen)
-
-
-def _in_memory(portions: list[Portion], size: int, examples: int, settings: TaskLoss) -> InMemory:
-    dealt = portions if settings.batch is None else [join(portions)]
-    words = (
-        f"activations of the first model on {examples:,} examples kept in memory ({size_in_words(size)} of at most "
-        f"{size_in_words(settings.memory)}): after one pass it is needed no more, nor are the data"
-    )
-    return InMemory(tuple(dealt), settings.seed, settings.batch, examples, words)
-
-
-def _reread(
-    network: Stitched, read: Read, settings: TaskLoss, answers: tuple[tuple[str, Tensor | None], ...], examples: int
-) -> Reread:
+    if kept:
+        words = (
+            f"activations of the first model on {seen:,} examples kept in memory ({size_in_words(size)} of at most "
+            f"{size_in_words(settings.memory)}): after one pass it is needed no more, nor are the data"
+        )
+        dealt = tuple(kept) if settings.batch is None else (join(kept),)
+        return InMemory(dealt, settings.seed, settings.batch, seen, words)
     if settings.batch is not None:
         raise MemoryLimit(
             f"`batch={settings.batch}` makes other batches of the examples, for which the first model's activations "
@@ -250,7 +245,7 @@ def _reread(
         f"activations of the first model not kept, as they need more than {size_in_words(settings.memory)}: the data "
         "are read and the first model runs in every epoch, in the data's own order"
     )
-    return Reread(network, read, settings, answers, examples, words)
+    return Reread(network, read, settings, tuple(answers), seen, words)
 
 
 class Sampling:
@@ -268,8 +263,8 @@ class Sampling:
         length, first = batch_length(batch), -self._seen % self.stride
         if first < length:
             index = slice(first, None, self.stride)
-            few = portion(network, pick(batch, length, index)) if whole is None else None
-            few = few or _own_memory(pick(whole, length, index))
+            picked = pick(batch if whole is None else whole, length, index)
+            few = portion(network, picked) if whole is None else _own_memory(picked)
             self._pieces.append((self._seen + first, len(range(first, length, self.stride)), few))
         self._seen += length
         while self.count > self.limit:
@@ -300,3 +295,75 @@ class Sampling:
 def _own_memory(piece: Portion) -> Portion:
     """Return a portion whose tensors are no views that hold on to what was let go."""
     return mapped(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, piece)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The examples on which a stitch is evaluated while it is trained."""
+
+    portions: list[Portion]
+
+    @classmethod
+    def of(cls, network: Stitched, batches: Iterable[Any], limit: int) -> Sample:
+        """Return a sample of batches that are not trained on."""
+        sampling = Sampling(limit)
+        for batch in batches:
+            sampling.offer(network, batch)
+        return cls(sampling.portions)
+
+    @torch.no_grad()
+    def record(self, network: Stitched, loss: TaskLossFunction, cka_of: str = "places") -> ScoreRecord:
+        """Return loss, accuracy, agreement with the second model, and the similarity of the activations at the joint.
+
+        `r2` is not refitted: ``1 - ‖AM + b - B‖² / ‖B - mean‖²``, which may be negative. None stands where the sample
+        has no labels, the answers are no scores, or the activations do not vary. All similarities are place by
+        place; with ``cka_of="examples"`` there is `cka_of_examples` too.
+        """
+        end, total, count = network.transformation.meeting.b, 0.0, 0
+        similarity = ActivationSimilarity(end)
+        whole = list[list[Tensor]]()  # activations of both sides, a row an example
+        right, same = list[tuple[Tensor, Any]](), list[tuple[Tensor, Any]]()  # classes as answered and as wanted
+        for one in self.portions:
+            assert one.own is not None
+            transformed = network.transformation(one.head)
+            similarity.update(transformed, one.own, one.mask)
+            if cka_of == "examples":
+                whole.append([cka_rows(side, one.mask, end, cka_of) for side in (transformed, one.own)])
+            answers = main_tensor(network.finish(transformed.clone(), one.batch), "")
+            answers, own, labels = drop_padding(answers, one.answers, one.labels, one.mask)
+            total, count = total + float(_single(loss(answers, own, labels))) * len(answers), count + len(answers)
+            if answers.ndim in (2, 3) and answers.shape[-1] > 1:
+                same.append((answers.argmax(-1), own.argmax(-1)))
+                right.append((answers.argmax(-1), labels))
+        found = {"loss": total / count, "accuracy": _share(right), "agreement": _share(same), **similarity.values()}
+        if cka_of == "examples":
+            X, Y = (_together(side, end) for side in zip(*whole, strict=True))
+            found["cka_of_examples"] = value_if_any(lambda: cka(Moments.of(X, Y, None)))
+        return found
+
+
+def _together(parts: Sequence[Tensor], end: End) -> Tensor:
+    """Return rows of several portions as one matrix; shorter sequences end in zeros, as padding does."""
+    least, most = (chosen(part.shape[1] for part in parts) for chosen in (min, max))
+    if least != most and end.kind == "maps":
+        raise ShapeError(
+            f"cka_of='examples' compares whole maps, which must have one size; got {least:,} and {most:,} values an "
+            "example. Give inputs of one size, or take cka_of='places'."
+        )
+    return torch.cat([functional.pad(part, (0, most - part.shape[1])) for part in parts])
+
+
+def _share(pairs: Sequence[tuple[Tensor, Any]]) -> float | None:
+    """Return the share of classes that are as wanted; None where some can't be compared."""
+    for said, wanted in pairs:
+        if not isinstance(wanted, Tensor) or wanted.numel() != said.numel() or wanted.is_floating_point():
+            return None
+    count = sum(said.numel() for said, _ in pairs)
+    return sum(int((said.flatten() == wanted.flatten()).sum()) for said, wanted in pairs) / count if count else None
+
+
+def _single(value: Any) -> Tensor:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ShapeError(f"the loss given as `labels` must return one number as a tensor; got {got}.")
+    return value

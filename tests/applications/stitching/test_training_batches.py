@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from netkin.applications.stitching.map_training import train_map
-from netkin.applications.stitching.portions import Portion, Sampling
-from netkin.applications.stitching.portions import join as joined_portions
 from netkin.applications.stitching.task_loss import TaskLoss
+from netkin.applications.stitching.training_batches import Portion, Sampling
+from netkin.applications.stitching.training_batches import join as joined_portions
 from netkin.errors import MemoryLimit, ShapeError, ValueFault
 from task_loss_worlds import joined, trained_from, two_perceptrons
 
