@@ -117,7 +117,7 @@ def test_names_of_algorithms_and_sources_are_those_of_the_library():
 
 
 def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
-    from netkin.applications.federated.federate import Simulation
+    from netkin.applications.federated import Simulation
 
     round_of = Simulation._round
 

@@ -12,9 +12,8 @@ from torch import nn
 
 import netkin as nk
 from federated_worlds import OPTIONS, clients, network, same
-from netkin.applications.federated import ALGORITHMS, federate, local_training
+from netkin.applications.federated import ALGORITHMS, Simulation, federate, local_training
 from netkin.applications.federated.algorithms import sampled
-from netkin.applications.federated.federate import Simulation
 from netkin.errors import FileFault, ForwardError, NetkinError, ShapeError, UnknownName
 from processes import ended, started
 

@@ -17,7 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.federated.algorithms import FederatedPlan, mixed
-from netkin.errors import ForwardError, NameClash, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import (
+    ForwardError,
+    NameClash,
+    NetkinError,
+    ShapeError,
+    UnknownName,
+    ValueFault,
+    did_you_mean,
+    refuse_below,
+)
 from netkin.progress import showing
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.settings import evaluating
@@ -236,6 +245,25 @@ def local_recipe(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
     if settings.get("steps") is not None and "epochs" not in settings and recipe is None:
         settings = settings | {"epochs": None}
     return recipe_of(start, settings)
+
+
+def refuse_settings(rounds: Any, share: Any, pull: Any, finetune: Any, head_epochs: Any, pretrain_epochs: Any) -> None:
+    """Refuse numbers of rounds and epochs, a share and a pull that make no sense."""
+    refuse_below(1, rounds=rounds, pretrain_epochs=pretrain_epochs)
+    refuse_below(1, **({} if head_epochs is None else {"head_epochs": head_epochs}))
+    refuse_below(0, finetune=finetune)
+    if not 0 < share <= 1:
+        raise ValueFault(f"`share` is a share of the clients, above 0 and at most 1; got {share!r}.")
+    if not 0 <= pull < float("inf"):
+        raise ValueFault(f"`pull` must be a number of 0 or more; got {pull!r}.")
+
+
+def refuse_no_tests(every: Any, tests: Mapping[str, LabelledData]) -> None:
+    """Refuse to test every so many rounds where that is no number of rounds, or where there are no tests."""
+    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        raise ValueFault(f"`test_every` is a number of rounds, 1 or more; got {every!r}.")
+    if every is not None and not tests:
+        raise ValueFault("`test_every` needs data to test on; give `test=`.")
 
 
 def refuse_way(how: str) -> None:
