@@ -8,7 +8,7 @@ import pytest
 from netkin.errors import FileFault, ValueFault
 from netkin.reporting.charts import Axis, axis_across, axis_up, tick_text
 from netkin.reporting.page.claims_page import claims_page, report_claims, tally
-from netkin.reporting.page.line_chart import figure_of_curve
+from netkin.reporting.page.svg import figure_of_curve
 from netkin.results import Claim, Measured
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"

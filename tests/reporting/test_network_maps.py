@@ -8,7 +8,7 @@ import pytest
 
 from netkin.reporting import plot
 from netkin.reporting.page import page
-from netkin.reporting.page.model_maps import label_places, map_figures
+from netkin.reporting.page.svg import label_places, map_figures
 from netkin.results import Comparison, Comparisons, Values
 from netkin.results.comparison import distances_of, plane_of, tree_of
 

@@ -188,14 +188,19 @@ class Federation(FrozenRecord):
         kinds = dict.fromkeys(self.parts[name] for name in self.travels)
         return f"{', '.join(kinds)}: {self.numbers:,} numbers each way, for each client in each round"
 
-    def to_pandas(self) -> Any:
-        """Return a data frame with a row for each client: its examples, its accuracy, and how often it counted."""
-        counted = {name: sum(name in one.counted for one in self.rounds) for name in self.clients}
-        rows = [
-            {"client": name, "examples": self.examples[name], "accuracy": self.accuracy.get(name), "counted": times}
-            for name, times in counted.items()
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each client: its examples, accuracy, updates asked for and counted, and any cluster."""
+        clusters = self.clusters or (None,) * len(self.clients)
+        return [
+            {"client": client, "examples": self.examples[client], "accuracy": self.accuracy.get(client)}
+            | {kind: sum(client in getattr(one, kind) for one in self.rounds) for kind in ("asked", "counted")}
+            | ({} if cluster is None else {"cluster": cluster + 1})
+            for client, cluster in zip(self.clients, clusters, strict=True)
         ]
-        return optional("pandas").DataFrame(rows).set_index("client")
+
+    def to_pandas(self) -> Any:
+        """Return `rows` as a data frame: how many examples each client has, its accuracy, and how often it counted."""
+        return optional("pandas").DataFrame(self.rows()).set_index("client")
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the federation to one file, whole or not at all; `nk.load` opens it."""

@@ -258,7 +258,7 @@ def test_numbers_of_a_function_that_has_changed_are_not_taken_for_those_of_the_n
 
 
 def test_data_that_do_not_fit_are_known_by_all_of_them(rows, tmp_path, monkeypatch):
-    module = importlib.import_module("netkin.applications.dynamics.dynamics")
+    module = importlib.import_module("netkin.applications.dynamics")
     models, file = {0: Fan(0), 20: Fan(20)}, tmp_path / "run.netkin"
     whole = dynamics(models, rows, examples=None).provenance["data digest"]
     monkeypatch.setattr(module, "spare_memory", lambda device: 0)

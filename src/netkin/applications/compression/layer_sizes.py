@@ -295,6 +295,25 @@ def _weights(layer: nn.Module) -> int:
     return layer.weight.numel()
 
 
+def tied_remark(net: nn.Module, layer: LinearOrConv) -> str:
+    """Say so where the net still needs the weights that were taken apart."""
+    if not any(parameter is layer.weight for parameter in net.parameters()):
+        return ""
+    return "its weights serve another layer, too, so that the network keeps them beside the smaller ones."
+
+
+def size_remarks(layer: LinearOrConv, small: nn.Sequential, places: tuple[int, int]) -> list[str]:
+    """Say what the numbers alone would not."""
+    remarks = []
+    if isinstance(small[0], nn.Conv2d) and small[0].bias is not None:
+        remarks.append("one extra channel carries the mean, because zero padding does not continue it at the border.")
+    if parameters(small) >= parameters(layer):
+        remarks.append(f"saves no parameters: that takes k of at most {most_that_saves(layer):,}.")
+    elif multiply_adds(small, places) >= multiply_adds(layer, places):
+        remarks.append("saves no multiply-adds: its 1 × 1 convolution has more positions than the layer's output.")
+    return remarks
+
+
 def _count(k: Any, name: str, width: int) -> int:
     """Return `k` directions, or the share `k` of the width, as a number from 1 to the width."""
     fact = f"{layer_label(name)} is fed {width:,} features"

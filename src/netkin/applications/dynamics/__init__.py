@@ -1,6 +1,399 @@
-"""Learning dynamics: how the layers of a model change during training."""
+"""Learning dynamics: how the layers of a model change during training.
 
-from netkin.applications.dynamics.dynamics import RunPlan, dynamics, explain_dynamics
+`dynamics` compares the checkpoints of a run with the final one, layer by layer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from netkin import files
 from netkin.applications.dynamics.recorder import DynamicsRecorder, Progress
+from netkin.applications.dynamics.steps import ClusterSteps, Held, between_steps, spare_memory
+from netkin.comparing.compare import compare, explain
+from netkin.comparing.engines import Engine, Local, named_engine
+from netkin.comparing.engines.ray import Ray
+from netkin.comparing.feed import CachedRunner, data_name
+from netkin.comparing.planning import Plan, weights_alone
+from netkin.comparing.subjects import ModelRunner
+from netkin.errors import ValueFault, also_called
+from netkin.identity import described_call, in_words, settings_digest, weights_digest
+from netkin.jobs import Job
+from netkin.measures.registry import Measure, find
+from netkin.memory import size_in_words
+from netkin.progress import ProgressOption, commanded, reported, showing
+from netkin.representations.inputs import Forward, Transform, device_of
+from netkin.representations.layers import Spec
+from netkin.representations.shapes import Shape, shape_name
+from netkin.results import Comparison, Series
+from netkin.results.packing import packed, unpacked
+from netkin.settings import random_states_kept
+from netkin.sources.runs import Architecture, Run, open_run
 
 __all__ = ["DynamicsRecorder", "Progress", "RunPlan", "dynamics", "explain_dynamics"]
+
+WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows
+
+
+@also_called(measures="measure")
+def dynamics(
+    run: Any,
+    data: Any = None,
+    measures: str | Callable[..., Any] | Sequence[Any] = "svcca",
+    *,
+    model: Architecture | None = None,
+    steps: int | Iterable[int] | None = None,
+    layers: Spec = None,
+    pairs: Any = None,
+    shape: Shape | Mapping[str, Shape] = None,
+    resize: str | None = None,
+    examples: int | None = None,
+    memory: int | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    transform: Transform | None = None,
+    forward: Forward | None = None,
+    save: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    partial: bool = False,
+    name: str | None = None,
+    engine: str | Engine = "local",
+    progress: ProgressOption = None,
+) -> Series:
+    """Return how each layer of a run came to its final state: every checkpoint against the last one.
+
+    All checkpoints are read before the work begins; then each takes one pass. The data and the final model's rows are
+    kept in memory, each up to a quarter of what is free, so that the final model runs once on each batch; beyond that
+    it runs with every checkpoint. `explain_dynamics` says what a call would do. Measures of weights alone, such as
+    `atom_cosine`, need no data; with these every checkpoint is also compared with every other, in the series'
+    `between`.
+
+    With `save` the series is written to that file after each step, and the same call continues there, also after the
+    process was killed: finished steps lie beside the file, in a folder such as ``run.netkin.job`` (see `netkin.jobs`).
+    A file of another run, other data or other options is refused unless `overwrite`, functions being known by their
+    code. A step whose weights have changed is compared again.
+
+    Args:
+        run: a folder, a list of files, or a mapping from steps to files, state dicts or models.
+        data: a loader, an iterable of batches or one array of inputs; none for measures of weights alone.
+        measures: one measure or several.
+        model: the network that bare weights belong to (see `netkin.sources.runs.open_run`).
+        steps: the steps to compare, or how many, evenly spread.
+        layers: which layers (see `nk.layers`).
+        pairs: "all", "corresponding" or a list of (layer, layer); by default all, of weights alone corresponding.
+        shape: what one example is (see `nk.shapes`).
+        resize: "average" averages the larger of two maps down.
+        examples: the number of examples after which a pass ends.
+        memory: the most bytes that statistics may take.
+        seed: seed of the sample of rows that some measures read.
+        device: where the models run.
+        transform: a function of the inputs.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        save: the file that grows with each step, and in which the same call continues.
+        overwrite: whether something else in the file is deleted, and the work starts again.
+        partial: whether Ctrl-C returns the steps that are finished.
+        name: what the series calls the run.
+        engine: "local" for this process, "ray" or an `nk.Ray` for a cluster: run, data and functions are then given by
+            name, steps that fail are left out with the reason, and the file is written at the end.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+
+    Example:
+        >>> start, end = (nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2)) for _ in range(2))
+        >>> halfway = nn.Sequential(end[0], end[1], start[2])
+        >>> series = dynamics({0: start, 50: halfway, 100: end}, torch.randn(60, 4), "cka")
+        >>> series.reached(0.999)
+        {'0': 50, '1': 50, '2': None}
+    """
+    opened = open_run(run, model, name=name).only(steps)
+    options = DynamicsOptions.of(measures, layers, pairs, shape, resize, memory, seed, device, transform, forward)
+    if isinstance(running := _engine(engine), Ray):
+        apart = ClusterSteps(running, opened, data, examples, options)
+        with showing(progress):
+            return RunStudy(opened, None, options, apart.call).series(save, partial, overwrite, apart)
+    data = opened.data(data)
+    call = options.call(opened.name, data, examples)
+    with showing(progress), random_states_kept(data=[data]):
+        held = None if options.of_weights else Held(data, examples, spare_memory(torch.device("cpu")))
+        return RunStudy(opened, held, options, call).series(save, partial, overwrite)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What `dynamics` would do: the `steps` of the run, the plan of `each` pass, and forward `passes` in all.
+
+    `refused` is the sentence with which a pass would be refused; `passes` is None where the length of the data is
+    unknown. `seconds` is what a trial with two checkpoints lets expect of a cluster.
+    """
+
+    run: str
+    unit: str
+    steps: tuple[int, ...]
+    each: Plan
+    passes: int | None
+    lines: tuple[str, ...]
+    seconds: float | None = None
+
+    @property
+    def refused(self) -> str:
+        return self.each.refused
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+@also_called(measures="measure")
+def explain_dynamics(
+    run: Any,
+    data: Any = None,
+    measures: str | Callable[..., Any] | Sequence[Any] = "svcca",
+    *,
+    model: Architecture | None = None,
+    steps: int | Iterable[int] | None = None,
+    examples: int | None = None,
+    name: str | None = None,
+    engine: str | Engine = "local",
+    **options: Any,
+) -> RunPlan:
+    """Return what `dynamics` would do with the same arguments, and what that costs; nothing is compared.
+
+    The first and the last checkpoint are read, and two examples of the first batch are run through each to learn the
+    layers; what a pass would then be refused for, over pairs or memory, is in the plan's `refused`.
+
+    Args:
+        run: a folder, a list of files, or a mapping from steps to files, state dicts or models.
+        data: a loader, a list of batches or one array of inputs; none for measures of weights alone.
+        measures: one measure or several.
+        model: the network that bare weights belong to.
+        steps: the steps to compare, or how many, evenly spread.
+        examples: the number of examples after which a pass ends.
+        name: what the plan calls the run.
+        engine: "local", or "ray" or an `nk.Ray` for a cluster, which then compares two checkpoints on a few batches.
+        **options: `layers`, `pairs`, `shape`, `resize`, `memory`, `seed`, `device`, `transform` and `forward`.
+
+    Example:
+        >>> start, end = (nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2)) for _ in range(2))
+        >>> plan = explain_dynamics({0: start, 50: end, 100: end}, torch.randn(60, 4), "cka")
+        >>> plan.steps, plan.each.pairs, plan.passes
+        ((0, 50, 100), 9, 3)
+    """
+    opened, asked = open_run(run, model, name=name).only(steps), DynamicsOptions.of(measures, **options)
+    count, again, running = len(opened.steps), asked.needs_space and not asked.of_weights, _engine(engine)
+    apart = ClusterSteps(running, opened, data, examples, asked) if isinstance(running, Ray) else None
+    each = asked.plan(opened, opened.data(data), examples) if apart is None else apart.explain()
+    # half of these passes are the final model's, which runs once on each batch, or in each worker, if its rows are kept
+    finals = count - 1 if again else 0 if apart is None else min(count, apart.slots) - 1
+    passes = each.passes and each.passes * (count + finals) // 2
+    lines = [*_plan_lines(opened, each, passes, again), *([] if apart is None else apart.cost(each, count + finals))]
+    return RunPlan(opened.name, opened.unit, opened.steps, each, passes, tuple(lines), getattr(apart, "seconds", None))
+
+
+def _engine(engine: str | Engine) -> Engine:
+    running = named_engine(engine) if engine != "distributed" else None
+    if not isinstance(running, (Local, Ray)):
+        raise ValueFault("`dynamics` takes engine='local' or engine='ray', and not 'distributed'.")
+    return running
+
+
+def _plan_lines(run: Run, each: Plan, passes: int | None, again: bool) -> Iterator[str]:
+    count, last = len(run.steps), run.steps[-1]
+    yield f"run {run.name!r}: {count} checkpoints, {run.unit}s {run.steps[0]:,} to {last:,}"
+    if run.passed_over:
+        yield f"  passed over: {', '.join(run.passed_over)}"
+    yield f"comparisons: {count}, of each checkpoint with {run.unit} {last:,}; each of them:"
+    yield from (f"  {line}" for line in each.lines)
+    if each.passes == 0:
+        yield "forward passes in all: none"
+        return
+    total = "not known before the data are read" if passes is None else f"{passes:,}"
+    room = size_in_words(spare_memory(torch.device("cpu")))
+    once = f"once on each batch, if the data and its rows take at most {room} each, else with every checkpoint"
+    yield f"forward passes in all: {total}; the final model runs {'with every checkpoint' if again else once}"
+
+
+@dataclass(frozen=True)
+class DynamicsOptions:
+    """The options for every step."""
+
+    measures: list[Measure]
+    transform: Transform | None
+    others: dict[str, Any]  # by their names in `compare`
+
+    @classmethod
+    def of(
+        cls, measures: Any, layers: Spec = None, pairs: Any = None, shape: Any = None, resize: str | None = None,
+        memory: int | None = None, seed: int = 0, device: Any = None, transform: Any = None, forward: Any = None,
+    ) -> DynamicsOptions:  # fmt: skip
+        chosen = layers if layers is None or isinstance(layers, (str, type)) else list(layers)
+        found = [find(one) for one in ([measures] if isinstance(measures, str) or callable(measures) else measures)]
+        pairs = pairs or ("corresponding" if weights_alone(found) else "all")
+        how = {"layers": chosen, "shape": shape, "forward": forward, "device": device, "memory": memory, "seed": seed}
+        return cls(found, transform, how | {"pairs": pairs, "resize": resize})
+
+    @property
+    def of_weights(self) -> bool:
+        """Whether weights alone are read, and no data."""
+        return weights_alone(self.measures)
+
+    def plan(self, run: Run, data: Any, examples: int | None) -> Plan:
+        """Return the plan of comparing the first checkpoint with the final one."""
+        first, last = run.steps[0], run.steps[-1]
+        return explain(
+            run.at(first), run.final, data, self.measures, examples=examples, transforms=self.transform,
+            names=(f"{run.unit} {first}", f"{run.unit} {last}"), **self.others,
+        )  # fmt: skip
+
+    def call(self, run: str, data: Any, examples: int | None) -> str:
+        """Return the call as text, for the provenance."""
+        others = self.others
+        source = {} if self.of_weights else {"data": data_name(data)}
+        return described_call(
+            "nk.dynamics", run=run, **source, measures=[one.id for one in self.measures], layers=others["layers"],
+            pairs=others["pairs"], shape=others["shape"], resize=others["resize"], examples=examples,
+            seed=others["seed"], transform=self.transform, forward=others["forward"],
+        )  # fmt: skip
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What changes the numbers, as text; functions by their names and digests."""
+        changing = {key: value for key, value in self.others.items() if key not in ("memory", "device")}
+        facts = {key: in_words(value) for key, value in changing.items()} | {"transform": in_words(self.transform)}
+        facts |= {"measures": ", ".join(measure.id for measure in self.measures)}
+        return facts | {"measures digest": settings_digest([measure.function for measure in self.measures])}
+
+    @property
+    def needs_space(self) -> bool:
+        """Whether the comparison needs more than a layer's rows."""
+        shape = self.others["shape"]
+        shapes = shape.values() if isinstance(shape, Mapping) else [shape]
+        return self.others["resize"] is not None or any(shape_name(one) in WITH_SPACE for one in shapes)
+
+
+class RunStudy:
+    """One run on one set of data."""
+
+    def __init__(self, run: Run, data: Held | None, options: DynamicsOptions, call: str, sharers: int = 1):
+        self.run, self.data, self.options, self.call = run, data, options, call
+        self.sharers = sharers  # how many processes like this one share the memory
+        self.done: dict[int, Comparison] = {}
+        self.failed: Mapping[int, str] = {}
+        self.weights: dict[int, str] = {}
+
+    def series(
+        self, save: str | os.PathLike[str] | None, partial: bool, overwrite: bool, apart: ClusterSteps | None = None
+    ) -> Series:
+        """Return the finished series; with `partial` also an unfinished one, if Ctrl-C ends the work."""
+        if apart is not None:
+            self._look_apart(apart, partial)
+        else:  # every checkpoint is read once, so that one that is damaged or differs is named before the work
+            looking = reported(self.run.steps, "looking at checkpoints", "files")
+            self.weights |= {step: weights_digest(self.run.at(step)) for step in looking}
+        files.refuse_output(save, "series", overwrite=overwrite)
+        identity = {} if save is None else {key.removeprefix("asked "): text for key, text in self.question.items()}
+        job = Job.beside(save, "series", identity, call=self.call, overwrite=overwrite)
+        with commanded(self.call), job:
+            job.expect(map(self._part, self.weights))
+            try:
+                if apart is None:
+                    self._compare_all(job, save)
+                else:
+                    self._compare_apart(apart, job, save)
+            except KeyboardInterrupt:
+                if not partial or not self.done:
+                    raise
+        return self._so_far()
+
+    def _compare_all(self, job: Job, save: str | os.PathLike[str] | None) -> None:
+        """Compare the steps that are not finished, and write the series after each."""
+        for step in self.run.steps:
+            found = job.recall(self._part(step), lambda part: unpacked(part.values, part.arrays))
+            self.done |= {} if found is None else {step: found}
+        # the final one first: no series is without it, and its rows are there for all others
+        waiting = [step for step in (self.run.steps[-1], *self.run.steps[:-1]) if step not in self.done]
+        for step in reported(waiting, "comparing", f"{self.run.unit}s"):
+            job.check()
+            self.done[step] = self.compared(step)
+            job.keep(self._part(step), *packed(self.done[step]))
+            if save is not None:
+                self._so_far().save(save)
+        if save is not None and not waiting:
+            self._so_far().save(save)
+
+    def _look_apart(self, apart: ClusterSteps, partial: bool) -> None:
+        """Let a cluster read the checkpoints; those that can't be read are left out."""
+        if partial:
+            raise ValueFault("`partial` is for one process; with `save` the same call continues on the cluster.")
+        apart.connect()
+        (self.weights, self.question), self.failed = apart.inspect(), apart.failed
+
+    def _compare_apart(self, apart: ClusterSteps, job: Job, save: str | os.PathLike[str] | None) -> None:
+        """Let a cluster compare the steps that are not finished, and write the series."""
+        self.done = apart.compare(job, {step: self._part(step) for step in self.weights})
+        job.expect(map(self._part, self.done))
+        if save is not None:
+            self._so_far().save(save)
+
+    @cached_property
+    def _between(self) -> Comparison | None:
+        """Every step against every other, layer by layer, by those measures that weights alone are read for."""
+        measures = [measure for measure in self.options.measures if weights_alone([measure])]
+        return between_steps(self.run, measures, self.done[self.run.steps[-1]]) if measures else None
+
+    def _part(self, step: int) -> str:
+        return f"{self.run.unit} {step}, weights {self.weights[step]}"
+
+    @cached_property
+    def _final(self) -> nn.Module | CachedRunner:
+        """The final model, with a memory where rows alone are compared and the batches are the same in each pass."""
+        model, others = self.run.final, self.options.others
+        if self.data is None or self.options.needs_space or not self.data.is_held:
+            return model
+        how = (others["layers"], others["shape"], others["forward"], self.options.transform, others["device"])
+        subject = ModelRunner(f"{self.run.unit} {self.run.steps[-1]}", model, *how)
+        return CachedRunner(subject, spare_memory(torch.device(others["device"] or device_of(model))) // self.sharers)
+
+    def compared(self, step: int) -> Comparison:
+        """Return the comparison of a step with the final one."""
+        last = self.run.steps[-1]
+        a: Any = self._final if step == last else self.run.at(step)
+        b: Any = None if step == last else self._final
+        names = (f"{self.run.unit} {step}", f"{self.run.unit} {last}")
+        how: dict[str, Any] = self.options.others | {"transforms": self.options.transform, "names": names}
+        found = compare(a, b, self.data, self.options.measures, **how)
+        given = next(checkpoint.given for checkpoint in self.run.checkpoints if checkpoint.step == step)
+        read = str(given) if isinstance(given, Path) else type(given).__name__
+        own = {"checkpoint a": read, "weights a": self.weights[step]}
+        return replace(found, provenance=dict(found.provenance) | own)
+
+    @cached_property
+    def question(self) -> dict[str, str]:
+        """What the numbers of all steps depend on."""
+        last = self.run.steps[-1]
+        # where nothing is continued the final step's own pass has the digest: no need to read the data again
+        seen = self.done[last].provenance.get("data digest") if last in self.done else None
+        own = {"final weights": self.weights[last]}
+        if self.data is not None:
+            own |= {"data digest": seen or self.data.digest, "asked examples": str(self.data.asked)}
+        return {f"asked {key}": value for key, value in self.options.words.items()} | own
+
+    def _so_far(self) -> Series:
+        passed_over = {"passed over": ", ".join(self.run.passed_over)} if self.run.passed_over else {}
+        failed = {f"failed {self.run.unit} {step}": why for step, why in sorted(self.failed.items())}
+        steps = sorted(self.done)
+        return Series(
+            run=self.run.name,
+            steps=tuple(steps),
+            comparisons=tuple(self.done[step] for step in steps),
+            final_step=self.run.steps[-1],
+            unit=self.run.unit,
+            missing=tuple(step for step in self.run.steps if step not in self.done),
+            between=self._between if len(self.done) == len(self.run.steps) else None,
+            provenance={"call": self.call} | self.question | passed_over | failed,
+        )

@@ -54,7 +54,7 @@ from netkin.sources.runs import Checkpoint, Run
 from netkin.statistics.collector import Collector, Key, Study
 
 if TYPE_CHECKING:
-    from netkin.applications.dynamics.dynamics import _Options, _Study
+    from netkin.applications.dynamics import DynamicsOptions, RunStudy
 
 STEPS_PER_TASK = 16  # checkpoints that one task inspects
 
@@ -198,7 +198,7 @@ def _table(
 class ClusterSteps:
     """The steps of a run, examined and compared by the workers of a cluster."""
 
-    def __init__(self, engine: Ray, run: Run, data: Any, examples: int | None, options: _Options):
+    def __init__(self, engine: Ray, run: Run, data: Any, examples: int | None, options: DynamicsOptions):
         if engine.job is not None:
             raise ValueFault("`dynamics` keeps its parts beside `save`; leave `job` out of the engine.")
         self.engine, self.run = engine, run
@@ -292,7 +292,7 @@ class ClusterSteps:
         return ClusterTask(name, f"{__name__}:{function}", arguments, kept=bool(weights), gpus=self.gpus)
 
 
-def terms_of_run(run: Run, data: Any, examples: int | None, options: _Options) -> dict[str, Any]:
+def terms_of_run(run: Run, data: Any, examples: int | None, options: DynamicsOptions) -> dict[str, Any]:
     """Return a call of `dynamics` as plain values; what has no name is refused, with the form to give it in."""
     live = next((one for one in run.checkpoints if not isinstance(one.given, Path)), None)
     if live is not None:
@@ -333,11 +333,11 @@ def inspect_steps(task: Mapping[str, Any]) -> Message:
     is_last = study.run.steps[-1] in task["steps"]
     if is_last and "weights" in steps[study.run.steps[-1]]:
         study.weights[study.run.steps[-1]] = steps[study.run.steps[-1]]["weights"]
-        return {"steps": steps, "question": study._question}, {}
+        return {"steps": steps, "question": study.question}, {}
     return {"steps": steps, "question": {}}, {}
 
 
-def _inspect(study: _Study, step: int) -> dict[str, Any]:
+def _inspect(study: RunStudy, step: int) -> dict[str, Any]:
     try:
         return {"weights": weights_digest(study.run.at(step))}
     except Exception as fault:
@@ -375,25 +375,25 @@ def compared(task: Mapping[str, Any]) -> Message:
             f"{study.weights[step]} here, and {task['weights']} before."
         )
     with worker.about(f"{study.run.unit} {step}"):
-        return packed(study._compared(step))
+        return packed(study.compared(step))
 
 
-def _study(terms: Mapping[str, Any]) -> _Study:
+def _study(terms: Mapping[str, Any]) -> RunStudy:
     """Return the study of this process, with the data and the final model that it holds."""
     return cache.once("study", lambda: _made_study(terms))
 
 
-def _made_study(terms: Mapping[str, Any]) -> _Study:
-    from netkin.applications.dynamics.dynamics import _Options, _Study  # which follow steps
+def _made_study(terms: Mapping[str, Any]) -> RunStudy:
+    from netkin.applications.dynamics import DynamicsOptions, RunStudy  # which follow steps
 
     name, checkpoints, architecture = terms["run"]
     run = Run(name, tuple(Checkpoint(step, Path(path), unit) for step, path, unit in checkpoints), architecture)
     given = dict(terms["options"])
     for what in ("transform", "forward"):
         given[what] = given[what] and find_function(given[what])
-    options = _Options.of(measures_of(terms["measures"]), **given)
+    options = DynamicsOptions.of(measures_of(terms["measures"]), **given)
     data = None
     if terms["data"] is not None:
         room = spare_memory(torch.device("cpu")) // terms["slots"]
         data = Held(DataSpec(**terms["data"]).load(terms["whole"]), terms["examples"], room)
-    return _Study(run, data, options, "", terms["slots"])
+    return RunStudy(run, data, options, "", terms["slots"])

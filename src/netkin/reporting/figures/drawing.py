@@ -18,7 +18,7 @@ from netkin import files
 from netkin.errors import MissingExtra, ValueFault
 from netkin.reporting.charts import Chart, Line, StepAxis
 from netkin.reporting.grids import Grid, ink, palette, shades
-from netkin.reporting.page.model_maps import label_places
+from netkin.reporting.page.svg import label_places
 from netkin.reporting.words import shortened
 from netkin.results.comparison import branches_of, plane_of, tree_of
 

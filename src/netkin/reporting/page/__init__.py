@@ -16,9 +16,9 @@ from netkin.reporting.page.comparison_page import comparison_page
 from netkin.reporting.page.document import Markup, joined, name, plain_table, retitled, tag
 from netkin.reporting.page.federation_page import federation_page
 from netkin.reporting.page.heatmap import picture
-from netkin.reporting.page.line_chart import drawing, tick_names
 from netkin.reporting.page.series_page import series_page
 from netkin.reporting.page.smaller_networks_page import compression_page, sparsity_page
+from netkin.reporting.page.svg import drawing, tick_names
 from netkin.reporting.page.task_page import TaskRecord, ranking_page, task_page
 from netkin.reporting.words import number_with_error, series_headline, shortened
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, TaskEnsembles

@@ -11,7 +11,7 @@ from typing import Any
 from netkin import files
 from netkin.errors import ValueFault
 from netkin.reporting.page.document import CHARTS, Markup, document, folded_note, plain_table, tag
-from netkin.reporting.page.line_chart import figure_of_curve
+from netkin.reporting.page.svg import figure_of_curve
 from netkin.reporting.words import sentence
 from netkin.results.claim import EMPIRICAL, FAILS, HOLDS, IDENTITY, IN_PART, UNDECIDED, Claim
 

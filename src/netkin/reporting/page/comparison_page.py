@@ -1,4 +1,4 @@
-"""The page of comparisons: the summary, heatmaps or lists, profiles, and the provenance.
+"""The page of comparisons: means of every pair of models, heatmaps or lists, profiles, and the provenance.
 
 A measure's card has its heatmap, its meaning and limits, its standard errors, and the reasons for missing values.
 """
@@ -6,19 +6,20 @@ A measure's card has its heatmap, its meaning and limits, its standard errors, a
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from netkin.errors import NoValue
 from netkin.reporting.charts import Chart, profile_charts
-from netkin.reporting.grids import Grid, grids_of, summary_grids
+from netkin.reporting.grids import SAME_MODEL, Grid, grids_of, summary_grids
 from netkin.reporting.page.document import (
     Markup,
     common_facts,
     document,
     facts,
     folded,
+    grouped,
     joined,
     layer_table,
     measure_table,
@@ -29,11 +30,10 @@ from netkin.reporting.page.document import (
     toolbar,
     warnings,
 )
-from netkin.reporting.page.heatmap import card, embedded, holes, shared_reasons, values_class
-from netkin.reporting.page.line_chart import key, line_chart
-from netkin.reporting.page.model_maps import map_figures, spread_section, summary_section
+from netkin.reporting.page.heatmap import card, embedded, figure_of, holes, shared_reasons, values_class
+from netkin.reporting.page.svg import key, line_chart, map_figures, mapped, maps_by_measure
 from netkin.reporting.words import closest_and_farthest, headline, number_with_error, short_names
-from netkin.results import Comparison, Values
+from netkin.results import Comparison, Spread, Values
 from netkin.results.labels import (
     bias_note,
     buckets_note,
@@ -51,10 +51,15 @@ from netkin.results.labels import (
 )
 from netkin.results.text import NO_DATA, match_note
 
+MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
+BLOCKS = (
+    "Each cell is a layer of one task with a layer of another. Colours of one picture can't be compared with another's."
+)
+SPREAD = "Mean ± standard deviation over {counted}. Layers that not all models have are left out."
 UNNAMED = "layers"  # a model of class sensitivity that was given no name
 MATCHES = "Best matches, and how far the second is behind"
 MOST = 5  # reasons why errors are missing, shown in one place
-_OF_LAYER = re.compile(r"(.+) ['\"](.+)['\"]")  # a fact about one layer, such as: cut after 'relu1'
+NAMED = 4  # pairs of models in the sentence at the top
 BESIDE = 20  # columns, up to which one heatmap has its profile beside it
 CHOOSABLE = 4  # with more heatmaps than these the page offers a choice among them
 
@@ -74,10 +79,8 @@ def comparison_page(results: Sequence[Comparison]) -> str:
     for place, (comparison, own) in enumerate(zip(comparisons, grids, strict=True)):
         parts.append(article(comparison, own, names, place, several))
     blocks = [summary for summary in summaries if summary.models]
-    data, kind = (
-        embedded(comparisons, grids, summaries, names),
-        values_class([g for own in (*grids, blocks) for g in own]),
-    )
+    kind = values_class([g for own in (*grids, blocks) for g in own])
+    data = embedded(comparisons, grids, summaries, names)
     bar = toolbar(chooser, best=best)
     return document(title, said, parts, data, kind=kind, versions=versions, whole=whole, controls=bar)
 
@@ -128,15 +131,11 @@ def _sentence(comparisons: Sequence[Comparison], names: Mapping[str, str], summa
     if _of_tasks(comparisons):
         return f"{', '.join(names.values())}: {len(comparisons)} pairs, each task beside itself too."
     if not summaries or any(map(_is_stitched, comparisons)):
-        return f"{'; '.join(_listing(comparisons, names))}."
+        more = [f"and {len(comparisons) - NAMED} more"] if len(comparisons) > NAMED else []
+        return f"{'; '.join([*(_pair(one, names) for one in comparisons[:NAMED]), *more])}."
     grid = summaries[0]
     models = [names[model] for model in grid.rows]
     return closest_and_farthest(grid.id, models, grid.values, grid.scale.higher_is_closer, "models")
-
-
-def _listing(comparisons: Sequence[Comparison], names: Mapping[str, str], most: int = 4) -> list[str]:
-    words = [_pair(comparison, names) for comparison in comparisons[:most]]
-    return words + ([f"and {len(comparisons) - most} more"] if len(comparisons) > most else [])
 
 
 def _chooser(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> Markup:
@@ -148,6 +147,65 @@ def _chooser(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> Mar
     ]
     options = [tag("option", label, value=k) for k, label in enumerate(told)]
     return tag("label", "Comparison", tag("select", *options, id="chooser"))
+
+
+# --- many models ------------------------------------------------------------------------------------------------------
+
+
+def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid], note: str) -> Markup | None:
+    """Return the heatmaps of models by models with their maps, or of the blocks of tasks; None where there are none.
+
+    The tree and the plane by one measure stand beside its heatmap.
+    """
+    if not summaries:
+        return None
+    blocks = bool(summaries[0].models)
+    words = tag("p", f"{BLOCKS if blocks else MEANS} Choose a cell to open its comparison.")
+    title = "Tasks by tasks, block by block" if blocks else "Models by models"
+    figures = []
+    for k, grid in enumerate(summaries):
+        which = tag("p", grid.note, class_="facts-line") if grid.note else None
+        heading = joined(tag("h3", grid.id, class_="code"), which)
+        missing, caption = holes(grid, [SAME_MODEL]), f"{grid.id}, {title.lower()}"
+        figures.append(figure_of(grid, caption, f"summary {k}", missing, heading=heading))
+    maps = maps_by_measure(comparisons)
+    beside = next(iter(maps.values())) if maps and len(figures) == 1 else []
+    cards = tag("div", *figures, *beside, class_="cards mapped" if beside else "cards")
+    parts = [tag("h2", title, class_="quiet"), cards, words, warnings([note] if note else [])]
+    return tag("section", *parts, None if beside else mapped(maps), class_="summary")
+
+
+def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:
+    """Return means and deviations over comparisons with stitches, or None where there are none or one alone."""
+    if len(comparisons) < 2 or not any(is_worth(t) for c in comparisons for t in c.tables.values()):
+        return None
+    try:
+        spread = Spread.of(comparisons)
+    except NoValue:  # no names of layers in common
+        return None
+    words = tag("p", SPREAD.format(counted=spread.count_text()))
+    cards = [tag("div", tag("h3", title), table, class_="card") for title, table in _spread_tables(spread)]
+    return tag(
+        "section",
+        tag("h2", "Layer by layer, over all pairs of models"),
+        words,
+        tag("div", *cards, class_="cards"),
+        class_="spread",
+    )
+
+
+def _spread_tables(spread: Spread) -> Iterator[tuple[str, Markup]]:
+    """Yield a table of layers by methods for the similarities and each score, else of layers by layers by measure."""
+    for word, side_by_side in spread.blocks().items() if spread.is_profile else ():
+        rows = [(spread.label(i, j), [cells.written(i, j) for cells in side_by_side]) for i, j in spread.pairs]
+        yield word, _spread_table("layer", [cells.column for cells in side_by_side], rows)
+    for id_, cells in () if spread.is_profile else spread.tables.items():
+        rows = [(a, [cells.written(i, j) for j in range(len(spread.layers_b))]) for i, a in enumerate(spread.layers_a)]
+        yield id_, _spread_table("from ↓ into →", spread.layers_b, rows)
+
+
+def _spread_table(corner: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> Markup:
+    return plain_table([corner, *map(name, columns)], [[name(label), *texts] for label, texts in rows], kind="numbers")
 
 
 # --- one comparison ---------------------------------------------------------------------------------------------------
@@ -336,28 +394,3 @@ def _general(comparison: Comparison) -> dict[str, Any]:
     rows, columns = len(comparison.layers_a), len(comparison.layers_b)
     second = plural(columns, "class") if has_classes(comparison) else f"{comparison.b}, {plural(columns, 'layer')}"
     return dict(zip(sides, (f"{comparison.a}, {plural(rows, 'layer')}", second), strict=True))
-
-
-def grouped(facts: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
-    """Return facts without repetition for several layers.
-
-    Example:
-        >>> grouped({"cut after 'in'": "stopped after 'in'", "cut after 'out'": "stopped after 'out'"}, ["in", "out"])
-        {'cut after each layer': 'stopped after it'}
-    """
-    alike: dict[tuple[str, str], list[str]] = {}  # a fact's words and what it says, both without the layer's name
-    for fact, said in facts.items():
-        found = _OF_LAYER.fullmatch(fact)
-        words, layer = (found[1], found[2]) if found and found[2] in layers else (fact, "")
-        alike.setdefault((words, said.replace(f"{layer!r}", "it") if layer else said), []).append(layer)
-    return dict(_fact_row(words, said, own, layers) for (words, said), own in alike.items())
-
-
-def _fact_row(words: str, said: str, own: Sequence[str], layers: Sequence[str]) -> tuple[str, str]:
-    """Return a fact about several layers: in one row with their names, or without where it is about all of them."""
-    if not own[0]:
-        return words, said
-    if len(own) == 1:
-        return f"{words} {own[0]}", said
-    whole = set(own) == set(layers)
-    return (f"{words} each layer", said) if whole else (f"{words} {len(own)} layers", f"{said}\n{', '.join(own)}")

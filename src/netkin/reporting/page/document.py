@@ -36,6 +36,7 @@ _IDENTITY = re.compile(r"(final )?weights( .+)?|(.+ )?digest|call")
 MOST = 3  # warnings that differ only in their numbers, listed side by side
 PLAIN = ("none", "yes", "exact", "not asked for", "0 of ")  # what conventions say where there is nothing to know
 USUAL = ("none", "None", "all", "yes", "float32, exact", "cpu")  # values of settings that were left alone
+_OF_LAYER = re.compile(r"(.+) ['\"](.+)['\"]")  # a fact about one layer, such as: cut after 'relu1'
 _TECHNICAL = re.compile(r"made|netkin|torch|python|plan|products|directions [ab]|asked .+|precision.*|engine.*")
 
 
@@ -253,6 +254,31 @@ def origins(facts: Mapping[str, Any], provenance: Mapping[str, Any], *parts: Mar
     digests = folded("Identity: digests of weights, data and settings", _facts(identity)) if identity else None
     more = folded(f"Versions, and {len(usual)} settings at their defaults", _facts(usual)) if usual else None
     return tag("section", tag("h2", "Where these numbers come from"), own, *parts, digests, more, class_="origins")
+
+
+def grouped(facts: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
+    """Return facts without repetition for several layers.
+
+    Example:
+        >>> grouped({"cut after 'in'": "stopped after 'in'", "cut after 'out'": "stopped after 'out'"}, ["in", "out"])
+        {'cut after each layer': 'stopped after it'}
+    """
+    alike: dict[tuple[str, str], list[str]] = {}  # a fact's words and what it says, both without the layer's name
+    for fact, said in facts.items():
+        found = _OF_LAYER.fullmatch(fact)
+        words, layer = (found[1], found[2]) if found and found[2] in layers else (fact, "")
+        alike.setdefault((words, said.replace(f"{layer!r}", "it") if layer else said), []).append(layer)
+    return dict(_fact_row(words, said, own, layers) for (words, said), own in alike.items())
+
+
+def _fact_row(words: str, said: str, own: Sequence[str], layers: Sequence[str]) -> tuple[str, str]:
+    """Return a fact about several layers: in one row with their names, or without where it is about all of them."""
+    if not own[0]:
+        return words, said
+    if len(own) == 1:
+        return f"{words} {own[0]}", said
+    whole = set(own) == set(layers)
+    return (f"{words} each layer", said) if whole else (f"{words} {len(own)} layers", f"{said}\n{', '.join(own)}")
 
 
 def is_usual(key: str, value: Any) -> bool:

@@ -24,8 +24,7 @@ from netkin.reporting.page.document import (
     warnings,
 )
 from netkin.reporting.page.heatmap import card, embedded_tables, figure_of, holes, values_class
-from netkin.reporting.page.line_chart import figure_of_curve
-from netkin.reporting.page.model_maps import map_figures
+from netkin.reporting.page.svg import figure_of_curve, map_figures
 from netkin.reporting.words import number
 from netkin.results import Comparison, Federation, Values
 from netkin.results.labels import plural
@@ -33,6 +32,7 @@ from netkin.results.packing import document as described
 
 FEW = 7  # clients that have a line each; of more, the mean, the lowest and the highest are drawn
 LISTED = 24  # clients up to which their table is open
+HEADS = {"asked": "updates asked for", "counted": "updates that counted"}
 MOST = 3  # faults of clients that are listed above the numbers
 HONEST = (
     "Nothing here is anonymous: without secure aggregation or added noise, what travels can give examples away. "
@@ -50,7 +50,7 @@ def federation_page(found: Federation) -> str:
     """Return the HTML page of a federation."""
     drawn = federation_heatmaps(found)
     data = embedded_tables([(*sides, table) for sides, table, _ in drawn])
-    data |= {"document": described(found), "table": _rows(found), "name": f"{found.algorithm} federation"}
+    data |= {"document": described(found), "table": _table(found), "name": f"{found.algorithm} federation"}
     kind = f"federation {values_class([grid for _, _, grid in drawn])}"
     bar = toolbar(best=None, cells=bool(drawn))
     parts, versions = _main(found, drawn), [found.version]
@@ -154,7 +154,7 @@ def _sides(sides: tuple[str, str]) -> Markup:
 
 def _clients(found: Federation, drawn: Sequence[Drawn]) -> Markup:
     """Return the accuracy of each client by round, beside the table of the clients."""
-    head, rows = _rows(found)
+    head, rows = _table(found)
     told = [[name(client), *("–" if cell is None else number(cell) if isinstance(cell, float) else f"{cell:,}"
                              for cell in rest)] for client, *rest in rows]  # fmt: skip
     table = plain_table(head, told, kind="numbers", label="The clients")
@@ -167,24 +167,10 @@ def _clients(found: Federation, drawn: Sequence[Drawn]) -> Markup:
     return tag("section", tag("h2", "The clients"), tag("div", *cards, class_="cards"), data_chosen=True)
 
 
-def _rows(found: Federation) -> tuple[list[str], list[list[Any]]]:
-    """Return a row for each client: its examples, accuracy, updates that were requested and counted, and cluster."""
-    clusters = dict(zip(found.clients, found.clusters or (), strict=False))
-    head = [
-        "client",
-        "examples",
-        "accuracy",
-        "updates asked for",
-        "updates that counted",
-        *["cluster"] * bool(clusters),
-    ]
-    rows = []
-    for client in found.clients:
-        asked, counted = (sum(client in own for own in lists) for lists in
-                          ([one.asked for one in found.rounds], [one.counted for one in found.rounds]))  # fmt: skip
-        own = [clusters[client] + 1] if clusters else []
-        rows.append([client, found.examples[client], found.accuracy.get(client), asked, counted, *own])
-    return head, rows
+def _table(found: Federation) -> tuple[list[str], list[list[Any]]]:
+    """Return the heads and the rows of the table of clients."""
+    rows = found.rows()
+    return [HEADS.get(column, column) for column in rows[0]], [list(row.values()) for row in rows]
 
 
 def _faults(found: Federation) -> Markup | None:

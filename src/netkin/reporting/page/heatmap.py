@@ -307,9 +307,7 @@ def _frames(series: Series, measure: str) -> dict[str, Any]:
     own = zoomed(table, series.own(measure))
     reasons = list(dict.fromkeys(reason for grid in grids for reason in grid.holes.values()))
     numbered = {reason: k for k, reason in enumerate(reasons)}
-    powers = any(
-        "e" in text for grid in grids for line in grid.texts for text in line
-    )  # of ten, as cells write numbers
+    powers = any("e" in text for grid in grids for line in grid.texts for text in line)  # of ten
     shown = {"scale": _scale(grids[0].scale), "axis": {"far": own.far, "close": own.close}, "powers": powers}
     steps = [_frame(grid, numbered) for grid in grids]
     return _about_table(table) | shown | {"reasons": reasons, "frames": steps}

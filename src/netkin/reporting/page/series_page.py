@@ -29,7 +29,7 @@ from netkin.reporting.page.document import (
     warnings,
 )
 from netkin.reporting.page.heatmap import card, embedded_series, legend, panes, picture, reason_list
-from netkin.reporting.page.line_chart import key, line_chart
+from netkin.reporting.page.svg import key, line_chart
 from netkin.reporting.words import (
     chance_in_words,
     number,

@@ -24,15 +24,7 @@ from netkin.reporting.page.document import (
     warnings,
 )
 from netkin.reporting.page.heatmap import embedded, figure_of, holes, values_class
-from netkin.reporting.page.line_chart import (
-    SIDE,
-    beside_axes,
-    figure_of_curve,
-    key,
-    line_chart,
-    stretched,
-    tick_names,
-)
+from netkin.reporting.page.svg import SIDE, beside_axes, figure_of_curve, key, line_chart, stretched, tick_names
 from netkin.reporting.words import short_names
 from netkin.results.compression import Compression
 from netkin.results.labels import plural

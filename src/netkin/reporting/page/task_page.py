@@ -28,7 +28,7 @@ from netkin.reporting.page.document import (
     warnings,
 )
 from netkin.reporting.page.heatmap import embedded_tables, figure_of, holes, values_class
-from netkin.reporting.page.line_chart import figure_of_curve
+from netkin.reporting.page.svg import figure_of_curve
 from netkin.reporting.words import range_of, sentence, short_names, shortened
 from netkin.results import Ranking, TaskAccuracies, TaskEnsembles, Values
 from netkin.results.labels import plural
