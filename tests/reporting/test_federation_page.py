@@ -206,6 +206,15 @@ def test_a_federation_fills_a_page_by_itself():
     assert page([federation()]).startswith("<!DOCTYPE html>")
 
 
+def test_the_table_of_clients_is_one_on_the_page_and_in_pandas():
+    pytest.importorskip("pandas")
+    found = federation(5)
+    frame = found.to_pandas()
+    assert list(frame.columns) == ["examples", "accuracy", "asked", "counted", "cluster"]
+    assert frame.loc["u0"].tolist() == [1200, 0.3, 3, 2, 1]
+    assert list(federation(alike=False).to_pandas().columns) == ["examples", "accuracy", "asked", "counted"]
+
+
 def saved(browser_page, kind):
     with browser_page.expect_download() as found:
         browser_page.locator(f".toolbar button[data-save={kind}]").click()

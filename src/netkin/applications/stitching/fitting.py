@@ -148,6 +148,7 @@ def digest_of(data: Any, examples: int | None = None) -> tuple[str, int]:
     return str(found), batches
 
 
+@dataclass(frozen=True)
 class Fit:
     """What is known of the pairs of layers that can be joined; direct methods read their maps from their `moments`.
 
@@ -155,16 +156,11 @@ class Fit:
     and `examples` are those of the data, and `statistics` the saved ones from which it is read, if it is.
     """
 
-    def __init__(
-        self,
-        found: Joints,
-        moments: Callable[[Pair], Moments],
-        digest: str,
-        examples: int,
-        statistics: Statistics | None = None,
-    ):
-        self.joints, self.moments, self.digest, self.examples = found, moments, digest, examples
-        self.statistics = statistics
+    joints: Joints
+    moments: Callable[[Pair], Moments]
+    digest: str
+    examples: int
+    statistics: Statistics | None = None
 
     def map(self, pair: Pair, how: str) -> LinearMap:
         """Return the map that a direct method finds; it warns where any data would be fitted exactly."""

@@ -164,12 +164,6 @@ class _Trainer:
         self.place: JobPart | None = None
         self.standing: Standing
 
-    def _begin(self) -> Standing:
-        weights = _weights(self.network)
-        standing = Standing(weights, weights, weights)
-        standing.history.append({"step": 0, "epoch": 0.0, "training_loss": None, **self._evaluate("before training")})
-        return standing
-
     def _resume(self) -> Standing | None:
         found = None if self.place is None else find_standing(self.place, _weights(self.network))
         if found is not None and found.step > self.total:
@@ -219,7 +213,11 @@ class _Trainer:
 
     def run(self, place: JobPart | None) -> Training:
         with self._open_place(place) as self.place:
-            self.standing = self._resume() or self._begin()
+            weights = _weights(self.network)
+            self.standing = self._resume() or Standing(weights, weights, weights)
+            if not self.standing.history:
+                before = {"step": 0, "epoch": 0.0, "training_loss": None, **self._evaluate("before training")}
+                self.standing.history.append(before)
             with reporting(self.total, "training", "steps", done=self.standing.step) as report:
                 while self.standing.step < self.total and not self._out_of_patience:
                     self._epoch(report)

@@ -104,15 +104,10 @@ class Sweep:
         self.outcomes: dict[Work, _Outcome | None] = dict.fromkeys(self.work)  # None: not yet
         self.made: list[Stitch] = []
 
-    @property
-    def parts(self) -> list[str]:
-        """The names of the parts of the job that this sweep will finish."""
-        return [self._similarity_part, *map(self._part, self.work)]
-
     def run(self, interruption: Interruption) -> Comparison:
         """Return the comparison; an interruption that was requested leaves the rest as holes."""
         for key in self.work:
-            self.outcomes[key] = self.job.recall(self._part(key), _Outcome.unpacked)
+            self.outcomes[key] = self.job.recall(self.part(key), _Outcome.unpacked)
         with lend_both(self.a, self.b, self.asked.device):
             self.similarity = self._similarity()
             with interruption.ending("stitching"):
@@ -137,7 +132,8 @@ class Sweep:
         hows = [way.id for way in self.asked.ways]
         return score_tables(self.joints.layers, self.joints.wanted, hows, self.asked.scores, found)
 
-    def _part(self, key: Work) -> str:
+    def part(self, key: Work) -> str:
+        """Return the name of the part of the job that holds a stitch."""
         (x, y), way = key
         # what is trained depends on its batches, too; without a file nothing is continued, and they need not be counted
         batches = f", {self.asked.digests['batches']} batches" if way.training and self.job.folder else ""
@@ -197,10 +193,10 @@ class Sweep:
 
     def _keep(self, key: Work, outcome: _Outcome, seconds: float | None = None) -> None:
         self.outcomes[key] = outcome
-        self.job.keep(self._part(key), outcome.packed(), seconds=seconds)
+        self.job.keep(self.part(key), outcome.packed(), seconds=seconds)
 
     def _train(self, key: Work, one: Stitch, known: _Outcome) -> None:
-        asked, (_, way), standing = self.asked, key, f"{self._part(key)}: standing"
+        asked, (_, way), standing = self.asked, key, f"{self.part(key)}: standing"
         assert way.training is not None
         begun, place = perf_counter(), None if self.job.folder is None else (self.job, standing)
         given: dict[str, Any] = {"validation": asked.validation, "examples": asked.examples, "place": place}
@@ -225,20 +221,21 @@ class Sweep:
         }  # fmt: skip
 
     @cached_property
-    def _similarity_part(self) -> str:
+    def similarity_part(self) -> str:
+        """The name of the part of the job that holds the similarities."""
         measures = [(measure.id, measure.function) for measure in found_measures(self.asked.measures)]
         settings = settings_digest({"measures": measures, **self._asked_of_similarity})
         return f"{self.names[0]} into {self.names[1]}: similarity {settings}"
 
     def _similarity(self) -> Comparison:
         """Return the comparison of the same pairs of layers on the test data."""
-        known = self.job.recall(self._similarity_part, lambda part: unpacked(part.values, part.arrays))
+        known = self.job.recall(self.similarity_part, lambda part: unpacked(part.values, part.arrays))
         if known is not None:
             return known
         data, examples = self.asked.judging
         options = self._asked_of_similarity | {"examples": examples, "names": self.names}
         found = compare(self.a, self.b, data, self.asked.measures, **options)
-        self.job.keep(self._similarity_part, *packed(found))
+        self.job.keep(self.similarity_part, *packed(found))
         return found
 
     def _so_far(self) -> Comparison:
@@ -365,7 +362,7 @@ def run_sweeps(
             sweeps.append(Sweep(a, b, names, asked, job, results.store, own))
         results.load(sweeps)
         with job, interruption.ending("stitching", lambda: bool(done)):
-            job.expect(name for sweep in sweeps for name in sweep.parts)
+            job.expect(name for one in sweeps for name in (one.similarity_part, *map(one.part, one.work)))
             for sweep in reported(sweeps, "stitching", "pairs of models") if results.several else sweeps:
                 done.append(sweep.run(interruption))
                 if interruption.ended:
