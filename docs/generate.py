@@ -206,11 +206,14 @@ def page_of_recommending() -> str:
 
 
 def page_of_the_map() -> str:
-    """Return the map with a line for each file of the package: the first sentences of its docstring."""
+    """Return the map with a line for each file of the package that defines anything, by its docstring's beginning."""
     start, rest = MAP.read_text().split(FILES[0])
     rows = ["| file | what is in it |", "|---|---|"]
-    for path in sorted(HOUSE.rglob("[!_]*.py")):
-        first, *_ = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")
+    for path in sorted(HOUSE.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        if path.name.startswith("_") and not any(isinstance(one, ast.FunctionDef | ast.ClassDef) for one in tree.body):
+            continue
+        first, *_ = (ast.get_docstring(tree) or "").split("\n\n")
         rows.append(f"| `{path.relative_to(HOUSE).as_posix()}` | {in_cell(first)} |")
     return "\n".join([f"{start}{FILES[0]}\n", *rows, f"\n{FILES[1]}{rest.split(FILES[1])[1]}"])
 

@@ -188,7 +188,11 @@ def test_no_two_files_have_one_name_outside_the_command_line():
 
 def test_every_file_has_a_line_in_the_map():
     text = (HOUSE.parent.parent / "docs" / "map.md").read_text(encoding="utf-8")
-    files = {path.relative_to(HOUSE).as_posix() for path in PLACES if not path.name.startswith("__")}
+    files = {
+        path.relative_to(HOUSE).as_posix()
+        for path in PLACES
+        if not path.name.startswith("__") or re.search(r"^(def|class) ", path.read_text(encoding="utf-8"), re.M)
+    }
     listed = set(re.findall(r"^\| `([\w/]+\.py)` \|", text.partition("## Every file")[2], re.M))
     assert listed == files, "`docs/map.md` has a line for each file; `python docs/generate.py` writes it"
 
