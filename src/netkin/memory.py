@@ -87,16 +87,12 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
             top = f"{root}/sys/fs/cgroup/memory"
         else:
             continue
-        for group in _groups(top, path):
+        parts = [part for part in path.split("/") if part]
+        for count in range(len(parts), -1, -1):  # the group and those above it; in a container `path` may not be there
+            group = "/".join([top, *parts[:count]])
             limit, used = (_text(f"{group}/{name}").strip() for name in names[:2])
             if limit.isdecimal() and used.isdecimal():  # without a limit it is the word "max"
                 yield int(limit), int(used) - (_number(f"{group}/memory.stat", names[2]) or 0)
-
-
-def _groups(top: str, path: str) -> list[str]:
-    """Return the folders of a control group and of those above it; inside a container `path` may not be there."""
-    parts = [part for part in path.split("/") if part]
-    return ["/".join([top, *parts[:count]]) for count in range(len(parts), -1, -1)]
 
 
 def _number(path: str, name: str) -> int | None:

@@ -282,7 +282,9 @@ def random_states_kept(*models: nn.Module, data: Iterable[Any] = ()) -> Iterator
 def random_states(*models: nn.Module) -> Callable[[], None]:
     """Return a function that makes the generators of torch, `random` and NumPy draw again as from now on."""
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    on_devices = {device: torch.cuda.get_rng_state(device) for device in _cuda_devices(models)}
+    devices = {tensor.device for model in models for tensor in [*model.parameters(), *model.buffers()]}
+    numbers = sorted(device.index for device in devices if device.type == "cuda")
+    on_devices = {device: torch.cuda.get_rng_state(device) for device in numbers}
 
     def put_back() -> None:
         random.setstate(python_state)
@@ -328,8 +330,3 @@ def load_random_state(device: torch.device, state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)
-
-
-def _cuda_devices(models: Iterable[nn.Module]) -> list[int]:
-    devices = {tensor.device for model in models for tensor in [*model.parameters(), *model.buffers()]}
-    return sorted(device.index for device in devices if device.type == "cuda")

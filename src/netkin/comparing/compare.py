@@ -279,34 +279,26 @@ def compare_runners(
 
 def _request(asked: Mapping[str, Any], engine: Engine) -> tuple[Any, dict[str, str]]:
     """Return one call with all its arguments for an engine, and what the result calls the two models."""
-    b, names, shape = (asked[name] for name in ("b", "names", "shape"))
+    a, b, names, shape, layers = (asked[name] for name in ("a", "b", "names", "shape", "layers"))
     if not (isinstance(names, (tuple, list)) and len(names) == 2 and all(isinstance(name, str) for name in names)):
         raise ValueFault(f"`names` must be two texts; got {names!r}.")
-    alone = _is_alone(asked)
-    given: dict[str, Any] = {names[0]: asked["a"]} if alone else {names[0]: asked["a"], names[1]: b}
+    # whether one model is compared with itself; one name may mean two networks with other random weights
+    apart = isinstance(a, str) or (isinstance(layers, Mapping) and "b" in layers)
+    alone = b is None or (b is a and asked["transforms"] is None and asked["forward"] is None and not apart)
+    given: dict[str, Any] = {names[0]: a} if alone else {names[0]: a, names[1]: b}
     if not alone and len(given) < 2:
         raise NameClash(f"both models are named {names[0]!r}; give them two `names`.")
     pair = (names[0], names[0] if alone else names[1])
     refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
     places = dict(zip(given, ("a", "b"), strict=False))
     how = (asked[name] for name in ("resize", "transforms", "forward", "device", "exact_model"))
-    options = Options(asked["layers"], places, shape, *how)
+    options = Options(layers, places, shape, *how)
     study = study_of(*(asked[name] for name in ("memory", "seed", "errors", "chunks")))
     rest = [asked[name] for name in ("data", "examples", "partial", "part", "start") if name in asked]
     shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
     return engine.request(given, options, Pairs([pair], asked["pairs"]), study, *rest), dict(
         zip(pair, shown, strict=True)
     )
-
-
-def _is_alone(asked: Mapping[str, Any]) -> bool:
-    """Return whether one model is compared with itself, and both sides have the same layers and functions.
-
-    One name may mean two networks with other random weights.
-    """
-    a, b, layers = asked["a"], asked["b"], asked["layers"]
-    apart = isinstance(a, str) or (isinstance(layers, Mapping) and "b" in layers)
-    return b is None or (b is a and asked["transforms"] is None and asked["forward"] is None and not apart)
 
 
 @by_name(models="a b", data="data")

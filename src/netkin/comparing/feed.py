@@ -65,7 +65,9 @@ class Feed:
                     raise ValueFault(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
             if paired:
                 _refuse_other_orders(self._data)
-            self.expected = self._counted(examples)
+            counts = [examples_in(own, examples) for own in self._by_id().values()]
+            unknown = None in counts
+            self.expected = counts[0] if paired else None if unknown else sum(count or 0 for count in counts)
         self.length = self.expected
         if self._part is not None and not (shared and self._take_sampled(*self._part)):
             self._cut(*self._part)
@@ -78,13 +80,6 @@ class Feed:
     def examples_of(self, runner: Runner) -> int | None:
         """Return how many examples a runner will get, if that is known."""
         return self.expected if self.paired else examples_in(self._data[runner], self._examples)
-
-    def _counted(self, examples: int | None) -> int | None:
-        """Return how many examples come, if that is known: where they are not paired, those of all data together."""
-        counts = [examples_in(data, examples) for data in self._by_id().values()]
-        if self.paired:
-            return counts[0]
-        return None if None in counts else sum(count or 0 for count in counts)
 
     def _of_recorded(self, recorded: Sequence[RecordedRunner], data: Any, examples: int | None) -> None:
         if len(recorded) < len(self.runners):

@@ -117,13 +117,18 @@ class Tables:
     def comparison(self, ended: Set[str]) -> Comparison:
         """Return the tables with their provenance, after the stages that `ended` early."""
         self.ended |= ended
-        layers, a, b = self.statistics.layers, self.a, self.b
+        layers, a, b, tables = self.statistics.layers, self.a, self.b, self.tables()
+        origins = {"a": self.statistics.origins[a], "b": self.statistics.origins[b]}
+        # random weights, or no layers to be seen
+        remarks = (origin.get(what, "") for origin in origins.values() for what in ("random weights", "one layer"))
+        said = [self.statistics.missing, *remarks, *self.statistics.warnings, *self.warnings()]
+        known = {f"{what} {side}": text for side, origin in origins.items() for what, text in origin.items()}
         return Comparison(
             a=self.statistics.names.get(a, a),
             b=self.statistics.names.get(b, b),
             layers_a=tuple(self.layers_a),
             layers_b=tuple(self.layers_b),
-            tables=self.tables(),
+            tables=tables,
             shapes_a={layer.name: layer.shape for layer in layers[a] if self.statistics.examples},
             shapes_b={layer.name: layer.shape for layer in layers[b] if self.statistics.examples},
             widths_a={layer.name: layer.width for layer in layers[a]},
@@ -131,21 +136,11 @@ class Tables:
             data=self.statistics.data,
             examples=self.statistics.examples,
             seed=self.statistics.study.seed,
-            warnings=tuple(dict.fromkeys(filter(None, [*self._remarks(), *self.warnings()]))),
+            warnings=tuple(dict.fromkeys(filter(None, said))),
             version=__version__,
-            provenance=self._origins() | dict(self.known) | self.ranks_in_words(),
+            provenance=known | dict(self.known) | self.ranks_in_words(),
             complete=not self.ended,
         )
-
-    def _remarks(self) -> list[str]:
-        """Return what to know of the data, and of these two models: random weights, or no layers to be seen."""
-        origins = (self.statistics.origins[model] for model in (self.a, self.b))
-        remarks = (origin.get(what, "") for origin in origins for what in ("random weights", "one layer"))
-        return [self.statistics.missing, *remarks, *self.statistics.warnings]
-
-    def _origins(self) -> dict[str, str]:
-        sides = (("a", self.statistics.origins[self.a]), ("b", self.statistics.origins[self.b]))
-        return {f"{what} {side}": text for side, origin in sides for what, text in origin.items()}
 
     def _prepare(
         self, measures: Sequence[Measure] | None = None, without: int | None = None

@@ -249,7 +249,8 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(unfused_attention())
         for module in model.modules():
-            if module in _uncompiled or _is_compiled(module):
+            compiled = "_orig_mod" in module._modules or vars(module).get("_compiled_call_impl") is not None
+            if module in _uncompiled or compiled:
                 stack.enter_context(_setting_of(module).changed())
         yield
 
@@ -258,10 +259,6 @@ def _setting_of(module: nn.Module) -> SharedSetting:
     """Return whether a module runs compiled, as a setting: it does again once the last user has left."""
     weak = ref(module)  # the setting lives as long as the module, and must not keep it alive
     return _uncompiled.setdefault(module, SharedSetting(lambda: _uncompile(weak())))
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return "_orig_mod" in module._modules or vars(module).get("_compiled_call_impl") is not None
 
 
 def _uncompile(module: nn.Module | None) -> Callable[[], None]:
@@ -292,13 +289,17 @@ def parts(structure: Any) -> dict[Any, Any]:
 
 def rebuilt(structure: Any, changed: Mapping[Any, Any]) -> Any:
     """Return a copy of `structure`, of its own type, with the parts in `changed` put in their places."""
-    if isinstance(structure, MutableMapping):
-        return _set_items(copy.copy(structure), changed)
-    if isinstance(structure, Mapping):
+    if isinstance(structure, Mapping) and not isinstance(structure, MutableMapping):
         return {**structure, **changed}
     if isinstance(structure, (tuple, list)):
         return _same_sequence(structure, [changed.get(index, part) for index, part in enumerate(structure)])
-    return _set_fields(copy.copy(structure), changed)
+    made = copy.copy(structure)
+    for key, part in changed.items():
+        if isinstance(made, MutableMapping):
+            made[key] = part
+        else:  # frozen dataclasses refuse plain assignment, and nothing else holds this copy yet
+            object.__setattr__(made, key, part)
+    return made
 
 
 def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
@@ -332,7 +333,7 @@ def leaves(structure: Any) -> Iterator[tuple[KeyPath, Any]]:
     inside = parts(structure)
     if not inside:
         yield (), structure
-    for key in sorted(inside, key=_rank):
+    for key in sorted(inside, key=lambda key: PREFERRED.index(key) if key in PREFERRED else len(PREFERRED)):
         for path, leaf in leaves(inside[key]):
             yield (key, *path), leaf
 
@@ -355,23 +356,6 @@ def replaced_at(structure: Any, path: KeyPath, part: Any) -> Any:
         return part
     inner = parts(structure)[path[0]]
     return rebuilt(structure, {path[0]: replaced_at(inner, path[1:], part)})
-
-
-def _rank(key: Hashable) -> int:
-    return PREFERRED.index(key) if key in PREFERRED else len(PREFERRED)
-
-
-def _set_items(structure: Any, changed: Mapping[Any, Any]) -> Any:
-    for key, part in changed.items():
-        structure[key] = part
-    return structure
-
-
-def _set_fields(structure: Any, changed: Mapping[Any, Any]) -> Any:
-    for name, part in changed.items():
-        # frozen dataclasses refuse plain assignment, and nothing else holds this copy yet
-        object.__setattr__(structure, name, part)
-    return structure
 
 
 def _same_sequence(structure: Any, items: list[Any]) -> Any:

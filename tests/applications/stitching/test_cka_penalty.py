@@ -8,7 +8,7 @@ import netkin as nk
 from netkin.applications.stitching.ends import End
 from netkin.applications.stitching.map_training import objective
 from netkin.applications.stitching.task_loss import TaskLoss, cka_rows
-from netkin.applications.stitching.training_batches import Sample, portion
+from netkin.applications.stitching.training_batches import Sampling, portion, sample_scores
 from netkin.errors import ShapeError
 from task_loss_worlds import convnet, images, joined, trained_from, two_perceptrons, two_taggers
 
@@ -85,8 +85,10 @@ def test_whole_maps_of_several_sizes_are_refused():
     model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)).eval()
     sizes = [torch.ones(2, 2, side, side) * torch.arange(2.0).view(2, 1, 1, 1) for side in (4, 5)]
     network = joined(model, "1", model, "1", sizes[:1], TaskLoss(init="identity"))
-    sample = Sample.of(network, sizes, 10)
+    sampling = Sampling(10)
+    for batch in sizes:
+        sampling.offer(network, batch)
     with pytest.raises(
         ShapeError, match="must have one size; got 48 and 75 values an example. Give inputs of one size"
     ):
-        sample.record(network, TaskLoss().loss, "examples")
+        sample_scores(network, sampling.portions, TaskLoss().loss, "examples")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.stitching.direct import LinearMap, find, least_squares, reduced_rank, refuse_unfit_rank
-from netkin.applications.stitching.ends import FEW, Joints, Meeting, Pair, joints
+from netkin.applications.stitching.ends import FEW, End, Joints, Meeting, Pair, joints
 from netkin.applications.stitching.map_training import JobPart, train_map
 from netkin.applications.stitching.network import Stitch, stitched_network
 from netkin.applications.stitching.task_loss import TaskLoss, Way
@@ -194,11 +194,15 @@ class Fit:
 
 def fit_by_pass(batches: Iterable[Any], found: Joints) -> Fit:
     """Return the sums for the pairs of layers that can be joined, from one pass of both models over the batches."""
-    keys = {pair: _keys(pair, meeting, found.names) for pair, meeting in found.meetings.items()}
-    forms: dict[str, dict[str, Meeting]] = {}  # those in which a layer of the first model is wanted
+    keys: dict[Pair, tuple[str, str]] = {}  # the names under which a pair is summed
+    forms: dict[str, dict[str, Meeting]] = {}  # those in which a layer of the first model is wanted, each once
+    aims: dict[str, tuple[str, End]] = {}
     for pair, meeting in found.meetings.items():
-        forms.setdefault(pair[0], {})[keys[pair][0]] = meeting
-    aims = {pair[1]: (keys[pair][1], meeting.b) for pair, meeting in found.meetings.items()}
+        x, y = (f"{layer_label(layer)} of {name!r}" for layer, name in zip(pair, found.names, strict=True))
+        count = f"{meeting.b.tokens} tokens" if meeting.words and meeting.b.tokens else ""
+        form = ", ".join(filter(None, [meeting.words, count]))
+        keys[pair] = f"{x} ({form})" if form else x, y
+        forms.setdefault(pair[0], {})[keys[pair][0]], aims[pair[1]] = meeting, (y, meeting.b)
     (a, b), sums, digest = found.models, CrossMoments(keys.values()), UnorderedDigest()
 
     def first(layer: str, output: Tensor) -> None:
@@ -219,14 +223,6 @@ def fit_by_pass(batches: Iterable[Any], found: Joints) -> Fit:
             sums.batch_is_over()
             digest.update(batch, batch_length(batch))
     return Fit(found, lambda pair: sums.pair(*keys[pair]), str(digest), digest.count)
-
-
-def _keys(pair: Pair, meeting: Meeting, names: tuple[str, str]) -> tuple[str, str]:
-    """Return the names under which a pair is gathered: the first layer in each form that is wanted once."""
-    count = f"{meeting.b.tokens} tokens" if meeting.words and meeting.b.tokens else ""
-    form = ", ".join(filter(None, [meeting.words, count]))
-    first, second = (f"{layer_label(layer)} of {name!r}" for layer, name in zip(pair, names, strict=True))
-    return f"{first} ({form})" if form else first, second
 
 
 def fit_saved(every: Sequence[Statistics], found: Joints, weights: Sequence[str]) -> Fit:

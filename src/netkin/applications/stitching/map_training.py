@@ -25,11 +25,11 @@ from netkin.applications.stitching.training_batches import (
     InMemory,
     Portion,
     Reread,
-    Sample,
     Sampling,
     ScoreRecord,
     check_labels,
     read_course,
+    sample_scores,
 )
 from netkin.errors import FileFault, ForwardError, ValueFault, outside
 from netkin.identity import UnorderedDigest, in_words, weights_digest
@@ -144,15 +144,18 @@ class _Trainer:
     """One training, from the first batch to the returned transformation."""
 
     def __init__(self, network: Stitched, data: Any, settings: TaskLoss, validation: Any, examples: int | None):
-        self.network, self.settings, self.loss = network, settings, settings.loss
+        self.network, self.settings = network, settings
         self.digests = {"data": UnorderedDigest(), "data to be judged on": UnorderedDigest()}
-        sampling = Sampling(settings.sample) if validation is None else None
+        sampling = Sampling(settings.sample)
         read = partial(batches_of, data, examples)
         batches = read() if settings.looks_at_own else check_labels(network, read())
         self.course: InMemory | Reread = read_course(
-            network, self._with_digest("data", batches), read, settings, sampling
+            network, self._with_digest("data", batches), read, settings, sampling if validation is None else None
         )
-        self.sample = Sample(sampling.portions) if sampling else self._sample_of(validation)
+        if validation is not None:
+            for batch in self._with_digest("data to be judged on", batches_of(validation)):
+                sampling.offer(network, batch)
+        self.sample = sampling.portions
         self.total = settings.steps or settings.epochs * self.course.per_epoch
         self.every = settings.every or self.course.per_epoch
         self.optimizer = torch.optim.Adam(
@@ -206,10 +209,6 @@ class _Trainer:
         for batch in batches:
             self.digests[name].update(batch, batch_length(batch))
             yield batch
-
-    def _sample_of(self, validation: Any) -> Sample:
-        batches = self._with_digest("data to be judged on", batches_of(validation))
-        return Sample.of(self.network, batches, self.settings.sample)
 
     def run(self, place: JobPart | None) -> Training:
         with self._open_place(place) as self.place:
@@ -285,7 +284,7 @@ class _Trainer:
 
     def _evaluate(self, when: str) -> ScoreRecord:
         settings, transformation = self.settings, self.network.transformation
-        record = self.sample.record(self.network, self.loss, settings.cka_of)
+        record = sample_scores(self.network, self.sample, settings.loss, settings.cka_of)
         cka = record["cka" if settings.cka_of == "places" else "cka_of_examples"] or 0.0
         size = sum(float(weight.detach().square().sum()) for weight in transformation.parameters())
         entries = float(transformation.matrix.abs().sum()) if settings.l1 else 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any, overload
@@ -73,7 +73,9 @@ class Stitched(nn.Module):
         given = dtype_of(self.b)
         if given in HALF:  # the transformation is more precise, so that training can take small steps
             output = output.to(given)
-        with evaluating(self.b), _differentiable(self.b):
+        recurrent = torch.is_grad_enabled() and any(isinstance(one, nn.RNNBase) for one in self.b.modules())
+        # in evaluation mode gradients can't go back through recurrent layers of cuDNN, through torch's own they can
+        with evaluating(self.b), torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext():
             return self.tail(output, batch, forward)
 
     @property
@@ -143,12 +145,6 @@ def stitched_network(
 def _called(model: nn.Module, batch: Any) -> Any:
     inputs, keywords = batch
     return model(*inputs, **keywords)
-
-
-def _differentiable(model: nn.Module) -> AbstractContextManager[Any]:
-    """Let gradients go back through recurrent layers: in evaluation mode cuDNN's can't, torch's own can."""
-    recurrent = torch.is_grad_enabled() and any(isinstance(module, nn.RNNBase) for module in model.modules())
-    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
 
 
 @dataclass(frozen=True, repr=False)

@@ -106,7 +106,10 @@ class TaskLoss:
     def __post_init__(self) -> None:
         for field in fields(self):
             _refuse_unfit(field.name, getattr(self, field.name), field.default)
-        loss_named(self.labels)
+        if not callable(self.labels) and self.labels not in LOSSES:
+            raise UnknownName(
+                f"`labels` is 'soft', 'true' or a function (answers, own_answers, labels); got {self.labels!r}."
+            )
         if not isinstance(self.init, str):
             raise ValueFault(f"`init` must name a direct method, such as 'least_squares'; got {self.init!r}.")
         find(self.start)
@@ -144,7 +147,7 @@ class TaskLoss:
     @property
     def loss(self) -> TaskLossFunction:
         """The task loss as a function."""
-        return loss_named(self.labels)
+        return self.labels if callable(self.labels) else LOSSES[self.labels]
 
     @property
     def looks_at_own(self) -> bool:
@@ -213,15 +216,6 @@ def true(answers: Tensor, own: Any, labels: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, TaskLossFunction] = {"soft": soft, "true": true}
-
-
-def loss_named(labels: str | TaskLossFunction) -> TaskLossFunction:
-    """Return the loss that `labels` requests."""
-    if callable(labels):
-        return labels
-    if labels not in LOSSES:
-        raise UnknownName(f"`labels` is 'soft', 'true' or a function (answers, own_answers, labels); got {labels!r}.")
-    return LOSSES[labels]
 
 
 def scores(answers: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ evaluated on while it is trained.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -59,11 +60,6 @@ class Portion:
     batch: Any = None  # kept only where the second model needs it: it runs whole where it can't be cut
 
     @property
-    def is_whole(self) -> bool:
-        """Whether it holds all that a stitch is evaluated by."""
-        return self.head is not None and self.answers is not None and self.own is not None
-
-    @property
     def bytes(self) -> int:
         """How much memory the portion takes."""
         tensors = [leaf for _, leaf in leaves(self) if isinstance(leaf, Tensor)]
@@ -73,12 +69,16 @@ class Portion:
 @torch.no_grad()
 def portion(network: Stitched, batch: Any, *, head: bool = True, answers: bool = True, own: bool = True) -> Portion:
     """Return what is wanted of a batch; of the models no more runs than that needs, and nothing keeps a graph."""
-    theirs = _of_second(network, batch, own) if answers or own else (None, None)
-    mask = attention_mask(batch)
+    said, activations, mask = None, None, attention_mask(batch)
+    if answers or own:
+        network.cut()  # before hooks are in place
+        with recording(network.b, [network.layer_b]) if own else nullcontext() as kept:
+            said = main_tensor(feed(network.b, batch), "").clone()
+        activations = None if kept is None else kept[network.layer_b]
     return Portion(
         head=network.begin(batch) if head else None,
-        answers=theirs[0] if answers else None,
-        own=theirs[1],
+        answers=said if answers else None,
+        own=activations,
         labels=_labels(network, batch),
         mask=None if mask is None else prepared(network.b, torch.as_tensor(mask) != 0),
         batch=batch if network.tail.graph is None else None,
@@ -127,15 +127,6 @@ def join(portions: Sequence[Any]) -> Any:
         return [one for part in portions for one in part]
     inside = parts(first)
     return rebuilt(first, {key: join([parts(one)[key] for one in portions]) for key in inside}) if inside else first
-
-
-def _of_second(network: Stitched, batch: Any, own: bool) -> tuple[Tensor, Tensor | None]:
-    network.cut()  # before hooks are in place
-    if not own:
-        return main_tensor(feed(network.b, batch), "").clone(), None
-    with recording(network.b, [network.layer_b]) as kept:
-        answers = main_tensor(feed(network.b, batch), "").clone()
-    return answers, kept[network.layer_b]
 
 
 def _labels(network: Stitched, batch: Any) -> Any:
@@ -221,7 +212,8 @@ def read_course(
         own = fits and (penalised or (sampling is not None and settings.looks_at_own))
         one = portion(network, batch, head=fits, answers=settings.looks_at_own, own=own)
         if sampling is not None:
-            sampling.offer(network, batch, one if one.is_whole else None)
+            complete = not any(part is None for part in (one.head, one.answers, one.own))
+            sampling.offer(network, batch, one if complete else None)
         one = one if penalised else replace(one, own=None)
         size, seen = size + one.bytes, seen + batch_length(batch)
         answers.append((settings_digest(inputs_of(batch), strict=False), one.answers))
@@ -297,49 +289,41 @@ def _own_memory(piece: Portion) -> Portion:
     return mapped(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, piece)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The examples on which a stitch is evaluated while it is trained."""
+@torch.no_grad()
+def sample_scores(
+    network: Stitched, sample: Sequence[Portion], loss: TaskLossFunction, cka_of: str = "places"
+) -> ScoreRecord:
+    """Return loss, accuracy, agreement with the second model, and the similarity of the activations at the joint.
 
-    portions: list[Portion]
-
-    @classmethod
-    def of(cls, network: Stitched, batches: Iterable[Any], limit: int) -> Sample:
-        """Return a sample of batches that are not trained on."""
-        sampling = Sampling(limit)
-        for batch in batches:
-            sampling.offer(network, batch)
-        return cls(sampling.portions)
-
-    @torch.no_grad()
-    def record(self, network: Stitched, loss: TaskLossFunction, cka_of: str = "places") -> ScoreRecord:
-        """Return loss, accuracy, agreement with the second model, and the similarity of the activations at the joint.
-
-        `r2` is not refitted: ``1 - ‖AM + b - B‖² / ‖B - mean‖²``, which may be negative. None stands where the sample
-        has no labels, the answers are no scores, or the activations do not vary. All similarities are place by
-        place; with ``cka_of="examples"`` there is `cka_of_examples` too.
-        """
-        end, total, count = network.transformation.meeting.b, 0.0, 0
-        similarity = ActivationSimilarity(end)
-        whole = list[list[Tensor]]()  # activations of both sides, a row an example
-        right, same = list[tuple[Tensor, Any]](), list[tuple[Tensor, Any]]()  # classes as answered and as wanted
-        for one in self.portions:
-            assert one.own is not None
-            transformed = network.transformation(one.head)
-            similarity.update(transformed, one.own, one.mask)
-            if cka_of == "examples":
-                whole.append([cka_rows(side, one.mask, end, cka_of) for side in (transformed, one.own)])
-            answers = main_tensor(network.finish(transformed.clone(), one.batch), "")
-            answers, own, labels = drop_padding(answers, one.answers, one.labels, one.mask)
-            total, count = total + float(_single(loss(answers, own, labels))) * len(answers), count + len(answers)
-            if answers.ndim in (2, 3) and answers.shape[-1] > 1:
-                same.append((answers.argmax(-1), own.argmax(-1)))
-                right.append((answers.argmax(-1), labels))
-        found = {"loss": total / count, "accuracy": _share(right), "agreement": _share(same), **similarity.values()}
+    `r2` is not refitted: ``1 - ‖AM + b - B‖² / ‖B - mean‖²``, which may be negative. None stands where the sample
+    has no labels, the answers are no scores, or the activations do not vary. All similarities are place by
+    place; with ``cka_of="examples"`` there is `cka_of_examples` too.
+    """
+    end, total, count = network.transformation.meeting.b, 0.0, 0
+    similarity = ActivationSimilarity(end)
+    whole = list[list[Tensor]]()  # activations of both sides, a row an example
+    right, same = list[tuple[Tensor, Any]](), list[tuple[Tensor, Any]]()  # classes as answered and as wanted
+    for one in sample:
+        assert one.own is not None
+        transformed = network.transformation(one.head)
+        similarity.update(transformed, one.own, one.mask)
         if cka_of == "examples":
-            X, Y = (_together(side, end) for side in zip(*whole, strict=True))
-            found["cka_of_examples"] = value_if_any(lambda: cka(Moments.of(X, Y, None)))
-        return found
+            whole.append([cka_rows(side, one.mask, end, cka_of) for side in (transformed, one.own)])
+        answers = main_tensor(network.finish(transformed.clone(), one.batch), "")
+        answers, own, labels = drop_padding(answers, one.answers, one.labels, one.mask)
+        value = loss(answers, own, labels)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ShapeError(f"the loss given as `labels` must return one number as a tensor; got {got}.")
+        total, count = total + float(value) * len(answers), count + len(answers)
+        if answers.ndim in (2, 3) and answers.shape[-1] > 1:
+            same.append((answers.argmax(-1), own.argmax(-1)))
+            right.append((answers.argmax(-1), labels))
+    found = {"loss": total / count, "accuracy": _share(right), "agreement": _share(same), **similarity.values()}
+    if cka_of == "examples":
+        X, Y = (_together(side, end) for side in zip(*whole, strict=True))
+        found["cka_of_examples"] = value_if_any(lambda: cka(Moments.of(X, Y, None)))
+    return found
 
 
 def _together(parts: Sequence[Tensor], end: End) -> Tensor:
@@ -360,10 +344,3 @@ def _share(pairs: Sequence[tuple[Tensor, Any]]) -> float | None:
             return None
     count = sum(said.numel() for said, _ in pairs)
     return sum(int((said.flatten() == wanted.flatten()).sum()) for said, wanted in pairs) / count if count else None
-
-
-def _single(value: Any) -> Tensor:
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ShapeError(f"the loss given as `labels` must return one number as a tensor; got {got}.")
-    return value
