@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from netkin import memory
 from netkin.memory import free_memory, size_in_words, total_memory
 
 GB = 10**9
@@ -88,3 +89,10 @@ def test_a_gpu_has_memory_of_its_own(device, monkeypatch):
 )
 def test_sizes_are_said_in_the_unit_people_would_use(count, words):
     assert size_in_words(count) == words
+
+
+def test_things_are_taken_in_portions_that_fit_a_quarter_of_the_free_memory(monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda: 400)
+    assert memory.portions_in_memory([]) == []
+    assert memory.portions_in_memory([50, 50, 1]) == [slice(0, 2), slice(2, 3)]
+    assert memory.portions_in_memory([900, 10, 90]) == [slice(0, 1), slice(1, 3)]  # one that is too large goes alone

@@ -7,7 +7,7 @@ and 1) that this process belongs to count, with the groups above them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,18 @@ def total_memory(device: Any = None, *, root: Path = ROOT) -> int:
 
         return torch.cuda.mem_get_info(device)[1]
     return min([_of_system("MemTotal", root), *(limit for limit, _ in _limits(root))])
+
+
+def portions_in_memory(sizes: Sequence[int]) -> list[slice]:
+    """Return things of these sizes in portions, each as many of them as fit a quarter of what is free, or one."""
+    limit, begun, size = free_memory() // 4, 0, 0
+    found = list[slice]()
+    for place, own in enumerate(sizes):
+        if place > begun and size + own > limit:
+            found.append(slice(begun, place))
+            begun, size = place, 0
+        size += own
+    return [*found, slice(begun, len(sizes))] if sizes else []
 
 
 def size_in_words(count: float) -> str:

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import netkin as nk
-from netkin.applications.stitching import Evaluation, evaluating, stitch_scores
+from netkin.applications.stitching import Evaluation, evaluating
+from netkin.applications.stitching.structure import contrasts
+from netkin.applications.stitching.sweep import score_tables
 from netkin.errors import UnknownName, ValueFault
 from netkin.reporting.grids import Scale
 from netkin.results.labels import NOT_ASKED
@@ -46,7 +48,7 @@ def test_test_examples_that_are_also_fitted_on_are_counted():
     ],
 )  # fmt: skip
 def test_the_thresholds_are_those_of_the_sentence(like, value, words):
-    said = list(stitch_scores.contrasts([similarity(like)], stitches("relative_accuracy", value)))
+    said = list(contrasts([similarity(like)], stitches("relative_accuracy", value)))
     assert [sentence.startswith(words) for sentence in said] == ([True] if words else [])
 
 
@@ -59,7 +61,7 @@ def test_the_thresholds_are_those_of_the_sentence(like, value, words):
     ],
 )
 def test_a_number_is_not_rounded_to_the_other_side_of_its_limit(like, value, words):
-    (said,) = stitch_scores.contrasts([similarity(like)], stitches("relative_accuracy", value))
+    (said,) = contrasts([similarity(like)], stitches("relative_accuracy", value))
     assert words in said
 
 
@@ -71,18 +73,18 @@ def test_many_layers_are_counted_not_listed():
     holes = {(x, y): NOT_ASKED for x in names for y in names if x != y}
     measure = table("cka", likes, names, holes=holes)
     judged = {"r": table("r", values, names, holes=holes, name="relative_accuracy", parameters={"how": "ridge"})}
-    (said,) = stitch_scores.contrasts([measure], judged)
+    (said,) = contrasts([measure], judged)
     assert "l5 (cka 0.95; 0.10 by ridge), and 3 more." in said
 
 
 def test_without_labels_the_warning_goes_by_agreement():
-    (said,) = stitch_scores.contrasts([similarity(0.9)], stitches("agreement", 0.2))
+    (said,) = contrasts([similarity(0.9)], stitches("agreement", 0.2))
     assert "agreement below 0.5" in said
 
 
 def test_nothing_is_said_beside_a_distance():
     far = table("gulp", [[0.9]], higher_is_closer=False, bounds=(0, np.inf))
-    assert not list(stitch_scores.contrasts([far], stitches("relative_accuracy", 0.1)))
+    assert not list(contrasts([far], stitches("relative_accuracy", 0.1)))
 
 
 def test_every_score_has_a_meaning_and_no_measure_has_its_name():
@@ -121,7 +123,7 @@ def evaluation(**changes):
 )  # fmt: skip
 def test_each_score_has_its_own_reason_to_be_missing(score, changes, reason):
     found = {(("x", "y"), "ridge"): evaluation(**changes)}
-    tables = stitch_scores.score_tables((["x"], ["y"]), [("x", "y")], ["ridge"], list(evaluating.SCORES), found)
+    tables = score_tables((["x"], ["y"]), [("x", "y")], ["ridge"], list(evaluating.SCORES), found)
     assert tables[f"{score}(how=ridge)"].holes == {("x", "y"): reason}
 
 
@@ -144,5 +146,5 @@ def similarity(value):
 
 
 def stitches(name, value):
-    id = stitch_scores.table_id(name, "ridge")
+    id = f"{name}(how=ridge)"
     return {id: table(id, [[value]], name=name, parameters={"how": "ridge"}, bounds=(0, np.inf))}

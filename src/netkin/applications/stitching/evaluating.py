@@ -277,6 +277,7 @@ def value_if_any(value: Callable[[], Any]) -> float | None:
         return None
 
 
+MEMORY = 3 * 8  # bytes of an evaluation, for the square of the second layer's width: three matrices
 USUAL = ("relative_accuracy", "agreement", "cross_entropy")
 _NO_LABELS = "the test data have no labels"
 _NONE_RIGHT = "the second model gives no right answer on the test data"

@@ -354,7 +354,7 @@ def make_stitches(
 
 
 def train_stitch(
-    found: Stitch, data: Any, settings: TaskLoss, *, validation: Any, examples: int | None, place: JobPart | None = None
+    found: Stitch, data: Any, settings: TaskLoss, validation: Any, examples: int | None, place: JobPart | None = None
 ) -> Stitch:
     """Return a stitch after its transformation was trained, in place, with the record of that (see `train_map`)."""
     done = train_map(found.network, data, settings, validation=validation, examples=examples, place=place)

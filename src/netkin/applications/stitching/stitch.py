@@ -18,15 +18,15 @@ from torch import nn
 
 from netkin.applications.stitching.direct import find
 from netkin.applications.stitching.ends import Joints, Pair
-from netkin.applications.stitching.evaluating import USUAL, evaluate_all, known_scores, warn_of_doubt
+from netkin.applications.stitching.evaluating import MEMORY, USUAL, evaluate_all, known_scores, warn_of_doubt
 from netkin.applications.stitching.fitting import Asked, Saved, fit_saved, lend_both, make_stitches, train_stitch
 from netkin.applications.stitching.network import Stitch
-from netkin.applications.stitching.sweep import SweepFile, portions_in_memory, run_sweeps
+from netkin.applications.stitching.sweep import SweepFile, run_sweeps
 from netkin.applications.stitching.task_loss import How, as_list, find_way, find_ways
 from netkin.comparing.feed import data_name
 from netkin.errors import UnknownName, ValueFault, also_called, did_you_mean
 from netkin.identity import described_call, weights_digest
-from netkin.memory import size_in_words
+from netkin.memory import portions_in_memory, size_in_words
 from netkin.progress import ProgressOption, showing
 from netkin.representations import batches_of
 from netkin.representations.inputs import batch_length, device_of, examples_in
@@ -96,7 +96,7 @@ def stitch(
     with showing(progress), lend_both(a, b, device), random_states_kept(a, b, data=[data, test, validation]):
         one = make_stitches(a, b, asked, names, call)[pair, way]
         if way.training is not None:
-            one = train_stitch(one, data, way.training, validation=validation, examples=examples)
+            one = train_stitch(one, data, way.training, validation, examples)
         if test is not None:
             one = replace(one, evaluation=one.evaluate(test))
     one.transformation.to(device_of(b))
@@ -358,7 +358,7 @@ def explain_stitch(
 def _runs(asked: Asked, found: Joints) -> tuple[int, int]:
     """Return how often the two models run on each batch: of the data to fit on, and of those to evaluate on."""
     stitches = [(y, way.training is None) for _, y in found.meetings for way in asked.ways]
-    portions = portions_in_memory([found.widths[1][y] for y, direct in stitches if direct])
+    portions = portions_in_memory([MEMORY * found.widths[1][y] ** 2 for y, direct in stitches if direct])
     trained = sum(not direct for _, direct in stitches)  # each is evaluated by itself
     whole = sum(not found.cuts[y] for y, _ in stitches)  # a second model that can't be cut runs for each stitch
     similarities = 1 if found.models[0] is found.models[1] else 2

@@ -1,8 +1,12 @@
-"""The structure of stitches: rank, sparsity, the distance between two, and the loss on the line between them."""
+"""What stitches show: their rank and sparsity, the distance of two and the loss on the line between them.
+
+Beside the similarities of layers, their scores show where similar layers can't replace each other.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -19,7 +23,12 @@ from netkin.errors import ShapeError, ValueFault
 from netkin.progress import ProgressOption, showing
 from netkin.representations import guest
 from netkin.representations.inputs import feed, watched
+from netkin.results import Values
 from netkin.sources.names import by_name
+
+HIGH, LOW = 0.8, 0.5  # similarities
+GOOD, USELESS = 0.9, 0.5  # relative accuracies, or agreements
+MOST = 6  # pairs named in a warning
 
 
 def rank(stitch: Stitch | LinearMap | Any, *, tolerance: float = 1e-5) -> int:
@@ -203,3 +212,57 @@ def _refuse_unlike(first: Stitch, second: Stitch) -> None:
             "the stitches join different models, even if of the same kind, so no line leads from one to the other; "
             "give two stitches of the same models."
         )
+
+
+def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) -> Iterator[str]:
+    """Yield a sentence where layers are similar and their stitch is poor, and one where it is the reverse."""
+    # cka, or else the first that ends at 1; without labels, how often predictions agree
+    fit = [table for table in similarities if table.higher_is_closer and table.bounds[1] == 1]
+    measure = next((table for table in fit if table.name == "cka"), fit[0] if fit else None)
+    some = {table.name for table in stitches.values() if np.isfinite(table.values).any()}
+    main = next((name for name in ("relative_accuracy", "agreement") if name in some), "")
+    judged = [table for table in stitches.values() if table.name == main]
+    if measure is None or not judged:
+        return
+    score = judged[0].name.replace("_", " ")
+    apart = list(_pairs_that_pass(measure, judged, HIGH, USELESS, lambda like, worth: like >= HIGH and worth < USELESS))
+    alike = list(_pairs_that_pass(measure, judged, LOW, GOOD, lambda like, worth: like < LOW and worth >= GOOD))
+    if apart:
+        yield (
+            f"a high similarity goes with a useless stitch ({measure.id} of {HIGH} or more, {score} below {USELESS}): "
+            f"{_list_some(apart)}."
+        )
+    if alike:
+        yield (
+            f"a low similarity goes with a good stitch ({measure.id} below {LOW}, {score} of {GOOD} or more): "
+            f"{_list_some(alike)}."
+        )
+
+
+def _pairs_that_pass(
+    measure: Values, judged: Sequence[Values], similarity: float, value: float, test: Callable[[float, float], bool]
+) -> Iterator[str]:
+    """Yield the pairs of layers that meet a test, as text; its limits are a similarity and a value of stitches."""
+    for i, x in enumerate(measure.layers_a):
+        for j, y in enumerate(measure.layers_b):
+            like = float(measure.values[i, j])
+            found = [(t.parameters["how"], float(t.values[i, j])) for t in judged if test(like, float(t.values[i, j]))]
+            if found:
+                told = ", ".join(f"{beside(worth, value)} by {how}" for how, worth in found)
+                yield f"{x if x == y else f'{x} → {y}'} ({measure.id} {beside(like, similarity)}; {told})"
+
+
+def beside(value: float, limit: float) -> str:
+    """Return a number with two decimals, or as many as show on which side of the limit it lies.
+
+    Example:
+        >>> beside(0.123, 0.5), beside(0.4998, 0.5)
+        ('0.12', '0.4998')
+    """
+    rounded = (f"{value:.{digits}f}" for digits in range(2, 17))
+    return next((text for text in rounded if (float(text) < limit) == (value < limit)), repr(value))
+
+
+def _list_some(pairs: Sequence[str]) -> str:
+    more = f", and {len(pairs) - MOST:,} more" if len(pairs) > MOST else ""
+    return ", ".join(pairs[:MOST]) + more

@@ -2,25 +2,27 @@
 
 The fitting data are read once for all pairs and direct methods. The test data are read once for the similarities, and
 as often as memory requires, usually once, for the evaluation. Training on the task loss starts from the map of the
-fitting pass.
+fitting pass. The scores are tables in the same form as those of similarities.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from math import isfinite
+from itertools import chain, product
+from math import isfinite, nan
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from netkin import files
 from netkin.applications.stitching.ends import Pair
-from netkin.applications.stitching.evaluating import Evaluation, evaluate_each
+from netkin.applications.stitching.evaluating import MEMORY, SCORES, Evaluation, evaluate_each
 from netkin.applications.stitching.fitting import (
     FITTED,
     JUDGED,
@@ -33,32 +35,32 @@ from netkin.applications.stitching.fitting import (
     train_stitch,
 )
 from netkin.applications.stitching.network import Stitch
-from netkin.applications.stitching.stitch_scores import (
-    FLATTERED,
-    UNFINISHED,
-    contrasts,
-    lost_score,
-    restrict,
-    score_tables,
-)
+from netkin.applications.stitching.structure import contrasts
 from netkin.applications.stitching.task_loss import Way
 from netkin.comparing.compare import compare
 from netkin.comparing.feed import data_name
 from netkin.comparing.pass_statistics import found_measures
+from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import FileFault, ForwardError, NetkinError, NoValue, ShapeError, ValueFault
 from netkin.identity import settings_digest, weights_digest
 from netkin.jobs import Job, Part
-from netkin.memory import free_memory
+from netkin.memory import portions_in_memory
 from netkin.progress import Interruption, reported
 from netkin.representations.inputs import device_of, watched
 from netkin.results import Comparison, Comparisons, Values
+from netkin.results.labels import NOT_ASKED
 from netkin.results.packing import packed, unpacked
 from netkin.results.records import checked
 from netkin.settings import random_states_kept
 
-NUMBERS = 3  # matrices of a stitch's evaluation, as wide as the second layer each
 Work = tuple[Pair, Way]
+Layers = tuple[Sequence[str], Sequence[str]]  # rows and columns of tables
+Outcomes = Mapping[tuple[Pair, str], Evaluation | str]  # by layers and method: the scores, or why there are none
 Store = Callable[[Pair, Comparison], None]
+FLATTERED = (
+    "the stitches are evaluated on the data on which they were fitted, which flatters them; give other data as `test`."
+)
+UNFINISHED = "interrupted: some stitches were not reached, and have no value."
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class _Outcome:
     cut: str = ""  # how the second model was cut
     fitted: int = 0
     fitting_digest: str = ""
+
+    def judged(self, found: Evaluation | NetkinError) -> _Outcome:
+        """Return it with the scores, or with the reason why there are none."""
+        return replace(self, reason=str(found)) if isinstance(found, NetkinError) else replace(self, evaluation=found)
 
     def packed(self) -> dict[str, Any]:
         """Return it for JSON, which has no infinity."""
@@ -94,7 +100,7 @@ class Sweep:
         self, a: nn.Module, b: nn.Module, names: Pair, asked: Asked, job: Job, store: Store, weights: Mapping[str, str]
     ):
         self.a, self.b, self.names, self.asked, self.job, self.store = a, b, names, asked, job, store
-        self.weights = weights
+        self.origin = {"call": job.state.call, **weights}
         with lend_both(a, b, asked.device):
             found = asked.joints(a, b, names)
         self.saved = fit_saved(asked.saved, found, list(weights.values())) if asked.saved else None
@@ -113,24 +119,31 @@ class Sweep:
             with interruption.ending("stitching"):
                 self._stitch()
         self.store(self.names, found := self._so_far())
-        each = self.asked.each
         for one in self.made:
             one.transformation.to(device_of(self.b))
-            if each is not None:
-                each(one)
+            if self.asked.each is not None:
+                self.asked.each(one)
         return found
 
     @property
     def tables(self) -> dict[str, Values]:
         """The scores of all stitches so far, as tables."""
+        hows, refused = [way.id for way in self.asked.ways], self.joints.refused
         found: dict[tuple[Pair, str], Evaluation | str] = {
-            (pair, way.id): str(reason) for pair, reason in self.joints.refused.items() for way in self.asked.ways
+            (pair, how): str(refused[pair]) for pair in refused for how in hows
         }
-        for (pair, way), one in self.outcomes.items():
-            if one is not None:
-                found[pair, way.id] = one.evaluation or one.reason
-        hows = [way.id for way in self.asked.ways]
-        return score_tables(self.joints.layers, self.joints.wanted, hows, self.asked.scores, found)
+        known = {(pair, way.id): one.evaluation or one.reason for (pair, way), one in self.outcomes.items() if one}
+        return score_tables(self.joints.layers, self.joints.wanted, hows, self.asked.scores, found | known)
+
+    def lost_score(self, earlier: Comparison) -> str:
+        """Return one of the scores of an earlier sweep that is not requested now; empty without any."""
+        wanted, tables = set(self.joints.wanted), self.tables
+        for name, table in earlier.tables.items():
+            for i, j in np.argwhere(np.isfinite(table.values)) if "how" in table.parameters else ():
+                pair = table.layers_a[i], table.layers_b[j]
+                if name not in tables or pair not in wanted:
+                    return f"{name} of {pair[0]!r} into {pair[1]!r}"
+        return ""
 
     def part(self, key: Work) -> str:
         """Return the name of the part of the job that holds a stitch."""
@@ -146,10 +159,9 @@ class Sweep:
             return
         self.store(self.names, self._so_far())
         fit = self.saved or fit_by_pass(watched(self.asked.data, self.asked.examples, "fitting"), self.joints)
-        begun = {key: self._start(fit, *key) for key in work}
-        made = {key: found for key, found in begun.items() if found is not None}
-        self._evaluate([(key, *found) for key, found in made.items() if key[1].training is None])
-        longer = [(key, *found) for key, found in made.items() if key[1].training is not None]
+        made = [(key, *found) for key in work if (found := self._start(fit, *key)) is not None]
+        self._evaluate([one for one in made if one[0][1].training is None])
+        longer = [one for one in made if one[0][1].training is not None]
         for key, one, known in reported(longer, "on the task loss", "stitches"):
             self.job.check()
             self._train(key, one, known)
@@ -157,10 +169,9 @@ class Sweep:
     def _start(self, fit: Fit, pair: Pair, way: Way) -> tuple[Stitch, _Outcome] | None:
         """Return the stitch of a pair by a method, before any training; None where there is no map."""
         few = list[str]()
-        origin = {"call": self.job.state.call, **self.weights}
         try:
             with collect_warnings(few):
-                one = fit.stitch(pair, way, self.asked.seed, origin)
+                one = fit.stitch(pair, way, self.asked.seed, self.origin)
         except (NoValue, ValueFault) as reason:  # a layer that does not vary; a rank above the width
             self._keep((pair, way), _Outcome(reason=str(reason)))
             return None
@@ -168,45 +179,36 @@ class Sweep:
 
     def _evaluate(self, made: Sequence[tuple[Work, Stitch, _Outcome]]) -> None:
         """Evaluate stitches together, as many as memory allows in one pass over the test data."""
-        for portion in portions_in_memory([one.transformation.meeting.b.width for _, one, _ in made]):
+        for portion in portions_in_memory([MEMORY * one.transformation.meeting.b.width**2 for _, one, _ in made]):
             some = made[portion]
             self.job.check()
-            begun, networks = perf_counter(), [one.network for _, one, _ in some]
+            begun = perf_counter()
             try:
-                found = evaluate_each(networks, *self.asked.judging, name=self.names[0])
+                found = evaluate_each([one.network for _, one, _ in some], *self.asked.judging, name=self.names[0])
             except (ForwardError, ValueFault) as fault:  # of the models themselves, or of the data
-                found = [fault] * len(networks)
-            each = (perf_counter() - begun) / len(networks)
+                found = [fault] * len(some)
+            each = (perf_counter() - begun) / len(some)
             for (key, one, known), evaluation in zip(some, found, strict=True):
-                self._note(key, one, known, evaluation, each)
+                self._keep(key, known.judged(evaluation), one, each)
             self.store(self.names, self._so_far())
 
-    def _note(
-        self, key: Work, one: Stitch, known: _Outcome, found: Evaluation | NetkinError, seconds: float | None = None
-    ) -> None:
-        if isinstance(found, NetkinError):
-            self._keep(key, replace(known, reason=str(found)), seconds)
-            return
-        self._keep(key, replace(known, evaluation=found), seconds)
-        if self.asked.each is not None:
-            self.made.append(replace(one, evaluation=found))
-
-    def _keep(self, key: Work, outcome: _Outcome, seconds: float | None = None) -> None:
+    def _keep(self, key: Work, outcome: _Outcome, one: Stitch | None = None, seconds: float | None = None) -> None:
         self.outcomes[key] = outcome
         self.job.keep(self.part(key), outcome.packed(), seconds=seconds)
+        if one is not None and outcome.evaluation is not None and self.asked.each is not None:
+            self.made.append(replace(one, evaluation=outcome.evaluation))
 
     def _train(self, key: Work, one: Stitch, known: _Outcome) -> None:
-        asked, (_, way), standing = self.asked, key, f"{self.part(key)}: standing"
-        assert way.training is not None
+        asked, settings, standing = self.asked, key[1].training, f"{self.part(key)}: standing"
+        assert settings is not None
         begun, place = perf_counter(), None if self.job.folder is None else (self.job, standing)
-        given: dict[str, Any] = {"validation": asked.validation, "examples": asked.examples, "place": place}
         found: Evaluation | NetkinError
         try:
-            one = train_stitch(one, asked.data, way.training, **given)
+            one = train_stitch(one, asked.data, settings, asked.validation, asked.examples, place)
             (found,) = evaluate_each([one.network], *asked.judging, name=self.names[0])
         except (ForwardError, ShapeError, ValueFault) as reason:  # it came to NaN, or no gradient comes back
             found = reason
-        self._note(key, one, known, found, perf_counter() - begun)
+        self._keep(key, known.judged(found), one, perf_counter() - begun)
         self.job.drop(standing)
         self.store(self.names, self._so_far())
 
@@ -216,9 +218,8 @@ class Sweep:
         asked, (ours, theirs) = self.asked, self.joints.layers
         shape, resize = self.joints.shape if asked.shape is None else (asked.shape, None)
         layers: Any = {"a": ours, "b": theirs} if self.a is not self.b else list(dict.fromkeys((*ours, *theirs)))
-        return {
-            "layers": layers, "pairs": list(self.joints.wanted), "shape": shape, "resize": resize, "seed": asked.seed
-        }  # fmt: skip
+        pairs = list(self.joints.wanted)
+        return {"layers": layers, "pairs": pairs, "shape": shape, "resize": resize, "seed": asked.seed}
 
     @cached_property
     def similarity_part(self) -> str:
@@ -240,16 +241,23 @@ class Sweep:
 
     def _so_far(self) -> Comparison:
         similar, layers, stitches = self.similarity, self.joints.layers, self.tables
-        tables = {name: restrict(table, layers) for name, table in similar.tables.items()}
-        outcomes = [outcome for outcome in self.outcomes.values() if outcome is not None]
+        tables = dict[str, Values]()
+        for name, one in similar.tables.items():  # with the rows and columns of the sweep
+            known = dict(zip(product(one.layers_a, one.layers_b), one.values.flat, strict=True))
+            tables[name] = replace(one, **_cells(layers, known | dict(one.holes)))
+        outcomes = [one for one in self.outcomes.values() if one is not None]
         doubts = dict.fromkeys(one.evaluation.doubt for one in outcomes if one.evaluation and one.evaluation.doubt)
         done = len(outcomes) == len(self.work)
         said = [*similar.warnings, *filter(None, doubts), *contrasts(list(tables.values()), stitches)]
         few = [word for one in outcomes for word in one.few]
         said += [few[0] + (f" This holds for {len(few):,} stitches." if len(few) > 1 else "")] if few else []
-        if self.statistics is not None and self.statistics.missing:
-            said.append(self.statistics.missing)
-        said += [FLATTERED] if self._is_flattered(outcomes) else list(filter(None, [self.asked.overlap]))
+        if self.statistics is not None:
+            said += filter(None, [self.statistics.missing])
+            same = similar.provenance.get("data digest") == self.statistics.digest.hex
+        else:
+            judged = ((one.evaluation.digest, one.fitting_digest) for one in outcomes if one.evaluation)
+            same = self.asked.test is None or any(digest == fitted for digest, fitted in judged)
+        said += [FLATTERED] if same else list(filter(None, [self.asked.overlap]))
         said += [UNFINISHED] * (not done)
         return Comparison(
             a=self.names[0],
@@ -270,18 +278,10 @@ class Sweep:
             complete=done,
         )
 
-    def _is_flattered(self, outcomes: Sequence[_Outcome]) -> bool:
-        """Return whether stitches are evaluated on the data they were fitted on."""
-        if self.statistics is not None:
-            return self.similarity.provenance.get("data digest") == self.statistics.digest.hex
-        judged = ((one.evaluation.digest, one.fitting_digest) for one in outcomes if one.evaluation)
-        return self.asked.test is None or any(digest == fitted for digest, fitted in judged)
-
     def _provenance(self, outcomes: Sequence[_Outcome]) -> dict[str, str]:
-        asked = self.asked
-        fits = [one for one in outcomes if one.fitted]
+        asked, fits = self.asked, [one.fitted for one in outcomes if one.fitted]
         data = data_name(asked.data) if self.statistics is None else f"statistics of {self.statistics.data}"
-        fitting = {"fitted on": data, "fitting examples": f"{fits[0].fitted:,}"} if fits else {}
+        fitting = {"fitted on": data, "fitting examples": f"{fits[0]:,}"} if fits else {}
         cut = {y: one.cut for ((_, y), _), one in self.outcomes.items() if one is not None and one.cut}
         words = {f"cut after {layer!r}": f"first model stopped, second {how}" for layer, how in cut.items()}
         which = asked.pairs if isinstance(asked.pairs, str) else f"{len(self.joints.wanted):,} listed"
@@ -298,17 +298,45 @@ class Sweep:
         return {**self.similarity.provenance, **own, **fitting, **words, **losses, **known}
 
 
-def portions_in_memory(widths: Sequence[int]) -> list[slice]:
-    """Return stitches into layers of these widths in portions, as many at a time as have room for their evaluation."""
-    limit, begun, size = free_memory() // 4, 0, 0
-    found = list[slice]()
-    for place, width in enumerate(widths):
-        own = NUMBERS * 8 * width**2
-        if place > begun and size + own > limit:
-            found.append(slice(begun, place))
-            begun, size = place, 0
-        size += own
-    return [*found, slice(begun, len(widths))] if widths else []
+def score_tables(
+    layers: Layers, wanted: Collection[Pair], hows: Sequence[str], scores: Sequence[str], found: Outcomes
+) -> dict[str, Values]:
+    """Return a table for each score and method, those of the first score first, of what was `found` or why not."""
+    examples = max((one.examples for one in found.values() if isinstance(one, Evaluation)), default=0)
+    tables = dict[str, Values]()
+    for name, how in product(scores, hows):
+        score, values = SCORES[name], dict[Pair, float | str]()
+        for pair in wanted:
+            one = found.get((pair, how), INTERRUPTED)
+            value = score.read(one) if isinstance(one, Evaluation) else None
+            reason = score.why_not(one) if isinstance(one, Evaluation) else one
+            values[pair] = value if value is not None and isfinite(value) else reason
+        tables[f"{name}(how={how})"] = Values(
+            id=f"{name}(how={how})",
+            name=name,
+            parameters={"how": how},
+            higher_is_closer=score.higher_is_closer,
+            bounds=score.bounds,
+            symmetric=False,
+            conventions=f"{score.convention}; stitched by {how}",
+            statistic="Moments" if name.startswith("stitched") or name == "r2" else "Outputs",
+            exactness=f"on {examples:,} test examples",
+            kind="worth",
+            unit=score.unit,
+            means=score.means,
+            cannot_see=score.cannot_see,
+            **_cells(layers, values),
+        )
+    return tables
+
+
+def _cells(layers: Layers, found: Mapping[Pair, float | str]) -> dict[str, Any]:
+    """Return rows, columns, values and holes of a table, from the value of each pair or the reason why it has none."""
+    cells = {pair: found.get(pair, NOT_ASKED) for pair in product(*layers)}
+    values = np.array([nan if isinstance(one, str) else one for one in cells.values()], dtype=float)
+    holes = {pair: one for pair, one in cells.items() if isinstance(one, str)}
+    ours, theirs = map(tuple, layers)
+    return {"layers_a": ours, "layers_b": theirs, "values": values.reshape(len(ours), len(theirs)), "holes": holes}
 
 
 class SweepFile:
@@ -329,9 +357,7 @@ class SweepFile:
         held = Comparisons.load(self.path) if self.several else Comparisons([Comparison.load(self.path)])
         asked = {sweep.names: sweep for sweep in sweeps}
         for (a, b), one in held.items():
-            lost = f"a sweep of {a!r} into {b!r}"
-            if (a, b) in asked:
-                lost = lost_score(one, asked[a, b].joints.wanted, asked[a, b].tables)
+            lost = asked[a, b].lost_score(one) if (a, b) in asked else f"a sweep of {a!r} into {b!r}"
             if lost:
                 raise FileFault(
                     f"{os.fspath(self.path)!r} holds {lost}, which is not asked for and would be lost; ask for it too, "
@@ -352,14 +378,16 @@ def run_sweeps(
     """Return the sweeps of pairs of models, one after the other, as one job."""
     every = {id(model): model for pair in models.values() for model in pair}
     weights = {key: weights_digest(model) for key, model in every.items()}
-    interruption, done = Interruption(partial), list[Comparison]()
+    interruption, done, identity = Interruption(partial), list[Comparison](), dict[str, Any]()
+    marks = {names: {"weights a": weights[id(a)], "weights b": weights[id(b)]} for names, (a, b) in models.items()}
     with random_states_kept(*every.values(), data=[asked.data, asked.test, asked.validation]):
-        identity = {} if results.path is None else _identity(models, weights, asked, results.several)
+        if results.path is not None:  # what all stitches depend on; more models may join a sweep of several
+            first, named = next(iter(models)), [zip(names, own.values(), strict=True) for names, own in marks.items()]
+            two = {"names": f"{first[0]} into {first[1]}", **marks[first]}
+            digests = {key: text for key, text in asked.digests.items() if key != "batches"}
+            identity = digests | asked.settings | ({"weights": dict(chain(*named))} if results.several else two)
         job = Job.beside(results.path, "sweep", identity, call=call, overwrite=results.overwrite)
-        sweeps = []
-        for names, (a, b) in models.items():
-            own = {"weights a": weights[id(a)], "weights b": weights[id(b)]}
-            sweeps.append(Sweep(a, b, names, asked, job, results.store, own))
+        sweeps = [Sweep(a, b, names, asked, job, results.store, marks[names]) for names, (a, b) in models.items()]
         results.load(sweeps)
         with job, interruption.ending("stitching", lambda: bool(done)):
             job.expect(name for one in sweeps for name in (one.similarity_part, *map(one.part, one.work)))
@@ -368,15 +396,3 @@ def run_sweeps(
                 if interruption.ended:
                     break
     return done
-
-
-def _identity(
-    models: Mapping[Pair, tuple[nn.Module, nn.Module]], weights: Mapping[int, str], asked: Asked, several: bool
-) -> dict[str, Any]:
-    """Return what all stitches depend on; more models may join a sweep of `several`."""
-    every = [one for names, pair in models.items() for one in zip(names, pair, strict=True)]
-    named = {name: weights[id(model)] for name, model in every}
-    (first, a), (second, b) = every[:2]
-    two = {"names": f"{first} into {second}", "weights a": weights[id(a)], "weights b": weights[id(b)]}
-    digests = {key: text for key, text in asked.digests.items() if key != "batches"}
-    return digests | asked.settings | ({"weights": named} if several else two)
