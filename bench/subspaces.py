@@ -17,7 +17,7 @@ from nets import batches, lively
 from torch import Tensor, nn
 
 import netkin as nk
-from netkin.measures.cosines import nearest
+from netkin.measures.linear import nearest
 from netkin.representations.filters import atom_layers
 from netkin.sources.architectures import resnet18, seeded
 

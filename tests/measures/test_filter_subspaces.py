@@ -13,7 +13,7 @@ from torch import nn
 import netkin as nk
 from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.measures import measures
-from netkin.measures.cosines import mean_cosines, nearest
+from netkin.measures.linear import mean_cosines, nearest
 
 OURS = ("atom_cosine", "atom_angular", "grassmann", "weight_cosine")
 GRASSMANN = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")

@@ -62,7 +62,7 @@ def test_entry_points_are_loaded_once(monkeypatch, own_registry):
 def test_two_measures_of_one_name_are_refused(own_registry):
     with pytest.raises(
         NameClash,
-        match="two measures are named 'cka'.* one in netkin.measures.cosines.* one in .*test_packages; rename",
+        match="two measures are named 'cka'.* one in netkin.measures.linear.* one in .*test_packages; rename",
     ):
 
         @measure(**PLAIN)

@@ -215,6 +215,14 @@ def test_the_table_of_clients_is_one_on_the_page_and_in_pandas():
     assert list(federation(alike=False).to_pandas().columns) == ["examples", "accuracy", "asked", "counted"]
 
 
+def test_a_federation_without_clients_has_a_page_and_a_table_without_rows():
+    found = federation(0, rounds=0, alike=False)
+    heads = ["client", "examples", "accuracy", "updates asked for", "updates that counted"]
+    assert held(page(found))["table"] == [heads, []]
+    pytest.importorskip("pandas")
+    assert found.to_pandas().shape == (0, 4)
+
+
 def saved(browser_page, kind):
     with browser_page.expect_download() as found:
         browser_page.locator(f".toolbar button[data-save={kind}]").click()

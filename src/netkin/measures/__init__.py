@@ -16,7 +16,20 @@ from netkin.measures.canonical import (
     svcca_by_sum,
     svcca_k,
 )
-from netkin.measures.cosines import (
+from netkin.measures.directions import AlignedSide, Directions, svcca_directions
+from netkin.measures.kernels import (
+    cka_minibatch,
+    cka_rbf,
+    cka_rbf_debiased,
+    kernel_cka,
+    kernel_cka_uncentered,
+    kernel_nbs,
+    sketched_cka,
+    sketched_cka_by_buckets,
+    sketched_cka_uncentered,
+    sketched_nbs,
+)
+from netkin.measures.linear import (
     angular_cka,
     atom_angular,
     atom_cosine,
@@ -32,19 +45,6 @@ from netkin.measures.cosines import (
     procrustes_distance,
     procrustes_size_and_shape,
     weight_cosine,
-)
-from netkin.measures.directions import AlignedSide, Directions, svcca_directions
-from netkin.measures.kernels import (
-    cka_minibatch,
-    cka_rbf,
-    cka_rbf_debiased,
-    kernel_cka,
-    kernel_cka_uncentered,
-    kernel_nbs,
-    sketched_cka,
-    sketched_cka_by_buckets,
-    sketched_cka_uncentered,
-    sketched_nbs,
 )
 from netkin.measures.registry import Facts, Measure, broken_packages, find, measure, measures
 

@@ -1,4 +1,4 @@
-"""Hooks: observing the calls of a model's modules, and recording their outputs.
+"""Hooks: observing the calls of a model's modules, and recording their outputs; `guest` leaves a model as it was.
 
 All code that reads intermediate values uses `watching`: `recording` keeps a layer's output, `cutting` stops there or
 replaces it. While hooks are on a model

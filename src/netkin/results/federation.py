@@ -35,6 +35,7 @@ ARRAYS = ("shared", "personal")
 DERIVED = ("mean_accuracy", "clusters")  # of a document
 MAPPINGS = ("examples", "accuracy", "parts", "unjudged", "untuned", "provenance")
 PARTS = ("atoms", "coefficients", "head", "body")  # of a network
+COLUMNS = ("client", "examples", "accuracy", "asked", "counted")  # of the rows; a similarity adds "cluster"
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,8 @@ class Federation(FrozenRecord):
 
     def to_pandas(self) -> Any:
         """Return `rows` as a data frame: how many examples each client has, its accuracy, and how often it counted."""
-        return optional("pandas").DataFrame(self.rows()).set_index("client")
+        rows = self.rows()
+        return optional("pandas").DataFrame(rows, columns=list(rows[0] if rows else COLUMNS)).set_index("client")
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the federation to one file, whole or not at all; `nk.load` opens it."""

@@ -1,7 +1,7 @@
-"""Immutable records: their arrays and mappings are read-only, and they compare, copy and pickle by their fields.
+"""Immutable records, which compare, copy and pickle by their fields; and many records as columns.
 
-`checked` makes a record of a file's content, and checks that every field has the type that the record declares. Many
-records of one kind are written as columns: for each field its distinct values, and which of them each record has.
+Their arrays and mappings are read-only. `checked` makes a record of a file's content, and checks that every field has
+the type that the record declares. Columns hold for each field its distinct values, and which of them each record has.
 """
 
 from __future__ import annotations

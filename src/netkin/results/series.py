@@ -1,4 +1,4 @@
-"""A training run as a series: at each step, the layers of that checkpoint against those of the final one.
+"""A training run as a series: the layers of each checkpoint against those of the final one; and its `Trend`.
 
 Bottom-up convergence is a number too, a `Trend`: Kendall's rank correlation of layers' depth and step of convergence.
 """

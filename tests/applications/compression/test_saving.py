@@ -165,6 +165,7 @@ def test_a_compressed_model_notes_test_examples_that_are_among_the_data(tmp_path
     small = nk.compress("netkin:digits", ["fc"], k=4, data="digits:train", test="digits:train", examples=200)
     (note,) = small.compression.notes
     assert note.startswith("200 of the 1,437 test examples are also among the 200 of `data`, which flatters the result")
+    assert small.compression.model == "netkin:digits"
     assert not nk.compress("netkin:digits", ["fc"], k=4, data="digits:test", test="digits:train").compression.notes
 
 

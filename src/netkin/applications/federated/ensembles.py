@@ -22,7 +22,7 @@ from netkin.applications.federated.local_training import (
 from netkin.comparing.compare import compare_many
 from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, also_called
 from netkin.identity import with_call
-from netkin.measures.cosines import angles, mean_cosines
+from netkin.measures.linear import angles, mean_cosines
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, command, reported, showing
 from netkin.representations.inputs import device_of, dtype_of

@@ -1,7 +1,7 @@
-"""Local training: clients that train their copies of a network at the same time, stacked into one where that is faster.
+"""Local training: clients that train copies of a network at the same time; and checks of their data and settings.
 
-A client whose training fails does not affect the others: its group is halved until it is isolated, and it is reported.
-The data of clients are checked before.
+Copies are stacked into one where that is faster. A client whose training fails does not affect the others: its group is
+halved until it is isolated, and it is reported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Direct matching: the map from one layer's neurons to another's that fits best, read from moments alone.
+"""Direct matching: the map from one layer's neurons to another's that fits best, from moments alone; and as a module.
 
 Every method is a function of `Moments` (so it streams, and its memory does not grow with the examples) that returns a
 `LinearMap` between the layers' own neurons. Written as ``"reduced_rank(k=8)"`` a method and its parameters mean the

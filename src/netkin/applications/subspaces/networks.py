@@ -14,7 +14,7 @@ from netkin import __version__
 from netkin.arrays import refuse_non_finite
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, also_called, did_you_mean
 from netkin.identity import with_call
-from netkin.measures.cosines import angles, mean_cosines, nearest
+from netkin.measures.linear import angles, mean_cosines, nearest
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, command, reported, showing
 from netkin.representations.filters import atom_layers

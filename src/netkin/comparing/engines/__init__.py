@@ -1,4 +1,4 @@
-"""Engines that run a pass over the data: their interface, the default one, and how they are found by name.
+"""Engines that run a pass over the data: their interface, their names, and a call as plain values for other machines.
 
 Engines on other machines get the terms of a call as plain values, with models, data and functions by the names under
 which all machines find them. Nothing else is sent to the workers of a cluster: no module, loader or function is
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from netkin.comparing.pass_statistics import Statistics
     from netkin.comparing.request import Options, Request
     from netkin.results import Comparison
+
+__all__ = ["ENGINES", "Engine", "Local", "PassEngine", "named_engine"]
 
 ENGINES = ("local", "distributed", "ray")
 Terms = dict[str, Any]  # a call, as values that JSON can hold

@@ -31,7 +31,7 @@ from netkin.reporting.page.document import (
     warnings,
 )
 from netkin.reporting.page.heatmap import card, embedded, figure_of, holes, shared_reasons, values_class
-from netkin.reporting.page.svg import key, line_chart, map_figures, mapped, maps_by_measure
+from netkin.reporting.page.svg import key, line_chart, map_figures, maps_by_measure, maps_section
 from netkin.reporting.words import closest_and_farthest, headline, number_with_error, short_names
 from netkin.results import Comparison, Spread, Values
 from netkin.results.labels import (
@@ -172,7 +172,7 @@ def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid]
     beside = next(iter(maps.values())) if maps and len(figures) == 1 else []
     cards = tag("div", *figures, *beside, class_="cards mapped" if beside else "cards")
     parts = [tag("h2", title, class_="quiet"), cards, words, warnings([note] if note else [])]
-    return tag("section", *parts, None if beside else mapped(maps), class_="summary")
+    return tag("section", *parts, None if beside else maps_section(maps), class_="summary")
 
 
 def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:

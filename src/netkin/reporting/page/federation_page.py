@@ -27,6 +27,7 @@ from netkin.reporting.page.heatmap import card, embedded_tables, figure_of, hole
 from netkin.reporting.page.svg import figure_of_curve, map_figures
 from netkin.reporting.words import number
 from netkin.results import Comparison, Federation, Values
+from netkin.results.federation import COLUMNS
 from netkin.results.labels import plural
 from netkin.results.packing import document as described
 
@@ -170,7 +171,8 @@ def _clients(found: Federation, drawn: Sequence[Drawn]) -> Markup:
 def _table(found: Federation) -> tuple[list[str], list[list[Any]]]:
     """Return the heads and the rows of the table of clients."""
     rows = found.rows()
-    return [HEADS.get(column, column) for column in rows[0]], [list(row.values()) for row in rows]
+    columns = rows[0] if rows else COLUMNS
+    return [HEADS.get(column, column) for column in columns], [list(row.values()) for row in rows]
 
 
 def _faults(found: Federation) -> Markup | None:

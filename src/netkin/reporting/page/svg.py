@@ -29,9 +29,9 @@ SHAPES = ("round", "square")  # of the dots
 LABEL = 0.05  # of the height that a name at a line's end takes
 CROWDED = 40  # points in a line, beyond which it has no dots
 NARROW = 270  # pixels of a chart on a phone
-LETTER = 5.2  # how deep a letter of a slanted name reaches, in pixels
-NETWORKS = 200  # that a tree can show
-ROW, WIDTH, BROAD = 16, 340, 8  # pixels; a letter as broad as on a phone
+LETTER_DEPTH = 5.2  # how deep a letter of a slanted name reaches, in pixels
+MOST_NETWORKS = 200  # that a tree can show
+ROW, WIDTH, LETTER_WIDTH = 16, 340, 8  # of a tree or plane in pixels; a letter is as wide as on a phone
 LINES_AWAY = 4  # lines by which the name of a point may be moved
 TREE = "Average linkage of {what}. Groups that join far left have little in common."
 PLANE = "Classical multidimensional scaling of the same distances; it keeps {share:.0%} of their squared spread."
@@ -64,7 +64,7 @@ def line_chart(chart: Chart, labels: bool = False, upwards: str = "") -> Markup:
 
 def beside_axes(chart: Chart, plot: Markup, upwards: str, names: int = 0) -> Markup:
     """Return a drawing with the names of its axes and room for the longest of the `names` at the lines' ends."""
-    depth = round(24 + LETTER * max(len(short) for _, short, _ in chart.ticks())) if _is_slanted(chart) else 26
+    depth = round(24 + LETTER_DEPTH * max(len(short) for _, short, _ in chart.ticks())) if _is_slanted(chart) else 26
     up = tag("p", f"↑ {upwards}", class_="axis") if upwards else None
     below = tag("p", f"{chart.axis_name} →", class_="axis")
     return tag("div", up, plot, below, class_="chart", style=f"--depth:{depth}px;--names:{names}")
@@ -245,7 +245,7 @@ def maps_by_measure(comparisons: Sequence[Comparison]) -> dict[str, list[Markup]
     return {id_: figures for id_, figures in found.items() if figures}
 
 
-def mapped(maps: Mapping[str, Sequence[Markup]]) -> Markup | None:
+def maps_section(maps: Mapping[str, Sequence[Markup]]) -> Markup | None:
     """Return the maps of the models with their heading, those after the first folded."""
     if not maps:
         return None
@@ -256,7 +256,7 @@ def mapped(maps: Mapping[str, Sequence[Markup]]) -> Markup | None:
 
 def map_figures(table: Values) -> list[Markup]:
     """Return the tree and the plane, or nothing where networks are few or many, or some pair has no value."""
-    if not 3 <= len(table.layers_a) <= NETWORKS or is_worth(table):
+    if not 3 <= len(table.layers_a) <= MOST_NETWORKS or is_worth(table):
         return []
     try:
         distances = distances_of(table)
@@ -288,7 +288,7 @@ def _tree(distances: np.ndarray, names: Sequence[str], unit: str) -> Markup:
     numbers = [
         _word(tick_text(tick), WIDTH * axis.place(tick), low + 14, text_anchor="middle") for tick in axis.ticks()
     ]
-    room = max(map(len, names)) * BROAD + 12
+    room = max(map(len, names)) * LETTER_WIDTH + 12
     drawn = [*lines, *labels, base, *numbers, _word(unit, WIDTH / 2, low + 30, text_anchor="middle")]
     size = f"-12 0 {WIDTH + 12 + room:.0f} {low + 36}"
     return tag("svg", *drawn, viewBox=size, role="img", aria_label="Tree of the networks")
@@ -309,13 +309,13 @@ def _plane(places: np.ndarray, names: Sequence[str], unit: str) -> Markup:
     dots = [tag("circle", tag("title", name), cx=f"{x:.1f}", cy=f"{y:.1f}", r=4, fill="currentColor")
             for (x, y), name in zip(shown, names, strict=True)]  # fmt: skip
     few = len(names) <= 4 * math.isqrt(WIDTH)
-    aside = label_places([(x, y) for x, y in shown.tolist()], names, BROAD, 14, WIDTH) if few else []
+    aside = label_places([(x, y) for x, y in shown.tolist()], names, LETTER_WIDTH, 14, WIDTH) if few else []
     labels = [
         _word(name, x + 6, y + dy + 4) if dx > 0 else _word(name, x - 6, y + dy + 4, text_anchor="end")
         for (x, y), (dx, dy), name in zip(shown, aside, names, strict=False)
     ]
     ends = [
-        (x + dx, x + dx + BROAD * len(name))
+        (x + dx, x + dx + LETTER_WIDTH * len(name))
         for x, dx, name in zip(shown[:, 0], (d for d, _ in aside), names, strict=False)
     ]
     left, right = max([44, *(4 - low for low, _ in ends)]), max([12, *(high - WIDTH for _, high in ends)])

@@ -1,4 +1,4 @@
-"""Cosines, angles and distances of layers by their moments, without whitening, and of filters by their weights."""
+"""Linear measures: cosines, angles and distances of layers by their moments, and of filters by their weights."""
 
 from __future__ import annotations
 
