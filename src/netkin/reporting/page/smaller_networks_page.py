@@ -266,16 +266,9 @@ def compression_charts(table: Compression) -> list[Chart]:
 
 
 def _compression_parts(table: Compression) -> Iterator[Markup | None]:
-    way = f"{table.projection.replace('_', ' ')}, {table.order}"
-    told = [
-        table.model,
-        table.data,
-        plural(table.examples, "example"),
-        f"against {table.against}",
-        way,
-        table.created[:10],
-    ]
-    yield facts([text for text in told if text])
+    projection = table.projection.replace("_", " ")
+    told = [f"against {table.against}", f"{projection}, {table.order}", table.created[:10]]
+    yield facts(filter(None, [table.model, table.data, plural(table.examples, "example"), *told]))
     yield warnings(list(table.notes))
     words = {"share kept": KEPT, "accuracy": ACCURACY}
     cards = [
@@ -288,13 +281,9 @@ def _compression_parts(table: Compression) -> Iterator[Markup | None]:
     rows = [[name(layer), *(cell.replace(" ", "\u00a0") for cell in rest)] for layer, *rest in _compression_rows(table)]
     shown = plain_table(list(COLUMNS), rows, kind="numbers", label="The layers")
     yield tag("section", tag("h2", "The table"), tag("div", shown, class_="card"))
-    told_facts = {
-        "model": table.model or "not named",
-        "compressed against": table.against,
-        "projection": table.projection.replace("_", " "),
-    }
-    told_facts |= {"order": table.order, "examples": f"{table.examples:,}", "data": table.data or "not named"}
-    yield origins(told_facts, table.provenance)
+    settings = {"compressed against": table.against, "projection": projection, "order": table.order}
+    examples = {"examples": f"{table.examples:,}", "data": table.data or "not named"}
+    yield origins({"model": table.model or "not named"} | settings | examples, table.provenance)
 
 
 def _compression_rows(table: Compression) -> list[list[str]]:
