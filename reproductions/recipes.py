@@ -87,7 +87,13 @@ RECIPES: dict[str, dict[str, Network]] = {
         "convnet": Network(lambda: svcca_convnet(width=16), _SMALL.but(rate=0.02)),
         "resnet": Network(lambda: ResNet((2, 2, 2), (8, 16, 32)), _SMALL.but(rate=0.05)),
         "tiny10": Network(_narrow_tiny10, _SMALL.but(epochs=4, batch=50, rate=0.05)),
-        "resnet20w1": Network(lambda: ResNet((1, 1, 1), (8, 16, 32)), _SMALL.but(epochs=4, batch=50, rate=0.05)),
+        **{
+            f"resnet20w{width}": Network(
+                partial(ResNet, (1, 1, 1), (8 * width, 16 * width, 32 * width)),
+                _SMALL.but(epochs=4, batch=50, rate=0.05),
+            )
+            for width in (1, 2, 3)
+        },
         "lstm": Network(lambda: CharLSTM(CHARACTERS, 64, 3), _TEXT, "text"),
         "resnet18": Network(lambda: ResNet((2, 2, 2, 2), NARROW), _FEW_TASKS),
         "resnet50": Network(lambda: ResNet((3, 4, 6, 3), NARROW, block=Bottleneck), _FEW_TASKS),

@@ -19,7 +19,10 @@ from reproductions.matching.stitches import Wanted, made, number, origin, shares
 
 PAIRS = {"cpu": 3, "gpu": 5}
 WIDTHS = (1, 2, 3)
-THROUGH = ("Conv 1", "Layer 1.1", "Layer 2.1", "Layer 3.0")
+THROUGH = {
+    "cpu": ("Conv 1", "Layer 1.0", "Layer 2.0", "Layer 3.0"),
+    "gpu": ("Conv 1", "Layer 1.1", "Layer 2.1", "Layer 3.0"),
+}
 OTHERS = {"cpu": {"tiny10-svhn": "SVHN"}, "gpu": {"tiny10-cifar100": "CIFAR-100", "tiny10-svhn": "SVHN"}}
 LOWER = ("Layer 2", "Layer 4")
 WAYS = {
@@ -46,20 +49,19 @@ Found = Mapping[Key, Sequence[float]]
     control=FRESH,
     criterion="Holds if the rank correlation of width and relative accuracy, over the stitches of one pair number at "
     f"all widths and each layer about its own mean, is above 0, and above that from untrained first networks; {BY_T}.",
-    scales=("gpu",),
 )
 def widths(lab: Lab) -> Finding:
     """Relative accuracy by task loss of ResNet-20s of one to three times the width."""
-    kinds = [f"resnet20w{width}" for width in WIDTHS]
-    found, control = _both(lab, {kind: _pairs(lab, kind) for kind in kinds}, THROUGH)
-    ours, theirs = ([_trend(one, k) for k in range(PAIRS[lab.scale])] for one in (found, control))
+    kinds, names = [f"resnet20w{width}" for width in WIDTHS], THROUGH[lab.scale]
+    found, control = _both(lab, {kind: _pairs(lab, kind) for kind in kinds}, names)
+    ours, theirs = ([_trend(one, names, k) for k in range(PAIRS[lab.scale])] for one in (found, control))
     measured, controls = {TREND: Measured.over(ours)}, {TREND: Measured.over(theirs)}
     for kind, width in zip(kinds, WIDTHS, strict=True):
         for numbers, one in ((measured, found), (controls, control)):
-            numbers[f"width {width}: relative accuracy"] = Measured.over(_by_pair(one, kind, THROUGH))
+            numbers[f"width {width}: relative accuracy"] = Measured.over(_by_pair(one, kind, names))
         measured[f"width {width}: test accuracy of the networks"] = _accuracies(lab, kind)
     curve: dict[str, list[Any]] = {"width": list(WIDTHS)}
-    for layer in THROUGH:
+    for layer in names:
         curve |= line(layer, [found[kind, layer] for kind in kinds])
     return Finding(
         verdict(all_of(measured[TREND].above(0), gains(ours, theirs).above(0))),
@@ -95,10 +97,10 @@ def _by_pair(found: Found, kind: str, names: Sequence[str]) -> list[float]:
     return [mean(values) for values in zip(*(found[kind, layer] for layer in names), strict=True)]
 
 
-def _trend(found: Found, pair: int) -> float:
+def _trend(found: Found, names: Sequence[str], pair: int) -> float:
     """Return the rank correlation of width and relative accuracy over the layers of one pair number."""
     points = []
-    for layer in THROUGH:
+    for layer in names:
         values = [found[f"resnet20w{width}", layer][pair] for width in WIDTHS]
         points += [(width, value - mean(values)) for width, value in zip(WIDTHS, values, strict=True)]
     return float(spearmanr(*zip(*points, strict=True)).statistic)

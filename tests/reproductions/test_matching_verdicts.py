@@ -89,12 +89,11 @@ def _record(step, slope, cka):
     return record | {"step": step, "accuracy": 0.1 * step, "cca": 0.5, "svcca": 0.7 + slope * step}
 
 
-def test_the_trend_over_widths_is_taken_within_layers_and_by_pair(monkeypatch):
-    monkeypatch.setattr(kinds, "THROUGH", ("low", "high"))
+def test_the_trend_over_widths_is_taken_within_layers_and_by_pair():
     rising = {(f"resnet20w{w}", layer): [base + 0.01 * w, base - 0.01 * w]
               for w in kinds.WIDTHS for layer, base in (("low", 0.1), ("high", 0.9))}  # fmt: skip
-    assert kinds._trend(rising, 0) > 0.98
-    assert kinds._trend(rising, 1) < -0.98
+    assert kinds._trend(rising, ("low", "high"), 0) > 0.98
+    assert kinds._trend(rising, ("low", "high"), 1) < -0.98
 
 
 def test_sparse_lines_are_read_between_their_points():
