@@ -200,7 +200,7 @@ class Federation(FrozenRecord):
         ]
 
     def to_pandas(self) -> Any:
-        """Return `rows` as a data frame: how many examples each client has, its accuracy, and how often it counted."""
+        """Return `rows` as a data frame, with the clients as its index."""
         rows = self.rows()
         return optional("pandas").DataFrame(rows, columns=list(rows[0] if rows else COLUMNS)).set_index("client")
 

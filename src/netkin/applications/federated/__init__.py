@@ -23,11 +23,11 @@ from netkin.applications.federated.algorithms import (
     ClientUpdate,
     FederatedPlan,
     Wire,
-    arrived,
     averaged,
     mean_loss,
     plain_wire,
     plan_for,
+    read_updates,
     received_updates,
     sampled,
 )
@@ -308,7 +308,7 @@ class Simulation:
         for name, state in working:
             weights = {key: state[key] for key in self.plan.travelling}
             came = self.asked.wire(ClientUpdate(name, number, weights, len(self.asked.clients[name][1])))
-            arriving += arrived(came)
+            arriving += read_updates(came)
         good, faults = received_updates(arriving, [name for name, _ in working], number, reached.shared)
         if good:
             reached.shared = averaged(good, reached.shared)

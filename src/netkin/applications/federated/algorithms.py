@@ -257,8 +257,8 @@ class ClientUpdate:
 Wire = Callable[[ClientUpdate], Iterable[ClientUpdate]]
 
 
-def arrived(came: Any) -> list[ClientUpdate]:
-    """Return what a wire let arrive; anything but updates is refused."""
+def read_updates(came: Any) -> list[ClientUpdate]:
+    """Return the updates that a wire let arrive; anything else is refused."""
     found = list(came) if isinstance(came, Iterable) else [came]
     if not all(isinstance(one, ClientUpdate) for one in found):
         raise ValueFault(f"`wire` must return a list of the updates that arrive, `[update]` or `[]`; got {came!r}.")
