@@ -179,7 +179,7 @@ def _compress(
 def sparsity(model: str, other: str | None, names: tuple[str, ...], **options: Any) -> None:
     """Show the share of weights of MODEL, and of OTHER, that is zero or small, and the effect of pruning.
 
-    With --data, preferably test data, also the accuracy after pruning and the similarity of layers.
+    With --data (best test data) it also shows the accuracy after pruning and the similarity of layers.
     """
     models = named_models([one for one in (model, other) if one], names)
     outputs = OutputFiles.of(options, "sparsity", *models.values(), options["data"])

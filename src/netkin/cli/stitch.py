@@ -70,7 +70,9 @@ MOST = 6  # warnings shown
     help="Examples on which the stitch is fitted, see `netkin data`; or a file of `netkin collect`, from which direct "
     "methods read their maps.",
 )
-@click.option("--test", metavar="DATA", help="Labelled examples on which the stitch is evaluated; by default --data.")
+@click.option(
+    "--test", metavar="DATA", help="Examples for evaluating the stitch; accuracy needs labels; by default --data."
+)
 @click.option(
     "--how",
     "hows",

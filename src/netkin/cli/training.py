@@ -282,7 +282,7 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
 @click.option(
     "--coefficients",
     type=click.Choice(KNOWN["coefficients"]),
-    help="Train personal atoms; where the shared coefficients come from.",
+    help="Train personal atoms only, with shared coefficients from this source.",
 )
 @click.option("--rounds", type=COUNT, default=10, show_default=True, metavar="N", help="Number of rounds.")
 @click.option(
