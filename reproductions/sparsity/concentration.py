@@ -25,7 +25,7 @@ from reproductions.sparsity.nets import (
     values,
 )
 
-SEEDS = {"cpu": 3, "gpu": 3}
+SEEDS = {"cpu": 3, "gpu": 5}
 BETAS = {"resnet20-sparse": (0.0, 8e-4, 1e-2, 1e-1), "resnet56-sparse": (0.0, 8e-4, 1e-2)}
 NETS = {"resnet20-sparse": "ResNet-20", "resnet56-sparse": "ResNet-56"}
 NUMBERS = {
