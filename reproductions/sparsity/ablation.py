@@ -154,7 +154,8 @@ def cca_and_cka(lab: Lab) -> Finding:
         | {f"{words}: test accuracy, %": mean_of(found, arms[arm]) for arm, words in ARMS.items()}
         | {f"{words}: seconds of a training": mean_of(found, arms[arm], "seconds") for arm, words in ARMS.items()}
         | {"networks trained to choose β": Measured(sum(len(one.accuracies) for one in choices.values()))},
-        dict.fromkeys(("CCA less β = 0", "CKA-SR less β = 0"), chance),
+        {"CKA-SR less CCA": gain(found, arms["random"], arms["cca"])}
+        | dict.fromkeys(("CCA less β = 0", "CKA-SR less β = 0"), chance),
         f"{noise_words(gained)} {setting_words(lab, 'resnet20-sparse')} β, with accuracies in % on held-out images: "
         f"CKA-SR {choices['stage'].words}; CCA {choices['cca'].words}.",
         seeds=lab.seeds(count),

@@ -257,8 +257,11 @@ def test_variants_of_samples_and_batches_are_compared_over_all_betas(lab, monkey
 
 def test_cca_is_compared_with_cka_and_failures_are_counted(lab):
     finding = checked(lab, "sparsity/cca")
-    ours, other = (finding.measured[f"{arm}: test accuracy, %"].value for arm in ("CKA-SR", "CCA"))
+    ours, other, random = (
+        finding.measured[f"{arm}: test accuracy, %"].value for arm in ("CKA-SR", "CCA", "random targets")
+    )
     assert finding.measured["CKA-SR less CCA"].value == pytest.approx(ours - other)
+    assert finding.controls["CKA-SR less CCA"].value == pytest.approx(random - other)
     assert finding.measured["CCA: failures to converge, %"].value >= 0
 
 

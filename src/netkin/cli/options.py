@@ -68,7 +68,11 @@ def _keep_title(context: click.Context, parameter: click.Parameter, title: str |
 
 
 TITLED = click.option(
-    "--title", metavar="TEXT", expose_value=False, callback=_keep_title, help="Title of the report and of the figure."
+    "--title",
+    metavar="TEXT",
+    expose_value=False,
+    callback=_keep_title,
+    help="Title of the report, and of the figure if any.",
 )
 NAMES = click.option(
     "--name",
@@ -155,7 +159,7 @@ _COMPARING = (
         type=click.Choice(["all", "corresponding"]),
         default="all",
         show_default=True,
-        help="Compare every layer with every other, or only layers of the same name.",
+        help="Pairs of layers: each with every other, or only those of the same name.",
     ),
     SHAPE,
     _RESIZE,
@@ -169,7 +173,12 @@ _COMPARING = (
         metavar="N",
         help="Batch size.",
     ),
-    click.option("--memory", callback=memory_option, metavar="SIZE", help="Memory limit, such as 500MB or 2GB."),
+    click.option(
+        "--memory",
+        callback=memory_option,
+        metavar="SIZE",
+        help="Memory limit, such as 500MB or 2GB; by default a quarter of all memory.",
+    ),
     DEVICE,
     click.option(
         "--seed",

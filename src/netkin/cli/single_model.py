@@ -151,14 +151,15 @@ def _compress(
     type=float,
     multiple=True,
     metavar="E",
-    help="Count weights with magnitude below E; can be repeated.",
+    help="Count weights with magnitude below E; by default 0.0001, 0.001 and 0.01. Can be repeated.",
 )
 @click.option(
     "--relative",
     type=float,
     multiple=True,
     metavar="E",
-    help="Count weights with magnitude below E times the layer's root mean square; can be repeated.",
+    help="Count weights with magnitude below E times the layer's root mean square; by default 0.01, 0.1 and 0.5. Can "
+    "be repeated.",
 )
 @click.option(
     "--layer",

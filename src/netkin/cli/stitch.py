@@ -88,7 +88,8 @@ MOST = 6  # warnings shown
 @click.option("--score", "scores", multiple=True, metavar="NAME",
               help="Score of the stitch; by default relative_accuracy, agreement and cross_entropy. Scores: "
               f"{', '.join(KNOWN['stitching scores'])}.")  # fmt: skip
-@click.option("--resize", type=click.Choice(["average", "bilinear", "nearest"]), help="How feature maps are resized.")
+@click.option("--resize", type=click.Choice(["average", "bilinear", "nearest"]),
+              help="How feature maps are resized; by default average to smaller, bilinear to larger.")  # fmt: skip
 @EXAMPLES
 @click.option("--test-examples", type=COUNT, metavar="N", help="Number of examples to use, sampled from all of --test.")
 @BALANCED

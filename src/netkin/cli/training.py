@@ -169,8 +169,13 @@ def _say_how_to_resume(save: Path | None) -> None:
     metavar="M",
     help="For atoms: number of atoms per layer; by default enough for exact filters.",
 )
-@click.option("--strength", type=float, metavar="X", help="For ewc: factor of the penalty.")
-@click.option("--examples", type=COUNT, metavar="N", help="For ewc and replay: number of examples kept from each task.")
+@click.option("--strength", type=float, metavar="X", help="For ewc: factor of the penalty; by default 1.")
+@click.option(
+    "--examples",
+    type=COUNT,
+    metavar="N",
+    help="For ewc and replay: number of examples of each task to use or keep; by default 200 for ewc, 50 for replay.",
+)
 @RECIPE
 @click.option("--head", metavar="LAYER", help="Layer that is replaced by the heads; by default the last linear layer.")
 @click.option(
