@@ -73,7 +73,7 @@ def test_every_layer_into_every_layer_with_the_reasons_of_holes(netkin):
     result = netkin(f"{AB} --all --matrix --layers relu4 --layers fc --score agreement")
     assert result.exit_code == 0
     assert "agreement(how=least_squares)" in result.stdout
-    assert "rows have no places, so rows of width 10 can't be stitched into maps" in " ".join(result.stdout.split())
+    assert "rows have no positions, so rows of width 10 can't be stitched into maps" in " ".join(result.stdout.split())
 
 
 def test_several_models_give_a_mean_and_a_spread_and_one_page(netkin, tmp_path):
@@ -156,7 +156,7 @@ def test_no_map_is_written_where_there_is_no_stitch(netkin, tmp_path):
     result = netkin(f"{AB} --at fc --into relu1 --map map.netkin")
     told = "no map in map.netkin: there is no stitch\nno stitch has a value; the reasons stand below the table\n"
     assert (result.exit_code, result.stderr) == (1, told)
-    assert "rows have no places" in " ".join(result.stdout.split())
+    assert "rows have no positions" in " ".join(result.stdout.split())
     assert not (tmp_path / "map.netkin").exists()
 
 
@@ -301,7 +301,7 @@ def test_what_a_sweep_would_take_is_explained(netkin, tmp_path):
     assert not (tmp_path / "ab.netkin").exists()
     text = result.stdout
     assert "into 'nk_stitch_nets:two': 3 of 4 pairs of layers can be joined" in text
-    assert "1 can't be joined: rows have no places" in text
+    assert "1 can't be joined: rows have no positions" in text
     assert "method ridge: read from the sums" in text
     assert "method task_loss(epochs=3): trained from least_squares, 3 epochs" in text
     plan = json.loads(netkin(f"{line} --json").stdout)

@@ -104,15 +104,23 @@ class TestEnds:
     @pytest.mark.parametrize(
         "a, b, sentence",
         [
-            ((3,), (5, 4, 4), "rows have no places, so rows of width 3 can't be stitched into maps of width 5 of 4×4"),
-            ((3,), (9, 5), "rows have no places.*choose an earlier layer of the first"),
+            (
+                (3,),
+                (5, 4, 4),
+                "rows have no positions, so rows of width 3 can't be stitched into maps of width 5 of 4×4",
+            ),
+            ((3,), (9, 5), "rows have no positions.*choose an earlier layer of the first"),
             (
                 (9, 3),
                 (8, 5),
                 "sequences of 9 and 8 tokens can't be stitched token by token; choose layers with as many",
             ),
             ((3, 4, 4), (5, 4, 4, 4), "have different numbers of dimensions and can't be stitched; choose layers with"),
-            ((3, 4, 4), (33, 5), "tokens of width 5, 33 a sequence are no square of places with up to 5 class tokens"),
+            (
+                (3, 4, 4),
+                (33, 5),
+                "tokens of width 5, 33 a sequence are no square of positions with up to 5 class tokens",
+            ),
         ],
     )
     def test_kinds_that_cannot_be_joined(self, a, b, sentence):

@@ -59,7 +59,7 @@ class AlwaysDrops(nn.Module):
         ("mid", "mid", {"resize": "cubic"}, UnknownName, "`resize` is None, 'average'"),
         ("mid", "mid", {"names": ("one",)}, ValueFault, "`names` must be two, one for each model, such as"),
         ("mid", "mid", {"examples": 0}, ValueFault, "`examples` must be at least 1; got 0"),
-        ("out", "mid", {}, ShapeError, "rows have no places, so rows of width 4 can't be stitched into maps"),
+        ("out", "mid", {}, ShapeError, "rows have no positions, so rows of width 4 can't be stitched into maps"),
         ("mid", "mid", {"how": "reduced_rank(k=9)"}, ValueFault, "between 1 and the smaller width, 6; got 9"),
     ],
 )
@@ -176,7 +176,7 @@ def test_a_layer_that_does_not_run():
 
 def test_outputs_that_are_no_scores():
     a, b = built(Maps), built(lambda: nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 2, 1)), seed=1)
-    with pytest.raises(ShapeError, match=r"output has shape \(20, 2, 10, 10\); a stitch is judged by the scores"):
+    with pytest.raises(ShapeError, match=r"output has shape \(20, 2, 10, 10\); a stitch is evaluated by the scores"):
         stitch(a, "front", b, "0", drawn(20, *IMAGES), test=drawn(20, *IMAGES, seed=1))
 
 

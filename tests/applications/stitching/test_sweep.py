@@ -82,7 +82,7 @@ def test_layers_that_cannot_be_joined_are_holes_with_their_reason():
     assert found.complete
     table = found[LEAST]
     assert np.isfinite(table.values).sum() == 7
-    assert table.holes["9", "2"].startswith("rows have no places, so rows of width 3 can't be stitched into maps")
+    assert table.holes["9", "2"].startswith("rows have no positions, so rows of width 3 can't be stitched into maps")
     narrow = found["relative_accuracy(how=reduced_rank(k=4))"]
     assert narrow.holes["2", "9"] == "`k` must lie between 1 and the smaller width, 3; got 4."
     assert np.isfinite(narrow["2", "6"])

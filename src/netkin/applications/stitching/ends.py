@@ -87,7 +87,7 @@ class End:
         side = math.isqrt(self.tokens)
         if self.tokens - side**2 > CLASS_TOKENS:
             raise ShapeError(
-                f"{self} are no square of places with up to {CLASS_TOKENS} class tokens before it, so they can't be "
+                f"{self} are no square of positions with up to {CLASS_TOKENS} class tokens before it, so they can't be "
                 "laid out as a map; stitch them with tokens."
             )
         return side, side
@@ -106,7 +106,7 @@ class Meeting:
             raise UnknownName(f"`resize` is None, 'average', 'bilinear' or 'nearest'; got {resize!r}.")
         if a.kind == "rows" and b.kind != "rows":
             raise ShapeError(
-                f"rows have no places, so {a} can't be stitched into {b}; choose an earlier layer of the first."
+                f"rows have no positions, so {a} can't be stitched into {b}; choose an earlier layer of the first."
             )
         if a.kind == b.kind == "tokens" and a.tokens != b.tokens:
             raise ShapeError(

@@ -240,7 +240,7 @@ def _logits(answers: Any, whose: str) -> Tensor:
     logits = main_tensor(answers, "")
     if logits.ndim not in (2, 3) or logits.shape[-1] < 2:
         raise ShapeError(
-            f"the second model's output has shape {tuple(logits.shape)}; a stitch is judged by the scores of a "
+            f"the second model's output has shape {tuple(logits.shape)}; a stitch is evaluated by the scores of a "
             "classifier, one row an example."
         )
     count = int((~torch.isfinite(logits)).sum())
