@@ -286,8 +286,8 @@ def jobs(words: tuple[str, ...], json: bool) -> None:
     """List the jobs in a folder and below (by default the current one), show one, watch it, or cancel it.
 
     A job is the folder, such as ab.netkin.job, in which --save of `netkin stitch`, `dynamics`, `federate`,
-    `learn-tasks` and `compare` of three models or more, --engine ray, `nk.train(save=...)` and other long work keep
-    their finished parts and progress. PATH is a folder, or the result beside a job, as in `netkin jobs watch
+    `learn-tasks` and `compare` (of three models or more, or with --engine ray), `nk.train(save=...)` and other long
+    work keep their finished parts and progress. PATH is a folder, or the result beside a job, as in `netkin jobs watch
     ab.netkin`. A cancelled job stops after the current part and keeps what is finished; run the same command or call
     again to resume.
     """
