@@ -10,11 +10,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -256,23 +257,29 @@ class Lab:
         """
         tasks = list(tasks)
         if not keep or self.job is None:
-            return list(self._spread(work, tasks))
+            return [result for _, result in sorted(self._spread(work, tasks), key=itemgetter(0))]
         names = [f"{work.__name__} {json.dumps(task)}" for task in tasks]
         parts = {name: self.job.find(name) for name in names}
-        missing = {name: task for name, task in zip(names, tasks, strict=True) if parts[name] is None}
-        for name, result in zip(missing, self._spread(work, list(missing.values())), strict=True):
-            parts[name] = self.job.keep(name, {"result": result})
+        missing = [name for name in names if parts[name] is None]
+        left = [task for name, task in zip(names, tasks, strict=True) if name in missing]
+        for place, result in self._spread(work, left):
+            parts[missing[place]] = self.job.keep(missing[place], {"result": result})
         return [part.values["result"] for part in parts.values() if part is not None]
 
-    def _spread(self, work: Callable[[Lab, Any], Any], tasks: list[Any]) -> Iterable[Any]:
+    def _spread(self, work: Callable[[Lab, Any], Any], tasks: list[Any]) -> Iterator[tuple[int, Any]]:
+        """Yield the place of each task and its result, as soon as it is there."""
         if self.device.type != "cuda" or len(tasks) < 2:
-            yield from (work(self, task) for task in tasks)
+            yield from ((place, work(self, task)) for place, task in enumerate(tasks))
             return
+        places = {self._workers.submit(_apart, work, self._setting, task): place for place, task in enumerate(tasks)}
         try:
-            yield from self._workers.map(partial(_apart, work, self._setting), tasks)
+            yield from ((places[done], done.result()) for done in as_completed(places))
         except BrokenProcessPool:
             del self._workers  # the next claim gets new ones
             raise
+        finally:
+            for task in places:
+                task.cancel()
 
     @cached_property
     def _workers(self) -> ProcessPoolExecutor:

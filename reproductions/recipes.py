@@ -73,9 +73,8 @@ _TEXT = Recipe(steps=1500, batch=32, rate=4e-3, optimizer="adam", schedule="cosi
 # of several sets of images, each seen for as many steps; not mirrored, since one holds digits
 _TASKS = _LARGE.but(epochs=None, steps=500, rate=0.2, warmup=50, shift=2)
 _FEW_TASKS = _TASKS.but(steps=400, batch=50, rate=0.05, shift=1)  # of images with half the pixels a side
-# of networks with masks; of dense ones, shorter; and of vision transformers, before tokens are dropped
+# of networks with masks, and of dense ones to be pruned; and of vision transformers, before tokens are dropped
 _SPARSE = _LARGE.but(epochs=None, steps=3000, batch=256, rate=0.2, warmup=150, flip=True)
-_DENSE = _SPARSE.but(steps=1500, batch=128, rate=0.1, warmup=75)
 _FEW_SPARSE = _SPARSE.but(steps=200, batch=50, rate=0.05, warmup=20, shift=2)
 _PATCHES = _LARGE.but(epochs=10, optimizer="adamw", rate=1e-3, decay=0.05, warmup=1, flip=True)
 _FEW_PATCHES = _FEW_SPARSE.but(optimizer="adamw", rate=1e-3, decay=0.05)
@@ -118,7 +117,7 @@ RECIPES: dict[str, dict[str, Network]] = {
         "resnet50": Network(resnet50, _TASKS),
         "resnet20-sparse": Network(lambda: thin(20), _SPARSE),
         "resnet56-sparse": Network(lambda: thin(56), _SPARSE),
-        "resnet18-pretrained": Network(lambda: ResNet((2, 2, 2, 2), (32, 64, 128, 256)), _DENSE),
+        "resnet18-pretrained": Network(lambda: ResNet((2, 2, 2, 2), (32, 64, 128, 256)), _SPARSE),
         "vit-tokens": Network(vit, _PATCHES),
         "resnet18-atoms": Network(resnet18, _ATOMS),
         "alexnet-atoms": Network(alexnet, _ATOMS),

@@ -1,6 +1,9 @@
 """The laboratory: data, training and runs that claims share."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -124,6 +127,27 @@ def test_the_same_seed_trains_the_same_network(lab, tmp_path):
 def test_work_over_tasks_comes_back_in_order(lab):
     assert lab.over(lambda _, task: task**2, [3, 1, 2]) == [9, 1, 4]
     assert len(lab.trained_all([("convnet", 0), ("convnet", 1)])) == 2
+
+
+def test_a_part_is_kept_while_an_earlier_one_is_still_worked_on(tmp_path):
+    second_is_kept = threading.Event()
+
+    class Parts:
+        def find(self, name):
+            return None
+
+        def keep(self, name, values):
+            if name.endswith("2"):
+                second_is_kept.set()
+            return SimpleNamespace(values=values)
+
+    def work(lab, task):
+        assert task == 2 or second_is_kept.wait(20)
+        return 10 * task
+
+    lab = Lab("gpu", device="cuda", cache=tmp_path)  # nothing is placed there
+    lab.job, lab._workers = Parts(), ThreadPoolExecutor(2)
+    assert lab.over(work, [1, 2, 3], keep=True) == [10, 20, 30]
 
 
 @pytest.mark.parametrize(

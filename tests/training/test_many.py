@@ -219,11 +219,23 @@ def test_small_networks_are_stacked_and_large_ones_are_not():
     assert call(small, recipe)._best() == []
 
 
+def test_networks_too_large_to_be_stacked_are_neither_run_nor_compared_to_find_that_out(monkeypatch):
+    def costly(*given):
+        raise AssertionError("took time for nothing")
+
+    large = [nn.Sequential(nn.Flatten(), nn.Linear(72, 20_000), nn.Linear(20_000, 3)) for _ in range(2)]
+    for question in ("_trials", "_unlike"):
+        monkeypatch.setattr(Trainings, question, costly)
+    assert call(large, Recipe(epochs=1, batch=8))._best() == []
+    with pytest.raises(AssertionError, match="for nothing"):
+        call([net(0), net(1)], Recipe(epochs=1, batch=8))._best()
+
+
 def test_operations_are_those_of_torchs_counter():
     work = call([net(0), net(1)], Recipe(epochs=1, batch=16))
     with FlopCounterMode(display=False) as counter:
         net(0)(labelled()[0][:16].double())
-    assert work._trials == [(counter.get_total_flops(), "")]
+    assert work._trials() == [(counter.get_total_flops(), "")]
 
 
 class Counting(nn.Module):

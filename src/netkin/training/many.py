@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -145,19 +145,28 @@ class Trainings:
         return self._one_by_one()
 
     def _best(self) -> list[str]:
-        """Return the ways that are faster than one by one for such networks, by the size of their work."""
-        if len(self.models) < 2:
+        """Return the ways that are faster than one by one for such networks, by the size of their work.
+
+        What costs least to find out is asked first, as training one by one must not become slower by the question.
+        """
+        if len(self.models) < 2 or self._reason_against_all():
             return []
-        stacked = not self.reason_against("stacked") and not self._is_recurrent
         most = STACKED_BELOW.get(self.device.type, (0, 0))
-        size = sum(weight.numel() for weight in self.models[0].parameters())
-        small = stacked and size < most[1] and self._trials[0][0] < most[0]
+        recurrent = any(isinstance(module, nn.RNNBase) for module in self.models[0].modules())
+        small = not recurrent and sum(weight.numel() for weight in self.models[0].parameters()) < most[1]
+        small = small and self._trials(1)[0][0] < most[0] and not self._unlike()
         return ["stacked"] * small + ["graphs"] * (not self.reason_against("graphs"))
 
     def reason_against(self, way: str) -> str:
         """Return why a way is closed, as a part of a sentence; empty if it is open."""
         if way == "one by one":
             return ""
+        if way == "graphs" and self.device.type != "cuda":
+            return f"CUDA graphs need a GPU, and they lie on {self.device}"
+        return self._reason_against_all() or (self._unlike() if way == "stacked" else "")
+
+    def _reason_against_all(self) -> str:
+        """Return why the networks can only be trained one by one; empty if other ways are open."""
         if self.hooks is not None:
             return "hooks need each step of a network by itself"
         if any(_has_hooks(model) for model in self.models):
@@ -166,9 +175,7 @@ class Trainings:
             return "their data must be arrays `(inputs, labels)`"
         if not isinstance(self.recipe.optimizer, str) or self.recipe.precision == "fp16":
             return "an optimizer of torch itself and loss scaling decide each step by themselves"
-        if way == "graphs":
-            return "" if self.device.type == "cuda" else f"CUDA graphs need a GPU, and they lie on {self.device}"
-        return self._unlike()
+        return ""
 
     def _unlike(self) -> str:
         """Return in what networks or their data differ so that they can't be stacked; empty if in nothing."""
@@ -187,15 +194,11 @@ class Trainings:
             )
         return ""
 
-    @property
-    def _is_recurrent(self) -> bool:
-        return any(isinstance(module, nn.RNNBase) for module in self.models[0].modules())
-
-    @cached_property
-    def _trials(self) -> list[tuple[int, str]]:
-        """Of each form of network the operations for a batch, and what its forward pass changes beside its buffers."""
-        forms = {str(model): (model, arrays) for model, arrays in zip(self.models, self.arrays, strict=True)}
-        with model_lock(), random_states_kept(*self.models), torch.no_grad():
+    def _trials(self, count: int | None = None) -> list[tuple[int, str]]:
+        """Of each form among the first networks, the operations for a batch and what it changes beside its buffers."""
+        models = self.models[:count]
+        forms = {str(model): (model, arrays) for model, arrays in zip(models, self.arrays, strict=False)}
+        with model_lock(), random_states_kept(*models), torch.no_grad():
             return [_try_forward(model, arrays[0][: self.recipe.batch]) for model, arrays in forms.values()]
 
     def _one_by_one(self) -> list[list[Record]]:
@@ -257,7 +260,7 @@ class Trainings:
         """Try the step of each team out, and record it where there is a GPU."""
         try:
             teams = self._teams(students, way, ticks)
-            for changed in filter(None, (changed for _, changed in self._trials)):
+            for changed in filter(None, (changed for _, changed in self._trials())):
                 raise _Unfit(f"the forward pass changes {changed!r} of the model, and not in place.")
             for team in teams:
                 team.rehearse()
