@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from netkin import files
 from netkin.errors import FileFault
+from netkin.results import load
 
 ARRAYS = {"x": np.arange(6.0).reshape(2, 3), "empty": np.zeros((0, 4)), "whole": np.arange(3)}
 
@@ -126,6 +127,17 @@ def test_the_usual_permissions_apply(tmp_path):
     files.write(tmp_path / "f", "moments", {}, ARRAYS)
     (tmp_path / "plain").touch()
     assert (tmp_path / "f").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_the_header_of_a_json_document_is_all_of_it_and_the_state_of_a_job_is_no_result(tmp_path):
+    (tmp_path / "claim.json").write_text('{"kind": "claim", "format": 2, "verdict": "holds"}')
+    assert files.read_header(tmp_path / "claim.json", "claim")["verdict"] == "holds"
+    with pytest.raises(FileFault, match="holds 'claim', not 'moments'"):
+        files.read_header(tmp_path / "claim.json", "moments")
+    (tmp_path / "job.json").write_text('{"kind": "sweep", "format": 1, "heartbeat": "2026-11-18T02:11:22+00:00"}')
+    for read in (files.read_header, load):
+        with pytest.raises(FileFault, match="job.json' is the state of a job, not a result; `netkin jobs .*` shows it"):
+            read(tmp_path / "job.json")
 
 
 def test_a_refusal_of_a_file_is_no_damage(tmp_path):

@@ -4,6 +4,7 @@ import io
 import sys
 
 import pytest
+from tqdm import tqdm
 
 from netkin import progress
 from netkin.errors import ValueFault
@@ -102,6 +103,10 @@ def test_a_terminal_shows_a_bar(shown_on):
     assert "measuring" in terminal.getvalue()
     assert "/3 [" in terminal.getvalue()
     assert "pairs" in terminal.getvalue()
+
+
+def test_slow_work_is_told_in_units_a_second():
+    assert "3/4 [01:00<00:20,  0.05 steps/s]" in tqdm.format_meter(3, 4, 60.0, bar_format=progress.BAR, unit=" steps")
 
 
 def test_nothing_is_shown_where_it_is_not_wanted(shown_on):

@@ -134,7 +134,7 @@ __all__ = ["__version__", *_LISTED]
 
 
 def __getattr__(name: str) -> Any:
-    if f"netkin.{name}" in {*_ROOMS, *_UNLISTED}:
+    if f"netkin.{name}" in {*_ROOMS, *_UNLISTED, "netkin.identity"}:
         return import_module(f"netkin.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'netkin' has no attribute {name!r}")

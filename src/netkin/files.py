@@ -201,7 +201,11 @@ def read(path: Location, kind: str | None = None) -> tuple[dict[str, Any], dict[
 
 
 def read_header(path: Location, kind: str | None = None) -> dict[str, Any]:
-    """Return the header of one of our files without reading its arrays, which may be large."""
+    """Return the header of one of our files without reading its arrays, which may be large; a JSON document whole."""
+    if read_start(path, 1) == b"{":
+        content = read_document(path)
+        _refuse_other_kind(path, content, kind)
+        return content
     with _opened(path) as file, damage_reported(path):
         header, _ = _header(path, file.metadata())
         _refuse_other_kind(path, header, kind)
@@ -254,6 +258,21 @@ def read_json(path: Location) -> dict[str, Any]:
     contents = read_start(path, -1)
     with damage_reported(path):
         return _mapping(contents.decode("utf-8"))
+
+
+def read_document(path: Location) -> dict[str, Any]:
+    """Return the mapping in a JSON file of a result; the state of a job is refused."""
+    content = read_json(path)
+    if "heartbeat" in content:
+        raise FileFault(
+            f"{str(path)!r} is the state of a job, not a result; `netkin jobs {Path(path).parent}` shows it."
+        )
+    return content
+
+
+def is_filled(path: Location | None) -> bool:
+    """Return whether there is a file that holds something; one that is empty counts as none."""
+    return path is not None and os.path.isfile(path) and os.path.getsize(path) > 0
 
 
 def refuse_special(path: Location) -> None:

@@ -25,6 +25,7 @@ ProgressOption = Literal[False] | Callable[[int, int | None, str], object] | Non
 Item = TypeVar("Item")
 
 PAUSE = 0.1  # seconds between two calls of a function
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"  # never seconds a unit
 DELAY = 2  # seconds before a bar is shown
 _chosen: ContextVar[ProgressOption] = ContextVar("progress", default=None)
 _functions: ContextVar[tuple[Callable[..., object], ...]] = ContextVar("progress functions", default=())
@@ -81,8 +82,9 @@ def reporting(
         calls.finish()
     else:
         hidden = chosen is False or not sys.stderr.isatty()
+        shown = {"bar_format": BAR} if total else {}
         with tqdm(
-            total=total, desc=what, unit=f" {unit}", initial=done, delay=DELAY, leave=False, disable=hidden
+            total=total, desc=what, unit=f" {unit}", initial=done, delay=DELAY, leave=False, disable=hidden, **shown
         ) as bar:
             yield _Several([Report(bar.update), *others]) if others else Report(bar.update)
 

@@ -16,7 +16,7 @@ import torch
 
 
 class Lab:
-    def __init__(self, scale, *, device=None, data=None, checkpoints=None):
+    def __init__(self, scale, *, device=None, data=None, checkpoints=None, cache=None):
         self.scale, self.device, self.data = scale, torch.device(device or "cpu"), data
 
     def images(self):

@@ -123,7 +123,7 @@ def test_a_paper_is_measured_recorded_and_told(netkin, checkout):
     halving, negative = result.stdout.splitlines()
     assert halving == (
         "toys/halving, cpu scale, 0.0 s: holds. The paper says “sizes halve” (Fig. 1); here size is 0.500 ± 0.010 "
-        "(n = 3), and in the control, copies of copies, 0.900 ± 0.010 (n = 3); so the claim holds."
+        "(n = 3), and in the control, copies of copies, 0.900 ± 0.010 (n = 3); so by its criterion the claim holds."
     )
     assert "does not hold" in negative  # and yet the exit code is 0
     assert "[1 of 2] toys/halving: measuring at cpu scale on CPU" in result.stderr

@@ -94,7 +94,8 @@ def test_a_part_remembers_how_long_it_took(tmp_path):
         ({"data digest": "5c1e", "models": {"a": "11", "b": "33"}}, r"the weights of 'b' \('22', not '33'\)"),
         ({"data digest": "5c1e", "models": {"a": "0" * 24, "b": "22"}}, r"the weights of 'a'; ask"),
         ({**IDENTITY, "seed": 0}, r"seed \(None, not 0\)"),
-        ({"models": {"a": "11", "b": "22"}}, r"data \('5c1e', not None\)"),
+        ({"models": {"a": "11", "b": "22"}}, r"data \('5c1e', not None\); ask for"),
+        ({**IDENTITY, "test data": "9 examples"}, r"test data \(None, not '9 examples'\); ask for"),
     ],
 )
 def test_a_job_of_another_identity_is_refused_and_stays_as_it_was(tmp_path, identity, words):
@@ -149,7 +150,7 @@ def test_overwriting_begins_anew(tmp_path):
         Job.beside(result, "count", {"seed": 1}).__enter__()
     with Job.beside(result, "count", {"seed": 1}, overwrite=True) as job:
         assert job.find("0") is None
-    assert not result.exists()
+    assert not files.is_filled(result)
     assert jobs.read(result).identity == {"seed": 1}
 
 
@@ -220,6 +221,19 @@ def test_after_kill_9_the_job_goes_on_and_nothing_hidden_stays(tmp_path, sleeper
     assert computed == [1, 2]
     assert [part.values["square"] for part in parts] == [0, 1, 4]
     assert not list((tmp_path / "job").rglob(".*"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="without /proc a zombie cannot be told")
+def test_a_killed_process_that_its_parent_has_not_collected_is_no_running_job(tmp_path, sleeper):
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now, and stays one
+    assert jobs.read(tmp_path / "job").condition == "killed"
+    sleeper.wait()
+
+
+def test_a_path_that_names_no_file_is_refused():
+    with pytest.raises(FileFault, match="a result is saved in a file; got the path '.', which names none"):
+        Job.beside("", "sweep", {})
 
 
 def test_the_unfinished_writes_of_the_result_are_removed_and_no_others(tmp_path):
@@ -383,3 +397,42 @@ def test_a_job_is_watched_without_torch(tmp_path):
     environment = os.environ | {"PYTHONPATH": SOURCE}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"heartbeat": "2026-11-18T02:11:22"}, "`heartbeat` has no time zone"),
+        ({"total": "x"}, "`total` is of type str"),
+        ({"pid": 10**20}, "`pid` is the number of no process"),
+        ({"message": 3}, "`message` is of type int"),
+    ],
+)
+def test_a_damaged_state_is_refused_and_the_other_jobs_are_listed(tmp_path, changes, words):
+    squares(tmp_path / "one"), squares(tmp_path / "two")
+    state = json.loads((tmp_path / "two" / "job.json").read_text())
+    (tmp_path / "two" / "job.json").write_text(json.dumps(state | changes))
+    with pytest.raises(FileFault, match=f"job.json' is damaged: .*{words}"):
+        jobs.read(tmp_path / "two")
+    whole, damaged = jobs.list_jobs(tmp_path)
+    assert (whole.condition, damaged.condition) == ("done", "damaged")
+    assert words in str(damaged)
+
+
+def test_a_pipe_in_place_of_a_state_keeps_no_reader_waiting(tmp_path):
+    squares(tmp_path / "job")
+    (tmp_path / "job" / "job.json").unlink()
+    os.mkfifo(tmp_path / "job" / "job.json")
+    with pytest.raises(FileFault, match="it is no ordinary file"):
+        jobs.read(tmp_path / "job")
+
+
+def test_a_result_that_is_made_again_keeps_its_permissions(tmp_path):
+    path = tmp_path / "ab.netkin"
+    for text in ("first", "second"):
+        with Job.beside(path, "sweep", {"text": text}, overwrite=True):
+            assert not files.is_filled(path)
+            files.write_text(path, text)
+            path.chmod(0o600)
+        assert path.read_text() == text
+    assert path.stat().st_mode & 0o777 == 0o600

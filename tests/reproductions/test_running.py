@@ -251,8 +251,8 @@ def test_tables_for_the_terminal(made, lab, tmp_path):
     first, second = listing.outcomes_as_text(outcomes).splitlines()
     assert first.startswith("toys/a, cpu scale, 0.0 s: holds. The paper says “a sentence that is rather long")
     assert first.endswith(
-        "…” (Fig. 2); here size is 0.500 ± 0.010 (n = 3), and in the control, copies of copies, 0.250 ± 0.010 (n = 3); "
-        "so the claim holds."
+        "long” (Fig. 2); here size is 0.500 ± 0.010 (n = 3), and in the control, copies of copies, 0.250 ± 0.010 (n = "
+        "3); so by its criterion the claim holds."
     )
     assert second == "toys/c, failed: ValueFault: too small."
     listed = [" ".join(line.split()) for line in listing.list_as_text(listing.listed(["toys"]), tmp_path).splitlines()]

@@ -210,12 +210,16 @@ def test_the_row_shows_one_number_of_each(tmp_path):
 @pytest.mark.parametrize(
     "changes, end",
     [
-        ({}, "; so the claim holds."),
-        ({"verdict": "holds in part"}, "; so the claim holds in part."),
-        ({"verdict": "undecided"}, "; so the runs do not decide it."),
+        ({}, "; so by its criterion the claim holds."),
+        ({"verdict": "holds in part"}, "; so by its criterion the claim holds in part."),
+        ({"verdict": "undecided"}, "; so by its criterion the runs do not decide the claim."),
         (
             {"verdict": "does not hold", "controls": {"accuracy kept": Measured(0.9700, 0.0042, 3)}},
-            "; so the claim does not hold: within its error the control gives the same.",
+            "; so by its criterion the claim does not hold: within its error the control gives the same.",
+        ),
+        (
+            {"verdict": "undecided", "controls": {"accuracy kept": Measured(0.9500, 0.0100, 3)}},  # two errors apart
+            "; so by its criterion the runs do not decide the claim.",
         ),
         ({"kind": "identity", "controls": {}}, "is 0.9721 ± 0.0042 (n = 3), which is algebra and agrees."),
     ],

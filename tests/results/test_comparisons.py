@@ -68,6 +68,19 @@ def test_the_summary_reads_layers_of_the_same_name(made):
     assert Comparisons([made.comparison(table)]).summary()[0, 1] == 0.3
 
 
+def test_the_text_has_the_warnings_of_all_pairs_each_once_and_counts_what_is_too_much(three):
+    pairs = {pair: replace(one, warnings=("random weights", f"few of {pair}")) for pair, one in three.items()}
+    many = Comparisons(pairs)
+    assert many.warnings == ("random weights", *(f"few of {pair}" for pair in pairs))
+    assert str(many).count("warning: random weights") == 1
+    assert "more warning" not in str(many)
+    loud = Comparisons(
+        {pair: replace(one, warnings=tuple(f"{pair}, {k}" for k in range(4))) for pair, one in three.items()}
+    )
+    assert str(loud).count("warning: ") == 5
+    assert "7 more warnings: each pair shows its own" in str(loud)
+
+
 def test_without_common_names_the_summary_reads_the_best_matches(made):
     table = made.table(rows=("p", "q"), columns=("r", "s"), values=[[0.9, 0.8], [0.3, 0.7]])
     assert Comparisons([made.comparison(table)]).summary()[0, 1] == pytest.approx(0.8)

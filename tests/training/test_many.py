@@ -325,6 +325,10 @@ def test_what_cannot_be_trained_at_once_is_refused():
         train_many(models, epochs=1)
     with pytest.raises(ShapeError, match="`seeds` must hold one for each of the 2 networks; got 3"):
         train_many(models, labelled(), epochs=1, seeds=[1, 2, 3])
+    with pytest.raises(ValueFault, match=r"`seeds` must hold one for each network, as `range\(2\)`; got 2"):
+        train_many(models, labelled(), epochs=1, seeds=2)
+    with pytest.raises(ValueFault, match=r"`train_many` saves nothing; .* `nk.train\(..., save=FILE\)`"):
+        train_many(models, labelled(), epochs=1, save="many.netkin")
     with pytest.raises(ValueFault, match="share weights"):
         train_many([models[0]] * 2, labelled(), epochs=1)
     with pytest.raises(UnknownName, match="no way 'stackd' to train; did you mean 'stacked'?"):

@@ -54,7 +54,7 @@ def cli(debug: bool) -> None:
     .pt2 files contain their own. Data is digits:test, images:DIR, cifar10:DIR or package.module:function; `netkin data`
     lists all. NAME=DATA gives the data a name of your own, and NAME=MODEL a model that is compared with others.
 
-    Results go to stdout, progress to stderr. The exit code is 0, 1 for an error, or 2 for wrong usage.
+    Results go to stdout, progress to stderr. The exit code is 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C.
     """
 
 

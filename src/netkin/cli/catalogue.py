@@ -167,9 +167,8 @@ def show(file: Path, json: bool) -> None:
     """
     from netkin import files
 
-    claim = files.read_start(file, 1) == b"{"
-    header = files.read_json(file) if claim else files.read_header(file)
-    arrays = {} if claim else files.array_shapes(file)
+    header = files.read_header(file)
+    arrays = {} if files.read_start(file, 1) == b"{" else files.array_shapes(file)
     shapes = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in arrays.items()}
     click.echo(as_json({**header, "arrays": shapes}) if json else _describe(file, header, arrays))
 
@@ -300,7 +299,10 @@ def jobs(words: tuple[str, ...], json: bool) -> None:
         state = cancel(rest[0])
         click.echo(f"{state.folder} will stop after the current part; {state.progress} are done.", err=True)
     elif verb == "watch":
-        _show([_watch(rest[0])] if not json else [read(rest[0])], json)
+        try:
+            _show([_watch(rest[0])] if not json else [read(rest[0])], json)
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt("stopped watching; the job goes on.") from stop
     else:
         _show(list_jobs(*rest), json)
 

@@ -199,6 +199,9 @@ def _answer(measure: Measure, X: Any, Y: Any, expected: float, tolerance: float)
     help="Folder of networks published by the authors; by default the variable NETKIN_CHECKPOINTS.",
 )
 @click.option("--out", type=FOLDER, metavar="DIR", help="Folder for the records; by default reproductions/results.")
+@click.option(
+    "--cache", type=FOLDER, metavar="DIR", help="Folder for trained networks; by default reproductions/.cache."
+)
 @DEVICE
 @click.option("--again", is_flag=True, help="Measure recorded claims again.")
 @click.option(
@@ -259,12 +262,16 @@ def _measure(
     checkpoints: Path | None,
     device: str,
     again: bool,
+    cache: Path | None,
 ) -> bool:
     """Measure the claims, print what became of them, and tell whether one failed."""
     refuse_absent_device(device)
     running, tables = _part(root, "running"), _part(root, "listing")
-    lab = _part(root, "laboratory").Lab(scale, device=device, data=data, checkpoints=checkpoints)
-    outcomes = running.run(names, lab, out, again=again)
+    lab = _part(root, "laboratory").Lab(scale, device=device, data=data, checkpoints=checkpoints, cache=cache)
+    try:
+        outcomes = running.run(names, lab, out, again=again)
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt("interrupted; run the same command again to resume.") from stop
     _print((tables.outcomes_as_document if json else tables.outcomes_as_text)(outcomes), json)
     return any(outcome.fault for outcome in outcomes)
 

@@ -137,7 +137,7 @@ def _say_how_to_resume(save: Path | None) -> None:
 @click.command(
     "learn-tasks",
     epilog=example(
-        "learn-tasks netkin:digits --data digits:train --test digits:test --recipe epochs=1 --report tasks.html"
+        "learn-tasks netkin:digits --data digits:train --test digits:test --recipe epochs=5 --report tasks.html"
     ),
 )
 @click.argument("model")

@@ -22,7 +22,7 @@ from netkin.comparing.request import Options, Request
 from netkin.comparing.subjects import ModelRunner, Subject
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import MemoryLimit, ValueFault
-from netkin.identity import DataDigest, described_call, in_words, settings_digest, weights_digest
+from netkin.identity import DataDigest, described_call, form_digest, in_words, settings_digest, weights_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.progress import reported
@@ -134,10 +134,15 @@ class AllPairs:
         self._refuse_other_data("save")
 
     def _identity(self, measures: Sequence[Measure]) -> dict[str, Any]:
-        weights = {name: weights_digest(self._live([name])[name]) for name in self.given}
+        weights, forms = dict[str, str](), dict[str, str]()
+        for name in self.given:
+            model = self._live([name])[name]
+            weights[name] = weights_digest(model)
+            forms |= {name: form_digest(model)} if isinstance(model, nn.Module) else {}
         data = "none" if weights_alone(measures) else data_digest(self.data, self.examples)
         settings = Request({}, self.options, self.pairs, self.study)._settings()
-        return identity_of_study(weights, data, self.options.layers, settings | {"rows": str(self.rows)}, measures)
+        own = identity_of_study(weights, data, self.options.layers, settings | {"rows": str(self.rows)}, measures)
+        return own | {"forms": forms}
 
     def _call(self, measures: Sequence[Measure]) -> str:
         told = {"data": data_name(self.data)} if self.data is not None else {}

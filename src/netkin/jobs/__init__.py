@@ -262,7 +262,7 @@ class Job:
         self._clean(folder)
         if (folder / STATE).exists():
             held = read(folder)
-            finished = any((folder / PARTS).glob("*.netkin")) or (self.result is not None and self.result.exists())
+            finished = any((folder / PARTS).glob("*.netkin")) or files.is_filled(self.result)
             if finished or held.kind != self._state.kind:  # else there is nothing to lose
                 refuse_other(held, self._state)
                 self._state = replace(self._state, identity=_merged_identity(held.identity, self._state.identity))
@@ -282,7 +282,7 @@ class Job:
             return
         if not self.result.parent.is_dir():
             raise FileFault(f"cannot write {str(self.result)!r}: there is no folder {str(self.result.parent)!r}.")
-        if self.result.exists() and not (self.overwrite or (folder / STATE).exists()):
+        if files.is_filled(self.result) and not (self.overwrite or (folder / STATE).exists()):
             raise FileFault(
                 f"{str(self.result)!r} is there, and the parts it was made from are not in {str(folder)!r}; give "
                 f"another path or delete it, or {RESTART}."
@@ -295,7 +295,9 @@ class Job:
         (folder / CANCEL).unlink(missing_ok=True)
         parts = list((folder / PARTS).glob("*.netkin"))
         if self.overwrite:  # the state last, so that no parts are left without one
-            for old in (*parts, *filter(None, [self.result]), folder / STATE):
+            if files.is_filled(self.result):
+                os.truncate(self.result, 0)  # type: ignore[arg-type] # its permissions stay
+            for old in (*parts, folder / STATE):
                 old.unlink(missing_ok=True)
         elif parts and not (folder / STATE).exists():
             raise FileFault(f"{str(folder)!r} holds parts of a job without its {STATE}; delete it, or {RESTART}.")

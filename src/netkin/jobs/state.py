@@ -20,12 +20,13 @@ STATE, LOCK, CANCEL, PARTS = "job.json", "lock", "cancel", "parts"  # what lies 
 SUFFIX = ".job"  # of the folder beside a result
 RESTART = "start again with `overwrite=True`"
 WORDS = {"chunks": "`errors`", "measures digest": "the code of its measures"}
-OF_MODELS = ("models", "weights")  # what holds the weights of each by its name
+OF_MODELS = {"models": "the weights", "weights": "the weights", "forms": "the architecture"}  # by a model's name
 # 16 or 24 hex digits; without a word before them at least one letter, or 24 digits, else they are a number
 _DIGEST = re.compile(
     r"(?:[,;] )?(?:(?:mark |digest )(?:[0-9a-f]{24}|[0-9a-f]{16})"
     r"|(?<![\w.])(?:[0-9a-f]{24}|(?=\d*[a-f])[0-9a-f]{16}))\b"
 )
+BEGINNING = "1970-01-01T00:00:00.000+00:00"
 SILENT = 60  # seconds without a heartbeat after which a process on another machine is taken for dead
 
 
@@ -75,7 +76,13 @@ class State:
         return f"{self.done:,}{'' if self.total is None else f' of {self.total:,}'} {unit}"
 
     def __str__(self) -> str:
-        said = self.error if self.condition == "failed" else self.message if self.condition == "running" else ""
+        said = (
+            self.error
+            if self.condition in ("failed", "damaged")
+            else self.message
+            if self.condition == "running"
+            else ""
+        )
         return f"{self.folder}: {self.kind}, {self.condition}, {self.progress}{said and f' ({said})'}"
 
 
@@ -97,12 +104,9 @@ def read(path: str | os.PathLike[str]) -> State:
     if not (folder / STATE).exists():
         raise FileFault(f"there is no job at {str(path)!r}; `netkin jobs` lists those below a folder.")
     file = folder / STATE
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as fault:
-        raise FileFault(f"cannot read {str(file)!r}: {fault.strerror or fault}.") from fault
+    contents = files.read_start(file, -1)
     with files.damage_reported(file):
-        header = json.loads(text)
+        header = json.loads(contents.decode("utf-8"))
         if int(header.pop("format")) > FORMAT:
             raise FileFault(f"{str(file)!r} was written by a newer netkin; update with `pip install -U netkin`.")
         return _checked(State(**header, folder=str(folder)))
@@ -122,6 +126,8 @@ def beside(result: str | os.PathLike[str]) -> Path:
         'ab.netkin.job'
     """
     result = Path(result)
+    if not result.name:
+        raise FileFault(f"a result is saved in a file; got the path {str(result)!r}, which names none.")
     return result.with_name(result.name + SUFFIX)
 
 
@@ -135,7 +141,15 @@ def list_jobs(folder: str | os.PathLike[str] = ".") -> list[State]:
             return [read(folder)]
         what = f"{str(folder)!r} has no job beside it" if Path(folder).exists() else f"there is no {str(folder)!r}"
         raise FileFault(f"{what}; name a folder to look for jobs in.")
-    return sorted((read(place) for place in _places(Path(folder))), key=lambda state: state.heartbeat, reverse=True)
+    return sorted(map(_read_if_whole, _places(Path(folder))), key=lambda state: state.heartbeat, reverse=True)
+
+
+def _read_if_whole(folder: Path) -> State:
+    """Return the state of a job, or, where it can't be read, one that says why, so that others are still listed."""
+    try:
+        return read(folder)
+    except FileFault as fault:
+        return State("job", status="damaged", error=str(fault), heartbeat=BEGINNING, folder=str(folder))
 
 
 def refuse_other(held: State, asked: State) -> None:
@@ -149,9 +163,10 @@ def refuse_other(held: State, asked: State) -> None:
         differing.pop(WORDS["measures digest"], None)
     if differing:
         words = " and ".join(name + _change(*values) for name, values in differing.items())
-        redrawn = "a loader that shuffles or draws at random gives other data each time; " if "data" in words else ""
+        redrawn = any("data" in name and "none" not in str(values).lower() for name, values in differing.items())
+        hint = "a loader that shuffles or draws at random gives other data each time; " if redrawn else ""
         raise FileFault(
-            f"{held.folder!r} holds a {held.kind} that differs in {words}; {redrawn}ask for the same again, give "
+            f"{held.folder!r} holds a {held.kind} that differs in {words}; {hint}ask for the same again, give "
             f"another path or delete it, or {RESTART}."
         )
 
@@ -165,7 +180,7 @@ def _differing(
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from _differing(one, other, name)
         elif one != other:
-            words = f"the weights of {name!r}" if inside in OF_MODELS else name.removesuffix(" digest")
+            words = f"{OF_MODELS[inside]} of {name!r}" if inside in OF_MODELS else name.removesuffix(" digest")
             yield WORDS.get(name, words), (one, other) if name != "chunks" else (_chunks(one), _chunks(other))
 
 
@@ -204,14 +219,19 @@ def _places(folder: Path) -> Iterator[Path]:
 
 def _checked(state: State) -> State:
     """Return a state whose fields are of the kinds they should be."""
-    for name, kind in (("done", int), ("pid", int), ("identity", dict), ("status", str), ("host", str), ("unit", str)):
-        if not isinstance(getattr(state, name), kind):
-            raise TypeError(f"`{name}` is of type {type(getattr(state, name)).__name__}")
-    datetime.fromisoformat(state.heartbeat)
+    kinds: dict[str, Any] = {"done": int, "pid": int, "identity": dict, "total": (int, type(None))}
+    for name, value in vars(state).items():
+        if not isinstance(value, kinds.get(name, str)):
+            raise TypeError(f"`{name}` is of type {type(value).__name__}")
+    if datetime.fromisoformat(state.heartbeat).tzinfo is None:
+        raise ValueError("`heartbeat` has no time zone")
+    if not 0 <= state.pid < 2**31:
+        raise ValueError("`pid` is the number of no process")
     return state
 
 
 def _exists(pid: int) -> bool:
+    """Return whether a process is alive; one that was killed and that its parent has not collected yet is not."""
     if os.name == "nt":  # there a signal 0 would end the process
         return True
     try:
@@ -220,4 +240,8 @@ def _exists(pid: int) -> bool:
         return False
     except PermissionError:
         pass
-    return True
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not on Linux
+        return True
+    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -205,7 +205,7 @@ class Claim(FrozenRecord):
     def conclusion(self) -> str:
         """One sentence: what was claimed, what was measured, what the control gave, and what follows."""
         ours, control = self.measured.get(self.headline), self.controls.get(self.headline)
-        said = f"The paper says “{_cut_sentence(self.sentence)}” ({self.figure})"
+        said = f"The paper says “{self.sentence.rstrip('. ')}” ({self.figure})"
         found = f"; here {self._headline_in_words} is {ours}" if ours else ""
         if self.kind == IDENTITY:
             return f"{said}{found}, which is algebra and {'agrees' if self.verdict == HOLDS else 'does not agree'}."
@@ -213,14 +213,21 @@ class Claim(FrozenRecord):
         return f"{said}{found}{beside}; so {self._follows(ours, control)}."
 
     def _follows(self, ours: Measured | None, control: Measured | None) -> str:
-        words = "the runs do not decide it" if self.verdict == UNDECIDED else f"the claim {self.verdict}"
+        """Return the verdict in words, with the difference from the control where that is within its error.
+
+        The verdict follows from all parts of the criterion, and this from the first number alone.
+        """
+        words = "the runs do not decide the claim" if self.verdict == UNDECIDED else f"the claim {self.verdict}"
         apart = ours and control and ours.minus(control)
-        if not apart or self.verdict in (HOLDS, IN_PART) or apart.above(0) is not None or apart.interval is None:
-            return words
-        return f"{words}: within its error the control gives the same"
+        if not apart or apart.error is None or self.verdict in (HOLDS, IN_PART) or abs(apart.value) > apart.error:
+            return f"by its criterion {words}"
+        return f"by its criterion {words}: within its error the control gives the same"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild, (Claim, plain_fields(self) | {"curves": {title: dict(c) for title, c in self.curves.items()}})
+
+    def __str__(self) -> str:
+        return f"{self.id}, {self.scale} scale: {self.verdict}. {self.conclusion}"
 
     def __repr__(self) -> str:
         return f"Claim({self.id!r}, scale={self.scale!r}, verdict={self.verdict!r})"
@@ -298,12 +305,6 @@ def _finite(what: str, value: Any) -> float:
     if not math.isfinite(number):
         raise ValueFault(f"a measured {what} must be a finite number; got {number}.")
     return number
-
-
-def _cut_sentence(sentence: str, longest: int = 160) -> str:
-    """Return a sentence without its full stop, cut between words where it is long."""
-    whole = sentence.rstrip(". ")
-    return whole if len(whole) <= longest else f"{whole[:longest].rsplit(' ', 1)[0]} …"
 
 
 def _curve(title: str, curve: Curve) -> Curve:

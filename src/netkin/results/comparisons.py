@@ -237,6 +237,11 @@ class Comparisons(Mapping[Pair, Comparison]):
                 means[j, i] = means[i, j]
         return means
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The warnings of all pairs, each once."""
+        return tuple(dict.fromkeys(text for one in self.pairs.values() for text in one.warnings))
+
     def summaries(self) -> Comparison:
         """Return the summaries of all measures as one comparison, with the models in rows and columns.
 
@@ -252,8 +257,7 @@ class Comparisons(Mapping[Pair, Comparison]):
             a="networks", b="networks", layers_a=self.models, layers_b=self.models,
             tables={name: self._networks(name) for name in self.measures}, data=first.data, examples=first.examples,
             seed=first.seed, version=first.version, created=first.created, provenance=origin, **empty,
-            warnings=tuple(dict.fromkeys(text for one in self.pairs.values() for text in one.warnings)),
-            complete=all(one.complete for one in self.pairs.values()),
+            warnings=self.warnings, complete=all(one.complete for one in self.pairs.values()),
         )  # fmt: skip
 
     def _networks(self, measure: str) -> Values:

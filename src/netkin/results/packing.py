@@ -380,7 +380,7 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
 
 
 def _from_json(path: str | os.PathLike[str], models: tuple[Any, ...]) -> Any:
-    content = files.read_json(path)
+    content = files.read_document(path)
     kind = content.get("kind")
     if models or kind not in (*RESULTS, *DOCUMENTS, "claim"):
         raise FileFault(

@@ -54,8 +54,7 @@ NO_DATA = "from the weights alone: no data were run"
 def comparison_as_text(comparison: Comparison) -> str:
     """Return all tables of a comparison under a heading with the models and the data."""
     width = terminal_width()
-    parts = ["\n".join(_heading(comparison, width))]
-    parts += list(_tables(comparison, width))
+    parts = ["\n".join(_heading(comparison, width)), *_tables(comparison, width)]
     parts += [wrapped(f"warning: {warning}", width) for warning in comparison.warnings]
     return "\n\n".join(parts)
 
@@ -127,7 +126,9 @@ def summary_as_text(comparisons: Comparisons) -> str:
     for measure in comparisons.measures:
         about = _about(next(one[measure] for one in comparisons.values() if measure in one))
         lines += ["", wrapped(about, width), *grid(models, models, _summary_cells(comparisons.summary(measure)), width)]
-    notes = [f"warning: {note}" for note in [buckets_note(list(comparisons.values()))] if note]
+    said = [note for note in (buckets_note(list(comparisons.values())), *comparisons.warnings) if note]
+    notes = [f"warning: {note}" for note in said[:NAMED]]
+    notes += [f"{plural(len(said) - NAMED, 'more warning')}: each pair shows its own"] if len(said) > NAMED else []
     notes += [f"left out: {model!r}, as it failed: {why}" for model, why in comparisons.failed.items()]
     return "\n".join([*lines, *(line for note in notes for line in ("", wrapped(note, width)))])
 
@@ -283,10 +284,9 @@ def match_note(table: Values) -> str:
     """Return which best matches are not clearly better than the second best, or that all are; "" where not known."""
     judged = {row: match for row, match in table.best_matches().items() if match.clear is not None}
     unclear = [f"{row} ({margin_text(match)})" for row, match in judged.items() if not match.clear]
-    if not judged:
-        return ""
     if not unclear:
-        return "best matches: each is clearly better than the second best (95 % interval of the difference)"
+        clear = "each is clearly better than the second best (95 % interval of the difference)"
+        return f"best matches: {clear}" if judged else ""
     listed = ", ".join([*unclear[:NAMED], *([f"and {len(unclear) - NAMED} more"] if len(unclear) > NAMED else [])])
     are = "is" if len(unclear) == 1 else "are"
     return f"best matches: {len(unclear)} of {len(judged)} {are} not clearly better than the second best: {listed}"

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.identity import form_of
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.settings import evaluating, model_lock, random_states_kept, seed_all
 from netkin.training.example_order import arrays_in, placed
 from netkin.training.loop import Loss, default_loss, loss_and_accuracy, refuse_untrainable, train
-from netkin.training.recipe import Recipe, Record, form_of, recipe_of
+from netkin.training.recipe import Recipe, Record, recipe_of
 from netkin.training.teams import Store, Student, Team
 
 Look = Callable[[int, nn.Module, int], Any]
@@ -73,9 +74,13 @@ def train_many(
         >>> [round(model.weight.item(), 1) for model in models]
         [1.0, 2.0, 3.0]
     """
+    if "save" in settings:
+        raise ValueFault("`train_many` saves nothing; to resume, train each network by `nk.train(..., save=FILE)`.")
+    if isinstance(seeds, int):
+        raise ValueFault(f"`seeds` must hold one for each network, as `range({seeds})`; got {seeds}.")
     chosen, work = recipe_of(recipe, settings), list(models)
     data_of_each = _data_for(work, data, data_of_each)
-    seeds = list(range(len(work))) if seeds is None else list(seeds)
+    seeds = list(range(len(work)) if seeds is None else seeds)
     _refuse_counts(work, data_of_each, seeds)
     call = Trainings(work, data_of_each, chosen, test, seeds, loss, hooks, look, frozenset(look_at))
     with showing(progress):
@@ -83,10 +88,7 @@ def train_many(
 
 
 class Trainings:
-    """One call of `train_many`: which ways are open to it, and the way taken.
-
-    Networks that were stacked can be trained `again` from other weights, without a new recording.
-    """
+    """One call of `train_many`: which ways are open, and the way taken; stacked networks can be trained `again`."""
 
     def __init__(
         self, models: list[nn.Module], data: Sequence[Any], recipe: Recipe, test: Any, seeds: list[int],
@@ -145,10 +147,7 @@ class Trainings:
         return self._one_by_one()
 
     def _best(self) -> list[str]:
-        """Return the ways that are faster than one by one for such networks, by the size of their work.
-
-        What costs least to find out is asked first, as training one by one must not become slower by the question.
-        """
+        """Return the ways faster than one by one, by the size of the work; what costs least to find out comes first."""
         if len(self.models) < 2 or self._reason_against_all():
             return []
         most = STACKED_BELOW.get(self.device.type, (0, 0))
@@ -360,12 +359,11 @@ def _try_forward(model: nn.Module, inputs: Tensor) -> tuple[int, str]:
 
 def _own_state(model: nn.Module) -> dict[str, Any]:
     """Return the buffers of a model, and the plain values and tensors among the attributes of its modules."""
-    kinds = (bool, int, float, str, Tensor, type(None))
     attributes = {
         f"{place}.{name}".lstrip("."): value
         for place, module in model.named_modules()
         for name, value in vars(module).items()
-        if isinstance(value, kinds)
+        if isinstance(value, (bool, int, float, str, Tensor, type(None)))
     }
     return attributes | dict(model.named_buffers())
 

@@ -7,7 +7,6 @@ model, recipe, seed or of other data is refused.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -24,7 +23,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 from netkin import files
 from netkin.errors import UnknownName, ValueFault, did_you_mean, refuse_below, refuse_unlisted
 from netkin.files import Location
-from netkin.identity import closed_over, function_digest, settings_digest, weights_digest
+from netkin.identity import closed_over, form_of, function_digest, settings_digest, weights_digest
 from netkin.identity.data import PLAIN
 from netkin.jobs import Job, State, beside, refuse_other
 from netkin.representations.inputs import device_of
@@ -39,7 +38,6 @@ SCHEDULES = ("constant", "steps", "linear", "cosine")
 ORDERS = ("shuffled", "drawn", "given")
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 KIND = "training"  # of the file
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # the training flag, hooks, and where parts are registered
 
 
 @dataclass(frozen=True)
@@ -323,26 +321,11 @@ def identity_of(
         "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
         "seed": str(seed),
         "model": f"digest {settings_digest([weights_digest(model), form_of(model), still])}",
-        "loss": "cross entropy" if loss is None else f"digest {_loss_digest(loss)}",
+        "loss": "cross entropy" if loss is None else f"digest {function_digest(loss)}",
         "hooks": f"{', '.join(names) or 'none'}; digest {settings_digest([names, codes])}",
         "data": data(),
         "test data": "none" if test is None else test(),
     }
-
-
-def form_of(model: nn.Module) -> dict[str, str]:
-    """Return what a model is beside its weights and buffers: the kinds of its modules, and all their attributes.
-
-    Example:
-        >>> form_of(nn.Dropout(0.1)) == form_of(nn.Dropout(0.2))
-        False
-    """
-    found = {}
-    for place, module in model.named_modules():
-        found[place] = f"{type(module).__module__}.{type(module).__qualname__}"
-        own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
-        found |= {f"{place}.{name}": _attribute(value) for name, value in own.items()}
-    return found
 
 
 def _code_of(method: Any) -> Any:
@@ -359,18 +342,6 @@ def _code_of(method: Any) -> Any:
 
 def _plain(values: Iterable[Any]) -> list[Any]:
     return [value for value in values if isinstance(value, PLAIN)]
-
-
-def _attribute(value: Any) -> str:
-    try:
-        return settings_digest(value)
-    except ValueFault:  # an object of a kind of its own; where it lies is another place in another process
-        return re.sub(r"0x[0-9a-f]+", "", repr(value))
-
-
-def _loss_digest(loss: Any) -> str:
-    found = function_digest(loss)
-    return settings_digest([found, form_of(loss)]) if isinstance(loss, nn.Module) else found
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:

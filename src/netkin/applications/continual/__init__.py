@@ -27,7 +27,7 @@ from netkin.applications.continual.learners import (
 )
 from netkin.comparing.compare import compare_many
 from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, did_you_mean
-from netkin.identity import described_call, settings_digest, weights_digest
+from netkin.identity import described_call, form_of, settings_digest, weights_digest
 from netkin.jobs import Job, Part
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, Report, reporting
@@ -41,7 +41,7 @@ from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy, train
 from netkin.training.class_splits import Task, refuse_tasks, split_tasks
 from netkin.training.example_order import TEST_BATCH
-from netkin.training.recipe import form_of, pack_state, recipe_of, unpack_state
+from netkin.training.recipe import pack_state, recipe_of, unpack_state
 
 __all__ = ["LearntTasks", "Task", "TaskAccuracies", "TaskEnsembles", "ensemble_tasks", "learn_tasks", "split_tasks"]
 

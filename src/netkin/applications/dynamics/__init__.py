@@ -25,7 +25,7 @@ from netkin.comparing.feed import CachedRunner, data_name
 from netkin.comparing.planning import Plan, weights_alone
 from netkin.comparing.subjects import ModelRunner
 from netkin.errors import ValueFault, also_called
-from netkin.identity import described_call, in_words, settings_digest, weights_digest
+from netkin.identity import described_call, form_digest, in_words, settings_digest, weights_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure, find
 from netkin.memory import size_in_words
@@ -378,7 +378,7 @@ class RunStudy:
         last = self.run.steps[-1]
         # where nothing is continued the final step's own pass has the digest: no need to read the data again
         seen = self.done[last].provenance.get("data digest") if last in self.done else None
-        own = {"final weights": self.weights[last]}
+        own = {"final weights": self.weights[last], "architecture": f"digest {form_digest(self.run.final)}"}
         if self.data is not None:
             own |= {"data digest": seen or self.data.digest, "asked examples": str(self.data.asked)}
         return {f"asked {key}": value for key, value in self.options.words.items()} | own

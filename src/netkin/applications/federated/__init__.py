@@ -52,7 +52,7 @@ from netkin.applications.federated.local_training import (
     state_of,
 )
 from netkin.errors import FileFault, ForwardError
-from netkin.identity import described_call, function_digest, settings_digest
+from netkin.identity import described_call, form_of, function_digest, settings_digest
 from netkin.jobs import Job
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import refuse_lazy, unwrapped
@@ -65,7 +65,6 @@ from netkin.sources.weights import StateDict
 from netkin.training import Recipe, accuracy, train
 from netkin.training.class_splits import ClientSplit, split_by_classes
 from netkin.training.example_order import Arrays
-from netkin.training.recipe import form_of
 
 __all__ = [
     "ALGORITHMS", "SOURCES", "ClientSplit", "ClientUpdate", "Ensembles", "Federation", "adjusted_rand", "federate",

@@ -26,7 +26,7 @@ from netkin.applications.stitching.task_loss import TaskLoss, Way
 from netkin.comparing.pass_statistics import Statistics, load_statistics
 from netkin.comparing.subjects import on_device
 from netkin.errors import InflatedWarning, UnknownName, ValueFault, outside
-from netkin.identity import UnorderedDigest, settings_digest, weights_digest
+from netkin.identity import UnorderedDigest, form_digest, settings_digest, weights_digest
 from netkin.representations import batches_of, guest
 from netkin.representations.cutting import run_layers
 from netkin.representations.inputs import attention_mask, batch_length, watched
@@ -127,6 +127,19 @@ class Asked:
         kept = ", ".join(one.digest.hex for one in self.saved)
         fitted = f"{kept} of statistics, data {fitted}" if kept else fitted
         return {FITTED: fitted, JUDGED: judged, VALIDATED: validated, "batches": str(batches)}
+
+    def identity(
+        self, models: Mapping[Pair, tuple[nn.Module, nn.Module]], marks: Mapping[Pair, Mapping[str, str]], several: bool
+    ) -> dict[str, Any]:
+        """Return what all stitches of models depend on; `marks` holds their weights. More may join several."""
+        asked = {key: text for key, text in self.digests.items() if key != "batches"} | self.settings
+        if not several:
+            ((names, pair),) = models.items()
+            forms = f"digest {settings_digest([form_digest(model) for model in pair])}"
+            return asked | {"names": f"{names[0]} into {names[1]}", "architectures": forms, **marks[names]}
+        each = {name: model for names, pair in models.items() for name, model in zip(names, pair, strict=True)}
+        weights = {name: one for names, own in marks.items() for name, one in zip(names, own.values(), strict=True)}
+        return asked | {"weights": weights, "forms": {name: form_digest(model) for name, model in each.items()}}
 
     @cached_property
     def overlap(self) -> str:

@@ -32,7 +32,7 @@ from netkin.applications.stitching.training_batches import (
     sample_scores,
 )
 from netkin.errors import FileFault, ForwardError, ValueFault, outside
-from netkin.identity import UnorderedDigest, in_words, weights_digest
+from netkin.identity import UnorderedDigest, form_of, in_words, settings_digest, weights_digest
 from netkin.jobs import Job, Part
 from netkin.measures.kernels import batch_cka
 from netkin.progress import Report, reporting
@@ -198,6 +198,7 @@ class _Trainer:
             "forms of the activations": network.transformation.meeting.words or "none",
             "weights of the first model": weights_digest(network.a),
             "weights of the second model": weights_digest(network.b),
+            "architectures": f"digest {settings_digest([form_of(network.a), form_of(network.b)])}",
         }
         options = {name: in_words(value) for name, value in self.settings.course.items()}
         identity = options | subjects | {name: str(digest) for name, digest in self.digests.items()}

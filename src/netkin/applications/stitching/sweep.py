@@ -11,9 +11,8 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import chain, product
+from itertools import product
 from math import isfinite, nan
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -352,7 +351,7 @@ class SweepFile:
 
     def load(self, sweeps: Sequence[Sweep]) -> None:
         """Take over what the file holds, if there is one and all of it is requested again."""
-        if self.path is None or self.overwrite or not Path(self.path).exists():
+        if self.path is None or self.overwrite or not files.is_filled(self.path):
             return
         held = Comparisons.load(self.path) if self.several else Comparisons([Comparison.load(self.path)])
         asked = {sweep.names: sweep for sweep in sweeps}
@@ -381,11 +380,8 @@ def run_sweeps(
     interruption, done, identity = Interruption(partial), list[Comparison](), dict[str, Any]()
     marks = {names: {"weights a": weights[id(a)], "weights b": weights[id(b)]} for names, (a, b) in models.items()}
     with random_states_kept(*every.values(), data=[asked.data, asked.test, asked.validation]):
-        if results.path is not None:  # what all stitches depend on; more models may join a sweep of several
-            first, named = next(iter(models)), [zip(names, own.values(), strict=True) for names, own in marks.items()]
-            two = {"names": f"{first[0]} into {first[1]}", **marks[first]}
-            digests = {key: text for key, text in asked.digests.items() if key != "batches"}
-            identity = digests | asked.settings | ({"weights": dict(chain(*named))} if results.several else two)
+        if results.path is not None:
+            identity = asked.identity(models, marks, results.several)
         job = Job.beside(results.path, "sweep", identity, call=call, overwrite=results.overwrite)
         sweeps = [Sweep(a, b, names, asked, job, results.store, marks[names]) for names, (a, b) in models.items()]
         results.load(sweeps)

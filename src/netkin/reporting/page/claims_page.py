@@ -30,8 +30,10 @@ def claims_page(claims: Iterable[Claim]) -> str:
     listed = list(claims)
     if not listed:
         raise ValueFault("a page of reproductions needs at least one recorded claim; got none.")
-    parts = [_paper(paper, by_id) for paper, by_id in grouped(listed).items()]
-    said, versions = f"What papers claim, measured again: {tally(listed)}.", [claim.version for claim in listed]
+    papers = grouped(listed).items()
+    parts = [show(paper, by_id) for show in (_overview, _claims) for paper, by_id in papers]
+    said = f"What papers claim, measured again: {tally(listed)}, each at the largest scale at which it was measured."
+    versions = [claim.version for claim in listed]
     return document("Reproductions", said, parts, {}, kind="claims", versions=versions, scripts=CHARTS)
 
 
@@ -63,15 +65,20 @@ def _plural(verdict: str, count: int) -> str:
     return words if count == 1 else words.replace("holds", "hold").replace("does", "do").replace("is ", "are ")
 
 
-def _paper(paper: str, by_id: Mapping[str, Sequence[Claim]]) -> Markup:
+def _overview(paper: str, by_id: Mapping[str, Sequence[Claim]]) -> Markup:
+    """Return the table of a paper's claims, each with a link to all that was found."""
     claims = [claim for scales in by_id.values() for claim in scales]
     reference = next((claim.provenance["paper"] for claim in claims if "paper" in claim.provenance), "")
     words = tag("p", reference, class_="headline") if reference else None
-    overview = tag("div", tag("div", _overview(claims), class_="scroll"), class_="card")
-    return tag("section", tag("h2", paper), words, overview, *(_claim(scales) for scales in by_id.values()))
+    card = tag("div", tag("div", _table(claims), class_="scroll"), class_="card")
+    return tag("section", tag("h2", paper), words, card)
 
 
-def _overview(claims: Sequence[Claim]) -> Markup:
+def _claims(paper: str, by_id: Mapping[str, Sequence[Claim]]) -> Markup:
+    return tag("section", tag("h2", f"{paper}, claim by claim"), *(_claim(scales) for scales in by_id.values()))
+
+
+def _table(claims: Sequence[Claim]) -> Markup:
     rows = []
     for claim in claims:
         link = tag("a", claim.name, href=f"#{_anchor(claim)}")
