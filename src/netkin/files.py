@@ -275,6 +275,16 @@ def is_filled(path: Location | None) -> bool:
     return path is not None and os.path.isfile(path) and os.path.getsize(path) > 0
 
 
+def empty(path: Location | None) -> None:
+    """Put an empty file with the same permissions in place of a file; other names of the old one keep its contents."""
+    if path is None or not is_filled(path):
+        return
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    os.unlink(path)
+    Path(path).touch(mode=0o600)
+    os.chmod(path, mode)
+
+
 def refuse_special(path: Location) -> None:
     """Refuse what is no ordinary file: a folder, and a pipe or a device, which would keep a reader waiting."""
     try:

@@ -274,11 +274,12 @@ class Stopped(Counted):
 
     def __init__(self):
         super().__init__()
-        self.patience = [10**9]  # a list, as that of the examples seen, which a forward pass changes
+        self.left = 10**9  # examples until then
 
     def forward(self, inputs):
-        if sum(self.seen) >= self.patience[0]:
+        if self.left <= 0:
             raise KeyboardInterrupt
+        self.left -= len(inputs)
         return super().forward(inputs)
 
 
@@ -292,7 +293,7 @@ def test_a_job_continues_where_it_stopped(inputs, tmp_path, passes):
     call |= {"memory": limit, "save": tmp_path / "many.netkin"}
     assert len(nk.explain_many(nets, data, **call).way.blocks) == passes
     nets["2"].seen.clear()
-    nets["2"].patience = [750 if passes == 1 else 1800 + 1200]  # in the 4th of 8 shares, or in the 2nd of its 2nd pass
+    nets["2"].left = 750 if passes == 1 else 1800 + 1200  # in the 4th of 8 shares, or in the 2nd of its 2nd pass
     with pytest.raises(KeyboardInterrupt):
         nk.compare_many(nets, data, **call)
     assert nk.jobs.read(tmp_path / "many.netkin").condition == "interrupted"
@@ -300,7 +301,7 @@ def test_a_job_continues_where_it_stopped(inputs, tmp_path, passes):
     assert sum(part.name.startswith("sums of") for part in parts) == 1
     for net in nets.values():
         net.seen.clear()
-        net.patience = [10**9]
+        net.left = 10**9
     assert_same(nk.compare_many(nets, data, **call), whole)
     assert sum(nets["2"].seen) == (1800 * 5 // 8 if passes == 1 else 1800 // 2)  # what was finished does not run again
     assert_same(nk.load(tmp_path / "many.netkin"), whole)

@@ -1,14 +1,24 @@
 """What a function or a model reaches beside its own code: a change anywhere in it changes the digest, and only that."""
 
+import copy
 import logging
 import subprocess
 import sys
+from argparse import Namespace
+from collections import deque
+from datetime import date
+from decimal import Decimal
+from functools import lru_cache, partial
+from operator import itemgetter
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
-from netkin.identity import form_digest, function_digest
+from netkin.identity import form_digest, function_digest, settings_digest
 
 SOURCE = """
 import logging, numpy as np, torch
@@ -178,3 +188,84 @@ def test_another_process_finds_the_same_digests():
 def all_digests():
     user = made()
     return [*map(function_digest, user.FUNCTIONS.values()), form_digest(user.Block())]
+
+
+class Wrapping(nn.Module):
+    def __init__(self, inner, **attributes):
+        super().__init__()
+        self.model = inner
+        vars(self).update(attributes)
+
+    def forward(self, x):
+        parts = []
+        parts.append(self.model(x))
+        return parts[0] * self.settings["by"]
+
+
+def test_a_global_that_is_named_like_an_attribute_does_not_count(monkeypatch):
+    wrap = Wrapping(nn.Linear(3, 3), settings={"by": 1})
+    first = form_digest(wrap)
+    monkeypatch.setitem(globals(), "model", nn.Linear(3, 3))
+    assert form_digest(wrap) == first
+
+
+def test_settings_that_the_forward_reads_count_though_it_appends_to_a_list_of_its_own():
+    inner = nn.Linear(3, 3)
+    assert form_digest(Wrapping(inner, settings={"by": 1})) != form_digest(Wrapping(inner, settings={"by": 2}))
+
+
+def test_objects_of_python_itself_count_with_what_they_hold():
+    pairs = [
+        (Namespace(k=1), Namespace(k=2)), (SimpleNamespace(k=1), SimpleNamespace(k=2)), (Decimal(1), Decimal(2)),
+        (itemgetter(0), itemgetter(1)), (deque([1]), deque([2])), (date(2026, 1, 1), date(2026, 1, 2)),
+    ]  # fmt: skip
+    for one, other in pairs:
+        first, same, changed = (function_digest(partial(print, value)) for value in (one, copy.copy(one), other))
+        assert first == same != changed
+    log, another = (function_digest(partial(print, logging.getLogger(name))) for name in ("a", "b"))
+    assert log == another
+
+
+def test_the_order_of_a_mapping_does_not_count_where_values_are_shared():
+    def one(x):
+        return x
+
+    assert settings_digest({"a": one, "b": one}) == settings_digest({"b": one, "a": one})
+
+
+def test_a_cached_function_counts_with_its_code():
+    first, second = (lru_cache(eval(f"lambda x: x + {k}")) for k in (1, 2))
+    assert function_digest(first) != function_digest(second)
+
+
+def test_weights_and_what_is_made_of_them_are_no_part_of_a_form():
+    torch.manual_seed(0)
+    lstm, other = nn.LSTM(3, 4), nn.LSTM(3, 4)
+    assert form_digest(lstm) == form_digest(other)
+    pruned = nn.Sequential(nn.Linear(3, 3))
+    prune.l1_unstructured(pruned[0], "weight", 0.5)
+    first = form_digest(pruned)
+    with torch.no_grad():
+        pruned[0].weight_orig.mul_(2)
+    pruned(torch.ones(1, 3))
+    assert form_digest(pruned) == first
+
+
+def test_a_wrapper_of_torch_is_no_part_of_a_form():
+    model = made().Block()
+    assert (
+        form_digest(nn.DataParallel(model)) == form_digest(torch.compile(model, backend="eager")) == form_digest(model)
+    )
+
+
+def test_many_objects_that_hold_each_other_are_read_in_no_time():
+    blocks = [Wrapping(nn.Identity(), settings={}) for _ in range(30)]
+    for block in blocks:
+        block.others = [one for one in blocks if one is not block]
+    first = form_digest(blocks[0])
+    blocks[7].power = 2
+    assert form_digest(blocks[0]) != first
+    long = None
+    for _ in range(2000):
+        long = SimpleNamespace(inner=long)
+    assert function_digest(partial(print, long, np.array([None, "a"], dtype=object)))

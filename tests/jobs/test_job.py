@@ -433,6 +433,15 @@ def test_a_result_that_is_made_again_keeps_its_permissions(tmp_path):
         with Job.beside(path, "sweep", {"text": text}, overwrite=True):
             assert not files.is_filled(path)
             files.write_text(path, text)
-            path.chmod(0o600)
         assert path.read_text() == text
+        if text == "first":
+            path.chmod(0o600)
+            (tmp_path / "backup").hardlink_to(path)
     assert path.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "backup").read_text() == "first"
+
+
+def test_a_folder_in_place_of_a_result_is_refused_before_the_work(tmp_path):
+    (tmp_path / "ab.netkin").mkdir()
+    with pytest.raises(FileFault, match="ab.netkin': it is no ordinary file"):
+        Job.beside(tmp_path / "ab.netkin", "sweep", {}, overwrite=True).__enter__()

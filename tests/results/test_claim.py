@@ -215,7 +215,7 @@ def test_the_row_shows_one_number_of_each(tmp_path):
         ({"verdict": "undecided"}, "; so by its criterion the runs do not decide the claim."),
         (
             {"verdict": "does not hold", "controls": {"accuracy kept": Measured(0.9700, 0.0042, 3)}},
-            "; so by its criterion the claim does not hold: within its error the control gives the same.",
+            "; so by its criterion the claim does not hold: the control differs by less than one standard error.",
         ),
         (
             {"verdict": "undecided", "controls": {"accuracy kept": Measured(0.9500, 0.0100, 3)}},  # two errors apart

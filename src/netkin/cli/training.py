@@ -122,9 +122,11 @@ def _call_library(
 
 def _say_how_to_resume(save: Path | None) -> None:
     """Say what an interrupted command leaves behind."""
-    if save is None or not save.exists():
-        return
+    from netkin import files
     from netkin.results import Series
+
+    if save is None or not files.is_filled(save):
+        return
 
     try:
         series = Series.load(save)

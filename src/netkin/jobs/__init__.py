@@ -282,6 +282,8 @@ class Job:
             return
         if not self.result.parent.is_dir():
             raise FileFault(f"cannot write {str(self.result)!r}: there is no folder {str(self.result.parent)!r}.")
+        if self.result.exists() and not self.result.is_file():
+            raise FileFault(f"cannot write {str(self.result)!r}: it is no ordinary file.")
         if files.is_filled(self.result) and not (self.overwrite or (folder / STATE).exists()):
             raise FileFault(
                 f"{str(self.result)!r} is there, and the parts it was made from are not in {str(folder)!r}; give "
@@ -295,8 +297,7 @@ class Job:
         (folder / CANCEL).unlink(missing_ok=True)
         parts = list((folder / PARTS).glob("*.netkin"))
         if self.overwrite:  # the state last, so that no parts are left without one
-            if files.is_filled(self.result):
-                os.truncate(self.result, 0)  # type: ignore[arg-type] # its permissions stay
+            files.empty(self.result)
             for old in (*parts, folder / STATE):
                 old.unlink(missing_ok=True)
         elif parts and not (folder / STATE).exists():

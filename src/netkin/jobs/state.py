@@ -20,13 +20,13 @@ STATE, LOCK, CANCEL, PARTS = "job.json", "lock", "cancel", "parts"  # what lies 
 SUFFIX = ".job"  # of the folder beside a result
 RESTART = "start again with `overwrite=True`"
 WORDS = {"chunks": "`errors`", "measures digest": "the code of its measures"}
-OF_MODELS = {"models": "the weights", "weights": "the weights", "forms": "the architecture"}  # by a model's name
+OF_MODELS = {"models": "the weights", "weights": "the weights", "architectures": "the architecture"}  # of each model
 # 16 or 24 hex digits; without a word before them at least one letter, or 24 digits, else they are a number
 _DIGEST = re.compile(
     r"(?:[,;] )?(?:(?:mark |digest )(?:[0-9a-f]{24}|[0-9a-f]{16})"
     r"|(?<![\w.])(?:[0-9a-f]{24}|(?=\d*[a-f])[0-9a-f]{16}))\b"
 )
-BEGINNING = "1970-01-01T00:00:00.000+00:00"
+EPOCH = "1970-01-01T00:00:00.000+00:00"
 SILENT = 60  # seconds without a heartbeat after which a process on another machine is taken for dead
 
 
@@ -149,7 +149,7 @@ def _read_if_whole(folder: Path) -> State:
     try:
         return read(folder)
     except FileFault as fault:
-        return State("job", status="damaged", error=str(fault), heartbeat=BEGINNING, folder=str(folder))
+        return State("job", status="damaged", error=str(fault), heartbeat=EPOCH, folder=str(folder))
 
 
 def refuse_other(held: State, asked: State) -> None:
@@ -163,7 +163,9 @@ def refuse_other(held: State, asked: State) -> None:
         differing.pop(WORDS["measures digest"], None)
     if differing:
         words = " and ".join(name + _change(*values) for name, values in differing.items())
-        redrawn = any("data" in name and "none" not in str(values).lower() for name, values in differing.items())
+        redrawn = any(
+            "data" in name and not any(one in (None, "none") for one in both) for name, both in differing.items()
+        )
         hint = "a loader that shuffles or draws at random gives other data each time; " if redrawn else ""
         raise FileFault(
             f"{held.folder!r} holds a {held.kind} that differs in {words}; {hint}ask for the same again, give "
@@ -232,6 +234,8 @@ def _checked(state: State) -> State:
 
 def _exists(pid: int) -> bool:
     """Return whether a process is alive; one that was killed and that its parent has not collected yet is not."""
+    if pid <= 0:  # those are groups of processes
+        return False
     if os.name == "nt":  # there a signal 0 would end the process
         return True
     try:

@@ -213,15 +213,15 @@ class Claim(FrozenRecord):
         return f"{said}{found}{beside}; so {self._follows(ours, control)}."
 
     def _follows(self, ours: Measured | None, control: Measured | None) -> str:
-        """Return the verdict in words, with the difference from the control where that is within its error.
+        """Return the verdict, which follows from all parts of the criterion, in words.
 
-        The verdict follows from all parts of the criterion, and this from the first number alone.
+        Where the headline number of the control is within one standard error of ours, that is said too.
         """
         words = "the runs do not decide the claim" if self.verdict == UNDECIDED else f"the claim {self.verdict}"
         apart = ours and control and ours.minus(control)
         if not apart or apart.error is None or self.verdict in (HOLDS, IN_PART) or abs(apart.value) > apart.error:
             return f"by its criterion {words}"
-        return f"by its criterion {words}: within its error the control gives the same"
+        return f"by its criterion {words}: the control differs by less than one standard error"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild, (Claim, plain_fields(self) | {"curves": {title: dict(c) for title, c in self.curves.items()}})
