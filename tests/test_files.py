@@ -140,6 +140,11 @@ def test_the_header_of_a_json_document_is_all_of_it_and_the_state_of_a_job_is_no
             read(tmp_path / "job.json")
 
 
+def test_a_name_with_a_null_character_is_refused(tmp_path):
+    with pytest.raises(FileFault, match="cannot write '.*a.x00b': embedded null"):
+        files.write(f"{tmp_path}/a\0b", "moments", {}, {})
+
+
 def test_a_refusal_of_a_file_is_no_damage(tmp_path):
     with pytest.raises(FileFault, match="^not this one$"), files.damage_reported(tmp_path / "f"):
         raise FileFault("not this one")

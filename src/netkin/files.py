@@ -69,8 +69,8 @@ def write_bytes(path: Location, contents: bytes, kind: str | None = None, *, ove
         _refuse_occupied(path, kind, overwrite)
     try:
         _replace(Path(os.path.realpath(path)), contents)
-    except OSError as fault:
-        raise FileFault(f"cannot write {str(path)!r}: {fault.strerror or fault}.") from fault
+    except (OSError, ValueError) as fault:  # a name may hold a null character
+        raise FileFault(f"cannot write {str(path)!r}: {getattr(fault, 'strerror', None) or fault}.") from fault
 
 
 def write_text(path: Location, text: str, kind: str | None = None, *, overwrite: bool = False) -> None:
@@ -101,8 +101,8 @@ def refuse_output(
             )
     try:
         _try_to_write(Path(os.path.realpath(path)))
-    except OSError as fault:
-        raise FileFault(f"cannot write {str(path)!r}: {fault.strerror or fault}.") from fault
+    except (OSError, ValueError) as fault:
+        raise FileFault(f"cannot write {str(path)!r}: {getattr(fault, 'strerror', None) or fault}.") from fault
 
 
 def _try_to_write(target: Path) -> None:

@@ -167,7 +167,7 @@ class RayRequest:
     def _job(self, kind: str, survey: Survey, measures: Sequence[Measure]) -> Job:
         settings = survey.settings | ({} if self.rows is None else {"rows": str(self.rows)})
         identity = identity_of_study(survey.weights, survey.identity, self.options.layers, settings, measures)
-        identity["examples"] = str(survey.examples)
+        identity |= {"architectures": survey.architectures, "examples": str(survey.examples)}
         given = {"models": list(self.given.values()), "data": self.terms["data"] and self.terms["data"]["name"]}
         call = described_call("nk.compare" if kind == "comparison" else "nk.collect", **given)
         return Job(self.engine.job, kind, identity, call=call, overwrite=self.engine.overwrite)
@@ -257,6 +257,7 @@ class Survey:
             )
         models = {name: own for one in found for name, own in one["models"].items()}
         self.weights = {name: own["weights"] for name, own in models.items() if "weights" in own}
+        self.architectures = {name: own["architecture"] for name, own in models.items() if "architecture" in own}
         self.faults = {name: as_fault(own["fault"]) for name, own in models.items() if "fault" in own}
         self.settings = {what: text for one in found for what, text in one["settings"].items()}
         self._limit = min(one["limit"] for one in found)
