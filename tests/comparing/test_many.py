@@ -272,9 +272,7 @@ def test_a_stream_is_refused_where_several_passes_are_needed(nets, inputs):
 class Stopped(Counted):
     """A net that stops its process, as Ctrl-C does, when it has seen enough."""
 
-    def __init__(self):
-        super().__init__()
-        self.left = 10**9  # examples until then
+    left = 10**9  # examples until then
 
     def forward(self, inputs):
         if self.left <= 0:
@@ -300,8 +298,7 @@ def test_a_job_continues_where_it_stopped(inputs, tmp_path, passes):
     parts = {part: part.stat().st_mtime_ns for part in (tmp_path / "many.netkin.job" / "parts").iterdir()}
     assert sum(part.name.startswith("sums of") for part in parts) == 1
     for net in nets.values():
-        net.seen.clear()
-        net.left = 10**9
+        net.seen, net.left = [], 10**9
     assert_same(nk.compare_many(nets, data, **call), whole)
     assert sum(nets["2"].seen) == (1800 * 5 // 8 if passes == 1 else 1800 // 2)  # what was finished does not run again
     assert_same(nk.load(tmp_path / "many.netkin"), whole)

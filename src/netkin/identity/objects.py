@@ -52,8 +52,7 @@ def weights_digest(weights: nn.Module | Mapping[str, Tensor], precision: torch.d
         >>> weights_digest(half, torch.bfloat16) == weights_digest(model, torch.bfloat16)
         True
     """
-    weights = unwrapped(weights)
-    state = weights.state_dict() if isinstance(weights, nn.Module) else weights
+    state = without_wrappers(weights).state_dict() if isinstance(weights, nn.Module) else weights
     total = blake2b(digest_size=12)
     for name, one in state.items():
         name = name.replace("_orig_mod.", "")
@@ -177,9 +176,8 @@ class Texts:
 
     def form(self, model: nn.Module, steady: bool) -> dict[str, str]:
         """Return what a model is beside its weights: see `form_of`."""
-        model = getattr(unwrapped(model), "_orig_mod", unwrapped(model))
         found = {}
-        for place, module in model.named_modules():
+        for place, module in without_wrappers(model).named_modules():
             methods = _forward_code(type(module))
             found[place] = f"{_qualified(type(module))} {self._all([methods], place)}"
             for name, value in _attributes(module, methods, steady).items():
@@ -190,9 +188,11 @@ class Texts:
         return found
 
 
-def unwrapped(model: Any) -> Any:
-    """Return the model inside a wrapper of torch for several devices."""
-    return model.module if isinstance(model, (nn.DataParallel, DistributedDataParallel)) else model
+def without_wrappers(model: nn.Module) -> nn.Module:
+    """Return the model inside `DataParallel`, `DistributedDataParallel` and `torch.compile`."""
+    while isinstance(model, (nn.DataParallel, DistributedDataParallel)) or "_orig_mod" in model._modules:
+        model = model._modules["_orig_mod" if "_orig_mod" in model._modules else "module"]  # type: ignore[assignment]
+    return model
 
 
 def _attributes(module: nn.Module, methods: Mapping[str, Any], steady: bool) -> dict[str, Any]:

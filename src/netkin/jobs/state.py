@@ -76,13 +76,8 @@ class State:
         return f"{self.done:,}{'' if self.total is None else f' of {self.total:,}'} {unit}"
 
     def __str__(self) -> str:
-        said = (
-            self.error
-            if self.condition in ("failed", "damaged")
-            else self.message
-            if self.condition == "running"
-            else ""
-        )
+        told = {"running": self.message, "failed": self.error, "damaged": self.error}
+        said = told.get(self.condition, "")
         return f"{self.folder}: {self.kind}, {self.condition}, {self.progress}{said and f' ({said})'}"
 
 

@@ -31,11 +31,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.identity.objects import without_wrappers
 from netkin.sources.names import by_name
 
 IDLE = (nn.Identity, nn.modules.dropout._DropoutNd)  # what they take they give, as models run in evaluation mode
@@ -149,9 +149,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
             + " `nk.load_model` makes a model of a text." * isinstance(model, str)
             + " `torch.export.unflatten` makes a module of it." * isinstance(model, torch.export.ExportedProgram)
         )
-    while isinstance(model, (nn.DataParallel, DistributedDataParallel)) or "_orig_mod" in model._modules:
-        model = model._modules["_orig_mod" if "_orig_mod" in model._modules else "module"]  # type: ignore[assignment]
-    return model
+    return without_wrappers(model)
 
 
 def refuse_lazy(*models: nn.Module) -> None:

@@ -1,0 +1,64 @@
+"""What lies at the places of a job: damaged states, pipes, folders, and results that are made again."""
+
+import json
+import os
+
+import pytest
+
+from netkin import files, jobs
+from netkin.errors import FileFault
+from netkin.jobs import Job
+
+
+def begun(folder):
+    """Finish a job of one part in a folder."""
+    with Job(folder, "count", {}) as job:
+        job.part("0", lambda: {"square": 0})
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"heartbeat": "2026-11-18T02:11:22"}, "`heartbeat` has no time zone"),
+        ({"total": "x"}, "`total` is of type str"),
+        ({"pid": 10**20}, "`pid` is the number of no process"),
+        ({"message": 3}, "`message` is of type int"),
+    ],
+)
+def test_a_damaged_state_is_refused_and_the_other_jobs_are_listed(tmp_path, changes, words):
+    begun(tmp_path / "one"), begun(tmp_path / "two")
+    state = json.loads((tmp_path / "two" / "job.json").read_text())
+    (tmp_path / "two" / "job.json").write_text(json.dumps(state | changes))
+    with pytest.raises(FileFault, match=f"job.json' is damaged: .*{words}"):
+        jobs.read(tmp_path / "two")
+    whole, damaged = jobs.list_jobs(tmp_path)
+    assert (whole.condition, damaged.condition) == ("done", "damaged")
+    assert words in str(damaged)
+
+
+def test_a_pipe_in_place_of_a_state_keeps_no_reader_waiting(tmp_path):
+    begun(tmp_path / "job")
+    (tmp_path / "job" / "job.json").unlink()
+    os.mkfifo(tmp_path / "job" / "job.json")
+    with pytest.raises(FileFault, match="it is no ordinary file"):
+        jobs.read(tmp_path / "job")
+
+
+def test_a_result_that_is_made_again_keeps_its_permissions(tmp_path):
+    path = tmp_path / "ab.netkin"
+    for text in ("first", "second"):
+        with Job.beside(path, "sweep", {"text": text}, overwrite=True):
+            assert not files.is_filled(path)
+            files.write_text(path, text)
+        assert path.read_text() == text
+        if text == "first":
+            path.chmod(0o600)
+            (tmp_path / "backup").hardlink_to(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "backup").read_text() == "first"
+
+
+def test_a_folder_in_place_of_a_result_is_refused_before_the_work(tmp_path):
+    (tmp_path / "ab.netkin").mkdir()
+    with pytest.raises(FileFault, match="ab.netkin': it is no ordinary file"):
+        Job.beside(tmp_path / "ab.netkin", "sweep", {}, overwrite=True).__enter__()
