@@ -28,7 +28,7 @@ from netkin.measures.registry import Measure
 from netkin.progress import reported
 from netkin.representations import batches_of
 from netkin.representations.inputs import examples_in, length_if_known, reshuffles, sampler_of
-from netkin.results import Comparison
+from netkin.results import Comparison, Comparisons
 from netkin.results.packing import packed_columns, unpacked_columns
 from netkin.results.values import Pair
 from netkin.statistics.collector import Study
@@ -112,14 +112,17 @@ class AllPairs:
 
     # --- as a job -----------------------------------------------------------------------------------------------------
 
-    def keep(self, measures: Sequence[Measure], save: str | os.PathLike[str], overwrite: bool) -> list[Comparison]:
-        """Return the comparison of every pair, whose finished parts lie beside the file `save`."""
+    def keep(self, measures: Sequence[Measure], save: str | os.PathLike[str], overwrite: bool) -> Comparisons:
+        """Return the comparison of every pair, saved in the file `save`, beside which finished parts lie."""
         self._refuse_keeping()
         job = Job.beside(save, "comparison", self._identity(measures), call=self._call(measures), overwrite=overwrite)
         with job:
             way, limit = self._planned(job, measures)
             self.study = replace(self.study, limit=limit)
-            return self._through(way, measures, PairsJob(job, measures, way.blocks, way.sample))
+            found = self._through(way, measures, PairsJob(job, measures, way.blocks, way.sample))
+            made = Comparisons(found, self.failed)
+            job.save(lambda: made)
+            return made
 
     def _refuse_keeping(self) -> None:
         if self.engine != "local":

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from netkin import files
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.all_pairs import AllPairs
 from netkin.comparing.engines import Engine, PassEngine, named_engine
@@ -21,6 +22,7 @@ from netkin.comparing.pass_statistics import found_measures
 from netkin.comparing.request import Options
 from netkin.errors import MemoryLimit, ValueFault, also_called
 from netkin.identity import with_call
+from netkin.jobs import UnwrittenFiles
 from netkin.measures.registry import Measure
 from netkin.memory import size_in_words
 from netkin.progress import ProgressOption, showing
@@ -71,7 +73,8 @@ def compare_many(
 
     With `save` the result is written to that file, and what is finished lies beside it, in a folder such as
     ``many.netkin.job`` (see `netkin.jobs`): the same call continues there, also after the process was killed. Other
-    weights, data or options are refused unless `overwrite`.
+    weights, data or options are refused unless `overwrite`. Files that can't be written, as on a full disk, end
+    nothing: an `nk.UnsavedWarning` names one, and the result is returned.
 
     Args:
         models: a mapping from names to models, texts for `nk.load_model`, recorded mappings or subjects, or a list.
@@ -117,13 +120,14 @@ def _compared(
 ) -> Comparisons:
     if save is None:
         return Comparisons(every.compare(measures), every.failed)
+    files.refuse_output(save, "comparisons", overwrite=overwrite)
     if isinstance(running := named_engine(every.engine), PassEngine):
-        found = every.keep(measures, save, overwrite)
-    else:
-        every.engine = running.beside(save, overwrite)
-        found = every.compare(measures)
-    made = Comparisons(found, every.failed)
-    made.save(save, overwrite=overwrite)
+        return every.keep(measures, save, overwrite)
+    every.engine = running.beside(save, overwrite)
+    made, unwritten = Comparisons(every.compare(measures), every.failed), UnwrittenFiles()
+    with unwritten.writing(save):
+        made.save(save, overwrite=overwrite)
+    unwritten.warn(save, "the same call writes it, of the parts that are kept")
     return made
 
 

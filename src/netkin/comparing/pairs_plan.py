@@ -235,7 +235,8 @@ class Planner:
         by_name = isinstance(self.given[first], str)
         for name in names:
             self.layers[name] = [replace(one, model=name) for one in sizes]
-            self.sizes[name] = sum(one.nbytes for one in model.state_dict().values()) if by_name else 0
+            state = leaves(model.state_dict()) if by_name else ()
+            self.sizes[name] = sum(one.nbytes for _, one in state if isinstance(one, torch.Tensor))
 
     @property
     def keepable(self) -> str:

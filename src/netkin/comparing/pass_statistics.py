@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict
 from functools import cached_property
@@ -19,12 +18,12 @@ from netkin import __version__, files
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.planning import Need, ready_collectors
 from netkin.comparing.subjects import Runner
-from netkin.errors import FileFault, NetkinError, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import FileFault, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.identity import DataDigest, settings_digest, with_call
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, command, showing
 from netkin.results import Comparison, Comparisons
-from netkin.results.records import now, typed
+from netkin.results.records import now, refuse_misfit, typed
 from netkin.statistics.collector import Collector, Key, LayerSize, Study, name_of
 from netkin.statistics.statistic import from_plain, to_plain
 
@@ -35,6 +34,7 @@ PLAIN = {
     "data": str, "examples": int, "settings": dict[str, str], "part": str, "asked": list[str], "warnings": list[str],
     "created": str,
 }  # fmt: skip
+STUDY = {"examples": int | None, "chunks": int, "seed": int}
 
 
 class Statistics:
@@ -61,7 +61,6 @@ class Statistics:
         self.ended: set[str] = set()  # the stages that were interrupted
         self.warnings: list[str] = []
         self.created = now()
-        self.unverified = ""  # the file without a checksum from which it was loaded
 
     def finish(self, runners: Sequence[Runner], examples: int, digest: DataDigest, ended: set[str]) -> None:
         """Record what was read, at the end of a pass."""
@@ -161,23 +160,11 @@ class Statistics:
 
         collected = self.asked or [name for need in self.needs for name in need.measures]
         found = found_measures(collected if measures is None else measures)
-        with showing(progress), self._damage_refused():
+        with showing(progress):
             for measure in found if any(self.collectors) else ():
                 self.collector(measure)
             made = comparisons_of(self, found, self.pairs.of)
         return made[0] if len(made) == 1 else Comparisons(made)
-
-    @contextmanager
-    def _damage_refused(self) -> Iterator[None]:
-        """Refuse in a sentence what goes wrong with numbers that come from a file without a checksum."""
-        try:
-            yield
-        except NetkinError:
-            raise
-        except Exception as fault:
-            if not self.unverified:
-                raise
-            raise FileFault(f"{self.unverified!r} is damaged: {type(fault).__name__}: {fault}") from fault
 
     def __repr__(self) -> str:
         kinds = ", ".join(dict.fromkeys(one.kind for one in self.every())) or "nothing"
@@ -241,7 +228,7 @@ class Statistics:
             "pairs": [self.pairs.of, self.pairs.which],
             "layers": [asdict(layer) for layer in self.alignment.given.values()],
             "needs": [{"measures": need.measures, "settings": need.settings.to_json()} for need in self.needs],
-            "study": {name: getattr(self.study, name) for name in ("examples", "chunks", "seed")},
+            "study": {name: getattr(self.study, name) for name in STUDY},
         }
 
 
@@ -250,9 +237,7 @@ def load_statistics(path: str | os.PathLike[str]) -> Statistics:
     header, arrays = files.read(path, KIND)
     _refuse_absent_measures(path, header)
     with files.damage_reported(path):
-        statistics = from_arrays(header, arrays)
-    statistics.unverified = "" if files.has_checksum(path) else str(path)
-    return statistics
+        return from_arrays(header, arrays)
 
 
 def _refuse_absent_measures(path: str | os.PathLike[str], header: Mapping[str, Any]) -> None:
@@ -276,28 +261,48 @@ def from_arrays(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
 def from_parts(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Statistics:
     """Return the statistics that `to_parts` took apart."""
     of, which = header["pairs"]
-    pairs = Pairs([(a, b) for a, b in of], which)
-    given = [LayerSize(**{**one, "space": tuple(one["space"])}) for one in header["layers"]]
-    names = {model: [layer.name for layer in given if layer.model == model] for model in header["models"]}
+    of, which = typed(of, list[tuple[str, str]], "pairs"), typed(which, str | list[tuple[str, str]], "pairs")
+    pairs, given = Pairs(of, which), typed(header["layers"], list[LayerSize], "layers")
+    plain = {name: typed(header[name], hint, name) for name, hint in PLAIN.items()}
+    names = {model: [layer.name for layer in given if layer.model == model] for model in plain["models"]}
     alignment = Alignment(given, pairs.rectangles(names))
-    study = Study(alignment.layers, alignment.rectangles, **header["study"])
-    needs = [_need(one) for one in header["needs"]]
+    counts = {name: typed(header["study"][name], hint, name) for name, hint in STUDY.items()}
+    study, needs = Study(alignment.layers, alignment.rectangles, **counts), [_need(one) for one in header["needs"]]
     statistics = Statistics([], pairs, study, alignment, needs)
-    for name, hint in PLAIN.items():
-        setattr(statistics, name, typed(header[name], hint, name))
-    statistics.digest, statistics.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
+    for name, value in plain.items():
+        setattr(statistics, name, value)
+    statistics.digest = DataDigest.from_json(typed(header["digest"], str, "digest"))
+    statistics.ended = set(typed(header["ended"], list[str], "ended"))
     statistics.collectors = from_plain(header["collectors"], tensors)
-    strange = next((one for one in statistics.every() if not isinstance(one, Collector)), None)
-    if strange is not None:
-        raise TypeError(f"a {type(strange).__name__} is no collector")
+    _refuse_misfit(statistics)
     return statistics
 
 
 def _need(header: Mapping[str, Any]) -> Need:
-    measure = find(header["measures"][0])
-    candidates = ready_collectors(measure)
-    settings = type(candidates[0].settings_for(measure)).from_json(header["settings"])
+    names = [find(name).id for name in typed(header["measures"], list[str], "measures")]
+    candidates = ready_collectors(find(names[0]))
+    settings = type(candidates[0].settings_for(find(names[0]))).from_json(header["settings"])
     return Need(candidates, settings, tuple(header["measures"]))
+
+
+def _refuse_misfit(found: Statistics) -> None:
+    """Refuse what a file says where its models, layers and collectors do not go together."""
+    models, layers, held = set(found.models), found.alignment.given.values(), found.collectors
+    kinds = isinstance(held, list) and len(held) == len(found.needs) and all(isinstance(one, list) for one in held)
+    kinds = kinds and all(type(x) in y.candidates for one, y in zip(held, found.needs, strict=True) for x in one)
+    every = list(found.every()) if kinds else []
+    sizes = [found.examples, found.study.chunks, found.study.examples or 0]
+    sizes += [size for one in layers for size in (one.width, one.rows, *one.space)]
+    fits = {
+        "models": models.issuperset([name for pair in found.pairs.of for name in pair]) and bool(found.pairs.of),
+        "origins": set(found.origins) == models and models.issuperset(found.names),
+        "layers": len(found.alignment.given) == len(layers) and models.issuperset(one.model for one in layers),
+        "sizes": min(sizes) >= 0 and all(one.examples > 0 for one in layers),
+        "collectors": kinds,
+        "chunks": {getattr(one, "chunks", found.study.chunks) for one in every} <= {found.study.chunks},
+        "names": all(found.alignment.layers.keys() >= {*getattr(one, "names", ())} for one in every),
+    }
+    refuse_misfit(fits)
 
 
 def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any, Any]]:

@@ -61,7 +61,8 @@ def _replicate(statistics: Statistics, every: Sequence[Tables]) -> None:
     """Compute every value again without each chunk in turn."""
     for tables in every:
         tables.open_replicates()
-    for chunk in reported(range(statistics.study.chunks), "leaving out", "chunks"):
+    most = max((len(sizes) for tables in every for sizes in tables.sizes.values()), default=0)
+    for chunk in reported(range(most), "leaving out", "chunks"):
         for collector in statistics.every():  # what was computed with all chunks, or without another one
             collector.release()
         for tables in every:

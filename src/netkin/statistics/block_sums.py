@@ -1,13 +1,13 @@
 """Sums of columns: of each layer with itself, and of some layers against some others, filled by one product.
 
-They have two leading axes, chunks of the examples and blocks; see `netkin.statistics.layer_moments`. `LinearSettings`
-is what linear measures need of them, and `price_of_moments` what they cost.
+They have two leading axes, chunks of the examples and blocks; see `netkin.statistics.layer_moments`.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import summing_dtype
-from netkin.memory import is_cuda
-from netkin.statistics.collector import Key, Price, Settings, Study, label, summed
+from netkin.statistics import schema
+from netkin.statistics.collector import Key, label, summed
 from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.linear_algebra import squared_norm
 from netkin.statistics.statistic import Stored
 
 Parts = list[tuple[int, slice]]  # which rows, sorted by chunk, belong to which chunk
 SAMPLE = 256  # rows whose median estimates that of all
-ON_GPU = 8  # times as many rows wait on a GPU, which is kept busy by few large products
+SUMS = (*schema.PRECISE, *schema.COMPLEX)
 
 
 class Columns(NamedTuple):
@@ -50,16 +50,40 @@ class Columns(NamedTuple):
 class LayerSums(Stored):
     """One layer's shift (blocks, width), scale and own sums (chunks, blocks, columns, columns)."""
 
-    stored = ("key", "shift", "scale", "resolution", "own", "width", "debiased", "varies")
+    stored = schema.fields(
+        key=schema.KEY, shift=schema.tensor("blocks", "width", dtypes=SUMS), scale=schema.POSITIVE,
+        resolution=schema.SIZE, own=schema.tensor("chunks", "blocks", "columns", "columns", dtypes=SUMS),
+        width=schema.COUNT, debiased=schema.FLAG, varies=schema.FLAG,
+    )  # fmt: skip
 
     def __init__(self, key: Key, shift: Tensor, scale: float, resolution: float, own: Tensor, debiased: bool):
         self.key, self.shift, self.scale, self.resolution, self.own = key, shift, scale, resolution, own
         self.width, self.debiased = shift.shape[1], debiased
         self.varies = bool(own[..., : self.width, : self.width].any())  # until then the scale is free
 
+    def check(self) -> None:
+        fit = self.own.shape[-1] == self.width + (2 if self.debiased else 1) and self.own.numel()
+        fit = fit and self.own.is_complex() == self.shift.is_complex()
+        schema.refuse_unless(bool(fit), "the shift and the sums of a layer")
+        count = self.own[..., -1, -1].real
+        fits = bool((count.round() == count).all()) and bool((count.abs() <= schema.LARGEST).all())
+        fits = fits and bool((count >= 0).all()) and _is_within(self.own, self.size)
+        schema.refuse_unless(fits, "the sums of rows and their count")
+
+    @property
+    def size(self) -> float:
+        """The largest sum of squares; infinite where a feature gave NaN or Inf."""
+        largest = float(torch.diagonal(self.own, dim1=-2, dim2=-1).real.max())
+        return largest if math.isfinite(largest) else math.inf
+
+    @property
+    def counts(self) -> Tensor:
+        """The number of rows in each chunk."""
+        return self.own[:, 0, -1, -1].real
+
     @property
     def n(self) -> int:
-        return int(self.own[:, 0, -1, -1].real.sum())
+        return int(self.counts.sum())
 
     def centred(self, without: int | None) -> tuple[int, Tensor, Tensor]:
         """Return the count, the mean (blocks, width) and the second moment about it, without one chunk."""
@@ -93,12 +117,40 @@ class LayerSums(Stored):
 class CrossSums(Stored):
     """The sums of some layers against some others, filled by one product; (chunks, blocks, columns, columns)."""
 
-    stored = ("sums", "rows", "columns", "keys")
+    stored = schema.fields(
+        sums=schema.tensor("chunks", "blocks", None, None, dtypes=SUMS), keys=schema.list_of(schema.KEY),
+        rows=schema.mapping_of(schema.SLICE), columns=schema.mapping_of(schema.SLICE),
+    )  # fmt: skip
 
     def __init__(self, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums], sums: Tensor):
         self.sums = sums
         self.rows, self.columns = _slices(left, layers), _slices(right, layers)
         self.keys = list(dict.fromkeys([*left, *right]))
+
+    def check_layers(self, layers: Mapping[Key, LayerSums]) -> None:
+        """Refuse sums that are not those of some of these layers."""
+        fit = {*self.rows, *self.columns} <= {*layers} and self.keys == list(dict.fromkeys([*self.rows, *self.columns]))
+        schema.refuse_unless(bool(fit and self.rows and self.columns), "the layers and the sums of their pairs")
+        sides = self.rows == _slices(list(self.rows), layers), self.columns == _slices(list(self.columns), layers)
+        ends = [max(one.stop for one in side.values()) for side in (self.rows, self.columns)]
+        chunks, blocks = next(iter(layers.values())).own.shape[0], min(layers[key].own.shape[1] for key in self.keys)
+        dtype = functools.reduce(torch.promote_types, [layers[key].own.dtype for key in self.keys])
+        fit = all(sides) and self.sums.shape == (chunks, blocks, *ends) and self.sums.dtype == dtype
+        schema.refuse_unless(fit, "the sums of layers and those of their pairs")
+        self._check_counts(layers)
+        sizes = {key: layers[key].size for key in self.keys}
+        # by Cauchy and Schwarz, whose root of a product is not larger than the larger one
+        if not _is_within(self.sums, min(sizes.values())):
+            pairs = ((self.pair(x, y), max(sizes[x], sizes[y])) for x in self.rows for y in self.columns)
+            schema.refuse_unless(all(_is_within(*one) for one in pairs), "the sums of layers and those of their pairs")
+
+    def _check_counts(self, layers: Mapping[Key, LayerSums]) -> None:
+        """Refuse pairs that count other rows than their layers do."""
+        rows, columns = ([one.stop - 1 for one in side.values()] for side in (self.rows, self.columns))
+        counts = self.sums[..., rows, :][..., columns].real
+        own = [torch.stack([layers[key].counts for key in side], 1) for side in (self.rows, self.columns)]
+        fit = bool((counts == own[0][:, None, :, None]).all()) and bool((counts == own[1][:, None, None, :]).all())
+        schema.refuse_unless(fit, "the rows of layers and those of their pairs")
 
     @classmethod
     def starting(cls, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums]) -> CrossSums:
@@ -154,6 +206,11 @@ class CrossSums(Stored):
             for side, keys in ((self.rows, left), (self.columns, right))
         )
         return CrossSums(left, right, layers, self.sums.index_select(-2, rows).index_select(-1, columns))
+
+
+def _is_within(sums: Tensor, size: float) -> bool:
+    """Return whether no sum is larger than the largest sum of squares, but for rounding; none is known where Inf is."""
+    return math.isinf(size) or bool((sums.abs() <= 2 * size).all())
 
 
 def first_shift(rows: Tensor, precision: torch.dtype) -> Tensor:
@@ -224,6 +281,24 @@ def _shifted(sums: Tensor, shift: Tensor, ratio: float, debiased: bool) -> Tenso
     return torch.cat([*parts, one], -2)
 
 
+def rescale(layer: LayerSums, blocks: Sequence[CrossSums], scale: float) -> None:
+    """Count a layer in another scale, in its own sums and in those of its pairs."""
+    key, ratio = layer.key, (scale or 1.0) / layer.scale
+    layer.scale, layer.varies = scale or 1.0, scale > 0
+    if ratio == 1:
+        return
+    weights = torch.ones(layer.own.shape[-1], dtype=layer.own.dtype, device=layer.own.device)
+    weights[: layer.width] = ratio
+    if layer.debiased:
+        weights[-2] = ratio**2
+    layer.own.mul_(weights.unsqueeze(1)).mul_(weights)
+    for block in blocks:
+        if key in block.rows:
+            block.sums[..., block.rows[key], :] *= weights.unsqueeze(1)
+        if key in block.columns:
+            block.sums[..., block.columns[key]] *= weights
+
+
 def _norm_product(sums: Tensor, mean_x: Tensor, mean_y: Tensor) -> Tensor:
     """Return ``Σ ‖x‖²‖y‖²`` about the means, from sums of [x, ‖x‖², 1] against [y, ‖y‖², 1]."""
     x, y = (torch.cat([-2 * mean, mean.new_ones(1), squared_norm(mean)[None].to(mean)]) for mean in (mean_x, mean_y))
@@ -273,78 +348,27 @@ def _slices(names: Sequence[Key], layers: Mapping[Key, LayerSums]) -> dict[Key, 
     return slices
 
 
-# --- needs and costs -----------------------------------------------------------------------------------------------
+def check_sums(layers: Mapping[Key, LayerSums], blocks: Sequence[CrossSums], chunks: int, debiased: bool) -> None:
+    """Refuse sums from a file that are not those of these layers, in so many chunks."""
+    sums = layers.values()
+    fit = all(one.debiased == debiased and len(one.own) == chunks for one in sums)
+    fit = fit and all(key == one.key for key, one in layers.items()) and len({one.own.real.dtype for one in sums}) < 2
+    schema.refuse_unless(fit, "the layers and their sums")
+    for block in blocks:
+        block.check_layers(layers)
 
 
-@dataclass(frozen=True)
-class LinearSettings(Settings):
-    """What the linear measures need: precision, sums, and the memory for reading them."""
-
-    precise: bool = False  # products in float64
-    debiased: bool = False  # the debiasing sums
-    whitens: bool = False  # each layer is decomposed
-    rotates: bool = False  # wide layers are rotated into their row space
-    uncentred: bool = False  # layers are looked at about the origin
-    unfit_for_spectra: str = ""  # a measure that depends on single features or debiases
-
-    @classmethod
-    def of(cls, measure: Any) -> LinearSettings:
-        facts = measure.facts
-        unfit = "rotation" not in facts.unchanged_by or facts.debiases
-        return cls(
-            facts.precise, facts.debiases, facts.whitens, facts.precise and not facts.debiases,
-            "translation" not in facts.unchanged_by, measure.name if unfit else "",
-        )  # fmt: skip
-
-    def joined(self, other: LinearSettings) -> LinearSettings:
-        both = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
-        return LinearSettings(*(mine or theirs for mine, theirs in both))
-
-    def precision(self, study: Study) -> torch.dtype:
-        """Return the precision of the products: never less than the data's own."""
-        return torch.float64 if self.precise or study.doubles else torch.float32
-
-    def precision_name(self, study: Study) -> str:
-        return str(self.precision(study)).removeprefix("torch.")
-
-    def lacking(self, precision: torch.dtype, debiased: bool) -> str:
-        """Return what a collector with such products and sums lacks; empty if nothing."""
-        lacks = ["products in float64"] if self.precise and precision != torch.float64 else []
-        lacks += ["the debiasing sums"] if self.debiased and not debiased else []
-        return " and ".join(lacks)
-
-    @property
-    def matrices(self) -> int:
-        """How many matrices of the size of a cross moment a pair holds while it is measured."""
-        return (6 if self.rotates else 1) + (2 if self.uncentred else 0)
-
-
-def price_of_moments(settings: LinearSettings, study: Study, fold: int) -> Price:
-    """Return what streamed moments cost, of which `fold` rows wait for a product."""
-    extra, n, item = 2 if settings.debiased else 1, study.examples, settings.precision(study).itemsize
-    widths = {key: layer.width + extra for key, layer in study.layers.items()}
-    blocks = [(sum(widths[x] for x in left), sum(widths[y] for y in right)) for left, right in study.rectangles]
-    own, twice = sum(layer.width**2 for layer in study.sizes), 2 if settings.uncentred else 1
-    sums = 8 * max(study.chunks, 1) * (sum(width**2 for width in widths.values()) + sum(x * y for x, y in blocks))
-    widest = max(widths.values(), default=0)
-    # whole batches are folded in at once, until some layer has `fold` rows
-    most = max((layer.rows for layer in study.sizes), default=1)
-    batches = -(-fold * (ON_GPU if is_cuda(study.device) else 1) // most)
-    rows = min(batches * most, max((layer.rows_of(n) for layer in study.sizes), default=0) if n else batches * most)
-    # columns of all layers, those of one block again side by side, its product, and a layer on its way to its columns
-    folding = item * rows * (sum(widths.values()) + max((x + y for x, y in blocks), default=0) + 3 * widest)
-    folding += 0 if item == 8 else item * max((x * y for x, y in blocks), default=0)
-    pairs, sides = study.read_at_once(lambda x, y: x.width * y.width), twice * own * (3 if settings.whitens else 1)
-    reading = 8 * (sides + pairs * settings.matrices + 3 * widest**2)
-    decomposing = 8 * twice * (4 * own + pairs) if settings.whitens else 0
-    operations = None
-    if n is not None:  # XᵀX of every layer and XᵀY of every pair
-        operations = sum(layer.rows_of(n) * layer.width**2 for layer in study.sizes)
-        operations += sum(x.rows_of(n) * x.width * y.width for x, y in study.pairs())
-    waiting = sum(fold * layer.width * layer.itemsize for layer in study.sizes)
-    return Price(
-        sums + max(folding, reading, decomposing),
-        f"Moments, streamed, products in {settings.precision_name(study)}", "moments", operations, 1,
-        ", as they hold any number of examples",
-        held=sums + max(waiting, 8 * sides),
-    )  # fmt: skip
+def add_sums(
+    layers: Mapping[Key, LayerSums], blocks: Sequence[CrossSums], others: Mapping[Key, LayerSums],
+    other_blocks: Sequence[CrossSums],
+) -> None:  # fmt: skip
+    """Add the sums of other data, brought to the shift and scale of these, to layers and blocks of the same pairs."""
+    for block, addend in zip(blocks, other_blocks, strict=True):
+        for x in block.rows:
+            for y in block.columns:
+                part = rebased(others[x], layers[x], addend.pair(x, y).to(block.sums), left=True)
+                block.pair(x, y).add_(rebased(others[y], layers[y], part))
+    for name, mine in layers.items():
+        part = rebased(others[name], mine, others[name].own.to(mine.own), left=True)
+        mine.own += rebased(others[name], mine, part)
+        mine.resolution = max(mine.resolution, others[name].resolution)

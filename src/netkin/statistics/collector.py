@@ -7,6 +7,7 @@ for a study before anything runs, and returns the pair of two layers that a meas
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.statistics import schema
 from netkin.statistics.statistic import Statistic, Stored
 
 if TYPE_CHECKING:
@@ -151,7 +153,12 @@ class Settings:
 
     @classmethod
     def from_json(cls, header: Mapping[str, Any]) -> Self:
-        return cls(**{name: tuple(one) if isinstance(one, list) else one for name, one in header.items()})
+        made = cls(**{name: tuple(one) if isinstance(one, list) else one for name, one in header.items()})
+        for field in dataclasses.fields(cls):  # each has a default of its type
+            wanted, found = type(field.default), type(getattr(made, field.name))
+            if field.default is not dataclasses.MISSING and found is not wanted and (wanted, found) != (float, int):
+                raise TypeError(f"`{field.name}` of a {cls.__name__} can't be a {found.__name__}")
+        return made
 
 
 class Collector(Statistic):
@@ -317,7 +324,7 @@ class Numbers(Stored):
 
     next: int = 0
     given: bool = False  # whether the numbers are given by the caller, and so identify examples
-    stored: ClassVar[tuple[str, ...]] = ("next", "given")
+    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(next=schema.COUNT, given=schema.FLAG)
 
     def take(self, numbers: Any, count: int) -> np.ndarray:
         """Return the numbers of `count` examples, given or counted."""

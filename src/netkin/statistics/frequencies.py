@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import as_maps, summing_dtype
-from netkin.errors import NoValue
-from netkin.statistics.collector import Key, LayerSize, Price, Study
+from netkin.errors import NoValue, ShapeError
+from netkin.statistics.collector import Key, LayerSize, Price, Study, name_of
 from netkin.statistics.linear_algebra import power_of_two
 
 if TYPE_CHECKING:
-    from netkin.statistics.block_sums import LinearSettings
+    from netkin.statistics.linear_settings import LinearSettings
 
 CHUNK = 256  # examples transformed at a time, at most
 CACHED = 2**19  # numbers of one layer transformed at a time on a CPU: what its caches hold
@@ -105,6 +105,23 @@ def mismatch_in_words(a: str, size_a: Grid, b: str, size_b: Grid) -> str:
 def shape_in_words(shape: Sequence[int]) -> str:
     """Return a shape as people write it: 8 × 8."""
     return " × ".join(map(str, shape))
+
+
+def channels_in_words(size: Sequence[int]) -> str:
+    """Return the size of a map with its channels: 3 channels of 8 × 8."""
+    channels, *space = size
+    return f"{channels} channels of {shape_in_words(space)}" if space else f"{channels} features"
+
+
+def refuse_unpaired(maps: Mapping[Key, Tensor]) -> None:
+    """Refuse layers that gave different numbers of examples in one batch."""
+    first, *others = maps
+    for name in others:
+        if len(maps[name]) != len(maps[first]):
+            raise ShapeError(
+                f"layers {name_of(first)!r} and {name_of(name)!r} gave {len(maps[first]):,} and {len(maps[name]):,} "
+                "examples in one batch; feed all layers the same examples."
+            )
 
 
 def placed(maps: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, at_least_single, paired, refuse_non_finite, summing_dtype, to_device
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
+from netkin.statistics import schema
 from netkin.statistics.collector import (
     Collector,
     Key,
@@ -31,8 +32,8 @@ from netkin.statistics.collector import (
     row_numbers,
     summed,
 )
+from netkin.statistics.kept_rows import IncompleteBatch, Kernel
 from netkin.statistics.linear_algebra import gram_product, offset_is_large, power_of_two, rbf_kernel, u_centred
-from netkin.statistics.rows import IncompleteBatch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -94,20 +95,19 @@ class LayerGrams(Collector):
     kind = "LayerGrams"
     holds = "Grams"
     reduces = True
-    stored = (
-        "rectangles", "names", "batch", "kernel", "fraction", "chunks", "widths", "_sums", "_counts", "_weights",
-        "_waiting", "_numbers", "_each", "_scales", "_centres",
+    stored = schema.fields(
+        rectangles=schema.RECTANGLES, names=schema.NAMES, batch=schema.none_or(schema.COUNT),
+        kernel=schema.one_of(*KERNELS), fraction=schema.NUMBER, chunks=schema.COUNT,
+        widths=schema.mapping_of(schema.COUNT), _sums=schema.tensor("parts", "layers", "layers"),
+        _counts=schema.whole_numbers("parts"), _weights=schema.numbers("parts"), _numbers=schema.object_of(Numbers),
+        _waiting=schema.mapping_of(schema.object_of(IncompleteBatch), schema.WHOLE), _each=schema.none_or(schema.COUNT),
+        _scales=schema.mapping_of(schema.POSITIVE), _centres=schema.mapping_of(schema.FLAG),
     )  # fmt: skip
 
     def __init__(
-        self,
-        rectangles: Sequence[Rectangle],
-        *,
-        batch: int | None = None,
-        kernel: str = "linear",
-        fraction: float = 0.4,
-        chunks: int = 0,
-    ):
+        self, rectangles: Sequence[Rectangle], *, batch: int | None = None, kernel: str = "linear",
+        fraction: float = 0.4, chunks: int = 0,
+    ):  # fmt: skip
         if kernel not in KERNELS:
             raise UnknownName(f"no kernel named {kernel!r}; choose one of {', '.join(KERNELS)}.")
         if batch is not None and batch < 4:
@@ -123,6 +123,14 @@ class LayerGrams(Collector):
         self._scales: dict[Key, float] = {}
         self._centres: dict[Key, bool] = {}
         self.release()
+
+    def check(self) -> None:
+        parts, layers, _ = self._sums.shape
+        fit = self.names == keys_of(self.rectangles) and len(self.names) == layers and parts == max(self.chunks, 1)
+        fit = fit and {*self.widths} in ({*self.names}, set()) and bool((self._counts >= 0).all())
+        fit = fit and {*self._scales, *self._centres} <= {*self.names} and (self.batch is None or self.batch >= 4)
+        fit = fit and all(one.fits(self.widths, self.batch or 0) for one in self._waiting.values())
+        schema.refuse_unless(fit, "the layers and their mini-batches")
 
     def open_pairs(self, rectangles: Sequence[Rectangle]) -> None:
         """Set which pairs are wanted, where the layers' names are learnt from the first batch."""
@@ -324,10 +332,7 @@ class LayerGrams(Collector):
         part.open_pairs([(left, right) for left, right in rectangles if left and right])
         places = [self.names.index(key) for key in part.names]
         part._sums = self._sums[:, places][:, :, places]
-        part._waiting = {
-            place: IncompleteBatch(one.numbers, {key: one.rows[key] for key in part.names})
-            for place, one in self._waiting.items()
-        }
+        part._waiting = {place: one.restricted(part.names) for place, one in self._waiting.items()}
         return part
 
     # --- one mini-batch -----------------------------------------------------------------------------------------------
@@ -392,9 +397,3 @@ class LayerGrams(Collector):
             place = self.names.index(name)
             self._sums[:, place] *= factor
             self._sums[:, :, place] *= factor
-
-
-class Kernel(NamedTuple):
-    """The kernel matrix of one mini-batch, taken while the model ran."""
-
-    matrix: Tensor

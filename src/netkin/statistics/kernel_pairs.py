@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_matrix, summing_dtype
+from netkin.arrays import as_matrix, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.statistics import schema
 from netkin.statistics.collector import Collector, Key, Price, Settings, Study, keys_of, label
 from netkin.statistics.layer_rows import CAP, LayerRows, SampleSettings
 from netkin.statistics.linear_algebra import power_of_two
@@ -53,6 +54,8 @@ class KernelSide:
         is_exact: bool = False,
     ):
         self.name, self.signs, self.n, self.resolution, self.is_exact = name, signs, n, resolution, is_exact
+        for part, one in sums.items():
+            refuse_non_finite(one.detach(), f"{part} of {name}")  # a GPU is not waited for while batches come
         scales = _scales(sums)  # kernels are products of four such numbers, and their cosines of eight
         self.sums = {part: one * scales[part] for part, one in sums.items()}
         self.totals = {part: one * scales[part] for part, one in totals.items()}
@@ -178,6 +181,9 @@ class LossCollector(Collector):
     def settings(self) -> Any:
         return self.asking.from_json(self.settled)
 
+    def check(self) -> None:
+        self.asking.from_json(self.settled)  # refuses those of other types
+
     @classmethod
     def loss_for(cls, settings: LossSettings) -> dict[str, Any]:
         return {"kind": settings.target, "beta": settings.beta, "outputs": settings.outputs}
@@ -205,7 +211,10 @@ class LayerKernels(LossCollector):
 
     kind = "LayerKernels"
     holds = "Kernels"
-    stored = ("names", "settled", "features", "gradients")
+    stored = schema.fields(
+        names=schema.NAMES, settled=schema.SETTINGS, features=schema.object_of(LayerRows),
+        gradients=schema.none_or(schema.object_of(LayerRows)),
+    )  # fmt: skip
     asking = KernelSettings
 
     def __init__(self, names: Sequence[Key], settings: KernelSettings, *, seed: int = 0, chunks: int = 0):
@@ -213,6 +222,13 @@ class LayerKernels(LossCollector):
         self.features = LayerRows(self.names, cap=CAP, seed=seed, chunks=chunks)
         self.gradients: LayerRows | None = None  # whose layers are known from the first batch
         self.release()
+
+    def check(self) -> None:
+        super().check()
+        fit = self.features.names == self.names and (
+            self.gradients is None or self.features.has_rows_of(self.gradients)
+        )
+        schema.refuse_unless(fit, "the features and the gradients of layers")
 
     @classmethod
     def feeds_for(cls, settings: KernelSettings) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,7 +13,8 @@ from torch import Tensor
 from netkin.arrays import as_tensor, at_least_single, refuse_non_finite
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
 from netkin.identity import weights_digest
-from netkin.statistics.collector import Collector, Key, Price, Settings, Study
+from netkin.statistics import schema
+from netkin.statistics.collector import Collector, Key, Price, Settings, Study, refuse_unknown
 from netkin.statistics.frequencies import shape_in_words
 from netkin.statistics.statistic import Stored
 
@@ -32,9 +34,20 @@ class FilterSide(Stored):
     kernel: tuple[int, ...] = ()
     weight: Tensor | None = None
     resolution: float = 0.0  # the rounding unit of the filters as they came
-    stored: ClassVar[tuple[str, ...]] = (
-        "name", "atoms", "coefficients", "gram", "spread", "kernel", "weight", "resolution",
+    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
+        name=schema.TEXT, atoms=schema.none_or(schema.tensor("atoms", "places")), coefficients=schema.TEXT,
+        gram=schema.none_or(schema.tensor("atoms", "atoms")), kernel=schema.tuple_of(schema.COUNT),
+        spread=schema.none_or(schema.tensor("places", "places")), weight=schema.none_or(schema.TENSOR),
+        resolution=schema.SIZE,
     )  # fmt: skip
+
+    def check(self) -> None:
+        places = 0 if self.spread is None else len(self.spread)
+        fit = places == (math.prod(self.kernel) if self.kernel else 0) and (places > 0 or self.atoms is None)
+        schema.refuse_unless(fit and (self.gram is None or self.atoms is not None), "the atoms and filters of a layer")
+        given = [one for one in (self.atoms, self.gram, self.spread) if one is not None]
+        fit = {one.dtype for one in given} <= {torch.float64} and all(bool(one.isfinite().all()) for one in given)
+        schema.refuse_unless(fit and all(one.numel() for one in given), "the atoms of a layer and their numbers")
 
     def basis(self, count: int) -> Tensor:
         """Return an orthonormal basis of the span of the atoms, or of the `count` leading directions of the filters."""
@@ -247,7 +260,7 @@ class LayerFilters(Collector):
     kind = "LayerFilters"
     holds = "Filters"
     feeds = frozenset({"weights"})
-    stored = ("whole", "sides")
+    stored = schema.fields(whole=schema.FLAG, sides=schema.mapping_of(schema.object_of(FilterSide)))
     needs = "filters larger than 1 × 1"
 
     def __init__(self, whole: bool = False):
@@ -297,6 +310,7 @@ class LayerFilters(Collector):
         return self
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Filters:
+        refuse_unknown(a, b, list(self.sides), "filters")
         return Filters(self.sides[a], self.sides[b])
 
 

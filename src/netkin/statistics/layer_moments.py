@@ -22,20 +22,20 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.statistics import schema
 from netkin.statistics.block_sums import (
-    ON_GPU,
     Columns,
     CrossSums,
     LayerSums,
-    LinearSettings,
     add_product,
+    add_sums,
     by_chunk,
+    check_sums,
     common_blocks,
     first_shift,
     joined,
     outgrows,
-    price_of_moments,
-    rebased,
+    rescale,
 )
 from netkin.statistics.collector import (
     Collector,
@@ -57,6 +57,7 @@ from netkin.statistics.collector import (
 )
 from netkin.statistics.covariances import Side
 from netkin.statistics.linear_algebra import power_of_two
+from netkin.statistics.linear_settings import ON_GPU, LinearSettings, price_of_moments
 from netkin.statistics.moments import Moments
 
 if TYPE_CHECKING:
@@ -85,9 +86,12 @@ class LayerMoments(Collector):
     holds = "Moments"
     numbers_rows = False
     settings_for = LinearSettings.of
-    stored: ClassVar[tuple[str, ...]] = (
-        "rectangles", "names", "precision", "debiased", "chunks", "resolutions", "_layers", "_blocks", "_waiting",
-        "_batches", "_numbers", "_counts", "sizes",
+    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
+        rectangles=schema.RECTANGLES, names=schema.NAMES, precision=schema.DTYPE, debiased=schema.FLAG,
+        chunks=schema.COUNT, resolutions=schema.RESOLUTIONS, _layers=schema.mapping_of(schema.object_of(LayerSums)),
+        _blocks=schema.list_of(schema.object_of(CrossSums)), _waiting=schema.EMPTY, _batches=schema.COUNT,
+        _numbers=schema.object_of(Numbers), _counts=schema.whole_numbers(None),
+        sizes=schema.mapping_of(schema.tuple_of(schema.COUNT)),
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +113,19 @@ class LayerMoments(Collector):
         self.sizes: dict[Key, tuple[int, ...]] = {}  # of one row of every layer seen so far
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
         self.release()
+
+    def check(self) -> None:
+        schema.refuse_unless(self.names == keys_of(self.rectangles), "the layers and their pairs")
+        fit = len(self._counts) == max(self.chunks, 1) and bool((self._counts >= 0).all())
+        schema.refuse_unless(fit and {*self.sizes} in ({*self.names}, set()), "the layers and their counts")
+        self.check_layers()
+        check_sums(self._layers, self._blocks, len(self._counts), self.debiased)
+
+    def check_layers(self) -> None:
+        """Refuse sums from a file of other layers, or of other widths, than there are."""
+        fit = {*self._layers} in ({*self.names}, set())
+        fit = fit and all(self.sizes.get(name, (one.width,)) == (one.width,) for name, one in self._layers.items())
+        schema.refuse_unless(fit, "the layers and their widths")
 
     @classmethod
     def price(cls, settings: LinearSettings, study: Study) -> Price | None:
@@ -206,9 +223,10 @@ class LayerMoments(Collector):
     def _side(self, key: Key, without: int | None) -> Side:
         if (key, without) not in self._sides:
             side = self._new_side(key, without)
-            if not bool(torch.isfinite(side.total.detach())):
-                words = "gave NaN or Inf; fix the model or leave out the examples that cause them."
-                raise ValueFault(f"{side.name} {words}")
+            total = side.total.detach()
+            if not bool(torch.isfinite(total.square())):
+                gave = "numbers whose squares are too large" if bool(torch.isfinite(total)) else "NaN or Inf"
+                raise ValueFault(f"{side.name} gave {gave}; fix the model or leave out the examples that cause them.")
             self._sides[key, without] = side
         return self._sides[key, without]
 
@@ -275,16 +293,7 @@ class LayerMoments(Collector):
         for name, mine in self._layers.items():
             if other._layers[name].varies and not mine.varies:
                 self._rescale(name, other._layers[name].scale)
-        for block, addend in zip(self._blocks, other_blocks, strict=True):
-            for x in block.rows:
-                for y in block.columns:
-                    part = rebased(other._layers[x], self._layers[x], addend.pair(x, y).to(block.sums), left=True)
-                    block.pair(x, y).add_(rebased(other._layers[y], self._layers[y], part))
-        for name, mine in self._layers.items():
-            theirs = other._layers[name]
-            part = rebased(theirs, mine, theirs.own.to(mine.own), left=True)
-            mine.own += rebased(theirs, mine, part)
-            mine.resolution = max(mine.resolution, theirs.resolution)
+        add_sums(self._layers, self._blocks, other._layers, other_blocks)
         self._batches += other._batches
         self._counts = self._counts + other._counts
         self._numbers.next = max(self._numbers.next, other._numbers.next)
@@ -382,18 +391,4 @@ class LayerMoments(Collector):
 
     def _rescale(self, key: Key, scale: float) -> None:
         """Count a layer in another scale: when it varies for the first time, or outgrows the scale it had."""
-        layer = self._layers[key]
-        ratio = (scale or 1.0) / layer.scale
-        layer.scale, layer.varies = scale or 1.0, scale > 0
-        if ratio == 1:
-            return
-        weights = torch.ones(layer.own.shape[-1], dtype=layer.own.dtype, device=layer.own.device)
-        weights[: layer.width] = ratio
-        if self.debiased:
-            weights[-2] = ratio**2
-        layer.own.mul_(weights.unsqueeze(1)).mul_(weights)
-        for block in self._blocks:
-            if key in block.rows:
-                block.sums[..., block.rows[key], :] *= weights.unsqueeze(1)
-            if key in block.columns:
-                block.sums[..., block.columns[key]] *= weights
+        rescale(self._layers[key], self._blocks, scale)

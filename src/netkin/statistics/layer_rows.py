@@ -14,7 +14,7 @@ from torch import Tensor
 from netkin.arrays import as_matrix, refuse_non_finite
 from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.memory import size_in_words
-from netkin.statistics.block_sums import LinearSettings
+from netkin.statistics import schema
 from netkin.statistics.collector import (
     Collector,
     Key,
@@ -35,10 +35,12 @@ from netkin.statistics.collector import (
     row_examples,
     row_numbers,
 )
+from netkin.statistics.kept_rows import KeptRows
 from netkin.statistics.layer_moments import LayerMoments
 from netkin.statistics.linear_algebra import ENTRIES
+from netkin.statistics.linear_settings import LinearSettings
 from netkin.statistics.moments import Moments
-from netkin.statistics.rows import KeptRows, Rows, SampledRows
+from netkin.statistics.rows import Rows, SampledRows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -67,8 +69,10 @@ class LayerRows(Collector):
 
     kind = "LayerRows"
     holds = "Rows"
-    stored: ClassVar[tuple[str, ...]] = (
-        "names", "cap", "seed", "chunks", "resolutions", "_numbers", "_layers", "_counts",
+    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
+        names=schema.NAMES, cap=schema.none_or(schema.COUNT), seed=schema.WHOLE, chunks=schema.COUNT,
+        resolutions=schema.RESOLUTIONS, _numbers=schema.object_of(Numbers), _counts=schema.whole_numbers(None),
+        _layers=schema.mapping_of(schema.object_of(KeptRows)),
     )  # fmt: skip
 
     def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
@@ -80,6 +84,19 @@ class LayerRows(Collector):
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
         self.release()
+
+    def check(self) -> None:
+        fit = self.cap != 0 and len(self._counts) == max(self.chunks, 1) and bool((self._counts >= 0).all())
+        schema.refuse_unless(fit and list(self._layers) == self.names, "the layers and their rows")
+        chunked = all(bool(one.examples) == bool(self.chunks and one.parts) for one in self._layers.values())
+        filled = len({bool(one.parts) for one in self._layers.values()}) < 2
+        schema.refuse_unless(chunked and filled and bool(self.names), "the rows and their chunks")
+
+    def has_rows_of(self, other: LayerRows) -> bool:
+        """Return whether the other's layers are among these, with rows of the same numbers and widths."""
+        same = (self.chunks, self.cap, self.seed) == (other.chunks, other.cap, other.seed)
+        pairs = ((one, self._layers.get(key)) for key, one in other._layers.items())
+        return same and all(mine is not None and mine.pairs_with(one) for one, mine in pairs)
 
     @classmethod
     def settings_for(cls, measure: Any) -> Settings:
@@ -220,6 +237,8 @@ class LayerRows(Collector):
             if without is not None:
                 stays = torch.from_numpy(chunk_of(np.concatenate(layer.examples), self.chunks) != without)
                 rows = rows[stays.to(rows.device)]
+                if not len(rows):
+                    raise NoValue(f"all rows kept of {label(name)} are of one chunk of the examples.")
             self._samples[name, without] = SampledRows(rows, label(name), self.resolutions.get(name) or None)
         return self._samples[name, without]
 
@@ -276,11 +295,17 @@ class LinearRows(LayerRows):
 
     kind = "LinearRows"
     settings_for = LinearSettings.of
-    stored = ("rectangles", "precision", *LayerRows.stored)
+    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
+        rectangles=schema.RECTANGLES, precision=schema.DTYPE, **LayerRows.stored,
+    )  # fmt: skip
 
     def __init__(self, rectangles: Sequence[Rectangle], *, precision: torch.dtype = torch.float64, chunks: int = 0):
         self.rectangles, self.precision = [(list(left), list(right)) for left, right in rectangles], precision
         super().__init__(keys_of(self.rectangles), chunks=chunks)
+
+    def check(self) -> None:
+        super().check()
+        schema.refuse_unless(self.names == keys_of(self.rectangles), "the layers and their pairs")
 
     def extent(self, layer: LayerSize, examples: int) -> int:
         return min(layer.width, layer.rows_of(examples))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,6 +25,8 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.statistics import schema
+from netkin.statistics.bucket_sums import LABELS, PSI_WIDTH, BucketSums
 from netkin.statistics.collector import (
     Key,
     Price,
@@ -47,15 +48,12 @@ from netkin.statistics.kernel_pairs import (
     checked_kernel,
     given_rows,
 )
-from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 SKETCHING = ("buckets", "stacks", "seed", *LOSS)
-PSI_WIDTH = 2048  # numbers that stand for g fᵀ
 SHARE = 2**21  # numbers that are worth a thread
-LABELS = ("labels", "counts")  # sums of one-hot labels, with signs and without
 
 
 class Sketch(KernelPair):
@@ -94,50 +92,6 @@ class SketchSettings(LossSettings):
         return replace(self, parts=tuple(sorted({*self.parts, *other.parts})))
 
 
-class BucketSums(Stored):
-    """What is summed of one layer."""
-
-    stored = ("buckets", "n", "width", "parts", "totals", "signs", "resolution")
-    resolution = 0.0  # the rounding unit of the rows as they came
-
-    def __init__(self, buckets: int):
-        self.buckets, self.n, self.width = buckets, 0, 0
-        self.parts: dict[str, Tensor] = {}
-        self.totals: dict[str, Tensor] = {}
-        self.signs: Any = None  # until the device is known from the first batch
-
-    def add(self, rows: Mapping[str, Tensor], placing: Placing) -> None:
-        """Add rows of each part to their buckets."""
-        first = next(iter(rows.values()))
-        dtype, self.resolution = summing_dtype(first.device), max(self.resolution, torch.finfo(first.dtype).eps)
-        fresh = placing.signs_by_bucket.to(dtype)
-        self.signs = fresh if self.signs is None else self.signs + fresh
-        for part, own in rows.items():
-            if part in self.parts:
-                placing.add(own, self.parts[part])
-            else:
-                self.parts[part] = placing.sums(own)
-            total = own.sum(0, dtype=dtype)
-            self.totals[part] = self.totals[part] + total if part in self.totals else total
-        self.n += len(first)
-
-    def add_labels(self, labels: np.ndarray, placing: Placing) -> None:
-        """Add the label of each row to its bucket."""
-        for part, sums in zip(LABELS, placing.label_sums(labels), strict=True):
-            self.parts[part] = _sum_of_classes(self.parts[part], sums) if part in self.parts else sums
-
-    def merged(self, other: BucketSums) -> BucketSums:
-        if not (self.n and other.n):
-            return deepcopy(self if self.n else other)  # sums grow in their place
-        made = BucketSums(self.buckets)
-        made.n, made.width, made.resolution = self.n + other.n, self.width, max(self.resolution, other.resolution)
-        made.signs = self.signs + other.signs
-        add = dict.fromkeys(LABELS, _sum_of_classes)
-        made.parts = {part: add.get(part, torch.add)(sums, other.parts[part]) for part, sums in self.parts.items()}
-        made.totals = {part: total + other.totals[part] for part, total in self.totals.items()}
-        return made
-
-
 class LayerSketches(LossCollector):
     """Sketches of many layers, each over the data of its own model."""
 
@@ -146,13 +100,20 @@ class LayerSketches(LossCollector):
     pairs_rows = False
     by_content = True
     exactness = "sketched"
-    stored = ("names", "settled", "_layers")
+    stored = schema.fields(
+        names=schema.NAMES, settled=schema.SETTINGS, _layers=schema.mapping_of(schema.object_of(BucketSums)),
+    )  # fmt: skip
     asking = SketchSettings
 
     def __init__(self, names: Sequence[Key], settings: SketchSettings):
         self.names, self.settled = list(names), settings.to_json()
         self._layers = {name: BucketSums(settings.buckets) for name in self.names}
         self.release()
+
+    def check(self) -> None:
+        buckets, parts = self.settings.buckets, {*self.settings.parts, *LABELS}
+        fit = all(one.buckets == buckets and {*one.parts} <= parts for one in self._layers.values())
+        schema.refuse_unless(fit and list(self._layers) == self.names, "the layers and their buckets")
 
     @classmethod
     def feeds_for(cls, settings: SketchSettings) -> frozenset[str]:
@@ -389,9 +350,3 @@ def _labels_of_rows(outputs: Mapping[Any, Any], key: Key, count: int, owner: np.
     _, given = outputs.get(key, outputs.get(model, (None, None)))
     labels = class_labels(given, 0 if given is None else len(given))
     return labels[row_examples(np.arange(len(labels)), count, owner)]
-
-
-def _sum_of_classes(one: Tensor, other: Tensor) -> Tensor:
-    """Return the sum of two matrices; the narrower one has zeros in the columns it lacks."""
-    narrow, wide = sorted((one, other), key=lambda sums: sums.shape[1])
-    return torch.nn.functional.pad(narrow, (0, wide.shape[1] - narrow.shape[1])) + wide

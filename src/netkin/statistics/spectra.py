@@ -20,7 +20,8 @@ from torch import Tensor
 
 from netkin.arrays import as_maps, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, ValueFault
-from netkin.statistics.block_sums import Columns, LinearSettings, Parts, by_chunk, first_shift, joined
+from netkin.statistics import schema
+from netkin.statistics.block_sums import Columns, Parts, by_chunk, first_shift, joined
 from netkin.statistics.collector import (
     Key,
     Price,
@@ -37,6 +38,7 @@ from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.frequencies import (
     CHUNK,
     Grid,
+    channels_in_words,
     common_grid,
     examples_at_once,
     frequencies,
@@ -44,12 +46,13 @@ from netkin.statistics.frequencies import (
     off_block_share,
     placed,
     price_of_spectra,
+    refuse_unpaired,
     regrouped,
-    shape_in_words,
 )
 from netkin.statistics.layer_moments import LayerMoments
 from netkin.statistics.layer_rows import LayerRows
 from netkin.statistics.linear_algebra import power_of_two
+from netkin.statistics.linear_settings import LinearSettings
 from netkin.statistics.moments import Moments
 
 if TYPE_CHECKING:
@@ -106,7 +109,10 @@ class LayerSpectra(LayerMoments):
 
     kind = "LayerSpectra"
     holds = "Spectra"
-    stored = (*LayerMoments.stored, "sample", "seed", "called", "_shifts", "_kept")
+    stored = schema.fields(
+        **LayerMoments.stored, sample=schema.COUNT, seed=schema.WHOLE, called=schema.mapping_of(schema.TEXT),
+        _shifts=schema.mapping_of(schema.TENSOR), _kept=schema.none_or(schema.object_of(LayerRows)),
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -122,6 +128,23 @@ class LayerSpectra(LayerMoments):
         self.called: dict[Key, str] = {}  # what messages call a layer, where not by its name
         self._shifts: dict[Key, Tensor] = {}  # what is taken off the maps of each layer
         self._kept = LayerRows(self.names, cap=sample, seed=seed) if sample else None
+
+    def check_layers(self) -> None:
+        shapes = {name: tuple(shift.shape) for name, shift in self._shifts.items()}
+        kept = {} if self._kept is None else self._kept.widths
+        fit = {*shapes} in ({*self.names}, set()) and all(len(shape) and math.prod(shape) for shape in shapes.values())
+        fit = fit and self.sizes in (shapes, {}) and all(kept[name] == math.prod(shapes[name]) for name in kept if fit)
+        fit = fit and (self._kept is None or self._kept.names == self.names) and bool(self._layers) == bool(shapes)
+        schema.refuse_unless(fit, "the maps and their sizes")
+        wanted = self._rectangles_of_views() if shapes else []
+        held = {(x, y) for block in self._blocks for x in block.rows for y in block.columns}
+        fit = {(x, y) for left, right in wanted for x in left for y in right} == held
+        schema.refuse_unless(fit and {*self._layers} == {*keys_of(wanted)}, "the maps and their frequencies")
+        for view, layer in self._layers.items():
+            name, grid = cast(View, view)
+            count = shapes[name][0] * math.prod(shapes[name][1:]) // math.prod(grid)
+            fit = tuple(layer.shift.shape) == (len(frequencies(grid, torch.device("cpu"))), count)
+            schema.refuse_unless(fit and layer.key == (name, grid), "the maps and their sums")
 
     @classmethod
     def price(cls, settings: LinearSettings, study: Study) -> Price | None:
@@ -146,7 +169,7 @@ class LayerSpectra(LayerMoments):
         """Return the spectra of all pairs of some layers' maps, differentiably."""
         collector = cls([(list(maps), list(maps))], precision=precision, sample=0)
         given = {key: placed(as_maps(array, name_of(key))) for key, array in maps.items()}
-        _refuse_unpaired(given)
+        refuse_unpaired(given)
         for key, array in given.items():
             refuse_non_finite(array, label(key))
         collector._counts += len(next(iter(given.values())))
@@ -260,12 +283,13 @@ class LayerSpectra(LayerMoments):
             size, before = tuple(array.shape[1:]), self.sizes.get(name)
             if before not in (None, size):
                 raise ShapeError(
-                    f"{self._label(name)} gave {_sized(size)} in batch {self._batches} and {_sized(before)} before; "
+                    f"{self._label(name)} gave {channels_in_words(size)} in batch {self._batches} and "
+                    f"{channels_in_words(before)} before; "
                     "bring all inputs to one size, or choose the shape 'pool'."
                 )
             if array.device.type == "cpu" and not owned:
                 refuse_non_finite(array, f"{self._label(name)} in batch {self._batches}")
-        _refuse_unpaired(maps)
+        refuse_unpaired(maps)
         return maps
 
     def _label(self, name: Key) -> str:
@@ -332,13 +356,12 @@ class LayerSpectra(LayerMoments):
         """Find out, now that sizes are known, on which grids the layers are compared."""
         given = {name: shift.to(maps[name].device) for name, (shift, _) in self.given_frame.items()}
         self._shifts = given or {name: first_shift(array, self.precision) for name, array in maps.items()}
-        joined = (
-            self._common_views(x, y)
-            for left, right in self.rectangles
-            for x in self._by_size(left)
-            for y in self._by_size(right)
-        )
-        self._open([rectangle for rectangle in joined if rectangle])
+        self._open(self._rectangles_of_views())
+
+    def _rectangles_of_views(self) -> list[Rectangle]:
+        """Return the wanted pairs as layers on the grids on which they are compared."""
+        sides = ((x, y) for left, right in self.rectangles for x in self._by_size(left) for y in self._by_size(right))
+        return [views for x, y in sides if (views := self._common_views(x, y))]
 
     def _open(self, rectangles: list[Rectangle]) -> None:
         for view in keys_of(rectangles):
@@ -375,18 +398,3 @@ class LayerSpectra(LayerMoments):
             start = 0 if first._numbers.given and second._numbers.given else first._numbers.next
             merged._kept = first._kept.merge(second._kept.renumbered(start))
         return merged
-
-
-def _refuse_unpaired(maps: Mapping[Key, Tensor]) -> None:
-    first, *others = maps
-    for name in others:
-        if len(maps[name]) != len(maps[first]):
-            raise ShapeError(
-                f"layers {name_of(first)!r} and {name_of(name)!r} gave {len(maps[first]):,} and {len(maps[name]):,} "
-                "examples in one batch; feed all layers the same examples."
-            )
-
-
-def _sized(size: Sequence[int]) -> str:
-    channels, *space = size
-    return f"{channels} channels of {shape_in_words(space)}" if space else f"{channels} features"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from netkin import files
-from netkin.arrays import as_tensor, refuse_non_finite, summing_dtype
+from netkin.arrays import as_tensor, label_tensor, refuse_non_finite, summing_dtype
 from netkin.errors import FileFault, NoValue, ShapeError, ValueFault
+from netkin.statistics import schema
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,9 +40,9 @@ def _name_of_class(kind: type) -> str:
 
 
 class Stored:
-    """An object that a file can hold, by the attributes that its class names."""
+    """An object that a file can hold, by the attributes that its class names, each with its field of `schema`."""
 
-    stored: ClassVar[tuple[str, ...]] = ()
+    stored: ClassVar[Collection[str]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -49,6 +50,9 @@ class Stored:
 
     def settle(self) -> None:
         """Bring the object into the form in which it is stored."""
+
+    def check(self) -> None:
+        """Refuse attributes from a file that do not fit each other, by a `ValueError`; each fits its own field."""
 
     def release(self) -> None:
         """Forget what was computed from the stored attributes, and can be computed again."""
@@ -66,6 +70,9 @@ class Stored:
         for name in cls.stored:
             if name in header or not hasattr(cls, name):  # else the default of what files of older versions lack
                 setattr(made, name, from_plain(header[name], tensors, under))
+        if isinstance(cls.stored, Mapping):
+            schema.check_fields(made, cls.stored)
+        made.check()
         made.release()
         return made
 
@@ -192,8 +199,11 @@ class Outputs(Statistic):
 
     kind = "Outputs"
     feeds = frozenset({"outputs"})
-    stored = ("classes", "n", "joint", "_sums")
     _SUMS = ("right_a", "right_b", "entropy_a", "entropy_b", "entropy_ab", "labelled")
+    stored = schema.fields(
+        classes=schema.COUNT, n=schema.COUNT, joint=schema.tensor("classes", "classes", dtypes=(torch.int64,)),
+        _sums=schema.mapping_of(schema.NUMBER, schema.one_of(*_SUMS)),
+    )  # fmt: skip
 
     def __init__(self, classes: int):
         if classes < 2:
@@ -201,6 +211,9 @@ class Outputs(Statistic):
         self.classes, self.n = classes, 0
         self.joint = torch.zeros(classes, classes, dtype=torch.int64)
         self._sums = dict.fromkeys(self._SUMS, 0.0)
+
+    def check(self) -> None:
+        schema.refuse_unless(self.classes > 1 and {*self._sums} == {*self._SUMS}, "the sums of outputs")
 
     def update(self, a: Any, b: Any, labels: Any = None) -> None:
         """Add one batch of logits, n × classes each, with the true labels if known."""
@@ -223,7 +236,7 @@ class Outputs(Statistic):
             self._sums[f"entropy_{side}"] += float(F.cross_entropy(logits, labels, reduction="sum"))
 
     def _labels(self, labels: Any, logits: Tensor) -> Tensor:
-        labels = torch.as_tensor(labels, device=logits.device)
+        labels = label_tensor(labels, logits.device)
         if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
             raise ShapeError(
                 f"labels must be a list of class numbers; got shape {tuple(labels.shape)} of {labels.dtype}."

@@ -1,0 +1,376 @@
+"""A whole file of every kind that `nk.load` reads, ways to harm one, and what people do with a file once it is open."""
+
+import copy
+import functools
+import json
+import math
+import warnings
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import torch
+from safetensors.numpy import save
+from torch import nn
+
+import netkin as nk
+from netkin import files
+from netkin.errors import NetkinError
+from netkin.measures.registry import measures, value_of
+from netkin.reporting.page import page
+from netkin.results import Claim, Comparison, Comparisons, Measured, Ranking, Series, Values, document
+from netkin.results.compression import Compression
+from netkin.results.weight_sparsity import LinearCost
+from netkin.statistics import CrossMoments, LayerEmbeddings, Outputs
+from netkin.statistics.statistic import Statistic
+
+STRANGE = [
+    None, True, False, 0, -1, 3, 2**70, -(2**63), 2**62, 10**400, 0.5, -0.0, 1e308, 5e-324, "", "cka", "x" * 2000,
+    "\ud800", "a\nb\x00<script>", "$\\frac", [], {}, [[]], [None], [1, 2], ["in", "out"], ["in", "in"],
+    [["in", "out", "why"]], {"in": 1}, {"": ""}, {"in": [[]]}, [{}], [[["in"]]], {"float": "nan"}, {"tuple": []},
+    {"dtype": "int8"}, {"dtype": "nn"}, {"slice": [0, 99]}, {"mapping": []}, {"class": "netkin.Numbers"},
+]  # fmt: skip
+
+
+def table(id, **changes):
+    values = np.array([[0.9, 0.2], [0.3, np.nan]])
+    facts = {"values": values, "holes": {("out", "out"): "'out' is constant"}, "higher_is_closer": True}
+    words = {"symmetric": True, "conventions": "centred", "statistic": "Moments", "bounds": (0, 1), "parameters": {}}
+    sides = {"layers_a": ("in", "out"), "layers_b": ("in", "out")}
+    return Values(id=id, name=id.split("(")[0], **facts | words | sides | changes)
+
+
+def comparison(a="first", b="second", **changes):
+    replicates = np.random.default_rng(0).normal(0.5, 0.01, (3, 2, 2))
+    replicates[:, 1, 1] = np.nan
+    tables = [
+        table("cka", replicates=replicates, chunk_sizes=(5, 6, 7)),
+        table("gulp", bounds=(0, np.inf), higher_is_closer=False, parameters={"ridge": 0.1}),
+        table("agreement(how=ridge)", kind="worth", parameters={"how": "ridge"}),
+    ]
+    sides = {"layers_a": ("in", "out"), "layers_b": ("in", "out"), "tables": {one.id: one for one in tables}}
+    shapes = {"shapes_a": {"in": "pool", "out": "pool"}, "shapes_b": {"in": "pool", "out": "pool"}}
+    widths = {"widths_a": {"in": 3, "out": 4}, "widths_b": {"in": 3, "out": 4}}
+    facts = {"data": "digits", "examples": 18, "seed": 0, "version": "0.1.0", "provenance": {"weights a": "ab12"}}
+    return Comparison(a=a, b=b, **sides | shapes | widths | facts | changes)
+
+
+def series(**changes):
+    steps = (1, 5, 9)
+    found = tuple(comparison(f"step {step}", "step 9") for step in steps)
+    return Series(run="run", steps=steps, comparisons=found, final_step=9, provenance={"data digest": "0f"}, **changes)
+
+
+def between():
+    """Every step against every other, as a series of weights holds it."""
+    steps = ("1", "5", "9")
+    sides = {"layers_a": steps, "layers_b": steps}
+    values = np.array([[1.0, 0.5, 0.2], [0.5, 1.0, 0.6], [0.2, 0.6, 1.0]])
+    one = table("cka", values=values, holes={}, axes=("step", "step"), **sides)
+    return comparison("run", "run", tables={"cka": one}, shapes_a={}, shapes_b={}, widths_a={}, widths_b={}, **sides)
+
+
+def ranking():
+    sizes, sides = (10, 11, 12), {"layers_a": ("digits",), "layers_b": ("first", "second")}
+    values = np.array([[0.2, 0.9]])
+    replicates = values + np.random.default_rng(0).normal(size=(3, 1, 2)) / 100
+    facts = {"axes": ("data", "model"), "kind": "worth", "bounds": (-math.inf, math.inf), "holes": {}, **sides}
+    tables = {"logme": table("logme", values=values, replicates=replicates, chunk_sizes=sizes, **facts)}
+    return Ranking(
+        score="logme", tables=tables, costs={"logme": 1.0}, parameters={"first": 10, "second": 20}, data="digits",
+        examples=33, classes=3, version="0.1.0",
+    )  # fmt: skip
+
+
+def claim():
+    return Claim(
+        id="svcca/bottom-up", figure="Fig. 2", sentence="Layers settle from the bottom up.", expected={"tau": 1},
+        criterion="tau above 0.5", measured={"tau": Measured(0.8, 0.1, 5)}, verdict="holds", scale="cpu",
+        curves={"layers": {"x": [1, 2], "y": [0.1, None]}},
+    )  # fmt: skip
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
+
+
+def convolutions():
+    torch.manual_seed(0)
+    parts = [nn.Conv2d(1, 2, 3, padding=1), nn.AvgPool2d(2), nn.Conv2d(2, 3, 3, padding=1), nn.Flatten()]
+    return nn.Sequential(*parts, nn.Linear(12, 3)).eval()
+
+
+def batches(*shape, count=2):
+    draw = torch.Generator().manual_seed(0)
+    return [(torch.randn(12, *shape, generator=draw), torch.arange(12) % 3) for _ in range(count)]
+
+
+WIDE = {"layers": ["0"], "shape": "flatten"}
+CHUNKED = {"errors": True, "chunks": 3}
+LINEAR = ["cka", "cka_debiased", "pwcca", "cka_uncentered"]
+COLLECTED = {  # by what is collected: measures and options
+    "moments": (LINEAR, {}),
+    "moments in chunks": (LINEAR, CHUNKED),
+    "moments in float32": (["cka"], {}),
+    "rows": (["cka_rbf"], CHUNKED),
+    "grams": (["cka_minibatch(batch=5)"], CHUNKED),
+    "kernels": (["kernel_cka", "kernel_cka(kernel=features)"], {}),
+    "sketches": (["sketched_cka(buckets=4)"], {}),
+}
+OF_MAPS = {
+    "linear rows": (LINEAR, {**WIDE, **CHUNKED}),
+    "spectra": (["cka", "cca_mean"], {"layers": ["0", "2"], "shape": "dft", **CHUNKED}),
+    "positions": (["cka"], {"layers": ["0", "2"], "shape": "positions", "resize": "average"}),
+    "filters": (["grassmann(atoms=2)", "weight_cosine", "atom_cosine"], {}),
+}
+
+
+OF_PASSES = {
+    "LayerMoments": ("moments", "moments in chunks", "moments in float32", "positions"), "LayerRows": ("rows",),
+    "LayerGrams": ("grams",), "LayerKernels": ("kernels",), "LayerSketches": ("sketches",),
+    "LinearRows": ("linear rows",), "LayerSpectra": ("spectra",), "LayerFilters": ("filters",),
+}  # fmt: skip
+
+
+def write_statistics(folder):
+    """Write statistics with every collector that a pass feeds, each alone and in a collector's own file."""
+    for which, model, data in ((COLLECTED, network(), batches(5)), (OF_MAPS, convolutions(), batches(1, 4, 4))):
+        for name, (asked, options) in which.items():
+            data = None if name == "filters" else data
+            found = nk.collect(model, data=data, measures=asked, names=("first", "second"), **options)
+            found.save(folder / f"statistics of {name}")
+            for one in found.every():
+                one.to_file(folder / f"{one.kind} of {name}")
+
+
+def write_collectors(folder):
+    """Write the collectors that are fed by hand, and some with batches that wait for others."""
+    inputs, draw = batches(5)[0][0], torch.Generator().manual_seed(1)
+    outputs = Outputs(3)
+    outputs.update(torch.randn(12, 3, generator=draw), torch.randn(12, 3, generator=draw), torch.arange(12) % 3)
+    outputs.to_file(folder / "Outputs by hand")
+    cross = CrossMoments([("in", "out"), ("out", "in")])
+    embeddings = LayerEmbeddings(["in", "out"], buckets=4)
+    grams, moments = nk.LayerGrams([(["in"], ["out"])], batch=5), nk.LayerMoments([(["in"], ["out"])], debiased=True)
+    for part in inputs.split(6):
+        rows = {"in": part, "out": part[:, :2].square()}
+        for one in (cross, grams, moments):
+            one.update(rows)
+        embeddings.update(rows, {name: one.flip(0) for name, one in rows.items()})
+    for one in (cross, embeddings, grams, moments):
+        one.to_file(folder / f"{one.kind} by hand")
+
+
+def write_results(folder):
+    """Write results as files and as documents."""
+    made = {
+        "comparison": comparison(), "comparisons": Comparisons([comparison(), comparison("first", "third")]),
+        "series": series(), "series between": series(between=between()), "ranking": ranking(),
+    }  # fmt: skip
+    draw = torch.Generator().manual_seed(0)
+    cost = LinearCost("0", "CSR", 0.0, 120, math.nan, math.nan, math.nan, math.nan, "not here")
+    made["sparsity"] = replace(
+        nk.sparsity_study(network(), batches(5)[0], sparsities=(0, 0.5)), costs={"model": (cost,)}
+    )
+    atoms = nn.Sequential(nk.AtomConv2d(1, 2, 3, atoms=2), nn.Flatten(), nn.Linear(2, 3))
+    clients = {name: (torch.randn(4, 1, 3, 3, generator=draw), torch.arange(4) % 3) for name in ("first", "second")}
+    learnt = nk.learn_tasks(atoms, [nk.Task(name, one, one, 3) for name, one in clients.items()], epochs=1)
+    made |= {"task accuracies": learnt.record, "task ensembles": nk.ensemble_tasks(learnt, 1, epochs=1)}
+    made["federation"] = nk.federate(atoms, clients, coefficients="fixed", test=clients, rounds=2)
+    for name, one in made.items():
+        one.save(folder / name)
+        (folder / f"{name} document").write_text(json.dumps(document(one)))
+    (folder / "claim").write_text(claim().to_json())
+
+
+def write_networks(folder):
+    """Write what belongs to a network."""
+    model, data = network(), batches(5)
+    nk.stitch(model, "1", model, "1", data, test=data).save(folder / "stitch")
+    nk.stitch(model, "1", model, "1", data, "task_loss", epochs=1, rank=2).save(folder / "stitch of rank 2")
+    nk.stitch_all(model, model, data, data, ["ridge"], layers=["1"]).save(folder / "sweep of stitches")
+    smaller = nk.compress(model, ["2"], k=2, data=data)
+    nk.save_compressed(smaller, folder / "compressed")
+    (folder / "compressed document").write_text(json.dumps(document(smaller.compression)))
+    recorder = nk.DynamicsRecorder(model, data[0][0], measure="cka")
+    for step in range(2):
+        recorder.probe(step)
+    recorder.save(folder / "recording")
+    nk.kernel_ridge(model, data, layers=["1"], buckets=4).save(folder / "kernel ridge")
+
+
+RECORDED = ("comparison", "comparisons", "series", "series between", "ranking", "sparsity", "federation")
+RECORDED += ("task accuracies", "task ensembles", "compressed")
+OF_NETWORKS = ("stitch", "stitch of rank 2", "sweep of stitches", "recording", "kernel ridge")
+BY_HAND = ("CrossMoments", "LayerEmbeddings", "LayerGrams", "LayerMoments", "Outputs")
+WHOLE = (
+    *RECORDED, *(f"{name} document" for name in RECORDED), "claim", *OF_NETWORKS,
+    *(f"statistics of {name}" for name in (*COLLECTED, *OF_MAPS)),
+    *(f"{kind} of {name}" for kind, names in OF_PASSES.items() for name in names),
+    *(f"{kind} by hand" for kind in BY_HAND),
+)  # fmt: skip
+
+
+def write_whole(folder):
+    """Write all of them; a file's name says what it holds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for write in (write_statistics, write_collectors, write_results, write_networks):
+            write(folder)
+    return folder
+
+
+# --- harm -------------------------------------------------------------------------------------------------------------
+
+
+def places(tree, path=()):
+    """Yield the path to every value in nested lists and mappings."""
+    inner = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in inner:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def harmed(tree, draw):
+    """Return nested lists and mappings with one to three values changed, dropped, doubled or moved."""
+    tree = copy.deepcopy(tree)
+    for _ in range(draw.choice([1, 1, 2, 3])):
+        found = list(places(tree))
+        if not found:
+            return tree
+        *path, key = draw.choice(found)
+        parent = tree
+        for step in path:
+            parent = parent[step]
+        _harm(parent, key, draw, tree, found)
+    return tree
+
+
+def _harm(parent, key, draw, tree, found):
+    way = draw.randrange(8)
+    if way == 0:
+        del parent[key]
+    elif way == 1:
+        parent[key] = [parent[key], parent[key]]
+    elif way == 2 and isinstance(parent, dict):
+        parent[draw.choice(["", "surprise", "in", "cka", "\ud800"])] = parent.pop(key)
+    elif way == 3:
+        for _ in range(draw.choice([5, 200])):
+            parent[key] = [parent[key]]
+    elif way == 4:  # what stands elsewhere in the file
+        other = tree
+        for step in draw.choice(found):
+            other = other[step]
+        parent[key] = copy.deepcopy(other)
+    elif way == 5 and isinstance(parent[key], (int, float)) and not isinstance(parent[key], bool):
+        parent[key] = draw.choice([-parent[key], parent[key] + 1, 2 * parent[key], parent[key] * 10**9, 0])
+    else:
+        parent[key] = copy.deepcopy(draw.choice(STRANGE))
+
+
+def harmed_arrays(arrays, draw):
+    """Return arrays one of which has another shape, type or content, or the place of another."""
+    names = list(arrays)
+    name, other = draw.choice(names), draw.choice(names)
+    one = arrays[name]
+    odd = [
+        np.atleast_1d(one)[:1], one.astype(np.float16), one.astype(np.int64), one.astype(np.float32), np.zeros((0, 2)),
+        np.full((2, 2), np.inf), np.full_like(one, -1), one[None], one.T, one.ravel(), np.zeros_like(one),
+        one * one.dtype.type(np.float32(1e38) if one.dtype.kind == "f" else 7), one * one.dtype.type(2), one**4,
+        np.concatenate([np.atleast_1d(one)] * 2), one > 0, arrays[other],
+        np.full(one.shape, np.nan if one.dtype.kind == "f" else 2**62).astype(one.dtype),
+    ]  # fmt: skip
+    made = {**arrays, name: draw.choice(odd)}
+    if draw.random() < 0.1:
+        del made[name]
+    return made if draw.random() < 0.95 else {}
+
+
+def write_harmed(source, target, draw, checksum=True):
+    """Write a harmed copy of a file; its checksum is that of the harmed content, unless there is to be none."""
+    contents = source.read_bytes()
+    if contents[:1] == b"{":
+        target.write_text(json.dumps(harmed(json.loads(contents), draw)))
+        return
+    header, arrays = files.read(source)
+    of_arrays = draw.random() < 0.25 and arrays
+    arrays = harmed_arrays(arrays, draw) if of_arrays else arrays
+    header = header if of_arrays and draw.random() < 0.8 else harmed(header, draw)
+    write_unchecked(target, header, arrays, checksum)
+
+
+def write_unchecked(target, header, arrays, checksum=True):
+    """Write a file whose header may hold anything, with a checksum that fits it if there is to be one."""
+    arrays = {name: np.asarray(one, order="C") for name, one in arrays.items()}
+    text = json.dumps({"checksum of arrays": files._digest(arrays), **header} if checksum else header)
+    text = f'{{"checksum": "{files._hashed(text)}", {text[1:]}' if checksum else text
+    target.write_bytes(save(arrays, {"netkin": text}))
+
+
+# --- use --------------------------------------------------------------------------------------------------------------
+
+NAMED = ("to_pandas", "_repr_html_", "to_json", "series")  # methods that need no arguments
+DOCUMENTED = (Comparison, Comparisons, Series, Ranking, nk.Federation, nk.SparsityStudy, Compression)
+DOCUMENTED += (nk.TaskAccuracies, nk.TaskEnsembles)
+
+
+def uses(result):
+    """Return what people do with a result, as functions."""
+    calls = [lambda: repr(result), lambda: str(result).encode()]
+    calls += [getattr(result, name) for name in NAMED if hasattr(result, name)]
+    if isinstance(result, nk.Statistics):
+        return calls + _uses_of_statistics(result)
+    if isinstance(result, Statistic):
+        return calls + _uses_of_collector(result)
+    if isinstance(result, nk.Federation):
+        calls += [lambda: [result.state(name) for name in result.clients], lambda: nk.user_similarity(result)]
+    if hasattr(result, "map"):
+        calls.append(lambda: result.map)
+    if isinstance(result, DOCUMENTED):
+        calls += [lambda: page(result), lambda: json.dumps(document(result))]
+    return calls
+
+
+def _uses_of_statistics(found):
+    several = ("cka", "pwcca", "cka_rbf", "cka_minibatch(batch=5)", "weight_cosine")
+    calls = [found.compare, *(functools.partial(found.compare, name) for name in several)]
+    return [*calls, lambda: found.merge(_elsewhere(found)).compare(), lambda: found.gaps, lambda: found.missing]
+
+
+def _elsewhere(found):
+    """Return statistics of other examples."""
+    other = copy.copy(found)
+    other.digest = type(found.digest)(found.digest.labels)
+    return other
+
+
+def _uses_of_collector(one):
+    names = getattr(one, "names", list(getattr(one, "sides", ())))
+    pairs = [(a, b) for a in names for b in names] if hasattr(one, "pair") else []
+    calls = [functools.partial(_read, one, *pair) for pair in pairs]
+    calls += [lambda: one.merge(one), lambda: _read(one.merge(one), *pairs[0]) if pairs else None]
+    read = [name for name in ("chunk_sizes", "agreement", "accuracy_a", "n") if hasattr(type(one), name)]
+    calls += [functools.partial(getattr, one, name) for name in read]
+    calls += [functools.partial(one.exactness_of, pairs)] if pairs else []
+    for method in ("embedding", "sketched", "mean"):
+        calls += [functools.partial(getattr(one, method), name) for name in names if hasattr(one, method)]
+    return calls
+
+
+def _read(one, a, b):
+    pair = one.pair(a, b)
+    for measure in measures().values():
+        if isinstance(pair, measure.facts.reads):
+            with suppress(NetkinError):
+                value_of(measure, pair)
+
+
+def use(result, *fine):
+    """Do with a result what people do; errors of the kinds `fine` are passed over."""
+    for call in uses(result):
+        with suppress(*fine):
+            call()
