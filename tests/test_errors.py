@@ -51,5 +51,16 @@ def test_the_nearest_known_name_is_offered(name, hint):
     assert did_you_mean(name, iter(["cka", "nbs"])) == hint
 
 
+def test_a_name_that_goes_on_is_offered_before_others_of_its_length():
+    claims = ["svcca/bottom-up", "svcca/toy-projection"]
+    assert did_you_mean("svcca/toy", claims) == "; did you mean 'svcca/toy-projection'?"
+
+
+@pytest.mark.parametrize("known", [["net", "Net"], ["Net", "net"]])
+def test_of_names_that_differ_in_case_the_one_spelt_alike_is_offered(known):
+    assert did_you_mean("nett", known) == "; did you mean 'net'?"
+    assert did_you_mean("Nett", known) == "; did you mean 'Net'?"
+
+
 def test_nothing_known_offers_nothing():
     assert did_you_mean("cka", []) == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
 from netkin import files
 from netkin.errors import FileFault
@@ -23,6 +23,17 @@ def test_what_is_written_is_read(tmp_path):
     assert header == {"kind": "moments", "format": 2, "layers": ["α", "β"], "n": 3}
     assert arrays.keys() == ARRAYS.keys()
     assert all((arrays[name] == ARRAYS[name]).all() and arrays[name].dtype == ARRAYS[name].dtype for name in ARRAYS)
+
+
+def test_what_lies_too_deep_is_refused(tmp_path):
+    deep = []
+    for _ in range(files.DEEPEST):
+        deep = [deep]
+    files.write(tmp_path / "deep", "moments", {"deep": deep}, {})
+    with pytest.raises(FileFault, match="deep' is damaged: .*lie more than 100 deep in each other"):
+        files.read(tmp_path / "deep")
+    files.write(tmp_path / "flat", "moments", {"deep": deep[0][0]}, {})
+    assert files.read(tmp_path / "flat")[0]["deep"] == deep[0][0]
 
 
 def test_transposed_and_sliced_arrays_are_written_as_they_look(tmp_path):
@@ -244,6 +255,32 @@ def test_nothing_else_is_written_over(precious, tmp_path):
     assert files.kind_of(precious) == "statistics"
     (tmp_path / "empty").touch()
     files.write(tmp_path / "empty", "series", {}, ARRAYS)
+
+
+FOREIGN = {
+    "page.html": "<!DOCTYPE html>\n<html><head><title>netkin</title></head><body>netkin</body></html>",
+    "quoting.html": '<!DOCTYPE html><html><head></head><pre><meta name="generator" content="netkin"></pre></html>',
+    "other.html": '<!DOCTYPE html><html><head><meta name="generator" content="netkinetics"></head></html>',
+    "drawing.svg": '<?xml version="1.0"?>\n<svg><title>netkin</title><text>netkin</text></svg>',
+    "bare.svg": "<svg><text>netkin</text></svg>",
+    "photo.png": "\x89PNG\r\n\x1a\n tEXtComment\0made with netkin",
+    "paper.pdf": "%PDF-1.4\n(netkin) Tj\n<< /Creator (pdfTeX) /Title (netkin) /Producer (pdfTeX) >>\nendobj",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_page_or_picture_of_others_that_names_netkin_is_not_ours(tmp_path, name):
+    (tmp_path / name).write_bytes(FOREIGN[name].encode("latin-1"))
+    kind = "page" if name.endswith("html") else "figure"
+    with pytest.raises(FileFault, match=f"would write over '.*{name}', which holds no {kind} of netkin's"):
+        files.write_text(tmp_path / name, "", kind)
+    assert (tmp_path / name).read_bytes() == FOREIGN[name].encode("latin-1")
+
+
+def test_weights_of_others_that_name_netkin_are_not_ours(tmp_path):
+    for maker, kind in (("netkin", "weights"), ("a student of netkin", None)):
+        (tmp_path / "weights").write_bytes(save(ARRAYS, {"made by": maker}))
+        assert files.kind_of(tmp_path / "weights") == kind
 
 
 @pytest.mark.parametrize("name", ["itself", "symbolic", "hard", "roundabout"])

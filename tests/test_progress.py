@@ -140,6 +140,14 @@ def test_what_is_no_progress_is_refused(odd):
         list(reported("ab", "inner", "pairs", odd))
 
 
+def test_progress_names_what_it_is_about(calls):
+    with showing(calls.note), progress.about("convnet"):
+        list(reported("ab", "training", "steps"))
+        with progress.about("resnet"):
+            list(reported("ab", "training", "steps"))
+    assert calls == [(2, 2, "training (convnet)"), (2, 2, "training (resnet)")]
+
+
 def test_what_is_waited_for_is_announced(shown_on, calls):
     with progress.showing(calls.note), progress.announced("starting Ray"):
         assert calls == [(0, None, "starting Ray")]

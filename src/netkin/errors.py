@@ -16,6 +16,7 @@ NetkinError
 InflatedWarning (UserWarning)      a number is right but easily misread
 PackageWarning (UserWarning)       the measures of an installed package could not be loaded
 EmptyLayerWarning (UserWarning)    pruning has left no weight in some layers
+UnsavedWarning (UserWarning)       a result is complete, and the file it was to be saved in could not be written
 """
 
 from __future__ import annotations
@@ -90,6 +91,10 @@ class EmptyLayerWarning(UserWarning):
     """Pruning has left no weight in some layers."""
 
 
+class UnsavedWarning(UserWarning):
+    """A result is complete, and the file it was to be saved in could not be written, as on a full disk."""
+
+
 def blame(fault: Exception, model: str | None) -> None:
     """Give a fault the name of the model that it is about, as its attribute `model`."""
     fault.model = model  # type: ignore[attr-defined]
@@ -102,9 +107,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         >>> did_you_mean("ckaa", ["cka", "nbs"])
         "; did you mean 'cka'?"
     """
-    spelled = {one.lower(): one for one in known}
-    near = difflib.get_close_matches(name.lower(), list(spelled), n=1)
-    return f"; did you mean {spelled[near[0]]!r}?" if near else ""
+
+    def nearness(one: str) -> tuple[bool, float, float, str]:
+        begun = len(name) > 2 and one.lower().startswith(name.lower())
+        return begun, _likeness(name.lower(), one.lower()), _likeness(name, one), one
+
+    near = max(known, key=nearness, default="")
+    begun, likeness, *_ = nearness(near)
+    return f"; did you mean {near!r}?" if near and (begun or likeness >= 0.6) else ""
+
+
+def _likeness(name: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, other, name).ratio()
 
 
 def refuse_unlisted(what: str, name: Any, known: Iterable[str]) -> None:

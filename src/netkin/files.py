@@ -10,6 +10,7 @@ import glob
 import json
 import math
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +18,7 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -30,11 +31,14 @@ if LOCKS:
     import fcntl
 
 FORMAT = 2  # 1: no checksums, and tables without kind, axes and unit
+DEEPEST = 100  # lists and mappings in each other, so that any reader gets through them
 UNFINISHED = ".unfinished"
 AGAIN = "take another copy of the file, or make it again"
-GENERATOR = b'<meta name="generator" content="netkin'  # near the top of every netkin page
-MARK = "netkin"  # in the metadata of figures and weights
-SIGNATURES = {b"\x89PNG": "figure", b"%PDF": "figure", b"<?xml": "figure", b"<svg": "figure"}
+MARK = "netkin"  # the generator of pages, the program that made figures and weights, in their metadata
+# the fields of metadata by which pages and figures that netkin has written are known: HTML, PNG, SVG and PDF
+_PAGE = rb'<!DOCTYPE html>\s*<html[^>]*><head>(<meta[^>]*>)*?<meta name="generator" content="netkin">'
+_FIGURES = rb"\x89PNG\r\n.*?\0\0\0\x0ftEXtSoftware\0netkin\x0c\xdaF7|%PDF-.*\n<< /Creator \(netkin\) /Producer \("
+_FIGURES += rb"|<\?xml.*?<metadata>.*?<dc:creator>\s*<cc:Agent>\s*<dc:title>netkin</dc:title>"
 WORDS = {"comparisons": "set of comparisons", "compressed": "compressed model", "claim": "record of a claim"}
 WORDS |= {"page": "page of netkin's", "figure": "figure of netkin's", "weights": "weights that netkin wrote"}
 _START, _DIGITS, _REST, _OF_ARRAYS = '{"checksum": "', 32, '", ', "checksum of arrays"
@@ -76,6 +80,14 @@ def write_bytes(path: Location, contents: bytes, kind: str | None = None, *, ove
 def write_text(path: Location, text: str, kind: str | None = None, *, overwrite: bool = False) -> None:
     """Write `text` to `path` as UTF-8; else as `write_bytes`."""
     write_bytes(path, text.encode("utf-8"), kind, overwrite=overwrite)
+
+
+def remove(path: Location) -> None:
+    """Delete a file, if it is there."""
+    try:
+        Path(path).unlink(missing_ok=True)
+    except OSError as fault:
+        raise FileFault(f"cannot delete {str(path)!r}: {fault.strerror or fault}.") from fault
 
 
 def refuse_output(
@@ -212,12 +224,6 @@ def read_header(path: Location, kind: str | None = None) -> dict[str, Any]:
         return header
 
 
-def has_checksum(path: Location) -> bool:
-    """Return whether a file carries a checksum, by which damage is detected."""
-    with _opened(path) as file:
-        return (file.metadata() or {}).get("netkin", "").startswith(_START)
-
-
 def array_shapes(path: Location) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the type and the shape of each array in one of our files, without reading them."""
     with _opened(path) as file, damage_reported(path):
@@ -228,18 +234,19 @@ def array_shapes(path: Location) -> dict[str, tuple[str, tuple[int, ...]]]:
 def kind_of(path: Location) -> str | None:
     """Return what kind of result a file holds: one of ours, a page or a figure; None for anything else."""
     try:
-        start, whole = read_start(path, 4096), os.path.getsize(path)
+        start = read_start(path, 4096)
+        start = read_start(path, -1) if start.startswith(b"%PDF") else start  # which says so at its end
     except FileFault:
         return None
-    if GENERATOR in start:
+    if re.match(_PAGE, start):
         return "page"
-    if next((kind for magic, kind in SIGNATURES.items() if start.startswith(magic)), None):
-        return "figure" if MARK.encode() in read_start(path, whole) else None
+    if re.match(_FIGURES, start, re.DOTALL):
+        return "figure"
     with suppress(FileFault):
         if start.lstrip()[:1] == b"{":
             return "claim" if read_json(path).get("kind") == "claim" else None
         with _opened(path) as file:
-            return "weights" if MARK in (file.metadata() or {}).get("made by", "") else read_header(path)["kind"]
+            return "weights" if (file.metadata() or {}).get("made by") == MARK else read_header(path)["kind"]
     return None
 
 
@@ -257,16 +264,21 @@ def read_json(path: Location) -> dict[str, Any]:
     """Return the mapping in a JSON file."""
     contents = read_start(path, -1)
     with damage_reported(path):
-        return _mapping(contents.decode("utf-8"))
+        return _mapping(_parsed(contents.decode("utf-8")))
+
+
+def read_list(path: Location) -> list[dict[str, Any]]:
+    """Return the mappings in a JSON file that holds a list of them."""
+    contents = read_start(path, -1)
+    with damage_reported(path):
+        return [_mapping(one) for one in _parsed(contents.decode("utf-8"))]
 
 
 def read_document(path: Location) -> dict[str, Any]:
     """Return the mapping in a JSON file of a result; the state of a job is refused."""
-    content = read_json(path)
-    if "heartbeat" in content:
-        raise FileFault(
-            f"{str(path)!r} is the state of a job, not a result; `netkin jobs {Path(path).parent}` shows it."
-        )
+    if "heartbeat" in (content := read_json(path)):
+        shown = f"`netkin jobs {Path(path).parent}` shows it"
+        raise FileFault(f"{str(path)!r} is the state of a job, not a result; {shown}.")
     return content
 
 
@@ -325,45 +337,53 @@ def _header(path: Location, metadata: Mapping[str, str] | None) -> tuple[dict[st
     if "netkin" not in (metadata or {}):
         raise FileFault(f"{str(path)!r} is a safetensors file, but not one that netkin wrote.")
     text = (metadata or {})["netkin"]
-    header = _mapping(text)
+    header = _mapping(_parsed(text))
     own, wanted = header.pop("checksum", None), header.pop(_OF_ARRAYS, None)
     rest = "{" + text[len(_START) + _DIGITS + len(_REST) :]
     if (own is not None or wanted is not None) and not (text.startswith(_START) and own == _hashed(rest)):
         raise FileFault(f"{str(path)!r} is damaged: its header is not the one that was written; {AGAIN}.")
     if not isinstance(header["kind"], str):
         raise TypeError(f"its kind must be a text; got {type(header['kind']).__name__}")
-    newest = int(header["format"])
-    if newest > FORMAT:
-        raise FileFault(
-            f"{str(path)!r} has format {newest} and this netkin reads up to format {FORMAT}; "
-            "update with `pip install -U netkin`."
-        )
+    if (newest := int(header["format"])) > FORMAT:
+        known = f"this netkin reads up to format {FORMAT}; update with `pip install -U netkin`"
+        raise FileFault(f"{str(path)!r} has format {newest} and {known}.")
     return header, wanted
 
 
-def _mapping(text: str) -> dict[str, Any]:
-    found = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+def _mapping(found: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise TypeError(f"it must hold a mapping; got {type(found).__name__}")
+    return found
+
+
+def _parsed(text: str) -> Any:
+    found = json.loads(text, parse_constant=_finite, parse_float=_finite)
+    _refuse_deep(found)
     if "\\ud" in text.lower():
         json.dumps(found, ensure_ascii=False).encode()  # halves of characters could not be printed later
     return found
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number in JSON")
+def _refuse_deep(found: Any) -> None:
+    """Refuse lists and mappings that lie deeper in each other than any that netkin writes."""
+    level = [found] if isinstance(found, (dict, list)) else []
+    for _ in range(DEEPEST):
+        inner = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
+        level = [one for one in inner if isinstance(one, (dict, list))]
+    if level:
+        raise ValueError(f"its lists and mappings lie more than {DEEPEST} deep in each other")
 
 
 def _finite(digits: str) -> float:
-    number = float(digits)
-    return number if math.isfinite(number) else _refuse_constant(digits)
+    """Return the number that JSON gives as text; NaN, Infinity and what is too large are none."""
+    if not math.isfinite(number := float(digits)):
+        raise ValueError(f"{digits} is no number in JSON")
+    return number
 
 
 def _refuse_other_kind(path: Location, header: Mapping[str, Any], kind: str | None) -> None:
-    if kind not in (None, header.get("kind")):
-        raise FileFault(
-            f"{str(path)!r} holds {header.get('kind')!r}, not {kind!r}; load it as what it is, or write elsewhere."
-        )
+    if kind not in (None, held := header.get("kind")):
+        raise FileFault(f"{str(path)!r} holds {held!r}, not {kind!r}; load it as what it is, or write elsewhere.")
 
 
 def _hashed(text: str) -> str:

@@ -29,6 +29,7 @@ BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt
 DELAY = 2  # seconds before a bar is shown
 _chosen: ContextVar[ProgressOption] = ContextVar("progress", default=None)
 _functions: ContextVar[tuple[Callable[..., object], ...]] = ContextVar("progress functions", default=())
+_subject: ContextVar[str] = ContextVar("subject", default="")
 _command: ContextVar[str] = ContextVar("command", default="")
 
 
@@ -61,6 +62,16 @@ def also_calling(function: Callable[..., object]) -> Iterator[None]:
 
 
 @contextmanager
+def about(subject: str) -> Iterator[None]:
+    """Inside the `with`, all progress names what it is about, as the network that is trained: "training (convnet)"."""
+    token = _subject.set(subject)
+    try:
+        yield
+    finally:
+        _subject.reset(token)
+
+
+@contextmanager
 def reporting(
     total: int | None, what: str, unit: str, progress: ProgressOption = None, *, done: int = 0
 ) -> Iterator[Report]:
@@ -75,6 +86,7 @@ def reporting(
     """
     with showing(progress):
         chosen = _chosen.get()
+    what = f"{what} ({_subject.get()})" if _subject.get() else what
     others = [_Calls(partial(one, unit=unit), total, what, done) for one in _functions.get()]
     if callable(chosen):
         calls = _Calls(chosen, total, what, done)

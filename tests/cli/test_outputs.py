@@ -1,6 +1,7 @@
 """What commands read and write: nothing is overwritten by surprise, and the numbers are never lost."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import netkin.applications.dynamics  # noqa: F401 - before a test replaces what it imports
 from netkin import files
 from netkin.cli import cli
 from netkin.cli.options import as_bytes
@@ -123,7 +125,7 @@ def test_an_input_is_refused_as_output_by_whatever_name(netkin, place, link):
 @pytest.mark.parametrize("name", WRITING)
 def test_what_fails_while_writing_does_not_take_the_numbers_along(netkin, place, monkeypatch, name):
     if name in ("report --out", "dynamics --save", "stitch --save"):
-        pytest.skip("prints no numbers, or writes them as they come")
+        pytest.skip("prints no numbers, or writes them as they come, as below")
 
     def failing(*_, **__):
         raise FileFault("cannot write 'it': No space left on device.")
@@ -136,6 +138,34 @@ def test_what_fails_while_writing_does_not_take_the_numbers_along(netkin, place,
     assert not output_of(COMMANDS[name]).exists()
 
 
+TASKS = "--method finetune --data digits:train --test digits:test --tasks 2 --recipe epochs=1"
+CLIENTS = "--data digits:train --test digits:test --classes 5 --clients 2 --rounds 1 --recipe epochs=1"
+GROWING = {
+    "series": "dynamics run --model netkin:digits --data digits:test --examples 40 --save OUT",
+    "sweep": f"stitch {MODEL} {MODEL} --all --data digits:train --examples 200 --save OUT",
+    "comparison": f"compare a={MODEL} b={MODEL} c=netkin:digits --data digits:test --examples 40 --save OUT",
+    "federation": f"federate {MODEL} {CLIENTS} --save OUT",
+    "task sequence": f"learn-tasks {MODEL} {TASKS} --save OUT",
+}
+
+
+@pytest.mark.parametrize("kind", GROWING)
+def test_files_that_grow_with_the_work_do_not_either(netkin, place, files_up_to, kind):
+    out = "OUT/finetune.netkin" if kind == "task sequence" else "OUT"
+    with files_up_to(4500):
+        result = netkin(GROWING[kind])
+    assert result.exit_code == 1, result.stderr
+    assert "saved to" not in result.stderr
+    last = result.stderr.strip().splitlines()[-1]
+    assert re.match(rf"netkin: cannot write '{out}.*': File too large; what is kept \(\d+ of \d+ \w+\) is cont", last)
+    assert not list(Path().rglob(".*"))
+    whole = netkin(GROWING[kind])
+    assert whole.exit_code == 0
+    assert whole.stdout == result.stdout
+    assert "saved to OUT" in whole.stderr
+    assert str(load(out))
+
+
 def test_a_crash_while_drawing_does_not_either(netkin, place, monkeypatch):
     monkeypatch.setattr("netkin.reporting.report", lambda *_, **__: 1 / 0)
     result = netkin(f"compare {PASS} --report ab.html --save ab2.netkin")
@@ -143,6 +173,17 @@ def test_a_crash_while_drawing_does_not_either(netkin, place, monkeypatch):
     assert "relu1" in result.stdout
     assert "netkin: cannot write 'ab.html': ZeroDivisionError: division by zero" in result.stderr
     assert load("ab2.netkin").layers_a == ("relu1",)
+
+
+@pytest.mark.parametrize("option", ["--save", "--report"])
+def test_a_file_that_the_command_prints_into_is_refused(netkin, place, monkeypatch, option):
+    with open("printed.html", "w") as printed, monkeypatch.context() as patch:
+        patch.setattr("netkin.sources.load_model", no_work)
+        patch.setattr(os, "fstat", lambda stream, fstat=os.fstat: fstat(printed.fileno() if stream == 1 else stream))
+        result = netkin(f"compare {PASS} {option} printed.html --force")
+    assert result.exit_code == 2
+    assert f"{option} names printed.html, into which the command prints; give it its own file." in result.stderr
+    assert netkin(f"compare {PASS} {option} printed.html").exit_code == 0
 
 
 @pytest.mark.parametrize("where", ["gone/f", "folder"])

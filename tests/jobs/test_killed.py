@@ -1,12 +1,16 @@
-"""Work that is killed by kill -9 at random moments and continued gives what uninterrupted work gives, bit for bit.
+"""Work that is killed by kill -9 at random moments, or whose disk is full, and continued gives what uninterrupted
+work gives, bit for bit.
 
 `NETKIN_KILLS=50 pytest tests/jobs/test_killed.py` kills fifty times.
 """
 
+import errno
 import os
 import random
+import re
 import signal
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -21,6 +25,8 @@ from processes import ended, started
 
 KILLS = int(os.environ.get("NETKIN_KILLS", "4"))
 TIMES = ("created",)
+FULL = "(File too large|No space left on device); what is kept .* is continued by the same call.$"
+FULL = rf"^cannot write '.*ab.netkin': {FULL}"
 
 
 def nets(count):
@@ -127,3 +133,48 @@ def test_continued_after_kill_9_is_uninterrupted_bit_for_bit(name, tmp_path):
         assert without_times(load(path)) == whole
         assert jobs.read(path).condition == "done"
         assert not list(tmp_path.rglob(".*"))
+
+
+@contextmanager
+def full_after(writes):
+    """Inside the `with`, the disk is full after some files were written."""
+    left = iter(range(writes))
+
+    def synced(file):
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", synced)
+        yield
+
+
+def check_full_disk(name, folder, full):
+    """See that work whose disk is full gives all numbers, leaves nothing unfinished, and is continued."""
+    work, load = WORK[name]
+    whole, path = without_times(work(folder / "whole.netkin")), folder / "ab.netkin"
+    with full, pytest.warns(nk.UnsavedWarning, match=FULL):
+        assert without_times(work(path)) == whole
+    assert not list(folder.rglob(".*"))
+    assert not path.exists() or load(path)
+    begun, parts = jobs.read(path), list(path.with_name("ab.netkin.job").glob("parts/[!p]*"))  # without a plan
+    assert begun.unit == "steps" or begun.condition != "failed" or begun.done == len(parts)
+    assert without_times(work(path)) == whole
+    assert without_times(load(path)) == whole
+    assert jobs.read(path).condition == "done"
+    return begun
+
+
+@pytest.mark.parametrize("size", [4096, 8192])
+@pytest.mark.parametrize("name", WORK)
+def test_files_that_are_too_large_take_no_number_along_and_are_written_later(name, size, tmp_path, files_up_to):
+    state = check_full_disk(name, tmp_path, files_up_to(size))
+    assert state.condition == "failed"
+    assert re.match(FULL, state.error)
+
+
+@pytest.mark.parametrize("writes", [4, 7])
+@pytest.mark.parametrize("name", WORK)
+def test_a_disk_that_fills_up_takes_no_number_along_and_the_rest_is_continued(name, writes, tmp_path):
+    state = check_full_disk(name, tmp_path, full_after(writes))
+    assert state.total is None or state.done < state.total

@@ -4,7 +4,9 @@ import json
 import os
 
 import pytest
+import torch
 
+import netkin as nk
 from netkin import files, jobs
 from netkin.errors import FileFault
 from netkin.jobs import Job
@@ -62,3 +64,32 @@ def test_a_folder_in_place_of_a_result_is_refused_before_the_work(tmp_path):
     (tmp_path / "ab.netkin").mkdir()
     with pytest.raises(FileFault, match="ab.netkin': it is no ordinary file"):
         Job.beside(tmp_path / "ab.netkin", "sweep", {}, overwrite=True).__enter__()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"transforms": torch.Tensor.cos}, "transform of a and transform of b;"),
+        ({"forward": torch.nn.Module.__call__}, "forward of a and forward of b;"),
+        (
+            {"shape": {"0": "flatten"}},
+            r"shape of (0 \('flatten', not None\) and shape of all|all and shape of 0 \(None, n)",
+        ),
+    ],
+)
+def test_a_job_with_a_setting_and_one_without_it_differ(tmp_path, options, words):
+    nets, x = {name: torch.nn.Sequential(torch.nn.Linear(3, 2)) for name in "ab"}, torch.randn(9, 3)
+    for first, then in ((options, {}), ({}, options)):
+        save = tmp_path / f"{len(first)}.netkin"
+        nk.compare_many(nets, x, progress=False, save=save, **first)
+        with pytest.raises(FileFault, match=f"holds a comparison that differs in {words}"):
+            nk.compare_many(nets, x, progress=False, save=save, **then)
+
+
+def test_a_model_with_a_transform_of_its_own_joins_a_job(tmp_path):
+    nets, x = {name: torch.nn.Sequential(torch.nn.Linear(3, 2)) for name in "abc"}, torch.randn(9, 3)
+    two = {name: nets[name] for name in "ab"}
+    nk.compare_many(two, x, progress=False, save=tmp_path / "many.netkin")
+    grown = nk.compare_many(nets, x, transforms={"c": torch.cos}, progress=False, save=tmp_path / "many.netkin")
+    alone = nk.compare_many(nets, x, transforms={"c": torch.cos}, progress=False)
+    assert all(grown[pair]["cka"].values == alone[pair]["cka"].values for pair in alone)

@@ -13,8 +13,9 @@ import os
 import re
 import shlex
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,16 +23,18 @@ from typing import Any
 
 import click
 
-from netkin.errors import FileFault, MissingExtra, NetkinError
+from netkin.cli.running import crash_refusal
+from netkin.errors import FileFault, MissingExtra, NetkinError, UnsavedWarning
 
 FIGURES = (".png", ".svg", ".pdf")
 PAGES = (".html", ".htm")
 REFUSED = 1
 INTERRUPTED = 130
-ARGUMENTS, SILENT, TITLE = "netkin.arguments", "netkin.silent", "netkin.title"
+ARGUMENTS, SILENT, TITLE, UNSAVED = "netkin.arguments", "netkin.silent", "netkin.title", "netkin.unsaved"
 DRAWN = ("report", "figure", "files")  # the options by which pages and figures are asked for
 # what the library calls an option, or what it has a function for
 OWN_WORDS = {"overwrite": "force", "decompose": "atoms", "share-coefficients": "atoms"}
+OWN_VALUES = {("pairs", "'all'"): "matrix"}  # a value of an argument that is an option where the argument is none
 # an argument in backticks; a text in quotes or a measure with its parameters, which stay; an argument with its value
 _ARGUMENT = re.compile(
     r"`(?P<name>\w+)(?:=(?P<value>[^`]*))?`"
@@ -82,10 +85,18 @@ class OutputFiles:
             save: What writes the file of --save; None where the work itself has written it.
             text: What is printed; by default the result as text, or as JSON.
         """
-        self.write(self.save, save or (lambda path, **how: None), f"saved to {self.save}")
+        if save is None:
+            self.tell_saved(self.save)
+        else:
+            self.write(self.save, save, f"saved to {self.save}")
         self.draw(result)
         self.show(text or (lambda: as_json(result) if self.json else in_options(str(result))))
         self.finish()
+
+    def tell_saved(self, path: Path | None) -> None:
+        """Say on stderr that the work itself has written a file, unless it could not."""
+        if path is not None and self.writes and not click.get_current_context().meta.get(UNSAVED):
+            click.echo(f"saved to {path}", err=True)
 
     def check(self, option: str, path: Path | None, kind: str) -> None:
         """Refuse a place where a result of this kind can't or should not be written, before the work."""
@@ -104,6 +115,7 @@ class OutputFiles:
                 "a figure needs the package 'matplotlib'; install it with `pip install 'netkin[figures]'`."
             )
         self._refuse_twice(option, path)
+        _refuse_own_output(option, path)
         files.refuse_output(path, kind, inputs=self.inputs, overwrite=self.force, option=option)
         self.places[option] = path
 
@@ -150,6 +162,14 @@ class OutputFiles:
                 raise click.UsageError(f"{other} and {option} both name {path}; give each its own file.")
 
 
+def _refuse_own_output(option: str, path: Path) -> None:
+    """Refuse the file that the command prints into, as ``/dev/stdout`` is one: what is printed there would be lost."""
+    for stream in (1, 2):
+        with suppress(OSError):  # there is no such file, or the stream is closed
+            if path.is_file() and os.path.samestat(os.stat(path), os.fstat(stream)):
+                raise click.UsageError(f"{option} names {path}, into which the command prints; give it its own file.")
+
+
 def paths_in(spec: str) -> list[str]:
     """Return the files that the name of a model, of data or of a result may mean.
 
@@ -192,7 +212,10 @@ def align_columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def with_refusals(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with its refusals as one sentence on stderr and exit code 1; Ctrl-C gives 130."""
+    """Return `command` with its refusals as one sentence on stderr and exit code 1; Ctrl-C gives 130.
+
+    What the work itself could not save is said in the same way, after the numbers.
+    """
 
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
@@ -202,20 +225,50 @@ def with_refusals(command: Callable[..., None]) -> Callable[..., None]:
         silent = context is not None and context.meta.get(SILENT)
         if context is not None and context.meta.get(TITLE) and not any(options.get(name) for name in DRAWN):
             raise click.UsageError("--title needs --report or --figure.")
+        unsaved: list[str] = []
         try:
-            with commanded(_command_line()), showing(False if silent else None):
+            with commanded(_command_line()), showing(False if silent else None), _collecting(unsaved, context):
                 command(*arguments, **options)
+            if unsaved:
+                raise FileFault(unsaved.pop(0))
         except KeyboardInterrupt as stop:  # a job that was cancelled says so
             click.echo(err=True)  # progress may have left its line unfinished
-            _leave(str(stop) or "interrupted.", INTERRUPTED)
+            _leave(" ".join([str(stop) or "interrupted.", *unsaved]), INTERRUPTED)
         except BrokenPipeError:
             raise
-        except (NetkinError, OSError) as error:
-            if click.get_current_context().find_root().params.get("debug"):
-                click.echo("".join(traceback.format_exception(error)), err=True)
-            _leave(in_options(" ".join(str(error).split())), REFUSED)
+        except Exception as error:
+            _leave_refused(error, unsaved)
 
     return run
+
+
+def _leave_refused(error: Exception, unsaved: Sequence[str]) -> None:
+    """End the command by what went wrong, and what could not be saved, in one line; a fault of ours is raised again."""
+    refusal = error if isinstance(error, NetkinError) else crash_refusal(error)
+    if refusal is None and not isinstance(error, OSError):
+        raise error
+    if click.get_current_context().find_root().params.get("debug"):
+        click.echo("".join(traceback.format_exception(error)), err=True)
+    _leave(in_options(" ".join(" ".join([str(refusal or error), *unsaved]).split())), REFUSED)
+
+
+@contextmanager
+def _collecting(unsaved: list[str], context: click.Context | None) -> Iterator[None]:
+    """Inside the `with`, what the library warns that it could not save is put into a list, which the context gets."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UnsavedWarning)
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, UnsavedWarning):
+                unsaved.append(str(message))
+            else:
+                shown(message, category, *where, **more)
+
+        warnings.showwarning = show
+        if context is not None:
+            context.meta[UNSAVED] = unsaved
+        yield
 
 
 def _command_line() -> str:
@@ -256,6 +309,8 @@ def in_options(sentence: str, context: click.Context | None = None) -> str:
         name, value = found["name"] or found["bare"], found["value"] or found["set"]
         if value and name in settings:
             return f"--recipe {name}={value}"
+        if name not in known and OWN_VALUES.get((name, value)) in known:
+            return known[OWN_VALUES[name, value]]
         # a list of pairs has no form as an option
         return _with_value(known[name], value) if name in known and not (value or "").startswith("[(") else found[0]
 

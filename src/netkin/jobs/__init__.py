@@ -10,20 +10,19 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from socket import gethostname
 from types import TracebackType
-from typing import Any, TypeVar
-from urllib.parse import quote
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from filelock import FileLock, Timeout
 
 from netkin import files
 from netkin.errors import FileFault
+from netkin.jobs.parts import Part, Parts, UnwrittenFiles
 from netkin.jobs.state import (
     CANCEL,
     LOCK,
@@ -41,11 +40,12 @@ from netkin.jobs.state import (
 )
 from netkin.progress import also_calling
 
-__all__ = ["Cancelled", "Job", "Part", "State", "beside", "cancel", "list_jobs", "read", "refuse_other"]
+__all__ = [
+    "Cancelled", "Job", "Part", "State", "UnwrittenFiles", "beside", "cancel", "list_jobs", "read", "refuse_other",
+]  # fmt: skip
 
 HEARTBEAT = 2.0  # seconds
 PATIENCE = 10.0  # seconds; workers of a killed process hold its lock a little longer than it lives
-LONGEST = 100  # characters of a part's name that its file's name shows
 
 Recalled = TypeVar("Recalled")
 Computed = Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, np.ndarray]]
@@ -55,15 +55,10 @@ class Cancelled(KeyboardInterrupt):
     """A running job was cancelled; handled like Ctrl-C."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """A finished part: its values, for JSON, its arrays, and how many seconds it took when it was computed."""
+class Result(Protocol):
+    """What a job makes, as a `Comparison`."""
 
-    name: str
-    values: Mapping[str, Any]
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    seconds: float | None = None
-    created: str = ""
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None: ...
 
 
 class Job:
@@ -77,6 +72,9 @@ class Job:
     While the `with` lasts the folder is locked: another process, or another thread, is refused. A process that was
     killed holds no lock. A cancel request (`netkin jobs cancel`) ends the work at the next part by `Cancelled`, a
     KeyboardInterrupt. Without a folder the parts stay in memory.
+
+    What can't be written, as on a full disk, stays in memory too: the work goes on to its end, where an
+    `UnsavedWarning` says which file it was, why, and what is kept. The same job continues from that.
 
     Args:
         folder: Where the parts are saved; it is created. For the job that makes a result, `Job.beside(path, ...)`.
@@ -117,7 +115,8 @@ class Job:
         self.folder = None if folder is None else Path(folder)
         self.result: Path | None = None
         self._state = State(kind, json.loads(json.dumps(identity)), call, folder=str(folder))  # as it will be read
-        self._held: dict[str, Part] = {}  # without a folder
+        self._unwritten = UnwrittenFiles()
+        self._parts = Parts(None if self.folder is None else self.folder / PARTS, self._unwritten)
         self._expected: set[str] | None = None
         self._finished: set[str] = set()
         self._seconds: dict[str, float] = {}
@@ -140,7 +139,8 @@ class Job:
         if self._state.unit != State.unit:
             return self._state
         total = None if self._expected is None else len(self._expected)
-        return replace(self._state, done=len(self._finished), total=total)
+        lost = set() if self.folder is None else self._finished & self._parts.held.keys()
+        return replace(self._state, done=len(self._finished) - len(lost), total=total)
 
     @property
     def seconds(self) -> float:
@@ -155,18 +155,19 @@ class Job:
 
     def advance(self, done: int, total: int | None, unit: str) -> None:
         """Report the progress of work without parts, as the "steps" of a training; a request to cancel ends it."""
-        self._state = replace(self._state, done=done, total=total, unit=unit)
+        # what could not be written is not done for the next call
+        self._state = replace(
+            self._state, done=self._state.done if self._unwritten.faults else done, total=total, unit=unit
+        )
         self._write()
         self.check()
 
     def find(self, name: str) -> Part | None:
         """Return a finished part, or None; a request to cancel ends the work here."""
         self.check()
-        if self.folder is None:
-            return self._held.get(name)
         if not self.has(name):
             return None
-        found = _read_part(self._path(name), name)
+        found = self._parts.read(name)
         self._note(name)
         self._seconds[name] = found.seconds or 0.0
         return found
@@ -176,7 +177,7 @@ class Job:
         part = self.find(name)
         if part is None:
             return None
-        with files.damage_reported(name if self.folder is None else self._path(name)):
+        with files.damage_reported(name if self.folder is None else self._parts.path(name)):
             return unpack(part)
 
     def keep(
@@ -187,7 +188,7 @@ class Job:
         *,
         seconds: float | None = None,
     ) -> Part:
-        """Keep a finished part at once, in place of one of the same name.
+        """Keep a finished part at once, in place of one of the same name; in memory where it can't be written.
 
         Args:
             name: The unique name of the part.
@@ -198,11 +199,7 @@ class Job:
         seconds = time.perf_counter() - self._last if seconds is None else seconds
         self._seconds[name] = seconds
         part = Part(name, dict(values), dict(arrays or {}), seconds, timestamp())
-        if self.folder is None:
-            self._held[name] = part
-        else:
-            header = {"name": name, "values": part.values, "seconds": seconds, "created": part.created}
-            files.write(self._path(name), "part", header, part.arrays)
+        self._parts.keep(part)
         before = len(self._finished)
         self._note(name)
         if len(self._finished) > before:  # else the next heartbeat is soon enough
@@ -221,11 +218,20 @@ class Job:
 
     def drop(self, name: str, *, counted: bool = False) -> None:
         """Delete a part, such as the state of a finished training; `counted` whether it still counts as done."""
-        self._held.pop(name, None)
-        if self.folder is not None:
-            self._path(name).unlink(missing_ok=True)
+        self._parts.drop(name)
         if not counted:
             self._finished.discard(name)
+
+    def save(self, made: Callable[[], Result]) -> None:
+        """Write the result as far as it is `made`, to its path; without one it is not asked for."""
+        if self.result is not None:
+            result = made()
+            with self.writing(self.result):
+                result.save(self.result, overwrite=self.overwrite)
+
+    def writing(self, path: files.Location) -> AbstractContextManager[None]:
+        """Inside the `with`, a file that can't be written does not end the work; it is named at the end."""
+        return self._unwritten.writing(path)
 
     def check(self) -> None:
         """Raise `Cancelled` if that was requested; `find` and `part` do so as well."""
@@ -248,9 +254,11 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._parts.keep_held()
         status, error = self._ending(fault)
         self._state = replace(self._state, status=status, error=error, message="")
         self._stack.close()
+        self._unwritten.warn(self.result, self._kept)
 
     def _open(self, folder: Path) -> None:
         """Take the folder's lock, continue the job in it or begin one, and start the heartbeat."""
@@ -267,9 +275,9 @@ class Job:
                 refuse_other(held, self._state)
                 self._state = replace(self._state, identity=_merged_identity(held.identity, self._state.identity))
         self._state = replace(self._state, status="running", started=timestamp(), pid=os.getpid(), host=gethostname())
-        self._write()
+        write(replace(self.state, heartbeat=timestamp()))
         self._stack.callback(self._write)  # the last word
-        self._stack.callback((folder / CANCEL).unlink, missing_ok=True)
+        self._stack.callback(self._withdraw_cancel, folder / CANCEL)
         self._stack.enter_context(also_calling(self._note_progress))
         beating = threading.Thread(target=self._beat, daemon=True, name=f"heartbeat of {folder.name}")
         beating.start()
@@ -306,9 +314,19 @@ class Job:
     def _ending(self, fault: BaseException | None) -> tuple[str, str]:
         if self._state.status == "cancelled":
             return "cancelled", ""
+        if fault is None and self._unwritten.faults:
+            return "failed", self._unwritten.sentence(self.result, self._kept)
         if isinstance(fault, KeyboardInterrupt) or (fault is None and self.state.done < (self.state.total or 0)):
             return "interrupted", ""
         return ("done", "") if fault is None else ("failed", f"{type(fault).__name__}: {fault}")
+
+    @property
+    def _kept(self) -> str:
+        return f"what is kept ({self.state.progress}) is continued by the same call"
+
+    def _withdraw_cancel(self, request: Path) -> None:
+        with self.writing(request):
+            files.remove(request)
 
     def _note_progress(self, done: int, total: int | None, what: str, unit: str) -> None:
         # written by the next heartbeat
@@ -317,15 +335,12 @@ class Job:
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT):
-            try:
-                self._write()
-            except FileFault:  # a full disk, or a folder that is gone: the next part refuses in the same words
-                return
+            self._write()
 
     def _write(self) -> None:
         if self.folder is None:
             return
-        with self._writing:
+        with self._writing, self.writing(self.folder / STATE):
             write(replace(self.state, heartbeat=timestamp()))
 
     def _note(self, name: str) -> None:
@@ -335,11 +350,7 @@ class Job:
 
     def has(self, name: str) -> bool:
         """Return whether a part is finished."""
-        return name in self._held if self.folder is None else self._path(name).exists()
-
-    def _path(self, name: str) -> Path:
-        assert self.folder is not None
-        return self.folder / PARTS / f"{_file_name(name)}.netkin"
+        return self._parts.has(name)
 
 
 def _locked(folder: Path) -> FileLock:
@@ -377,20 +388,3 @@ def _merged_identity(held: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[
     return {
         name: {**held[name], **value} if isinstance(value, Mapping) else held[name] for name, value in asked.items()
     }
-
-
-def _read_part(path: Path, name: str) -> Part:
-    header, arrays = files.read(path, "part")
-    with files.damage_reported(path):
-        if header["name"] != name:
-            raise ValueError(f"it holds the part {header['name']!r}")
-        return Part(name, dict(header["values"]), arrays, header["seconds"], header["created"])
-
-
-def _file_name(name: str) -> str:
-    """Return a name that any file system takes: a readable beginning, and a digest for long ones."""
-    written = quote(name, safe=" ,=()'+@")
-    if len(written) <= LONGEST and written == written.lower().strip() and written:
-        return written
-    # case-insensitive file systems would confuse two parts
-    return f"{written[:LONGEST].strip()} {blake2b(name.encode(), digest_size=8).hexdigest()}"

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -153,7 +153,8 @@ def refuse_other(held: State, asked: State) -> None:
         raise FileFault(
             f"{held.folder!r} holds a {held.kind}, not a {asked.kind}; give another path or delete it, or {RESTART}."
         )
-    differing = dict(_differing(held.identity, asked.identity))
+    models = (set(identity.get("models", ())) for identity in (held.identity, asked.identity))
+    differing = dict(_differing(held.identity, asked.identity, set.symmetric_difference(*models)))
     if "measures" in differing:
         differing.pop(WORDS["measures digest"], None)
     if differing:
@@ -169,13 +170,19 @@ def refuse_other(held: State, asked: State) -> None:
 
 
 def _differing(
-    held: Mapping[str, Any], asked: Mapping[str, Any], inside: str = ""
+    held: Mapping[str, Any], asked: Mapping[str, Any], added: Set[str], inside: str = ""
 ) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield what differs, and how; `inside` a mapping, which may gain entries, only what both have."""
-    for name in dict.fromkeys([name for name in held if name in asked] if inside else [*held, *asked]):
+    """Yield what differs, and how; `inside` a mapping, which may gain entries, only what both have.
+
+    A setting "transform of NAME" must be in both, unless NAME is among the models that were `added`.
+    """
+    for name in dict.fromkeys([*held, *asked]):
+        of = name.partition(" of ")[2]
+        if inside and not (name in held and name in asked) and (not of or of in added):
+            continue
         one, other = held.get(name), asked.get(name)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from _differing(one, other, name)
+            yield from _differing(one, other, added, name)
         elif one != other:
             words = f"{OF_MODELS[inside]} of {name!r}" if inside in OF_MODELS else name.removesuffix(" digest")
             yield WORDS.get(name, words), (one, other) if name != "chunks" else (_chunks(one), _chunks(other))
@@ -188,7 +195,7 @@ def _chunks(count: Any) -> str:
 def _change(one: Any, other: Any) -> str:
     """Return two values in brackets, without digests, which tell a reader nothing; empty if nothing else is left."""
     shown = [_DIGEST.sub("", value).strip() if isinstance(value, str) else value for value in (one, other)]
-    return "" if shown[0] == shown[1] or "" in shown else f" ({shown[0]!r}, not {shown[1]!r})"
+    return "" if str(shown[0]) == str(shown[1]) or "" in shown else f" ({shown[0]!r}, not {shown[1]!r})"
 
 
 def cancel(path: str | os.PathLike[str]) -> State:
