@@ -1,8 +1,10 @@
+import gzip
 import html
 import json
 import math
 import re
 import shutil
+from base64 import b64decode
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from netkin.reporting import report
-from netkin.results import Comparison, Series, Values
+from netkin.results import Comparison, Series, Values, load
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -155,6 +157,11 @@ def large_series(layers=30, steps=50):
     return series(tuple(range(0, 1000 * steps, 1000)), tuple(f"stage{i // 10}.block{i % 10}" for i in range(layers)))
 
 
+def documents_in(text):
+    """Return the texts that a page saves as JSON, one for each of its choices."""
+    return json.loads(gzip.decompress(b64decode(re.search(r'id="documents">([^<]*)</script>', text)[1])))
+
+
 def charts_in(text):
     """Return what the line charts of a page hold, each as a mapping, with the paths of its lines and of their bars."""
     found = []
@@ -190,6 +197,18 @@ def browser():
         chromium = engine.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
         yield chromium
         chromium.close()
+
+
+@pytest.fixture
+def saved_by(tmp_path):
+    """Return a function that opens what a page saves as JSON by `nk.load`, for each of its choices."""
+
+    def opened_again(text):
+        for place, one in enumerate(documents_in(text)):
+            (tmp_path / f"{place}.json").write_text(one, encoding="utf-8")
+        return [load(tmp_path / f"{place}.json") for place in range(len(documents_in(text)))]
+
+    return opened_again
 
 
 @pytest.fixture

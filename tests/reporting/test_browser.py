@@ -163,25 +163,15 @@ def test_the_json_is_the_document_of_the_command_line(opened, made, tmp_path):
     file = downloaded(opened(comparison), "button[data-save=json]")
     (tmp_path / "ab.json").write_bytes(file.path().read_bytes())
     assert load(tmp_path / "ab.json") == comparison
-    told, whole = (
-        json.loads((tmp_path / "ab.json").read_text(encoding="utf-8")),
-        json.loads(json.dumps(document(comparison))),
-    )
-    assert told.keys() == whole.keys()
-    for name, table in told["tables"].items():
-        assert table.keys() == whole["tables"][name].keys()
-        assert table["holes"] == whole["tables"][name]["holes"]
+    told = (tmp_path / "ab.json").read_text(encoding="utf-8")
+    assert json.loads(told) == json.loads(json.dumps(document(comparison)))
 
 
-def test_standard_errors_are_in_the_json(opened, made, tmp_path):
+def test_standard_errors_and_replicates_are_in_the_json(opened, made, tmp_path):
     comparison = made.comparison(made.jackknifed())
     file = downloaded(opened(comparison), "button[data-save=json]")
     (tmp_path / "ab.json").write_bytes(file.path().read_bytes())
-    found, table = load(tmp_path / "ab.json").table(), comparison.table()
-    assert found.chunk_sizes == table.chunk_sizes
-    assert np.array_equal(found.errors, table.errors, equal_nan=True)
-    assert np.array_equal(found.interval(), table.interval(), equal_nan=True)
-    assert found.error_reasons == table.error_reasons
+    assert load(tmp_path / "ab.json") == comparison
 
 
 def test_no_cell_of_the_csv_is_a_formula(opened, made):

@@ -56,6 +56,17 @@ def test_the_page_says_all_that_is_recorded():
     assert text.count("a copy is half as large") == 1
 
 
+def test_the_command_and_the_digests_of_data_are_folded_and_old_records_say_that_they_have_none():
+    call = "netkin reproduce toys/halving --scale cpu --device cpu"
+    new = claims_page([claim(call=call, data={"toys, 4 training images": "ab12"})])
+    folded = words(new[new.index("<details") :])
+    assert f"command {call}" in folded
+    assert "digest of toys, 4 training images ab12" in folded
+    assert "digests of the data none, as it reads no data" in words(claims_page([claim(call=call)]))
+    assert "command not recorded" in words(claims_page([claim()]))
+    assert "digests of the data not recorded" in words(claims_page([claim()]))
+
+
 def test_the_overview_leads_to_each_claim():
     page = claims_page([claim(), claim(id="toys/other", verdict="holds in part"), claim(id="games/x")])
     anchors = re.findall(r'href="#([^"]*)"', page)
@@ -177,6 +188,13 @@ def test_ticks_lie_on_the_axis_and_are_few(axis):
     assert axis.logarithmic or gaps == pytest.approx([gaps[0]] * len(gaps))
 
 
+@pytest.mark.parametrize("high", [5e-324, 1e-310, 1e300])
+def test_the_smallest_and_largest_numbers_have_ticks(high):
+    ticks = Axis(0, high).ticks()
+    assert ticks[0] == 0
+    assert all(0 <= tick <= high for tick in ticks)
+
+
 def test_one_place_on_the_x_axis_is_drawn_in_the_middle():
     assert axis_across([7, 7]).place(7) == 0.5
     assert [tick_text(value) for value in (0, -2.5, 1500, 1e-7)] == ["0", "-2.5", "1,500", "1e-7"]
@@ -224,6 +242,12 @@ def test_the_page_can_be_dark_or_light(opened):
 def test_the_page_fits_a_telephone(opened):
     page = opened(claim(), claim(scale="gpu"), width=390)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    table = page.locator(".overview").first
+    assert table.evaluate("(one) => one.scrollWidth <= one.closest('.scroll').clientWidth")
+    ours = table.locator("td[data-label='ours']").first
+    assert ours.text_content() == "0.512 ± 0.012 (n = 3)"
+    assert ours.bounding_box()["x"] + ours.bounding_box()["width"] <= 390
+    assert ours.evaluate("(one) => getComputedStyle(one, '::before').content") == '"ours"'
 
 
 def test_charts_of_one_title_stand_beside_each_other(opened):

@@ -121,15 +121,14 @@ def test_clusters_stand_together_with_lines_between_them():
     assert own["tables"][0]["best"] == [None] * 6
 
 
-def test_the_page_holds_the_federation_but_for_its_weights():
+def test_the_page_holds_the_federation_but_for_its_weights(saved_by):
     found = federation()
-    data = held(page(found))
-    again = from_document(data["document"])
+    data, (again,) = held(page(found)), saved_by(page(found))
     assert again == federation(shared={}, personal={}, created=found.created, similarity=again.similarity)
     assert again.similarity == found.similarity
-    assert data["document"]["clusters"] == [0, 1, 0, 1]
+    assert document(again)["clusters"] == [0, 1, 0, 1]
     assert data["table"][1][0] == ["u0", 1200, 0.3, 3, 2, 1]
-    assert "conv.atoms" in data["document"]["parts"]
+    assert "conv.atoms" in again.parts
     with pytest.raises(NoValue, match="JSON leaves them out. Open the file that `save` wrote"):
         again.state("u0")
 

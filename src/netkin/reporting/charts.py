@@ -271,7 +271,7 @@ def _narrowest(values: Sequence[float]) -> float:
 
 
 def _step(length: float, count: int = 5) -> float:
-    power = 10.0 ** math.floor(math.log10(length / count))
+    power = 10.0 ** max(-300, math.floor(math.log10(length) - math.log10(count)))  # of the smallest numbers too
     return next(factor * power for factor in ROUND if factor * power * count >= length * (1 - 1e-9))
 
 

@@ -41,26 +41,11 @@ function comparisonCsv(comparison) {
   return csv(["measure", "layer_a", "layer_b", "value", "error", "low", "high", "reason"], rows);
 }
 
-/* the document that `--json` prints too, and that `nk.load` opens; replicates are not in the page */
-function documentOf({ shown, unasked, pairs, lists, tables, ...facts }) {
-  const told = tables.map((table) => [table.id, tableDocument(table, facts.layers_a, facts.layers_b, unasked)]);
-  return { kind: "comparison", format: 2, ...facts, tables: Object.fromEntries(told) };
-}
-
-function tableDocument(table, layers_a, layers_b, unasked) {
-  const { values, errors, holes, without_error, margins, best, scale, quantile, ...facts } = table;
-  const cells = [...cellsOf(table, layers_a, layers_b)];
-  const ends = (at) => (quantile ? layers_a.map((_, i) => layers_b.map((_, j) => cells[i * layers_b.length + j][at])) : null);
-  const reasons = (some) => some.map(([layer_a, layer_b, , , , , reason]) => ({ layer_a, layer_b, reason: reason ?? unasked }));
-  const matches = best.flatMap((j, i) => {
-    const [second, margin, margin_error] = margins[i] ?? [null, null, null];
-    return j === null ? [] : [{ layer_a: layers_a[i], layer_b: layers_b[j], value: values[i][j], error: errors ? errors[i][j] : null, second, margin, margin_error }];
-  });
-  return {
-    ...facts, ...data.meanings[facts.id], layers_a, layers_b, values, standard_errors: errors, replicates: null, low: ends(4), high: ends(5),
-    holes: reasons(cells.filter((cell) => cell[2] === null)),
-    error_reasons: reasons(cells.filter((cell) => cell[2] !== null && cell[6] !== undefined)), best_matches: matches,
-  };
+/* the text of the document that `--json` prints too, and that `nk.load` opens */
+async function documentText() {
+  const packed = Uint8Array.from(atob(find("#documents").textContent), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text())[chosen];
 }
 
 function savePicture(figure, kind) {
@@ -82,20 +67,21 @@ function savePicture(figure, kind) {
   image.src = URL.createObjectURL(blob);
 }
 
-/* a result that compares no models brings its document and its table along */
-function saveResult(kind) {
-  const text = kind === "csv" ? csv(...data.table) : JSON.stringify(data.document, null, 1);
-  save(`${fileName(data.name)}.${kind}`, new Blob([text], { type: kind === "csv" ? "text/csv;charset=utf-8" : "application/json" }));
+/* a result that compares no models brings its table along */
+const csvText = () => (data.table ? csv(...data.table) : data.series ? seriesCsv() : comparisonCsv(data.comparisons[chosen]));
+
+function nameOfResult() {
+  if (data.table) return fileName(data.name);
+  if (data.series) return fileName(data.series.run);
+  const { tables, shown } = data.comparisons[chosen];
+  return fileName(tables.length === 1 ? tables[0].id : "similarity", ...shown);
 }
 
-document.addEventListener("click", (event) => {
+document.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-save]");
   if (!button) return;
   const kind = button.dataset.save;
   if (kind === "svg" || kind === "png") { savePicture(button.closest("figure"), kind); return; }
-  if (data.document) { saveResult(kind); return; }
-  const result = data.series ?? data.comparisons[chosen];
-  const text = kind === "json" ? JSON.stringify(data.series ? result : documentOf(result), null, 1) : data.series ? seriesCsv() : comparisonCsv(result);
-  const type = kind === "csv" ? "text/csv;charset=utf-8" : "application/json";
-  save(`${data.series ? fileName(result.run) : fileName(result.tables.length === 1 ? result.tables[0].id : "similarity", ...result.shown)}.${kind}`, new Blob([text], { type }));
+  const text = kind === "csv" ? csvText() : await documentText();
+  save(`${nameOfResult()}.${kind}`, new Blob([text], { type: kind === "csv" ? "text/csv;charset=utf-8" : "application/json" }));
 });

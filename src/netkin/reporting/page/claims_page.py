@@ -16,6 +16,7 @@ from netkin.reporting.words import sentence
 from netkin.results.claim import EMPIRICAL, FAILS, HOLDS, IDENTITY, IN_PART, UNDECIDED, Claim
 
 SIGNS = {HOLDS: ("●", "whole"), IN_PART: ("◐", "part"), UNDECIDED: ("?", "open"), FAILS: ("○", "not")}
+NOT_RECORDED = "not recorded"  # in records before format 3
 SCALE_WORDS = {"cpu": "small scale, on a CPU", "gpu": "the paper's setting as far as our data go, on a GPU"}
 
 
@@ -82,7 +83,7 @@ def _table(claims: Sequence[Claim]) -> Markup:
     rows = []
     for claim in claims:
         link = tag("a", claim.name, href=f"#{_anchor(claim)}")
-        cells = {name: tag("td", cell) for name, cell in claim.row.items()}
+        cells = {name: tag("td", cell, data_label=name) for name, cell in claim.row.items()}
         cells |= {"claim": tag("th", link, scope="row"), "verdict": tag("td", _verdict(claim.verdict))}
         rows.append(tag("tr", *(cells[word] for word in _columns(claim))))
     head = tag("tr", *(tag("th", word, scope="col") for word in _columns(claims[0])))
@@ -161,7 +162,11 @@ def _facts(claim: Claim) -> Iterator[tuple[str, Any]]:
     yield "time, without networks and stitches that other claims had made", claim.time
     yield "date", claim.created[:10]
     yield "measures", ", ".join(claim.measures) or "none"
+    yield "command", claim.call or NOT_RECORDED
     yield "digest of the code", claim.digest or "none"
+    if not claim.data:
+        yield "digests of the data", "none, as it reads no data" if claim.call else NOT_RECORDED
+    yield from ((f"digest of {name}", digest) for name, digest in claim.data.items())
     yield from ((f"network {name}", words) for name, words in claim.settings.items())
     yield from ((name, fact) for name, fact in claim.provenance.items() if name != "paper")
 

@@ -49,6 +49,7 @@ from netkin.results.labels import (
     partners,
     plural,
 )
+from netkin.results.packing import document as described
 from netkin.results.text import NO_DATA, match_note
 
 MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
@@ -80,9 +81,9 @@ def comparison_page(results: Sequence[Comparison]) -> str:
         parts.append(article(comparison, own, names, place, several))
     blocks = [summary for summary in summaries if summary.models]
     kind = values_class([g for own in (*grids, blocks) for g in own])
-    data = embedded(comparisons, grids, summaries, names)
+    data, documents = embedded(comparisons, grids, summaries, names), [described(one) for one in comparisons]
     bar = toolbar(chooser, best=best)
-    return document(title, said, parts, data, kind=kind, versions=versions, whole=whole, controls=bar)
+    return document(title, said, parts, data, documents, kind=kind, versions=versions, whole=whole, controls=bar)
 
 
 def _pair(comparison: Comparison, names: Mapping[str, str] | None = None) -> str:

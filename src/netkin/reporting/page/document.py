@@ -5,9 +5,11 @@ A policy in the document forbids every request: the page loads nothing from else
 
 from __future__ import annotations
 
+import gzip
 import html
 import json
 import re
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files as resources
 from typing import Any
@@ -78,6 +80,13 @@ def data_script(data: Any) -> Markup:
     return Markup(f'<script type="application/json" id="data">{_writable(text).translate(_UNSAFE)}</script>')
 
 
+def documents_script(documents: Sequence[Any]) -> Markup:
+    """Return what the page saves as JSON: the text of each document, compressed, as they may be large."""
+    texts = [json.dumps(one, ensure_ascii=False, allow_nan=False, separators=(",", ":")) for one in documents]
+    packed = gzip.compress(_writable(json.dumps(texts, ensure_ascii=False)).encode(), mtime=0)
+    return tag("script", b64encode(packed).decode(), type="application/gzip", id="documents")
+
+
 def _attribute(key: str, value: Any) -> str:
     if value is None or value is False:
         return ""
@@ -98,6 +107,7 @@ def document(
     sentence: str,
     main: Iterable[Markup | None],
     data: Any,
+    documents: Sequence[Any] = (),
     *,
     kind: str,
     versions: Iterable[str],
@@ -114,6 +124,7 @@ def document(
         sentence: the main result in one sentence.
         main: the parts of the page.
         data: what scripts read.
+        documents: what is saved as JSON, the documents that `nk.load` opens; several where one of them is chosen.
         kind: the class of the body.
         versions: the versions of netkin that made the results.
         whole: the title in full, where it is shortened.
@@ -125,7 +136,8 @@ def document(
     program = "".join(_asset(f"{script}.js") for script in scripts)
     script = tag("script", Markup(f'"use strict";\n(() => {{\n{program}}})();\n'))
     shown = joined(_header(title, sentence, whole), controls, tag("main", *main), _footer(versions, note))
-    body = tag("body", shown, data_script(data), script, class_=kind)
+    saved = documents_script(documents) if documents else None
+    body = tag("body", shown, data_script(data), saved, script, class_=kind)
     return f"<!DOCTYPE html>\n{tag('html', _head(title, rules), body, lang='en')}\n"
 
 

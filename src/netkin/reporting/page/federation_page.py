@@ -51,11 +51,14 @@ def federation_page(found: Federation) -> str:
     """Return the HTML page of a federation."""
     drawn = federation_heatmaps(found)
     data = embedded_tables([(*sides, table) for sides, table, _ in drawn])
-    data |= {"document": described(found), "table": _table(found), "name": f"{found.algorithm} federation"}
+    data |= {"table": _table(found), "name": f"{found.algorithm} federation"}
     kind = f"federation {values_class([grid for _, _, grid in drawn])}"
     bar = toolbar(best=None, cells=bool(drawn))
     parts, versions = _main(found, drawn), [found.version]
-    return document(found.title, _sentence(found), parts, data, kind=kind, versions=versions, controls=bar, note=HONEST)
+    documents = [described(found)]
+    return document(
+        found.title, _sentence(found), parts, data, documents, kind=kind, versions=versions, controls=bar, note=HONEST
+    )
 
 
 def _sentence(found: Federation) -> str:

@@ -43,6 +43,7 @@ from netkin.reporting.words import (
 )
 from netkin.results import Series
 from netkin.results.labels import plural
+from netkin.results.packing import document as described
 from netkin.results.series import Trend
 from netkin.results.text import NO_DATA
 
@@ -51,7 +52,7 @@ LINES = {0.99: None, 0.999: "2 3"}  # the marks that are drawn, and their dashes
 SCRIPTS = ("page", "heatmap", "saving", "timeline", "chart", "controls")
 PANES = 6
 FEW = 12  # columns, up to which the cells show their values before any script runs
-ROUNDED = "Its numbers are rounded as shown; the saved series holds them in full."
+ROUNDED = "Numbers in the CSV are rounded as shown; the JSON, like the saved series, holds them in full."
 
 
 def series_page(series: Series) -> str:
@@ -64,6 +65,7 @@ def series_page(series: Series) -> str:
         series_headline(series),
         _main(series, axis),
         embedded_series(series, axis),
+        [described(series)],
         kind=f"series {'values-shown' if len(series.comparisons[-1].layers_b) <= FEW else 'values-hidden'}",
         versions=[comparison.version for comparison in series.comparisons],
         controls=controls,

@@ -28,6 +28,7 @@ from netkin.reporting.page.svg import SIDE, beside_axes, figure_of_curve, key, l
 from netkin.reporting.words import short_names
 from netkin.results.compression import Compression
 from netkin.results.labels import plural
+from netkin.results.packing import document as described
 from netkin.results.weight_sparsity import SparsityStudy, WeightSparsity
 
 WEIGHTS = (
@@ -70,9 +71,12 @@ def sparsity_page(study: SparsityStudy) -> str:
     sentence, whole, parts = _sentence(study, names), " and ".join(study.names), _main(study, names, grids)
     bar = toolbar(best=None, cells=bool(comparisons))
     data = embedded(comparisons, grids, [], names)
-    data |= {"document": study.document(), "table": _rows(study), "name": "sparsity"}
+    data |= {"table": _rows(study), "name": "sparsity"}
     kind = f"sparsity {values_class([grid for own in grids for grid in own])}"
-    return document(title, sentence, parts, data, kind=kind, versions=[study.version], whole=whole, controls=bar)
+    versions = [study.version]
+    return document(
+        title, sentence, parts, data, [described(study)], kind=kind, versions=versions, whole=whole, controls=bar
+    )
 
 
 def _sentence(study: SparsityStudy, names: Mapping[str, str]) -> str:
@@ -241,8 +245,8 @@ def compression_page(table: Compression) -> str:
     bar = toolbar(best=None, cells=False)
     parts, versions = _compression_parts(table), [table.version]
     rows = [list(COLUMNS), *([*map(str, row)] for row in _compression_rows(table))]
-    data = embedded([], [], [], {}) | {"document": table.to_document(), "table": rows, "name": "compression"}
-    return document(title, table.conclusion, parts, data, kind="compression", versions=versions, controls=bar)
+    data, said = embedded([], [], [], {}) | {"table": rows, "name": "compression"}, table.conclusion
+    return document(title, said, parts, data, [described(table)], kind="compression", versions=versions, controls=bar)
 
 
 def compression_charts(table: Compression) -> list[Chart]:

@@ -75,11 +75,11 @@ def task_page(records: Sequence[TaskRecord]) -> str:
     sentence = _sentence(dict(zip(labels, ways, strict=True)), ensembles)
     parts, bar = _main(ways, labels, grids, ensembles), toolbar(best=None, cells=bool(grids))
     data = embedded_tables([(f"{label}, after", "on", way.table()) for label, way in zip(labels, ways, strict=True)])
-    documents = [described(one) for one in records]
-    data |= {"document": documents[0] if len(documents) == 1 else documents, "table": _rows(ways, labels, ensembles),
-             "name": "tasks in a row"}  # fmt: skip
+    data |= {"table": _rows(ways, labels, ensembles), "name": "tasks in a row"}
+    every = [described(one) for one in records]
+    documents = every if len(every) == 1 else [every]  # of several one list is saved
     kind, versions = f"tasks {values_class(grids)}", [one.version for one in records]
-    return document(title, sentence, parts, data, kind=kind, versions=versions, controls=bar, note=HONEST)
+    return document(title, sentence, parts, data, documents, kind=kind, versions=versions, controls=bar, note=HONEST)
 
 
 def parted(records: Sequence[TaskRecord]) -> tuple[list[TaskAccuracies], list[TaskEnsembles]]:
