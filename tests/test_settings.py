@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from netkin.settings import SharedSetting, exact_products, rounded_products, tf32_in, unfused_attention
+from netkin.settings import SharedSetting, called_with, exact_products, rounded_products, tf32_in, unfused_attention
 
 SRC = Path(__file__).parents[1] / "src"
 HAS_PRECISIONS = hasattr(torch.backends, "fp32_precision")
@@ -150,3 +150,27 @@ def test_overlapping_threads_leave_torch_as_it_was():
     with exact_products(), rounded_products():
         assert tf32_in() == ("products",)
     assert tf32_in() == before[0]
+
+
+class Twice(torch.nn.Module):
+    """A network with one module under two names, and one weight in two modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.second, self.last.weight = self.first, self.first.weight
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x).relu()).relu())
+
+
+def test_a_module_under_two_names_has_its_own_weights_after_a_call_with_others():
+    model, x = Twice(), torch.randn(5, 3)
+    before = dict(model.named_parameters())
+    doubled = {name: 2 * one.detach() for name, one in before.items()}
+    found = called_with(model, doubled, x)
+    assert dict(model.named_parameters()) == before  # the same objects
+    with torch.no_grad():
+        for one in model.parameters():
+            one.mul_(2)
+    assert torch.equal(found, model(x))

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 
 EXACT, UNSET = "ieee", "none"
 
@@ -268,15 +269,21 @@ def random_states_kept(*models: nn.Module, data: Iterable[Any] = ()) -> Iterator
     So do the generators of loaders in `data`, so that a training loader may serve.
     """
     put_back = random_states(*models)
-    owners = [owner for one in data for owner in (one, getattr(one, "sampler", None))]
-    generators = [one for one in (getattr(owner, "generator", None) for owner in owners) if one is not None]
-    states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
+    states = [(generator, generator.get_state()) for one in data for generator in loader_generators(one)]
     try:
         yield
     finally:
         put_back()
         for generator, state in states:
             generator.set_state(state)
+
+
+def loader_generators(data: Any) -> list[torch.Generator]:
+    """Return the generators that a loader was given for its order; empty for one that draws as all others do."""
+    samplers = (getattr(data, "sampler", None), getattr(data, "batch_sampler", None))
+    owners = (data, *samplers, getattr(samplers[1], "sampler", None))
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
 def random_states(*models: nn.Module) -> Callable[[], None]:
@@ -330,3 +337,20 @@ def load_random_state(device: torch.device, state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Any) -> Any:
+    """Return what a model gives with other weights and buffers, by name; its own are in their places afterwards.
+
+    Those that modules share are shared here, too. A module that is registered under two names is given them once:
+    `functional_call` by itself would give them twice, and take the first for those of the model when it puts them back.
+    """
+    known = dict([*model.named_parameters(), *model.named_buffers()])
+    chosen = {id(known[name]): one for name, one in weights.items()}
+    places = {
+        f"{path}.{name}" if path else name: chosen[id(one)]
+        for path, module in model.named_modules()
+        for name, one in (*module._parameters.items(), *module._buffers.items())
+        if id(one) in chosen
+    }
+    return functional_call(model, places, (inputs,), tie_weights=False)

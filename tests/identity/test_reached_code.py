@@ -256,6 +256,9 @@ def test_a_wrapper_of_torch_is_no_part_of_a_form():
     assert (
         form_digest(nn.DataParallel(model)) == form_digest(torch.compile(model, backend="eager")) == form_digest(model)
     )
+    before = form_digest(model)
+    model._compile_kwargs = {"backend": "eager"}  # as `torch.compile` leaves it where Lightning is imported
+    assert form_digest(model) == before
 
 
 def test_many_objects_that_hold_each_other_are_read_in_no_time():

@@ -36,6 +36,12 @@ def test_names_batches_and_arrays_give_the_same_tasks():
     assert sum(len(task.train[1]) for task in named) == nk.load_data("digits:train").examples
 
 
+def test_a_batch_without_examples_adds_none():
+    inputs, labels = arrays()
+    tasks = split_tasks([arrays(), (inputs[:0], labels[:0])], arrays(), 3)
+    assert [one.digest() for one in tasks] == [one.digest() for one in split_tasks(arrays(), arrays(), 3)]
+
+
 @pytest.mark.parametrize("count", [0, 4, 6, True, 2.0])
 def test_numbers_of_tasks_that_leave_no_two_classes_or_a_remainder_are_refused(count):
     with pytest.raises(ValueFault, match=r"1 to 3 for 6 classes|can't be split into"):

@@ -1,6 +1,7 @@
 """The training loop against loops written out by hand, and as a guest of its caller."""
 
 import random
+import warnings
 from functools import partial
 
 import numpy as np
@@ -332,6 +333,21 @@ def test_the_module_of_an_exported_program_is_refused():
     for call, given in ((nk.train, exported), (nk.train_many, [exported])):
         with pytest.raises(ValueFault, match="exported program can't be trained.*the model it was made from"):
             call(given, labelled(), epochs=1)
+
+
+def test_settings_that_batches_overrule_are_named():
+    inputs, labels = labelled()
+    pairs = torch.utils.data.TensorDataset(inputs, labels)
+    loader = torch.utils.data.DataLoader(pairs, 8)
+    with pytest.warns(UserWarning, match="`batch=4` and `order='drawn'` are not used: the data come as batches"):
+        history = train(net(), loader, epochs=1, batch=4, order="drawn")
+    assert history[-1]["step"] == 5
+    with pytest.warns(UserWarning, match="^`batch=4` is not used"):
+        train(net(), list(loader), epochs=1, batch=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for data in (loader, list(loader), pairs, (inputs, labels)):
+            train(net(), data, epochs=1, batch=8, order="given")
 
 
 def test_data_that_cannot_be_trained_on_are_refused():

@@ -4,12 +4,16 @@ import json
 import os
 import random
 import shutil
+import sys
+import time
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import BatchSampler, RandomSampler
 
 import netkin as nk
 from netkin import files, jobs
@@ -63,12 +67,11 @@ class Averaging(Hook):
 
 
 def stopping(at):
-    places = [at]  # a list may change while a hook works, so that it does not tell it from others
-
     def stop(model, step):
-        if step in places:
+        if step == at:
             raise Stop
 
+    stop.settings = "whenever it stops, it is the same hook"
     return stop
 
 
@@ -152,15 +155,44 @@ class Noisy(torch.utils.data.Dataset):
         return self.inputs[place] + noise, self.labels[place]
 
 
-@pytest.mark.parametrize("shuffling", [True, False])
-def test_a_noisy_loader_goes_on_in_the_middle_of_an_epoch(tmp_path, shuffling):
-    data = torch.utils.data.DataLoader(Noisy(), 8, shuffle=True) if shuffling else Noisy()
+def _loader(sampling):
+    generator = torch.Generator().manual_seed(3)
+    options = {
+        "shuffled": {"batch_size": 8, "shuffle": True},
+        "by its own generator": {"batch_size": 8, "shuffle": True, "generator": generator},
+        "in drawn batches": {"batch_sampler": BatchSampler(RandomSampler(range(40), generator=generator), 8, False)},
+    }
+    return torch.utils.data.DataLoader(Noisy(), **options[sampling]) if sampling in options else Noisy()
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "by its own generator", "in drawn batches", "by the loop"])
+def test_a_noisy_loader_goes_on_in_the_middle_of_an_epoch(tmp_path, sampling):
+    data = _loader(sampling)
     whole, parted = net(), net()
     expected = everything(whole, train(whole, data, epochs=3, batch=8, seed=1))
     with pytest.raises(Stop):
         train(net(), data, epochs=3, batch=8, seed=1, save=tmp_path / "run", every=2, hooks=[stopping(8)])
     history = train(parted, data, epochs=3, batch=8, seed=1, save=tmp_path / "run", every=2, hooks=[stopping(None)])
     assert everything(parted, history) == expected
+
+
+def test_examples_in_another_order_or_in_other_batches_are_another_training(tmp_path):
+    inputs, labels = labelled()
+    batches = [(inputs[start : start + 10], labels[start : start + 10]) for start in range(0, 40, 10)]
+    train(net(), batches, epochs=1, save=tmp_path / "list")
+    with pytest.raises(FileFault, match="list' holds a training that differs in data;"):
+        train(net(), batches[::-1], epochs=1, save=tmp_path / "list")
+    with pytest.raises(FileFault, match="data .'40 examples in 4 batches', not '40 examples in 2 batches'"):
+        train(
+            net(),
+            torch.utils.data.DataLoader(list(zip(*labelled(), strict=True)), 20),
+            epochs=1,
+            save=tmp_path / "list",
+        )
+    pairs = torch.utils.data.TensorDataset(inputs, labels)
+    train(net(), pairs, epochs=1, save=tmp_path / "set")
+    with pytest.raises(FileFault, match="set' holds a training that differs in data;"):
+        train(net(), torch.utils.data.Subset(pairs, range(39, -1, -1)), epochs=1, save=tmp_path / "set")
 
 
 @pytest.mark.parametrize(
@@ -278,6 +310,57 @@ def test_a_hook_that_does_something_else_under_its_name_is_another(tmp_path):
     Changed.after_step = lambda self, model, step: None
     with pytest.raises(FileFault, match="differs in hooks"):
         train(net(), labelled(), epochs=1, hooks=[pruning(0.5), Changed()], save=tmp_path / "run")
+
+
+WEIGHT, TABLE = 0.1, {"weight": 0.1}
+
+
+def scaled(model, step):
+    return model[5].weight.mul_(WEIGHT)
+
+
+class Penalty(Hook):
+    """Reads values from all places that a hook may keep them in, and counts its steps."""
+
+    def __init__(self, weight, options):
+        self.weight, self.options, self.steps, self.seen = weight, options, {"done": time.time()}, []
+
+    def begin(self, model, optimizer):
+        self.started = [self.options]
+
+    def loss(self, model, inputs, outputs, step):
+        return self.term(outputs) * self.weight * self.options.weight
+
+    def term(self, outputs):
+        return outputs.square().mean()
+
+    def after_step(self, model, step):
+        self.steps["done"] += step * 2
+        self.seen.append(step)
+
+
+@pytest.mark.parametrize("place", ["WEIGHT", "TABLE", "function", "attribute", "option", "method", "tensor"])
+def test_a_hook_with_another_value_wherever_it_is_kept_is_another(tmp_path, monkeypatch, place):
+    def doubled(model, step):
+        scaled(model, step).mul_(TABLE["weight"])
+
+    def trained(weight=0.1, option=0.1, mask=1.0):
+        mask = torch.full((1,), mask)
+        hooks = [Penalty(weight, SimpleNamespace(weight=option, started=time.time())), doubled]
+        hooks += [hooks[0], lambda model, step: model[5].bias.mul_(mask)]
+        return train(net(), labelled(), epochs=1, hooks=hooks, save=tmp_path / "run")
+
+    assert trained() == trained()
+    change = {
+        "WEIGHT": lambda: monkeypatch.setattr(sys.modules[__name__], "WEIGHT", 0.2),
+        "TABLE": lambda: monkeypatch.setitem(TABLE, "weight", 0.2),
+        "function": lambda: monkeypatch.setattr(sys.modules[__name__], "scaled", lambda model, step: model[5].weight),
+        "method": lambda: monkeypatch.setattr(Penalty, "term", lambda self, outputs: outputs.mean()),
+    }
+    given = {"attribute": {"weight": 0.2}, "option": {"option": 0.2}, "tensor": {"mask": 2.0}}
+    change.get(place, lambda: None)()
+    with pytest.raises(FileFault, match="differs in hooks; ask"):
+        trained(**given.get(place, {}))
 
 
 def test_a_file_goes_on_without_its_folder_and_a_folder_without_its_file_begins_anew(tmp_path):

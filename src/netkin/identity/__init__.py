@@ -15,13 +15,13 @@ from torch import nn
 
 from netkin.errors import ValueFault
 from netkin.identity.data import PLAIN, DataDigest, UnorderedDigest
-from netkin.identity.objects import Texts, closed_over, digest_of, weights_digest
+from netkin.identity.objects import HookParts, Texts, digest_of, weights_digest
 from netkin.progress import command, commanded
 
 __all__ = [
     "DataDigest",
+    "HookParts",
     "UnorderedDigest",
-    "closed_over",
     "described_call",
     "form_digest",
     "form_of",

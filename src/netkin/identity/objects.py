@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import dis
 import functools
@@ -9,30 +10,31 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from enum import Enum
 from hashlib import blake2b
 from operator import itemgetter
 from pathlib import Path, PurePath
-from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from netkin.errors import ValueFault
 from netkin.identity.data import PLAIN, tensor_of
 
+LAZY = "is a lazy module without weights yet; run the model once on your own data first, which draws them."
 DEEPEST = 120  # objects inside each other; what lies deeper counts by its kind
 # kinds of objects of Python's own that hold what other work changes
 _UNSTEADY = {"_io", "_thread", "asyncio", "concurrent", "io", "logging", "multiprocessing", "queue", "random", "socket"}
 _UNSTEADY |= {"subprocess", "threading", "weakref"}
 _MUTATING = frozenset({"add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"})
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME")
-# the training flag, hooks, where parts are registered, and what torch.compile leaves
-_OF_EVERY_MODULE = frozenset({*vars(nn.Module()), "_is_torch_compile"})
+# the training flag, hooks, where parts are registered, and what torch.compile and that of Lightning leave
+_OF_EVERY_MODULE = frozenset({*vars(nn.Module()), "_is_torch_compile", "_compile_kwargs"})
 _OF_EVERY_CLASS = frozenset({*vars(type("", (), {})), "__slots__", "__firstlineno__", "__annotations__"})
 _IN_FULL = (type(None), torch.dtype, torch.device, slice, range, PurePath, type(...))  # whose repr is complete
 
@@ -67,6 +69,8 @@ def _add_tensor(total: Any, name: str, tensor: Tensor, precision: torch.dtype | 
     """Add a tensor's name, precision, shape and bytes to a hash."""
     if tensor.is_meta:
         raise ValueFault(f"weight {name!r} lies on the meta device and holds no values; load the weights first.")
+    if is_lazy(tensor):
+        raise ValueFault(f"layer {name.rpartition('.')[0]!r} {LAZY}")
     if tensor.is_nested:
         for place, part in enumerate(tensor.unbind()):
             _add_tensor(total, f"{name}[{place}]", part, precision)
@@ -178,7 +182,7 @@ class Texts:
         """Return what a model is beside its weights: see `form_of`."""
         found = {}
         for place, module in without_wrappers(model).named_modules():
-            methods = _forward_code(type(module))
+            methods = _code_from(type(module), "forward")
             found[place] = f"{_qualified(type(module))} {self._all([methods], place)}"
             for name, value in _attributes(module, methods, steady).items():
                 try:
@@ -222,12 +226,12 @@ def _without_places(text: str) -> str:
     return re.sub(r"0x[0-9a-fA-F]+", "", text)
 
 
-def _forward_code(kind: type[nn.Module]) -> dict[str, Any]:
-    """Return the forward of a kind of module, and the methods and plain values that it names, inherited ones too.
+def _code_from(kind: type, *methods: str) -> dict[str, Any]:
+    """Return methods of a class, and the methods and plain values that they name, inherited ones too.
 
     What installed packages define is left out.
     """
-    found, waiting, known = dict[str, Any](), ["forward"], set[str]()
+    found, waiting, known = dict[str, Any](), list(methods), set[str]()
     classes = [one for one in kind.__mro__ if not _is_installed(one.__module__)]
     while waiting:
         name = waiting.pop()
@@ -258,19 +262,30 @@ def _globals_read(function: FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _changed_names(code: CodeType) -> set[str]:
-    """Return the attributes and globals that code assigns to, or whose lists and mappings it changes."""
+def _changed_names(code: CodeType, stores: tuple[str, ...] = (), loads: tuple[str, ...] = ()) -> set[str]:
+    """Return the attributes and globals that code assigns to, or whose lists and mappings it changes.
+
+    `stores` and `loads` are operations that count too, such as those of closures.
+    """
+    stores, loads = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", *stores), (*_LOADS, *loads)
     found = set()
     for one in _codes_in(code):
         steps = list(dis.get_instructions(one))
         for place, step in enumerate(steps):
-            if step.opname in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"):
+            if step.opname in stores:
                 found.add(step.argval)
-            elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):  # the name is loaded just before
-                found |= {load.argval for load in steps[max(place - 4, 0) : place] if load.opname in _LOADS}
+            elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") or _adds_to_item(steps[place : place + 2]):
+                # the name is loaded just before
+                found |= {load.argval for load in steps[max(place - 4, 0) : place] if load.opname in loads}
             elif step.opname in ("LOAD_METHOD", "LOAD_ATTR") and step.argval in _MUTATING and place:
-                found |= {load.argval for load in steps[place - 1 : place] if load.opname in _LOADS}
+                found |= {load.argval for load in steps[place - 1 : place] if load.opname in loads}
     return found
+
+
+def _adds_to_item(steps: list[dis.Instruction]) -> bool:
+    """Return whether steps copy a container and a key, as ``counts[key] += 1`` does long before it stores."""
+    copies = [step.opname == "COPY" and step.arg == 2 for step in steps]
+    return steps[0].opname == "DUP_TOP_TWO" or (len(copies) == 2 and all(copies))
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -311,8 +326,72 @@ def _qualified(named: Any) -> str:
 
 def closed_over(function: FunctionType) -> list[Any]:
     """Return the values that a function closes over, as far as they are there yet."""
-    found = []
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):
-            found.append(cell.cell_contents)
-    return found
+    return [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+
+
+_NAMESPACES = (argparse.Namespace, SimpleNamespace)
+
+
+class HookParts:
+    """What a hook of a training does: its code, and the values that this reads and does not change itself.
+
+    These are attributes of the hook, globals, closures and defaults: plain values, arrays and models, lists and
+    mappings of them, functions of the user's with what they read in turn, and of the user's other objects the
+    attributes that the code names. A hook with `settings` says itself which values matter.
+    """
+
+    def __init__(self, hook: Any, methods: tuple[str, ...]):
+        own = [getattr(hook, name) for name in methods if callable(getattr(hook, name, None))]
+        codes = list(_code_from(type(hook), *methods, "__call__").values())
+        self._with_values = getattr(hook, "settings", None) is None
+        self._names, self._changed = set[str](), set[str]()
+        for _ in range(2):  # again once all names are known
+            self._known: dict[int, Any] = {}  # with the value, so that its id stays its own
+            self.found = [self._of(one) for one in (*(own or [hook]), *codes)]
+
+    def _of(self, value: Any) -> Any:
+        if isinstance(value, (*PLAIN, *_IN_FULL, Enum, np.generic, Tensor, np.ndarray, nn.Module)):
+            return value
+        if id(value) in self._known:
+            return f"as before, {list(self._known).index(id(value))}"
+        self._known[id(value)] = value
+        if isinstance(value, functools.partial):
+            return [self._of(value.func), self._of([*value.args, *value.keywords.items()])]
+        if isinstance(value, MethodType):
+            return [self._of(value.__func__), self._of(value.__self__) if self._with_values else None]
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        if isinstance(value, Mapping):
+            return [[self._of(key), self._of(one)] for key, one in value.items()]
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return [self._of(one) for one in (sorted(value, key=str) if isinstance(value, (set, frozenset)) else value)]
+        return self._attributes(value)
+
+    def _function(self, function: FunctionType) -> Any:
+        code = function.__code__
+        self._names |= set(_names_in(code))
+        self._changed |= _changed_names(code, ("STORE_DEREF",), ("LOAD_DEREF",))
+        if not self._with_values:
+            return code
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        read = {name: cell.cell_contents for name, cell in cells if name not in self._changed and _is_filled(cell)}
+        read |= {} if _is_installed(function.__module__) else dict(_globals_read(function))
+        return [code, self._of(read), self._of([function.__defaults__, function.__kwdefaults__])]
+
+    def _attributes(self, value: Any) -> Any:
+        """Return the kind of an object, and those of its attributes that the code names and does not change."""
+        kind = value if isinstance(value, type) else type(value)
+        if not self._with_values or (_is_installed(kind.__module__) and not isinstance(value, _NAMESPACES)):
+            return _qualified(kind)
+        own = getattr(value, "__dict__", {})
+        return [
+            _qualified(kind),
+            self._of({one: own[one] for one in sorted(self._names - self._changed) if one in own}),
+        ]
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False

@@ -202,7 +202,7 @@ def _dealt(
     """Divide the examples of each class among the clients that hold it; the first of them changes with the class."""
     rows: list[list[Tensor]] = [[] for _ in held]
     owners = {one: [k for k, own in enumerate(held) if one in own] for one in sorted({c for own in held for c in own})}
-    counts = labels.bincount(minlength=max(owners) + 1).tolist()
+    counts = {one: int((labels == one).sum()) for one in owners}
     most = min(counts[one] // len(own) for one, own in owners.items()) if equal else None
     for turn, (one, own) in enumerate(owners.items()):
         places = (labels == one).nonzero().flatten().cpu()

@@ -6,8 +6,9 @@ labels)``, a mapping or the inputs alone; a data set; or a loader or list of bat
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -19,12 +20,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from netkin.arrays import plain_array
+from netkin.arrays import label_tensor, plain_array, refuse_non_finite
 from netkin.errors import ShapeError, ValueFault
-from netkin.identity import DataDigest
-from netkin.identity.data import contents, summed_hashes
+from netkin.identity import DataDigest, settings_digest
 from netkin.representations.hooks import leaves, mapped, rebuilt
-from netkin.representations.inputs import batch_length
+from netkin.representations.inputs import batch_length, batches_of, inputs_of, labels_of
+from netkin.settings import loader_generators, random_states_kept
 from netkin.sources.datasets import load_data
 from netkin.training.recipe import Recipe
 
@@ -72,16 +73,35 @@ def labelled_arrays(data: Any, what: str) -> tuple[Tensor, Tensor]:
     """
     given = load_data(data, 10_000) if isinstance(data, str) else data
     arrays = arrays_in(given)
-    if arrays is None:
-        batches = list(given)
-        arrays = tuple(map(torch.cat, zip(*batches, strict=True))) if all(map(_is_pair, batches)) else None
-    if not _is_pair(arrays):
-        raise ValueFault(f"{what} must be arrays `(inputs, labels)`, or batches of both; there are no labels here.")
-    return arrays[0], arrays[1].long()
+    parts = [_inputs_and_labels(batch, what) for batch in ([arrays] if arrays is not None else batches_of(given))]
+    for inputs, _ in parts:
+        if inputs.shape[1:] != parts[0][0].shape[1:]:
+            raise ShapeError(
+                f"the examples of {what} must have one shape to be trained on; got some of shape "
+                f"{tuple(parts[0][0].shape[1:])} and others of {tuple(inputs.shape[1:])}. Resize them first."
+            )
+    inputs, labels = map(torch.cat, zip(*parts, strict=True))
+    return inputs, labels
 
 
-def _is_pair(batch: Any) -> bool:
-    return isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor) and batch[1].ndim == 1
+def _inputs_and_labels(batch: Any, what: str) -> tuple[Tensor, Tensor]:
+    """Return the inputs of a batch and its class numbers, as many of both, or refuse it."""
+    inputs, labels = inputs_of(batch), labels_of(batch)
+    if labels is None or not isinstance(inputs, (Tensor, np.ndarray)):
+        fact = "there are no labels here" if labels is None else f"the inputs here are a {type(inputs).__name__}"
+        raise ValueFault(f"{what} must be arrays `(inputs, labels)`, or batches of both; {fact}.")
+    inputs, labels = torch.as_tensor(plain_array(inputs)), label_tensor(labels)
+    if inputs.layout != torch.strided:
+        raise ValueFault(f"the inputs of {what} are sparse; make them dense with `to_dense()`.")
+    refuse_non_finite(inputs, f"a batch of {what}")
+    unfit = (labels < 0) | (labels != labels.long())
+    if labels.ndim != 1 or len(labels) != len(inputs) or bool(unfit.any()):
+        raise ShapeError(
+            f"{what} must have a class number of 0 or more for each of the {len(inputs):,} examples of a batch; got "
+            f"labels of shape {tuple(labels.shape)} and {str(labels.dtype).removeprefix('torch.')}"
+            f"{f', down to {labels.min()}' if bool((labels < 0).any()) else ''}."
+        )
+    return inputs, labels.long()
 
 
 class Arrays:
@@ -172,6 +192,7 @@ class Loaded:
             )
         self.data, self.recipe = data, recipe
         self._own_order = isinstance(data, Dataset) and not isinstance(data, IterableDataset)
+        self.given = self._given()
         if self._own_order:
             self._rows = Arrays(torch.arange(len(data)), recipe, seed)
         elif isinstance(data, IterableDataset):
@@ -186,6 +207,15 @@ class Loaded:
                 "`data` can be read only once; pass a loader or a list, which can be read again in each epoch."
             )
 
+    def _given(self) -> dict[str, Any]:
+        """Return the settings of batches that the data bring along, whatever the recipe says; None where unknown."""
+        if isinstance(self.data, Dataset):
+            return {} if self._own_order else {"order": "given"}
+        first = batch_length(self.data[0]) if isinstance(self.data, Sequence) and len(self.data) else None
+        sampler = getattr(self.data, "batch_sampler", None) or self.data  # a loader with a sampler has no size itself
+        found = {"batch": getattr(sampler, "batch_size", first), "drop_last": getattr(sampler, "drop_last", None)}
+        return found | {"order": "given"}
+
     @property
     def per_epoch(self) -> int | None:
         """How many batches an epoch has, None where the length of the data is unknown."""
@@ -198,13 +228,22 @@ class Loaded:
 
     @property
     def state(self) -> Tensor:
-        """The state of the generator of the order."""
-        return self._rows.state if self._own_order else torch.empty(0)
+        """The states of the generators of the order."""
+        if self._own_order:
+            return self._rows.state
+        return torch.cat([torch.empty(0, dtype=torch.uint8), *self._generator_states()])
 
     def load(self, state: Tensor) -> None:
         """Let the next epoch be the one that began at `state`."""
         if self._own_order:
             self._rows.load(state)
+            return
+        sizes = [len(one) for one in self._generator_states()]
+        for generator, own in zip(loader_generators(self.data), state.split(sizes), strict=True):
+            generator.set_state(own)
+
+    def _generator_states(self) -> list[Tensor]:
+        return [generator.get_state() for generator in loader_generators(self.data)]
 
     def epoch(self, skip: int = 0) -> Iterator[Any]:
         """Yield the batches of the next epoch after the first `skip`."""
@@ -217,12 +256,16 @@ class Loaded:
         return batches
 
     def digest(self) -> str:
-        """Return a digest of the examples, independent of their order; this reads all of them."""
-        total = count = 0
-        for batch in DataLoader(self.data, self.recipe.batch) if self._own_order else self.data:
-            length = batch_length(batch)
-            total, count = total + summed_hashes(contents(batch, length, labels=True)), count + length
-        return f"{count:,} examples, digest {total % 2**64:016x}"
+        """Return a digest of the examples in their order and of the batches they come in; this reads all of them."""
+        found, sizes = DataDigest(labels=True), list[int]()
+        with random_states_kept(data=[self.data]):
+            for batch in DataLoader(self.data, self.recipe.batch) if self._own_order else self.data:
+                length = batch_length(batch)
+                found.update(batch, range(found.count, found.count + length))
+                sizes.append(length)
+        if self._own_order:
+            return f"{found.count:,} examples, digest {found.hex}"
+        return f"{found.count:,} examples in {len(sizes):,} batches, digest {settings_digest([found.hex, sizes])}"
 
 
 Course = Arrays | Loaded
@@ -232,6 +275,22 @@ def course_of(data: Any, recipe: Recipe, seed: int) -> Course:
     """Return the course of a training over data of any form."""
     arrays = arrays_in(data)
     return Loaded(data, recipe, seed) if arrays is None else Arrays(arrays, recipe, seed)
+
+
+def course_to_train(data: Any, recipe: Recipe, seed: int) -> Course:
+    """Return the course of a training, and name the settings that differ from those of batches that were given."""
+    course = course_of(data, recipe, seed)
+    given = course.given if isinstance(course, Loaded) else {}
+    asked = {name: getattr(recipe, name) for name in given}
+    unused = [name for name, value in asked.items() if value not in (given[name], getattr(Recipe, name))]
+    if unused:
+        warnings.warn(
+            f"{' and '.join(f'`{name}={asked[name]!r}`' for name in unused)} {'is' if len(unused) == 1 else 'are'} not "
+            "used: the data come as batches, which keep their size and order. Give arrays `(inputs, labels)`, a data "
+            "set, or a name such as 'digits:train'.",
+            stacklevel=4,
+        )
+    return course
 
 
 def augmented(padded: Tensor, pick: Pick, recipe: Recipe) -> Tensor:
@@ -262,6 +321,8 @@ def placed(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     """Return a batch on the model's device, its floating tensors in the model's precision."""
 
     def to_device(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub":
+            leaf = torch.as_tensor(plain_array(leaf))
         if not isinstance(leaf, Tensor):
             return leaf
         return leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)

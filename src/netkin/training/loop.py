@@ -13,18 +13,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LinearLR
 
+from netkin.arrays import label_tensor, refuse_beyond_classes
 from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.files import Location, damage_reported
 from netkin.identity import described_call
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.hooks import main_tensor
-from netkin.representations.inputs import LABELS, device_of, dtype_of, inputs_of, labels_of
+from netkin.representations.inputs import device_of, dtype_of, inputs_of, labels_of, outputs_of
 from netkin.representations.layers import refuse_lazy, unwrapped
 from netkin.settings import evaluating, load_random_state, model_lock, random_state, random_states_kept, seed_all
 from netkin.sources.architectures import digits, seeded
 from netkin.sources.datasets import load_data
 from netkin.sources.names import by_name
-from netkin.training.example_order import TEST_BATCH, course_of, in_order, placed
+from netkin.training.example_order import TEST_BATCH, course_of, course_to_train, in_order, placed
 from netkin.training.recipe import (
     Hook,
     Recipe,
@@ -86,7 +87,7 @@ def train(
     chosen = recipe_of(recipe, settings)
     refuse_untrainable(model)
     _refuse_settings(chosen, loss, save, every)
-    with model_lock(), evaluating(model), random_states_kept(model), torch.enable_grad():
+    with model_lock(), evaluating(model), random_states_kept(model, data=[data, test]), torch.enable_grad():
         model.train()  # `evaluating` puts each flag back
         training = _Training(model, data, chosen, test, seed, loss, as_hooks(hooks), every)
         identity = {} if save is None else training.identity(loss, test)
@@ -104,8 +105,9 @@ def accuracy(model: nn.Module, data: Any, *, batch: int = TEST_BATCH, precision:
 
     Labels below 0 do not count. The model and all random states are left as they were found.
     """
+    refuse_lazy(model)
     dtype = Recipe(steps=1, precision=precision).dtype(device_of(model))
-    with model_lock(), random_states_kept(model):
+    with model_lock(), random_states_kept(model, data=[data]):
         return loss_and_accuracy(model, data, None, dtype, batch)["accuracy"]
 
 
@@ -119,7 +121,7 @@ class _Training:
         self.model, self.recipe, self.test, self.seed, self.every = model, recipe, test, seed, every
         self.device, self.loss, self.hooks = device_of(model), loss or default_loss(recipe), hooks
         self.dtype = recipe.dtype(self.device)
-        self.course = course_of(data, recipe, seed)
+        self.course = course_to_train(data, recipe, seed)
         self.optimizer = recipe.optimizer_of(model.parameters())
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         first = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -266,6 +268,7 @@ def _cross_entropy(outputs: Any, labels: Any, smoothing: float) -> Tensor:
     logits = main_tensor(outputs, "")
     if labels is None:
         raise ValueFault("the batches have no labels; give `(inputs, labels)`, or a `loss=` that needs none.")
+    labels = label_tensor(labels, logits.device)
     if class_axis(logits, labels) != 1:
         logits, labels = logits.flatten(0, -2), labels.flatten()
     return cross_entropy(logits, labels, label_smoothing=smoothing)
@@ -278,16 +281,18 @@ def class_axis(logits: Tensor, labels: Tensor) -> int:
     if labels.is_floating_point() or (at_one == at_last and len(shape) != 2) or not (at_one or at_last):
         raise ShapeError(
             f"outputs of shape {shape} and labels of shape {wanted}, {str(labels.dtype).removeprefix('torch.')}, are "
-            "no logits and class numbers whose cross entropy could be taken; pass `loss=`, a function of both."
+            "no logits and class numbers, of which accuracy or cross entropy could be taken; to train on others, pass "
+            "`loss=`, a function of both."
         )
     return 1 if at_one else len(shape) - 1
 
 
-def outputs_of(model: nn.Module, inputs: Any) -> Any:
-    """Return what `model` gives for its inputs; a mapping is given as keywords, without labels."""
-    if isinstance(inputs, Mapping):
-        return model(**{key: value for key, value in inputs.items() if key not in LABELS})
-    return model(inputs)
+def class_numbers(outputs: Any, given: Any) -> Tensor:
+    """Return labels as class numbers of a model's logits; those below 0 do not count, too large ones are refused."""
+    logits = main_tensor(outputs, "")
+    labels = label_tensor(given, logits.device)
+    refuse_beyond_classes(labels, logits.shape[class_axis(logits, labels)])
+    return labels
 
 
 def autocasting(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
@@ -315,13 +320,12 @@ def loss_and_accuracy(
         for one in in_order(data, batch):
             one = placed(one, device, own)
             outputs, labels = outputs_of(model, inputs_of(one)), labels_of(one)
-            parts.append((*count_right(outputs, labels), *_weighted(loss, outputs, labels)))
+            if labels is not None and (loss is None or getattr(loss, "func", None) is _cross_entropy):
+                labels = class_numbers(outputs, labels)
+            count = len(main_tensor(outputs, ""))
+            value = torch.zeros(()) if loss is None else loss(outputs, labels).detach().double() * count
+            parts.append((*count_right(outputs, labels), value, count))
     return _summed(parts, loss)
-
-
-def _weighted(loss: Loss | None, outputs: Any, labels: Any) -> tuple[Tensor, int]:
-    count = len(main_tensor(outputs, ""))
-    return (torch.zeros(()) if loss is None else loss(outputs, labels).detach().double() * count), count
 
 
 def _summed(parts: list[tuple[Tensor, Tensor, Tensor, int]], loss: Loss | None) -> Record:

@@ -10,8 +10,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -23,8 +21,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 from netkin import files
 from netkin.errors import UnknownName, ValueFault, did_you_mean, refuse_below, refuse_unlisted
 from netkin.files import Location
-from netkin.identity import closed_over, form_of, function_digest, settings_digest, weights_digest
-from netkin.identity.data import PLAIN
+from netkin.identity import HookParts, form_of, function_digest, settings_digest, weights_digest
 from netkin.jobs import Job, State, beside, refuse_other
 from netkin.representations.inputs import device_of
 from netkin.settings import seed_all
@@ -129,6 +126,9 @@ class Recipe:
 
     def optimizer_of(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """Return an optimizer of the parameters."""
+        parameters = list(parameters)
+        if not parameters:
+            raise ValueFault("the model has no weights that can be trained; those of quantised layers are fixed.")
         if not isinstance(self.optimizer, str):
             return self.optimizer(parameters)
         if self.optimizer == "sgd":
@@ -173,8 +173,8 @@ class Hook:
     """Callbacks that observe or change a training; override what you need.
 
     Any object with some of these methods is a hook, and so is a function of ``(model, step)``, which is called after
-    each step. Steps and epochs are counted from 1. `settings` tells a hook from others of its class: a training that
-    was saved with other settings is not continued.
+    each step. Steps and epochs are counted from 1. A training that was saved with another hook is not continued: its
+    code counts, and the values that it reads and does not change; where `settings` is given, these in their place.
 
     Example:
         >>> class OnlyPositive(Hook):
@@ -222,6 +222,7 @@ class _Called(Hook):
             )
         for name, method in methods.items():
             setattr(self, name, method)
+        self.given = what
         self.name = getattr(what, "__qualname__", type(what).__qualname__)
         self.settings = getattr(what, "settings", None)
 
@@ -296,7 +297,8 @@ class Saving:
             values, arrays = pack_state(state)
             progress = {name: state[name] for name in ("epoch", "step") if name in state}  # for readers
             header = {"identity": dict(self.identity), "progress": progress, "state": values}
-            files.write(self.path, KIND, header, arrays, overwrite=self.overwrite)
+            with self.job.writing(self.path):
+                files.write(self.path, KIND, header, arrays, overwrite=self.overwrite)
 
 
 def identity_of(
@@ -316,7 +318,7 @@ def identity_of(
     seed_all(device_of(model), seed, -1)
     still = [name for name, weight in model.named_parameters() if not weight.requires_grad]
     names = [getattr(hook, "name", type(hook).__qualname__) for hook in hooks]
-    codes = [(hook.settings, [_code_of(getattr(hook, name)) for name in METHODS]) for hook in hooks]
+    codes = [(hook.settings, HookParts(getattr(hook, "given", hook), METHODS).found) for hook in hooks]
     return {
         "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
         "seed": str(seed),
@@ -326,22 +328,6 @@ def identity_of(
         "data": data(),
         "test data": "none" if test is None else test(),
     }
-
-
-def _code_of(method: Any) -> Any:
-    """Return the code and the plain settings of a hook's method; objects that it reads may change while it works."""
-    if isinstance(method, partial):
-        return [_code_of(method.func), _plain([*method.args, *method.keywords.values()])]
-    function = getattr(method, "__func__", method)
-    if not isinstance(function, FunctionType):  # a callable object, or a builtin
-        function = vars(type(function)).get("__call__")
-    if not isinstance(function, FunctionType):
-        return type(method).__qualname__
-    return [function.__code__, _plain([*closed_over(function), *(function.__defaults__ or ())])]
-
-
-def _plain(values: Iterable[Any]) -> list[Any]:
-    return [value for value in values if isinstance(value, PLAIN)]
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:

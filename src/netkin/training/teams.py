@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
-from netkin.representations.inputs import device_of, dtype_of
+from netkin.representations.inputs import device_of, dtype_of, outputs_of
+from netkin.settings import called_with
 from netkin.training.example_order import Arrays, Pick, augmented, with_margin
-from netkin.training.loop import Loss, autocasting, outputs_of, refuse_non_finite
+from netkin.training.loop import Loss, autocasting, refuse_non_finite
 from netkin.training.recipe import Recipe, Record
 
 EPS, BETAS = 1e-8, (0.9, 0.999)  # torch's defaults of Adam
@@ -183,9 +183,9 @@ class Team:
             return self.loss(outputs_of(self.model, inputs), labels)
 
         def loss_of(weights: Mapping[str, Tensor], others: Mapping[str, Tensor], one: Tensor, truth: Tensor) -> Tensor:
-            return self.loss(functional_call(self.model, (dict(weights), dict(others)), (one,)), truth)
+            return self.loss(called_with(self.model, {**weights, **others}, one), truth)
 
-        return vmap(loss_of)(self.weights, self.others, inputs, labels)
+        return torch.vmap(loss_of)(self.weights, self.others, inputs, labels)
 
     def _row(self, table: Tensor) -> Tensor:
         return table.index_select(0, self.tick)[0]
