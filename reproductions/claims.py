@@ -42,6 +42,7 @@ from netkin.results.claim import (
     checked_verdict,
     figure_order,
 )
+from netkin.results.verdicts import keeping_conditions, keeping_parts
 from reproductions.digests import code_digest
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ def claim(
     return filed
 
 
+@keeping_conditions
 def all_of(*conditions: Decision) -> Decision:
     """Return False if a condition is false, else None if one is undecided, else True.
 
@@ -155,6 +157,7 @@ def all_of(*conditions: Decision) -> Decision:
     return False if False in conditions else None if None in conditions else True
 
 
+@keeping_parts
 def verdict(*parts: Decision) -> str:
     """Return what follows from the parts of a claim, each of which could have failed by itself.
 

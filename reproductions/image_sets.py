@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from netkin.identity import DataDigest
 from netkin.sources import load_data
 from netkin.sources.examples import STATISTICS
 
@@ -31,6 +33,12 @@ class Images:
         """What it is and how much of it, for provenance."""
         return f"{self.name}, {len(self.train_images):,} training and {len(self.test_images):,} test images"
 
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """The digests of its two parts, images and labels, by name; they do not depend on the device."""
+        parts = {"training": self.train, "test": self.test}
+        return {f"{self.name}, {len(own[0]):,} {name} images": labelled_digest(*own) for name, own in parts.items()}
+
     @property
     def train(self) -> tuple[Tensor, Tensor]:
         return self.train_images, self.train_labels
@@ -38,6 +46,13 @@ class Images:
     @property
     def test(self) -> tuple[Tensor, Tensor]:
         return self.test_images, self.test_labels
+
+
+def labelled_digest(inputs: Tensor, labels: Tensor) -> str:
+    """Return the digest of examples and their labels."""
+    digest = DataDigest(labels=True)
+    digest.update((inputs, labels), range(len(inputs)))
+    return digest.hex
 
 
 def cifar10(place: Path, device: torch.device, train: int, test: int) -> Images:

@@ -13,9 +13,9 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cache, cached_property
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,67 +26,34 @@ from torch import Tensor, nn
 
 from netkin import files, training
 from netkin.errors import SourceError, UnknownName, did_you_mean
-from netkin.jobs import Job, beside
+from netkin.jobs import beside
+from netkin.progress import about, reporting
 from netkin.sources import load_data
 from netkin.sources.architectures import seeded
 from netkin.training import Record
 from reproductions.image_sets import SETS, SIZES, Images, cifar10, enlarged_digits, named_set
+from reproductions.keeping import current_job, kept, kept_network, kept_training, part_name
+from reproductions.notes import (
+    Notes,
+    join,
+    note_images,
+    note_recipe,
+    note_text,
+    note_weights,
+    noted,
+    noting,
+    remembered,
+)  # fmt: skip
 from reproductions.recipes import RECIPES, WINDOW, Network, architecture_digest, recipe_words
+from reproductions.runs import Keeping, Run
 
-__all__ = ["RECIPES", "Images", "Lab", "Network", "Run", "architecture_digest", "keep_weights", "recipe_words"]
+__all__ = [
+    "RECIPES", "Images", "Lab", "Network", "Run", "architecture_digest", "keep_weights", "kept", "kept_network",
+    "kept_training", "note_images", "note_weights", "noted", "recipe_words", "remembered",
+]  # fmt: skip
 HERE = Path(__file__).parent
-PARTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.6, 0.75, 0.9, 1.0)  # of the training time: where runs are kept
+LONGEST = 60  # characters of a task in messages of progress
 TOGETHER = 10  # processes that share a GPU
-
-
-@dataclass(frozen=True)
-class Run:
-    """A trained network with its states on the way and a record of each epoch."""
-
-    model: nn.Module
-    checkpoints: Mapping[int, Mapping[str, Tensor]]
-    history: list[Record]
-    build: Callable[[], nn.Module]
-
-    @property
-    def accuracy(self) -> float:
-        """The test accuracy at the end."""
-        return self.history[-1]["accuracy"]
-
-    def at(self, step: int) -> nn.Module:
-        """Return the network as it was after `step` updates, in evaluation mode, where the final one lies."""
-        model = self.build()
-        model.load_state_dict(dict(self.checkpoints[step]))
-        return model.eval().to(next(self.model.parameters()).device)
-
-    def untrained(self) -> nn.Module:
-        """Return the network as it was before training."""
-        return self.at(min(self.checkpoints))
-
-
-class Keeping:
-    """A hook that keeps the states of a training at some of its steps, by step."""
-
-    def __init__(self, total: int):
-        self.settings = self.wanted = sorted({round(part * total) for part in PARTS})
-        self.kept: dict[str, dict[str, Tensor]] = {}
-
-    def begin(self, model: nn.Module, optimizer: Any) -> None:
-        """Keep the first state."""
-        self.after_step(model, 0)
-
-    def after_step(self, model: nn.Module, step: int) -> None:
-        """Keep the state if it is wanted."""
-        if step in self.wanted and str(step) not in self.kept:
-            self.kept[str(step)] = {key: value.cpu().clone() for key, value in model.state_dict().items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is kept so far."""
-        return dict(self.kept)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what was kept."""
-        self.kept = dict(state)
 
 
 class Lab:
@@ -114,7 +81,7 @@ class Lab:
         self.cache = Path(cache or HERE / ".cache")
         files = checkpoints or os.environ.get("NETKIN_CHECKPOINTS")
         self.checkpoints = Path(files) if files else None
-        self.job: Job | None = None  # that keeps the finished parts of the claim being measured
+        self.done = self.total = 0  # tasks of the claim being measured, as far as they are known
 
     def seeds(self, count: int) -> range:
         """Return the seeds of `count` repetitions."""
@@ -128,10 +95,12 @@ class Lab:
             return enlarged_digits(self.device)
         return cifar10(self.data, self.device, *SIZES[self.scale])
 
+    @noted(note_images)
     def images(self) -> Images:
         """Return CIFAR-10, 5,000 and 2,000 of it at cpu scale; without the files the bundled digits, enlarged."""
         return self._images
 
+    @noted(note_images)
     def images_of(self, name: str) -> Images:
         """Return a named set of images, "cifar10", "cifar100", "svhn" or "mnist", and its parts as large as `images()`.
 
@@ -155,6 +124,7 @@ class Lab:
         """Return the first `count` test images."""
         return self.images().test_images[:count]
 
+    @noted(note_text)
     def text(self) -> Path:
         """Return the path of tiny Shakespeare."""
         place = None if self.data is None else self.data / "shakespeare" / "input.txt"
@@ -164,6 +134,7 @@ class Lab:
             )
         return place
 
+    @noted(note_weights)
     def checkpoint(self, name: str) -> Path:
         """Return the path of a file of weights that the authors of a paper published."""
         place = None if self.checkpoints is None else self.checkpoints / name
@@ -175,6 +146,7 @@ class Lab:
 
     def pieces(self) -> tuple[Tensor, Tensor]:
         """Return tiny Shakespeare in pieces, each with the characters that follow its own."""
+        self.text()  # noted for every claim that reads it
         return self._pieces
 
     @cached_property
@@ -202,6 +174,7 @@ class Lab:
         known = RECIPES[self.scale]
         if name not in known:
             raise UnknownName(f"no network {name!r} in the laboratory{did_you_mean(name, known) or '.'}")
+        note_recipe(name, known[name])
         return known[name]
 
     def fresh(self, name: str, seed: int) -> nn.Module:
@@ -255,25 +228,49 @@ class Lab:
         time of one. `work` must then be a function at the top level of a module, and what it returns must be picklable.
         With `keep` each result, which must be fit for JSON, is kept at once, and read when the claim goes on.
         """
-        tasks = list(tasks)
-        if not keep or self.job is None:
-            return [result for _, result in sorted(self._spread(work, tasks), key=itemgetter(0))]
-        names = [f"{work.__name__} {json.dumps(task)}" for task in tasks]
-        parts = {name: self.job.find(name) for name in names}
-        missing = [name for name in names if parts[name] is None]
-        left = [task for name, task in zip(names, tasks, strict=True) if name in missing]
-        for place, result in self._spread(work, left):
-            parts[missing[place]] = self.job.keep(missing[place], {"result": result})
-        return [part.values["result"] for part in parts.values() if part is not None]
+        tasks, job = list(tasks), current_job() if keep else None
+        if not tasks:
+            return []
+        names = [part_name(work, task) for task in tasks] if job else []
+        kept = {place: part.values for place, name in enumerate(names) if job and (part := job.find(name))}
+        left = {place: task for place, task in enumerate(tasks) if place not in kept}
+        with self._counting(work.__name__, len(tasks), len(kept)) as count:
+            for place, result, notes in self._spread(work, left):
+                kept[place] = {"result": result, "notes": asdict(notes)}
+                if job:
+                    job.keep(names[place], kept[place])
+                count()
+        for values in kept.values():  # also of parts that a killed run had finished
+            join(Notes(**values["notes"]))
+        return [kept[place]["result"] for place in range(len(tasks))]
 
-    def _spread(self, work: Callable[[Lab, Any], Any], tasks: list[Any]) -> Iterator[tuple[int, Any]]:
-        """Yield the place of each task and its result, as soon as it is there."""
+    @contextmanager
+    def _counting(self, what: str, total: int, done: int) -> Iterator[Callable[[], None]]:
+        """Give a function to be called after each task, which tells the claim's job and whoever watches."""
+        with reporting(total, what.strip("_").replace("_", " "), "tasks", done=done) as report:
+
+            def count(more: int = 1) -> None:
+                self.done += more
+                report.update(more)
+                if (job := current_job()) and self.total:
+                    job.advance(self.done, self.total, "tasks")
+
+            self.total, self.done = self.total + total, self.done + done
+            count(0)
+            yield count
+
+    def _spread(self, work: Callable[[Lab, Any], Any], tasks: Mapping[int, Any]) -> Iterator[tuple[int, Any, Notes]]:
+        """Yield the place of each task, its result and what it read, as soon as it is there."""
         if self.device.type != "cuda" or len(tasks) < 2:
-            yield from ((place, work(self, task)) for place, task in enumerate(tasks))
+            for place, task in tasks.items():
+                words = " ".join(map(str, task)) if isinstance(task, (list, tuple)) else str(task)
+                with about(words[:LONGEST]):
+                    done = _noted_work(work, self, task)
+                yield place, *done
             return
-        places = {self._workers.submit(_apart, work, self._setting, task): place for place, task in enumerate(tasks)}
+        places = {self._workers.submit(_apart, work, self._setting, task): place for place, task in tasks.items()}
         try:
-            yield from ((places[done], done.result()) for done in as_completed(places))
+            yield from ((places[done], *done.result()) for done in as_completed(places))
         except BrokenProcessPool:
             del self._workers  # the next claim gets new ones
             raise
@@ -324,7 +321,8 @@ class Lab:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".training")
         saved = unfinished if self.device.type == "cpu" else None  # on a GPU writing would take longer than training
-        history = self.train(model, name, seed, hooks=[keeping], save=saved)
+        with about(name):
+            history = self.train(model, name, seed, hooks=[keeping], save=saved)
         states = {f"{step}/{key}": value for step, kept in keeping.kept.items() for key, value in kept.items()}
         keep_weights(path, states, history=json.dumps(history))
         unfinished.unlink(missing_ok=True)
@@ -339,7 +337,7 @@ class Lab:
             checkpoints.setdefault(int(step), {})[rest] = value
         checkpoints = dict(sorted(checkpoints.items()))
         build = self.recipe(name).build
-        model = build()
+        model = seeded(build)  # which takes no random numbers
         model.load_state_dict(checkpoints[max(checkpoints)])
         return Run(model.eval().to(self.device), checkpoints, history, build)
 
@@ -350,9 +348,18 @@ def keep_weights(path: Path, weights: Mapping[str, Tensor], **words: str) -> Non
     files.write_bytes(path, save({key: value.detach().cpu().contiguous() for key, value in weights.items()}, words))
 
 
-def _apart(work: Callable[[Lab, Any], Any], setting: Mapping[str, Any], task: Any) -> Any:
+def _apart(work: Callable[[Lab, Any], Any], setting: Mapping[str, Any], task: Any) -> tuple[Any, Notes]:
     """Do one task in a process of its own, which keeps its laboratory from task to task."""
-    return work(_lab(tuple(setting.items())), task)
+    return _noted_work(work, _lab(tuple(setting.items())), task)
+
+
+def _noted_work(work: Callable[[Lab, Any], Any], lab: Lab, task: Any) -> tuple[Any, Notes]:
+    """Do one task, with torch's seed by its name alone: other tasks may have been done by a run that was killed."""
+    seed = int.from_bytes(hashlib.sha256(f"{work.__name__} {task}".encode()).digest()[:4], "big")
+    with torch.random.fork_rng([lab.device] if torch.cuda.is_available() and lab.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        with noting() as notes:
+            return work(lab, task), notes
 
 
 @cache

@@ -45,7 +45,9 @@ def outcomes_as_document(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return [
         {"id": one.statement.id, "verdict": None, "fault": one.fault, "measured": {}, "controls": {}}
         if one.claim is None
-        else {"id": one.claim.id, "verdict": one.claim.verdict, "fault": None, "conclusion": one.claim.conclusion}
+        else {"id": one.claim.id, "verdict": one.claim.verdict, "fault": one.fault or None}
+        | {"conclusion": one.claim.conclusion}
+        | {"call": one.claim.call, "digest": one.claim.digest, "data": dict(one.claim.data)}
         | {part: _numbers(one.claim, part) for part in ("measured", "controls")}
         for one in outcomes
     ]
@@ -59,7 +61,8 @@ def _sentence(outcome: Outcome) -> str:
     claim = outcome.claim
     if claim is None:
         return f"failed: {outcome.fault}"
-    return f"{claim.scale} scale, {claim.time}: {claim.verdict}. {claim.conclusion}"
+    unsaved = f" Its record is not kept: {outcome.fault}" if outcome.fault else ""
+    return f"{claim.scale} scale, {claim.time}: {claim.verdict}. {claim.conclusion}{unsaved}"
 
 
 def _row(statement: Statement, scale: str, out: str | Path) -> dict[str, str]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from torch import nn
 
@@ -40,7 +40,7 @@ class Network:
     recipe: Recipe
     data: str = "images"
 
-    @property
+    @cached_property
     def words(self) -> str:
         """All that the trained network depends on, but for data and seed; reading it takes no random numbers."""
         return f"{self.recipe.words}; {self.data}; architecture {architecture_digest(seeded(self.build))}"

@@ -7,18 +7,21 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from netkin import __version__, jobs
-from netkin.errors import NetkinError, UnknownName, ValueFault
-from netkin.results.claim import EMPIRICAL, Claim, record_path, recorded
+from netkin import __version__, files, jobs
+from netkin.errors import FileFault, NetkinError, UnknownName, ValueFault
+from netkin.results.claim import EMPIRICAL, Claim, record_path, recorded, refuse_other_record
 from reproductions.claims import Finding, Statement, chosen, named, papers
+from reproductions.keeping import keeping_in
+from reproductions.notes import Notes, noting
 
 if TYPE_CHECKING:
     from reproductions.laboratory import Lab
@@ -29,7 +32,7 @@ LABELS = ("figure", "sentence", "expected")  # words that may change while the n
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a claim: its record, measured now or earlier, or the fault that kept it from being measured."""
+    """What became of a claim: its record, measured now or earlier, and what kept it from being measured or written."""
 
     statement: Statement
     claim: Claim | None = None
@@ -79,27 +82,38 @@ def device_named(name: str | None) -> torch.device | None:
 
 
 def _outcome(statement: Statement, label: str, lab: Lab, out: Path, again: bool) -> Outcome:
+    claim = None
     try:
         old = None if again else record_of(statement, lab.scale, out)
         if old is not None:
             tell(f"{label}: recorded before, {old.verdict}")
             return Outcome(statement, _relabelled(old, statement, out))
+        _refuse_place(record_path(out, statement.id, lab.scale), again)
         tell(f"{label}: measuring at {lab.scale} scale on {device_words(lab.device)}")
         claim = measured(statement, lab)
-        claim.save(out)
-    except Exception as fault:
-        return Outcome(statement, fault=_report_fault(label, fault))
+        claim.save(out, overwrite=again)
+    except Exception as fault:  # what was measured is shown also where it can't be written
+        return Outcome(statement, claim, _report_fault(label, fault))
     tell(f"{label}: {claim.verdict}, {claim.seconds:.0f} s")
     return Outcome(statement, claim)
 
 
+def _refuse_place(place: Path, again: bool) -> None:
+    """Refuse, before a claim is measured, a place where its record can't or should not be written."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise FileFault(f"cannot write {str(place)!r}: {fault.strerror or fault}.") from fault
+    files.refuse_output(place, "claim", overwrite=again)
+
+
 def measured(statement: Statement, lab: Lab) -> Claim:
     """Return the record of a claim measured now, with torch's seed at 0 whatever was measured before."""
-    with torch.random.fork_rng([lab.device] if lab.device.type == "cuda" else []), noting(lab) as notes:
+    with torch.random.fork_rng([lab.device] if lab.device.type == "cuda" else []), noting() as notes:
         torch.manual_seed(0)
         started = time.perf_counter()
         with working(statement, lab):
-            finding = statement.measure(lab)
+            finding = copy_context().run(statement.measure, lab)  # conditions of other claims are not seen
         seconds = time.perf_counter() - started
     if not isinstance(finding, Finding):
         raise ValueFault(f"the function of {statement.id!r} must return a Finding; got {type(finding).__name__}.")
@@ -108,14 +122,14 @@ def measured(statement: Statement, lab: Lab) -> Claim:
     return Claim(
         id=statement.id,
         **{name: getattr(statement, name) for name in (*LABELS, "criterion", "control", "kind", "measures")},
-        verdict=finding.verdict,
+        **{name: getattr(finding, name) for name in ("measured", "controls", "note", "curves")},
+        verdict=str(finding.verdict),
+        parts=getattr(finding.verdict, "parts", ()),
         scale=lab.scale,
-        measured=finding.measured,
-        controls=finding.controls,
         seeds=tuple(finding.seeds),
-        note=finding.note,
-        curves=finding.curves,
         provenance=_provenance(statement, lab, notes),
+        call=call_of(statement, lab),
+        data=notes.digests,
         digest=statement.digest(lab.scale),
         settings=notes.recipes,
         seconds=round(seconds, 1),
@@ -135,15 +149,20 @@ def working(statement: Statement, lab: Lab) -> Iterator[None]:
         return
     folder = place / "jobs" / f"{statement.id.replace('/', '-')}.{lab.scale}"
     identity = {"claim": statement.id, "scale": lab.scale, "code": statement.digest(lab.scale)} | lab.identity
+    identity["parts"] = "with notes of what they read"
     if (folder / "job.json").exists() and jobs.read(folder).identity != identity:
         shutil.rmtree(folder)
-    with jobs.Job(folder, "claim", identity, call=f"netkin reproduce {statement.id} --scale {lab.scale}") as job:
-        lab.job = job
-        try:
+    with jobs.Job(folder, "claim", identity, call=call_of(statement, lab)) as job:
+        lab.done = lab.total = 0
+        with keeping_in(job):
             yield
-        finally:
-            lab.job = None
     shutil.rmtree(folder)  # the record holds it all
+
+
+def call_of(statement: Statement, lab: Lab) -> str:
+    """Return the command that measures a claim as this laboratory does; DIR stands for folders of this machine."""
+    folders = [f" --{name} DIR" for name in ("data", "checkpoints") if getattr(lab, name, None) is not None]
+    return f"netkin reproduce {statement.id} --scale {lab.scale}{''.join(folders)} --device {lab.device.type}"
 
 
 def record_of(statement: Statement, scale: str, out: str | Path) -> Claim | None:
@@ -151,6 +170,7 @@ def record_of(statement: Statement, scale: str, out: str | Path) -> Claim | None
     path = record_path(out, statement.id, scale)
     if not path.exists():
         return None
+    refuse_other_record(path, statement.id, scale)
     old = Claim.load(path)
     same = [getattr(old, name) == getattr(statement, name) for name in ("criterion", "control", "kind", "measures")]
     same += [old.digest == statement.digest(scale), dict(old.settings) == _recipes(old, scale)]
@@ -172,32 +192,6 @@ def _recipes(old: Claim, scale: str) -> dict[str, str]:
     from reproductions.laboratory import recipe_words
 
     return {name: recipe_words(name, scale) for name in old.settings}
-
-
-@dataclass(frozen=True)
-class Notes:
-    """Which data and which recipes a laboratory handed out, in words."""
-
-    data: list[str]
-    recipes: dict[str, str]
-
-
-@contextmanager
-def noting(lab: Lab) -> Iterator[Notes]:
-    """Inside the `with`, note which data and recipes the laboratory hands out; the laboratory is left as found."""
-    notes = Notes([], {})
-    names = ("images", "images_of", "text", "recipe")
-    found = {name: vars(lab)[name] for name in names if name in vars(lab)}
-    notings: tuple[Callable[..., None], ...] = (_note_images, _note_images, _note_text, _note_recipe)
-    for name, note in zip(names, notings, strict=True):
-        if hasattr(lab, name):
-            setattr(lab, name, _noted(getattr(lab, name), note, notes))
-    try:
-        yield notes
-    finally:
-        for name in names:
-            vars(lab).pop(name, None)
-        vars(lab).update(found)
 
 
 def device_words(device: torch.device) -> str:
@@ -230,32 +224,6 @@ def _provenance(statement: Statement, lab: Lab, notes: Notes) -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-
-
-def _noted(method: Callable[..., Any], note: Callable[..., None], notes: Notes) -> Callable[..., Any]:
-    def noting_method(*arguments: Any) -> Any:
-        given = method(*arguments)
-        note(notes, given, *arguments)
-        return given
-
-    return noting_method
-
-
-def _note_images(notes: Notes, images: Any, *asked: str) -> None:
-    _note_data(notes, images.words)
-
-
-def _note_text(notes: Notes, path: Path) -> None:
-    _note_data(notes, f"{path.parent.name}, {path.stat().st_size:,} bytes of text")
-
-
-def _note_data(notes: Notes, words: str) -> None:
-    if words not in notes.data:
-        notes.data.append(words)
-
-
-def _note_recipe(notes: Notes, recipe: Any, name: str) -> None:
-    notes.recipes[name] = recipe.words
 
 
 def _report_fault(label: str, fault: Exception) -> str:

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from netkin.sources import load_data
 from netkin.sources.architectures import BasicBlock, ConvNet, seeded, tiny10
 from netkin.sources.weights import load_weights
 from netkin.training import Recipe, train, train_many
-from reproductions.laboratory import Images, Lab, keep_weights
+from reproductions.laboratory import Images, Lab, keep_weights, note_images, noted, remembered
 
 PLAIN = 0.2  # of the learning rate with batch norm, where there is none
 ADAM = 2e-3  # the learning rate of Adam
@@ -54,7 +54,7 @@ KINDS = {
 SETS = {"cifar100": ("CIFAR-100", 100), "svhn": ("SVHN", 10)}
 
 
-@cache
+@remembered
 def network(lab: Lab, name: str) -> nn.Module:
     """Return a network in evaluation mode, on the laboratory's device."""
     kind, seed = _apart(name)
@@ -146,7 +146,8 @@ def images(lab: Lab, name: str = "cifar10") -> Images:
     return lab.images() if name == "cifar10" else _other(lab, name)
 
 
-@cache
+@noted(note_images)
+@remembered
 def _other(lab: Lab, name: str) -> Images:
     words, classes = SETS[name]
     if lab.data is None:

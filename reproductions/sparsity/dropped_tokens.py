@@ -29,7 +29,7 @@ from reproductions.sparsity.nets import (
 )
 
 NET = "vit-tokens"
-SEEDS = {"cpu": 3, "gpu": 4}
+SEEDS = {"cpu": 3, "gpu": 5}
 KEEPS = (0.7, 0.9)  # of the tokens, at each of three stages
 FINE: dict[str, dict[str, Any]] = {  # how dropping is learnt after the training of all tokens
     "cpu": {"steps": 60, "rate": 5e-4, "warmup": 10},

@@ -23,7 +23,7 @@ from reproductions.subspaces import nets
 from reproductions.subspaces.pairs import ATOM, CCA, CKA, WEIGHT, cosines, probes
 
 NETWORKS = 10
-REPEATS = {"cpu": 5, "gpu": 3}
+REPEATS = {"cpu": 5, "gpu": 5}
 BATCH = 100  # of probing images
 PRINTED, MANY = 10_000, 100  # probes of section 2.3; networks of Table 1
 MILLION = 1e6

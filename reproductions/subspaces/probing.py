@@ -20,7 +20,7 @@ from netkin.representations.filters import AtomConv2d, atom_layers, freeze_excep
 from netkin.sources.architectures import seeded
 from netkin.training import Recipe
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
-from reproductions.laboratory import Lab
+from reproductions.laboratory import Lab, kept
 from reproductions.subspaces.families import (
     FRESH,
     MEASURES,
@@ -279,6 +279,7 @@ REGRESSION = (
 )
 
 
+@kept
 def fitted(seed: int, relu: bool, way: str) -> dict[str, float]:
     """Return the similarities of two trained networks, of one start and target or of two."""
     models = [_network(seed, relu) for _ in range(2)]
@@ -296,6 +297,7 @@ def fitted(seed: int, relu: bool, way: str) -> dict[str, float]:
     return found
 
 
+@kept
 def varies(seed: int) -> bool:
     """Tell whether features vary with orthogonal probes where the weights of x were 0 at the start."""
     model = _network(seed, relu=False).double()

@@ -8,6 +8,7 @@ import torch
 
 from reproductions import claims, running
 from reproductions.claims import Finding, Measured, claim
+from reproductions.notes import note_images, note_recipe, noted
 
 
 class FakeLab:
@@ -16,8 +17,9 @@ class FakeLab:
     def __init__(self, scale="cpu"):
         self.scale, self.device = scale, torch.device("cpu")
 
+    @noted(note_images)
     def images(self):
-        return SimpleNamespace(words="toys, 4 training and 2 test images")
+        return SimpleNamespace(words="toys, 4 training and 2 test images", digests={"toys, 4 training images": "ab12"})
 
     def text(self):
         return None
@@ -26,7 +28,9 @@ class FakeLab:
         return self.images()
 
     def recipe(self, name):
-        return SimpleNamespace(words="epochs=3")
+        network = SimpleNamespace(words="epochs=3")
+        note_recipe(name, network)
+        return network
 
 
 @pytest.fixture

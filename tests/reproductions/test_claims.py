@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 
 import reproductions.claims
@@ -114,6 +116,17 @@ def test_every_paper_of_ours_has_a_reference_and_claims_that_say_all():
 )
 def test_a_verdict_follows_from_parts_each_of_which_could_fail(parts, found):
     assert verdict(*parts) == found
+
+
+def test_a_verdict_knows_its_parts_and_of_a_single_part_the_conditions():
+    assert verdict(True, None, all_of(True, False)).parts == (True, None, False)
+    assert verdict(all_of(True, None, True)).parts == (True, None, True)
+    assert verdict(all_of(all_of(True, False), True)).parts == (False, True)
+    all_of(True, False)
+    assert verdict(True).parts == (True,)  # not what was joined before
+    assert verdict(False).parts == (False,)
+    copied = pickle.loads(pickle.dumps(verdict(True, False)))
+    assert (copied, copied.parts) == ("holds in part", (True, False))
 
 
 @pytest.mark.parametrize("kind, control", [("empirical", ""), ("identity", "copies"), ("certain", "copies")])

@@ -16,8 +16,9 @@ from netkin.sources.architectures import seeded
 from netkin.sources.examples import STATISTICS
 from netkin.training import Recipe, loop
 from reproductions import laboratory
+from reproductions.keeping import keeping_in
 from reproductions.laboratory import Lab, Network, _apart, architecture_digest, recipe_words
-from reproductions.running import noting
+from reproductions.notes import noting
 
 SMALL = Recipe(epochs=2, batch=64, rate=0.01, decay=5e-4, schedule="steps", drop_last=True, shift=4)
 
@@ -68,7 +69,7 @@ def test_another_recipe_is_another_run(lab, monkeypatch):
 def test_a_claim_gets_the_same_start_of_a_network_while_its_recipes_are_noted(lab):
     start = lambda: seeded(lambda: lab.recipe("convnet").build(), 0)[2].weight  # noqa: E731
     bare = start()
-    with noting(lab) as notes:
+    with noting() as notes:
         noted = start()
     assert torch.equal(bare, noted)
     assert notes.recipes == {"convnet": recipe_words("convnet", "cpu")}
@@ -129,10 +130,26 @@ def test_work_over_tasks_comes_back_in_order(lab):
     assert len(lab.trained_all([("convnet", 0), ("convnet", 1)])) == 2
 
 
+def test_a_task_draws_the_same_numbers_whatever_was_done_before_and_leaves_chance_alone(lab):
+    state = torch.random.get_rng_state()
+    first, second = lab.over(drawn, [1, 2])
+    assert lab.over(drawn, [2]) == [second]
+    assert first != second
+    lab.trained("convnet", 0).at(0)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def drawn(lab, task):
+    return torch.rand(()).item()
+
+
 def test_a_part_is_kept_while_an_earlier_one_is_still_worked_on(tmp_path):
     second_is_kept = threading.Event()
 
     class Parts:
+        def advance(self, *progress):
+            pass
+
         def find(self, name):
             return None
 
@@ -146,8 +163,9 @@ def test_a_part_is_kept_while_an_earlier_one_is_still_worked_on(tmp_path):
         return 10 * task
 
     lab = Lab("gpu", device="cuda", cache=tmp_path)  # nothing is placed there
-    lab.job, lab._workers = Parts(), ThreadPoolExecutor(2)
-    assert lab.over(work, [1, 2, 3], keep=True) == [10, 20, 30]
+    lab._workers = ThreadPoolExecutor(2)
+    with keeping_in(Parts()):
+        assert lab.over(work, [1, 2, 3], keep=True) == [10, 20, 30]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +200,7 @@ def test_an_architecture_is_known_by_its_layers_and_shapes_and_not_by_its_weight
 def test_workers_have_a_laboratory_of_their_own_with_the_same_setting(lab, monkeypatch):
     monkeypatch.setattr(laboratory, "TOGETHER", 1)
     found = lab._workers.map(partial(_apart, getattr, lab._setting), ["scale", "cache", "device"])
-    assert list(found) == ["cpu", lab.cache, torch.device("cpu")]
+    assert [result for result, _ in found] == ["cpu", lab.cache, torch.device("cpu")]
     lab._workers.shutdown()
 
 

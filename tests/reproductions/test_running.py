@@ -1,27 +1,19 @@
 import json
-import multiprocessing
-import os
-import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from netkin import __version__
-from netkin.errors import UnknownName, ValueFault
+from netkin import __version__, files
+from netkin.errors import FileFault, UnknownName, ValueFault
 from netkin.results.claim import Claim
-from netkin.training import Recipe
-from processes import ended, started
-from reproductions import claims, laboratory, listing, running
-from reproductions.claims import Finding, Measured
-from reproductions.running import current, device_named, device_words, measured, noting, record_of, run
+from reproductions import laboratory, listing
+from reproductions.claims import Finding, Measured, all_of, verdict
+from reproductions.running import current, device_named, device_words, measured, record_of, run
 
 CONTROL = {"size": Measured(0.25)}
-KILLS = int(os.environ.get("NETKIN_KILLS", "4"))  # NETKIN_KILLS=50 kills fifty times
 ROOT = Path(__file__).parents[2]
 
 
@@ -44,6 +36,8 @@ def test_a_claim_is_recorded_with_its_provenance(made, lab, tmp_path):
     assert (found.control, found.controls, found.kind) == ("copies of copies", CONTROL, "empirical")
     assert (found.digest, found.settings) == (statement.digest("cpu"), {"net": "epochs=3"})
     assert found.measures == ("cka",)
+    assert found.call == "netkin reproduce toys/halving --scale cpu --device cpu"
+    assert found.data == {"toys, 4 training images": "ab12"}
     assert found.provenance == {
         "paper": "Toy (2020), Toys.",
         "device": device_words(torch.device("cpu")),
@@ -54,26 +48,34 @@ def test_a_claim_is_recorded_with_its_provenance(made, lab, tmp_path):
     }
 
 
+def test_the_parts_of_a_criterion_are_recorded_and_told(made, lab, tmp_path, capsys):
+    def measure(lab):
+        return Finding(verdict(True, all_of(True, False), None), {"size": Measured(0.5)}, CONTROL)
+
+    made(measure=measure, criterion="Three parts: a; b; and c.")
+    (outcome,) = run(["toys"], lab, tmp_path)
+    assert Claim.load(tmp_path / "toys" / "halving.cpu.json").parts == outcome.claim.parts == (True, False, None)
+    told = "holds in part: of its three parts 1 holds, 2 fails and 3 is undecided."
+    assert listing.outcomes_as_text([outcome]).endswith(told)
+
+
+def test_conditions_of_a_claim_that_failed_are_not_those_of_the_next(made, lab, tmp_path):
+    def failing(lab):
+        all_of(True, False)
+        raise ValueFault("too small.")
+
+    made("toys/a", measure=failing)
+    made("toys/b", measure=lambda lab: Finding(verdict(False), {"size": Measured(0.5)}, CONTROL))
+    assert [one.claim and one.claim.parts for one in run(["toys"], lab, tmp_path)] == [None, (False,)]
+
+
 def test_data_is_noted_for_the_claim_that_asked_for_it_alone(made, lab, tmp_path):
     made("toys/a", measure=lambda lab: Finding("holds", {"images": Measured(len(lab.images().words))}, CONTROL))
     made("toys/b")
     first, second = run(["toys"], lab, tmp_path)
     assert first.claim.provenance["data"] == "toys, 4 training and 2 test images"
     assert second.claim.provenance["data"] == "made by the claim itself"
-
-
-def test_the_laboratory_is_left_as_found(lab, tmp_path):
-    (tmp_path / "plays").mkdir()
-    (tmp_path / "plays" / "input.txt").write_text("x" * 1500)
-    lab.text = text = lambda: tmp_path / "plays" / "input.txt"
-    with noting(lab) as notes:
-        lab.text()
-        lab.text()
-    with pytest.raises(ZeroDivisionError), noting(lab):
-        raise ZeroDivisionError
-    assert notes.data == ["plays, 1,500 bytes of text"]
-    assert "images" not in vars(lab)
-    assert vars(lab)["text"] is text
+    assert (first.claim.data, second.claim.data) == ({"toys, 4 training images": "ab12"}, {})
 
 
 def test_a_claim_that_crashes_does_not_stop_the_others(made, lab, tmp_path, capsys):
@@ -144,7 +146,6 @@ def test_old_numbers_are_never_shown_under_new_code(made, registry, lab, tmp_pat
 
 
 def test_a_record_by_another_recipe_is_old(made, lab, tmp_path, monkeypatch):
-    from reproductions import laboratory
 
     def measure(lab):
         lab.recipe("net")
@@ -208,6 +209,40 @@ def test_a_damaged_record_is_named_and_can_be_replaced(made, lab, tmp_path):
     assert run(["toys"], lab, tmp_path, again=True)[0].claim.verdict == "holds"
 
 
+def test_what_was_measured_is_shown_also_where_the_disk_is_full(made, lab, tmp_path, monkeypatch):
+    def full(path, *_, **__):
+        raise FileFault(f"cannot write {str(path)!r}: No space left on device.")
+
+    made()
+    monkeypatch.setattr(files, "write_text", full)
+    outcomes = run(["toys"], lab, tmp_path)
+    assert outcomes[0].claim.verdict == "holds"
+    assert "Its record is not kept: FileFault: cannot write" in listing.outcomes_as_text(outcomes)
+    (document,) = listing.outcomes_as_document(outcomes)
+    assert document["verdict"] == "holds"
+    assert "No space left on device" in document["fault"]
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_measuring(made, lab, tmp_path):
+    made(measure=raising(AssertionError("it was measured")))
+    (tmp_path / "toys").write_text("a file where the folder should be")
+    (outcome,) = run(["toys"], lab, tmp_path)
+    assert outcome.fault.startswith("FileFault: ")
+    assert "toys" in outcome.fault
+
+
+def test_a_record_of_another_claim_is_refused_before_measuring_and_stays(made, lab, tmp_path):
+    made()
+    run(["toys"], lab, tmp_path)
+    place = tmp_path / "toys" / "halving.cpu.json"
+    other = place.read_text().replace("toys/halving", "toys/other")
+    place.write_text(other)
+    (outcome,) = run(["toys"], lab, tmp_path)
+    assert outcome.claim is None
+    assert "holds the record of 'toys/other' at the scale 'cpu', not of 'toys/halving'" in outcome.fault
+    assert place.read_text() == other
+
+
 def test_what_returns_no_finding_fails(made, lab, tmp_path):
     made(measure=lambda lab: 0.5)
     fault = "ValueFault: the function of 'toys/halving' must return a Finding; got float."
@@ -266,6 +301,7 @@ def test_tables_for_the_terminal(made, lab, tmp_path):
     documents = listing.outcomes_as_document(outcomes)
     assert documents[0]["measured"]["size"] == {"value": 0.5, "error": 0.01, "n": 3, "unit": ""}
     assert documents[0]["controls"]["size"]["value"] == 0.25
+    assert documents[0]["call"] == "netkin reproduce toys/a --scale cpu --device cpu"
     assert documents[1]["fault"] == "ValueFault: too small."
 
 
@@ -321,47 +357,3 @@ def test_the_module_gives_1_for_a_failure_and_130_for_an_interruption(made, monk
     assert "netkin: interrupted; what was finished is recorded." in capsys.readouterr().err
     made("toys/c")
     assert main(["toys/c", "--out", str(tmp_path)]) == 0
-
-
-def measure_a_claim(folder, begun):
-    """Measure a claim that trains three networks, and write down what was found."""
-    claims.papers = running.papers = lambda: {"toys": "Toy (2020), Toys."}
-    recipe = Recipe(epochs=5, batch=32, rate=0.01, shift=2)
-    laboratory.RECIPES["cpu"] = {"net": laboratory.Network(small_net, recipe)}
-
-    @claims.claim("toys/killed", figure="Fig. 1", sentence="s", expected={"x": 1}, criterion="c", control="none")
-    def killed(lab):
-        found = lab.over(right_answers, range(3), keep=True)
-        return Finding("holds", {"x": Measured.over(found)}, {"x": Measured(lab.trained("net", 0).accuracy)})
-
-    begun.send(True)
-    found = measured(claims._STATEMENTS["toys/killed"], laboratory.Lab("cpu", cache=folder / "cache"))
-    (folder / "found").write_text(repr(found.measured["x"]))
-
-
-def small_net():
-    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
-
-
-def right_answers(lab, seed):
-    return lab.accuracy(lab.trained("net", seed).model)
-
-
-@pytest.mark.slow
-def test_a_claim_that_is_killed_at_random_moments_ends_at_the_same_numbers(tmp_path):
-    def begin(place):
-        (tmp_path / place).mkdir(exist_ok=True)
-        told, begun = multiprocessing.Pipe(duplex=False)
-        process = started(measure_a_claim, tmp_path / place, begun)
-        assert told.recv()
-        return process
-
-    process, start = begin("whole"), time.perf_counter()
-    assert ended(process) == 0
-    took, draw, kills, rounds = time.perf_counter() - start, random.Random(0), 0, 0
-    while kills < KILLS:
-        rounds += 1
-        while kills < KILLS and ended(begin(str(rounds)), draw.uniform(0, took)) != 0:
-            kills += 1
-        assert ended(begin(str(rounds))) == 0
-        assert (tmp_path / str(rounds) / "found").read_text() == (tmp_path / "whole" / "found").read_text()

@@ -27,6 +27,8 @@ def claim(**changes):
         "scale": "cpu",
         "control": "as many random neurons",
         "controls": {"accuracy kept": Measured(0.5, 0.01, 3)},
+        "call": "netkin reproduce svcca/few-directions --scale cpu --data DIR --device cpu",
+        "data": {"CIFAR-10, 5,000 training images": "5c1e"},
         "digest": "12ab",
         "settings": {"net": "epochs=3"},
         "measures": ("svcca",),
@@ -45,6 +47,21 @@ def test_a_saved_claim_comes_back_whole(tmp_path):
     assert path == tmp_path / "svcca" / "few-directions.cpu.json"
     assert Claim.load(path) == claim(created=Claim.load(path).created)
     assert Claim.load(path).measured["accuracy kept"] == Measured(0.9721, 0.0042, 3)
+
+
+def test_parts_come_back_as_they_were(tmp_path):
+    path = claim(parts=[np.True_, None, False]).save(tmp_path)
+    assert '  "parts": [true, null, false],\n' in path.read_text(encoding="utf-8")
+    assert Claim.load(path).parts == (True, None, False)
+
+
+def test_a_record_of_before_has_no_call_and_no_digests_of_data(tmp_path):
+    path = claim().save(tmp_path)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert content.pop("data") == {"CIFAR-10, 5,000 training images": "5c1e"}
+    content = {name: value for name, value in content.items() if name not in ("call", "parts")} | {"format": 2}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert Claim.load(path) == claim(call="", data={}, created=content["created"])
 
 
 def test_a_short_time_is_not_told_as_nothing():
@@ -66,6 +83,20 @@ def test_no_half_file_is_left_when_writing_fails(tmp_path, monkeypatch):
         claim(verdict="does not hold").save(tmp_path)
     assert Claim.load(tmp_path / "svcca/few-directions.cpu.json").verdict == "holds"
     assert os.listdir(tmp_path / "svcca") == ["few-directions.cpu.json"]
+
+
+def test_a_record_is_written_over_by_one_of_the_same_claim_and_scale_alone(tmp_path):
+    path = claim().save(tmp_path)
+    claim(verdict="does not hold").save(tmp_path)
+    other = claim(id="svcca/other").to_json()
+    for held, words in ((other, "the record of 'svcca/other' at the scale 'cpu', not of"), ("notes", "no record of a")):
+        path.write_text(held, encoding="utf-8")
+        with pytest.raises(
+            FileFault, match=f"this would write over '.*cpu.json', which holds {words}.* `overwrite=True`"
+        ):
+            claim().save(tmp_path)
+        assert path.read_text(encoding="utf-8") == held
+        assert Claim.load(claim().save(tmp_path, overwrite=True)).verdict == "holds"
 
 
 def test_a_claim_is_frozen_copies_and_pickles():
@@ -160,7 +191,7 @@ def test_curves_are_short_plain_numbers_and_a_nan_is_a_hole():
         ("{", "is damaged: JSONDecodeError"),
         ("[]", "is damaged: TypeError|is damaged: AttributeError"),
         ('{"kind": "claim", "format": 1, "id": "a/b", "measured": {}}', "is damaged: TypeError"),
-        ('{"kind": "ranking", "format": 1}', "holds 'ranking' in format 1; this netkin reads claims up to format 2."),
+        ('{"kind": "ranking", "format": 1}', "holds 'ranking' in format 1; this netkin reads claims up to format 3."),
         ('{"kind": "claim", "format": 9}', "holds 'claim' in format 9"),
     ],
 )
@@ -221,6 +252,25 @@ def test_the_row_shows_one_number_of_each(tmp_path):
             {"verdict": "undecided", "controls": {"accuracy kept": Measured(0.9500, 0.0100, 3)}},  # two errors apart
             "; so by its criterion the runs do not decide the claim.",
         ),
+        (
+            {
+                "verdict": "holds in part",
+                "criterion": "Four parts. A; b; c; and d.",
+                "parts": (True, False, True, None),
+            },
+            "the claim holds in part: of its four parts 1 and 3 hold, 2 fails and 4 is undecided.",
+        ),
+        (
+            {
+                "verdict": "does not hold",
+                "parts": (True, False),
+                "controls": {"accuracy kept": Measured(0.9700, 0.0042, 3)},
+            },
+            "; so by its criterion the claim does not hold: of its two conditions 1 holds and 2 fails, and the control "
+            "differs by less than one standard error.",
+        ),
+        ({"parts": (True, True, True)}, "; so by its criterion the claim holds: all three of its conditions hold."),
+        ({"parts": (True,)}, "; so by its criterion the claim holds."),
         ({"kind": "identity", "controls": {}}, "is 0.9721 ± 0.0042 (n = 3), which is algebra and agrees."),
     ],
 )

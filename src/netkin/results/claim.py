@@ -15,11 +15,27 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import FileFault, ShapeError, ValueFault
-from netkin.results.records import FrozenRecord, freeze, frozen_mapping, now, plain_fields, rebuild
+from netkin.results.records import FrozenRecord, checked, freeze, frozen_mapping, now, plain_fields, rebuild
 from netkin.results.values import student_quantile
+from netkin.results.verdicts import (
+    FAILS,
+    HOLDS,
+    IN_PART,
+    UNDECIDED,
+    VERDICTS,
+    Decision,
+    checked_verdict,
+    decisions,
+    parts_in_words,
+    refuse_stranger,
+)  # fmt: skip
 
-FORMAT = 2
-HOLDS, IN_PART, UNDECIDED, FAILS = VERDICTS = ("holds", "holds in part", "undecided", "does not hold")
+__all__ = [
+    "EMPIRICAL", "FAILS", "HOLDS", "IDENTITY", "IN_PART", "KINDS", "SCALES", "UNDECIDED", "VERDICTS", "Claim", "Curve",
+    "Measured", "checked_id", "checked_verdict", "figure_order", "record_path", "recorded",
+]  # fmt: skip
+
+FORMAT = 3
 EMPIRICAL, IDENTITY = KINDS = ("empirical", "identity")  # what could have come out otherwise, and what is algebra
 SCALES = ("cpu", "gpu")
 ROUNDING = 1e-7  # errors below this one say nothing about the digits to be shown
@@ -120,8 +136,10 @@ class Claim(FrozenRecord):
     in which case the claim should fail, and `controls` what the same code measured there, by the same names. An
     `identity` is algebra, which only a fault can break; it has no control. `curves` holds what a picture needs: by
     title, lists of equal length whose first is the x axis. A list called ``name ±`` holds the errors of the line
-    ``name``. `digest` is that of the code that measured it, `settings` what else it depends on, by name, and `measures`
-    the ids of the measures.
+    ``name``. `call` is the command that measured it, `data` holds the digests of the data that were read, by name,
+    `digest` is that of the code, `settings` what else it depends on, by name, and `measures` the ids of the measures.
+    `parts` says which parts of the criterion hold, in its order: True, False, or None where the numbers do not decide.
+    Records before format 3 have none of `parts`, `call` and `data`.
     """
 
     id: str
@@ -132,6 +150,7 @@ class Claim(FrozenRecord):
     measured: Mapping[str, Measured]
     verdict: str
     scale: str
+    parts: tuple[Decision, ...] = ()
     kind: str = EMPIRICAL
     control: str = ""
     controls: Mapping[str, Measured] = field(default_factory=dict)
@@ -139,6 +158,8 @@ class Claim(FrozenRecord):
     note: str = ""
     curves: Mapping[str, Curve] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
+    call: str = ""
+    data: Mapping[str, str] = field(default_factory=dict)
     digest: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     measures: tuple[str, ...] = ()
@@ -148,14 +169,14 @@ class Claim(FrozenRecord):
 
     def __post_init__(self) -> None:
         checked_id(self.id)
-        _refuse_stranger("verdict", self.verdict, VERDICTS)
-        _refuse_stranger("scale", self.scale, SCALES)
-        _refuse_stranger("kind of claim", self.kind, KINDS)
+        checked_verdict(self.verdict)
+        refuse_stranger("scale", self.scale, SCALES)
+        refuse_stranger("kind of claim", self.kind, KINDS)
         curves = {title: _curve(title, curve) for title, curve in self.curves.items()}
-        for name in ("expected", "measured", "controls", "provenance", "settings"):
+        for name in ("expected", "measured", "controls", "provenance", "data", "settings"):
             freeze(self, **{name: frozen_mapping(getattr(self, name))})
         freeze(self, curves=frozen_mapping(curves), seeds=tuple(int(seed) for seed in self.seeds))
-        freeze(self, measures=tuple(self.measures))
+        freeze(self, measures=tuple(self.measures), parts=decisions(self.parts))
 
     @property
     def paper(self) -> str:
@@ -219,9 +240,11 @@ class Claim(FrozenRecord):
         """
         words = "the runs do not decide the claim" if self.verdict == UNDECIDED else f"the claim {self.verdict}"
         apart = ours and control and ours.minus(control)
-        if not apart or apart.error is None or self.verdict in (HOLDS, IN_PART) or abs(apart.value) > apart.error:
-            return f"by its criterion {words}"
-        return f"by its criterion {words}: the control differs by less than one standard error"
+        near = apart is not None and apart.error is not None and abs(apart.value) <= apart.error
+        reasons = [parts_in_words(self.parts, self.criterion)]
+        if near and self.verdict not in (HOLDS, IN_PART):
+            reasons.append("the control differs by less than one standard error")
+        return ": ".join(filter(None, [f"by its criterion {words}", ", and ".join(filter(None, reasons))]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild, (Claim, plain_fields(self) | {"curves": {title: dict(c) for title, c in self.curves.items()}})
@@ -232,11 +255,16 @@ class Claim(FrozenRecord):
     def __repr__(self) -> str:
         return f"Claim({self.id!r}, scale={self.scale!r}, verdict={self.verdict!r})"
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the claim below `folder` as ``paper/name.scale.json``, whole or not at all, and return the path."""
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the claim below `folder` as ``paper/name.scale.json``, whole or not at all, and return the path.
+
+        A file that is no record of this claim at this scale is written over only with `overwrite`.
+        """
         path = record_path(folder, self.id, self.scale)
+        if not overwrite:
+            refuse_other_record(path, self.id, self.scale)
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text(path, self.to_json())
+        files.write_text(path, self.to_json(), "claim", overwrite=overwrite)
         return path
 
     def to_json(self) -> str:
@@ -254,10 +282,10 @@ class Claim(FrozenRecord):
         content = _content(path)
         with files.damage_reported(path):
             numbers: dict[str, Any] = {
-                part: {name: Measured(**one) for name, one in content.pop(part, {}).items()}
+                part: {name: checked(Measured, one) for name, one in content.pop(part, {}).items()}
                 for part in ("measured", "controls")
             }
-            return cls(kind=content.pop("nature", EMPIRICAL), **numbers, **content)
+            return checked(cls, {"kind": content.pop("nature", EMPIRICAL), **numbers, **content})
 
 
 def recorded(folder: str | os.PathLike[str]) -> list[Claim]:
@@ -289,15 +317,15 @@ def checked_id(id: str) -> str:
     return id
 
 
-def checked_verdict(verdict: str) -> str:
-    """Return `verdict` if it is one of ours; refuse it otherwise."""
-    _refuse_stranger("verdict", verdict, VERDICTS)
-    return verdict
-
-
-def _refuse_stranger(what: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueFault(f"a {what} is one of {', '.join(map(repr, known))}; got {value!r}.")
+def refuse_other_record(path: Path, id: str, scale: str) -> None:
+    """Refuse to write over the record of another claim, or of another scale."""
+    if files.is_filled(path) and files.kind_of(path) == "claim":
+        held = files.read_json(path)
+        if (held.get("id"), held.get("scale")) != (id, scale):
+            raise FileFault(
+                f"this would write over {str(path)!r}, which holds the record of {held.get('id')!r} at the scale "
+                f"{held.get('scale')!r}, not of {id!r} at {scale!r}; choose another folder, or give `overwrite=True`."
+            )
 
 
 def _finite(what: str, value: Any) -> float:

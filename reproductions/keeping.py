@@ -1,0 +1,129 @@
+"""What a claim's own functions make, kept in the claim's job, so that a claim that is killed goes on after it.
+
+Decorators for results, for single networks and for trainings of several. They add nothing to the code that measures a
+claim: outside of a claim, and in worker processes, whose results are kept as a whole, the functions are as they were.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import nn
+
+from netkin.identity import settings_digest, weights_digest
+from netkin.jobs import Job
+from netkin.sources.architectures import seeded
+from reproductions.image_sets import labelled_digest
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_job: ContextVar[Job | None] = ContextVar("job of a claim", default=None)
+
+
+@contextmanager
+def keeping_in(job: Job | None) -> Iterator[None]:
+    """Inside the `with`, what is made by decorated functions, or task by task, is kept in that job."""
+    token = _job.set(job)
+    try:
+        yield
+    finally:
+        _job.reset(token)
+
+
+def current_job() -> Job | None:
+    """Return the job of the claim being measured; None outside of one, and in worker processes."""
+    return _job.get()
+
+
+def part_name(function: Callable[..., Any], given: Any) -> str:
+    """Return the name under which a job keeps what a function returns for something that is fit for JSON."""
+    return f"{function.__name__} {json.dumps(given)}"
+
+
+def kept(function: Function) -> Function:
+    """Decorate a function whose arguments and results are fit for JSON, so that each result is kept."""
+
+    @functools.wraps(function)
+    def keeping(*given: Any) -> Any:
+        job = _job.get()
+        if job is None:
+            return function(*given)
+        return job.part(part_name(function, given), lambda: {"result": function(*given)}).values["result"]
+
+    return cast("Function", keeping)
+
+
+def kept_network(build: Callable[[], nn.Module]) -> Callable[[Function], Function]:
+    """Return a decorator for a function that returns a trained network like those of `build`, fit for evaluation."""
+
+    def decorated(function: Function) -> Function:
+        @functools.wraps(function)
+        def keeping(*given: Any) -> nn.Module:
+            job, name = _job.get(), part_name(function, given)
+            part = job.find(name) if job else None
+            if part is None:
+                model: nn.Module = function(*given)
+                if job:
+                    job.keep(name, {}, {key: value.cpu().numpy() for key, value in model.state_dict().items()})
+                return model
+            model = seeded(build)  # which takes no random numbers
+            model.load_state_dict({key: torch.from_numpy(value.copy()) for key, value in part.arrays.items()})
+            return model.eval().requires_grad_(False)
+
+        return cast("Function", keeping)
+
+    return decorated
+
+
+def kept_training(function: Function) -> Function:
+    """Decorate a function of (lab, name, models, data_of_each, ...) that trains the models and returns them.
+
+    Of each model the weights that changed are kept. A training that is looked at on its way is done again as a whole.
+    """
+
+    @functools.wraps(function)
+    def keeping(lab: Any, name: str, models: Sequence[nn.Module], data_of_each: Sequence[Any], **options: Any) -> Any:
+        job = _job.get()
+        if job is None or options.get("look") is not None:
+            return function(lab, name, models, data_of_each, **options)
+        facts = [
+            name,
+            [weights_digest(model) for model in models],
+            [labelled_digest(*data) for data in data_of_each],
+            options,
+        ]
+        title = f"{function.__name__} {settings_digest(facts, strict=False)}"
+        part = job.find(title)
+        if part is not None:
+            _load(models, part.arrays)
+            return [model.eval() for model in models]
+        before = [{key: value.clone() for key, value in model.state_dict().items()} for model in models]
+        trained = function(lab, name, models, data_of_each, **options)
+        job.keep(title, {}, _changed(before, models))
+        return trained
+
+    return cast("Function", keeping)
+
+
+def _changed(before: Sequence[dict[str, torch.Tensor]], models: Sequence[nn.Module]) -> dict[str, Any]:
+    """Return the weights of all models that are not as they were, by the model's number and their name."""
+    return {
+        f"{number}/{key}": value.cpu().numpy()
+        for number, (old, model) in enumerate(zip(before, models, strict=True))
+        for key, value in model.state_dict().items()
+        if not torch.equal(value, old[key])
+    }
+
+
+@torch.no_grad()
+def _load(models: Sequence[nn.Module], arrays: dict[str, Any]) -> None:
+    """Give models the weights that were kept; the others stay as they are."""
+    states = [model.state_dict() for model in models]
+    for place, array in arrays.items():
+        number, _, key = place.partition("/")
+        states[int(number)][key].copy_(torch.from_numpy(array.copy()))

@@ -1,0 +1,91 @@
+"""Claims that are killed at random moments and go on: the record is that of a claim that was never killed."""
+
+import multiprocessing
+import os
+import random
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from netkin.sources.architectures import seeded
+from netkin.training import Recipe, train
+from processes import ended, started
+from reproductions import claims, laboratory, running
+from reproductions.claims import Finding, Measured, all_of, verdict
+from reproductions.keeping import kept, kept_network, kept_training
+from reproductions.running import measured
+
+KILLS = int(os.environ.get("NETKIN_KILLS", "4"))  # NETKIN_KILLS=50 kills fifty times
+
+
+def measure_a_claim(folder, begun):
+    """Measure a claim that trains seven networks in several ways, and write down its record without times."""
+    claims.papers = running.papers = lambda: {"toys": "Toy (2020), Toys."}
+    recipe = Recipe(epochs=5, batch=32, rate=0.01, shift=2)
+    laboratory.RECIPES["cpu"] = {"net": laboratory.Network(small_net, recipe)}
+
+    @claims.claim("toys/killed", figure="Fig. 1", sentence="s", expected={"x": 1}, criterion="c", control="none")
+    def killed(lab):
+        found = lab.over(right_answers, range(3), keep=True)
+        alone = [lab.accuracy(own_net(3)), own_accuracy(4)]
+        both = kept_training(train_both)(lab, "net", [small_net_of(k) for k in (5, 6)], [lab.images().train] * 2)
+        controls = {"x": Measured(lab.trained("net", 0).accuracy), "drawn": Measured(torch.rand(()).item())}
+        measured = {"x": Measured.over(found), "y": Measured.over(alone + [lab.accuracy(one) for one in both])}
+        return Finding(verdict(all_of(measured["x"].above(0), measured["y"].below(0.5))), measured, controls)
+
+    begun.send(True)
+    found = measured(claims._STATEMENTS["toys/killed"], laboratory.Lab("cpu", cache=folder / "cache"))
+    assert (len(found.data), len(found.settings), len(found.parts)) == (2, 1, 2)
+    (folder / "found").write_text(replace(found, seconds=0, created="").to_json())
+
+
+def small_net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def small_net_of(seed):
+    return seeded(small_net, seed)
+
+
+@kept_network(small_net)
+def own_net(seed):
+    (model,) = train_both(None, "net", [small_net_of(seed)], [laboratory.Lab("cpu").images().train])
+    return model
+
+
+@kept
+def own_accuracy(seed):
+    return laboratory.Lab("cpu").accuracy(own_net(seed))
+
+
+def train_both(lab, name, models, data_of_each):
+    for model, data in zip(models, data_of_each, strict=True):
+        train(model, data, Recipe(epochs=2, batch=32, rate=0.01), progress=False)
+    return [model.eval() for model in models]
+
+
+def right_answers(lab, seed):
+    return lab.accuracy(lab.trained("net", seed).model)
+
+
+@pytest.mark.slow
+def test_a_claim_that_is_killed_at_random_moments_ends_at_the_same_numbers(tmp_path):
+    def begin(place):
+        (tmp_path / place).mkdir(exist_ok=True)
+        told, begun = multiprocessing.Pipe(duplex=False)
+        process = started(measure_a_claim, tmp_path / place, begun)
+        assert told.recv()
+        return process
+
+    process, start = begin("whole"), time.perf_counter()
+    assert ended(process) == 0
+    took, draw, kills, rounds = time.perf_counter() - start, random.Random(0), 0, 0
+    while kills < KILLS:
+        rounds += 1
+        while kills < KILLS and ended(begin(str(rounds)), draw.uniform(0, took)) != 0:
+            kills += 1
+        assert ended(begin(str(rounds))) == 0
+        assert (tmp_path / str(rounds) / "found").read_text() == (tmp_path / "whole" / "found").read_text()
