@@ -130,6 +130,32 @@ def plain_array(array: Any) -> Any:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+def label_tensor(labels: Any, device: torch.device | None = None) -> Tensor:
+    """Return labels, numbers in a tensor, an array or a list, as a tensor; texts and other objects are refused.
+
+    Example:
+        >>> label_tensor([3, 1])
+        tensor([3, 1])
+    """
+    try:
+        return torch.as_tensor(plain_array(labels), device=device)
+    except (TypeError, ValueError, RuntimeError) as fault:
+        one = labels
+        while isinstance(one, (list, tuple, np.ndarray)) and np.ndim(one) and len(one):
+            one = one[0]
+        kind = f"texts, such as {str(one)!r}" if isinstance(one, str) else f"objects of type {type(one).__name__}"
+        raise ValueFault(
+            f"labels must be numbers; those of a batch are {kind}. Give each class its number, from 0 on."
+        ) from fault
+
+
+def refuse_beyond_classes(labels: Tensor, classes: int, where: str = "") -> None:
+    """Refuse class numbers that are too large for a model; those below 0 mark what does not count."""
+    if labels.numel() and int(labels.max()) >= classes:
+        given = f"a label{where} is {int(labels.max())}"
+        raise ValueFault(f"{given}, and the model has {classes} classes, 0 to {classes - 1}.")
+
+
 def refuse_masked(array: np.ma.MaskedArray, name: str) -> None:
     """Refuse an array with masked values, whose content is undefined."""
     count = int(np.ma.count_masked(array))

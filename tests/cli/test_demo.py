@@ -78,6 +78,17 @@ def test_a_quiet_demo_shows_no_progress(tmp_path):
     assert "seed0" in result.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_nets")
+def test_on_a_full_disk_only_files_that_were_written_are_named(netkin, tmp_path, files_up_to):
+    with files_up_to(20_000):
+        result = netkin(f"demo --out {tmp_path}")
+    assert result.exit_code == 1
+    assert f"Saved\n  {tmp_path / 'seed0-seed1.netkin'}\n  {tmp_path / 'seed0-untrained.netkin'}\n" in result.stdout
+    assert not any(words in result.stdout for words in (".safetensors", "Go on with", "Open the report"))
+    assert result.stderr.count("File too large") == 4
+
+
 def comparison(b, values, higher_is_closer=True, holes=None):
     layers = ("in", "out")
     table = Values(

@@ -27,7 +27,7 @@ REFUSED = {
     f"{LEARN} --tasks 9": "--tasks is a number of tasks with 2 classes or more each",
     f"{LEARN} --method ewc --strength -1": "--strength is a number of 0 or more",
     f"{FEDERATE} --share 0": "--share is a share of the clients",
-    f"{FEDERATE} --coefficients fixed": "no layers made of atoms; --atoms has some. Otherwise give no --coefficients.",
+    f"{FEDERATE} --coefficients fixed": "no layers made of atoms; make some by --atoms, or give no --coefficients.",
     f"{FEDERATE} --coefficients pretrained --atoms 2": "give --public",
     LEARN.removesuffix("epochs=1") + "rate=0.1": "needs either `epochs` or `steps`, such as --recipe epochs=10; got",
     f"{LEARN},drop_last=true,batch=999": "take a smaller `batch` or --recipe drop_last=False.",
@@ -76,3 +76,8 @@ def test_arguments_become_options_and_nothing_else_changes(sentence, wanted):
     context = click.Context(click.Command("f", params=[click.Option(names) for names in options]), click.Context(cli))
     assert in_options(sentence, context).endswith(wanted or sentence)
     assert wanted or in_options(sentence, context) == sentence
+
+
+def test_pairs_of_a_sweep_are_asked_for_by_its_own_option():
+    context = click.Context(cli.commands["stitch"], parent=click.Context(cli))
+    assert in_options("take pairs='all', or a list.", context) == "take --matrix, or a list."

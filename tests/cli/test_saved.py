@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import netkin as package
 from netkin import files
 from netkin.errors import FileFault
 from netkin.jobs import Cancelled, Job
-from netkin.results import Claim, Series
+from netkin.results import Claim, Series, document
 
 
 @pytest.fixture
@@ -152,6 +153,24 @@ def test_several_comparisons_are_named_with_what_they_were_made_of(netkin):
     assert lines[3].startswith("data digits:train, a sample of 40 of 1,437")
 
 
+def test_documents_are_described_as_their_files_are(netkin):
+    saved_series("run.netkin")
+    Path("run.json").write_text(json.dumps(document(nk.load("run.netkin"))))
+    described = [netkin(f"show {name}").stdout.splitlines() for name in ("run.netkin", "run.json")]
+    for line in ("comparisons", "tables"):
+        (one,), (other,) = ([own for own in lines if own.split()[0] == line] for lines in described)
+        assert one.split() == other.split()
+        assert "cka" in one or " and " in one
+
+
+def test_a_header_of_any_shape_is_described(netkin):
+    odd = {"columns": {"comparisons": [], "tables": {"id": [[], "cka"]}}, "first pairs": [3, ["a", "b"]]}
+    files.write("odd.netkin", "comparisons", odd, {})
+    shown = netkin("show odd.netkin")
+    assert shown.exit_code == 0
+    assert "a and b" in shown.stdout
+
+
 def test_statistics_and_claims_are_described(netkin, tmp_path):
     assert netkin(f"collect {PASS} --out part.stats").exit_code == 0
     assert netkin("show part.stats").stdout.startswith("part.stats: statistics\n")
@@ -275,3 +294,17 @@ def test_a_running_job_is_watched_until_it_is_cancelled(netkin, tmp_path, monkey
     worker.join(30)
     assert ended
     assert ": count, cancelled, " in found.stdout
+
+
+def test_a_job_whose_folder_is_deleted_when_it_ends_is_done(netkin, tmp_path, monkeypatch):
+    def vanish(seconds):
+        shutil.rmtree(tmp_path / "job")
+
+    with Job(tmp_path / "job", "claim", {}) as job:
+        job.advance(2, 3, "tasks")
+        written = (tmp_path / "job" / "job.json").read_bytes()
+    (tmp_path / "job" / "job.json").write_bytes(written)  # as if it were running
+    monkeypatch.setattr(sys.modules["netkin.cli.catalogue"].time, "sleep", vanish)
+    found = netkin(f"jobs watch {tmp_path / 'job'}")
+    assert found.exit_code == 0, found.stderr
+    assert found.stdout.endswith("claim, done, 3 of 3 tasks\n")

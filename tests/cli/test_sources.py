@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import netkin as nk
-from netkin.cli.running import crash_refusals
-from netkin.errors import ForwardError, SourceError
+from netkin.errors import SourceError
 
 MODULE = """
 import torch
@@ -166,20 +165,6 @@ def test_a_fault_outside_the_models_is_not_taken_for_theirs(netkin, monkeypatch)
     monkeypatch.setattr("netkin.statistics.grams.offset_is_large", fail)
     line = "compare nk_own:net --data nk_own:rows --measure 'cka_minibatch(batch=20)'"
     assert isinstance(netkin(line).exception, ZeroDivisionError)
-
-
-def run_both(good, bad):
-    with crash_refusals(["good", "bad"], [good, bad]):
-        good(torch.ones(5, 3))
-        bad(torch.ones(5, 3))
-
-
-def test_only_what_runs_when_it_crashes_is_named():
-    good, bad = nn.Linear(3, 2), nn.Linear(4, 2)
-    with pytest.raises(ForwardError, match=r"'bad' could not be run on inputs of shape \(5, 3\): RuntimeError: mat1"):
-        run_both(good, bad)
-    assert not bad._forward_pre_hooks
-    assert not good._forward_hooks
 
 
 DATA = """

@@ -93,6 +93,11 @@ def test_folders_without_images_are_refused(tmp_path):
         load_data(f"images:{tmp_path}")
     with pytest.raises(SourceError, match=r"photos' is no folder; name the one that holds the images"):
         load_data(f"images:{tmp_path / 'photos'}")
+    (tmp_path / "photos").touch()
+    with pytest.raises(SourceError, match=r"photos' is no folder; name the one that holds the images"):
+        load_data(f"images:{tmp_path / 'photos'}")
+    with pytest.raises(SourceError, match=r"photo' is no folder; did you mean 'photos'\?"):
+        load_data(f"images:{tmp_path / 'photo'}")
 
 
 def test_without_pillow_the_extra_is_named(tmp_path, monkeypatch):
@@ -151,6 +156,12 @@ def test_fine_images_are_resized_as_others_are(tmp_path):
     (images,) = load_data(f"images,size=3:{tmp_path}")
     assert images.shape == (1, 3, 3, 3)
     assert np.allclose(images.numpy(), 30000 / 65535, atol=1e-6)
+
+
+def test_edges_of_fine_images_stay_in_range_when_they_are_resized(tmp_path):
+    save_grey(tmp_path / "a.png", np.kron([[0, 1], [1, 0]], np.full((6, 6), 65535)), np.uint16)
+    (images,) = load_data(f"images,size=7:{tmp_path}")
+    assert (images.min(), images.max()) == (0, 1)
 
 
 def test_broken_images_are_skipped_on_request_counted_and_named(tmp_path):

@@ -96,6 +96,9 @@ def test_weights_alone_are_refused_with_what_to_write(tmp_path, monkeypatch):
     torch.save({}, "net.pt")
     with pytest.raises(SourceError, match="weights alone do not say what network .*'netkin:tiny10@net.pt'"):
         load_model("net.pt")
+    (tmp_path / "mynets.py").touch()
+    with pytest.raises(SourceError, match="'mynets.py' is a file of code; name the function .*: mynets:NAME"):
+        load_model("mynets.py")
 
 
 def test_an_at_sign_without_weights_is_refused():
@@ -151,6 +154,15 @@ def test_comparisons_say_that_weights_are_random(workshop):
     many = netkin.compare_many({"first": first, "read": read, "other": copy.deepcopy(read)}, [inputs])
     assert words.format(0) in many["first", "read"].warnings
     assert not any("random" in warning for warning in many["read", "other"].warnings)  # neither of these two is
+
+
+def test_a_function_that_sets_its_own_seed_is_said_to(workshop):
+    body = "    torch.manual_seed(7)\n    return torch.nn.Linear(4, 3)\n"
+    workshop.write("nk_fixed", f"import torch\ndef net():\n{body}")
+    first, second = (load_model("nk_fixed:net", seed=seed) for seed in (0, 1))
+    assert torch.equal(first.weight, second.weight)
+    assert remark_on(first) == remark_on(second)
+    assert "random, drawn from seed 7, which its function sets each time, unless it reads some." in remark_on(second)
 
 
 def test_a_function_that_draws_nothing_is_not_called_random(workshop):

@@ -308,6 +308,17 @@ def test_models_with_different_tokenizers_are_not_fed_the_same_numbers(words, tm
         load_data(text, models=[f"hf:{words}", f"hf:{other}"])
 
 
+@pytest.mark.parametrize("network", ["netkin:char_lstm,width=8", load_model("netkin:char_lstm,width=8")])
+def test_tokens_are_not_fed_to_the_network_of_characters_unasked(words, network):
+    text = f"text,window=8:{words / 'a.txt'}"
+    with pytest.raises(
+        SourceError, match=r"(?i)reads text as tokens and .*char_?lstm.* as characters.*`text,tokenizer="
+    ):
+        netkin.compare(f"hf:{words}", network, text)
+    chosen = load_data(f"text,window=8,tokenizer={words}:{words / 'a.txt'}", models=[f"hf:{words}", network])
+    assert chosen.examples == 10
+
+
 @pytest.fixture
 def sights(vit, tmp_path):
     """A copy of a ViT's folder that says how images are prepared, beside a folder of one image."""

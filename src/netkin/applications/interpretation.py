@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from netkin.arrays import exact_products, summing_dtype
+from netkin.arrays import exact_products, label_tensor, summing_dtype
 from netkin.comparing.compare import compare_runners
 from netkin.comparing.subjects import Keep, ModelRunner, Runner
 from netkin.errors import ShapeError, UnknownName, ValueFault, also_called, did_you_mean
@@ -339,7 +339,7 @@ def _matrix(output: Tensor) -> Tensor:
 def _labels(batch: Any) -> list[int]:
     """Return the labels that come with a batch, where they are whole numbers."""
     found = labels_of(batch)
-    if not isinstance(found, (Tensor, np.ndarray)):
+    if not (isinstance(found, Tensor) or (isinstance(found, np.ndarray) and found.dtype.kind in "biuf")):
         return []
-    labels = torch.as_tensor(found)
+    labels = label_tensor(found)
     return labels.tolist() if labels.ndim == 1 and not labels.is_floating_point() else []

@@ -20,7 +20,7 @@ import click
 from netkin.cli.compare import kind_of_file
 from netkin.cli.options import FILE, FORCE, JSON, TITLED, example
 from netkin.cli.outputs import SILENT, TITLE, OutputFiles, align_columns, as_json, with_refusals
-from netkin.errors import PackageWarning, ValueFault
+from netkin.errors import FileFault, PackageWarning, ValueFault
 
 if TYPE_CHECKING:
     from netkin.jobs import State
@@ -188,18 +188,32 @@ def _describe_many(header: Mapping[str, Any]) -> dict[str, Any]:
     """Return what several comparisons hold together: their first pairs and all that they were made of and by."""
     columns, each = header.get("columns"), header.get("comparisons")
     if isinstance(columns, Mapping):
-        pairs, of_all, ids = header["first pairs"], columns["comparisons"], columns["tables"]["id"]
-    elif isinstance(each, list):  # as series have them, and files of older versions
-        each = [one for one in each if isinstance(one, Mapping)]
-        pairs, ids = (
-            [(one.get("a"), one.get("b")) for one in each],
-            [t["id"] for one in each for t in one.get("tables", [])],
-        )
-        of_all = {name: [one.get(name) for one in each] for name in SAID}
+        pairs, of_all = _listed(header.get("first pairs")), _mapped(columns.get("comparisons"))
+        ids = _listed(_mapped(columns.get("tables")).get("id"))
+    elif isinstance(each, list):  # as series and documents have them, and files of older versions
+        own = [_mapped(one) for one in each]
+        pairs = [[one.get("a"), one.get("b")] for one in own]
+        tables = [one.get("tables") for one in own]  # in a document by their names
+        ids = [name for some in tables for name in _mapped(some)]
+        ids += [_mapped(one).get("id") for some in tables for one in _listed(some)]
+        of_all = {name: [one.get(name) for one in own] for name in SAID}
     else:
         return {}
-    said = {name: list(dict.fromkeys(of_all[name])) for name in SAID}
-    return {"comparisons": [f"{a} and {b}" for a, b in pairs], "tables": list(dict.fromkeys(ids))} | said
+    said = {name: _distinct(_listed(of_all.get(name))) for name in SAID}
+    named = [" and ".join(map(str, pair)) for pair in pairs if isinstance(pair, list)]
+    return {"comparisons": named, "tables": _distinct(ids)} | said
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapped(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    return list(dict.fromkeys(one for one in values if isinstance(one, (str, int, float))))
 
 
 def _shorten(value: Any) -> str:
@@ -319,9 +333,23 @@ def _watch(path: str) -> State:
             bar.n, bar.total, bar.unit = state.done, state.total, f" {state.unit}"
             bar.set_postfix_str(state.message)
             time.sleep(PAUSE)
-            state = read(path)
+            state = _next_state(path, state)
         bar.n = state.done
     return state
+
+
+def _next_state(path: str, last: State) -> State:
+    """Return the state of a job now; one whose folder was deleted, as those of finished claims are, is done."""
+    from dataclasses import replace
+
+    from netkin.jobs import read
+
+    try:
+        return read(path)
+    except FileFault:
+        if Path(last.folder).exists():
+            raise
+        return replace(last, status="done", done=last.total or last.done)
 
 
 def _show(states: list[State], json: bool) -> None:

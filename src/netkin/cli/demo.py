@@ -62,13 +62,14 @@ def demo(out: Path, seed: int, force: bool) -> None:
     for model, path in zip(networks.values(), weights, strict=True):
         outputs.write(path, partial(_save_weights, model))
     outputs.write(page, partial(_report, comparisons))
-    files = [*results, *weights]
+    lost = {path for path, _ in outputs.faults}
+    files = [path for path in (*results, *weights) if path not in lost]
     shown = [
         _accuracies(networks),
         *map(str, comparisons),
         _sentences(*comparisons),
-        _files(files),
-        _where_to_look(page),
+        *([_files(files)] if files else []),
+        *([] if page in lost else [_where_to_look(page)]),
     ]
     click.echo("\n\n".join(shown))
     outputs.finish()
@@ -136,15 +137,9 @@ def _sentences(trained: Comparison, untrained: Comparison) -> str:
 
 
 def _files(files: list[Path]) -> str:
-    first, second = (file for file in files if file.suffix == ".safetensors" and file.stem != "untrained")
-    return "\n".join(
-        [
-            "Saved",
-            *(f"  {file}" for file in files),
-            "Go on with",
-            f"  netkin compare netkin:digits@{first} netkin:digits@{second} --data digits:test --measure pwcca",
-        ]
-    )
+    models = [f"netkin:digits@{file}" for file in files if file.suffix == ".safetensors" and file.stem != "untrained"]
+    further = ["Go on with", f"  netkin compare {' '.join(models)} --data digits:test --measure pwcca"]
+    return "\n".join(["Saved", *(f"  {file}" for file in files), *(further if len(models) == 2 else [])])
 
 
 def observations(first: Comparison, second: Comparison) -> list[str]:

@@ -1,15 +1,17 @@
-"""Running a command: load the models and data that were named, call the library, and refuse a model that crashes."""
+"""Running a command: load the models and data that were named, call the library, and refuse a model that crashes.
+
+Whatever a model raises while it runs, itself or a copy, compared or trained, becomes one sentence that names it.
+"""
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from itertools import islice
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from netkin.sources.batches import Batches, Borrowed
 
 Result = TypeVar("Result")
+MODELS = "netkin.models"  # of a command, with their names
+TRANSFORMED = "transformed"  # the function that calls a transform
 
 
 class Destination(NamedTuple):
@@ -48,8 +52,7 @@ def call_library(
     data = prepare(options, specs, place)
     if runs_elsewhere(options):  # which loads models where they are used, and functions
         return function(*specs, data=data, **options | {"transforms": one_or_each(given)})
-    with crash_refusals(specs, networks):
-        return function(*networks, data=data, **options)
+    return function(*networks, data=data, **options)
 
 
 def call_for_many(
@@ -67,8 +70,7 @@ def call_for_many(
     if runs_elsewhere(options):
         return function(models, data=data, **options | {"transforms": one_or_each(given)})
     loaded = dict(zip(models, load_models(specs), strict=True)) if options["engine"] == "distributed" else models
-    with blamed_crash_refusals():
-        return function(loaded, data=data, **options)
+    return function(loaded, data=data, **options)
 
 
 def refuse_unknown_names(options: Mapping[str, Any], specs: Sequence[str]) -> None:
@@ -132,7 +134,7 @@ def load_models(specs: Sequence[str]) -> list[nn.Module]:
     """Return the models that `specs` name; those without weights have other random ones each."""
     from netkin.sources import load_model
 
-    return [load_model(spec, seed=place) for place, spec in enumerate(specs)]
+    return [remember(spec, load_model(spec, seed=place)) for place, spec in enumerate(specs)]
 
 
 def tell_random_weights(models: Sequence[nn.Module]) -> None:
@@ -264,72 +266,55 @@ def devices() -> list[str]:
 # --- a model that crashes ---------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def crash_refusals(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterator[None]:
-    """Inside the `with`, what a model raises while it runs becomes a refusal that names it and what it was fed."""
+def remember(spec: str, model: nn.Module) -> nn.Module:
+    """Return a model, after its name is kept for the refusal, should it crash in this command."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta.setdefault(MODELS, []).append((spec, model))
+    return model
+
+
+def crash_refusal(fault: Exception) -> ForwardError | None:
+    """Return the refusal of a model, or a transform, that raised `fault` while it ran; None for a fault of ours."""
+    frame = _foreign_frame(fault)
+    if frame is None:
+        return None
+    if frame.f_code.co_name == TRANSFORMED:
+        return ForwardError(f"--transform raised {_first_line(fault)}; it gets the inputs of a batch.")
+    inputs, keywords = frame.f_locals.get("args", ()), frame.f_locals.get("kwargs", {})
+    fed = _shapes_of({"inputs": next(iter(inputs), None), **keywords})
+    return ForwardError(
+        f"{_name_of(frame.f_locals['self'], fault)!r} could not be run on {fed}: {_first_line(fault)}. "
+        "Choose data of the size and channels that the model takes; see `netkin data`."
+    )
+
+
+def _foreign_frame(fault: Exception) -> FrameType | None:
+    """Return the call of the model, or the transform, inside which a fault arose; None where code of ours raised it."""
     from torch import nn
 
-    running: list[str] = []  # at most one
-    with ExitStack() as stack:
-        for spec, model in zip(specs, models, strict=True):
-            begin = nn.Module.register_forward_pre_hook(
-                model, functools.partial(_begin, running, spec), with_kwargs=True
-            )
-            stack.callback(begin.remove)
-            stack.callback(nn.Module.register_forward_hook(model, functools.partial(_end, running)).remove)
-        try:
-            yield
-        except NetkinError:
-            raise
-        except Exception as fault:
-            if not running or _is_ours(fault):
-                raise
-            raise ForwardError(
-                f"{running[0]}: {_first_line(fault)}. "
-                "Choose data of the size and channels that the model takes; see `netkin data`."
-            ) from fault
+    found: FrameType | None = None
+    for frame, _ in traceback.walk_tb(fault.__traceback__):
+        module, code = str(frame.f_globals.get("__name__")), frame.f_code
+        if code is nn.Module._call_impl.__code__:
+            found = found or frame
+        elif module == "netkin.representations.inputs" and code.co_name == TRANSFORMED:
+            found = frame
+        elif module.startswith("netkin.") and not isinstance(frame.f_locals.get("self"), nn.Module):
+            # back in code of ours, such as a statistic that hooks feed; reference networks have functions, too
+            found = found if module.startswith("netkin.sources.") else None
+    return found
 
 
-@contextmanager
-def blamed_crash_refusals() -> Iterator[None]:
-    """Inside the `with`, what a model raises while it runs becomes a refusal, where the library says which it was."""
-    try:
-        yield
-    except NetkinError:
-        raise
-    except Exception as fault:
-        model = getattr(fault, "model", None)
-        if model is None or _is_ours(fault):
-            raise
-        raise ForwardError(
-            f"{model!r} could not be run: {_first_line(fault)}. "
-            "Choose data of the size and channels that the model takes; see `netkin data`."
-        ) from fault
-
-
-def _is_ours(fault: Exception) -> bool:
-    """Return whether a fault arose in a statistic, which hooks call while the model runs, and not in the model."""
-    modules = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(fault.__traceback__))
-    return any(module.startswith("netkin.statistics.") for module in modules)
-
-
-def refuse_crash(spec: str, model: nn.Module, data: Any) -> None:
-    """Run a model on one batch, so that a crash becomes one sentence: for work that takes the model apart later."""
-    from netkin.representations import guest
-    from netkin.representations.inputs import feed
-
-    with guest(model), crash_refusals([spec], [model]):
-        for batch in islice(data, 1):  # the work itself refuses data without any
-            feed(model, batch)
-
-
-def _begin(running: list[str], spec: str, model: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    running[:] = [f"{spec!r} could not be run on {_shapes_of({'inputs': next(iter(inputs), None), **keywords})}"]
-
-
-def _end(running: list[str], model: nn.Module, inputs: Any, output: Any) -> None:
-    # a crash skips this, and what was running stays noted
-    running.clear()
+def _name_of(model: nn.Module, fault: Exception) -> str:
+    """Return what a model was named by, also where it is a copy; else its type."""
+    context = click.get_current_context(silent=True)
+    known: list[tuple[str, nn.Module]] = context.meta.get(MODELS, []) if context else []
+    own = [spec for spec, one in known if one is model]
+    alike = {spec for spec, one in known if type(one) is type(model)}
+    said = [*own, getattr(fault, "model", None), *(alike if len(alike) == 1 else ())]
+    said += [context.params.get("model") if context else None, type(model).__name__]
+    return next(name for name in said if name)
 
 
 def _shapes_of(given: Mapping[str, Any]) -> str:

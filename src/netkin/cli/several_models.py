@@ -15,7 +15,6 @@ from netkin.cli.compare import kind_of_file, open_statistics, refuse_result, war
 from netkin.cli.options import DEVICE, KNOWN, NAMES, TRANSFORM, example, result_options, task_options
 from netkin.cli.outputs import OutputFiles, as_json, with_refusals
 from netkin.cli.running import (
-    crash_refusals,
     functions_of,
     load_batches,
     load_models,
@@ -171,8 +170,7 @@ def _compare_tasks(
             warn_of_missing_parts(made[name])
     options |= {name: list(options[name]) or None for name in ("measures", "layers")}
     options["transforms"] = functions_of(options["transforms"], 1)
-    with crash_refusals(list(specs.values()), list(models.values())):
-        return compare_tasks(made, **options, share_buckets=not independent_buckets)
+    return compare_tasks(made, **options, share_buckets=not independent_buckets)
 
 
 @click.command(epilog=example("atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html"))

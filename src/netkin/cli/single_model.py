@@ -23,13 +23,11 @@ from netkin.cli.options import (
 )
 from netkin.cli.outputs import OutputFiles, as_json, in_options, with_refusals
 from netkin.cli.running import (
-    crash_refusals,
     functions_of,
     load_batches,
     load_models,
     named_models,
     refuse_absent_device,
-    refuse_crash,
     tell_random_weights,
 )
 
@@ -122,7 +120,6 @@ def _compress(
 
     whole, *others = load_models([model, against] if against else [model])
     batches = load_batches(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"), [model])
-    refuse_crash(model, whole, batches)
     judged = load_data(test, models=[model]) if test else None
     small = compress_model(
         whole,
@@ -204,13 +201,9 @@ def _study(
         refuse_lazy(one)
         one.to(device or "cpu")
     batches = None if data is None else load_batches(data, 256, examples, seed, balanced, specs)
-    for spec, one in zip(specs, models, strict=True):
-        if batches is not None:
-            refuse_crash(spec, one, batches)
     lists = ("epsilons", "relative", "layers")
     given = {name: value for name, value in options.items() if name not in lists or value}  # empty ones have defaults
-    with crash_refusals(specs, models):
-        return sparsity_study(dict(zip(named, models, strict=True)), batches, **given)
+    return sparsity_study(dict(zip(named, models, strict=True)), batches, **given)
 
 
 @click.command(epilog=example("sensitivity netkin:digits --data digits:test --class 3 --class 8 --report digits.html"))
@@ -278,7 +271,6 @@ def _sensitivity(
     batches = load_batches(data, 128, options["examples"], options["seed"], balanced, [model])
     known = names.split(",") if names else None
     wanted = [int(one) if one.isdecimal() and one not in (known or []) else one for one in classes] or None
-    with crash_refusals([model], models):
-        return class_sensitivity(
-            models[0], batches, wanted, list(measures), names=known, layers=list(layers) or None, name=name, **options
-        )
+    return class_sensitivity(
+        models[0], batches, wanted, list(measures), names=known, layers=list(layers) or None, name=name, **options
+    )

@@ -29,7 +29,6 @@ from netkin.cli.running import (
     load_models,
     named_models,
     refuse_absent_device,
-    refuse_crash,
     resume_hint,
     tell_random_weights,
 )
@@ -230,9 +229,6 @@ def _load(
     options |= {"statistics": open_statistics(Path(data))} if saved else {}
     few = options["test_examples"]
     judging: Any = load_batches(test, batch_size, few, seed, balanced and few is not None, specs) if test else None
-    for batches in (fitting, judging):
-        for spec, model in zip(specs, networks, strict=True) if batches is not None else ():
-            refuse_crash(spec, model, batches)
     several = {name: list(options.pop(name)) for name in ("hows", "measures", "scores")}
     return networks, fitting, judging, {**options, **{name: given for name, given in several.items() if given}}
 

@@ -30,12 +30,12 @@ from netkin.cli.options import (
 from netkin.cli.outputs import REFUSED, OutputFiles, as_json, in_options, with_refusals
 from netkin.cli.running import (
     Result,
-    crash_refusals,
     functions_of,
     prepare,
     read_from_weights,
     refuse_absent_device,
     refuse_unknown_names,
+    remember,
     runs_elsewhere,
     with_resume_hint,
 )
@@ -116,8 +116,8 @@ def _call_library(
     data = prepare(options, checkpoints.whole)
     if runs_elsewhere(options):
         return function(checkpoints, data, **options)
-    with crash_refusals([f"{checkpoints.unit} {checkpoints.steps[-1]} of {run}"], [checkpoints.final]):
-        return function(checkpoints, data, **options)
+    remember(f"{checkpoints.unit} {checkpoints.steps[-1]} of {run}", checkpoints.final)
+    return function(checkpoints, data, **options)
 
 
 def _say_how_to_resume(save: Path | None) -> None:
@@ -206,8 +206,7 @@ def learn_tasks(model: str, methods: tuple[str, ...], save: Path | None, **optio
         for method, place in places.items():
             outputs.check(f"--save, for {method},", place, "task accuracies")
         records = _learn(model, tuple(dict.fromkeys(methods)), places, overwrite=outputs.force, **options)
-    if save is not None:
-        click.echo(f"saved to {save}", err=True)
+    outputs.tell_saved(save)
     shown = partial(_documents, records) if outputs.json else lambda: "\n\n".join(map(str, records))
     outputs.deliver(records if len(records) > 1 else records[0], text=shown)
 
@@ -356,7 +355,7 @@ def _federate(
 
     refuse_absent_device(device)
     how = local_recipe(None, recipe_settings(recipe))
-    network = load_model(spec, seed=options["seed"])
+    network = remember(spec, load_model(spec, seed=options["seed"]))
     network = network if atoms is None else decompose(network, atoms=atoms).model
     dealing = {name: options.pop(name) for name in ("clients", "classes", "deal", "equal")}
     split = split_by_classes(data, test=test, seed=options["seed"], **dealing)

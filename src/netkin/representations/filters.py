@@ -20,7 +20,7 @@ from torch.nn.functional import conv2d, pad
 
 from netkin.arrays import refuse_non_finite
 from netkin.errors import UnknownName, ValueFault
-from netkin.representations.layers import layer_label, modules, refuse_lazy, unwrapped
+from netkin.representations.layers import layer_label, modules, refuse_uncopyable, unwrapped
 from netkin.sources.names import by_name
 
 
@@ -256,7 +256,7 @@ def freeze_except(model: nn.Module, parts: str | Sequence[str]) -> nn.Module:
 
 def filters_in(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Conv2d | AtomConv2d], dict[str, str]]:
     """Return a copy of a model, its layers with filters by name, and which convolutions have none."""
-    refuse_lazy(unwrapped(model))
+    refuse_uncopyable(unwrapped(model))
     made, left = copy.deepcopy(unwrapped(model)), dict[str, str]()
     found: dict[str, nn.Conv2d | AtomConv2d] = {}
     users = Counter(id(one) for _, module in _distinct(made) for one in module.parameters(recurse=False))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax
 
+from netkin.arrays import label_tensor
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader, joined
@@ -364,7 +365,7 @@ def _like(labels: Any, outputs: Tensor) -> Tensor:
 def _given(labels: Any) -> Tensor:
     if labels is None:
         raise ValueFault("target='labels' needs labels, and the batches hold none; give batches of (inputs, labels).")
-    return torch.as_tensor(labels)
+    return label_tensor(labels)
 
 
 def _one_each(losses: Any, count: int, name: str) -> Tensor:

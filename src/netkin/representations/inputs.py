@@ -22,7 +22,7 @@ from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.identity.data import LABELS
 from netkin.progress import reporting
 from netkin.representations.hooks import copied, copied_leaf, end_forward, leaves, mapped, one_forward, parts, rebuilt
-from netkin.representations.layers import unwrapped
+from netkin.representations.layers import fixed_size_refusal, unwrapped
 from netkin.settings import tf32_in
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -52,9 +52,7 @@ def run_unwrapped(model: nn.Module, batch: Any, forward: Forward | None = None) 
             return forward(model, batch)
     inputs = inputs_of(batch)
     try:
-        if isinstance(inputs, Mapping):
-            return _call_with(model, {key: value for key, value in inputs.items() if key not in LABELS})
-        return model(inputs)
+        return outputs_of(model, inputs)
     except Exception:
         raise
     except BaseException:  # what stops a forward half way: torch calls the hooks after an `Exception` only
@@ -62,13 +60,15 @@ def run_unwrapped(model: nn.Module, batch: Any, forward: Forward | None = None) 
         raise
 
 
-def _call_with(model: nn.Module, keywords: dict[Any, Any]) -> Any:
-    """Return what `model` gives for keywords; those that it does not take, or lacks, are refused."""
+def outputs_of(model: nn.Module, inputs: Any) -> Any:
+    """Return what `model` gives for its inputs; a mapping is given as keywords, without labels, that must fit."""
+    keywords = {key: one for key, one in inputs.items() if key not in LABELS} if isinstance(inputs, Mapping) else None
     try:
-        return model(**keywords)
-    except (TypeError, RuntimeError) as fault:
-        misfit = _misfit(model, keywords)
-        if not misfit:
+        return model(inputs) if keywords is None else model(**keywords)
+    except (TypeError, RuntimeError, AssertionError) as fault:
+        if refusal := fixed_size_refusal(model, fault, inputs):
+            raise refusal from fault
+        if keywords is None or not (misfit := _misfit(model, keywords)):
             raise
         raise ForwardError(
             f"a batch has the keys {', '.join(map(repr, keywords)) or 'of labels alone'}, which do not fit "
@@ -348,6 +348,8 @@ def _limited(batches: Iterable[Any], examples: int) -> Iterator[Any]:
 
 
 def _slice(batch: Any, length: int, places: slice | list[int]) -> Any:
+    if isinstance(batch, Tensor) and batch.layout != torch.strided and len(batch) == length:
+        return batch.index_select(0, torch.arange(length)[places].to(batch.device))
     if _is_array(batch):
         return batch[places] if batch.ndim and len(batch) == length else batch
     inside = parts(batch)

@@ -34,8 +34,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
-from netkin.errors import UnknownName, ValueFault, did_you_mean
-from netkin.identity.objects import without_wrappers
+from netkin.errors import ForwardError, UnknownName, ValueFault, did_you_mean
+from netkin.identity.objects import LAZY, without_wrappers
 from netkin.sources.names import by_name
 
 IDLE = (nn.Identity, nn.modules.dropout._DropoutNd)  # what they take they give, as models run in evaluation mode
@@ -157,14 +157,37 @@ def refuse_lazy(*models: nn.Module) -> None:
     for model in models:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if is_lazy(tensor):
-                raise ValueFault(
-                    f"{layer_label(name.rpartition('.')[0])} is a lazy module without weights yet; run the model once "
-                    "on your own data first, which draws them."
-                )
+                raise ValueFault(f"{layer_label(name.rpartition('.')[0])} {LAZY}")
             if tensor.is_meta:
                 raise ValueFault(
                     "a model on the 'meta' device computes no numbers; load its weights and choose a real device."
                 )
+
+
+def refuse_uncopyable(model: nn.Module) -> None:
+    """Refuse a model of which work needs a copy with weights: a lazy one, or one of an exported program."""
+    refuse_lazy(model)
+    kinds = {kind.__name__ for one in model.modules() for kind in type(one).__mro__}
+    if "InterpreterModule" in kinds:  # a class of torch that takes long to import
+        raise ValueFault(
+            "torch can't copy a network that was made of an exported program, so it can't be trained or decomposed "
+            "here; give the model that was exported."
+        )
+
+
+def fixed_size_refusal(model: nn.Module, fault: Exception, inputs: Any) -> ForwardError | None:
+    """Return the refusal of inputs whose sizes are not those with which a program was exported; None for other faults.
+
+    `fault` is what the program raised.
+    """
+    if not str(fault).startswith(("Guard failed", "Expected input at")):
+        return None
+    got = f", not of shape {tuple(inputs.shape)}" if isinstance(inputs, torch.Tensor) else ""
+    said = str(fault).splitlines()[0].split(". ")[0]
+    return ForwardError(
+        f"{type(model).__name__} was exported for inputs of fixed sizes{got} ({said}). Export it with `dynamic_shapes` "
+        "for the axis of the examples, or give batches that all have that size."
+    )
 
 
 def split_call(name: str) -> tuple[str, int | None]:

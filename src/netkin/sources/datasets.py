@@ -13,6 +13,7 @@ from torch import Tensor, uint8
 from torch.utils.data import DataLoader, Dataset
 
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
+from netkin.sources.architectures import CharLSTM
 from netkin.sources.batches import Batches, Borrowed, LoadedExamples, as_they_are
 from netkin.sources.examples import digits, image_folder, npz, text
 from netkin.sources.models import load_processor, preprocessing
@@ -198,14 +199,27 @@ def _preprocessing_option(source: DataSource, options: Mapping[str, Any], models
         folders += [_folder_of(model) for model in models if _is_huggingface(model)]
     if not folders:
         return {}
+    by_character = next((model for model in models if option == "tokenizer" and _reads_characters(model)), None)
+    if by_character is not None:
+        name = repr(by_character) if isinstance(by_character, str) else type(by_character).__name__
+        raise SourceError(
+            f"the model in {folders[0]!r} reads text as tokens and {name} as characters, so that they see no common "
+            "examples to be compared on; compare models that read the same units, or feed the tokens to both with "
+            f"`text,tokenizer={folders[0]}:FILE`."
+        )
     kinds = [preprocessing(folder, "text" if option == "tokenizer" else "images") for folder in folders]
     other = next((folder for folder, kind in zip(folders, kinds, strict=True) if kind != kinds[0]), None)
     if other is not None:
         raise SourceError(
             f"{folders[0]!r} and {other!r} have different {option}s, so their models do not take the same inputs; "
-            f"choose one with `{option}=DIR` after {source.name!r}, or pass `transforms` in Python."
+            f"choose one with `{option}=DIR` after {source.name!r}."
         )
     return {option: folders[0]}
+
+
+def _reads_characters(model: Any) -> bool:
+    """Return whether a model, by name or live, is the network of characters."""
+    return model.startswith("netkin:char_lstm") if isinstance(model, str) else isinstance(model, CharLSTM)
 
 
 def _is_huggingface(model: Any) -> bool:

@@ -5,11 +5,8 @@ Images are fed as pixels of the mean and standard deviation that a network was t
 
 from __future__ import annotations
 
-import importlib
-import io
 import math
 import os
-import warnings
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -21,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.errors import MissingExtra, SourceError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
 from netkin.sources.batches import LoadedExamples, as_they_are
 from netkin.sources.models import load_tokenizer
-from netkin.sources.names import LARGEST, content, in_short, most_in_memory, refuse_absent, refuse_bomb, unreadable
+from netkin.sources.names import LARGEST, content, near, refuse_absent, refuse_bomb, unreadable
+from netkin.sources.pixels import pixels
 
 # mean and standard deviation of each channel of the training images, or what nets take for them; from 0 to 1
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -66,8 +64,6 @@ def _normalised(images: Tensor, name: str) -> Tensor:
 
 DIGIT_PARTS = {"": slice(None), "train": slice(1437), "test": slice(1437, None)}
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-# formats read in Pillow itself; others call programs of the system
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 def digits(part: str = "") -> LoadedExamples:
@@ -86,8 +82,8 @@ def image_folder(directory: str, normalise: str = "none", size: int = 0, broken:
 
     All must be of one size, unless `size` says to which their shorter side is brought before the middle is cut out. A
     folder without folders gives images without labels. With `broken=skip` files that cannot be read as images are left
-    out, and a remark on the data names them. Grey images of 16 bits and of floating numbers from 0 to 1 keep their
-    precision.
+    out, and a remark on the data names them. Images of 16 bits, and grey ones of floating numbers from 0 to 1, keep
+    their precision.
     """
     prepare = normalisation(normalise)
     if broken not in ("refuse", "skip"):
@@ -104,7 +100,7 @@ def _read(paths: list[Path], size: int, skips: bool, directory: str) -> tuple[np
     images, kept, faults = np.empty(0, dtype=np.uint8), list[int](), list[str]()
     for place, path in enumerate(paths):
         try:
-            image = _pixels(path, size)
+            image = pixels(path, size)
         except SourceError as fault:
             if not skips:
                 raise SourceError(f"{fault} `images,broken=skip:{directory}` leaves such files out.") from fault
@@ -138,7 +134,7 @@ def _named(faults: list[str], most: int = 3) -> str:
 
 def _image_paths(folder: Path) -> tuple[list[Path], list[int]]:
     if not folder.is_dir():
-        raise SourceError(f"{str(folder)!r} is no folder; name the one that holds the images.")
+        raise SourceError(f"{str(folder)!r} is no folder{near(folder) or '; name the one that holds the images.'}")
     try:
         classes = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
         labelled = [(path, label) for label, inner in enumerate(classes) for path in _images_under(inner)]
@@ -165,53 +161,6 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
-def _pixels(path: Path, size: int) -> np.ndarray:
-    """Return an image as height × width × 3 values from 0 to 255: bytes, or floats where it is finer than that."""
-    pillow, operations = _pillow("PIL.Image"), _pillow("PIL.ImageOps")
-    stored = content(path, "image")  # from a file, Pillow would take memory for chunks of any announced length
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # beyond its limit of pixels Pillow warns, and we refuse
-            warnings.simplefilter("error", pillow.DecompressionBombWarning)
-            with pillow.open(io.BytesIO(stored), formats=FORMATS) as image:
-                if image.width * image.height * 3 > most_in_memory(len(stored)):
-                    raise pillow.DecompressionBombError(f"{image.width} × {image.height}.")
-                depth = _depth(image, path)
-                plain = image.convert("F" if depth else "RGB")
-            values = np.asarray(operations.fit(plain, (size, size)) if size else plain)
-    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
-        raise SourceError(f"{str(path)!r} has too many pixels to be opened safely: {error}") from error
-    except SourceError:
-        raise
-    except Exception as error:  # the bytes may be anything, and so may be the error
-        # of what it does not know Pillow says only at which address it lies in memory
-        why = "." if isinstance(error, pillow.UnidentifiedImageError) else f": {in_short(error)}"
-        raise SourceError(f"{str(path)!r} is damaged or no image of a kind that is read here{why}") from error
-    return _from_grey(values, depth, path) if depth else values
-
-
-def _depth(image: Any, path: Path) -> float:
-    """Return the value of white in a grey image finer than bytes; 0 for all others."""
-    if image.mode == "F":
-        return 1.0
-    if image.mode == "I" and image.format not in ("PNG", "PPM"):  # which have 16 bits and may come as 32
-        raise SourceError(
-            f"{str(path)!r} holds whole numbers of 32 bits, whose white is unknown; save it with 16 bits."
-        )
-    return 65535.0 if image.mode.startswith("I") else 0.0
-
-
-def _from_grey(values: np.ndarray, white: float, path: Path) -> np.ndarray:
-    low, high = float(values.min()), float(values.max())
-    if not 0 <= low <= high <= white:  # false for NaN, too
-        raise SourceError(
-            f"{str(path)!r} holds numbers from {low:g} to {high:g}; an image of floating numbers goes from 0 for black "
-            "to 1 for white, so scale it first."
-        )
-    return np.repeat((values * (255 / white)).astype(np.float32)[:, :, None], 3, axis=2)
-
-
 def _of_one_size(image: np.ndarray, first: np.ndarray, path: Path, first_path: Path) -> np.ndarray:
     if image.shape != first.shape:
         (height, width), (other_height, other_width) = first.shape[:2], image.shape[:2]
@@ -220,15 +169,6 @@ def _of_one_size(image: np.ndarray, first: np.ndarray, path: Path, first_path: P
             f"choose one size, as in `images,size={min(height, width)}:DIR`."
         )
     return image
-
-
-def _pillow(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as fault:
-        raise MissingExtra(
-            "reading image files needs the package 'pillow'; install it with `pip install 'netkin[images]'`."
-        ) from fault
 
 
 def npz(file: str, channels: str = "first", normalise: str = "none") -> LoadedExamples:

@@ -111,15 +111,17 @@ def _loaded(spec: str, seed: int) -> nn.Module:
     if spec.endswith(".pt2") and ":" not in builder:
         return load_exported(Path(spec).expanduser())
     _refuse_no_weights(spec)
-    model, draws = seeded(partial(_watched, _builder(builder)), seed)
+    model, drawn_from = seeded(partial(_watched, _builder(builder)), seed)
     if weights and _is_compressed(Path(weights).expanduser()):
         module, function = COMPRESSED
         return getattr(import_module(module), function)(Path(weights).expanduser(), model)
     if weights:
         load_weights(model, Path(weights).expanduser(), name=builder)
-    elif draws:
+    elif drawn_from is not None:
         unless = "" if builder.startswith("netkin:") else ", unless its function reads some"
-        remark = f"{spec!r} was given no weights, so they are random, drawn from seed {seed}{unless}."
+        if drawn_from != seed:
+            unless = ", which its function sets each time, unless it reads some"
+        remark = f"{spec!r} was given no weights, so they are random, drawn from seed {drawn_from}{unless}."
         _drawn[model] = remark, _versions(model)
     return model
 
@@ -138,10 +140,11 @@ def _is_compressed(path: Path) -> bool:
         return False
 
 
-def _watched(builder: Callable[[], nn.Module]) -> tuple[nn.Module, bool]:
-    """Return what `builder` makes, and whether it drew random numbers of torch's."""
+def _watched(builder: Callable[[], nn.Module]) -> tuple[nn.Module, int | None]:
+    """Return what `builder` makes, and the seed of torch's random numbers that it drew; None if it drew none."""
     before = torch.get_rng_state()
-    return builder(), not torch.equal(before, torch.get_rng_state())
+    model = builder()
+    return model, None if torch.equal(before, torch.get_rng_state()) else torch.initial_seed()
 
 
 def _builder(name: str) -> Callable[[], nn.Module]:
@@ -164,6 +167,10 @@ def _called(function: Callable[[], nn.Module], name: str) -> nn.Module:
 
 def _not_a_builder(name: str) -> str:
     if Path(name).is_file():
+        if name.endswith(".py"):
+            return (
+                f"{name!r} is a file of code; name the function in it that builds the network: {Path(name).stem}:NAME."
+            )
         return (
             f"{name!r} is a file, and weights alone do not say what network they belong to; "
             f"write {'netkin:tiny10@' + name!r} or {'package.module:function@' + name!r}."

@@ -11,6 +11,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import sys
 import zipfile
 from collections import Counter
@@ -119,9 +120,16 @@ def _not_found(name: str, spec: str, known: list[str]) -> str:
 
 
 def in_short(error: BaseException) -> str:
-    """Return an error's type and the first line of its message as the end of a sentence."""
+    """Return an error's type and the first line of its message as the end of a sentence.
+
+    The message of an error in a worker process of a `DataLoader` is that process's trace, which ends in the cause.
+    """
     lines = str(error).strip().splitlines()
     sentence = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    worker = re.match(r"Caught (\w+) in DataLoader worker process", lines[0] if lines else "")
+    if worker:
+        causes = [line for line in lines if re.match(rf"([\w.]+\.)?{worker[1]}\b", line)]
+        sentence = f"{causes[-1] if causes else worker[1]} (in a worker process of the DataLoader)"
     return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
 
 
@@ -232,8 +240,8 @@ def refuse_absent(path: Path, what: str = "file") -> None:
 
 def near(path: Path) -> str:
     """Return a suggestion of the most similar name in the folder of `path`, or an empty string."""
-    beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-    return did_you_mean(path.name, beside)
+    beside = {each.name for each in path.parent.iterdir()} if path.parent.is_dir() else set()
+    return did_you_mean(path.name, sorted(beside - {path.name}))
 
 
 def content(path: Path, what: str = "file", largest: int = LARGEST) -> bytes:

@@ -25,6 +25,12 @@ WRAPPERS = ("state_dict", "model_state_dict", "model")
 _PREFIXES = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+")
 _MARKS = re.compile(r"(^|\.)_")  # EfficientNet has `_blocks.0._bn1`
 _SHOWN = 5
+_TRAINED_WITH = "Choose the builder these weights were trained with"
+_SAVED_AS = {
+    "sparse": "Save sparse tensors as `tensor.to_dense()`",
+    "nested": "Save nested tensors as `tensor.to_padded_tensor(0)`",
+    "without values": "Save the weights of a model that is not on the device 'meta'",
+}
 
 StateDict = dict[str, Tensor]  # weights and buffers by name
 
@@ -40,7 +46,7 @@ def load_weights(model: nn.Module, path: str | Path, name: str = "the model") ->
     if faults:
         raise SourceError(
             f"the weights in {str(path)!r} do not fit {name}: {'; '.join(faults)}. "
-            "Choose the builder these weights were trained with."
+            f"{next((_SAVED_AS[kind] for kind in map(_kind, state.values()) if kind in _SAVED_AS), _TRAINED_WITH)}."
         )
     model.load_state_dict(state)
 
@@ -84,15 +90,18 @@ def mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> lis
     differing = [
         f"{name} ({_shape(state[name])} in the file, {_shape(wanted[name])} in the model)"
         for name, (one, other) in kinds.items()
-        if one == other and one != "nested" and not is_lazy(wanted[name])  # which takes the shape of the file
+        if one == other and one not in ("nested", "no tensor")
+        if not is_lazy(wanted[name])  # which takes the shape of the file
         if state[name].shape != wanted[name].shape
     ]
     faults = {"missing": missing, "unexpected": unexpected, "of another kind": strange, "of another shape": differing}
     return [f"{len(names)} {fault}: {listed(names)}" for fault, names in faults.items() if names]
 
 
-def _kind(tensor: Tensor) -> str:
+def _kind(tensor: Any) -> str:
     """Return what sort of numbers a tensor holds, as far as copying one sort into another would lose something."""
+    if not isinstance(tensor, Tensor):  # quantised modules keep their weights packed, and `get_extra_state` gives any
+        return "no tensor"
     if tensor.is_nested:
         return "nested"
     if tensor.is_meta:

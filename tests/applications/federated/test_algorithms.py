@@ -197,7 +197,9 @@ def test_a_network_without_atoms_head_or_gradients_is_refused_where_it_needs_the
         plan_for(plain, "fedper")
     with pytest.raises(UnknownName, match="no layer 'fc' to be its head"):
         plan_for(plain, "fedper", head="fc")
-    with pytest.raises(ValueFault, match=r"no layers made of atoms; `nk.decompose\(model, atoms=...\).model`"):
+    with pytest.raises(
+        ValueFault, match=r"no layers made of atoms; make some by `nk.decompose\(model, atoms=...\).model`"
+    ):
         plan_for(plain, "fedavg", "fixed")
     with pytest.raises(ValueFault, match="none of the model's weights may be trained"):
         plan_for(plain.requires_grad_(False), "fedavg")

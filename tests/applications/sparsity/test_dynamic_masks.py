@@ -180,6 +180,8 @@ def test_training_that_stops_goes_on_bit_for_bit(tmp_path, method, stop_after):
         if stopping[0] and step > stop_after:
             raise Enough
 
+    stop.settings = "whenever it stops, it is the same hook"
+
     def hooks():
         return [DynamicMasks(method, every=2, until=11, fraction=0.4), stop]
 

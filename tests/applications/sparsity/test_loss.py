@@ -187,6 +187,8 @@ def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(tmp_path, st
         if [step] == ends_at:
             raise KeyboardInterrupt
 
+    end.settings = "whenever it ends the training, it is the same hook"
+
     def trained(file):
         model = staged()
         with nk.CKASparsityLoss(model, beta=0.5, every=3, samples=8) as penalty:

@@ -102,7 +102,7 @@ def test_training_that_stops_goes_on_bit_for_bit(tmp_path):
         if stopping[0] and step == 5:
             raise Enough
 
-    stopping = [True]
+    stopping, stop.settings = [True], "whenever it stops, it is the same hook"
     with pytest.raises(Enough):
         train(stopped, labelled(), recipe, save=tmp_path / "run.netkin", every=2, hooks=[stop])
     stopping[0] = False

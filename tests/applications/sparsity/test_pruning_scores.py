@@ -17,6 +17,7 @@ from netkin.applications.sparsity.sparsify import (
     synflow_scores,
 )
 from netkin.errors import EmptyLayerWarning, ValueFault
+from netkin.training import accuracy
 
 
 def net(seed=0):
@@ -228,3 +229,15 @@ def test_scores_that_say_nothing_are_refused():
         sparsify(broken, 0.5, method="snip", data=batch())
     with pytest.raises(ValueFault, match="the loss must be one number"):
         sparsify(net(), 0.5, method="snip", data=batch(), loss=lambda outputs, labels: outputs)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_loader_that_shuffles_leaves_the_callers_random_state(own):
+    generator = torch.Generator().manual_seed(1) if own else None
+    pairs = torch.utils.data.TensorDataset(*batch())
+    loader = torch.utils.data.DataLoader(pairs, 4, shuffle=True, generator=generator)
+    before = [torch.get_rng_state(), *([generator.get_state()] if own else [])]
+    sparsify(net(), 0.5, method="snip", data=loader)
+    accuracy(net(), loader)
+    after = [torch.get_rng_state(), *([generator.get_state()] if own else [])]
+    assert all(map(torch.equal, after, before))

@@ -17,8 +17,8 @@ from task_loss_worlds import quiet_world
 
 def test_a_high_similarity_with_a_useless_stitch_is_named():
     a, b, data = quiet_world()
-    found = nk.stitch_all(a, b, data, data, ["least_squares", "random"], layers=["turn"])
-    low = found["relative_accuracy(how=random)"]["turn", "turn"]
+    found = nk.stitch_all(a, b, data, data, ["least_squares", "permutation"], layers=["turn"])
+    low = found["relative_accuracy(how=permutation)"]["turn", "turn"]
     assert found["cka"]["turn", "turn"] > 0.99
     assert low < 0.5
     said, same = found.warnings
@@ -26,6 +26,13 @@ def test_a_high_similarity_with_a_useless_stitch_is_named():
     assert (
         "a high similarity goes with a useless stitch (cka of 0.8 or more, relative accuracy below 0.5): turn" in said
     )
+
+
+def test_a_baseline_that_fits_nothing_is_no_useless_stitch():
+    a, b, data = quiet_world()
+    found = nk.stitch_all(a, b, data, data, ["least_squares", "identity", "random(seed=1)"], layers=["turn"])
+    assert found["relative_accuracy(how=random(seed=1))"]["turn", "turn"] < 0.5
+    assert not any("useless" in warning for warning in found.warnings)
 
 
 def test_test_examples_that_are_also_fitted_on_are_counted():

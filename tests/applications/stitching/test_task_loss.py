@@ -14,6 +14,7 @@ from netkin.applications.stitching.task_loss import (
     refuse_unfit_labels,
     scores,
     shrink,
+    soft,
 )
 from netkin.errors import ShapeError, UnknownName, ValueFault
 
@@ -177,3 +178,8 @@ def test_small_entries_are_cut():
     weight = torch.tensor([1e-5, -1e-5, 2e-4, -1.0])
     cut(weight, 1e-4)
     torch.testing.assert_close(weight, torch.tensor([0, 0, 2e-4, -1.0]))
+
+
+def test_answers_for_fewer_examples_are_refused():
+    with pytest.raises(ShapeError, match="gave 3 answers and the second model 4 for the same batch"):
+        soft(torch.ones(3, 2), torch.ones(4, 2))

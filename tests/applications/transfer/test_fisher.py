@@ -328,3 +328,11 @@ def test_embeddings_that_can_not_be_compared_are_refused():
         task2vec_distance(embedding([1.0, 2.0]), embedding([1.0]))
     with pytest.raises(NoValue, match="no Fisher information"):
         task2vec_distance(embedding([1.0]), embedding([0.0]))
+
+
+def test_a_model_with_one_module_under_two_names_keeps_its_weights(rows):
+    inner = nn.Linear(4, 4)
+    model = nn.Sequential(inner, nn.ReLU(), inner, nn.ReLU(), nn.Linear(4, 3))
+    before = dict(model.named_parameters())
+    task2vec(model, rows)
+    assert dict(model.named_parameters()) == before  # the same objects

@@ -50,7 +50,7 @@ from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.progress import ProgressOption, showing
 from netkin.representations import batches_of, guest
 from netkin.representations.inputs import Forward, Transform
-from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
+from netkin.representations.layers import Spec, choose, layer_label, modules, refuse_lazy, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression
 from netkin.results.labels import plural
 from netkin.settings import random_states_kept
@@ -136,6 +136,7 @@ def compress(
     if not 0 < cut <= 1:
         raise ValueFault(f"`cut` must lie above 0 and at most at 1; got {cut}.")
     size = Size(k, variance, accuracy_drop)
+    refuse_lazy(unwrapped(model))
     with showing(progress), random_states_kept(model, data=[data, test]):
         fed, called = Feeding(examples, forward, transform), name or type(unwrapped(model)).__name__
         work = CompressCall(model, layers, data, test, _other(against), projection, cut, size, fed, called)

@@ -281,6 +281,10 @@ def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None
         halves = set(header.pop("bfloat16"))
         state = {name: _tensor(array, name in halves) for name, array in arrays.items()}
         record = Compression.from_header({k: v for k, v in header.items() if k not in ("kind", "format")})
+        sizes = {size for tensor in state.values() for size in tensor.shape}
+        for part in record.replaced:  # before a layer of any size is made
+            if part.between not in sizes or part.between < 1:
+                raise ValueError(f"no weights of {part.layer!r} have {part.between:,} directions in between")
     if model is None:
         return record
     net = copy.deepcopy(unwrapped(model))

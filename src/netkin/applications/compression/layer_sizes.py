@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.compression.factoring import LinearOrConv, Subspace, is_pointwise, pads_with_zeros, width_of
-from netkin.arrays import exact_products, refuse_non_finite
+from netkin.arrays import exact_products, label_tensor, refuse_beyond_classes, refuse_non_finite
 from netkin.errors import ForwardError, MemoryLimit, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import DataDigest
 from netkin.memory import free_memory, size_in_words
@@ -342,11 +342,9 @@ def _refuse_other_names(k: Mapping[str, Any], layers: Iterable[str]) -> None:
 def has_labels(data: Any) -> bool:
     """Return whether the first batch of the data has labels that are class numbers."""
     labels = labels_of(next(batches_of(data)))
-    if labels is None or isinstance(labels, (str, bytes, Mapping)):
-        return False
     try:
-        return not torch.as_tensor(labels).is_floating_point()
-    except (TypeError, ValueError):  # names, boxes of several sizes and whatever else may stand there
+        return labels is not None and not label_tensor(labels).is_floating_point()
+    except ValueFault:  # names, boxes of several sizes and whatever else may stand there
         return False
 
 
@@ -369,12 +367,13 @@ def _labels(batch: Any, logits: Tensor, number: int) -> Tensor:
     found = labels_of(batch)
     if found is None:
         raise ValueFault(f"batch {number} has no labels, which the accuracy needs; give batches `(inputs, labels)`.")
-    labels = torch.as_tensor(found, device=logits.device)
+    labels = label_tensor(found, logits.device)
     if labels.shape != logits.shape[:-1] or labels.is_floating_point():
         raise ShapeError(
             f"labels must be class numbers of shape {tuple(logits.shape[:-1])}, one for each row of logits; got shape "
             f"{tuple(labels.shape)} of {str(labels.dtype).removeprefix('torch.')} in batch {number}."
         )
+    refuse_beyond_classes(labels, logits.shape[-1], f" in batch {number}")
     return labels
 
 

@@ -33,6 +33,7 @@ from netkin.measures.registry import find
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.filters import atom_layers
 from netkin.representations.inputs import device_of, dtype_of
+from netkin.representations.layers import refuse_uncopyable, unwrapped
 from netkin.results.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies, TaskEnsembles
 from netkin.settings import evaluating, model_lock, random_states_kept
 from netkin.sources.architectures import seeded
@@ -131,8 +132,7 @@ def learn_tasks(
         for position, learner in enumerate(learners.values()):
             rows.append(_learnt(learner, chosen, job, report, (position * len(found), total)))
         record = _record(learners, rows, found, chosen, {"call": call} | identity)
-        if save is not None:
-            record.save(save, overwrite=overwrite)
+        job.save(lambda: record)
     return LearntTasks(record, found, learners)
 
 
@@ -215,13 +215,16 @@ def _identity(
 
 
 def _built(model: Model, seed: int, device: str | None) -> nn.Module:
-    if isinstance(model, str):
-        return load_model(model, seed=seed).to(device)
     if isinstance(model, nn.Module):
-        return copy.deepcopy(model).to(device)
-    if callable(model):
-        return seeded(model, seed).to(device)
-    raise ValueFault(f"`model` is a network, its name, or a function that builds one; got {type(model).__name__}.")
+        made = model
+    elif isinstance(model, str):
+        made = load_model(model, seed=seed)
+    elif callable(model):
+        made = seeded(model, seed)
+    else:
+        raise ValueFault(f"`model` is a network, its name, or a function that builds one; got {type(model).__name__}.")
+    refuse_uncopyable(unwrapped(made))  # each task's network is a copy
+    return (copy.deepcopy(made) if made is model else made).to(device)
 
 
 def _seeds(seeds: Sequence[int]) -> tuple[int, ...]:

@@ -11,15 +11,16 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy, log_softmax
 
 from netkin.errors import UnknownName, ValueFault, refuse_unlisted
 from netkin.progress import ProgressOption
 from netkin.representations.filters import atom_layers, decompose, put
+from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import modules, unwrapped
-from netkin.settings import evaluating
+from netkin.settings import called_with, evaluating
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.training import Hook, Recipe, train
@@ -58,16 +59,17 @@ def with_heads(model: nn.Module, head: str | None, classes: Sequence[int], seed:
     return made, name
 
 
-def mixed_loss(outputs: Tensor, labels: Tensor, classes: Sequence[int], smoothing: float = 0.0) -> Tensor:
+def mixed_loss(outputs: Any, labels: Tensor, classes: Sequence[int], smoothing: float = 0.0) -> Tensor:
     """Return the mean cross entropy of examples of several tasks, each among the classes of its own task.
 
     `outputs` are the logits of all heads in a row, and labels count all classes of all tasks in a row.
     """
-    total, start = outputs.new_zeros(()), 0
+    logits, start = main_tensor(outputs, ""), 0
+    total = logits.new_zeros(())
     for count in classes:
         rows = (labels >= start) & (labels < start + count)
         if bool(rows.any()):
-            own, right = outputs[rows, start : start + count], labels[rows] - start
+            own, right = logits[rows, start : start + count], labels[rows] - start
             total = total + cross_entropy(own, right, reduction="sum", label_smoothing=smoothing)
         start += count
     return total / len(labels)
@@ -320,7 +322,7 @@ def expected_fisher(model: nn.Module, inputs: Tensor, names: Sequence[str]) -> S
     chosen = {name: weights[name] for name in names}
 
     def log_likelihood(own: StateDict, x: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        logs = log_softmax(functional_call(model, {**weights, **own}, (x.unsqueeze(0),))[0], -1)
+        logs = log_softmax(main_tensor(called_with(model, {**weights, **own}, x.unsqueeze(0)), "")[0], -1)
         return logs[label], logs.detach()
 
     each = vmap(grad(log_likelihood, has_aux=True), in_dims=(None, 0, None))

@@ -79,7 +79,8 @@ def dynamics(
     With `save` the series is written to that file after each step, and the same call continues there, also after the
     process was killed: finished steps lie beside the file, in a folder such as ``run.netkin.job`` (see `netkin.jobs`).
     A file of another run, other data or other options is refused unless `overwrite`, functions being known by their
-    code. A step whose weights have changed is compared again.
+    code. A step whose weights have changed is compared again. A file that can't be written, as on a full disk, ends
+    nothing: an `nk.UnsavedWarning` names it, and the series is returned.
 
     Args:
         run: a folder, a list of files, or a mapping from steps to files, state dicts or models.
@@ -302,15 +303,15 @@ class RunStudy:
             job.expect(map(self._part, self.weights))
             try:
                 if apart is None:
-                    self._compare_all(job, save)
+                    self._compare_all(job)
                 else:
-                    self._compare_apart(apart, job, save)
+                    self._compare_apart(apart, job)
             except KeyboardInterrupt:
                 if not partial or not self.done:
                     raise
         return self._so_far()
 
-    def _compare_all(self, job: Job, save: str | os.PathLike[str] | None) -> None:
+    def _compare_all(self, job: Job) -> None:
         """Compare the steps that are not finished, and write the series after each."""
         for step in self.run.steps:
             found = job.recall(self._part(step), lambda part: unpacked(part.values, part.arrays))
@@ -321,10 +322,9 @@ class RunStudy:
             job.check()
             self.done[step] = self.compared(step)
             job.keep(self._part(step), *packed(self.done[step]))
-            if save is not None:
-                self._so_far().save(save)
-        if save is not None and not waiting:
-            self._so_far().save(save)
+            job.save(self._so_far)
+        if not waiting:
+            job.save(self._so_far)
 
     def _look_apart(self, apart: ClusterSteps, partial: bool) -> None:
         """Let a cluster read the checkpoints; those that can't be read are left out."""
@@ -333,12 +333,11 @@ class RunStudy:
         apart.connect()
         (self.weights, self.question), self.failed = apart.inspect(), apart.failed
 
-    def _compare_apart(self, apart: ClusterSteps, job: Job, save: str | os.PathLike[str] | None) -> None:
+    def _compare_apart(self, apart: ClusterSteps, job: Job) -> None:
         """Let a cluster compare the steps that are not finished, and write the series."""
         self.done = apart.compare(job, {step: self._part(step) for step in self.weights})
         job.expect(map(self._part, self.done))
-        if save is not None:
-            self._so_far().save(save)
+        job.save(self._so_far)
 
     @cached_property
     def _between(self) -> Comparison | None:

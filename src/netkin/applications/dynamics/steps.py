@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,7 @@ def _listed(batches: Iterable[Any], limit: int | None) -> list[Any] | None:
     held, size = [], 0
     for batch in batches:
         held.append(batch)
-        size += sum(leaf.nbytes for _, leaf in leaves(batch) if _is_array(leaf))
+        size += sum(prod(leaf.shape) * leaf.itemsize for _, leaf in leaves(batch) if _is_array(leaf))
         if limit is not None and size > limit:
             return None
     return held

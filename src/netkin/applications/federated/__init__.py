@@ -55,7 +55,7 @@ from netkin.errors import FileFault, ForwardError
 from netkin.identity import described_call, form_of, function_digest, settings_digest
 from netkin.jobs import Job
 from netkin.progress import ProgressOption, reporting, showing
-from netkin.representations.layers import refuse_lazy, unwrapped
+from netkin.representations.layers import refuse_uncopyable, unwrapped
 from netkin.results.comparison import adjusted_rand, user_clusters
 from netkin.results.federation import KIND, Federation, RoundRecord, load_federation
 from netkin.results.records import checked, plain_fields
@@ -144,7 +144,7 @@ def federate(
         >>> found.numbers, len(found.rounds)
         (10, 2)
     """
-    refuse_lazy(unwrapped(model))
+    refuse_uncopyable(unwrapped(model))
     refuse_settings(rounds, share, pull, finetune, head_epochs, pretrain_epochs)
     refuse_way(how)
     train_data, tests = checked_clients(clients, test)
@@ -164,8 +164,7 @@ def federate(
                           share=share, finetune=finetune or None, seed=seed)  # fmt: skip
     with showing(progress), Job.beside(save, KIND, identity, call=call, overwrite=overwrite) as job:
         found = Simulation(asked, job).run(call)
-        if save is not None:
-            found.save(save, overwrite=overwrite)
+        job.save(lambda: found)
     return found
 
 

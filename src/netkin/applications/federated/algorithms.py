@@ -180,7 +180,7 @@ def plan_for(
     parts = parts_of(model, head)
     if coefficients is not None and "atoms" not in parts.values():
         raise ValueFault(
-            "the model has no layers made of atoms; `nk.decompose(model, atoms=...).model` has some. Otherwise give "
+            "the model has no layers made of atoms; make some by `nk.decompose(model, atoms=...).model`, or give "
             "coefficients=None."
         )
     if coefficients == "federated" and not found.shares:

@@ -75,6 +75,7 @@ def user_similarity(
     if measure not in BY_ATOMS:
         return _by_networks(federation, measure, like, data, progress)
     refuse_gauge(gauge)
+    federation.refuse_without_weights()
     name = measure if gauge == "stored" else f"{measure}(gauge={gauge})"
     caution = _caution(federation) if gauge == "stored" else ""
     values = _by_atoms(federation, measure, gauge)

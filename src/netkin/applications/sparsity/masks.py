@@ -203,7 +203,7 @@ def baked_state(model: nn.Module) -> dict[str, Tensor]:
     inside = tuple(f"{name}.parametrizations.weight." if name else "parametrizations.weight." for name in masked)
     for key, value in inner.state_dict().items():
         if not key.startswith(inside):
-            found[key] = value.detach().cpu()
+            found[key] = value.detach().cpu() if isinstance(value, Tensor) else value  # of quantised layers
     for name, layer in masked.items():
         found[f"{name}.weight" if name else "weight"] = layer.weight.detach().cpu().contiguous()
     return found

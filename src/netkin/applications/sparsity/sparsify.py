@@ -31,14 +31,14 @@ from netkin.applications.sparsity.masks import (
 from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean, outside, refuse_below
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.hooks import main_tensor
-from netkin.representations.inputs import device_of, dtype_of, inputs_of, labels_of
+from netkin.representations.inputs import device_of, dtype_of, inputs_of, labels_of, outputs_of
 from netkin.representations.layers import Spec
 from netkin.results.weight_sparsity import WeightSparsity
 from netkin.settings import model_lock, random_states_kept, seed_all
 from netkin.sources.names import by_name
 from netkin.training import Recipe
 from netkin.training.example_order import course_of, placed
-from netkin.training.loop import Loss, default_loss, outputs_of
+from netkin.training.loop import Loss, default_loss
 
 RANDOM = ("uniform", "erk")
 METHODS = (*RANDOM, "magnitude", "snip", "grasp", "synflow")
@@ -342,7 +342,8 @@ def batch_for(data: Any, examples: int, seed: int, method: str) -> Any:
     if data is None:
         what = "the shape of inputs" if method == "synflow" else "a batch of labelled examples"
         raise ValueFault(f"method={method!r} needs {what}; give `data=`, as `(inputs, labels)`.")
-    batch = next(islice(course_of(data, Recipe(steps=1, batch=examples), seed).epoch(), 1), None)
+    with random_states_kept(data=[data]):
+        batch = next(islice(course_of(data, Recipe(steps=1, batch=examples), seed).epoch(), 1), None)
     if batch is None:
         raise ValueFault(f"method={method!r} needs a batch of examples, and the data gave none.")
     return batch

@@ -20,12 +20,11 @@ from netkin.arrays import at_least_single
 from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import weights_digest
 from netkin.representations.hooks import guest, main_tensor, recording
-from netkin.representations.inputs import batch_length, device_of, dtype_of
+from netkin.representations.inputs import batch_length, device_of, dtype_of, outputs_of
 from netkin.representations.layers import modules, refuse_lazy, stages, unwrapped
 from netkin.settings import evaluating
 from netkin.sources.architectures import seeded
 from netkin.training import Hook
-from netkin.training.loop import outputs_of
 
 PREFIX = re.compile(r"(^|[._])((cls|class)(_?(token|embed|embedding))?|(dist|distillation|reg|register)_?tokens?)$")
 

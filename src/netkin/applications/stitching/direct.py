@@ -16,7 +16,7 @@ every token.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from torch.nn.utils import skip_init
 from netkin.applications.stitching.ends import End, Meeting
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.results.labels import parse_id
+from netkin.results.records import checked, typed
 from netkin.statistics import Moments
 
 ROUNDS, SWEEPS = 400, 25  # of descent and search, and sweeps of descent in a round
@@ -351,6 +352,29 @@ class Transformation(nn.Module):
     def as_map(self) -> LinearMap:
         """Return the map of channels unchanged."""
         return LinearMap(self.matrix.detach().double(), self.shift.detach().double())
+
+
+def read_transformation(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Transformation:
+    """Return the transformation that a file holds."""
+    first, second = (checked(End, end) for end in header["ends"])
+    (p, q), rank = (first.width, second.width), typed(header["rank"], int | None, "rank")
+    held, needed = sum(array.size for array in arrays.values()), q + (p * q if rank is None else (p + q) * rank)
+    if held != needed or min(p, q, rank or 1) < 1:  # before a map of any size is made
+        raise ValueError(
+            f"its layers have {p:,} and {q:,} channels, and the map {held:,} numbers in place of {needed:,}"
+        )
+    blank = LinearMap(torch.zeros(p, q), torch.zeros(q))
+    transformation = Transformation(blank, Meeting(first, second, header["resize"]), rank=rank).double()
+    state = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    wanted, found = (
+        {name: tuple(one.shape) for name, one in each.items()} for each in (transformation.state_dict(), state)
+    )
+    if rank is not None and not all(np.isfinite(array).all() for array in arrays.values()):
+        raise ValueError("its map holds NaN or Inf")
+    if wanted != found:
+        raise ValueError(f"its weights have shapes {found}, and the layers need {wanted}")
+    transformation.load_state_dict(state)
+    return transformation
 
 
 def refuse_unfit_rank(rank: int | None, meeting: Meeting) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from netkin.applications.stitching.ends import End
-from netkin.arrays import refuse_non_finite, summing_dtype
+from netkin.arrays import label_tensor, refuse_non_finite, summing_dtype
 from netkin.errors import (
     ForwardError,
     InflatedWarning,
@@ -122,7 +122,7 @@ class Answers:
                 "batch as `(inputs, labels)`, or all without labels."
             )
         self.labelled = labels is not None
-        return None if labels is None else torch.as_tensor(labels, device=device)
+        return None if labels is None else label_tensor(labels, device)
 
     @property
     def accuracies(self) -> tuple[float, float] | tuple[None, None]:

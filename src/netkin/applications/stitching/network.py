@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from netkin import __version__, files
-from netkin.applications.stitching.direct import LinearMap, Transformation
-from netkin.applications.stitching.ends import End, Meeting, Pair
+from netkin.applications.stitching.direct import LinearMap, Transformation, read_transformation
+from netkin.applications.stitching.ends import Meeting, Pair
 from netkin.applications.stitching.evaluating import Evaluation, evaluate_all, warn_of_doubt
 from netkin.arrays import HALF
-from netkin.errors import FileFault, NoValue, outside
+from netkin.errors import FileFault, NoValue, ValueFault, outside
 from netkin.identity import weights_digest
 from netkin.progress import ProgressOption, showing
 from netkin.representations.cutting import Tail, run_until, tail
@@ -313,7 +313,7 @@ def load_stitch(
     header, arrays = files.read(path, kind=KIND)
     with files.damage_reported(path):
         rest = {key: one for key, one in header.items() if key not in ("kind", "format", "ends", "resize", "rank")}
-        record = checked(StitchRecord, rest | {"transformation": _transformation(header, arrays)})
+        record = checked(StitchRecord, rest | {"transformation": read_transformation(header, arrays)})
     if a is None or b is None:
         return record
     layers, evaluation, read, others = record.layers, record.evaluation, record.transformation, list[str]()
@@ -345,6 +345,11 @@ class Description:
     precision: str
     digests: Mapping[str, str]
 
+    def __post_init__(self) -> None:
+        lacks = {self.precision, *map(_dtype_name, FLOATING)}.difference(self.digests)
+        if lacks or self.precision not in map(_dtype_name, FLOATING):
+            raise ValueFault(f"a model in {self.precision!r} is identified by digests; got {', '.join(self.digests)}.")
+
     @classmethod
     def of(cls, model: nn.Module) -> Description:
         """Describe a model."""
@@ -357,23 +362,6 @@ class Description:
     def shape(self, name: str) -> str:
         """Return the shape of a tensor as text."""
         return " × ".join(map(str, self.shapes[name])) or "one number" if name in self.shapes else "absent"
-
-
-def _transformation(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Transformation:
-    first, second = (checked(End, end) for end in header["ends"])
-    most = sum(array.size for array in arrays.values())
-    if not (0 < first.width <= most and 0 < second.width <= most):
-        raise ValueError(f"its layers have {first.width:,} and {second.width:,} channels, and the map {most:,} numbers")
-    blank = LinearMap(torch.zeros(first.width, second.width), torch.zeros(second.width))
-    transformation = Transformation(blank, Meeting(first, second, header["resize"]), rank=header["rank"]).double()
-    state = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-    wanted, found = (
-        {name: tuple(one.shape) for name, one in each.items()} for each in (transformation.state_dict(), state)
-    )
-    if wanted != found:
-        raise ValueError(f"its weights have shapes {found}, and the layers need {wanted}")
-    transformation.load_state_dict(state)
-    return transformation
 
 
 def have_same_weights(one: Description, other: Description) -> bool:

@@ -204,7 +204,8 @@ def stitch_all(
         device: where the models run meanwhile.
         seed: seed for random maps and for training.
         save: the file that grows with the result. The same call continues there, also after the process was killed, and
-            with more methods or layers; what is finished lies in a folder beside it (see `netkin.jobs`).
+            with more methods or layers; what is finished lies in a folder beside it (see `netkin.jobs`). If it can't be
+            written, as on a full disk, an `nk.UnsavedWarning` says so, and the result is returned.
         overwrite: whether something else in the file is deleted, and the work starts again.
         partial: whether Ctrl-C returns what is finished.
         each: a function that is called with every `Stitch`.

@@ -28,6 +28,7 @@ from netkin.sources.names import by_name
 
 HIGH, LOW = 0.8, 0.5  # similarities
 GOOD, USELESS = 0.9, 0.5  # relative accuracies, or agreements
+BASELINES = ("identity", "random")  # methods that fit nothing
 MOST = 6  # pairs named in a warning
 
 
@@ -225,7 +226,8 @@ def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) ->
     if measure is None or not judged:
         return
     score = judged[0].name.replace("_", " ")
-    apart = list(_pairs_that_pass(measure, judged, HIGH, USELESS, lambda like, worth: like >= HIGH and worth < USELESS))
+    fitted = [table for table in judged if str(table.parameters["how"]).partition("(")[0] not in BASELINES]
+    apart = list(_pairs_that_pass(measure, fitted, HIGH, USELESS, lambda like, worth: like >= HIGH and worth < USELESS))
     alike = list(_pairs_that_pass(measure, judged, LOW, GOOD, lambda like, worth: like < LOW and worth >= GOOD))
     if apart:
         yield (

@@ -55,7 +55,7 @@ from netkin.settings import random_states_kept
 Work = tuple[Pair, Way]
 Layers = tuple[Sequence[str], Sequence[str]]  # rows and columns of tables
 Outcomes = Mapping[tuple[Pair, str], Evaluation | str]  # by layers and method: the scores, or why there are none
-Store = Callable[[Pair, Comparison], None]
+Store = Callable[[Job, Pair, Comparison], None]
 FLATTERED = (
     "the stitches are evaluated on the data on which they were fitted, which flatters them; give other data as `test`."
 )
@@ -117,7 +117,7 @@ class Sweep:
             self.similarity = self._similarity()
             with interruption.ending("stitching"):
                 self._stitch()
-        self.store(self.names, found := self._so_far())
+        self.store(self.job, self.names, found := self._so_far())
         for one in self.made:
             one.transformation.to(device_of(self.b))
             if self.asked.each is not None:
@@ -156,7 +156,7 @@ class Sweep:
         work = [key for key in self.work if self.asked.each is not None or self.outcomes[key] is None]
         if not work:
             return
-        self.store(self.names, self._so_far())
+        self.store(self.job, self.names, self._so_far())
         fit = self.saved or fit_by_pass(watched(self.asked.data, self.asked.examples, "fitting"), self.joints)
         made = [(key, *found) for key in work if (found := self._start(fit, *key)) is not None]
         self._evaluate([one for one in made if one[0][1].training is None])
@@ -189,7 +189,7 @@ class Sweep:
             each = (perf_counter() - begun) / len(some)
             for (key, one, known), evaluation in zip(some, found, strict=True):
                 self._keep(key, known.judged(evaluation), one, each)
-            self.store(self.names, self._so_far())
+            self.store(self.job, self.names, self._so_far())
 
     def _keep(self, key: Work, outcome: _Outcome, one: Stitch | None = None, seconds: float | None = None) -> None:
         self.outcomes[key] = outcome
@@ -209,7 +209,7 @@ class Sweep:
             found = reason
         self._keep(key, known.judged(found), one, perf_counter() - begun)
         self.job.drop(standing)
-        self.store(self.names, self._so_far())
+        self.store(self.job, self.names, self._so_far())
 
     @cached_property
     def _asked_of_similarity(self) -> dict[str, Any]:
@@ -364,11 +364,10 @@ class SweepFile:
                 )
         self.found = dict(held)
 
-    def store(self, names: Pair, found: Comparison) -> None:
-        """Take what is known of a pair of models by now."""
+    def store(self, job: Job, names: Pair, found: Comparison) -> None:
+        """Take what is known of a pair of models by now, and let the job write it."""
         self.found[names] = found
-        if self.path is not None:
-            (Comparisons(self.found) if self.several else found).save(self.path)
+        job.save(lambda: Comparisons(self.found) if self.several else found)
 
 
 def run_sweeps(

@@ -207,6 +207,11 @@ def _refuse_unfit(name: str, value: Any, default: Any) -> None:
 
 def soft(answers: Tensor, own: Tensor, labels: Any = None) -> Tensor:
     """Return the cross-entropy to the second model's soft answers, which the stitched network then imitates."""
+    if len(answers) != len(own):
+        raise ShapeError(
+            f"the stitched network gave {len(answers)} answers and the second model {len(own)} for the same batch; a "
+            "model must answer for every example."
+        )
     return functional.cross_entropy(scores(answers), scores(own).softmax(1))
 
 

@@ -28,6 +28,7 @@ from netkin.applications.stitching.task_loss import (
     drop_padding,
     refuse_unfit_labels,
 )
+from netkin.arrays import label_tensor
 from netkin.errors import MemoryLimit, ShapeError
 from netkin.identity import settings_digest
 from netkin.measures import cka
@@ -132,7 +133,7 @@ def join(portions: Sequence[Any]) -> Any:
 def _labels(network: Stitched, batch: Any) -> Any:
     labels = labels_of(batch)
     if isinstance(labels, list) and not any(parts(one) or isinstance(one, Tensor) for one in labels):
-        labels = torch.as_tensor(labels)
+        labels = label_tensor(labels)
     return prepared(network.b, labels)
 
 

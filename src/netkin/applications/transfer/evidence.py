@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from netkin.arrays import as_matrix
+from netkin.arrays import as_matrix, label_tensor
 from netkin.errors import ForwardError, NetkinError, NoValue, ShapeError, ValueFault
 from netkin.identity.data import DataDigest, contents
 from netkin.progress import ProgressOption
@@ -158,14 +158,14 @@ class _Reading:
     def forward(self, model: nn.Module, batch: Any) -> Any:
         try:
             self._outputs.append(call(model, batch, self._forward))
-        except (RuntimeError, TypeError, ValueError) as fault:
-            if isinstance(fault, NetkinError):
-                raise
+        except NetkinError:
+            raise
+        except Exception as fault:  # a model may raise anything
             shape = tuple(getattr(inputs_of(batch), "shape", ()))
             said = next(iter(str(fault).strip().splitlines()), "").rstrip(".")
             raise ForwardError(
                 f"it could not be run on inputs of shape {shape}: {type(fault).__name__}: {said}; give data of the "
-                "size and channels that it takes, or change its inputs by a function (`transform`, `transforms`)."
+                "size and channels that it takes, or change its inputs by a function, `transform`."
             ) from fault
         return self._outputs[-1]
 
@@ -177,10 +177,15 @@ class _Reading:
             raise ShapeError(
                 f"a transfer score needs a label for each example; got {given!r} for {len(rows)} examples."
             )
+        labels = label_tensor(given).cpu()
+        if labels.shape != (len(rows),):
+            raise ShapeError(
+                f"there are {len(rows):,} rows of features and labels of shape {tuple(labels.shape)}; give one each."
+            )
         start = self._digest.count
         self._digest.update(batch, np.arange(start, start + len(rows)))
         self._rows.append(rows.detach().cpu())
-        self._labels.append(torch.as_tensor(given).cpu())
+        self._labels.append(labels)
         self._logits.append(_class_logits(self._outputs, len(rows)))
         if pulls is not None:
             self._pulls.append(pulls.cpu())

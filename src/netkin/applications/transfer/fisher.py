@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
+from torch.func import vjp, vmap
 from torch.linalg import vector_norm
 
 from netkin.arrays import refuse_non_finite, summing_dtype
@@ -26,6 +26,7 @@ from netkin.representations.gradients import Taps, Target, logits_of, pulling
 from netkin.representations.hooks import guest, mapped, watching
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, labels_of, prepared, take
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
+from netkin.settings import called_with
 from netkin.sources.names import by_name
 from netkin.statistics.collector import hashes
 
@@ -271,12 +272,12 @@ class _Fisher:
             self.sums = [total + fresh.cpu() for total, fresh in zip(self.sums, alone, strict=True)]
 
     def _of_one(self, batch: Any, draw: Tensor) -> list[Tensor]:
-        logits, pull = vjp(lambda weights: functional_call(self.running, weights, (batch,)), self.weights)[:2]
+        logits, pull = vjp(lambda weights: called_with(self.running, weights, batch), self.weights)[:2]
         return self._squares(logits, lambda step: list(pull(step)[0].values()), draw)
 
     def _of_one_alone(self, batch: Any, draw: Tensor) -> list[Tensor]:
         weights = {name: one.clone().requires_grad_() for name, one in self.weights.items()}
-        logits = functional_call(self.running, weights, (batch,))
+        logits = called_with(self.running, weights, batch)
 
         def pull(step: Tensor) -> list[Tensor]:
             found = torch.autograd.grad(logits, list(weights.values()), step, retain_graph=True, allow_unused=True)

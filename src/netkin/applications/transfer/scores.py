@@ -23,10 +23,11 @@ from netkin.errors import NoValue, UnknownName, did_you_mean
 from netkin.progress import ProgressOption
 from netkin.representations.inputs import Forward, Transform
 from netkin.sources.names import by_name
+from netkin.statistics.bucket_sums import BucketSums
 from netkin.statistics.collector import hashes
 from netkin.statistics.kernel_pairs import KERNELS
 from netkin.statistics.outer_products import LayerEmbeddings, MeanEmbedding
-from netkin.statistics.sketches import BucketSums, LayerSketches, SketchSettings, sketched_part
+from netkin.statistics.sketches import LayerSketches, SketchSettings, sketched_part
 
 DEFAULT = "h_score_regularised"  # of `recommend`: see the table in docs/recommend.md
 PAPER = "Tang et al. (2020), arXiv:2003.11498"
