@@ -320,6 +320,8 @@ def on_gpu() -> list[str]:
     probed = ["", "A probe of a recorder there:", "", *probe.table(figures["probing"])] if "probing" in figures else []
     told = "Networks trained at once there (`bench/training.py`), time of a step of one network:"
     trained = ["", told, "", *teams.table(figures["training"])] if "training" in figures else []
+    if (again := "training on another host") in figures:
+        trained += ["", "The same on another H200, with another host:", "", *teams.table(figures[again])]
     pulled = [
         f"| {work} | {figures[name]['ratio']:.2f} | {goal} |"
         for name, work, goal in GOALS

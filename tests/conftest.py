@@ -5,7 +5,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -45,6 +45,23 @@ def value():
             return measures()[name].function(X, Y, **parameters)
 
     return call
+
+
+@pytest.fixture
+def files_up_to():
+    """Return a `with` inside which the system refuses to write files of more bytes, as on a full disk."""
+    resource = pytest.importorskip("resource")
+
+    @contextmanager
+    def limited(size):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))  # Python ignores the signal, and raises OSError
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
 
 
 CLUSTER, CLUSTER_ENDS = [], ExitStack()

@@ -123,7 +123,7 @@ _UNLISTED = {
     ],
     "netkin.comparing": ["explain_many", "model_directions"],
     "netkin.comparing.engines.ray": ["Ray"],
-    "netkin.errors": ["EmptyLayerWarning", "InflatedWarning", "NoValue", "PackageWarning"],
+    "netkin.errors": ["EmptyLayerWarning", "InflatedWarning", "NoValue", "PackageWarning", "UnsavedWarning"],
     "netkin.files": ["read_header"],
     "netkin.results": ["SparsityStudy", "document"],
 }  # fmt: skip

@@ -202,12 +202,15 @@ def test_kernels_of_layers_that_vary_little_about_their_mean_are_those_of_cka(wo
 @pytest.mark.parametrize("chunks", [{}, {"errors": True, "chunks": 2}], ids=["plain", "with errors"])
 @pytest.mark.parametrize("beside", [[], ["cka", "pwcca"]], ids=["alone", "beside others"])
 def test_a_fault_of_a_measure_names_it_and_its_pair_once(worlds, chunks, beside):
+    def refusing(moments):
+        raise ValueFault("these layers are too alike.")
+
     X, Y = worlds.related(40, 4, 5)
+    measure = type(measures()["svcca"])(refusing, measures()["svcca"].facts)
     with pytest.raises(ValueFault) as fault:
-        nk.compare({"x": X}, {"y": Y}, measures=[*beside, "svcca(variance=2.0)"], names=("ours", "theirs"), **chunks)
+        nk.compare({"x": X}, {"y": Y}, measures=[*beside, measure], names=("ours", "theirs"), **chunks)
     assert str(fault.value) == (
-        "svcca(variance=2.0) of layer 'x' of 'ours' and layer 'y' of 'theirs': `variance` must lie above 0 and at most "
-        "at 1; got 2.0."
+        "refusing of layer 'x' of 'ours' and layer 'y' of 'theirs': these layers are too alike."
     )
 
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import netkin as nk
 from netkin import measures as m
 from netkin.errors import InflatedWarning, NetkinError, NoValue, UnknownName, ValueFault
 from netkin.measures import find, measure, measures, registry
@@ -320,3 +322,27 @@ def test_a_value_is_a_float_and_what_is_not_finite_is_refused(own_registry, worl
     for call in calls:
         with pytest.raises(NoValue, match="undefined is not a finite number for this pair\\."):
             call()
+
+
+@pytest.mark.parametrize(
+    "spec, sentence",
+    [
+        ("svcca(variance=2)", "`variance` must lie above 0 and at most at 1; got 2.0."),
+        ("svcca_k(k=0)", "`k` must be at least 1; got 0."),
+        ("cka_rbf(fraction=0)", "`fraction` must be above 0; got 0.0."),
+        ("cka_minibatch(kernel=foo)", "no kernel named 'foo'; choose one of linear, rbf."),
+    ],
+)
+def test_a_parameter_out_of_range_is_refused_before_any_data_are_read(spec, sentence):
+    class Unread:
+        def __iter__(self):
+            raise AssertionError("the data were read")
+
+    with pytest.raises((ValueFault, UnknownName)) as refusal:
+        nk.compare(nn.Linear(2, 2), nn.Linear(2, 2), data=Unread(), measures=spec)
+    assert str(refusal.value) == sentence
+
+
+def test_a_parameter_that_the_data_decide_on_is_no_fault_of_its_own():
+    assert find("svcca_k(k=500)").id == "svcca_k(k=500)"
+    assert find("cka_minibatch(batch=256)").id == "cka_minibatch(batch=256)"

@@ -30,6 +30,19 @@ def test_errors_that_are_given_stay(made):
     assert (table.errors == 0.25).all()
 
 
+@pytest.mark.parametrize("error", [-0.25, np.inf])
+def test_errors_that_are_no_errors_are_refused(made, error):
+    with pytest.raises(ValueFault, match=f"a standard error is finite and not negative; got {error:g}"):
+        made.jackknifed(errors=np.full((3, 3), error))
+
+
+def test_a_value_that_rounding_put_beyond_a_bound_lies_in_its_interval(made):
+    table = made.jackknifed(values=np.full((3, 3), 1 + 1e-12), errors=np.full((3, 3), 0.25))
+    low, high = table.interval()
+    assert (low < table.values).all()
+    assert (high == table.values).all()
+
+
 def test_a_value_at_a_bound_has_a_reason_instead_of_an_error(made):
     values = np.array([[1.0, 0.5], [0.0, 1 - 1e-9]])
     table = made.jackknifed(rows=("p", "q"), columns=("r", "s"), values=values)

@@ -157,7 +157,8 @@ def results_of(made, rich):
     """A result of each kind, with holes, infinite bounds and standard errors."""
     errors = made.comparison(made.jackknifed(), a="x", b="y")
     series = Series(run="run", steps=(1, 4), comparisons=(made.comparison(), made.comparison()), final_step=4)
-    return {"comparison": rich, "errors": errors, "comparisons": Comparisons([rich, errors]), "series": series}
+    return {"comparison": rich, "errors": errors, "series": series,
+            "comparisons": Comparisons([rich, errors], failed={"z": "it gives NaN"})}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["comparison", "errors", "comparisons", "series"])
@@ -169,6 +170,9 @@ def test_a_document_is_the_whole_result(made, rich, tmp_path, name):
     assert type(again) is type(result)
     assert again == result
     assert json.dumps(document(again)) == text
+    assert getattr(again, "failed", None) == getattr(result, "failed", None)
+    (tmp_path / "list.json").write_text(f"[{text}, {text}]")
+    assert load(tmp_path / "list.json") == [result, result]
 
 
 def test_a_file_and_a_document_say_the_same_of_a_result(rich, tmp_path):
@@ -182,7 +186,9 @@ def test_a_file_and_a_document_say_the_same_of_a_result(rich, tmp_path):
         assert {name: told["tables"][table["id"]][name] for name in shared} == {name: table[name] for name in shared}
 
 
-@pytest.mark.parametrize("content", [{"kind": "diary"}, {"kind": "comparison", "format": 7}, {"kind": "series"}, {}])
+@pytest.mark.parametrize(
+    "content", [{"kind": "diary"}, {"kind": "comparison", "format": 7}, {"kind": "series"}, {}, [{}], [1]]
+)
 def test_other_json_is_refused(tmp_path, content):
     (tmp_path / "f.json").write_text(json.dumps(content))
     with pytest.raises(FileFault, match="f.json' "):

@@ -55,9 +55,9 @@ def test_two_layers_have_a_trend_without_an_error():
     assert str(trend([1, 2])) == "τ = 1.00, p = 1 (2 layers)"
 
 
-@pytest.mark.parametrize("steps, words", [([4, 4, 4], "3 layers that"), ([1], "1 layer that"), ([], "0 layers that")])
+@pytest.mark.parametrize("steps, words", [([4, 4, 4], "3 layers that reach"), ([1], "1 layer that reaches")])
 def test_layers_without_order_have_no_trend(steps, words):
-    with pytest.raises(NoValue, match=f"no order among {words} reach the threshold at the same step; choose another"):
+    with pytest.raises(NoValue, match=f"no order among {words} the threshold at the same step; choose another"):
         trend(steps)
 
 

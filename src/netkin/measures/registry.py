@@ -13,10 +13,12 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, get_type_hints, overload
 
+import torch
 from torch import Tensor
 
 from netkin.errors import InflatedWarning, NameClash, NoValue, PackageWarning, UnknownName, ValueFault, did_you_mean
@@ -293,7 +295,18 @@ def _with_parameters(found: Measure, parameters: dict[str, Any]) -> Measure:
             has = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
             raise UnknownName(f"{found.name!r} has no parameter {key!r}{did_you_mean(key, known) or ';'} {has}.")
     chosen = {key: typed(key, value, known[key].default, known[key].annotation) for key, value in parameters.items()}
-    return Measure(found.function, found.facts.at(found.defaults | chosen), chosen)
+    made = Measure(found.function, found.facts.at(found.defaults | chosen), chosen)
+    if chosen and made.takes_matrices and made.function.__module__.startswith("netkin."):  # others may need more rows
+        _try_parameters(made)
+    return made
+
+
+def _try_parameters(made: Measure) -> None:
+    """Refuse parameters that the measure itself refuses, on two small matrices, before any data are read."""
+    X = torch.arange(36.0).sin().reshape(12, 3)
+    with warnings.catch_warnings(), torch.no_grad(), suppress(NoValue):  # which depends on the data
+        warnings.simplefilter("ignore")
+        made.function(X, X.flip(0).square(), **made.parameters)
 
 
 def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from netkin import __version__, files
-from netkin.errors import UnknownName, did_you_mean
+from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.results.records import checked, now, optional, plain
 
 KIND = "compressed"
@@ -34,6 +34,10 @@ class CompressedLayer:
     variance: float
     accuracy: float | None = None
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.kept <= self.width or self.width < 1:
+            raise ValueFault(f"layer {self.layer!r} can't keep {self.kept:,} of {self.width:,} directions.")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from netkin.results.records import (
     optional,
     plain,
     plain_fields,
+    refuse_misfit,
     same_fields,
 )
 from netkin.results.text import terminal_width, wrapped
@@ -128,10 +129,14 @@ class Federation(FrozenRecord):
         """Return all weights and buffers of a client's network."""
         if client not in self.clients:
             raise UnknownName(f"no client {client!r} here{did_you_mean(str(client), self.clients) or '.'}")
-        if not (self.shared or self.personal):
-            raise NoValue("this federation has no weights: JSON leaves them out. Open the file that `save` wrote.")
+        self.refuse_without_weights()
         row = self.clients.index(client)
         return {**self.shared, **{name: own[row] for name, own in self.personal.items()}}
+
+    def refuse_without_weights(self) -> None:
+        """Refuse a federation of a JSON document where weights are needed."""
+        if not (self.shared or self.personal):
+            raise NoValue("this federation has no weights: JSON leaves them out. Open the file that `save` wrote.")
 
     def model(self, client: str, like: Any) -> Any:
         """Return the network of a client: a copy of `like`, the network that was federated, with its weights."""
@@ -264,19 +269,29 @@ def _refuse_misfit(found: Federation, weights: bool = True) -> None:
     clients, names = set(found.clients), {*found.shared, *found.personal} if weights else set(found.parts)
     atoms = [name for name, part in found.parts.items() if part == "atoms"]
     held = {**found.shared, **{name: one[0] for name, one in found.personal.items() if one.ndim and len(one)}}
-    sound = {
+    fits = {
         "clients": len(clients) == len(found.clients) and set(found.examples) == clients,
         "accuracies": clients.issuperset([*found.accuracy, *found.unjudged, *found.untuned]),
         "rounds": all(clients.issuperset([*one.asked, *one.counted, *one.accuracy]) for one in found.rounds),
         "parts": set(found.parts) == names and set(found.parts.values()) <= set(PARTS),
         "travels": names.issuperset(found.travels) and not (weights and names.difference(held)),
         "personal weights": all(one.ndim and len(one) == len(clients) for one in found.personal.values()),
-        "atoms": all(held[name].ndim == 3 and held[name].dtype.kind == "f" for name in atoms if name in held),
-        "similarity": found.similarity is None or found.similarity.layers_a == found.clients,
+        "atoms": all(_is_filled(held[name], 3) and held[name].ndim == 3 for name in atoms if name in held),
+        "coefficients": all(_are_coefficients(held, name) for name, part in found.parts.items() if part == PARTS[1]),
+        "similarity": found.similarity is None
+        or (found.similarity.layers_a == found.clients and len(found.similarity.tables) > 0),
     }
-    wrong = [what for what, fine in sound.items() if not fine]
-    if wrong:
-        raise ValueError(f"its {wrong[0]} do not fit the rest")
+    refuse_misfit(fits)
+
+
+def _is_filled(array: np.ndarray, axes: int) -> bool:
+    return array.ndim >= axes and array.size > 0 and array.dtype.kind == "f"
+
+
+def _are_coefficients(held: Mapping[str, np.ndarray], name: str) -> bool:
+    """Return whether an array holds coefficients, as many as there are atoms, if it is here."""
+    atoms = held.get(f"{name.removesuffix('coefficients')}atoms")
+    return name not in held or (_is_filled(held[name], 2) and (atoms is None or len(atoms) == len(held[name])))
 
 
 def _unwrapped(model: Any) -> Any:

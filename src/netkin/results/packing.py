@@ -236,7 +236,7 @@ def document(
         return {"kind": "ranking", "format": files.FORMAT, "conclusion": result.conclusion, "ranks": ranks, **own}
     if not isinstance(result, Series):
         found = [document(one) for one in result.values()]
-        return {"kind": "comparisons", "format": files.FORMAT, "comparisons": found}
+        return {"kind": "comparisons", "format": files.FORMAT, "comparisons": found, "failed": dict(result.failed)}
     derived = {name: plain(getattr(result, name)) for name in ("layers", "warnings", "complete")}
     measures = {measure: _way_document(result, measure) for measure in result.measures}
     found = [document(one) for one in result.comparisons]
@@ -349,13 +349,16 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """Return the result that was saved at `path`, of any kind.
 
     A `Comparison`, `Comparisons`, `Ranking`, `Series`, `Federation`, `SparsityStudy`, `TaskAccuracies`, `TaskEnsembles`
-    or `Claim`, also as a JSON document; statistics to compare from, and single collectors; a recording to make series
-    of; a stitch, with the two `models` that it joins; a compressed model, with the original one; and fits of
-    `nk.kernel_ridge`, with their model.
+    or `Claim`, also as a JSON document, or several in a list; statistics to compare from, and single collectors; a
+    recording to make series of; a stitch, with the two `models` that it joins; a compressed model, with the original
+    one; and fits of `nk.kernel_ridge`, with their model.
     Without models a stitch and a compressed model give their records. Torch is imported only for what needs it.
     """
-    if files.read_start(path, 1) == b"{":
-        return _from_json(path, models)
+    start = files.read_start(path, 1)
+    if start == b"[":
+        return [_from_json(path, one, models) for one in files.read_list(path)]
+    if start == b"{":
+        return _from_json(path, files.read_document(path), models)
     kind = files.read_header(path)["kind"]
     if kind in READERS:
         module, name, count = READERS[kind]
@@ -379,18 +382,12 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
         return RESULTS[kind](header, arrays)
 
 
-def _from_json(path: str | os.PathLike[str], models: tuple[Any, ...]) -> Any:
-    content = files.read_document(path)
+def _from_json(path: str | os.PathLike[str], content: Mapping[str, Any], models: tuple[Any, ...]) -> Any:
     kind = content.get("kind")
     if models or kind not in (*RESULTS, *DOCUMENTS, "claim"):
-        raise FileFault(
-            f"{str(path)!r} is a JSON file of kind {kind!r}"
-            + (
-                ", which takes no models."
-                if models
-                else "; those that can be opened are claims and documents of --json."
-            )
-        )
+        other = "; those that can be opened are claims and documents of --json."
+        told = ", which takes no models." if models else other
+        raise FileFault(f"{str(path)!r} is a JSON file of kind {kind!r}{told}")
     if kind == "claim":
         return import_module("netkin.results.claim").Claim.load(path)
     if content.get("format") != files.FORMAT:

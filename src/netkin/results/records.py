@@ -111,6 +111,13 @@ def typed(value: Any, hint: Any, place: str) -> Any:
     raise TypeError(f"`{place}` can't be {_short(value)}")
 
 
+def refuse_misfit(fits: Mapping[str, bool]) -> None:
+    """Refuse what a file holds where one of its parts, by name, does not fit the others."""
+    wrong = next((part for part, fine in fits.items() if not fine), None)
+    if wrong is not None:
+        raise ValueError(f"its {wrong} do not fit the rest")
+
+
 def _one_of(value: Any, hints: tuple[Any, ...], place: str) -> Any:
     for hint in hints:
         try:

@@ -320,7 +320,7 @@ def trend(steps: Sequence[float], never: int = 0) -> Trend:
         which = (
             "of which none reaches the threshold before the end"
             if late
-            else ("that reach the threshold at the same step")
+            else f"that {'reaches' if len(steps) == 1 else 'reach'} the threshold at the same step"
         )
         raise NoValue(
             f"there is no order among {layers} {which}; choose another threshold, or compare more checkpoints."

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from netkin import files
-from netkin.errors import ShapeError, UnknownName, did_you_mean
+from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.results.labels import HOLE, plural
 from netkin.results.records import (
     FrozenRecord,
@@ -71,6 +71,7 @@ class TaskAccuracies(FrozenRecord):
                 f"{len(self.seeds)} seeds and {len(self.tasks)} tasks need accuracies of shape {wanted} and as many "
                 f"numbers of classes; got {self.accuracies.shape} and {len(self.classes)}."
             )
+        _refuse_beyond_one("accuracies", self.accuracies[~np.isnan(self.accuracies)])
 
     @property
     def acc(self) -> np.ndarray:
@@ -211,6 +212,8 @@ class TaskEnsembles(FrozenRecord):
                 raise ShapeError(f"`{name}` must have shape {shape}; got {getattr(self, name).shape}.")
         if [len(one) for one in self.members] != [count] * len(self.seeds):
             raise ShapeError(f"`members` must list the members of {count} tasks for each of {len(self.seeds)} seeds.")
+        for name in shapes:
+            _refuse_beyond_one(name, getattr(self, name))
         freeze(self, provenance=frozen_mapping(self.provenance))
 
     def __repr__(self) -> str:
@@ -283,6 +286,12 @@ def _save(record: Any, path: str | os.PathLike[str], kind: str, overwrite: bool)
     own = plain_fields(record)
     arrays = {name: one for name, one in own.items() if isinstance(one, np.ndarray)}
     files.write(path, kind, {n: one for n, one in own.items() if n not in arrays}, arrays, overwrite=overwrite)
+
+
+def _refuse_beyond_one(name: str, values: np.ndarray) -> None:
+    wrong = values[~((values >= 0) & (values <= 1))]
+    if len(wrong):
+        raise ValueFault(f"`{name}` are shares of examples, from 0 to 1; got {wrong[0]}.")
 
 
 def _spread(values: np.ndarray) -> tuple[float, float]:

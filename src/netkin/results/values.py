@@ -24,6 +24,7 @@ Parameter = bool | int | float | str | None
 Pair = tuple[str, str]  # the names of two layers, or of two models
 
 KINDS = ("similarity", "distance", "worth")
+LARGEST = 1e300  # of the numbers in a table, so that their differences are finite
 NEAR = 1e-6  # of a measure's range: a value as near as this to a bound lies at it
 
 
@@ -168,12 +169,13 @@ class Values(FrozenRecord):
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """Return the ends of every value's interval by Student's t, clipped to the bounds.
 
-        They are NaN where a value has no standard error, or where the number of chunks is not known.
+        They are NaN where a value has no standard error, or where the number of chunks is not known. A value that
+        rounding has put beyond the bounds lies in its interval all the same.
         """
         if self.errors is None or not self.chunk_sizes:
             return np.full_like(self.values, np.nan), np.full_like(self.values, np.nan)
         low, high = student_interval(self.values, self.errors, len(self.chunk_sizes), level)
-        return np.clip(low, *self.bounds), np.clip(high, *self.bounds)
+        return np.minimum(np.clip(low, *self.bounds), self.values), np.maximum(np.clip(high, *self.bounds), self.values)
 
     def bias(self) -> np.ndarray:
         """Return by how much the jackknife finds each value too large; NaN where there are no replicates."""
@@ -231,6 +233,10 @@ class Values(FrozenRecord):
         if table.shape != wanted:
             sides = "chunks by layers by layers" if chunks else "layers by layers"
             raise ShapeError(f"the {what} of {self.id!r} must have shape {wanted}, {sides}; got {table.shape}.")
+        ends = [abs(one) for one in self.bounds if math.isfinite(one)]
+        largest = float(np.max(np.abs(table), initial=max(ends, default=0), where=np.isfinite(table)))
+        if largest > LARGEST:
+            raise ValueFault(f"the {what} and bounds of {self.id!r} must lie within ±{LARGEST:g}; got {largest:g}.")
         return table
 
     def _settle_errors(self) -> None:
@@ -252,6 +258,9 @@ class Values(FrozenRecord):
             freeze(self, errors=errors)
         if self.errors is not None:
             freeze(self, errors=self._shaped(self.errors, "standard errors"))
+            wrong = self.errors[(self.errors < 0) | np.isinf(self.errors)]
+            if len(wrong):
+                raise ValueFault(f"a standard error is finite and not negative; got {wrong[0]:g}.")
             self._refuse_error_with_reason(places)
         freeze(self, error_reasons=frozen_mapping(reasons, shared=True))
 

@@ -173,6 +173,14 @@ class SparsityStudy:
         lengths = {len(one) for one in self.curve.values()}
         if len(counts) > 1 or len(lengths) > 1 or (self.curve and self.curve.keys() - {"sparsity"} != set(self.names)):
             raise ShapeError("histograms need one count between two edges, and curves one value for each sparsity.")
+        if any(len(one.tables) != 1 for one in self.interlayer.values()):
+            raise ShapeError("the layers of a network are compared by one measure.")
+        known = [row for rows in self.costs.values() for row in rows if not row.reason]
+        whole = [size for size, _ in self.sizes.values()] + [
+            size for x in known for size in (x.dense_bytes, x.dense_seconds)
+        ]
+        if not all(size > 0 for size in whole):
+            raise ValueFault("what a dense network or layer takes, in bytes and in seconds, must be more than nothing.")
 
     @property
     def names(self) -> tuple[str, ...]:
