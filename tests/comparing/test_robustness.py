@@ -15,6 +15,7 @@ import netkin as nk
 import transcriptions
 from netkin import arrays, progress
 from netkin.errors import ShapeError, ValueFault
+from netkin.measures import find
 from netkin.statistics import layer_moments
 
 ASKED = ["cka", "cka_debiased", "cca_mean", "cka_rbf", "cka_minibatch(batch=8)"]
@@ -302,7 +303,8 @@ class Doubles(TorchDispatchMode):
 @pytest.mark.parametrize("errors", [False, True])
 @pytest.mark.parametrize("measure", ["cka", "nbs", "cka_debiased", "cka_rbf", "cka_minibatch(batch=16)"])
 def test_a_device_without_float64_is_asked_for_none(maps, images, layers, monkeypatch, measure, errors, shape):
-    models, options = (maps(), maps()), {"errors": errors, "chunks": 3, "measures": measure, "shape": shape}
+    chosen = find(measure)  # here, since its parameters are tried on the host
+    models, options = (maps(), maps()), {"errors": errors, "chunks": 3, "measures": [chosen], "shape": shape}
     options["layers"] = layers if shape == "pool" else ["conv1", "conv2"]
     usual = nk.compare(*models, images, **options)
     monkeypatch.setattr(arrays, "WITHOUT_FLOAT64", ("cpu",))  # in place of "mps"

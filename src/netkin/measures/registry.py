@@ -303,7 +303,7 @@ def _with_parameters(found: Measure, parameters: dict[str, Any]) -> Measure:
 
 def _try_parameters(made: Measure) -> None:
     """Refuse parameters that the measure itself refuses, on two small matrices, before any data are read."""
-    X = torch.arange(36.0).sin().reshape(12, 3)
+    X = torch.arange(36, dtype=torch.float32, device="cpu").sin().reshape(12, 3)
     with warnings.catch_warnings(), torch.no_grad(), suppress(NoValue):  # which depends on the data
         warnings.simplefilter("ignore")
         made.function(X, X.flip(0).square(), **made.parameters)
