@@ -151,8 +151,8 @@ def all_of(*conditions: Decision) -> Decision:
     """Return False if a condition is false, else None if one is undecided, else True.
 
     Example:
-        >>> all_of(True, None), all_of(None, False), all_of(True, True)
-        (None, False, True)
+        >>> [all_of(*some).decision for some in ((True, None), (None, False), (True, True))]
+        [None, False, True]
     """
     return False if False in conditions else None if None in conditions else True
 

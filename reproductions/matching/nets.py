@@ -22,7 +22,7 @@ from netkin.sources import load_data
 from netkin.sources.architectures import BasicBlock, ConvNet, seeded, tiny10
 from netkin.sources.weights import load_weights
 from netkin.training import Recipe, train, train_many
-from reproductions.laboratory import Images, Lab, keep_weights, note_images, noted, remembered
+from reproductions.laboratory import Images, Lab, cache_with_notes, keep_weights, note_images, note_result
 
 PLAIN = 0.2  # of the learning rate with batch norm, where there is none
 ADAM = 2e-3  # the learning rate of Adam
@@ -54,7 +54,7 @@ KINDS = {
 SETS = {"cifar100": ("CIFAR-100", 100), "svhn": ("SVHN", 10)}
 
 
-@remembered
+@cache_with_notes
 def network(lab: Lab, name: str) -> nn.Module:
     """Return a network in evaluation mode, on the laboratory's device."""
     kind, seed = _apart(name)
@@ -146,8 +146,8 @@ def images(lab: Lab, name: str = "cifar10") -> Images:
     return lab.images() if name == "cifar10" else _other(lab, name)
 
 
-@noted(note_images)
-@remembered
+@note_result(note_images)
+@cache_with_notes
 def _other(lab: Lab, name: str) -> Images:
     words, classes = SETS[name]
     if lab.data is None:

@@ -18,7 +18,7 @@ from netkin.applications.stitching import Stitch, fit_all, load_stitch
 from netkin.errors import NoValue
 from netkin.identity import weights_digest
 from netkin.representations.inputs import feed
-from reproductions.laboratory import Lab, remembered
+from reproductions.laboratory import Lab, cache_with_notes
 from reproductions.matching.nets import KINDS, UNTRAINED, images, network, published, recipe_key, train_all, whose
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -190,7 +190,7 @@ def maps(lab: Lab, stitch: Stitch, count: int = MAPS) -> tuple[Tensor, Tensor]:
     return torch.cat(kept[0]), torch.cat(kept[1])
 
 
-@remembered
+@cache_with_notes
 def _weights_key(lab: Lab, name: str) -> str:
     """Return what tells a network's weights from all others: trained anew on a GPU they are never quite the same."""
     return recipe_key(lab, name) + ("" if published(lab, name) else weights_digest(network(lab, name)))

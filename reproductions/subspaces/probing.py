@@ -20,7 +20,7 @@ from netkin.representations.filters import AtomConv2d, atom_layers, freeze_excep
 from netkin.sources.architectures import seeded
 from netkin.training import Recipe
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
-from reproductions.laboratory import Lab, kept
+from reproductions.laboratory import Lab, keep_result
 from reproductions.subspaces.families import (
     FRESH,
     MEASURES,
@@ -279,7 +279,7 @@ REGRESSION = (
 )
 
 
-@kept
+@keep_result
 def fitted(seed: int, relu: bool, way: str) -> dict[str, float]:
     """Return the similarities of two trained networks, of one start and target or of two."""
     models = [_network(seed, relu) for _ in range(2)]
@@ -297,7 +297,7 @@ def fitted(seed: int, relu: bool, way: str) -> dict[str, float]:
     return found
 
 
-@kept
+@keep_result
 def varies(seed: int) -> bool:
     """Tell whether features vary with orthogonal probes where the weights of x were 0 at the start."""
     model = _network(seed, relu=False).double()

@@ -16,7 +16,7 @@ import netkin as nk
 from netkin.sources.architectures import seeded
 from netkin.training import Recipe, train
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
-from reproductions.laboratory import Lab, kept_network
+from reproductions.laboratory import Lab, keep_network
 
 WIDTH, POINTS, PENULTIMATE = 200, 513, "7"
 RECIPE = Recipe(steps=1000, batch=POINTS, rate=1e-3, optimizer="adam", schedule="cosine", order="given")
@@ -133,7 +133,7 @@ def _fresh(seed: int) -> nn.Module:
 
 
 @cache
-@kept_network(_built)
+@keep_network(_built)
 def _net(seed: int) -> nn.Module:
     """Return a trained network."""
     model = seeded(_built, seed)

@@ -93,3 +93,29 @@ def test_a_model_with_a_transform_of_its_own_joins_a_job(tmp_path):
     grown = nk.compare_many(nets, x, transforms={"c": torch.cos}, progress=False, save=tmp_path / "many.netkin")
     alone = nk.compare_many(nets, x, transforms={"c": torch.cos}, progress=False)
     assert all(grown[pair]["cka"].values == alone[pair]["cka"].values for pair in alone)
+
+
+def test_a_model_whose_name_reads_like_a_setting_joins_a_job(tmp_path):
+    with Job(tmp_path / "job", "count", {"models": {"a": "1"}, "architectures": {"a": "x"}}) as job:
+        job.part("0", lambda: {})
+    joined = {"models": {"a": "1", "best of three": "2"}, "architectures": {"a": "x", "best of three": "x"}}
+    with Job(tmp_path / "job", "count", joined) as job:
+        assert job.state.identity == joined
+
+
+@pytest.mark.parametrize("failing", range(2, 7))
+def test_a_state_that_could_not_be_written_once_does_not_end_finished_work_as_failed(tmp_path, monkeypatch, failing):
+    writes, write = [], files.write_text
+
+    def sometimes(path, *rest, **options):
+        writes.append(path)
+        if len(writes) == failing:
+            raise FileFault(f"cannot write {str(path)!r}: No space left on device.")
+        write(path, *rest, **options)
+
+    monkeypatch.setattr(files, "write_text", sometimes)
+    with Job(tmp_path / "job", "count", {}) as job:
+        for done in range(1, 7):
+            job.advance(done, 6, "steps")
+    assert len(writes) >= failing
+    assert (jobs.read(tmp_path / "job").status, jobs.read(tmp_path / "job").progress) == ("done", "6 of 6 steps")

@@ -8,7 +8,7 @@ import torch
 
 from reproductions import claims, running
 from reproductions.claims import Finding, Measured, claim
-from reproductions.notes import note_images, note_recipe, noted
+from reproductions.notes import note_images, note_recipe, note_result
 
 
 class FakeLab:
@@ -17,7 +17,7 @@ class FakeLab:
     def __init__(self, scale="cpu"):
         self.scale, self.device = scale, torch.device("cpu")
 
-    @noted(note_images)
+    @note_result(note_images)
     def images(self):
         return SimpleNamespace(words="toys, 4 training and 2 test images", digests={"toys, 4 training images": "ab12"})
 

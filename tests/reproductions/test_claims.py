@@ -123,8 +123,8 @@ def test_a_verdict_knows_its_parts_and_of_a_single_part_the_conditions():
     assert verdict(all_of(True, None, True)).parts == (True, None, True)
     assert verdict(all_of(all_of(True, False), True)).parts == (False, True)
     all_of(True, False)
-    assert verdict(True).parts == (True,)  # not what was joined before
-    assert verdict(False).parts == (False,)
+    assert verdict(False).parts == (False,)  # not what was joined before
+    assert verdict(True).parts == (True,)
     copied = pickle.loads(pickle.dumps(verdict(True, False)))
     assert (copied, copied.parts) == ("holds in part", (True, False))
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from netkin.jobs import Job
-from reproductions.keeping import keeping_in, kept, kept_network, kept_training
+from reproductions.keeping import keep_network, keep_result, keep_training, keeping_in
 
 
 def net():
@@ -32,7 +32,7 @@ def again(tmp_path):
 
 
 def test_a_result_is_kept_and_outside_of_a_claim_it_is_not(again, calls):
-    @kept
+    @keep_result
     def third(number, way):
         calls.append((number, way))
         return {"value": number / 3, "way": way}
@@ -45,7 +45,7 @@ def test_a_result_is_kept_and_outside_of_a_claim_it_is_not(again, calls):
 
 
 def test_a_network_is_kept_bit_for_bit_and_takes_no_random_numbers(again, calls):
-    @kept_network(net)
+    @keep_network(net)
     def trained(seed):
         calls.append(seed)
         return net().eval().requires_grad_(False)
@@ -80,7 +80,7 @@ def trained_pair(calls, data, looked_at=None):
 
     torch.manual_seed(3)
     options = {"rate": 0.1} | ({"look": looked_at} if looked_at else {})
-    return kept_training(counted)(None, "net", [net(), net()], data, **options)
+    return keep_training(counted)(None, "net", [net(), net()], data, **options)
 
 
 def test_trainings_are_kept_for_their_data(again, calls):

@@ -15,8 +15,8 @@ from netkin.training import Recipe, train
 from processes import ended, started
 from reproductions import claims, laboratory, running
 from reproductions.claims import Finding, Measured, all_of, verdict
-from reproductions.keeping import kept, kept_network, kept_training
-from reproductions.running import measured
+from reproductions.keeping import keep_network, keep_result, keep_training
+from reproductions.running import measured, working
 
 KILLS = int(os.environ.get("NETKIN_KILLS", "4"))  # NETKIN_KILLS=50 kills fifty times
 
@@ -25,21 +25,23 @@ def measure_a_claim(folder, begun):
     """Measure a claim that trains seven networks in several ways, and write down its record without times."""
     claims.papers = running.papers = lambda: {"toys": "Toy (2020), Toys."}
     recipe = Recipe(epochs=5, batch=32, rate=0.01, shift=2)
-    laboratory.RECIPES["cpu"] = {"net": laboratory.Network(small_net, recipe)}
+    laboratory.RECIPES["cpu"] = dict.fromkeys(["net", "own"], laboratory.Network(small_net, recipe))
 
     @claims.claim("toys/killed", figure="Fig. 1", sentence="s", expected={"x": 1}, criterion="c", control="none")
     def killed(lab):
         found = lab.over(right_answers, range(3), keep=True)
         alone = [lab.accuracy(own_net(3)), own_accuracy(4)]
-        both = kept_training(train_both)(lab, "net", [small_net_of(k) for k in (5, 6)], [lab.images().train] * 2)
+        both = keep_training(train_both)(lab, "net", [small_net_of(k) for k in (5, 6)], [lab.images().train] * 2)
         controls = {"x": Measured(lab.trained("net", 0).accuracy), "drawn": Measured(torch.rand(()).item())}
         measured = {"x": Measured.over(found), "y": Measured.over(alone + [lab.accuracy(one) for one in both])}
         return Finding(verdict(all_of(measured["x"].above(0), measured["y"].below(0.5))), measured, controls)
 
     begun.send(True)
-    found = measured(claims._STATEMENTS["toys/killed"], laboratory.Lab("cpu", cache=folder / "cache"))
-    assert (len(found.data), len(found.settings), len(found.parts)) == (2, 1, 2)
-    (folder / "found").write_text(replace(found, seconds=0, created="").to_json())
+    statement, lab = claims._STATEMENTS["toys/killed"], laboratory.Lab("cpu", cache=folder / "cache")
+    with working(statement, lab):
+        found = measured(statement, lab)
+        assert (len(found.data), list(found.settings), len(found.parts)) == (2, ["net", "own"], 2)
+        (folder / "found").write_text(replace(found, seconds=0, created="").to_json())
 
 
 def small_net():
@@ -50,14 +52,15 @@ def small_net_of(seed):
     return seeded(small_net, seed)
 
 
-@kept_network(small_net)
+@keep_network(small_net)
 def own_net(seed):
     (model,) = train_both(None, "net", [small_net_of(seed)], [laboratory.Lab("cpu").images().train])
     return model
 
 
-@kept
+@keep_result
 def own_accuracy(seed):
+    laboratory.Lab("cpu").recipe("own")  # noted also where the result was kept by a killed run
     return laboratory.Lab("cpu").accuracy(own_net(seed))
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from reproductions.claims import verdict
 from reproductions.laboratory import Lab
 from reproductions.matching import indices, kinds, restricted, sweeps
 
@@ -104,6 +105,7 @@ def test_sparse_lines_are_read_between_their_points():
 def test_a_line_that_ends_early_supports_no_claim():
     whole = {"direct": [0.9] * 3, "task loss": [0.9] * 3}
     ends = {"direct": [0.2, 0.21, 0.2], "task loss": [0.8, 0.8, 0.81], "pruned": [0.3, 0.31, 0.3]}
-    assert restricted._judged(ends, whole) is True
-    assert restricted._judged(ends | {"pruned": [0.8, 0.81, 0.8]}, whole) is None  # pruning does as well
-    assert restricted._judged(ends | {"task loss": [float("nan")] * 3}, whole) is False
+    assert verdict(restricted._judged(ends, whole)) == "holds"
+    as_well = ends | {"pruned": [0.8, 0.81, 0.8]}  # pruning does as well
+    assert verdict(restricted._judged(as_well, whole)) == "undecided"
+    assert verdict(restricted._judged(ends | {"task loss": [float("nan")] * 3}, whole)) == "does not hold"

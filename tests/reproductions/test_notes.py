@@ -12,8 +12,8 @@ from reproductions.claims import Finding, Measured
 from reproductions.image_sets import Images
 from reproductions.laboratory import Lab, _apart
 from reproductions.matching import nets
-from reproductions.notes import Notes, noting, remembered
-from reproductions.running import call_of, measured
+from reproductions.notes import Notes, cache_with_notes, noting
+from reproductions.running import call_of, measured, working
 
 CONTROL = {"size": Measured(0.25)}
 
@@ -87,7 +87,7 @@ def test_published_weights_are_noted_by_their_digest(tmp_path):
 def test_what_a_remembered_function_read_is_noted_at_every_call(tmp_path):
     calls = []
 
-    @remembered
+    @cache_with_notes
     def network(lab, name):
         calls.append(name)
         lab.checkpoint(name)
@@ -151,9 +151,10 @@ def test_what_finished_parts_of_a_killed_claim_read_is_noted(made, digits, tmp_p
         return Finding("holds", {"size": Measured.over(found)}, CONTROL)
 
     statement = made(measure=measure)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), working(statement, digits):
         measured(statement, digits)
-    found = measured(statement, digits)
+    with working(statement, digits):
+        found = measured(statement, digits)
     assert done.read_text() == "xx"
     assert (list(found.settings), found.data) == (["lstm"], digits.images().digests)
 

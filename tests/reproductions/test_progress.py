@@ -11,7 +11,7 @@ from netkin.training import Recipe
 from reproductions import laboratory
 from reproductions.claims import Finding, Measured
 from reproductions.laboratory import Lab, Network
-from reproductions.running import measured
+from reproductions.running import measured, working
 
 CONTROL = {"size": Measured(0.25)}
 
@@ -38,7 +38,9 @@ def states_of(lab, made, work, keep=True, tasks=(1, 2, 3)):
         return Finding("holds", {"size": Measured.over(lab.over(watched, tasks, keep))}, CONTROL)
 
     seen.unlink(missing_ok=True)
-    measured(made(measure=measure), lab)
+    statement = made(measure=measure)
+    with working(statement, lab):
+        measured(statement, lab)
     return seen.read_text().splitlines()
 
 

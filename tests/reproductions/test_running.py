@@ -11,7 +11,8 @@ from netkin.errors import FileFault, UnknownName, ValueFault
 from netkin.results.claim import Claim
 from reproductions import laboratory, listing
 from reproductions.claims import Finding, Measured, all_of, verdict
-from reproductions.running import current, device_named, device_words, measured, record_of, run
+from reproductions.laboratory import Lab
+from reproductions.running import current, device_named, device_words, measured, record_of, run, working
 
 CONTROL = {"size": Measured(0.25)}
 ROOT = Path(__file__).parents[2]
@@ -57,16 +58,6 @@ def test_the_parts_of_a_criterion_are_recorded_and_told(made, lab, tmp_path, cap
     assert Claim.load(tmp_path / "toys" / "halving.cpu.json").parts == outcome.claim.parts == (True, False, None)
     told = "holds in part: of its three parts 1 holds, 2 fails and 3 is undecided."
     assert listing.outcomes_as_text([outcome]).endswith(told)
-
-
-def test_conditions_of_a_claim_that_failed_are_not_those_of_the_next(made, lab, tmp_path):
-    def failing(lab):
-        all_of(True, False)
-        raise ValueFault("too small.")
-
-    made("toys/a", measure=failing)
-    made("toys/b", measure=lambda lab: Finding(verdict(False), {"size": Measured(0.5)}, CONTROL))
-    assert [one.claim and one.claim.parts for one in run(["toys"], lab, tmp_path)] == [None, (False,)]
 
 
 def test_data_is_noted_for_the_claim_that_asked_for_it_alone(made, lab, tmp_path):
@@ -177,8 +168,6 @@ def test_after_the_limit_no_claim_is_begun(made, lab, tmp_path, capsys):
 
 
 def test_finished_parts_of_a_killed_claim_are_kept(made, tmp_path):
-    from reproductions.laboratory import Lab
-
     done = tmp_path / "done"  # a list would be part of the function's digest
 
     def doubled(lab, task):
@@ -193,9 +182,10 @@ def test_finished_parts_of_a_killed_claim_are_kept(made, tmp_path):
 
     lab = Lab("cpu", cache=tmp_path / "cache")
     statement = made(measure=measure)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), working(statement, lab):
         measured(statement, lab)
-    assert measured(statement, lab).measured["size"].value == 4
+    with working(statement, lab):
+        assert measured(statement, lab).measured["size"].value == 4
     assert done.read_text() == "1 2 2 3 "
     assert list((tmp_path / "cache" / "jobs").iterdir()) == []  # a finished claim needs no parts
 
@@ -221,6 +211,33 @@ def test_what_was_measured_is_shown_also_where_the_disk_is_full(made, lab, tmp_p
     (document,) = listing.outcomes_as_document(outcomes)
     assert document["verdict"] == "holds"
     assert "No space left on device" in document["fault"]
+
+
+def test_parts_of_a_claim_stay_until_its_record_is_written(made, tmp_path, monkeypatch):
+    done = tmp_path / "done"  # a list would be part of the function's digest
+
+    def halved(lab, task):
+        with done.open("a") as file:
+            file.write(f"{task} ")
+        return task / 2
+
+    made(measure=lambda lab: Finding("holds", {"size": Measured.over(lab.over(halved, [1, 2], keep=True))}, CONTROL))
+    lab, place = Lab("cpu", cache=tmp_path / "cache"), tmp_path / "results" / "toys" / "halving.cpu.json"
+    write = files.write_text
+    monkeypatch.setattr(
+        files, "write_text", lambda path, *rest, **options: _full_at(place, write, path, *rest, **options)
+    )
+    assert "No space left" in run(["toys"], lab, tmp_path / "results")[0].fault
+    monkeypatch.setattr(files, "write_text", write)
+    assert run(["toys"], lab, tmp_path / "results")[0].claim.measured["size"].value == 0.75
+    assert done.read_text() == "1 2 "
+    assert list((tmp_path / "cache" / "jobs").iterdir()) == []
+
+
+def _full_at(full, write, path, *rest, **options):
+    if path == full:
+        raise FileFault(f"cannot write {str(path)!r}: No space left on device.")
+    write(path, *rest, **options)
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_measuring(made, lab, tmp_path):

@@ -157,7 +157,7 @@ class Job:
         """Report the progress of work without parts, as the "steps" of a training; a request to cancel ends it."""
         # what could not be written is not done for the next call
         self._state = replace(
-            self._state, done=self._state.done if self._unwritten.faults else done, total=total, unit=unit
+            self._state, done=self._state.done if self._unwritten.are_needed else done, total=total, unit=unit
         )
         self._write()
         self.check()
@@ -228,6 +228,11 @@ class Job:
             result = made()
             with self.writing(self.result):
                 result.save(self.result, overwrite=self.overwrite)
+
+    def forget(self) -> None:
+        """Let go of what could not be written, since all that was made is kept elsewhere."""
+        self._unwritten.faults.clear()
+        self._parts.held.clear()
 
     def writing(self, path: files.Location) -> AbstractContextManager[None]:
         """Inside the `with`, a file that can't be written does not end the work; it is named at the end."""
@@ -314,7 +319,7 @@ class Job:
     def _ending(self, fault: BaseException | None) -> tuple[str, str]:
         if self._state.status == "cancelled":
             return "cancelled", ""
-        if fault is None and self._unwritten.faults:
+        if fault is None and self._unwritten.are_needed:
             return "failed", self._unwritten.sentence(self.result, self._kept)
         if isinstance(fault, KeyboardInterrupt) or (fault is None and self.state.done < (self.state.total or 0)):
             return "interrupted", ""

@@ -47,9 +47,14 @@ class UnwrittenFiles:
         else:
             self.faults.pop(str(path), None)
 
+    @property
+    def are_needed(self) -> bool:
+        """Whether any of them holds results; the state of a job, which is written again and again, does not."""
+        return any(Path(path).name != STATE for path in list(self.faults))
+
     def sentence(self, result: files.Location | None, kept: str) -> str:
         """Return which file could not be written, why, and what is kept; the `result` before others."""
-        first = min(self.faults, key=lambda path: (path != str(result), Path(path).name == STATE))
+        first = min(list(self.faults), key=lambda path: (path != str(result), Path(path).name == STATE))
         return f"{str(self.faults[first]).removesuffix('.')}; {kept}."
 
     def warn(self, result: files.Location | None, kept: str) -> None:

@@ -177,7 +177,7 @@ def _differing(
     A setting "transform of NAME" must be in both, unless NAME is among the models that were `added`.
     """
     for name in dict.fromkeys([*held, *asked]):
-        of = name.partition(" of ")[2]
+        of = "" if inside in OF_MODELS else name.partition(" of ")[2]
         if inside and not (name in held and name in asked) and (not of or of in added):
             continue
         one, other = held.get(name), asked.get(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from netkin.errors import ValueFault
@@ -13,7 +13,6 @@ HOLDS, IN_PART, UNDECIDED, FAILS = VERDICTS = ("holds", "holds in part", "undeci
 Decision = bool | None  # None: the numbers do not decide
 Function = TypeVar("Function", bound=Callable[..., Any])
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-_last: ContextVar[tuple[Decision, tuple[Decision, ...]]] = ContextVar("conditions", default=(None, ()))
 
 
 class Verdict(str):
@@ -40,17 +39,28 @@ def decisions(parts: Sequence[Any]) -> tuple[Decision, ...]:
         >>> decisions([True, None, 0])
         (True, None, False)
     """
-    return tuple(None if part is None else bool(part) for part in parts)
+    plain = (part.decision if isinstance(part, Joined) else part for part in parts)
+    return tuple(None if part is None else bool(part) for part in plain)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The decision on several conditions together, which knows each of them."""
+
+    decision: Decision
+    conditions: tuple[Decision, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.decision)
 
 
 def keeping_conditions(function: Function) -> Function:
-    """Decorate a function that joins conditions, so that a verdict on them alone can name each."""
+    """Decorate a function that joins conditions, so that it gives a `Joined`."""
 
     @functools.wraps(function)
-    def joined(*conditions: Decision) -> Decision:
-        found: Decision = function(*conditions)
-        _last.set((found, conditions))
-        return found
+    def joined(*conditions: Any) -> Joined:
+        known = decisions(conditions)
+        return Joined(function(*known), known)
 
     return cast("Function", joined)
 
@@ -62,11 +72,9 @@ def keeping_parts(function: Function) -> Function:
     """
 
     @functools.wraps(function)
-    def decided(*parts: Decision) -> Verdict:
-        words, (found, conditions) = function(*parts), _last.get()
-        _last.set((None, ()))
-        is_joined = bool(conditions) and len(parts) == 1 and found is parts[0]
-        return Verdict(words, conditions if is_joined else parts)
+    def decided(*parts: Any) -> Verdict:
+        alone = parts[0] if len(parts) == 1 else None
+        return Verdict(function(*decisions(parts)), alone.conditions if isinstance(alone, Joined) else parts)
 
     return cast("Function", decided)
 
