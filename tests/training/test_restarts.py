@@ -4,10 +4,7 @@ import json
 import os
 import random
 import shutil
-import sys
-import time
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -310,57 +307,6 @@ def test_a_hook_that_does_something_else_under_its_name_is_another(tmp_path):
     Changed.after_step = lambda self, model, step: None
     with pytest.raises(FileFault, match="differs in hooks"):
         train(net(), labelled(), epochs=1, hooks=[pruning(0.5), Changed()], save=tmp_path / "run")
-
-
-WEIGHT, TABLE = 0.1, {"weight": 0.1}
-
-
-def scaled(model, step):
-    return model[5].weight.mul_(WEIGHT)
-
-
-class Penalty(Hook):
-    """Reads values from all places that a hook may keep them in, and counts its steps."""
-
-    def __init__(self, weight, options):
-        self.weight, self.options, self.steps, self.seen = weight, options, {"done": time.time()}, []
-
-    def begin(self, model, optimizer):
-        self.started = [self.options]
-
-    def loss(self, model, inputs, outputs, step):
-        return self.term(outputs) * self.weight * self.options.weight
-
-    def term(self, outputs):
-        return outputs.square().mean()
-
-    def after_step(self, model, step):
-        self.steps["done"] += step * 2
-        self.seen.append(step)
-
-
-@pytest.mark.parametrize("place", ["WEIGHT", "TABLE", "function", "attribute", "option", "method", "tensor"])
-def test_a_hook_with_another_value_wherever_it_is_kept_is_another(tmp_path, monkeypatch, place):
-    def doubled(model, step):
-        scaled(model, step).mul_(TABLE["weight"])
-
-    def trained(weight=0.1, option=0.1, mask=1.0):
-        mask = torch.full((1,), mask)
-        hooks = [Penalty(weight, SimpleNamespace(weight=option, started=time.time())), doubled]
-        hooks += [hooks[0], lambda model, step: model[5].bias.mul_(mask)]
-        return train(net(), labelled(), epochs=1, hooks=hooks, save=tmp_path / "run")
-
-    assert trained() == trained()
-    change = {
-        "WEIGHT": lambda: monkeypatch.setattr(sys.modules[__name__], "WEIGHT", 0.2),
-        "TABLE": lambda: monkeypatch.setitem(TABLE, "weight", 0.2),
-        "function": lambda: monkeypatch.setattr(sys.modules[__name__], "scaled", lambda model, step: model[5].weight),
-        "method": lambda: monkeypatch.setattr(Penalty, "term", lambda self, outputs: outputs.mean()),
-    }
-    given = {"attribute": {"weight": 0.2}, "option": {"option": 0.2}, "tensor": {"mask": 2.0}}
-    change.get(place, lambda: None)()
-    with pytest.raises(FileFault, match="differs in hooks; ask"):
-        trained(**given.get(place, {}))
 
 
 def test_a_file_goes_on_without_its_folder_and_a_folder_without_its_file_begins_anew(tmp_path):

@@ -14,8 +14,9 @@ from typing import Any, TypeVar, cast
 from torch import nn
 
 from netkin.errors import ValueFault
+from netkin.identity.code import HookParts
 from netkin.identity.data import PLAIN, DataDigest, UnorderedDigest
-from netkin.identity.objects import HookParts, Texts, digest_of, weights_digest
+from netkin.identity.objects import Texts, digest_of, weights_digest
 from netkin.progress import command, commanded
 
 __all__ = [

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import dis
 import functools
 import inspect
 import re
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from hashlib import blake2b
 from operator import itemgetter
-from pathlib import Path, PurePath
-from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,6 +20,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from netkin.errors import ValueFault
+from netkin.identity.code import (
+    IN_FULL,
+    changed_names,
+    closed_over,
+    constants,
+    globals_read,
+    is_installed,
+    methods_reached,
+    own_values,
+    qualified,
+)  # fmt: skip
 from netkin.identity.data import PLAIN, tensor_of
 
 LAZY = "is a lazy module without weights yet; run the model once on your own data first, which draws them."
@@ -31,12 +38,9 @@ DEEPEST = 120  # objects inside each other; what lies deeper counts by its kind
 # kinds of objects of Python's own that hold what other work changes
 _UNSTEADY = {"_io", "_thread", "asyncio", "concurrent", "io", "logging", "multiprocessing", "queue", "random", "socket"}
 _UNSTEADY |= {"subprocess", "threading", "weakref"}
-_MUTATING = frozenset({"add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"})
-_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME")
 # the training flag, hooks, where parts are registered, and what torch.compile and that of Lightning leave
 _OF_EVERY_MODULE = frozenset({*vars(nn.Module()), "_is_torch_compile", "_compile_kwargs"})
 _OF_EVERY_CLASS = frozenset({*vars(type("", (), {})), "__slots__", "__firstlineno__", "__annotations__"})
-_IN_FULL = (type(None), torch.dtype, torch.device, slice, range, PurePath, type(...))  # whose repr is complete
 
 
 def weights_digest(weights: nn.Module | Mapping[str, Tensor], precision: torch.dtype | None = None) -> str:
@@ -99,15 +103,15 @@ class Texts:
     def of(self, value: Any, place: str, strict: bool) -> str:
         """Return the text of a value found at a place; `strict` refuses objects that are no plain values."""
         if isinstance(value, Enum):
-            return f"{_qualified(type(value))}.{value.name}"
+            return f"{qualified(type(value))}.{value.name}"
         if isinstance(value, np.generic):
             return self.of(value.item(), place, strict)
-        if isinstance(value, (*PLAIN, *_IN_FULL)):
+        if isinstance(value, (*PLAIN, *IN_FULL)):
             return f"{type(value).__name__} {value!r}"
         if id(value) in self._within:
             return "itself"
         if len(self._within) > DEEPEST:
-            return _qualified(type(value))
+            return qualified(type(value))
         if (id(value), strict) not in self._known:
             self._within.append(id(value))
             try:
@@ -143,12 +147,12 @@ class Texts:
     def _read_callable(self, value: Any, place: str) -> str:
         """Return the text of a function or a class, empty for others."""
         if isinstance(value, FunctionType):
-            own = [value.__code__, closed_over(value), value.__defaults__, value.__kwdefaults__]
-            return f"function {self._all([*own, dict(_globals_read(value))], place)}"
+            own = [value.__code__, list(closed_over(value).values()), value.__defaults__, value.__kwdefaults__]
+            return f"function {self._all([*own, dict(globals_read(value))], place)}"
         if isinstance(value, CodeType):
             arguments = value.co_varnames[: value.co_argcount + value.co_kwonlyargcount]
             flags = value.co_flags & ~getattr(inspect, "CO_HAS_DOCSTRING", 0)
-            return f"code {self._all([value.co_code, _constants(value), value.co_names, arguments, flags], place)}"
+            return f"code {self._all([value.co_code, constants(value), value.co_names, arguments, flags], place)}"
         if isinstance(value, MethodType):
             return f"method {self._all([value.__func__, value.__self__], place)}"
         if isinstance(value, BuiltinMethodType) and not isinstance(value.__self__, ModuleType):
@@ -157,13 +161,13 @@ class Texts:
             return f"partial {self._all([value.func, value.args, value.keywords], place)}"
         if isinstance(value, property):
             return f"property {self._all([value.fget, value.fset], place)}"
-        if isinstance(value, type) and not _is_installed(value.__module__):
+        if isinstance(value, type) and not is_installed(value.__module__):
             named = {name: one for name, one in vars(value).items() if name not in _OF_EVERY_CLASS}
             named = {name: getattr(one, "__func__", one) for name, one in named.items()}
-            return f"{_qualified(value)} {self._all([named, *value.__bases__], place)}"
+            return f"{qualified(value)} {self._all([named, *value.__bases__], place)}"
         if callable(value) and hasattr(value, "__wrapped__"):  # as by `functools.lru_cache`
             return f"wrapper {self._all([value.__wrapped__], place)}"
-        return _qualified(value) if callable(value) and hasattr(value, "__qualname__") else ""
+        return qualified(value) if callable(value) and hasattr(value, "__qualname__") else ""
 
     def _read_object(self, value: Any, place: str, strict: bool) -> str:
         if strict and not callable(value):
@@ -172,18 +176,16 @@ class Texts:
                 "lists, mappings, arrays or functions."
             )
         if type(value).__module__.partition(".")[0] in _UNSTEADY:
-            return _qualified(type(value))
-        names = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
-        slots = [name for some in names for name in ([some] if isinstance(some, str) else some) if hasattr(value, name)]
-        own = {name: getattr(value, name) for name in slots} | getattr(value, "__dict__", {})
+            return qualified(type(value))
+        own = own_values(value)
         return f"{self._all([type(value)], place)} {self._all([own], place) if own else _without_places(repr(value))}"
 
     def form(self, model: nn.Module, steady: bool) -> dict[str, str]:
         """Return what a model is beside its weights: see `form_of`."""
         found = {}
         for place, module in without_wrappers(model).named_modules():
-            methods = _code_from(type(module), "forward")
-            found[place] = f"{_qualified(type(module))} {self._all([methods], place)}"
+            methods = methods_reached(type(module), "forward")
+            found[place] = f"{qualified(type(module))} {self._all([methods], place)}"
             for name, value in _attributes(module, methods, steady).items():
                 try:
                     found[f"{place}.{name}"] = digest_of(self.of(value, name, True))
@@ -211,7 +213,7 @@ def _attributes(module: nn.Module, methods: Mapping[str, Any], steady: bool) -> 
     if not steady:
         return own
     codes = [one.__code__ for one in methods.values() if isinstance(one, FunctionType)]
-    changed = {name for code in codes for name in _changed_names(code)}
+    changed = {name for code in codes for name in changed_names(code)}
     changed |= {name for name in own if isinstance(getattr(type(module), name, None), functools.cached_property)}
     changed |= {name for name, one in own.items() if isinstance(one, Tensor) and module._forward_pre_hooks}
     return {name: one for name, one in own.items() if name not in changed}
@@ -224,174 +226,3 @@ def _has_weights(values: list[Any]) -> bool:
 def _without_places(text: str) -> str:
     """Return a repr without addresses, which are others in another process."""
     return re.sub(r"0x[0-9a-fA-F]+", "", text)
-
-
-def _code_from(kind: type, *methods: str) -> dict[str, Any]:
-    """Return methods of a class, and the methods and plain values that they name, inherited ones too.
-
-    What installed packages define is left out.
-    """
-    found, waiting, known = dict[str, Any](), list(methods), set[str]()
-    classes = [one for one in kind.__mro__ if not _is_installed(one.__module__)]
-    while waiting:
-        name = waiting.pop()
-        own = {one.__qualname__: vars(one)[name] for one in classes if name in vars(one) and name not in known}
-        known.add(name)
-        for place, value in own.items():
-            value = getattr(value, "__func__", getattr(value, "fget", value))
-            if isinstance(value, (FunctionType, list, tuple, Tensor, *PLAIN)):
-                found[f"{place}.{name}"] = value
-                waiting += _names_in(value.__code__) if isinstance(value, FunctionType) else []
-    return found
-
-
-def _globals_read(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield what a function reads by a global name, and from modules of the user's, but does not change itself.
-
-    What installed packages define is left out.
-    """
-    steps = [step for code in _codes_in(function.__code__) for step in dis.get_instructions(code)]
-    names = dict.fromkeys(step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    known = function.__globals__.keys() - _changed_names(function.__code__)
-    for name in [name for name in names if name in known]:
-        value = function.__globals__[name]
-        if isinstance(value, ModuleType):
-            read = [] if _is_installed(value.__name__) else [*_names_in(function.__code__)]
-            yield from ((f"{name}.{one}", vars(value)[one]) for one in read if one in vars(value))
-        elif not (isinstance(value, (type, FunctionType, BuiltinMethodType)) and _is_installed(value.__module__)):
-            yield name, value
-
-
-def _changed_names(code: CodeType, stores: tuple[str, ...] = (), loads: tuple[str, ...] = ()) -> set[str]:
-    """Return the attributes and globals that code assigns to, or whose lists and mappings it changes.
-
-    `stores` and `loads` are operations that count too, such as those of closures.
-    """
-    stores, loads = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", *stores), (*_LOADS, *loads)
-    found = set()
-    for one in _codes_in(code):
-        steps = list(dis.get_instructions(one))
-        for place, step in enumerate(steps):
-            if step.opname in stores:
-                found.add(step.argval)
-            elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") or _adds_to_item(steps[place : place + 2]):
-                # the name is loaded just before
-                found |= {load.argval for load in steps[max(place - 4, 0) : place] if load.opname in loads}
-            elif step.opname in ("LOAD_METHOD", "LOAD_ATTR") and step.argval in _MUTATING and place:
-                found |= {load.argval for load in steps[place - 1 : place] if load.opname in loads}
-    return found
-
-
-def _adds_to_item(steps: list[dis.Instruction]) -> bool:
-    """Return whether steps copy a container and a key, as ``counts[key] += 1`` does long before it stores."""
-    copies = [step.opname == "COPY" and step.arg == 2 for step in steps]
-    return steps[0].opname == "DUP_TOP_TWO" or (len(copies) == 2 and all(copies))
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names in a function's code and in that of functions inside it."""
-    yield from (name for one in _codes_in(code) for name in one.co_names)
-
-
-def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    """Yield a function's code and that of functions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes_in(constant)
-
-
-def _is_installed(module: str | None) -> bool:
-    """Return whether a module belongs to Python or to an installed package, netkin included."""
-    if module is None or module.partition(".")[0] in {"netkin", *sys.stdlib_module_names}:
-        return True
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return file is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
-
-
-def _constants(code: CodeType) -> tuple[Any, ...]:
-    """Return the constants of a function's code, with None in place of a docstring that only describes it."""
-    marked = getattr(inspect, "CO_HAS_DOCSTRING", None)  # from Python 3.14 on
-    # before, a function made by `def` has its docstring or None in the first place; lambdas and classes have neither
-    may_have = code.co_flags & (inspect.CO_OPTIMIZED if marked is None else marked)
-    if not may_have or code.co_name.startswith("<") or not code.co_consts or not isinstance(code.co_consts[0], str):
-        return code.co_consts
-    is_read = any(one.opcode in dis.hasconst and one.arg == 0 for one in dis.get_instructions(code))
-    return code.co_consts if is_read else (None, *code.co_consts[1:])
-
-
-def _qualified(named: Any) -> str:
-    return f"{getattr(named, '__module__', None)}.{named.__qualname__}"
-
-
-def closed_over(function: FunctionType) -> list[Any]:
-    """Return the values that a function closes over, as far as they are there yet."""
-    return [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-
-
-_NAMESPACES = (argparse.Namespace, SimpleNamespace)
-
-
-class HookParts:
-    """What a hook of a training does: its code, and the values that this reads and does not change itself.
-
-    These are attributes of the hook, globals, closures and defaults: plain values, arrays and models, lists and
-    mappings of them, functions of the user's with what they read in turn, and of the user's other objects the
-    attributes that the code names. A hook with `settings` says itself which values matter.
-    """
-
-    def __init__(self, hook: Any, methods: tuple[str, ...]):
-        own = [getattr(hook, name) for name in methods if callable(getattr(hook, name, None))]
-        codes = list(_code_from(type(hook), *methods, "__call__").values())
-        self._with_values = getattr(hook, "settings", None) is None
-        self._names, self._changed = set[str](), set[str]()
-        for _ in range(2):  # again once all names are known
-            self._known: dict[int, Any] = {}  # with the value, so that its id stays its own
-            self.found = [self._of(one) for one in (*(own or [hook]), *codes)]
-
-    def _of(self, value: Any) -> Any:
-        if isinstance(value, (*PLAIN, *_IN_FULL, Enum, np.generic, Tensor, np.ndarray, nn.Module)):
-            return value
-        if id(value) in self._known:
-            return f"as before, {list(self._known).index(id(value))}"
-        self._known[id(value)] = value
-        if isinstance(value, functools.partial):
-            return [self._of(value.func), self._of([*value.args, *value.keywords.items()])]
-        if isinstance(value, MethodType):
-            return [self._of(value.__func__), self._of(value.__self__) if self._with_values else None]
-        if isinstance(value, FunctionType):
-            return self._function(value)
-        if isinstance(value, Mapping):
-            return [[self._of(key), self._of(one)] for key, one in value.items()]
-        if isinstance(value, (list, tuple, set, frozenset)):
-            return [self._of(one) for one in (sorted(value, key=str) if isinstance(value, (set, frozenset)) else value)]
-        return self._attributes(value)
-
-    def _function(self, function: FunctionType) -> Any:
-        code = function.__code__
-        self._names |= set(_names_in(code))
-        self._changed |= _changed_names(code, ("STORE_DEREF",), ("LOAD_DEREF",))
-        if not self._with_values:
-            return code
-        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-        read = {name: cell.cell_contents for name, cell in cells if name not in self._changed and _is_filled(cell)}
-        read |= {} if _is_installed(function.__module__) else dict(_globals_read(function))
-        return [code, self._of(read), self._of([function.__defaults__, function.__kwdefaults__])]
-
-    def _attributes(self, value: Any) -> Any:
-        """Return the kind of an object, and those of its attributes that the code names and does not change."""
-        kind = value if isinstance(value, type) else type(value)
-        if not self._with_values or (_is_installed(kind.__module__) and not isinstance(value, _NAMESPACES)):
-            return _qualified(kind)
-        own = getattr(value, "__dict__", {})
-        return [
-            _qualified(kind),
-            self._of({one: own[one] for one in sorted(self._names - self._changed) if one in own}),
-        ]
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False

@@ -318,7 +318,8 @@ def identity_of(
     seed_all(device_of(model), seed, -1)
     still = [name for name, weight in model.named_parameters() if not weight.requires_grad]
     names = [getattr(hook, "name", type(hook).__qualname__) for hook in hooks]
-    codes = [(hook.settings, HookParts(getattr(hook, "given", hook), METHODS).found) for hook in hooks]
+    given = [hook.given if isinstance(hook, _Called) else hook for hook in hooks]
+    codes = [(hook.settings, HookParts(own, METHODS).found) for hook, own in zip(hooks, given, strict=True)]
     return {
         "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
         "seed": str(seed),
