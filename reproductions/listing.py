@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from netkin.results.claim import Claim
+from netkin.results.claim import Claim, record_path
 from reproductions import claims
 from reproductions.claims import Statement
 from reproductions.running import Outcome, record_of
@@ -36,8 +36,11 @@ def list_as_document(statements: Sequence[Statement], out: str | Path) -> list[d
 
 
 def outcomes_as_text(outcomes: Sequence[Outcome]) -> str:
-    """Return what became of each claim that was run: a sentence with what was claimed, the control and what follows."""
-    return "\n".join(f"{one.statement.id}, {_sentence(one)}" for one in outcomes)
+    """Return what became of each claim that was run: a sentence with what was claimed, the control and what follows.
+
+    Below it stand the criterion by which it follows, and when and on which data it was measured.
+    """
+    return "\n".join(line for one in outcomes for line in (f"{one.statement.id}, {_sentence(one)}", *_facts(one)))
 
 
 def outcomes_as_document(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -65,6 +68,15 @@ def _sentence(outcome: Outcome) -> str:
     return f"{claim.scale} scale, {claim.time}: {claim.verdict}. {claim.conclusion}{unsaved}"
 
 
+def _facts(outcome: Outcome) -> Iterator[str]:
+    claim = outcome.claim
+    if claim is not None:
+        facts = [claim.provenance.get(name, "") for name in ("data", "device")]
+        facts += [f"seeds {', '.join(map(str, claim.seeds))}"] if claim.seeds else []
+        yield f"  Criterion: {claim.criterion}"
+        yield f"  Measured on {claim.created[:10]}: {'; '.join(filter(None, facts))}."
+
+
 def _row(statement: Statement, scale: str, out: str | Path) -> dict[str, str]:
     """Return the row of a record that is up to date, or one without numbers."""
     found = record_of(statement, scale, out)
@@ -72,8 +84,10 @@ def _row(statement: Statement, scale: str, out: str | Path) -> dict[str, str]:
         return found.row
     name = next(iter(statement.expected))
     words = {"claim": statement.id, "figure": statement.figure, "number": name}
+    is_old = record_path(out, statement.id, scale).exists()
     return words | {
-        "the paper": str(statement.expected[name]), "ours": "", "control": "", "scale": scale, "verdict": "not yet",
+        "the paper": str(statement.expected[name]), "ours": "", "control": "", "scale": scale,
+        "verdict": "measured by other code" if is_old else "not yet",
     }  # fmt: skip
 
 

@@ -85,7 +85,7 @@ def _outcome(statement: Statement, label: str, lab: Lab, out: Path, again: bool)
     try:
         old = None if again else record_of(statement, lab.scale, out)
         if old is not None:
-            tell(f"{label}: recorded before, {old.verdict}")
+            tell(f"{label}: recorded before, {old.verdict}; `--again` measures it here")
             return Outcome(statement, _relabelled(old, statement, out))
         _refuse_place(record_path(out, statement.id, lab.scale), again)
         tell(f"{label}: measuring at {lab.scale} scale on {device_words(lab.device)}")
@@ -227,8 +227,9 @@ def _provenance(statement: Statement, lab: Lab, notes: Notes) -> dict[str, str]:
 
 def _report_fault(label: str, fault: Exception) -> str:
     """Say what went wrong, with the whole trace unless it is a refusal, and return it in one line."""
-    if not isinstance(fault, NetkinError):
+    is_refusal = isinstance(fault, NetkinError)
+    if not is_refusal:
         tell("".join(traceback.format_exception(fault)).rstrip())
-    line = f"{type(fault).__name__}: {' '.join(str(fault).split())}"
+    line = f"{'' if is_refusal else f'{type(fault).__name__}: '}{' '.join(str(fault).split())}"
     tell(f"{label}: failed, {line}")
     return line

@@ -120,12 +120,14 @@ def test_a_paper_is_measured_recorded_and_told(netkin, checkout):
     (checkout / "here").mkdir()
     result = netkin("reproduce toys --data here")
     assert result.exit_code == 0, result.stderr
-    halving, negative = result.stdout.splitlines()
+    halving, _, _, negative, criterion, measured_on = result.stdout.splitlines()
     assert halving == (
         "toys/halving, cpu scale, 0.0 s: holds. The paper says “sizes halve” (Fig. 1); here size is 0.500 ± 0.010 "
         "(n = 3), and in the control, copies of copies, 0.900 ± 0.010 (n = 3); so by its criterion the claim holds."
     )
     assert "does not hold" in negative  # and yet the exit code is 0
+    assert criterion.startswith("  Criterion: ")
+    assert measured_on.startswith("  Measured on 20")
     assert "[1 of 2] toys/halving: measuring at cpu scale on CPU" in result.stderr
     found = record(checkout, "halving.cpu.json")
     assert (found.verdict, found.note, found.provenance["paper"]) == ("holds", "data in here", "Toy (2020), Toys.")

@@ -9,7 +9,7 @@ import torch
 from netkin import __version__, files
 from netkin.errors import FileFault, UnknownName, ValueFault
 from netkin.results.claim import Claim
-from reproductions import laboratory, listing
+from reproductions import claims, laboratory, listing
 from reproductions.claims import Finding, Measured, all_of, verdict
 from reproductions.laboratory import Lab
 from reproductions.running import current, device_named, device_words, measured, record_of, run, working
@@ -57,7 +57,7 @@ def test_the_parts_of_a_criterion_are_recorded_and_told(made, lab, tmp_path, cap
     (outcome,) = run(["toys"], lab, tmp_path)
     assert Claim.load(tmp_path / "toys" / "halving.cpu.json").parts == outcome.claim.parts == (True, False, None)
     told = "holds in part: of its three parts 1 holds, 2 fails and 3 is undecided."
-    assert listing.outcomes_as_text([outcome]).endswith(told)
+    assert f"{told}\n  Criterion: Three parts: a; b; and c.\n  Measured on 20" in listing.outcomes_as_text([outcome])
 
 
 def test_data_is_noted_for_the_claim_that_asked_for_it_alone(made, lab, tmp_path):
@@ -74,7 +74,7 @@ def test_a_claim_that_crashes_does_not_stop_the_others(made, lab, tmp_path, caps
     made("toys/b", measure=raising(ValueFault("too small.")))
     made("toys/c")
     outcomes = run(["toys"], lab, tmp_path)
-    assert [one.fault for one in outcomes] == ["ZeroDivisionError: no size", "ValueFault: too small.", ""]
+    assert [one.fault for one in outcomes] == ["ZeroDivisionError: no size", "too small.", ""]
     assert [path.name for path in tmp_path.rglob("*.json")] == ["c.cpu.json"]
     told = capsys.readouterr().err
     assert "[1 of 3] toys/a: failed, ZeroDivisionError: no size" in told
@@ -156,7 +156,7 @@ def test_an_empirical_claim_without_its_control_fails_and_an_identity_has_none(m
     faults = {one.statement.id: one.fault for one in run(["toys"], lab, tmp_path)}
     assert faults == {
         "toys/algebra": "",
-        "toys/bare": "ValueFault: the function of 'toys/bare' must measure its control, copies of copies; got none.",
+        "toys/bare": "the function of 'toys/bare' must measure its control, copies of copies; got none.",
     }
 
 
@@ -207,7 +207,7 @@ def test_what_was_measured_is_shown_also_where_the_disk_is_full(made, lab, tmp_p
     monkeypatch.setattr(files, "write_text", full)
     outcomes = run(["toys"], lab, tmp_path)
     assert outcomes[0].claim.verdict == "holds"
-    assert "Its record is not kept: FileFault: cannot write" in listing.outcomes_as_text(outcomes)
+    assert "Its record is not kept: cannot write" in listing.outcomes_as_text(outcomes)
     (document,) = listing.outcomes_as_document(outcomes)
     assert document["verdict"] == "holds"
     assert "No space left on device" in document["fault"]
@@ -244,7 +244,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_measuring(made, lab, tm
     made(measure=raising(AssertionError("it was measured")))
     (tmp_path / "toys").write_text("a file where the folder should be")
     (outcome,) = run(["toys"], lab, tmp_path)
-    assert outcome.fault.startswith("FileFault: ")
+    assert outcome.fault.startswith("cannot write ")
     assert "toys" in outcome.fault
 
 
@@ -262,7 +262,7 @@ def test_a_record_of_another_claim_is_refused_before_measuring_and_stays(made, l
 
 def test_what_returns_no_finding_fails(made, lab, tmp_path):
     made(measure=lambda lab: 0.5)
-    fault = "ValueFault: the function of 'toys/halving' must return a Finding; got float."
+    fault = "the function of 'toys/halving' must return a Finding; got float."
     assert [one.fault for one in run(["toys"], lab, tmp_path)] == [fault]
 
 
@@ -300,13 +300,15 @@ def test_tables_for_the_terminal(made, lab, tmp_path):
     made("toys/b", figure="Fig. 3", scales=("gpu",))
     made("toys/c", figure="Fig. 4", measure=raising(ValueFault("too small.")))
     outcomes = run(["toys"], lab, tmp_path)
-    first, second = listing.outcomes_as_text(outcomes).splitlines()
+    first, criterion, measured_on, second = listing.outcomes_as_text(outcomes).splitlines()
     assert first.startswith("toys/a, cpu scale, 0.0 s: holds. The paper says “a sentence that is rather long")
     assert first.endswith(
         "long” (Fig. 2); here size is 0.500 ± 0.010 (n = 3), and in the control, copies of copies, 0.250 ± 0.010 (n = "
         "3); so by its criterion the claim holds."
     )
-    assert second == "toys/c, failed: ValueFault: too small."
+    assert criterion == f"  Criterion: {outcomes[0].claim.criterion}"
+    assert measured_on.endswith(f": made by the claim itself; {device_words(lab.device)}; seeds 0, 1, 2.")
+    assert second == "toys/c, failed: too small."
     listed = [" ".join(line.split()) for line in listing.list_as_text(listing.listed(["toys"]), tmp_path).splitlines()]
     assert listed[0] == "claim figure number the paper ours control scale verdict"
     assert listed[1] == "toys/a Fig. 2 size 0.5 0.500 ± 0.010 (n = 3) 0.250 ± 0.010 (n = 3) cpu holds"
@@ -315,11 +317,14 @@ def test_tables_for_the_terminal(made, lab, tmp_path):
     assert [one.id for one in listing.listed(["toys/b"])] == ["toys/b"]
     rows = listing.list_as_document(listing.listed([]), tmp_path)[0]["rows"]
     assert [row["verdict"] for row in rows] == ["holds", "not yet"]
+    claims._STATEMENTS.pop("toys/a")
+    made("toys/a", figure="Fig. 2", criterion="holds if it is twice as large.")
+    assert "cpu measured by other code" in " ".join(listing.list_as_text(listing.listed(["toys/a"]), tmp_path).split())
     documents = listing.outcomes_as_document(outcomes)
     assert documents[0]["measured"]["size"] == {"value": 0.5, "error": 0.01, "n": 3, "unit": ""}
     assert documents[0]["controls"]["size"]["value"] == 0.25
     assert documents[0]["call"] == "netkin reproduce toys/a --scale cpu --device cpu"
-    assert documents[1]["fault"] == "ValueFault: too small."
+    assert documents[1]["fault"] == "too small."
 
 
 # as `python -m reproductions` on a machine without the packages of the command line

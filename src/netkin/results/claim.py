@@ -90,15 +90,15 @@ class Measured:
         return self.value - reach, self.value + reach
 
     def above(self, mark: float) -> bool | None:
-        """Return whether the number is above `mark`; None if the mark lies in its interval, or it has none."""
+        """Return whether the number is above `mark`; None if the mark lies inside its interval, or it has none."""
         return self._decided(lambda end: end > mark)
 
     def below(self, mark: float) -> bool | None:
-        """Return whether the number is below `mark`; None if the mark lies in its interval, or it has none."""
+        """Return whether the number is below `mark`; None if the mark lies inside its interval, or it has none."""
         return self._decided(lambda end: end < mark)
 
     def within(self, low: float, high: float) -> bool | None:
-        """Return whether the number lies between two marks; None if one lies in its interval, or it has none."""
+        """Return whether the number lies between two marks; None if one lies inside its interval, or it has none."""
         if self.interval is None:
             return None
         start, end = self.interval
