@@ -36,11 +36,11 @@ def mix(z):
     return z ^ (z >> 31)
 
 
-def transcribed(leaves, numbers):
+def transcribed(leaves, numbers, start=0):
     """The digest of arrays by their places, in Python's whole numbers."""
     total = 0
     for row, number in enumerate(numbers):
-        content = 0
+        content = start
         for place, array in leaves.items():
             key = f"{place} {array.dtype} {array.shape[1:]}"
             seed = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
@@ -65,13 +65,30 @@ def test_the_digest_of_data_is_that_of_the_formula(kind, shape):
 def test_nested_batches_count_with_the_places_of_their_arrays():
     rng = np.random.default_rng(0)
     ids, mask, labels = rng.integers(0, 9, (4, 6)), rng.integers(0, 2, (4, 6)), np.arange(4)
-    batch = {"input_ids": ids, "more": [mask, np.ones((1, 6))], "labels": labels}
+    batch = {"input_ids": ids, "more": [mask], "labels": labels}
     found, both = DataDigest(), DataDigest(labels=True)
     for one in (found, both):
         one.update(dict(reversed(batch.items())), range(4))
     leaves = {"/input_ids": ids, "/more/0": mask}
     assert found.hex == transcribed(leaves, range(4))
     assert both.hex == transcribed(leaves | {"/labels": labels}, range(4))
+
+
+def test_what_holds_for_a_whole_batch_counts_for_each_of_its_examples():
+    rows, scale = np.arange(12.0).reshape(4, 3), np.ones((1, 6), np.float32)
+
+    def read(batch):
+        found = DataDigest()
+        found.update(batch, range(4))
+        return found.hex
+
+    batch = {"rows": rows, "scale": scale, "way": "up", "zero": torch.tensor(0.5)}
+    described = b"/scale float32 (1, 6);" + scale.tobytes() + b"/way 'up';" + b"/zero float32 ();" + b"\0\0\0\x3f"
+    start = int.from_bytes(blake2b(described, digest_size=8).digest(), "little")
+    assert read(batch) == transcribed({"/rows": rows}, range(4), start)
+    changes = [{"scale": 2 * scale}, {"scale": scale.T}, {"way": "down"}, {"zero": torch.tensor(0.25)}, {"more": 1}]
+    found = {read(batch | change) for change in changes}
+    assert len(found - {read(batch)}) == 5
 
 
 def test_labels_count_only_if_told():

@@ -264,7 +264,7 @@ class Rebinding(Counting):
     "make, sentence",
     [
         (lambda seed: nn.Sequential(net(seed), nn.Dropout(0.5)), "stacked into one failed.*random"),
-        (lambda seed: Counting(), "stacked into one failed.*changes 'seen' of the model, and not in place"),
+        (lambda seed: Counting(), "stacked into one failed.*changes 'seen' of the model, which is no buffer"),
         (lambda seed: Rebinding(), "stacked into one failed.*changes 'mean' of the model"),
     ],
 )

@@ -8,7 +8,8 @@ import functools
 import inspect
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableSet
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path, PurePath
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -23,8 +24,7 @@ from netkin.identity.data import PLAIN
 IN_FULL = (type(None), torch.dtype, torch.device, slice, range, PurePath, type(...))  # whose repr is complete
 _MUTATING = frozenset({"add", "append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "remove"})
 _MUTATING |= {"setdefault", "update"}
-_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME")
-_STORES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL")
+_VARIABLES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
 _ITEMS = {"STORE_SUBSCR": 1, "DELETE_SUBSCR": 1, "STORE_SLICE": 2}  # with how many values lie above the container
 
 
@@ -55,9 +55,10 @@ def globals_read(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """
     steps = [step for code in codes_in(function.__code__) for step in dis.get_instructions(code)]
     names = dict.fromkeys(step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    known = function.__globals__.keys() - changed_names(function.__code__)
-    for name in [name for name in names if name in known]:
-        value = function.__globals__[name]
+    known, changes = function.__globals__, changes_of(function.__code__)
+    for name, value in [(name, known[name]) for name in names if name in known]:
+        if changes.has("variable", name, value):
+            continue
         if isinstance(value, ModuleType):
             read = [] if is_installed(value.__name__) else [*names_in(function.__code__)]
             yield from ((f"{name}.{one}", vars(value)[one]) for one in read if one in vars(value))
@@ -65,26 +66,46 @@ def globals_read(function: FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def changed_names(code: CodeType, *, closures: bool = False) -> set[str]:
-    """Return the attributes and globals that code assigns to, or whose lists and mappings it changes.
+@dataclass(frozen=True)
+class Changes:
+    """The names that code changes, each an "attribute" or a "variable", which is global or closed over.
 
-    With `closures` the names that it closes over count, too.
+    Attributes are those of its first argument, `self`, and of what it reaches from there or from variables. `sets` are
+    names on which the method `add` is called, which changes a set, but neither a tensor nor a number.
     """
-    stores = (*_STORES, "STORE_DEREF") if closures else _STORES
-    loads = (*_LOADS, "LOAD_DEREF") if closures else _LOADS
-    found = set()
+
+    names: set[tuple[str, str]] = field(default_factory=set)
+    sets: set[tuple[str, str]] = field(default_factory=set)
+
+    def has(self, kind: str, name: str, value: Any) -> bool:
+        """Return whether the attribute or variable of that name and value is changed."""
+        return (kind, name) in self.names or ((kind, name) in self.sets and isinstance(value, MutableSet))
+
+    def join(self, other: Changes) -> None:
+        """Add what other code changes."""
+        self.names.update(other.names)
+        self.sets.update(other.sets)
+
+
+def changes_of(code: CodeType) -> Changes:
+    """Return what code assigns to, and whose lists, mappings and tensors it changes in place."""
+    found = Changes()
     for one in codes_in(code):
         steps = list(dis.get_instructions(one))
-        names = [step.argval if step.opname in loads else None for step in steps]
+        own = {*one.co_varnames[: min(1, one.co_argcount)], *code.co_varnames[: min(1, code.co_argcount)]}
         # ``log = self.log`` gives the same list another name
-        aliases = {step.argval: name for step, name in zip(steps[1:], names, strict=False) if _is(step, "STORE_FAST")}
+        stores = [place for place, step in enumerate(steps) if place and _is(step, "STORE_FAST")]
+        aliases = {steps[place].argval: _loaded(steps, place - 1, own, {}) for place in stores}
         for place, step in enumerate(steps):
-            if step.opname in stores:
-                found.add(step.argval)
+            if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF"):
+                found.names.add(("variable", step.argval))
+            elif step.opname in ("STORE_ATTR", "DELETE_ATTR") and _is_lasting(steps, place - 1, own):
+                found.names.add(("attribute", step.argval))
             at = _changed_place(steps, place)
-            if at is not None:
-                found.add(aliases.get(steps[at].argval) if _is(steps[at], "LOAD_FAST") else names[at])
-    return found - {None}
+            name = None if at is None else _loaded(steps, at, own, aliases)
+            if name is not None:
+                (found.sets if step.argval == "add" else found.names).add(name)
+    return found
 
 
 def _is(step: dis.Instruction, name: str) -> bool:
@@ -92,34 +113,58 @@ def _is(step: dis.Instruction, name: str) -> bool:
     return step.opname.startswith(name) and isinstance(step.argval, str)
 
 
+def _loaded(steps: list[dis.Instruction], at: int, own: set[str], aliases: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return which attribute or variable the step at a place loads, or None for what lasts no longer than a call."""
+    step = steps[at]
+    if step.opname in _VARIABLES:
+        return "variable", step.argval
+    if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        return ("attribute", step.argval) if _is_lasting(steps, at, own) else None
+    return aliases.get(step.argval) if _is(step, "LOAD_FAST") else None
+
+
+def _is_lasting(steps: list[dis.Instruction], end: int, own: set[str]) -> bool:
+    """Return whether the expression that ends at a step begins with `self` or with a variable, not with a local."""
+    begin = _begin(steps, end)
+    while begin and steps[begin].opname in ("COPY", "DUP_TOP"):  # as in ``self.count += 1``
+        begin = _begin(steps, begin - 1)
+    if begin is None:
+        return False
+    step = steps[begin]
+    return step.opname in _VARIABLES or (_is(step, "LOAD_FAST") and step.argval in own)
+
+
+def _begin(steps: list[dis.Instruction], end: int) -> int | None:
+    """Return at which step the expression begins whose value the step `end` leaves on top of the stack."""
+    height, place = 0, end + 1
+    while height < 1 and place > 0:
+        place -= 1
+        height += dis.stack_effect(steps[place].opcode, steps[place].arg, jump=False)
+    return place if height == 1 else None  # else one step loads several values
+
+
 def _changed_place(steps: list[dis.Instruction], place: int) -> int | None:
-    """Return which step loads the list or mapping that the step at `place` changes, or None."""
-    step = steps[place]
-    if step.opname in ("LOAD_METHOD", "LOAD_ATTR") and step.argval in _MUTATING:
-        return place - 1 if place else None
+    """Return which step loads the list, mapping or tensor that the step at `place` changes, or None."""
+    step, name = steps[place], steps[place].argval
+    if step.opname in ("LOAD_METHOD", "LOAD_ATTR"):
+        in_place = name in _MUTATING or (name.endswith("_") and not name.startswith("_"))  # as `add_` of a tensor
+        return place - 1 if place and in_place else None
     if _adds_to_item(steps[place : place + 2]):
-        return _below(steps, place, 1)
-    if step.opname in _ITEMS and not steps[place - 1].opname.startswith(("SWAP", "ROT_")):  # else as `_adds_to_item`
-        return _below(steps, place, _ITEMS[step.opname])
-    return None
+        above = 1
+    elif step.opname in _ITEMS and not steps[place - 1].opname.startswith(("SWAP", "ROT_")):  # else as above
+        above = _ITEMS[step.opname]
+    else:
+        return None
+    end: int | None = place
+    for _ in range(above):
+        end = _begin(steps, end - 1) if end else None
+    return end - 1 if end else None
 
 
 def _adds_to_item(steps: list[dis.Instruction]) -> bool:
     """Return whether steps copy a container and a key, as ``counts[key] += 1`` does long before it stores."""
     copies = [step.opname == "COPY" and step.arg == 2 for step in steps]
     return steps[0].opname == "DUP_TOP_TWO" or (len(copies) == 2 and all(copies))
-
-
-def _below(steps: list[dis.Instruction], place: int, count: int) -> int | None:
-    """Return which step puts the value on the stack that lies below the `count` topmost ones, before step `place`."""
-    for _ in range(count):
-        height = 0
-        while height < 1 and place > 0:
-            place -= 1
-            height += dis.stack_effect(steps[place].opcode, steps[place].arg, jump=False)
-        if height != 1:  # one step loads several values
-            return None
-    return place - 1 if place else None
 
 
 def names_in(code: CodeType) -> Iterator[str]:
@@ -198,10 +243,10 @@ class HookParts:
         own = [getattr(hook, name) for name in methods if callable(getattr(hook, name, None))]
         codes = list(methods_reached(type(hook), *methods, "__call__").values())
         self._with_values = getattr(hook, "settings", None) is None
-        self._names, self._changed = set[str](), set[str]()
+        self._names, self.changes = set[str](), Changes()
         known = -1
-        while known < len(self._names) + len(self._changed):  # until all names are known
-            known = len(self._names) + len(self._changed)
+        while known < (now := len(self._names) + len(self.changes.names) + len(self.changes.sets)):
+            known = now  # until all names are known
             self._seen: dict[int, Any] = {}  # with the value, so that its id stays its own
             self.found = [self._of(one) for one in (*(own or [hook]), *codes)]
 
@@ -228,10 +273,11 @@ class HookParts:
         # texts too, since ``getattr(self, "rate")`` reads by them
         texts = {one for some in codes_in(code) for one in some.co_consts if isinstance(one, str)}
         self._names |= {*names_in(code), *filter(str.isidentifier, texts)}
-        self._changed |= changed_names(code, closures=True)
+        self.changes.join(changes_of(code))
         if not self._with_values:
             return code
-        read = {name: value for name, value in closed_over(function).items() if name not in self._changed}
+        closed = closed_over(function).items()
+        read = {name: one for name, one in closed if not self.changes.has("variable", name, one)}
         read |= {} if is_installed(function.__module__) else dict(globals_read(function))
         return [code, self._of(read), self._of([function.__defaults__, function.__kwdefaults__])]
 
@@ -241,9 +287,11 @@ class HookParts:
         if not self._with_values or (is_installed(kind.__module__) and not isinstance(value, _NAMESPACES)):
             return qualified(kind)
         special = {name for one in kind.__mro__ for name in vars(one) if name.startswith("__")} - _MAKING
-        named = sorted(self._names - self._changed)
-        code = methods_reached(kind, *named, *sorted(special))
-        code = {name: one for name, one in code.items() if name.rpartition(".")[2] not in self._changed}
-        cached = {name for name in named if isinstance(getattr(kind, name, None), functools.cached_property)}
-        own = {name: one for name, one in own_values(value).items() if name in named and name not in cached}
-        return [qualified(kind), self._of(own), self._of(code)]
+        cached = {name for name in self._names if isinstance(getattr(kind, name, None), functools.cached_property)}
+        code = methods_reached(kind, *sorted(self._names), *sorted(special))
+        own = {name: one for name, one in own_values(value).items() if name in self._names - cached}
+        return [qualified(kind), self._unchanged(own), self._unchanged(code)]
+
+    def _unchanged(self, named: Mapping[str, Any]) -> Any:
+        changed = {name for name, one in named.items() if self.changes.has("attribute", name.rpartition(".")[2], one)}
+        return self._of({name: named[name] for name in sorted(named) if name not in changed})

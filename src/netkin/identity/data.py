@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -166,13 +166,17 @@ class UnorderedDigest:
 
 def contents(batch: Any, length: int, labels: bool = False) -> Tensor:
     """Return the hashes of the contents of a batch's `length` examples, an int64 vector on the arrays' device."""
-    parts = [_hashes(*leaf) for leaf in _leaves(batch if labels else _without_labels(batch), length)]
+    leaves = dict(_leaves(batch if labels else _without_labels(batch)))
+    rows = {path: leaf for path, leaf in leaves.items() if _has_rows(leaf, length)}
+    parts = [_hashes(path, _rows_of(leaf, path)) for path, leaf in rows.items()]
     if not parts:
         raise ShapeError(
             f"the batch, of type {type(batch).__name__}, holds no array of {length:,} examples, as many as there are "
             "numbers; give batches of arrays with one row for each example."
         )
-    return sum(part.to(parts[0].device) for part in parts)  # type: ignore[return-value]
+    others = [_described(path, leaf) for path, leaf in leaves.items() if path not in rows]  # for the whole batch
+    start = int.from_bytes(blake2b(b"".join(others), digest_size=8).digest(), "little", signed=True) if others else 0
+    return sum(part.to(parts[0].device) for part in parts) + start  # type: ignore[return-value]
 
 
 def summed_hashes(contents: Tensor, numbers: np.ndarray | None = None) -> int:
@@ -219,24 +223,39 @@ def _words(tensor: Tensor) -> Tensor:
     return rows.reshape(-1).view(torch.int32).reshape(len(tensor), -(-width // 4))
 
 
-def _leaves(structure: Any, length: int, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the arrays, and the lists of numbers or texts, that hold `length` examples, with their place."""
-    if isinstance(structure, (Tensor, np.ndarray)):
-        if structure.ndim and len(structure) == length:
-            dense = isinstance(structure, Tensor) and structure.layout == torch.strided  # nearly always
-            yield path, cast(Tensor, structure) if dense else tensor_of(structure, path)
-    elif _is_listing(structure):
-        if len(structure) == length:
-            yield path, tensor_of(np.asarray(structure), path)
+def _leaves(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the arrays, the lists of numbers or texts, and the single ones in a batch, with their place."""
+    if isinstance(structure, (Tensor, np.ndarray, *PLAIN)) or _is_listing(structure):
+        yield path, structure
     elif isinstance(structure, Mapping):
         for key in sorted(structure, key=str):
-            yield from _leaves(structure[key], length, f"{path}/{key}")
+            yield from _leaves(structure[key], f"{path}/{key}")
     elif isinstance(structure, (tuple, list)):
         for place, one in enumerate(structure):
-            yield from _leaves(one, length, f"{path}/{place}")
+            yield from _leaves(one, f"{path}/{place}")
     elif dataclasses.is_dataclass(structure):
         fields = {one.name: getattr(structure, one.name) for one in dataclasses.fields(structure)}
-        yield from _leaves(fields, length, path)
+        yield from _leaves(fields, path)
+
+
+def _has_rows(leaf: Any, length: int) -> bool:
+    """Return whether a leaf has one row for each of `length` examples."""
+    return not isinstance(leaf, PLAIN) and (isinstance(leaf, list) or bool(leaf.ndim)) and len(leaf) == length
+
+
+def _rows_of(leaf: Any, path: str) -> Tensor:
+    if isinstance(leaf, Tensor) and leaf.layout == torch.strided:  # nearly always
+        return leaf
+    return tensor_of(np.asarray(leaf) if isinstance(leaf, list) else leaf, path)
+
+
+def _described(path: str, leaf: Any) -> bytes:
+    """Return bytes that change with a leaf that is the same for all examples of a batch."""
+    if isinstance(leaf, PLAIN):
+        return f"{path} {leaf!r};".encode()
+    array = _rows_of(leaf, path).detach().resolve_conj().resolve_neg().contiguous().cpu()
+    head = f"{path} {str(array.dtype).removeprefix('torch.')} {tuple(array.shape)};"
+    return head.encode() + array.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _without_labels(batch: Any) -> Any:

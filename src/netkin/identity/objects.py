@@ -22,7 +22,8 @@ from torch.nn.parameter import is_lazy
 from netkin.errors import ValueFault
 from netkin.identity.code import (
     IN_FULL,
-    changed_names,
+    HookParts,
+    changes_of,
     closed_over,
     constants,
     globals_read,
@@ -39,7 +40,7 @@ DEEPEST = 120  # objects inside each other; what lies deeper counts by its kind
 _UNSTEADY = {"_io", "_thread", "asyncio", "concurrent", "io", "logging", "multiprocessing", "queue", "random", "socket"}
 _UNSTEADY |= {"subprocess", "threading", "weakref"}
 # the training flag, hooks, where parts are registered, and what torch.compile and that of Lightning leave
-_OF_EVERY_MODULE = frozenset({*vars(nn.Module()), "_is_torch_compile", "_compile_kwargs"})
+OF_EVERY_MODULE = frozenset({*vars(nn.Module()), "_is_torch_compile", "_compile_kwargs"})
 _OF_EVERY_CLASS = frozenset({*vars(type("", (), {})), "__slots__", "__firstlineno__", "__annotations__"})
 
 
@@ -188,9 +189,14 @@ class Texts:
             found[place] = f"{qualified(type(module))} {self._all([methods], place)}"
             for name, value in _attributes(module, methods, steady).items():
                 try:
-                    found[f"{place}.{name}"] = digest_of(self.of(value, name, True))
-                except ValueFault:  # an object of a kind of its own
+                    found[f"{place}.{name}"] = digest_of(self.of(value, name, _is_of_a_package(value)))
+                except ValueFault:  # it may hold the state of a whole program, such as a trainer
                     found[f"{place}.{name}"] = _without_places(repr(value))
+            for kind in ("_forward_pre_hooks", "_forward_hooks"):
+                hooks = getattr(module, kind).values()
+                own = [one for one in hooks if not is_installed(getattr(one, "__module__", ""))]
+                if own:
+                    found[f"{place} {kind}"] = self._all([HookParts(one, ()).found for one in own], place)
         return found
 
 
@@ -208,15 +214,20 @@ def _attributes(module: nn.Module, methods: Mapping[str, Any], steady: bool) -> 
     """
     if isinstance(module, torch.jit.ScriptModule):
         return {}
-    own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+    own = {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
+    own |= {name: module._buffers[name] for name in sorted(module._non_persistent_buffers_set)}
     own = {name: one for name, one in own.items() if not (isinstance(one, list) and _has_weights(one))}
     if not steady:
         return own
-    codes = [one.__code__ for one in methods.values() if isinstance(one, FunctionType)]
-    changed = {name for code in codes for name in changed_names(code)}
+    changes = [changes_of(one.__code__) for one in methods.values() if isinstance(one, FunctionType)]
+    changed = {name for name, one in own.items() if any(some.has("attribute", name, one) for some in changes)}
     changed |= {name for name in own if isinstance(getattr(type(module), name, None), functools.cached_property)}
     changed |= {name for name, one in own.items() if isinstance(one, Tensor) and module._forward_pre_hooks}
     return {name: one for name, one in own.items() if name not in changed}
+
+
+def _is_of_a_package(value: Any) -> bool:
+    return is_installed(type(value).__module__) and not isinstance(value, (list, tuple, Mapping, set))
 
 
 def _has_weights(values: list[Any]) -> bool:

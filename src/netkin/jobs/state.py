@@ -28,6 +28,7 @@ _DIGEST = re.compile(
 )
 EPOCH = "1970-01-01T00:00:00.000+00:00"
 SILENT = 60  # seconds without a heartbeat after which a process on another machine is taken for dead
+SILENT_HERE = 600  # the same on this machine, where its number may be that of another process by now
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,9 @@ class State:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is alive: checked directly on its own machine, elsewhere by its last heartbeat."""
-        return _exists(self.pid) if self.host == socket.gethostname() else self.age < SILENT
+        """Whether the process is alive, by its last heartbeat; on its own machine it must also be there."""
+        is_here = self.host == socket.gethostname()
+        return _exists(self.pid) and self.age < SILENT_HERE if is_here else self.age < SILENT
 
     @property
     def age(self) -> float:

@@ -25,6 +25,7 @@ from netkin.settings import evaluating, load_random_state, model_lock, random_st
 from netkin.sources.architectures import digits, seeded
 from netkin.sources.datasets import load_data
 from netkin.sources.names import by_name
+from netkin.training.attributes import ChangingAttributes
 from netkin.training.example_order import TEST_BATCH, course_of, course_to_train, in_order, placed
 from netkin.training.recipe import (
     Hook,
@@ -149,6 +150,8 @@ class _Training:
     def run(self, saving: Saving, progress: ProgressOption) -> list[Record]:
         """Begin, or go on where it stopped, and return the records of all epochs."""
         self.saving = saving
+        if saving.path is not None:
+            self.attributes = ChangingAttributes(self.model, self.hooks)
         for hook in self.hooks:
             hook.begin(self.model, self.optimizer)
         found = saving.read()
@@ -231,7 +234,8 @@ class _Training:
             "scaler": self.scaler.state_dict(), "hooks": [hook.state_dict() for hook in self.hooks],
             "epoch_state": self.epoch_state, "random": random_state(device_of(self.model)) if self.within else None,
             "losses": torch.stack(self.losses) if self.losses else None, "seconds": self.seconds,
-            "history": self.history, "step": self.step, "epoch": self.epoch, "within": self.within,
+            "attributes": self.attributes.changed(), "history": self.history, "step": self.step, "epoch": self.epoch,
+            "within": self.within,
         }  # fmt: skip
         self.saving.write(state)
         self.saving.job.advance(self.step, self.total, "steps")
@@ -251,6 +255,7 @@ class _Training:
                 raise ValueError(f"it stands at step {self.step:,} of epoch {self.epoch + 1}")
         for hook, own in of_hooks:
             hook.load_state_dict(own)
+        self.attributes.load(state.get("attributes", {}))
         self.saving.job.advance(self.step, self.total, "steps")
 
     def _now(self) -> float:

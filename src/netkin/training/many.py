@@ -18,6 +18,7 @@ from netkin.identity import form_of
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.settings import evaluating, model_lock, random_states_kept, seed_all
+from netkin.training.attributes import changed_since, own_state
 from netkin.training.example_order import arrays_in, placed
 from netkin.training.loop import Loss, default_loss, loss_and_accuracy, refuse_untrainable, train
 from netkin.training.recipe import Recipe, Record, recipe_of
@@ -260,7 +261,7 @@ class Trainings:
         try:
             teams = self._teams(students, way, ticks)
             for changed in filter(None, (changed for _, changed in self._trials())):
-                raise _Unfit(f"the forward pass changes {changed!r} of the model, and not in place.")
+                raise _Unfit(f"the forward pass changes {changed!r} of the model, which is no buffer that it writes into.")
             for team in teams:
                 team.rehearse()
         except NetkinError:
@@ -294,7 +295,7 @@ class Trainings:
                         team.run_tick(tick)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        losses = [team.losses.cpu() for team in teams]
+        losses = [team.losses.to("cpu", copy=True) for team in teams]  # the next segment writes over them
         seconds = (time.perf_counter() - started) / len(active)
         self._take_down(teams, losses, seconds, ticks)
         return sum(student.step for student in students) - before
@@ -348,28 +349,11 @@ def _try_forward(model: nn.Module, inputs: Tensor) -> tuple[int, str]:
             own = module.parameters(recurse=False) if weight is None else [weight]
             total += sum(2 * output.numel() * matrix[0].numel() for matrix in own if matrix.ndim > 1)
 
-    before = _own_state(model)
+    before = own_state(model)
     for module in model.modules():
         module.register_forward_hook(count)
     model(placed(inputs, device_of(model), dtype_of(model)))
-    after = _own_state(model)
-    changed = [name for name in after if name not in before or not _is_same(before[name], after[name])]
-    return total, next(iter(changed), "")
-
-
-def _own_state(model: nn.Module) -> dict[str, Any]:
-    """Return the buffers of a model, and the plain values and tensors among the attributes of its modules."""
-    attributes = {
-        f"{place}.{name}".lstrip("."): value
-        for place, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, (bool, int, float, str, Tensor, type(None)))
-    }
-    return attributes | dict(model.named_buffers())
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other)
+    return total, next(iter(changed_since(before, model)), "")
 
 
 def _words(fault: Exception) -> str:

@@ -208,7 +208,7 @@ class Hook:
         """Go on from what `state_dict` returned."""
 
 
-class _Called(Hook):
+class WrappedHook(Hook):
     """A hook made of whatever methods an object has, or of a function."""
 
     def __init__(self, what: Any):
@@ -229,7 +229,7 @@ class _Called(Hook):
 
 def as_hooks(hooks: Iterable[Any]) -> list[Any]:
     """Return hooks with all methods, made of those that were given."""
-    return [hook if isinstance(hook, Hook) else _Called(hook) for hook in hooks]
+    return [hook if isinstance(hook, Hook) else WrappedHook(hook) for hook in hooks]
 
 
 def recipe_of(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
@@ -318,7 +318,7 @@ def identity_of(
     seed_all(device_of(model), seed, -1)
     still = [name for name, weight in model.named_parameters() if not weight.requires_grad]
     names = [getattr(hook, "name", type(hook).__qualname__) for hook in hooks]
-    given = [hook.given if isinstance(hook, _Called) else hook for hook in hooks]
+    given = [hook.given if isinstance(hook, WrappedHook) else hook for hook in hooks]
     codes = [(hook.settings, HookParts(own, METHODS).found) for hook, own in zip(hooks, given, strict=True)]
     return {
         "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
@@ -339,11 +339,16 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 
 
 def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give a model the weights and buffers that `model_state` returned."""
+    """Give a model the weights and buffers that `model_state` returned, also those that a forward pass first makes."""
+    for place, value in state["weights"].items():
+        owner, _, name = place.rpartition(".")
+        buffers = model.get_submodule(owner)._buffers if place not in model.state_dict() else {}
+        if name in buffers:
+            buffers[name] = value.to(device_of(model))
     model.load_state_dict(state["weights"])
-    buffers = dict(model.named_buffers())
+    known = dict(model.named_buffers())
     for name, value in state["buffers"].items():
-        buffers[name].copy_(value)
+        known[name].copy_(value)
 
 
 def pack_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
