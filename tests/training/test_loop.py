@@ -344,6 +344,9 @@ def test_settings_that_batches_overrule_are_named():
     assert history[-1]["step"] == 5
     with pytest.warns(UserWarning, match="^`batch=4` is not used"):
         train(net(), list(loader), epochs=1, batch=4)
+    with pytest.warns(UserWarning, match="^`batch=4` is not used") as told:
+        nk.train_many([net(0), net(1), net(2)], loader, epochs=1, batch=4)
+    assert [one.filename for one in told] == [__file__]  # once, and at the line of the caller
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for data in (loader, list(loader), pairs, (inputs, labels)):
