@@ -185,6 +185,20 @@ def test_a_shuffled_dataset_comes_in_the_order_of_its_arrays():
     assert same(ours, theirs)
 
 
+def test_a_loader_that_shuffles_follows_the_seed_unless_it_has_a_generator():
+    pairs = torch.utils.data.TensorDataset(*labelled())
+
+    def trained(seed, **options):
+        model = net()
+        train(model, torch.utils.data.DataLoader(pairs, 8, shuffle=True, **options), epochs=1, seed=seed)
+        return model
+
+    assert same(trained(0), trained(0))
+    assert not same(trained(0), trained(1))
+    own = [trained(seed, generator=torch.Generator().manual_seed(3)) for seed in (0, 1)]
+    assert same(*own)
+
+
 def test_the_caller_keeps_modes_and_random_states():
     model = net(dropout=0.5)
     model[3].eval()
