@@ -1,11 +1,22 @@
 """The door: what comes in as a matrix, and what is turned away."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
 
 from netkin import arrays
-from netkin.arrays import as_matrix, as_tensor, at_least_single, paired, refuse_non_finite, summing_dtype, to_device
+from netkin.arrays import (
+    as_matrix,
+    as_tensor,
+    at_least_single,
+    paired,
+    refuse_beyond_classes,
+    refuse_non_finite,
+    summing_dtype,
+    to_device,
+)
 from netkin.errors import ShapeError, ValueFault
 
 
@@ -212,3 +223,11 @@ def test_a_pair_may_leave_nan_to_a_later_check():
 def test_half_precision_is_raised_to_single_and_no_other(half):
     assert at_least_single(half) == torch.float32
     assert [at_least_single(dtype) for dtype in (torch.float32, torch.float64)] == [torch.float32, torch.float64]
+
+
+def test_the_largest_class_number_is_read_once():
+    labels = Mock(**{"numel.return_value": 3, "max.return_value": torch.tensor(7)})
+    with pytest.raises(ValueFault, match="a label in batch 2 is 7, and the model has 5 classes, 0 to 4."):
+        refuse_beyond_classes(labels, 5, " in batch 2")
+    labels.max.assert_called_once()
+    refuse_beyond_classes(torch.empty(0, dtype=torch.long), 5)

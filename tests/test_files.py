@@ -30,7 +30,7 @@ def test_what_lies_too_deep_is_refused(tmp_path):
     for _ in range(files.DEEPEST):
         deep = [deep]
     files.write(tmp_path / "deep", "moments", {"deep": deep}, {})
-    with pytest.raises(FileFault, match="deep' is damaged: .*lie more than 100 deep in each other"):
+    with pytest.raises(FileFault, match="deep' is damaged: .*nested more than 100 levels deep"):
         files.read(tmp_path / "deep")
     files.write(tmp_path / "flat", "moments", {"deep": deep[0][0]}, {})
     assert files.read(tmp_path / "flat")[0]["deep"] == deep[0][0]

@@ -179,13 +179,19 @@ def test_files_from_before_there_were_checksums_still_open(whole, tmp_path, name
 @pytest.mark.parametrize(
     ("name", "path", "value", "words"),
     [
-        ("stitch", ("models", 0, "precision"), "int8", "a model in 'int8' is identified by digests"),
+        ("stitch", ("models", 0, "precision"), "int8", "a model's precision must be float.* or .*; got 'int8'"),
+        (
+            "stitch",
+            ("models", 0, "digests"),
+            {"float32": "5c"},
+            "a model must have a digest in .*; got those in float32",
+        ),
         ("stitch", ("ends", 0, "width"), 600, "600 and 6 channels, and the map 42 numbers in place of 3,606"),
         ("compressed", ("replaced", 0, "between"), 2**30, "no weights of '2' have 1,073,741,824 directions in between"),
         ("compressed", ("layers", 0, "width"), 0, "layer '2' can't keep 2 of 0 directions"),
         ("claim", ("sentence",), ["no", "text"], "`sentence` can't be a list"),
         ("task ensembles document", ("alone",), [[3.0, 0.5]], "`alone` are shares of examples, from 0 to 1; got 3.0"),
-        ("recording", ("moments", 0, "examples"), 0, "what step 0 says of its examples"),
+        ("recording", ("moments", 0, "examples"), 0, "step 0 must have 1 example or more and layers of positive"),
         ("sparsity", ("sizes", "model", 0), 0, "what a dense network or layer takes"),
         ("sparsity", ("interlayer", "model", "tables"), [], "the layers of a network are compared by one measure"),
         ("federation", ("similarity", "tables"), [], "its similarity do not fit the rest"),
@@ -209,6 +215,23 @@ def test_what_is_wrong_is_said(whole, tmp_path, name, path, value, words):
         write_unchecked(tmp_path / "wrong", header, arrays)
     with pytest.raises(FileFault, match=f"wrong' is damaged: .*{words}"):
         nk.load(tmp_path / "wrong")
+
+
+def test_a_layer_that_is_listed_twice_is_refused(whole, tmp_path):
+    header, arrays = files.read(whole / "statistics of moments")
+    header["layers"].append(header["layers"][0])
+    write_unchecked(tmp_path / "wrong", header, arrays)
+    with pytest.raises(FileFault, match="wrong' is damaged: .*its layers do not fit the rest"):
+        nk.load(tmp_path / "wrong")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_stitch_whose_map_is_no_number_is_refused(whole, tmp_path, value):
+    header, arrays = files.read(whole / "stitch")
+    assert header["rank"] is None
+    write_unchecked(tmp_path / "wrong", header, {name: array * 0 + value for name, array in arrays.items()})
+    with pytest.raises(FileFault, match="wrong' is damaged: .*its map holds NaN or Inf"):
+        nk.load(tmp_path / "wrong", network(), network())
 
 
 def test_statistics_that_keep_no_chunks_may_say_any_number_of_them(whole, tmp_path):

@@ -1,4 +1,4 @@
-"""Validation of input arrays: NumPy, torch or DLPack arrays become float matrices, or are refused."""
+"""Validation of inputs: arrays of NumPy, torch or DLPack become float matrices, labels tensors; others are refused."""
 
 from __future__ import annotations
 
@@ -151,8 +151,9 @@ def label_tensor(labels: Any, device: torch.device | None = None) -> Tensor:
 
 def refuse_beyond_classes(labels: Tensor, classes: int, where: str = "") -> None:
     """Refuse class numbers that are too large for a model; those below 0 mark what does not count."""
-    if labels.numel() and int(labels.max()) >= classes:
-        given = f"a label{where} is {int(labels.max())}"
+    largest = int(labels.max()) if labels.numel() else -1  # read once, since each read waits for a GPU
+    if largest >= classes:
+        given = f"a label{where} is {largest}"
         raise ValueFault(f"{given}, and the model has {classes} classes, 0 to {classes - 1}.")
 
 

@@ -31,7 +31,7 @@ if LOCKS:
     import fcntl
 
 FORMAT = 2  # 1: no checksums, and tables without kind, axes and unit
-DEEPEST = 100  # lists and mappings in each other, so that any reader gets through them
+DEEPEST = 100  # levels of lists and mappings, so that any reader gets through them
 UNFINISHED = ".unfinished"
 AGAIN = "take another copy of the file, or make it again"
 MARK = "netkin"  # the generator of pages, the program that made figures and weights, in their metadata
@@ -365,13 +365,13 @@ def _parsed(text: str) -> Any:
 
 
 def _refuse_deep(found: Any) -> None:
-    """Refuse lists and mappings that lie deeper in each other than any that netkin writes."""
+    """Refuse lists and mappings that are nested deeper than any that netkin writes."""
     level = [found] if isinstance(found, (dict, list)) else []
     for _ in range(DEEPEST):
         inner = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
         level = [one for one in inner if isinstance(one, (dict, list))]
     if level:
-        raise ValueError(f"its lists and mappings lie more than {DEEPEST} deep in each other")
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 
 
 def _finite(digits: str) -> float:

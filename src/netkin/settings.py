@@ -1,4 +1,4 @@
-"""State that is changed temporarily and restored: torch's settings, models' training flags, and random generators.
+"""State that is changed temporarily and restored: torch's settings, models' flags and weights, random generators.
 
 One thread at a time runs a model. Settings of torch may be needed by several threads, which overlap in any order: the
 first one that needs a setting changes it, and the earlier value is restored when the last one has finished, so that no

@@ -1,10 +1,15 @@
 """Refusals on the command line speak of the options that a user typed, not of the arguments of the library."""
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import click
 import pytest
 
+import netkin
 from netkin.cli import cli
 from netkin.cli.outputs import in_options
 
@@ -47,6 +52,44 @@ def test_a_refusal_speaks_of_options(netkin, line):
     known = {str(one.name) for one in cli.commands[line.split()[0]].params} | {"overwrite"}
     for name in re.findall(r"`(\w+)=?`", said) + re.findall(r"(?<![\w,(])(\w+)=(?:True|False|None|['\[])", said):
         assert name not in known, said
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("report a.netkin --out nodir/x.html", 2, "the folder 'nodir' does not exist"),
+        ("completion bash --title x", 2, "No such option"),
+        ("show gone.netkin", 1, "cannot read 'gone.netkin'"),
+    ],
+)
+def test_a_simple_misuse_is_refused_without_torch(tmp_path, line, code, words):
+    (tmp_path / "a.netkin").write_text("{}")
+    program = (
+        "import sys, netkin.cli\n"
+        f"try: netkin.cli.cli({line.split()!r})\n"
+        "except SystemExit as leaving:\n"
+        "    assert 'torch' not in sys.modules, 'torch was imported'\n"
+        "    raise"
+    )
+    done = run_alone(program, tmp_path)
+    assert done.returncode == code, done.stderr
+    assert words in " ".join(done.stderr.split())
+
+
+def test_a_fault_of_the_disk_is_told_without_torch(tmp_path):
+    program = (
+        "import sys\n"
+        "from netkin.cli.running import crash_refusal\n"
+        "assert crash_refusal(OSError('the disk is gone')) is None\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    assert run_alone(program, tmp_path).returncode == 0
+
+
+def run_alone(program, folder):
+    """Run a program in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": str(Path(netkin.__file__).parents[1])}
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=folder, env=environment)
 
 
 def test_plans_speak_of_options_too(netkin):

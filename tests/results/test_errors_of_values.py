@@ -13,6 +13,7 @@ from netkin.results import Comparison, Match, load
 from netkin.results.values import jackknife_bias, jackknife_error
 
 MEDIAN = "medians are not smooth"
+WIDE = [[[1.1e200, 2e200, 0.4]], [[0.9e200, 4e200, 0.6]], [[1e200, 3e200, 0.55]]]
 
 
 def test_errors_come_from_the_replicates(made):
@@ -34,6 +35,19 @@ def test_errors_that_are_given_stay(made):
 def test_errors_that_are_no_errors_are_refused(made, error):
     with pytest.raises(ValueFault, match=f"a standard error is finite and not negative; got {error:g}"):
         made.jackknifed(errors=np.full((3, 3), error))
+
+
+def test_an_error_that_overflows_is_missing_with_a_reason(made, tmp_path):
+    wide = {"rows": ("p",), "columns": ("r", "s", "t"), "bounds": (-np.inf, np.inf)}
+    table = made.jackknifed(values=[[1e200, 3e200, 0.5]], replicates=WIDE, chunk_sizes=(4, 4, 4), **wide)
+    assert np.isnan(table.errors[0, :2]).all()
+    assert table.errors[0, 2] > 0
+    reason = "the squares that the jackknife adds up are too large for float64"
+    assert table.error_reasons == {("p", "r"): reason, ("p", "s"): reason}
+    assert table.best_matches()["p"].margin_error is None
+    kept = made.comparison(table)
+    kept.save(tmp_path / "wide")
+    assert load(tmp_path / "wide") == kept
 
 
 def test_a_value_that_rounding_put_beyond_a_bound_lies_in_its_interval(made):

@@ -121,6 +121,14 @@ def test_ppm_of_two_bytes_a_colour_keeps_its_values(tmp_path, most):
     assert np.abs(found - picture / most).max() < 1e-7
 
 
+def test_a_colour_beyond_the_white_of_its_file_is_refused(tmp_path):
+    picture = np.full((2, 2, 3), 2000)
+    (tmp_path / "a.ppm").write_bytes(b"P6 2 2 1000\n" + picture.astype(">u2").tobytes())
+    words = "holds numbers from 2000 to 2000; by its own maximum it goes from 0 for black to 1000 for white, so correct"
+    with pytest.raises(SourceError, match=words):
+        load_data(f"images:{tmp_path}")
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 def test_colours_of_which_half_the_bits_would_be_lost_are_refused(tmp_path, compressed):
     (tmp_path / "a.tif").write_bytes(tiff(colours(3), compressed=compressed, in_planes=True))

@@ -1,5 +1,7 @@
 """What a file holds of a statistic: a wrong attribute is refused when it is read, and says which it is."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ import netkin as nk
 from netkin import files
 from netkin.errors import FileFault, NoValue, UnknownName, ValueFault
 from netkin.statistics import CrossMoments, LayerFilters, LayerRows, schema
-from netkin.statistics.collector import Numbers
+from netkin.statistics.collector import Numbers, Settings
 from netkin.statistics.statistic import Stored
 from tests.file_worlds import write_unchecked
 
@@ -160,3 +162,32 @@ def test_rows_of_one_chunk_have_no_value_without_it():
     chunk = int(np.argmax(rows.chunk_sizes))
     with pytest.raises(NoValue, match="all rows kept of layer 'in' are of one chunk of the examples"):
         rows.pair("in", "in", chunk)
+
+
+@dataclass(frozen=True)
+class TheirSettings(Settings):
+    """Settings of another package, whose defaults say less than their types."""
+
+    kernel: str | None = None
+    levels: float = 1
+    steps: int = 1
+    exact: bool = False
+    sizes: tuple[int, ...] = ()
+    extra: object = None
+
+
+@pytest.mark.parametrize(
+    "given", [{"kernel": "rbf"}, {"levels": 0.5}, {"levels": 2}, {"sizes": [1, 2]}, {"extra": {"a": 1}}, {}]
+)
+def test_settings_are_read_by_the_types_of_their_fields(given):
+    found = TheirSettings.from_json(given)
+    assert TheirSettings.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize(
+    "given", [{"kernel": 1}, {"levels": "x"}, {"levels": True}, {"steps": 0.5}, {"exact": 1}, {"sizes": 3}]
+)
+def test_settings_of_other_types_are_refused(given):
+    (name,) = given
+    with pytest.raises(TypeError, match=f"`{name}` of a TheirSettings can't be a"):
+        TheirSettings.from_json(given)

@@ -185,6 +185,20 @@ def test_a_shuffled_dataset_comes_in_the_order_of_its_arrays():
     assert same(ours, theirs)
 
 
+def test_a_loader_that_shuffles_follows_the_seed_unless_it_has_a_generator():
+    pairs = torch.utils.data.TensorDataset(*labelled())
+
+    def trained(seed, **options):
+        model = net()
+        train(model, torch.utils.data.DataLoader(pairs, 8, shuffle=True, **options), epochs=1, seed=seed)
+        return model
+
+    assert same(trained(0), trained(0))
+    assert not same(trained(0), trained(1))
+    own = [trained(seed, generator=torch.Generator().manual_seed(3)) for seed in (0, 1)]
+    assert same(*own)
+
+
 def test_the_caller_keeps_modes_and_random_states():
     model = net(dropout=0.5)
     model[3].eval()
@@ -344,6 +358,9 @@ def test_settings_that_batches_overrule_are_named():
     assert history[-1]["step"] == 5
     with pytest.warns(UserWarning, match="^`batch=4` is not used"):
         train(net(), list(loader), epochs=1, batch=4)
+    with pytest.warns(UserWarning, match="^`batch=4` is not used") as told:
+        nk.train_many([net(0), net(1), net(2)], loader, epochs=1, batch=4)
+    assert [one.filename for one in told] == [__file__]  # once, and at the line of the caller
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for data in (loader, list(loader), pairs, (inputs, labels)):

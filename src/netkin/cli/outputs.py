@@ -234,7 +234,7 @@ def with_refusals(command: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt as stop:  # a job that was cancelled says so
             click.echo(err=True)  # progress may have left its line unfinished
             _leave(" ".join([str(stop) or "interrupted.", *unsaved]), INTERRUPTED)
-        except BrokenPipeError:
+        except (BrokenPipeError, click.ClickException, click.Abort, click.exceptions.Exit):  # click says these itself
             raise
         except Exception as error:
             _leave_refused(error, unsaved)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -276,7 +277,8 @@ def remember(spec: str, model: nn.Module) -> nn.Module:
 
 def crash_refusal(fault: Exception) -> ForwardError | None:
     """Return the refusal of a model, or a transform, that raised `fault` while it ran; None for a fault of ours."""
-    frame = _foreign_frame(fault)
+    # where torch was not imported no model has run, and a refusal need not wait for the import
+    frame = _foreign_frame(fault) if "torch" in sys.modules else None
     if frame is None:
         return None
     if frame.f_code.co_name == TRANSFORMED:

@@ -127,7 +127,7 @@ def _compared(
     made, unwritten = Comparisons(every.compare(measures), every.failed), UnwrittenFiles()
     with unwritten.writing(save):
         made.save(save, overwrite=overwrite)
-    unwritten.warn(save, "the same call writes it, of the parts that are kept")
+    unwritten.warn(save, "the same call writes it from the parts that were saved")
     return made
 
 

@@ -274,7 +274,7 @@ def from_parts(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -
     statistics.digest = DataDigest.from_json(typed(header["digest"], str, "digest"))
     statistics.ended = set(typed(header["ended"], list[str], "ended"))
     statistics.collectors = from_plain(header["collectors"], tensors)
-    _refuse_misfit(statistics)
+    _refuse_misfit(statistics, given)
     return statistics
 
 
@@ -285,9 +285,9 @@ def _need(header: Mapping[str, Any]) -> Need:
     return Need(candidates, settings, tuple(header["measures"]))
 
 
-def _refuse_misfit(found: Statistics) -> None:
-    """Refuse what a file says where its models, layers and collectors do not go together."""
-    models, layers, held = set(found.models), found.alignment.given.values(), found.collectors
+def _refuse_misfit(found: Statistics, layers: Sequence[LayerSize]) -> None:
+    """Refuse what a file says where its models, the `layers` that it lists and its collectors do not go together."""
+    models, held = set(found.models), found.collectors
     kinds = isinstance(held, list) and len(held) == len(found.needs) and all(isinstance(one, list) for one in held)
     kinds = kinds and all(type(x) in y.candidates for one, y in zip(held, found.needs, strict=True) for x in one)
     every = list(found.every()) if kinds else []

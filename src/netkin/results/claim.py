@@ -279,7 +279,12 @@ class Claim(FrozenRecord):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Claim:
         """Return the claim that was saved at `path`."""
-        content = _content(path)
+        return cls.from_content(path, _content(path))
+
+    @classmethod
+    def from_content(cls, path: str | os.PathLike[str], given: Mapping[str, Any]) -> Claim:
+        """Return the claim that the JSON of the file `path` gives."""
+        content = _without_format(path, given)
         with files.damage_reported(path):
             numbers: dict[str, Any] = {
                 part: {name: checked(Measured, one) for name, one in content.pop(part, {}).items()}
@@ -379,7 +384,12 @@ def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
     except OSError as fault:
         raise FileFault(f"cannot read {str(path)!r}: {fault.strerror or fault}.") from fault
     with files.damage_reported(path):
-        content = json.loads(text)
+        return json.loads(text)
+
+
+def _without_format(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    with files.damage_reported(path):
+        content = {**given}
         kind, version = content.pop("kind"), int(content.pop("format"))
     if kind != "claim" or version > FORMAT:
         raise FileFault(

@@ -356,7 +356,10 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """
     start = files.read_start(path, 1)
     if start == b"[":
-        return [_from_json(path, one, models) for one in files.read_list(path)]
+        listed = files.read_list(path)
+        if not listed:
+            raise FileFault(f"{str(path)!r} holds an empty list; a list must hold one result or more.")
+        return [_from_json(path, one, models) for one in listed]
     if start == b"{":
         return _from_json(path, files.read_document(path), models)
     kind = files.read_header(path)["kind"]
@@ -389,7 +392,7 @@ def _from_json(path: str | os.PathLike[str], content: Mapping[str, Any], models:
         told = ", which takes no models." if models else other
         raise FileFault(f"{str(path)!r} is a JSON file of kind {kind!r}{told}")
     if kind == "claim":
-        return import_module("netkin.results.claim").Claim.load(path)
+        return import_module("netkin.results.claim").Claim.from_content(path, content)
     if content.get("format") != files.FORMAT:
         raise FileFault(f"{str(path)!r} has format {content.get('format')!r}; this netkin reads {files.FORMAT}.")
     with files.damage_reported(path):

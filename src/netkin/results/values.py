@@ -161,7 +161,7 @@ class Values(FrozenRecord):
             return Match(self.layers_b[best], value, known, name, margin)
         apart = (self.replicates[:, i, best] - self.replicates[:, i, second]) * (1 if self.higher_is_closer else -1)
         spread = float(jackknife_error(margin, apart, self.chunk_sizes))
-        if math.isnan(spread):
+        if not math.isfinite(spread):
             return Match(self.layers_b[best], value, known, name, margin)
         clear = margin > student_quantile(len(self.chunk_sizes)) * spread
         return Match(self.layers_b[best], value, known, name, margin, spread, clear)
@@ -251,7 +251,7 @@ class Values(FrozenRecord):
             freeze(self, replicates=self._shaped(self.replicates, "replicates", (len(self.chunk_sizes),)))
         if self.errors is None and self.replicates is not None:
             errors = jackknife_error(self.values, self.replicates, self.chunk_sizes)
-            without = self._without_error(self.replicates)
+            without = self._without_error(self.replicates, errors)
             reasons = {(self.layers_a[i], self.layers_b[j]): why for (i, j), why in without.items()} | reasons
             for i, j in [*without, *places]:
                 errors[i, j] = np.nan
@@ -264,10 +264,11 @@ class Values(FrozenRecord):
             self._refuse_error_with_reason(places)
         freeze(self, error_reasons=frozen_mapping(reasons, shared=True))
 
-    def _without_error(self, replicates: np.ndarray) -> dict[tuple[int, int], str]:
+    def _without_error(self, replicates: np.ndarray, errors: np.ndarray) -> dict[tuple[int, int], str]:
         """Return the places that have a value and replicates but can have no error, with the reasons."""
         missing, found = np.isnan(replicates).sum(axis=0), {}
-        for i, j in np.argwhere(np.isfinite(self.values)).tolist():
+        for i, j in np.argwhere(np.isfinite(self.values) & ~np.isfinite(errors)).tolist():
+            found[i, j] = "the squares that the jackknife adds up are too large for float64"
             if missing[i, j]:
                 found[i, j] = f"no value with {missing[i, j]} of the {len(replicates)} chunks left out"
         low, high = self.bounds
@@ -309,7 +310,7 @@ def _place(name: str, layers: tuple[str, ...], what: str, listed: str) -> int:
 
 
 def jackknife_error(value: Any, replicates: Any, sizes: Sequence[int]) -> np.ndarray:
-    """Return the jackknife standard error, NaN where the value or a replicate is missing.
+    """Return the jackknife standard error, NaN where the value or a replicate is missing, Inf or NaN on overflow.
 
     Example:
         >>> data = np.array([1.0, 2.0, 4.0, 9.0])
@@ -320,8 +321,9 @@ def jackknife_error(value: Any, replicates: Any, sizes: Sequence[int]) -> np.nda
     """
     value, replicates, shares = _checked(value, replicates, sizes)
     h = 1 / shares  # n / m_j
-    pseudo_values = h * value - (h - 1) * replicates
-    return np.sqrt(((pseudo_values - _corrected(value, replicates, shares)) ** 2 / (h - 1)).mean(axis=0))
+    with np.errstate(over="ignore", invalid="ignore"):
+        pseudo_values = h * value - (h - 1) * replicates
+        return np.sqrt(((pseudo_values - _corrected(value, replicates, shares)) ** 2 / (h - 1)).mean(axis=0))
 
 
 def jackknife_bias(value: Any, replicates: Any, sizes: Sequence[int]) -> np.ndarray:

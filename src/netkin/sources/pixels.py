@@ -122,9 +122,10 @@ def _decoded(stored: bytes, pillow: Any, change: Callable[[str], str]) -> np.nda
 def _refuse_out_of_range(values: np.ndarray, white: float, path: Path) -> None:
     low, high = float(values.min()), float(values.max())
     if not 0 <= low <= high <= white:  # false for NaN, too
+        goes = "an image of floating numbers" if white == 1 else "by its own maximum it"
         raise SourceError(
-            f"{str(path)!r} holds numbers from {low:g} to {high:g}; an image of floating numbers goes from 0 for black "
-            "to 1 for white, so scale it first."
+            f"{str(path)!r} holds numbers from {low:g} to {high:g}; {goes} goes from 0 for black to {white:g} for "
+            f"white, so {'scale it' if white == 1 else 'correct one of the two'} first."
         )
 
 

@@ -153,11 +153,13 @@ class Settings:
 
     @classmethod
     def from_json(cls, header: Mapping[str, Any]) -> Self:
+        """Return the settings of a file; a field of another type than it is annotated with is refused."""
         made = cls(**{name: tuple(one) if isinstance(one, list) else one for name, one in header.items()})
-        for field in dataclasses.fields(cls):  # each has a default of its type
-            wanted, found = type(field.default), type(getattr(made, field.name))
-            if field.default is not dataclasses.MISSING and found is not wanted and (wanted, found) != (float, int):
-                raise TypeError(f"`{field.name}` of a {cls.__name__} can't be a {found.__name__}")
+        hints = schema.hints_of(cls)
+        for field in dataclasses.fields(cls):
+            value = getattr(made, field.name)
+            if not schema.is_of(value, hints.get(field.name, Any)):
+                raise TypeError(f"`{field.name}` of a {cls.__name__} can't be a {type(value).__name__}")
         return made
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -40,6 +40,29 @@ def check_fields(made: Any, named: Mapping[str, Field]) -> None:
     for name, field in named.items():
         if not field.holds(getattr(made, name), sizes):
             raise ValueError(f"`{name}` of a {type(made).__name__} must be {field.words}")
+
+
+def hints_of(kind: type) -> dict[str, Any]:
+    """Return the annotations of a class; none where one of them names what is not there when the program runs."""
+    try:
+        return get_type_hints(kind)
+    except NameError:
+        return {}
+
+
+def is_of(value: Any, hint: Any) -> bool:
+    """Return whether a value is of an annotated type; those that JSON has no values of fit anything.
+
+    Example:
+        >>> is_of(1, float), is_of("rbf", str | None), is_of(True, int), is_of((1, 2), tuple[int, ...])
+        (True, True, False, True)
+    """
+    if get_origin(hint) in (Union, UnionType):
+        return any(is_of(value, one) for one in get_args(hint))
+    kind = get_origin(hint) or hint
+    if kind is float:
+        return type(value) in (int, float)
+    return kind not in (bool, int, str, tuple, NoneType) or type(value) is kind
 
 
 def refuse_unless(holds: bool, what: str) -> None:

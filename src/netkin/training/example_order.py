@@ -9,6 +9,8 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -21,7 +23,7 @@ from torch.nn.functional import pad
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from netkin.arrays import label_tensor, plain_array, refuse_non_finite
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import ShapeError, ValueFault, outside
 from netkin.identity import DataDigest, settings_digest
 from netkin.representations.hooks import leaves, mapped, rebuilt
 from netkin.representations.inputs import batch_length, batches_of, inputs_of, labels_of
@@ -30,6 +32,7 @@ from netkin.sources.datasets import load_data
 from netkin.training.recipe import Recipe
 
 TEST_BATCH = 1000  # examples
+_WARNED: ContextVar[set[str] | None] = ContextVar("warned", default=None)  # sentences that need not be repeated
 
 
 @dataclass(frozen=True)
@@ -284,13 +287,30 @@ def course_to_train(data: Any, recipe: Recipe, seed: int) -> Course:
     asked = {name: getattr(recipe, name) for name in given}
     unused = [name for name, value in asked.items() if value not in (given[name], getattr(Recipe, name))]
     if unused:
-        warnings.warn(
+        _warn(
             f"{' and '.join(f'`{name}={asked[name]!r}`' for name in unused)} {'is' if len(unused) == 1 else 'are'} not "
             "used: the data come as batches, which keep their size and order. Give arrays `(inputs, labels)`, a data "
-            "set, or a name such as 'digits:train'.",
-            stacklevel=4,
+            "set, or a name such as 'digits:train'."
         )
     return course
+
+
+@contextmanager
+def each_warned_once() -> Iterator[None]:
+    """Inside the `with`, in which several networks are trained, the same sentence about their data is given once."""
+    token = _WARNED.set(set())
+    try:
+        yield
+    finally:
+        _WARNED.reset(token)
+
+
+def _warn(sentence: str) -> None:
+    before = _WARNED.get()
+    if before is None or sentence not in before:
+        warnings.warn(sentence, stacklevel=outside())
+    if before is not None:
+        before.add(sentence)
 
 
 def augmented(padded: Tensor, pick: Pick, recipe: Recipe) -> Tensor:

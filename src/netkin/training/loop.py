@@ -121,7 +121,7 @@ class _Training:
     ):  # fmt: skip
         self.model, self.recipe, self.test, self.seed, self.every = model, recipe, test, seed, every
         self.device, self.loss, self.hooks = device_of(model), loss or default_loss(recipe), hooks
-        self.dtype = recipe.dtype(self.device)
+        self.dtype, self.by_classes = recipe.dtype(self.device), loss is None
         self.course = course_to_train(data, recipe, seed)
         self.optimizer = recipe.optimizer_of(model.parameters())
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
@@ -218,7 +218,7 @@ class _Training:
         record: Record = {"epoch": self.epoch, "step": self.step, "loss": torch.stack(self.losses).mean().item()}
         refuse_non_finite(record, self.recipe)
         if self.test is not None:
-            record |= loss_and_accuracy(self.model, self.test, self.loss, self.dtype)
+            record |= loss_and_accuracy(self.model, self.test, self.loss, self.dtype, by_classes=self.by_classes)
         self.history.append(record | {"seconds": self.seconds})
         self.seconds, self.losses, self.epoch_state = 0.0, [], self.course.state
         for hook in self.hooks:
@@ -276,7 +276,7 @@ def _cross_entropy(outputs: Any, labels: Any, smoothing: float) -> Tensor:
     labels = label_tensor(labels, logits.device)
     if class_axis(logits, labels) != 1:
         logits, labels = logits.flatten(0, -2), labels.flatten()
-    return cross_entropy(logits, labels, label_smoothing=smoothing)
+    return cross_entropy(logits, labels.long(), label_smoothing=smoothing)
 
 
 def class_axis(logits: Tensor, labels: Tensor) -> int:
@@ -296,8 +296,9 @@ def class_numbers(outputs: Any, given: Any) -> Tensor:
     """Return labels as class numbers of a model's logits; those below 0 do not count, too large ones are refused."""
     logits = main_tensor(outputs, "")
     labels = label_tensor(given, logits.device)
-    refuse_beyond_classes(labels, logits.shape[class_axis(logits, labels)])
-    return labels
+    classes = logits.shape[class_axis(logits, labels)]  # refuses fractions
+    refuse_beyond_classes(labels.long(), classes)
+    return labels.long()
 
 
 def autocasting(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
@@ -316,16 +317,17 @@ def refuse_non_finite(record: Record, recipe: Recipe) -> None:
 
 @torch.no_grad()
 def loss_and_accuracy(
-    model: nn.Module, data: Any, loss: Loss | None, dtype: torch.dtype | None, batch: int = TEST_BATCH
-) -> Record:
-    """Return the loss and, where labels are class numbers, the accuracy of a model in evaluation mode."""
+    model: nn.Module, data: Any, loss: Loss | None, dtype: torch.dtype | None, batch: int = TEST_BATCH,
+    *, by_classes: bool = False,
+) -> Record:  # fmt: skip
+    """Return the loss and, where labels are class numbers, as `by_classes` demands, the accuracy in evaluation mode."""
     device, own = device_of(model), dtype_of(model)
     parts: list[tuple[Tensor, Tensor, Tensor, int]] = []
     with evaluating(model), autocasting(device, dtype):
         for one in in_order(data, batch):
             one = placed(one, device, own)
             outputs, labels = outputs_of(model, inputs_of(one)), labels_of(one)
-            if labels is not None and (loss is None or getattr(loss, "func", None) is _cross_entropy):
+            if labels is not None and (loss is None or by_classes):
                 labels = class_numbers(outputs, labels)
             count = len(main_tensor(outputs, ""))
             value = torch.zeros(()) if loss is None else loss(outputs, labels).detach().double() * count

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean, outside
 from netkin.identity import form_of
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.settings import evaluating, model_lock, random_states_kept, seed_all
 from netkin.training.attributes import changed_since, own_state
-from netkin.training.example_order import arrays_in, placed
+from netkin.training.example_order import arrays_in, each_warned_once, placed
 from netkin.training.loop import Loss, default_loss, loss_and_accuracy, refuse_untrainable, train
 from netkin.training.recipe import Recipe, Record, recipe_of
 from netkin.training.teams import Store, Student, Team
@@ -143,7 +143,7 @@ class Trainings:
                 return self._by(way)
             except _Unfit as fault:
                 warnings.warn(
-                    f"training the networks {WAYS[way]} failed, which takes longer now: {fault}", stacklevel=4
+                    f"training the networks {WAYS[way]} failed, which takes longer now: {fault}", stacklevel=outside()
                 )
         return self._one_by_one()
 
@@ -203,10 +203,11 @@ class Trainings:
 
     def _one_by_one(self) -> list[list[Record]]:
         found = []
-        for number, (model, data, seed) in enumerate(zip(self.models, self.data, self.seeds, strict=True)):
-            hooks = [*(self.hooks(number) if self.hooks else ()), partial(self._look_at, number)]
-            self._look_at(number, model, 0)
-            found.append(train(model, data, self.recipe, test=self.test, seed=seed, loss=self.loss, hooks=hooks))
+        with each_warned_once():
+            for number, (model, data, seed) in enumerate(zip(self.models, self.data, self.seeds, strict=True)):
+                hooks = [*(self.hooks(number) if self.hooks else ()), partial(self._look_at, number)]
+                self._look_at(number, model, 0)
+                found.append(train(model, data, self.recipe, test=self.test, seed=seed, loss=self.loss, hooks=hooks))
         return found
 
     def _look_at(self, number: int, model: nn.Module, step: int) -> None:
@@ -274,7 +275,8 @@ class Trainings:
         except Exception as fault:
             if way == "graphs":
                 raise _Unfit(_words(fault)) from fault
-            warnings.warn(f"the stacked networks are trained without a CUDA graph: {_words(fault)}", stacklevel=8)
+            told = f"the stacked networks are trained without a CUDA graph: {_words(fault)}"
+            warnings.warn(told, stacklevel=outside())
         return teams
 
     def _segment(self, teams: list[Team], students: list[Student], ticks: int) -> int:
@@ -320,8 +322,8 @@ class Trainings:
     def _judge(self, student: Student) -> None:
         record = student.history[-1]
         seconds = record.pop("seconds")
-        loss = self.loss or default_loss(self.recipe)
-        record |= loss_and_accuracy(student.model, self.test, loss, self.recipe.dtype(self.device))
+        loss, dtype = self.loss or default_loss(self.recipe), self.recipe.dtype(self.device)
+        record |= loss_and_accuracy(student.model, self.test, loss, dtype, by_classes=self.loss is None)
         record["seconds"] = seconds
 
 

@@ -394,5 +394,5 @@ def moment_from(described: DescribedMoment, tensors: Mapping[str, torch.Tensor],
         if state.rows.ndim != 2 or not state.rows.is_floating_point() or not (state.rows.numel() or state.fault):
             raise ValueError(f"layer {name!r} has no matrix of rows")
     if described.examples < 1 or any(state.width < 1 or state.resolution < 0 for state in states.values()):
-        raise ValueError(f"what {unit} {described.step} says of its examples and layers is less than nothing")
+        raise ValueError(f"{unit} {described.step} must have 1 example or more and layers of positive width")
     return Moment(described.step, unit, states, described.examples)

@@ -369,7 +369,7 @@ def read_transformation(header: Mapping[str, Any], arrays: Mapping[str, Any]) ->
     wanted, found = (
         {name: tuple(one.shape) for name, one in each.items()} for each in (transformation.state_dict(), state)
     )
-    if rank is not None and not all(np.isfinite(array).all() for array in arrays.values()):
+    if not all(np.isfinite(array).all() for array in arrays.values()):
         raise ValueError("its map holds NaN or Inf")
     if wanted != found:
         raise ValueError(f"its weights have shapes {found}, and the layers need {wanted}")

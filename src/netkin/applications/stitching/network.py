@@ -346,9 +346,14 @@ class Description:
     digests: Mapping[str, str]
 
     def __post_init__(self) -> None:
-        lacks = {self.precision, *map(_dtype_name, FLOATING)}.difference(self.digests)
-        if lacks or self.precision not in map(_dtype_name, FLOATING):
-            raise ValueFault(f"a model in {self.precision!r} is identified by digests; got {', '.join(self.digests)}.")
+        known = list(map(_dtype_name, FLOATING))
+        if self.precision not in known:
+            raise ValueFault(f"a model's precision must be {' or '.join(known)}; got {self.precision!r}.")
+        if not self.digests.keys() >= {*known}:
+            raise ValueFault(
+                f"a model must have a digest in {' and '.join(known)}; got those in "
+                f"{' and '.join(self.digests) or 'none'}."
+            )
 
     @classmethod
     def of(cls, model: nn.Module) -> Description:
