@@ -87,7 +87,7 @@ def test_runs_from_the_bottom_up_hold_where_their_controls_do_not(monkeypatch):
 )
 def test_bottom_up_is_more_than_networks_that_never_learn_show(monkeypatch, learned, walk, line, found):
     monkeypatch.setattr(bottom_up, "order", lambda one, mark, layers: one)
-    assert bottom_up._ahead({"trained": learned, "random walk": walk, "straight line": line}, []) is found
+    assert bottom_up._ahead({"trained": learned, "random walk": walk, "straight line": line}, []).decision is found
 
 
 def test_a_random_walk_is_as_long_as_the_training_and_a_line_ends_at_the_other_network():

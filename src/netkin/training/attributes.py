@@ -55,7 +55,7 @@ class ChangingAttributes:
             setattr(self.owners[owner], name, value.to(known.device) if isinstance(known, Tensor) else value)
         for hook in self.hooks:
             lost = sorted(name for kind, name in HookParts(hook, METHODS).changes.names if kind == "variable")
-            if lost and not _has_state(hook):
+            if lost and not (_has_state(hook) or getattr(hook, "settings", None) is not None):
                 warnings.warn(
                     f"the hook {getattr(hook, '__qualname__', type(hook).__qualname__)!r} changes {', '.join(lost)}, "
                     "which a saved training does not hold: what it kept there before is missing. Keep it in attributes "

@@ -37,7 +37,7 @@ from netkin.training.recipe import (
     load_model_state,
     model_state,
     recipe_of,
-)
+)  # fmt: skip
 
 Loss = Callable[[Any, Any], Tensor]
 

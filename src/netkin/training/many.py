@@ -262,7 +262,7 @@ class Trainings:
         try:
             teams = self._teams(students, way, ticks)
             for changed in filter(None, (changed for _, changed in self._trials())):
-                raise _Unfit(f"the forward pass changes {changed!r} of the model, which is no buffer that it writes into.")
+                raise _Unfit(f"the forward pass changes {changed!r} of the model, which is no buffer written into.")
             for team in teams:
                 team.rehearse()
         except NetkinError:

@@ -109,6 +109,7 @@ def test_a_search_that_stops_goes_on_bit_for_bit(tmp_path, stopped_in):
         if left[0] == 0:
             raise Enough
 
+    stop.settings = "whenever it stops, it is the same hook"
     with pytest.raises(Enough):
         lottery_tickets(net(), labelled(), RECIPE, hooks=[stop], save=tmp_path / "run", **options)
     found = lottery_tickets(again, labelled(), RECIPE, hooks=[stop], save=tmp_path / "run", **options)
