@@ -353,10 +353,13 @@ def _apart(work: Callable[[Lab, Any], Any], setting: Mapping[str, Any], task: An
 
 
 def _noted_work(work: Callable[[Lab, Any], Any], lab: Lab, task: Any) -> tuple[Any, Notes]:
-    """Do one task, with torch's seed by its name alone: other tasks may have been done by a run that was killed."""
-    seed = int.from_bytes(hashlib.sha256(f"{work.__name__} {task}".encode()).digest()[:4], "big")
-    with random_seed(seed, lab.device), noting() as notes:
+    with random_seed(task_seed(work, task), lab.device), noting() as notes:
         return work(lab, task), notes
+
+
+def task_seed(work: Callable[[Lab, Any], Any], task: Any) -> int:
+    """Return torch's seed for a task, by its name alone: others may have been done by a run that was killed."""
+    return int.from_bytes(hashlib.sha256(f"{work.__name__} {task}".encode()).digest()[:4], "big")
 
 
 @cache
