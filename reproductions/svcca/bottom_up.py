@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import netkin as nk
 from netkin.results.series import kendall
+from netkin.results.verdicts import LESS
 from netkin.sources.architectures import seeded
 from reproductions.claims import Finding, Measured, all_of, claim, gains, verdict
 from reproductions.laboratory import Lab, Run
@@ -46,7 +47,7 @@ Task = tuple[str, int, str]  # network, seed and way
     sentence="learning broadly happens ‘bottom up’ – layers closer to the input seem to solidify into their final "
     "representations with the exception of the very top layers.",
     expected={f"{network}: {TAU}": "above 0" for network in NETWORKS},
-    control=CONTROL,
+    control=f"{CONTROL}; and a straight line between two random networks",
     criterion="For a network, τ is Kendall's rank correlation between a layer's depth and the step from which on its "
     f"SVCCA with its own final state stays at {MARK} or above, over all layers but the logits. The claim holds for it "
     "if τ is above 0, above that of the random walk, and above that of a straight line between two random networks, "
@@ -64,6 +65,7 @@ def bottom_up(lab: Lab) -> Finding:
         runs = {way: [series[network, seed, way] for seed in seeds] for way in WAYS}
         parts.append(_ahead(runs, runs[LEARNED][0].layers[:-1]))
         measured |= {f"{network}: {name}": one for name, one in _numbers(runs[LEARNED]).items()}
+        measured |= {f"{network}: {TAU}{less}": one for less, one in _differences(runs).items()}
         controls |= {f"{network}: {name}": one for name, one in _numbers(runs[WALK]).items()}
         controls |= {f"{network}, straight line: {name}": one for name, one in _numbers(runs[LINE]).items()}
         measured[f"{network}: test accuracy"] = Measured.over(lab.trained(network, seed).accuracy for seed in seeds)
@@ -155,6 +157,12 @@ def _ahead(runs: Mapping[str, Sequence[nk.Series]], layers: Sequence[str]) -> bo
     taus = {way: [order(one, MARK, layers) for one in found] for way, found in runs.items()}
     beyond = [gains(taus[LEARNED], taus[way]).above(0) for way in (WALK, LINE)]
     return all_of(Measured.over(taus[LEARNED]).above(0), *beyond)
+
+
+def _differences(runs: Mapping[str, Sequence[nk.Series]]) -> dict[str, Measured]:
+    """Return by how much τ of trained networks is above that of each control, seed by seed."""
+    taus = {way: [order(one, MARK, one.layers[:-1]) for one in found] for way, found in runs.items()}
+    return {f"{LESS}the {way}": gains(taus[LEARNED], taus[way]) for way in (WALK, LINE)}
 
 
 def _numbers(runs: Sequence[nk.Series]) -> dict[str, Measured]:

@@ -356,3 +356,15 @@ def test_a_number_that_a_record_calls_by_a_score_is_shown_in_words():
     found = claim(id="gradients/recommender", expected={name: "not measured"}, measured={name: Measured(0.3)})
     assert found.row["number"] == "Kendall's τ of kernel ridge with accuracy after fine-tuning"
     assert "here Kendall's τ of kernel ridge with accuracy after fine-tuning is 0.3" in found.conclusion
+
+
+def test_the_sentence_tells_by_how_much_a_number_is_above_each_control_run_by_run():
+    numbers = {
+        "size": Measured.over([0.5, 0.6]),
+        "size, less that of the walk": Measured.over([0.1, 0.2, 0.3]),
+        "size, less that of the line": Measured(0.25),
+    }
+    told = claim(expected={"size": 1}, measured=numbers).conclusion
+    assert (
+        "; run by run it exceeds that of the walk by 0.2 (95% interval -0.048 to 0.45) and that of the line by 0.25; so"
+    ) in told

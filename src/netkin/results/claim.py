@@ -26,6 +26,7 @@ from netkin.results.verdicts import (
     Decision,
     checked_verdict,
     decisions,
+    differences_in_words,
     parts_in_words,
     refuse_stranger,
 )  # fmt: skip
@@ -231,7 +232,8 @@ class Claim(FrozenRecord):
         if self.kind == IDENTITY:
             return f"{said}{found}, which is algebra and {'agrees' if self.verdict == HOLDS else 'does not agree'}."
         beside = f", and in the control, {self.control}, {control}" if control else ""
-        return f"{said}{found}{beside}; so {self._follows(ours, control)}."
+        apart = differences_in_words(self.headline, self.measured)
+        return f"{said}{found}{beside}{apart}; so {self._follows(ours, control)}."
 
     def _follows(self, ours: Measured | None, control: Measured | None) -> str:
         """Return the verdict, which follows from all parts of the criterion, in words.

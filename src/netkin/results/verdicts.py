@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -12,6 +12,7 @@ from netkin.errors import ValueFault
 HOLDS, IN_PART, UNDECIDED, FAILS = VERDICTS = ("holds", "holds in part", "undecided", "does not hold")
 Decision = bool | None  # None: the numbers do not decide
 Function = TypeVar("Function", bound=Callable[..., Any])
+LESS = ", less that of "  # in the name of a difference between a number and a control's
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
@@ -98,6 +99,18 @@ def parts_in_words(parts: Sequence[Decision], criterion: str) -> str:
     groups = {decision: [str(k) for k, part in enumerate(parts, 1) if part is decision] for decision in verbs}
     told = [f"{_listed(places)} {verbs[part][len(places) > 1]}" for part, places in groups.items() if places]
     return f"of its {count} {what} {_listed(told)}"
+
+
+def differences_in_words(name: str, measured: Mapping[str, Any]) -> str:
+    """Return by how much a number is above those of its controls, run by run, where that was measured."""
+    found = {other.removeprefix(name + LESS): one for other, one in measured.items() if other.startswith(name + LESS)}
+    told = [f"that of {control} by {one.value:.2g}{_interval(one)}" for control, one in found.items()]
+    return f"; run by run it exceeds {_listed(told)}" if told else ""
+
+
+def _interval(one: Any) -> str:
+    ends = one.interval
+    return "" if ends is None else f" (95% interval {ends[0]:.2g} to {ends[1]:.2g})"
 
 
 def checked_verdict(verdict: str) -> str:
