@@ -255,3 +255,10 @@ def test_charts_of_one_title_stand_beside_each_other(opened):
     tops = page.evaluate("[...document.querySelectorAll('figure.curve')].map((f) => f.getBoundingClientRect().top)")
     assert len(tops) == 2
     assert tops[0] == tops[1]
+
+
+def test_the_page_begins_with_links_to_each_paper():
+    text = claims_page([claim(id="svcca/a"), claim(id="matching/b")])
+    for place in ("svcca", "svcca-claims", "matching", "matching-claims"):
+        assert f'href="#{place}"' in text
+        assert f'id="{place}"' in text

@@ -32,7 +32,8 @@ def claims_page(claims: Iterable[Claim]) -> str:
     if not listed:
         raise ValueFault("a page of reproductions needs at least one recorded claim; got none.")
     papers = grouped(listed).items()
-    parts = [show(paper, by_id) for show in (_overview, _claims) for paper, by_id in papers]
+    parts = [_contents([paper for paper, _ in papers])]
+    parts += [show(paper, by_id) for show in (_overview, _claims) for paper, by_id in papers]
     said = f"What papers claim, measured again: {tally(listed)}, each at the largest scale at which it was measured."
     versions = [claim.version for claim in listed]
     return document("Reproductions", said, parts, {}, kind="claims", versions=versions, scripts=CHARTS)
@@ -66,17 +67,26 @@ def _plural(verdict: str, count: int) -> str:
     return words if count == 1 else words.replace("holds", "hold").replace("does", "do").replace("is ", "are ")
 
 
+def _contents(papers: Sequence[str]) -> Markup:
+    """Return links to the table of each paper, and to its claims one by one."""
+    tables = [tag("a", paper, href=f"#{paper}") for paper in papers]
+    claims = [tag("a", paper, href=f"#{paper}-claims") for paper in papers]
+    lines = [tag("p", f"{words}: ", *links) for words, links in (("Tables", tables), ("Claim by claim", claims))]
+    return tag("nav", *lines, class_="contents")
+
+
 def _overview(paper: str, by_id: Mapping[str, Sequence[Claim]]) -> Markup:
     """Return the table of a paper's claims, each with a link to all that was found."""
     claims = [claim for scales in by_id.values() for claim in scales]
     reference = next((claim.provenance["paper"] for claim in claims if "paper" in claim.provenance), "")
     words = tag("p", reference, class_="headline") if reference else None
     card = tag("div", tag("div", _table(claims), class_="scroll"), class_="card")
-    return tag("section", tag("h2", paper), words, card)
+    return tag("section", tag("h2", paper), words, card, id=paper)
 
 
 def _claims(paper: str, by_id: Mapping[str, Sequence[Claim]]) -> Markup:
-    return tag("section", tag("h2", f"{paper}, claim by claim"), *(_claim(scales) for scales in by_id.values()))
+    claims = [_claim(scales) for scales in by_id.values()]
+    return tag("section", tag("h2", f"{paper}, claim by claim"), *claims, id=f"{paper}-claims")
 
 
 def _table(claims: Sequence[Claim]) -> Markup:
