@@ -69,8 +69,8 @@ def _plural(verdict: str, count: int) -> str:
 
 def _contents(papers: Sequence[str]) -> Markup:
     """Return links to the table of each paper, and to its claims one by one."""
-    tables = [tag("a", paper, href=f"#{paper}") for paper in papers]
-    claims = [tag("a", paper, href=f"#{paper}-claims") for paper in papers]
+    tables = [tag("a", paper, href=f"#table-of-{paper}") for paper in papers]
+    claims = [tag("a", paper, href=f"#claims-of-{paper}") for paper in papers]
     lines = [tag("p", f"{words}: ", *links) for words, links in (("Tables", tables), ("Claim by claim", claims))]
     return tag("nav", *lines, class_="contents")
 
@@ -81,12 +81,12 @@ def _overview(paper: str, by_id: Mapping[str, Sequence[Claim]]) -> Markup:
     reference = next((claim.provenance["paper"] for claim in claims if "paper" in claim.provenance), "")
     words = tag("p", reference, class_="headline") if reference else None
     card = tag("div", tag("div", _table(claims), class_="scroll"), class_="card")
-    return tag("section", tag("h2", paper), words, card, id=paper)
+    return tag("section", tag("h2", paper), words, card, id=f"table-of-{paper}")
 
 
 def _claims(paper: str, by_id: Mapping[str, Sequence[Claim]]) -> Markup:
     claims = [_claim(scales) for scales in by_id.values()]
-    return tag("section", tag("h2", f"{paper}, claim by claim"), *claims, id=f"{paper}-claims")
+    return tag("section", tag("h2", f"{paper}, claim by claim"), *claims, id=f"claims-of-{paper}")
 
 
 def _table(claims: Sequence[Claim]) -> Markup:
