@@ -286,6 +286,20 @@ def loader_generators(data: Any) -> list[torch.Generator]:
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
+def generator_states(data: Any) -> Tensor:
+    """Return the states of the generators that a loader was given, one after the other; empty for other data."""
+    states = [generator.get_state() for generator in loader_generators(data)]
+    return torch.cat([torch.empty(0, dtype=torch.uint8), *states])
+
+
+def load_generator_states(data: Any, states: Tensor) -> None:
+    """Let the generators of a loader go on from where `generator_states` found them."""
+    generators = loader_generators(data)
+    sizes = [len(one.get_state()) for one in generators]
+    for generator, own in zip(generators, states.split(sizes), strict=True):
+        generator.set_state(own)
+
+
 def random_states(*models: nn.Module) -> Callable[[], None]:
     """Return a function that makes the generators of torch, `random` and NumPy draw again as from now on."""
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()

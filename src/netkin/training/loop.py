@@ -92,7 +92,7 @@ def train(
         training = _Training(model, data, chosen, test, seed, loss, as_hooks(hooks), every)
         identity = {} if save is None else training.identity(loss, test)
         call = described_call("nk.train", model=model, recipe=chosen.words, seed=seed, save=str(save))
-        with Saving.opened(save, identity, call, overwrite) as saving:
+        with Saving.opened(save, identity, call, overwrite, test) as saving:
             history = training.run(saving, progress)
     model.zero_grad(set_to_none=True)
     return history

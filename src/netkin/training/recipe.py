@@ -24,7 +24,7 @@ from netkin.files import Location
 from netkin.identity import HookParts, form_of, function_digest, settings_digest, weights_digest
 from netkin.jobs import Job, State, beside, refuse_other
 from netkin.representations.inputs import device_of
-from netkin.settings import seed_all
+from netkin.settings import generator_states, load_generator_states, seed_all
 from netkin.statistics import statistic
 
 Record = dict[str, float]
@@ -254,21 +254,25 @@ def _word(value: Any) -> str:
 class Saving:
     """The file of a training that can be resumed, and the job beside it; without a path neither.
 
-    The job's folder, as ``run.netkin.job``, records the progress of the training and locks out other processes.
+    The job's folder, as ``run.netkin.job``, records the progress of the training and locks out other processes. The
+    states of the generators of `test`, a loader that is read after each epoch, are written and restored with the rest.
     """
 
     path: Location | None
     identity: Mapping[str, str]
     overwrite: bool
     job: Job
+    test: Any = None
 
     @classmethod
     @contextmanager
-    def opened(cls, path: Location | None, identity: Mapping[str, str], call: str, overwrite: bool) -> Iterator[Saving]:
+    def opened(
+        cls, path: Location | None, identity: Mapping[str, str], call: str, overwrite: bool, test: Any = None
+    ) -> Iterator[Saving]:
         """Yield the file of a training; one that another process works on, or that holds anything else, is refused."""
         files.refuse_output(path, KIND, overwrite=overwrite)
         job = Job(None if path is None else beside(path), KIND, identity, call=call, overwrite=overwrite)
-        saving = cls(path, identity, overwrite, job)
+        saving = cls(path, identity, overwrite, job, test)
         saving.is_begun()  # refused before the folder is made
         with job:
             yield saving
@@ -289,12 +293,15 @@ class Saving:
             return None
         header, arrays = files.read(self.path, KIND)
         with files.damage_reported(self.path):
-            return unpack_state(header["state"], arrays)
+            state = unpack_state(header["state"], arrays)
+            # files of before do not have it
+            load_generator_states(self.test, state.get("test_state", generator_states(self.test)))
+            return state
 
     def write(self, state: Mapping[str, Any]) -> None:
         """Write the state of the training: nested mappings and lists of tensors, numbers and texts."""
         if self.path is not None:
-            values, arrays = pack_state(state)
+            values, arrays = pack_state({"test_state": generator_states(self.test), **state})
             progress = {name: state[name] for name in ("epoch", "step") if name in state}  # for readers
             header = {"identity": dict(self.identity), "progress": progress, "state": values}
             with self.job.writing(self.path):
