@@ -269,11 +269,23 @@ def random_states_kept(*models: nn.Module, data: Iterable[Any] = ()) -> Iterator
     So do the generators of loaders in `data`, so that a training loader may serve.
     """
     put_back = random_states(*models)
+    try:
+        with loaders_kept(*data):
+            yield
+    finally:
+        put_back()
+
+
+@contextmanager
+def loaders_kept(*data: Any) -> Iterator[None]:
+    """After the `with`, the generators that loaders were given draw as if nothing had been drawn inside it.
+
+    Those of the process stay alone, which other threads may draw from: they belong to whoever holds the `model_lock`.
+    """
     states = [(generator, generator.get_state()) for one in data for generator in loader_generators(one)]
     try:
         yield
     finally:
-        put_back()
         for generator, state in states:
             generator.set_state(state)
 

@@ -191,7 +191,9 @@ def test_a_test_loader_with_its_own_generator_gives_the_same_saved_or_stopped(tm
         held_out = Counting(pairs, 16, shuffle=True, drop_last=True, generator=draw)
         data = torch.utils.data.DataLoader(pairs, 10, shuffle=True, generator=draw) if shared else labelled()
         hooks = [stopping(at)]
-        return everything(model, train(model, data, test=held_out, epochs=3, batch=10, hooks=hooks, **options)), held_out
+        return everything(
+            model, train(model, data, test=held_out, epochs=3, batch=10, hooks=hooks, **options)
+        ), held_out
 
     expected, loader = trained()
     assert loader.begun == 3

@@ -25,7 +25,7 @@ from netkin.errors import ShapeError, ValueFault
 from netkin.identity import DataDigest, settings_digest
 from netkin.representations.hooks import leaves, mapped, rebuilt
 from netkin.representations.inputs import batch_length, batches_of, inputs_of, labels_of
-from netkin.settings import generator_states, load_generator_states, random_states_kept
+from netkin.settings import generator_states, load_generator_states, loaders_kept, random_states_kept
 from netkin.sources.datasets import load_data
 from netkin.training.recipe import Recipe
 
@@ -73,7 +73,8 @@ def labelled_arrays(data: Any, what: str) -> tuple[Tensor, Tensor]:
     """
     given = load_data(data, 10_000) if isinstance(data, str) else data
     arrays = arrays_in(given)
-    parts = [_inputs_and_labels(batch, what) for batch in ([arrays] if arrays is not None else batches_of(given))]
+    with loaders_kept(given):
+        parts = [_inputs_and_labels(batch, what) for batch in ([arrays] if arrays is not None else batches_of(given))]
     for inputs, _ in parts:
         if inputs.shape[1:] != parts[0][0].shape[1:]:
             raise ShapeError(
