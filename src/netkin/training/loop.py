@@ -36,6 +36,7 @@ from netkin.training.recipe import (
     load_model_state,
     model_state,
     recipe_of,
+    set_rates,
 )
 
 Loss = Callable[[Any, Any], Tensor]
@@ -151,6 +152,9 @@ class _Training:
         self.saving = saving
         for hook in self.hooks:
             hook.begin(self.model, self.optimizer)
+        first = [float(group["lr"]) for group in self.optimizer.param_groups]
+        if len(first) != len(self.rates[0]):  # a hook has added groups
+            self.rates = self.recipe.rates(first, len(self.rates))
         found = saving.read()
         if found is None:
             self._keep()  # a place that can't be written is found before the work
@@ -185,9 +189,7 @@ class _Training:
     def _update(self, batch: Any) -> None:
         batch = placed(batch, self.device, dtype_of(self.model))
         inputs, step = inputs_of(batch), self.step + 1
-        rates = self.rates[self.step if self.recipe.epochs is None else self.epoch]
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        set_rates(self.optimizer, self.rates[self.step if self.recipe.epochs is None else self.epoch])
         with autocasting(self.device, self.dtype):
             outputs = outputs_of(self.model, inputs)
             value = self.loss(outputs, labels_of(batch))

@@ -10,13 +10,15 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, ReduceLROnPlateau
 
 from netkin import files
 from netkin.errors import UnknownName, ValueFault, did_you_mean, refuse_below, refuse_unlisted
@@ -130,7 +132,9 @@ class Recipe:
         if not parameters:
             raise ValueFault("the model has no weights that can be trained; those of quantised layers are fixed.")
         if not isinstance(self.optimizer, str):
-            return self.optimizer(parameters)
+            made = self.optimizer(parameters)
+            _refuse_closure(made)
+            return made
         if self.optimizer == "sgd":
             settings: dict[str, Any] = {"momentum": self.momentum, "nesterov": self.nesterov}
             return torch.optim.SGD(parameters, self.rate, weight_decay=self.decay, **settings)
@@ -153,20 +157,50 @@ class Recipe:
             shares = [done / count for done in range(count)]
             factors = [0.01 if share >= 0.75 else 0.1 if share >= 0.5 else 1.0 for share in shares]
             return [[rate * factor for rate in first] for factor in factors]
-        optimizer = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": rate} for rate in first], lr=1.0)
-        scheduler, found = self._scheduler(optimizer, count, first[0]), []
-        for _ in range(count):
-            found.append([float(group["lr"]) for group in optimizer.param_groups])
-            optimizer.step()
-            scheduler.step()
-        return found
+        if self.schedule == "cosine":  # each group by itself, since torch's has one end for all
+            ends = [partial(CosineAnnealingLR, T_max=count, eta_min=self.end * rate) for rate in first]
+            each = [_rates_of(end, [rate], count) for end, rate in zip(ends, first, strict=True)]
+            return [[rate for group in epoch for rate in group] for epoch in zip(*each, strict=True)]
+        linear = partial(LinearLR, start_factor=1, end_factor=self.end, total_iters=count)
+        return _rates_of(linear if isinstance(self.schedule, str) else self.schedule, first, count)
 
-    def _scheduler(self, optimizer: Optimizer, count: int, first: float) -> LRScheduler:
-        if not isinstance(self.schedule, str):
-            return self.schedule(optimizer)
-        if self.schedule == "linear":
-            return LinearLR(optimizer, start_factor=1, end_factor=self.end, total_iters=count)
-        return CosineAnnealingLR(optimizer, count, eta_min=self.end * first)
+
+def _rates_of(schedule: Callable[[Optimizer], LRScheduler], first: Sequence[float], count: int) -> list[list[float]]:
+    """Return the rates that a schedule of torch gives an optimizer of nothing, step by step."""
+    optimizer = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": rate} for rate in first], lr=1.0)
+    scheduler, found = schedule(optimizer), []
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ValueFault(
+            "a schedule gives the rates of all steps beforehand, and ReduceLROnPlateau waits for losses; pass another, "
+            f"or one of {', '.join(map(repr, SCHEDULES))}."
+        )
+    for _ in range(count):
+        found.append([float(group["lr"]) for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+def _refuse_closure(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that computes the loss itself, several times a step."""
+    parameters = signature(optimizer.step).parameters.values()
+    if any(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters):
+        raise ValueFault(
+            f"{type(optimizer).__name__} takes the loss as a function, which it calls several times a step, and here "
+            "gets gradients alone; pass an optimizer whose `step()` needs nothing, such as 'sgd' or 'adam'."
+        )
+
+
+def set_rates(optimizer: Optimizer, rates: Sequence[float]) -> None:
+    """Give each group of an optimizer its learning rate of this step."""
+    groups = optimizer.param_groups
+    if len(groups) != len(rates):
+        raise ValueFault(
+            f"the optimizer has {len(groups)} groups of parameters, and had {len(rates)} when the training began; a "
+            "hook may add groups in `begin` alone."
+        )
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate
 
 
 class Hook:
