@@ -214,7 +214,7 @@ class Request:
         names = {"models": ", ".join(self.given), "measures": ", ".join(measure.id for measure in measures)}
         settings = {"layers": in_words(self.options.layers), "examples": str(feed and feed.expected)}
         # by the names of functions: what they hold, as a device, may be a process's own
-        return names | settings | {"torch": torch.__version__} | self._settings(function_name)
+        return names | settings | {"torch": str(torch.__version__)} | self._settings(function_name)
 
     def explain(self, measures: Sequence[Measure]) -> Plan:
         """Return the plan of the pass, without taking it."""
