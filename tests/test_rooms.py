@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "results": "errors files",
     "statistics": "errors settings arrays files identity memory",
     "measures": "errors settings arrays statistics",
-    "sources": "errors arrays files identity",
+    "sources": "errors settings arrays files identity",
     "representations": "errors settings arrays identity progress sources",
     "comparing": "errors settings arrays files identity memory progress jobs results statistics measures sources "
     "representations",

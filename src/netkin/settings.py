@@ -269,11 +269,23 @@ def random_states_kept(*models: nn.Module, data: Iterable[Any] = ()) -> Iterator
     So do the generators of loaders in `data`, so that a training loader may serve.
     """
     put_back = random_states(*models)
+    try:
+        with loaders_kept(*data):
+            yield
+    finally:
+        put_back()
+
+
+@contextmanager
+def loaders_kept(*data: Any) -> Iterator[None]:
+    """After the `with`, the generators that loaders were given draw as if nothing had been drawn inside it.
+
+    Those of the process stay alone, which other threads may draw from: they belong to whoever holds the `model_lock`.
+    """
     states = [(generator, generator.get_state()) for one in data for generator in loader_generators(one)]
     try:
         yield
     finally:
-        put_back()
         for generator, state in states:
             generator.set_state(state)
 
@@ -284,6 +296,20 @@ def loader_generators(data: Any) -> list[torch.Generator]:
     owners = (data, *samplers, getattr(samplers[1], "sampler", None))
     found = [getattr(owner, "generator", None) for owner in owners]
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def generator_states(data: Any) -> Tensor:
+    """Return the states of the generators that a loader was given, one after the other; empty for other data."""
+    states = [generator.get_state() for generator in loader_generators(data)]
+    return torch.cat([torch.empty(0, dtype=torch.uint8), *states])
+
+
+def load_generator_states(data: Any, states: Tensor) -> None:
+    """Let the generators of a loader go on from where `generator_states` found them."""
+    generators = loader_generators(data)
+    sizes = [len(one.get_state()) for one in generators]
+    for generator, own in zip(generators, states.split(sizes), strict=True):
+        generator.set_state(own)
 
 
 def random_states(*models: nn.Module) -> Callable[[], None]:

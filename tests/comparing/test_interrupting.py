@@ -2,6 +2,8 @@
 
 import signal
 import threading
+from datetime import datetime, timezone
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -156,3 +158,34 @@ def test_numbers_stay_finite_or_explained(maps, images):
     assert np.isnan(comparison.to_numpy()).all()
     assert "constant over the 1 examples" in next(iter(comparison["cka"].holes.values()))
     assert torch.is_grad_enabled()
+
+
+class Stopping(torch.nn.Module):
+    """A net that stops its process, as Ctrl-C does, after some batches."""
+
+    left = 10**9
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 40), torch.nn.Linear(40, 3)
+
+    def forward(self, inputs):
+        self.left -= 1
+        return raise_interrupt() if self.left < 0 else self.last(self.first(inputs).tanh())
+
+
+def test_the_file_of_a_continued_job_has_the_bytes_of_one_that_never_stopped(tmp_path, monkeypatch):
+    noon = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+    monkeypatch.setattr("netkin.results.records.datetime", SimpleNamespace(now=lambda zone: noon))
+    torch.manual_seed(0)
+    nets, data = {name: Stopping() for name in "abcd"}, list(torch.randn(600, 4).split(100))
+    call = {"measures": ["cka", "svcca"], "progress": False}
+    call["memory"] = int(nk.explain_many(nets, data, **call).way.statistics * 0.7)  # several passes
+    nk.compare_many(nets, data, **call, save=tmp_path / "whole.netkin")
+    nets["d"].left = 8
+    with pytest.raises(KeyboardInterrupt):
+        nk.compare_many(nets, data, **call, save=tmp_path / "parted.netkin")
+    nets["d"].left = 10**9
+    made = nk.compare_many(nets, data, **call, save=tmp_path / "parted.netkin")
+    assert (tmp_path / "parted.netkin").read_bytes() == (tmp_path / "whole.netkin").read_bytes()
+    assert {type(text) for one in made.values() for text in one.provenance.values()} == {str}

@@ -20,7 +20,7 @@ from torch import nn
 import netkin as nk
 from netkin import files, jobs
 from netkin.results import Comparison, Comparisons, Series
-from netkin.training.recipe import unpack_state
+from netkin.training.saving import unpack_state
 from processes import ended, started
 
 KILLS = int(os.environ.get("NETKIN_KILLS", "4"))

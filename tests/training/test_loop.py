@@ -99,26 +99,6 @@ def test_flips_mirror_about_every_other_image_and_follow_the_seed():
     assert (seen[0][:, 1] == 1).all()
 
 
-@pytest.mark.parametrize("schedule", ["constant", "steps", "linear", "cosine"])
-def test_rates_rise_in_the_warm_up_and_then_fall(schedule):
-    rates = [rate for (rate,) in Recipe(steps=12, schedule=schedule, warmup=3, rate=0.4).rates([0.4], 12)]
-    assert rates[:3] == pytest.approx([0.1, 0.2, 0.3])
-    share = np.arange(9) / 9
-    falling = {
-        "constant": np.ones(9),
-        "steps": np.where(share >= 0.75, 0.01, np.where(share >= 0.5, 0.1, 1)),
-        "linear": 1 - share,
-        "cosine": (1 + np.cos(np.pi * share)) / 2,
-    }
-    assert rates[3:] == pytest.approx(0.4 * falling[schedule])
-
-
-def test_linear_and_cosine_end_at_a_share_of_the_rate():
-    for schedule in ("linear", "cosine"):
-        rates = Recipe(steps=10_000, schedule=schedule, rate=0.5, end=0.1).rates([0.5], 10_000)
-        assert rates[-1][0] == pytest.approx(0.05, rel=1e-3)
-
-
 def test_optimizers_and_schedulers_of_torch_come_as_functions():
     inputs, labels = labelled()
     ours, theirs = net(), net()

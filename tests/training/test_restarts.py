@@ -17,7 +17,7 @@ from netkin import files, jobs
 from netkin.errors import FileFault, ValueFault
 from netkin.jobs import Cancelled, Job
 from netkin.training import Hook, Recipe, train
-from netkin.training.recipe import pack_state, unpack_state
+from netkin.training.saving import pack_state, unpack_state
 
 
 def net(seed=0):
@@ -171,6 +171,45 @@ def test_a_noisy_loader_goes_on_in_the_middle_of_an_epoch(tmp_path, sampling):
         train(net(), data, epochs=3, batch=8, seed=1, save=tmp_path / "run", every=2, hooks=[stopping(8)])
     history = train(parted, data, epochs=3, batch=8, seed=1, save=tmp_path / "run", every=2, hooks=[stopping(None)])
     assert everything(parted, history) == expected
+
+
+class Counting(torch.utils.data.DataLoader):
+    """A loader that counts how often it was begun."""
+
+    begun = 0
+
+    def __iter__(self):
+        self.begun += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_test_loader_with_its_own_generator_gives_the_same_saved_or_stopped(tmp_path, shared):
+    def trained(at=None, **options):
+        draw, model = torch.Generator().manual_seed(3), net()
+        pairs = torch.utils.data.TensorDataset(*labelled())
+        held_out = Counting(pairs, 16, shuffle=True, drop_last=True, generator=draw)
+        data = torch.utils.data.DataLoader(pairs, 10, shuffle=True, generator=draw) if shared else labelled()
+        hooks = [stopping(at)]
+        return everything(
+            model, train(model, data, test=held_out, epochs=3, batch=10, hooks=hooks, **options)
+        ), held_out
+
+    expected, loader = trained()
+    assert loader.begun == 3
+    assert trained(save=tmp_path / "whole")[0] == expected
+    for name, at, every in (("within", 7, 1), ("between", 9, None)):
+        with pytest.raises(Stop):
+            trained(at, save=tmp_path / name, every=every)
+        assert trained(save=tmp_path / name, every=every)[0] == expected
+
+
+def test_workers_that_live_on_between_epochs_are_refused_where_a_training_is_saved(tmp_path):
+    loader = torch.utils.data.DataLoader(Noisy(), 8, num_workers=1, persistent_workers=True)
+    for data in ({"data": loader}, {"data": labelled(), "test": loader}):
+        with pytest.raises(ValueFault, match="can't have persistent_workers=True.*pass persistent_workers=False, or"):
+            train(net(), **data, epochs=1, save=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
 
 
 def test_examples_in_another_order_or_in_other_batches_are_another_training(tmp_path):

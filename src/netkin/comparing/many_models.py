@@ -29,6 +29,7 @@ from netkin.progress import ProgressOption, showing
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparisons
+from netkin.settings import loaders_kept
 from netkin.sources import load_data
 from netkin.sources.models import refuse_unknown_model
 from netkin.sources.names import numbered
@@ -110,7 +111,7 @@ def compare_many(
         1.0
     """
     given = locals()  # all that was asked
-    with showing(progress):
+    with showing(progress), loaders_kept(data):
         found = found_measures(measures)  # which may be misspelt, before data are loaded
         return _compared(_all_pairs(given), found, save, overwrite)
 
@@ -155,7 +156,7 @@ def _explain(*given: Any, **options: Any) -> PairsPlan:
     bound = CALL.bind(*given, **options)
     bound.apply_defaults()
     asked = bound.arguments
-    with showing(asked["progress"]):
+    with showing(asked["progress"]), loaders_kept(asked["data"]):
         return explained(_all_pairs(asked), found_measures(asked["measures"]))
 
 

@@ -352,6 +352,6 @@ def provenance_of_all(statistics: Statistics) -> dict[str, str]:
         **({"settings digest": settings_digest(statistics.settings)} if statistics.settings else {}),
         **({"call": command()} if command() else {}),
         "products": statistics.products,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "python": platform.python_version(),
     }

@@ -37,6 +37,7 @@ from netkin.representations import dft, positions
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import shape_name
 from netkin.results import Comparison
+from netkin.settings import loaders_kept
 from netkin.statistics.collector import Study
 
 
@@ -177,6 +178,15 @@ class Request:
 
     def _collect(self, measures: Sequence[Measure]) -> tuple[Statistics, Interruption]:
         """Return what the pass left and whether it was interrupted; of several processes the first has all of it."""
+        with loaders_kept(*self._all_data):
+            return self._pass(measures)
+
+    @property
+    def _all_data(self) -> list[Any]:
+        """The data of the call and those of each model."""
+        return [self.data, *(runner.data for runner in self.runners)]
+
+    def _pass(self, measures: Sequence[Measure]) -> tuple[Statistics, Interruption]:
         feed = None if weights_alone(measures) else self.feed_for(measures)
         with self.engine.prepared(self, self._terms(measures, feed)):
             study = self.study if feed is None else replace(self.study, examples=feed.expected)
@@ -204,16 +214,18 @@ class Request:
         names = {"models": ", ".join(self.given), "measures": ", ".join(measure.id for measure in measures)}
         settings = {"layers": in_words(self.options.layers), "examples": str(feed and feed.expected)}
         # by the names of functions: what they hold, as a device, may be a process's own
-        return names | settings | {"torch": torch.__version__} | self._settings(function_name)
+        return names | settings | {"torch": str(torch.__version__)} | self._settings(function_name)
 
     def explain(self, measures: Sequence[Measure]) -> Plan:
         """Return the plan of the pass, without taking it."""
         if weights_alone(measures):
             return make_explanation(self.runners, measures, self.pairs, None, replace(self.study, examples=0))
-        for own in (self.data, *(runner.data for runner in self.runners)):
+        for own in self._all_data:
             refuse_stream(own)
-        feed = self.feed_for(measures)
-        return make_explanation(self.runners, measures, self.pairs, feed, replace(self.study, examples=feed.expected))
+        with loaders_kept(*self._all_data):
+            feed = self.feed_for(measures)
+            study = replace(self.study, examples=feed.expected)
+            return make_explanation(self.runners, measures, self.pairs, feed, study)
 
     def feed_for(self, measures: Sequence[Measure]) -> Feed:
         """Return the data of this call as batches for each runner."""

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any, BinaryIO, TypeVar, cast
 
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
+from netkin.settings import loaders_kept
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 # what a file may take in memory, and how much larger than on disk it may become beyond a size that is harmless
@@ -138,7 +139,8 @@ def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
 
     `models` and `data` list its arguments. Models may also be in a list or a mapping, there also with their data as
     ``(model, data)``; those without weights have other random ones each. Where a function of two models has an
-    argument `names` that is not given, or one of one model an argument `name`, the texts become the names.
+    argument `names` that is not given, or one of one model an argument `name`, the texts become the names. Loaders
+    among the data draw afterwards as if they had not been read.
     """
 
     def decorate(function: Function) -> Function:
@@ -152,7 +154,8 @@ def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
                 return function(*given, **keywords)  # which says what is wrong
             if bound.arguments.get("engine", "local") in ("local", "distributed"):  # others load where they work
                 _load(bound.arguments, models.split(), data.split(), signature)
-            return function(*bound.args, **bound.kwargs)
+            with loaders_kept(*(bound.arguments.get(name) for name in data.split())):
+                return function(*bound.args, **bound.kwargs)
 
         return cast("Function", called)
 

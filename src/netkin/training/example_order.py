@@ -27,7 +27,7 @@ from netkin.errors import ShapeError, ValueFault, outside
 from netkin.identity import DataDigest, settings_digest
 from netkin.representations.hooks import leaves, mapped, rebuilt
 from netkin.representations.inputs import batch_length, batches_of, inputs_of, labels_of
-from netkin.settings import loader_generators, random_states_kept
+from netkin.settings import generator_states, load_generator_states, loaders_kept, random_states_kept
 from netkin.sources.datasets import load_data
 from netkin.training.recipe import Recipe
 
@@ -76,7 +76,8 @@ def labelled_arrays(data: Any, what: str) -> tuple[Tensor, Tensor]:
     """
     given = load_data(data, 10_000) if isinstance(data, str) else data
     arrays = arrays_in(given)
-    parts = [_inputs_and_labels(batch, what) for batch in ([arrays] if arrays is not None else batches_of(given))]
+    with loaders_kept(given):
+        parts = [_inputs_and_labels(batch, what) for batch in ([arrays] if arrays is not None else batches_of(given))]
     for inputs, _ in parts:
         if inputs.shape[1:] != parts[0][0].shape[1:]:
             raise ShapeError(
@@ -205,7 +206,7 @@ class Loaded:
                 "`data` must be arrays `(inputs, labels)`, a data set, or a loader of batches; got "
                 f"{type(data).__name__}."
             )
-        elif iter(data) is data:
+        elif isinstance(data, Iterator):
             raise ValueFault(
                 "`data` can be read only once; pass a loader or a list, which can be read again in each epoch."
             )
@@ -234,19 +235,14 @@ class Loaded:
         """The states of the generators of the order."""
         if self._own_order:
             return self._rows.state
-        return torch.cat([torch.empty(0, dtype=torch.uint8), *self._generator_states()])
+        return generator_states(self.data)
 
     def load(self, state: Tensor) -> None:
         """Let the next epoch be the one that began at `state`."""
         if self._own_order:
             self._rows.load(state)
-            return
-        sizes = [len(one) for one in self._generator_states()]
-        for generator, own in zip(loader_generators(self.data), state.split(sizes), strict=True):
-            generator.set_state(own)
-
-    def _generator_states(self) -> list[Tensor]:
-        return [generator.get_state() for generator in loader_generators(self.data)]
+        else:
+            load_generator_states(self.data, state)
 
     def epoch(self, skip: int = 0) -> Iterator[Any]:
         """Yield the batches of the next epoch after the first `skip`."""
@@ -260,6 +256,11 @@ class Loaded:
 
     def digest(self) -> str:
         """Return a digest of the examples in their order and of the batches they come in; this reads all of them."""
+        if getattr(self.data, "persistent_workers", False):
+            raise ValueFault(
+                "with `save=` a loader can't have persistent_workers=True, since its workers draw random numbers from "
+                "states that no file holds; pass persistent_workers=False, or leave `save` out."
+            )
         found, sizes = DataDigest(labels=True), list[int]()
         with random_states_kept(data=[self.data]):
             for batch in DataLoader(self.data, self.recipe.batch) if self._own_order else self.data:

@@ -25,19 +25,9 @@ from netkin.settings import evaluating, load_random_state, model_lock, random_st
 from netkin.sources.architectures import digits, seeded
 from netkin.sources.datasets import load_data
 from netkin.sources.names import by_name
-from netkin.training.attributes import ChangingAttributes
 from netkin.training.example_order import TEST_BATCH, course_of, course_to_train, in_order, placed
-from netkin.training.recipe import (
-    Hook,
-    Recipe,
-    Record,
-    Saving,
-    as_hooks,
-    identity_of,
-    load_model_state,
-    model_state,
-    recipe_of,
-)  # fmt: skip
+from netkin.training.recipe import Hook, Recipe, Record, as_hooks, recipe_of, set_rates
+from netkin.training.saving import ChangingAttributes, Saving, identity_of, load_model_state, model_state
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -93,7 +83,7 @@ def train(
         training = _Training(model, data, chosen, test, seed, loss, as_hooks(hooks), every)
         identity = {} if save is None else training.identity(loss, test)
         call = described_call("nk.train", model=model, recipe=chosen.words, seed=seed, save=str(save))
-        with Saving.opened(save, identity, call, overwrite) as saving:
+        with Saving.opened(save, identity, call, overwrite, test) as saving:
             history = training.run(saving, progress)
     model.zero_grad(set_to_none=True)
     return history
@@ -154,6 +144,9 @@ class _Training:
             self.attributes = ChangingAttributes(self.model, self.hooks)
         for hook in self.hooks:
             hook.begin(self.model, self.optimizer)
+        first = [float(group["lr"]) for group in self.optimizer.param_groups]
+        if len(first) != len(self.rates[0]):  # a hook has added groups
+            self.rates = self.recipe.rates(first, len(self.rates))
         found = saving.read()
         if found is None:
             self._keep()  # a place that can't be written is found before the work
@@ -188,9 +181,7 @@ class _Training:
     def _update(self, batch: Any) -> None:
         batch = placed(batch, self.device, dtype_of(self.model))
         inputs, step = inputs_of(batch), self.step + 1
-        rates = self.rates[self.step if self.recipe.epochs is None else self.epoch]
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        set_rates(self.optimizer, self.rates[self.step if self.recipe.epochs is None else self.epoch])
         with autocasting(self.device, self.dtype):
             outputs = outputs_of(self.model, inputs)
             value = self.loss(outputs, labels_of(batch))

@@ -18,10 +18,10 @@ from netkin.identity import form_of
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.settings import evaluating, model_lock, random_states_kept, seed_all
-from netkin.training.attributes import changed_since, own_state
 from netkin.training.example_order import arrays_in, each_warned_once, placed
 from netkin.training.loop import Loss, default_loss, loss_and_accuracy, refuse_untrainable, train
 from netkin.training.recipe import Recipe, Record, recipe_of
+from netkin.training.saving import changed_since, own_state
 from netkin.training.teams import Store, Student, Team
 
 Look = Callable[[int, nn.Module, int], Any]
@@ -219,7 +219,7 @@ class Trainings:
 
     def _at_once(self, way: str) -> list[list[Record]]:
         with ExitStack() as stack:
-            for context in (model_lock(), evaluating(*self.models), random_states_kept(*self.models)):
+            for context in (model_lock(), evaluating(*self.models), random_states_kept(*self.models, data=[self.test])):
                 stack.enter_context(context)
             for model in self.models:
                 model.train()

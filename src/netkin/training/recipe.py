@@ -1,40 +1,26 @@
-"""The recipe: how a network is trained, apart from its data and seed; hooks; and the file from which training resumes.
-
-That file has netkin's format, is written atomically and contains no code. It identifies its training; a file of another
-model, recipe, seed or of other data is refused.
-"""
+"""The recipe: how a network is trained, apart from its data and seed; and hooks."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from inspect import signature
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, ReduceLROnPlateau
 
-from netkin import files
 from netkin.errors import UnknownName, ValueFault, did_you_mean, refuse_below, refuse_unlisted
-from netkin.files import Location
-from netkin.identity import HookParts, form_of, function_digest, settings_digest, weights_digest
-from netkin.jobs import Job, State, beside, refuse_other
-from netkin.representations.inputs import device_of
-from netkin.settings import seed_all
-from netkin.statistics import statistic
 
 Record = dict[str, float]
-Digest = Callable[[], str]  # reads data and returns their digest
 METHODS = ("begin", "loss", "after_backward", "after_step", "after_epoch", "state_dict", "load_state_dict")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "steps", "linear", "cosine")
 ORDERS = ("shuffled", "drawn", "given")
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-KIND = "training"  # of the file
 
 
 @dataclass(frozen=True)
@@ -130,7 +116,9 @@ class Recipe:
         if not parameters:
             raise ValueFault("the model has no weights that can be trained; those of quantised layers are fixed.")
         if not isinstance(self.optimizer, str):
-            return self.optimizer(parameters)
+            made = self.optimizer(parameters)
+            _refuse_closure(made)
+            return made
         if self.optimizer == "sgd":
             settings: dict[str, Any] = {"momentum": self.momentum, "nesterov": self.nesterov}
             return torch.optim.SGD(parameters, self.rate, weight_decay=self.decay, **settings)
@@ -153,20 +141,50 @@ class Recipe:
             shares = [done / count for done in range(count)]
             factors = [0.01 if share >= 0.75 else 0.1 if share >= 0.5 else 1.0 for share in shares]
             return [[rate * factor for rate in first] for factor in factors]
-        optimizer = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": rate} for rate in first], lr=1.0)
-        scheduler, found = self._scheduler(optimizer, count, first[0]), []
-        for _ in range(count):
-            found.append([float(group["lr"]) for group in optimizer.param_groups])
-            optimizer.step()
-            scheduler.step()
-        return found
+        if self.schedule == "cosine":  # each group by itself, since torch's has one end for all
+            ends = [partial(CosineAnnealingLR, T_max=count, eta_min=self.end * rate) for rate in first]
+            each = [_rates_of(end, [rate], count) for end, rate in zip(ends, first, strict=True)]
+            return [[rate for group in epoch for rate in group] for epoch in zip(*each, strict=True)]
+        linear = partial(LinearLR, start_factor=1, end_factor=self.end, total_iters=count)
+        return _rates_of(linear if isinstance(self.schedule, str) else self.schedule, first, count)
 
-    def _scheduler(self, optimizer: Optimizer, count: int, first: float) -> LRScheduler:
-        if not isinstance(self.schedule, str):
-            return self.schedule(optimizer)
-        if self.schedule == "linear":
-            return LinearLR(optimizer, start_factor=1, end_factor=self.end, total_iters=count)
-        return CosineAnnealingLR(optimizer, count, eta_min=self.end * first)
+
+def _rates_of(schedule: Callable[[Optimizer], LRScheduler], first: Sequence[float], count: int) -> list[list[float]]:
+    """Return the rates that a schedule of torch gives an optimizer of nothing, step by step."""
+    optimizer = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": rate} for rate in first], lr=1.0)
+    scheduler, found = schedule(optimizer), []
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ValueFault(
+            "a schedule gives the rates of all steps beforehand, and ReduceLROnPlateau waits for losses; pass another, "
+            f"or one of {', '.join(map(repr, SCHEDULES))}."
+        )
+    for _ in range(count):
+        found.append([float(group["lr"]) for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+def _refuse_closure(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that computes the loss itself, several times a step."""
+    parameters = signature(optimizer.step).parameters.values()
+    if any(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters):
+        raise ValueFault(
+            f"{type(optimizer).__name__} takes the loss as a function, which it calls several times a step, and here "
+            "gets gradients alone; pass an optimizer whose `step()` needs nothing, such as 'sgd' or 'adam'."
+        )
+
+
+def set_rates(optimizer: Optimizer, rates: Sequence[float]) -> None:
+    """Give each group of an optimizer its learning rate of this step."""
+    groups = optimizer.param_groups
+    if len(groups) != len(rates):
+        raise ValueFault(
+            f"the optimizer has {len(groups)} groups of parameters, and had {len(rates)} when the training began; a "
+            "hook may add groups in `begin` alone."
+        )
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate
 
 
 class Hook:
@@ -248,116 +266,3 @@ def _word(value: Any) -> str:
 
 
 # --- what a training is, and the file from which it resumes -----------------------------------------------------------
-
-
-@dataclass
-class Saving:
-    """The file of a training that can be resumed, and the job beside it; without a path neither.
-
-    The job's folder, as ``run.netkin.job``, records the progress of the training and locks out other processes.
-    """
-
-    path: Location | None
-    identity: Mapping[str, str]
-    overwrite: bool
-    job: Job
-
-    @classmethod
-    @contextmanager
-    def opened(cls, path: Location | None, identity: Mapping[str, str], call: str, overwrite: bool) -> Iterator[Saving]:
-        """Yield the file of a training; one that another process works on, or that holds anything else, is refused."""
-        files.refuse_output(path, KIND, overwrite=overwrite)
-        job = Job(None if path is None else beside(path), KIND, identity, call=call, overwrite=overwrite)
-        saving = cls(path, identity, overwrite, job)
-        saving.is_begun()  # refused before the folder is made
-        with job:
-            yield saving
-
-    def is_begun(self) -> bool:
-        """Return whether there is a training to go on with; the file of another one is refused."""
-        if self.path is None or self.overwrite or not os.path.exists(self.path) or not os.path.getsize(self.path):
-            return False
-        header = files.read_header(self.path, KIND)
-        with files.damage_reported(self.path):
-            held = State(KIND, dict(header["identity"]), folder=str(self.path))
-        refuse_other(held, State(KIND, self.identity))
-        return True
-
-    def read(self) -> dict[str, Any] | None:
-        """Return where the training stood, or None where it is new."""
-        if self.path is None or not self.is_begun():
-            return None
-        header, arrays = files.read(self.path, KIND)
-        with files.damage_reported(self.path):
-            return unpack_state(header["state"], arrays)
-
-    def write(self, state: Mapping[str, Any]) -> None:
-        """Write the state of the training: nested mappings and lists of tensors, numbers and texts."""
-        if self.path is not None:
-            values, arrays = pack_state(state)
-            progress = {name: state[name] for name in ("epoch", "step") if name in state}  # for readers
-            header = {"identity": dict(self.identity), "progress": progress, "state": values}
-            with self.job.writing(self.path):
-                files.write(self.path, KIND, header, arrays, overwrite=self.overwrite)
-
-
-def identity_of(
-    model: nn.Module, recipe: Recipe, seed: int, loss: Any, hooks: Iterable[Any], data: Digest, test: Digest | None
-) -> dict[str, str]:
-    """Return what identifies a training, by name and as text.
-
-    Args:
-        model: The model before its first step.
-        recipe: How it is trained.
-        seed: From which orders, augmentation and dropout follow.
-        loss: The loss that was given, None for the cross entropy.
-        hooks: Those of the training.
-        data: Returns the digest of the examples.
-        test: The same for the data to test on, or None.
-    """
-    seed_all(device_of(model), seed, -1)
-    still = [name for name, weight in model.named_parameters() if not weight.requires_grad]
-    names = [getattr(hook, "name", type(hook).__qualname__) for hook in hooks]
-    given = [hook.given if isinstance(hook, WrappedHook) else hook for hook in hooks]
-    codes = [(hook.settings, HookParts(own, METHODS).found) for hook, own in zip(hooks, given, strict=True)]
-    return {
-        "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
-        "seed": str(seed),
-        "model": f"digest {settings_digest([weights_digest(model), form_of(model), still])}",
-        "loss": "cross entropy" if loss is None else f"digest {function_digest(loss)}",
-        "hooks": f"{', '.join(names) or 'none'}; digest {settings_digest([names, codes])}",
-        "data": data(),
-        "test data": "none" if test is None else test(),
-    }
-
-
-def model_state(model: nn.Module) -> dict[str, Any]:
-    """Return a model's weights and buffers, those too that its own state dict leaves out."""
-    own = model.state_dict()
-    others = {name: buffer for name, buffer in model.named_buffers() if name not in own}
-    return {"weights": dict(own), "buffers": others}
-
-
-def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give a model the weights and buffers that `model_state` returned, also those that a forward pass first makes."""
-    for place, value in state["weights"].items():
-        owner, _, name = place.rpartition(".")
-        buffers = model.get_submodule(owner)._buffers if place not in model.state_dict() else {}
-        if name in buffers:
-            buffers[name] = value.to(device_of(model))
-    model.load_state_dict(state["weights"])
-    known = dict(model.named_buffers())
-    for name, value in state["buffers"].items():
-        known[name].copy_(value)
-
-
-def pack_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return JSON for nested mappings and lists of tensors, numbers and texts, and the arrays of their tensors."""
-    tensors: dict[str, Tensor] = {}
-    values = statistic.to_plain(state, tensors, "")
-    return values, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-
-
-def unpack_state(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return what `pack_state` took apart."""
-    return statistic.from_plain(values, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})

@@ -265,6 +265,8 @@ def test_a_number_of_steps_may_come_from_numpy_and_is_kept_as_a_plain_one(net):
 def test_what_cannot_be_meant_is_refused(net):
     with pytest.raises(UnknownName, match="no schedule 'liner'; did you mean 'linear'"):
         nk.FreezeTraining(net, "liner", steps=4)
+    with pytest.raises(ValueFault, match="^a schedule is 'linear', 'similarity' or fractions by name; got a Tensor.$"):
+        nk.FreezeTraining(net, torch.ones(9), steps=4)
     with pytest.raises(ValueFault, match="`steps` must be the number of steps that the optimizer.*None"):
         nk.FreezeTraining(net)
     with pytest.raises(ValueFault, match="at least 1; got 0"):

@@ -350,7 +350,7 @@ class CompressCall:
             "call": described_call("nk.compress", **given, **options),
             **({"left out": _in_words(self.left_out)} if self.left_out else {}),
             **({"overlap": overlap} if overlap else {}),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "python": platform.python_version(),
         }
 

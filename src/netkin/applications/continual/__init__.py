@@ -42,7 +42,8 @@ from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy, train
 from netkin.training.class_splits import Task, refuse_tasks, split_tasks
 from netkin.training.example_order import TEST_BATCH
-from netkin.training.recipe import pack_state, recipe_of, unpack_state
+from netkin.training.recipe import recipe_of
+from netkin.training.saving import pack_state, unpack_state
 
 __all__ = ["LearntTasks", "Task", "TaskAccuracies", "TaskEnsembles", "ensemble_tasks", "learn_tasks", "split_tasks"]
 

@@ -209,7 +209,7 @@ def comparison(
     found = _statistics(a, b, pairs).compare(measures, progress=False)
     assert isinstance(found, Comparison)
     ranks = {name: text for name, text in found.provenance.items() if name.startswith("directions")}
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    versions = {"torch": str(torch.__version__), "python": platform.python_version()}
     return replace(found, data=data, provenance={**origin, **versions, **ranks})
 
 

@@ -215,14 +215,19 @@ class FreezeTraining:
             self._stop_looking()
 
     def _scheduled(self, schedule: Any, similarity: dict[str, Any]) -> Schedule:
+        if not isinstance(schedule, (str, Mapping)):
+            raise ValueFault(
+                f"a schedule is 'linear', 'similarity' or fractions by name; got a {type(schedule).__name__}."
+            )
         if schedule == "similarity":
             return self._settling(similarity)
         if not isinstance(schedule, Mapping) and schedule != "linear":
-            near = did_you_mean(str(schedule), SCHEDULES) or ";"
+            near = did_you_mean(schedule, SCHEDULES) or ";"
             raise UnknownName(f"no schedule {schedule!r}{near} give 'linear', 'similarity' or fractions by name.")
         self.steps = steps = _count(self.steps, "steps", "the number of steps that the optimizer will take in all")
-        is_linear = not isinstance(schedule, Mapping)
-        return linear(self.groups, steps) if is_linear else fractions(self.groups, schedule, steps)
+        if isinstance(schedule, Mapping):
+            return fractions(self.groups, schedule, steps)
+        return linear(self.groups, steps)
 
     def _settling(self, options: dict[str, Any]) -> Settling:
         if options["probe"] is None:

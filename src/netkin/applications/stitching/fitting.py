@@ -23,10 +23,11 @@ from netkin.applications.stitching.ends import FEW, End, Joints, Meeting, Pair, 
 from netkin.applications.stitching.map_training import JobPart, train_map
 from netkin.applications.stitching.network import Stitch, stitched_network
 from netkin.applications.stitching.task_loss import TaskLoss, Way
+from netkin.applications.stitching.training_batches import keeps_order
 from netkin.comparing.pass_statistics import Statistics, load_statistics
 from netkin.comparing.subjects import on_device
 from netkin.errors import InflatedWarning, UnknownName, ValueFault, outside
-from netkin.identity import UnorderedDigest, form_digest, settings_digest, weights_digest
+from netkin.identity import DataDigest, UnorderedDigest, form_digest, settings_digest, weights_digest
 from netkin.representations import batches_of, guest
 from netkin.representations.cutting import run_layers
 from netkin.representations.inputs import attention_mask, batch_length, watched
@@ -119,14 +120,14 @@ class Asked:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """The digests of the data, which are read for them, and in how many batches those to fit on come."""
-        fitted, batches = ("none", 0) if self.data is None else digest_of(self.data, self.examples)
+        """The digests of the data, which are read for them, and the batches and order of those to train on."""
+        fitted, batches, order = ("none", 0, "") if self.data is None else digest_of(self.data, self.examples)
         same = self.judging[0] is self.data and self.judging[1] == self.examples
         judged = fitted if same else digest_of(*self.judging)[0]
-        validated = "none" if self.validation is None else digest_of(self.validation)[0]
+        validated, _, then = ("none", 0, "") if self.validation is None else digest_of(self.validation)
         kept = ", ".join(one.digest.hex for one in self.saved)
         fitted = f"{kept} of statistics, data {fitted}" if kept else fitted
-        return {FITTED: fitted, JUDGED: judged, VALIDATED: validated, "batches": str(batches)}
+        return {FITTED: fitted, JUDGED: judged, VALIDATED: validated, "batches": f"{batches} batches{order}{then}"}
 
     def identity(
         self, models: Mapping[Pair, tuple[nn.Module, nn.Module]], marks: Mapping[Pair, Mapping[str, str]], several: bool
@@ -152,13 +153,19 @@ class Asked:
         return {"resize": str(self.resize), "seed": str(self.seed)}
 
 
-def digest_of(data: Any, examples: int | None = None) -> tuple[str, int]:
-    """Return a text that changes with any example, input or label, but not with their order; and how many batches."""
-    found, batches = UnorderedDigest(), 0
+def digest_of(data: Any, examples: int | None = None) -> tuple[str, int, str]:
+    """Return a text that changes with any example, input or label, but not with their order; and how many batches.
+
+    The third is a text that changes with the order and with the sizes of the batches, empty for data that may shuffle.
+    """
+    found, ordered, sizes = UnorderedDigest(), DataDigest(labels=True), list[int]()
+    fixed = keeps_order(data)
     for batch in watched(data, examples, "reading the data"):
-        found.update(batch, batch_length(batch))
-        batches += 1
-    return str(found), batches
+        sizes.append(batch_length(batch))
+        if fixed:
+            ordered.update(batch, range(found.count, found.count + sizes[-1]))
+        found.update(batch, sizes[-1])
+    return str(found), len(sizes), f", order {settings_digest([ordered.hex, sizes])}" if fixed else ""
 
 
 @dataclass(frozen=True)

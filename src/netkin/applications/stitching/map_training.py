@@ -41,7 +41,7 @@ from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import batch_length
 from netkin.results.records import checked
 from netkin.settings import frozen
-from netkin.training.recipe import pack_state, unpack_state
+from netkin.training.saving import pack_state, unpack_state
 
 Weights = dict[str, Tensor]
 JobPart = tuple[Job, str]  # a job, and the name of its part

@@ -148,7 +148,7 @@ class Sweep:
         """Return the name of the part of the job that holds a stitch."""
         (x, y), way = key
         # what is trained depends on its batches, too; without a file nothing is continued, and they need not be counted
-        batches = f", {self.asked.digests['batches']} batches" if way.training and self.job.folder else ""
+        batches = f", {self.asked.digests['batches']}" if way.training and self.job.folder else ""
         return f"{self.names[0]} into {self.names[1]}: {x!r} into {y!r} by {way.identity}{batches}"
 
     def _stitch(self) -> None:

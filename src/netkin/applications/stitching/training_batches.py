@@ -8,7 +8,7 @@ evaluated on while it is trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from netkin.applications.stitching.ends import End
 from netkin.applications.stitching.evaluating import ActivationSimilarity, value_if_any
@@ -36,7 +37,17 @@ from netkin.memory import size_in_words
 from netkin.progress import reported
 from netkin.representations import recording
 from netkin.representations.hooks import leaves, main_tensor, mapped, parts, rebuilt
-from netkin.representations.inputs import attention_mask, batch_length, feed, inputs_of, labels_of, prepared, take
+from netkin.representations.inputs import (
+    attention_mask,
+    batch_length,
+    feed,
+    inputs_of,
+    labels_of,
+    loader_of,
+    prepared,
+    take,
+)
+from netkin.sources.batches import Batches
 from netkin.statistics import Moments
 
 if TYPE_CHECKING:
@@ -65,6 +76,17 @@ class Portion:
         """How much memory the portion takes."""
         tensors = [leaf for _, leaf in leaves(self) if isinstance(leaf, Tensor)]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def keeps_order(data: Any) -> bool:
+    """Return whether data give the same batches in the same order each time, as far as one can see from outside."""
+    loader = loader_of(data)
+    if isinstance(loader, DataLoader):
+        plain = type(loader.batch_sampler) is BatchSampler
+        return plain and isinstance(loader.batch_sampler.sampler, SequentialSampler)  # type: ignore[union-attr]
+    if isinstance(data, Dataset):
+        return not isinstance(data, IterableDataset)
+    return isinstance(data, (Tensor, np.ndarray, Mapping, list, tuple, Batches))
 
 
 @torch.no_grad()

@@ -42,6 +42,7 @@ from netkin.representations.inputs import Forward, Transform, reshuffles
 from netkin.representations.layers import refuse_lazy
 from netkin.results import Ranking, Values
 from netkin.results.records import distinct
+from netkin.settings import loaders_kept
 from netkin.sources import load_data, load_model
 from netkin.sources.batches import sample
 from netkin.sources.models import remark_on
@@ -199,7 +200,7 @@ def _found(name: str, given: nn.Module | str, asked: _RecommendOptions) -> _Foun
     data = _data(given, asked)
     found.data, found.remarks = data_name(data), (*getattr(data, "remarks", ()), *filter(None, [remark_on(model)]))
     try:
-        with on_device(model, asked.device):
+        with on_device(model, asked.device), loaders_kept(data):
             evidence, found.holes = _evidence(model, data, asked, asked.of(name))
     except (SourceError, UnknownName):
         raise

@@ -52,7 +52,7 @@ OF_ITS_NODE = (errno.ENOSPC, errno.EIO, errno.ESTALE, errno.EDQUOT, errno.EROFS)
 
 def versions() -> dict[str, str]:
     """Return what must be the same on all machines."""
-    return {"netkin": __version__, "torch": torch.__version__}
+    return {"netkin": __version__, "torch": str(torch.__version__)}
 
 
 def run_task(

@@ -1,0 +1,250 @@
+"""The file from which a training resumes: weights, buffers, and the attributes that models and hooks change.
+
+It has netkin's format, is written atomically and contains no code. It identifies its training; a file of another model,
+recipe, seed or of other data is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from netkin import files
+from netkin.errors import outside
+from netkin.files import Location
+from netkin.identity import HookParts, form_of, function_digest, settings_digest, weights_digest
+from netkin.identity.data import PLAIN
+from netkin.identity.objects import OF_EVERY_MODULE
+from netkin.jobs import Job, State, beside, refuse_other
+from netkin.representations.inputs import device_of
+from netkin.settings import generator_states, load_generator_states, seed_all
+from netkin.statistics import statistic
+from netkin.training.recipe import METHODS, Hook, Recipe, WrappedHook
+
+DEEPEST = 20  # lists in lists
+KIND = "training"  # of the file
+Digest = Callable[[], str]  # reads data and returns their digest
+
+
+@dataclass
+class Saving:
+    """The file of a training that can be resumed, and the job beside it; without a path neither.
+
+    The job's folder, as ``run.netkin.job``, records the progress of the training and locks out other processes. The
+    states of the generators of `test`, a loader that is read after each epoch, are written and restored with the rest.
+    """
+
+    path: Location | None
+    identity: Mapping[str, str]
+    overwrite: bool
+    job: Job
+    test: Any = None
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls, path: Location | None, identity: Mapping[str, str], call: str, overwrite: bool, test: Any = None
+    ) -> Iterator[Saving]:
+        """Yield the file of a training; one that another process works on, or that holds anything else, is refused."""
+        files.refuse_output(path, KIND, overwrite=overwrite)
+        job = Job(None if path is None else beside(path), KIND, identity, call=call, overwrite=overwrite)
+        saving = cls(path, identity, overwrite, job, test)
+        saving.is_begun()  # refused before the folder is made
+        with job:
+            yield saving
+
+    def is_begun(self) -> bool:
+        """Return whether there is a training to go on with; the file of another one is refused."""
+        if self.path is None or self.overwrite or not os.path.exists(self.path) or not os.path.getsize(self.path):
+            return False
+        header = files.read_header(self.path, KIND)
+        with files.damage_reported(self.path):
+            held = State(KIND, dict(header["identity"]), folder=str(self.path))
+        refuse_other(held, State(KIND, self.identity))
+        return True
+
+    def read(self) -> dict[str, Any] | None:
+        """Return where the training stood, or None where it is new."""
+        if self.path is None or not self.is_begun():
+            return None
+        header, arrays = files.read(self.path, KIND)
+        with files.damage_reported(self.path):
+            state = unpack_state(header["state"], arrays)
+            # files of before do not have it
+            load_generator_states(self.test, state.get("test_state", generator_states(self.test)))
+            return state
+
+    def write(self, state: Mapping[str, Any]) -> None:
+        """Write the state of the training: nested mappings and lists of tensors, numbers and texts."""
+        if self.path is not None:
+            values, arrays = pack_state({"test_state": generator_states(self.test), **state})
+            progress = {name: state[name] for name in ("epoch", "step") if name in state}  # for readers
+            header = {"identity": dict(self.identity), "progress": progress, "state": values}
+            with self.job.writing(self.path):
+                files.write(self.path, KIND, header, arrays, overwrite=self.overwrite)
+
+
+def identity_of(
+    model: nn.Module, recipe: Recipe, seed: int, loss: Any, hooks: Iterable[Any], data: Digest, test: Digest | None
+) -> dict[str, str]:
+    """Return what identifies a training, by name and as text.
+
+    Args:
+        model: The model before its first step.
+        recipe: How it is trained.
+        seed: From which orders, augmentation and dropout follow.
+        loss: The loss that was given, None for the cross entropy.
+        hooks: Those of the training.
+        data: Returns the digest of the examples.
+        test: The same for the data to test on, or None.
+    """
+    seed_all(device_of(model), seed, -1)
+    still = [name for name, weight in model.named_parameters() if not weight.requires_grad]
+    names = [getattr(hook, "name", type(hook).__qualname__) for hook in hooks]
+    given = [hook.given if isinstance(hook, WrappedHook) else hook for hook in hooks]
+    codes = [(hook.settings, HookParts(own, METHODS).found) for hook, own in zip(hooks, given, strict=True)]
+    return {
+        "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
+        "seed": str(seed),
+        "model": f"digest {settings_digest([weights_digest(model), form_of(model), still])}",
+        "loss": "cross entropy" if loss is None else f"digest {function_digest(loss)}",
+        "hooks": f"{', '.join(names) or 'none'}; digest {settings_digest([names, codes])}",
+        "data": data(),
+        "test data": "none" if test is None else test(),
+    }
+
+
+def model_state(model: nn.Module) -> dict[str, Any]:
+    """Return a model's weights and buffers, those too that its own state dict leaves out."""
+    own = model.state_dict()
+    others = {name: buffer for name, buffer in model.named_buffers() if name not in own}
+    return {"weights": dict(own), "buffers": others}
+
+
+def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give a model the weights and buffers that `model_state` returned, also those that a forward pass first makes."""
+    for place, value in state["weights"].items():
+        owner, _, name = place.rpartition(".")
+        buffers = model.get_submodule(owner)._buffers if place not in model.state_dict() else {}
+        if name in buffers:
+            buffers[name] = value.to(device_of(model))
+    model.load_state_dict(state["weights"])
+    known = dict(model.named_buffers())
+    for name, value in state["buffers"].items():
+        known[name].copy_(value)
+
+
+def pack_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return JSON for nested mappings and lists of tensors, numbers and texts, and the arrays of their tensors."""
+    tensors: dict[str, Tensor] = {}
+    values = statistic.to_plain(state, tensors, "")
+    return values, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+
+
+def unpack_state(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return what `pack_state` took apart."""
+    return statistic.from_plain(values, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+
+
+# --- attributes -------------------------------------------------------------------------------------------------------
+
+
+class ChangingAttributes:
+    """The plain attributes of a model's modules and of hooks, of which those that changed are saved.
+
+    These are numbers, texts, tensors, and lists and mappings of them; weights and buffers are saved as such, and a hook
+    with a `state_dict` says itself what it needs.
+    """
+
+    def __init__(self, model: nn.Module, hooks: Iterable[Any]):
+        self.owners: dict[str, Any] = {f"model/{place}": module for place, module in model.named_modules()}
+        self.hooks = [hook.given if isinstance(hook, WrappedHook) else hook for hook in hooks]
+        without_state = [hook for hook in self.hooks if not _has_state(hook)]
+        self.owners |= {f"hook/{number}": hook for number, hook in enumerate(without_state)}
+        self.before = {place: settings_digest(value) for place, _, value in self._found()}
+
+    def _found(self) -> Iterator[tuple[str, str, Any]]:
+        for place, owner in self.owners.items():
+            for name, value in getattr(owner, "__dict__", {}).items():
+                if name not in OF_EVERY_MODULE and _is_plain(value):
+                    yield f"{place}/{name}", name, value
+
+    def changed(self) -> dict[str, Any]:
+        """Return the attributes that are not as they were at the start, by their place."""
+        return {
+            place: copy.deepcopy(value)
+            for place, _, value in self._found()
+            if self.before.get(place) != settings_digest(value)
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Put attributes back; what functions keep in lists and globals of others is not saved, and is warned of."""
+        for place, value in state.items():
+            owner, _, name = place.rpartition("/")
+            known = getattr(self.owners[owner], name, None)
+            setattr(self.owners[owner], name, value.to(known.device) if isinstance(known, Tensor) else value)
+        for hook in self.hooks:
+            lost = sorted(name for kind, name in HookParts(hook, METHODS).changes.names if kind == "variable")
+            if lost and not (_has_state(hook) or getattr(hook, "settings", None) is not None):
+                warnings.warn(
+                    f"the hook {getattr(hook, '__qualname__', type(hook).__qualname__)!r} changes {', '.join(lost)}, "
+                    "which a saved training does not hold: what it kept there before is missing. Keep it in attributes "
+                    "of an object, or in a `state_dict`.",
+                    stacklevel=outside(),
+                )
+
+
+def _has_state(hook: Any) -> bool:
+    own = getattr(type(hook), "state_dict", None)
+    return own is not None and own is not Hook.state_dict
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if type(value) in (list, tuple, dict) and depth < DEEPEST:
+        keys, values = (value.keys(), value.values()) if isinstance(value, dict) else ((), value)
+        return all(isinstance(key, (bool, int, float, str, tuple)) for key in keys) and all(
+            _is_plain(one, depth + 1) for one in values
+        )
+    if type(value) is Tensor:
+        return value.layout == torch.strided and not (value.requires_grad or value.is_quantized or value.is_meta)
+    return value is None or type(value) in (bool, int, float, str)
+
+
+# --- what a forward pass changes --------------------------------------------------------------------------------------
+
+
+def own_state(model: nn.Module) -> dict[str, Any]:
+    """Return the buffers of a model, and what changes with the attributes of its modules, by name."""
+    attributes = {
+        f"{place}.{name}".lstrip("."): _mark(value)
+        for place, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, (*PLAIN, Tensor, type(None), Collection)) and name not in OF_EVERY_MODULE
+    }
+    return attributes | dict(model.named_buffers())
+
+
+def _mark(value: Any) -> Any:
+    """Return a tensor with how often it was written to, or the digest of another value."""
+    return (value, value._version) if isinstance(value, Tensor) else settings_digest(value, strict=False)
+
+
+def changed_since(before: Mapping[str, Any], model: nn.Module) -> list[str]:
+    """Return the names of attributes that were changed, and of buffers that were replaced, since `own_state`."""
+    found = own_state(model)
+    return [name for name in found if name not in before or not _is_same(before[name], found[name])]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return one[0] is other[0] and one[1] == other[1]
+    return one is other or (isinstance(one, str) and one == other)
