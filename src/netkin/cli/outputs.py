@@ -7,11 +7,13 @@ ends a command becomes one sentence on stderr, in the words of the command line,
 from __future__ import annotations
 
 import ast
+import codecs
 import functools
 import json
 import os
 import re
 import shlex
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -185,14 +187,18 @@ def _one_line(fault: Exception) -> str:
 
 
 def as_json(content: Any) -> str:
-    """Return a result, or plain lists and mappings, as JSON text; numbers that are not finite become null."""
+    """Return a result, or plain lists and mappings, as JSON text; numbers that are not finite become null.
+
+    Where stdout is not UTF-8, which has all characters, those beyond ASCII are escaped.
+    """
     from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, SparsityStudy, TaskAccuracies
     from netkin.results.packing import document
     from netkin.results.records import plain
 
     results = (Comparison, Comparisons, Federation, Ranking, Series, SparsityStudy, TaskAccuracies)
     found = document(content) if isinstance(content, results) else plain(content)
-    return json.dumps(found, indent=2, ensure_ascii=False)
+    escaped = codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name != "utf-8"
+    return json.dumps(found, indent=2, ensure_ascii=escaped)
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> str:
