@@ -5,7 +5,16 @@ import pytest
 import torch
 
 from netkin import arrays
-from netkin.arrays import as_matrix, as_tensor, at_least_single, paired, refuse_non_finite, summing_dtype, to_device
+from netkin.arrays import (
+    as_matrix,
+    as_tensor,
+    at_least_single,
+    label_tensor,
+    paired,
+    refuse_non_finite,
+    summing_dtype,
+    to_device,
+)
 from netkin.errors import ShapeError, ValueFault
 
 
@@ -212,3 +221,15 @@ def test_a_pair_may_leave_nan_to_a_later_check():
 def test_half_precision_is_raised_to_single_and_no_other(half):
     assert at_least_single(half) == torch.float32
     assert [at_least_single(dtype) for dtype in (torch.float32, torch.float64)] == [torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
+def test_unsigned_labels_become_signed_ones(dtype):
+    for given in (np.array([3, 1], dtype), torch.tensor([3, 1]).to(getattr(torch, np.dtype(dtype).name))):
+        assert label_tensor(given).tolist() == [3, 1]
+        assert label_tensor(given).dtype == torch.int64
+
+
+def test_labels_beyond_int64_are_refused():
+    with pytest.raises(ValueFault, match="a label is above 2⁶³ - 1"):
+        label_tensor(np.array([2**63, 0], np.uint64))

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.comparing import pairs_plan
-from netkin.comparing.all_pairs import PairsJob
+from netkin.comparing.pairs_job import PairsJob
 from netkin.comparing.engines import ray
 from netkin.comparing.feed import CachedRunner, HeldExamples
 from netkin.comparing.many_models import PairsPlan

@@ -227,6 +227,8 @@ def _checked(state: State) -> State:
     for name, value in vars(state).items():
         if not isinstance(value, kinds.get(name, str)):
             raise TypeError(f"`{name}` is of type {type(value).__name__}")
+    if not isinstance(state.identity.get("models", {}), Mapping):
+        raise TypeError(f"the models of `identity` are of type {type(state.identity['models']).__name__}")
     if datetime.fromisoformat(state.heartbeat).tzinfo is None:
         raise ValueError("`heartbeat` has no time zone")
     if not 0 <= state.pid < 2**31:
