@@ -9,6 +9,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 
 import netkin.applications.dynamics  # noqa: F401 - before a test replaces what it imports
 from netkin import files
@@ -239,3 +240,32 @@ def test_what_is_no_amount_is_refused(text):
 def test_no_memory_at_all_is_refused():
     with pytest.raises(click.BadParameter, match="'0GB' is no memory"):
         as_bytes("0GB")
+
+
+@pytest.mark.parametrize("place", ["ph/fig.png", "ph/a/fig.png", "elsewhere/fig.png"])
+def test_a_figure_is_not_written_among_the_images_that_are_read(netkin, place):
+    for folder in ("ph/a", "ph/b"):
+        Path(folder).mkdir(parents=True)
+        for number in range(3):
+            Image.new("L", (8, 8), 40 * number).save(f"{folder}/{number}.png")
+    Path("elsewhere").symlink_to("ph")
+    before = sorted(Path("ph").rglob("*"))
+    result = netkin(f"compare netkin:digits netkin:digits --data pictures=images,size=8:ph --figure {place}")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"--figure would write '{place}' into 'ph', whose images are read" in " ".join(result.stderr.split())
+    assert sorted(Path("ph").rglob("*")) == before
+
+
+def test_a_path_that_is_no_utf_8_is_written_and_recorded_with_a_replacement(netkin):
+    line = ["compare", *f"{MODEL} {PASS} --save".split(), "\udcff.netkin"]
+    torch.save(untrained_digits_net(0).state_dict(), "first.pt")
+    result = CliRunner().invoke(cli, line, prog_name="netkin")
+    assert result.exit_code == 0, result.stderr
+    assert "\N{REPLACEMENT CHARACTER}.netkin" in load("\udcff.netkin").provenance["call"]
+
+
+def test_a_name_that_is_no_utf_8_is_refused_before_the_work(netkin):
+    named = [*f"compare {MODEL} {PASS}".split(), "--name", "\udcff", "--name", "b"]
+    result = CliRunner().invoke(cli, named, prog_name="netkin")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "a name must be text in UTF-8; got '\\udcff'" in " ".join(result.stderr.split())

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import netkin as nk
+from netkin.errors import ValueFault
 
 HOUSE = Path(nk.__file__).parent
 REACHED = {"calls": 68, "functions": 43, "files": 13, "changes of room": 13}  # of two models with one layer each
@@ -75,3 +76,15 @@ def test_a_batch_walks_through_little(models):
 def test_a_batch_of_many_examples_takes_no_more_calls(models):
     few, many = ([torch.randn(n, 3, 8, 8) for _ in range(20)] for n in (4, 24))
     assert counted(walked(models, few, "cka")) == counted(walked(models, many, "cka"))
+
+
+def test_names_that_are_no_utf_8_are_refused_before_the_data_are_read():
+    def unread():
+        pytest.fail("the data were read")
+        yield
+
+    nets = {"a": nn.Linear(3, 2), "\udcff": nn.Linear(3, 2)}
+    with pytest.raises(ValueFault, match=r"a name must be text in UTF-8; got '\\udcff'"):
+        nk.compare(*nets.values(), unread(), names=tuple(nets))
+    with pytest.raises(ValueFault, match=r"a name must be text in UTF-8; got '\\udcff'"):
+        nk.compare_many(nets, unread())

@@ -206,10 +206,17 @@ def named_models(typed: Sequence[str], given: Sequence[str] = ()) -> dict[str, s
     if given:
         refuse_names(given, len(models))
     chosen = [name for name in given or own if name]
+    if strange := [name for name in chosen if name != readable(name)]:
+        raise click.UsageError(f"a name must be text in UTF-8; got {strange[0]!r}.")
     if len(set(chosen)) < len(chosen):
         raise click.UsageError(f"names of models must differ; got {', '.join(chosen)}.")
-    names = given or numbered([name or model for name, model in zip(own, models, strict=True)])
+    names = given or numbered([name or readable(model) for name, model in zip(own, models, strict=True)])
     return dict(zip(names, models, strict=True))
+
+
+def readable(typed: str) -> str:
+    """Return what was typed as text that can be saved: what is no UTF-8 in a path is replaced."""
+    return os.fsencode(typed).decode("utf-8", "replace")
 
 
 def refuse_names(given: Sequence[str], count: int) -> None:

@@ -99,7 +99,7 @@ def read(path: str | os.PathLike[str]) -> State:
     if not (folder / STATE).exists():
         raise FileFault(f"there is no job at {str(path)!r}; `netkin jobs` lists those below a folder.")
     file = folder / STATE
-    contents = files.read_start(file, -1)
+    contents = files.read_whole(file)
     with files.damage_reported(file):
         header = json.loads(contents.decode("utf-8"))
         if int(header.pop("format")) > FORMAT:
