@@ -338,9 +338,7 @@ def test_a_file_that_is_far_too_large_for_a_document_is_not_read(tmp_path, monke
     path.write_text("{")
     os.truncate(path, documents.LARGEST + 1)  # which takes no room on the disk
     for read in (files.read_json, files.read_list, files.read_header):
-        with pytest.raises(
-            FileFault, match=r"a.json' holds 1,073,741,825 bytes; documents are read up to"
-        ):
+        with pytest.raises(FileFault, match=r"a.json' holds 1,073,741,825 bytes; documents are read up to"):
             read(path)
     assert files.kind_of(path) is None
     (tmp_path / "job").mkdir()

@@ -222,6 +222,7 @@ def test_files_from_before_there_were_checksums_still_open(whole, tmp_path, name
         ("recording", ("moments", 0, "examples"), 0, "what step 0 says of its examples"),
         ("sparsity", ("sizes", "model", 0), 0, "what a dense network or layer takes"),
         ("sparsity", ("interlayer", "model", "tables"), [], "the layers of a network are compared by one measure"),
+        ("sparsity document", ("curve",), {"model": [0.5]}, "histograms need one count between two edges, and curves"),
         ("federation", ("similarity", "tables"), [], "its similarity do not fit the rest"),
         ("statistics of moments", ("origins",), {}, "its origins do not fit the rest"),
         ("statistics of moments", ("study", "chunks"), 4, "its chunks do not fit the rest"),
@@ -243,6 +244,18 @@ def test_what_is_wrong_is_said(whole, tmp_path, name, path, value, words):
         write_unchecked(tmp_path / "wrong", header, arrays)
     with pytest.raises(FileFault, match=f"wrong' is damaged: .*{words}"):
         nk.load(tmp_path / "wrong")
+
+
+def test_moments_whose_shift_is_not_finite_are_refused(whole, tmp_path):
+    header, arrays = files.read(whole / "statistics of moments")
+    shifts = [name for name in arrays if name.endswith("shift") and arrays[name].size]
+    for name in shifts:
+        harmed = arrays[name].copy()
+        harmed.flat[0] = float("nan")
+        write_unchecked(tmp_path / "wrong", header, arrays | {name: harmed})
+        with pytest.raises(FileFault, match="the shift and the sums of a layer"):
+            nk.load(tmp_path / "wrong")
+    assert shifts
 
 
 def test_statistics_that_keep_no_chunks_may_say_any_number_of_them(whole, tmp_path):

@@ -282,6 +282,12 @@ def remember(spec: str, model: nn.Module) -> nn.Module:
     return model
 
 
+def loaded_models() -> list[nn.Module]:
+    """Return the models that this command has loaded."""
+    context = click.get_current_context(silent=True)
+    return [model for _, model in context.meta.get(MODELS, [])] if context else []
+
+
 def crash_refusal(fault: Exception) -> ForwardError | None:
     """Return the refusal of a model, or a transform, that raised `fault` while it ran; None for a fault of ours."""
     frame = _foreign_frame(fault)

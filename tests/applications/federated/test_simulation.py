@@ -12,6 +12,8 @@ from torch import nn
 
 import netkin as nk
 from federated_worlds import OPTIONS, clients, network, same
+from file_worlds import write_unchecked
+from netkin import files
 from netkin.applications.federated import ALGORITHMS, Simulation, federate, local_training
 from netkin.applications.federated.algorithms import sampled
 from netkin.errors import FileFault, ForwardError, NetkinError, ShapeError, UnknownName
@@ -97,6 +99,21 @@ def stopping(monkeypatch, at, stop):
 
 def interrupt():
     raise KeyboardInterrupt
+
+
+def test_weights_of_another_shape_in_a_stopped_federation_are_refused(tmp_path, monkeypatch):
+    options = OPTIONS | {"rounds": 3, "algorithm": "ditto", "save": tmp_path / "f.netkin"}
+    with monkeypatch.context() as patch:
+        stopping(patch, 1, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            federate(network(), clients(), **options)
+    (path,) = tmp_path.rglob("standing.netkin")
+    header, arrays = files.read(path)
+    for kind in ("shared", "kept"):
+        name = next(key for key in arrays if key.startswith(f"{kind}/"))
+        write_unchecked(path, header, arrays | {name: np.ones((1,) * 8, np.float32)})
+        with pytest.raises(FileFault, match=f"standing' is damaged: ValueError: '{name}' has shape"):
+            federate(network(), clients(), **options)
 
 
 def test_a_stopped_federation_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch):
