@@ -43,6 +43,7 @@ class Batches:
     batch_size: int = 128
     prepare: Callable[[Tensor], Tensor] = torch.Tensor.float
     remarks: tuple[str, ...] = ()
+    are_characters: bool = False  # of a text that no tokenizer has split
 
     @property
     def examples(self) -> int:

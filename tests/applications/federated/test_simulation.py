@@ -267,6 +267,20 @@ def test_a_round_in_which_every_client_fails_says_why():
         federate(network(), data, **OPTIONS)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_network_with_nested_outputs_is_refused():
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, images):
+            return torch.nested.nested_tensor(list(self.inner(images)))
+
+    with pytest.raises(ShapeError, match="a federation trains classifiers, which give a matrix of scores"):
+        federate(Nested(), clients(2), **OPTIONS)
+
+
 def test_networks_with_dropout_that_must_be_stacked_are_refused():
     net = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(16, 3)).double()
     with pytest.raises(NetkinError, match="can't be trained stacked"):
