@@ -11,6 +11,7 @@ from netkin.arrays import (
     as_matrix,
     as_tensor,
     at_least_single,
+    label_tensor,
     paired,
     refuse_beyond_classes,
     refuse_non_finite,
@@ -231,3 +232,15 @@ def test_the_largest_class_number_is_read_once():
         refuse_beyond_classes(labels, 5, " in batch 2")
     labels.max.assert_called_once()
     refuse_beyond_classes(torch.empty(0, dtype=torch.long), 5)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
+def test_unsigned_labels_become_signed_ones(dtype):
+    for given in (np.array([3, 1], dtype), torch.tensor([3, 1]).to(getattr(torch, np.dtype(dtype).name))):
+        assert label_tensor(given).tolist() == [3, 1]
+        assert label_tensor(given).dtype == torch.int64
+
+
+def test_labels_beyond_int64_are_refused():
+    with pytest.raises(ValueFault, match="a label is above 2⁶³ - 1"):
+        label_tensor(np.array([2**63, 0], np.uint64))

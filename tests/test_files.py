@@ -10,7 +10,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save, save_file
 
-from netkin import files
+from netkin import documents, files, jobs
 from netkin.errors import FileFault
 from netkin.results import load
 
@@ -27,7 +27,7 @@ def test_what_is_written_is_read(tmp_path):
 
 def test_what_lies_too_deep_is_refused(tmp_path):
     deep = []
-    for _ in range(files.DEEPEST):
+    for _ in range(documents.DEEPEST):
         deep = [deep]
     files.write(tmp_path / "deep", "moments", {"deep": deep}, {})
     with pytest.raises(FileFault, match="deep' is damaged: .*nested more than 100 levels deep"):
@@ -208,7 +208,7 @@ def test_the_permissions_of_a_file_stay(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from netkin import files
+from netkin import documents, files, jobs
 os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL) if sys.argv[2] == "die" else (print(flush=True), input())
 files.write_bytes(sys.argv[1], b"half")
 """
@@ -331,3 +331,39 @@ def test_contents_and_names_of_any_length_are_written(tmp_path):
     files.write_bytes(tmp_path / name, b"once")
     files.write_bytes(tmp_path / name, b"twice")
     assert (tmp_path / name).read_bytes() == b"twice"
+
+
+def test_a_file_that_is_far_too_large_for_a_document_is_not_read(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    path.write_text("{")
+    os.truncate(path, documents.LARGEST + 1)  # which takes no room on the disk
+    for read in (files.read_json, files.read_list, files.read_header):
+        with pytest.raises(FileFault, match=r"a.json' holds 1,073,741,825 bytes; documents are read up to"):
+            read(path)
+    assert files.kind_of(path) is None
+    (tmp_path / "job").mkdir()
+    path.rename(tmp_path / "job" / "job.json")
+    with pytest.raises(FileFault, match=r"job.json' holds 1,073,741,825 bytes"):
+        jobs.read(tmp_path / "job")
+
+
+def test_texts_that_are_no_utf_8_are_refused(tmp_path):
+    for write in (
+        lambda path: files.write(path, "series", {"name": "\udcff"}, {}),
+        lambda path: files.write_text(path, "a \udcff"),
+    ):
+        with pytest.raises(FileFault, match=r"cannot write '.*f': '.*udcff.*' in it is not UTF-8; give other names"):
+            write(tmp_path / "f")
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_in_a_folder_that_is_read_are_no_output(tmp_path):
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run" / "step_1.safetensors"
+    files.write(path, "compressed", {}, ARRAYS)
+    files.write(tmp_path / "run" / "study.netkin", "series", {}, ARRAYS)
+    with pytest.raises(FileFault, match=r"--save would write over .*, which is in the folder '.*run', which is read"):
+        files.refuse_output(path, "compressed", inputs=[tmp_path / "run"], option="--save")
+    files.refuse_output(path, "compressed", inputs=[tmp_path / "run"], overwrite=True)
+    # a result that lies beside the checkpoints is not read with them
+    files.refuse_output(tmp_path / "run" / "study.netkin", "series", inputs=[tmp_path / "run"])

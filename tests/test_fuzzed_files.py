@@ -98,6 +98,7 @@ JOBS = {
         *nets(2), batches(), batches(), ["ridge", "task_loss(epochs=1, every=2)"], layers=["1"], save=path
     ),
     "study": lambda path: nk.dynamics(dict(enumerate(nets(3))), batches(), "cka", save=path),
+    "many": lambda path: nk.compare_many(dict(zip("abc", nets(3), strict=True)), batches(), "cka", save=path),
     "stitch": lambda path: nk.stitch(*pairs(), batches(), "task_loss", epochs=1, resume=path),
 }
 
@@ -132,6 +133,39 @@ def test_work_goes_on_from_harmed_parts_or_refuses_them(tmp_path, name):
         shutil.rmtree(harm)
     assert len(refused) > CASES // 10
     assert all("harmed" in refusal for refusal in refused)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda plan: plan.pop("limit"), "KeyError: 'limit'"),
+        (lambda plan: plan.update(limit="much"), "`limit` can't be 'much'"),
+        (lambda plan: plan["way"].update(blocks=["x"]), "`blocks` can't be 'x'"),
+        (lambda plan: plan["way"]["blocks"][0].update(models=["a", "b", "z"]), "its blocks do not fit the rest"),
+        (lambda plan: plan["way"]["blocks"][0]["pairs"].pop(), "its blocks do not fit the rest"),
+        (lambda plan: plan["way"].update(batches=-1), "its sizes do not fit the rest"),
+        (lambda plan: plan["way"].update(is_sample=True, examples=None), "its sizes do not fit the rest"),
+    ],
+)
+def test_a_changed_plan_of_many_models_is_refused(tmp_path, change, words):
+    JOBS["many"](tmp_path / "run")
+    (path,) = tmp_path.rglob("plan of *")
+    header, arrays = files.read(path)
+    change(header["values"])
+    write_unchecked(path, header, arrays)
+    with pytest.raises(FileFault, match=f"plan of .* is damaged: .*{words}"):
+        JOBS["many"](tmp_path / "run")
+
+
+@pytest.mark.parametrize("models", [1.5, ["a", "b"], "ab"])
+def test_the_state_of_a_job_whose_models_are_no_mapping_is_refused(tmp_path, models):
+    JOBS["many"](tmp_path / "run")
+    path = tmp_path / "run.job" / "job.json"
+    state = json.loads(path.read_text())
+    state["identity"]["models"] = models
+    path.write_text(json.dumps(state))
+    with pytest.raises(FileFault, match="job.json' is damaged: .*the models of `identity` are of type"):
+        JOBS["many"](tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -194,6 +228,7 @@ def test_files_from_before_there_were_checksums_still_open(whole, tmp_path, name
         ("recording", ("moments", 0, "examples"), 0, "step 0 must have 1 example or more and layers of positive"),
         ("sparsity", ("sizes", "model", 0), 0, "what a dense network or layer takes"),
         ("sparsity", ("interlayer", "model", "tables"), [], "the layers of a network are compared by one measure"),
+        ("sparsity document", ("curve",), {"model": [0.5]}, "histograms need one count between two edges, and curves"),
         ("federation", ("similarity", "tables"), [], "its similarity do not fit the rest"),
         ("statistics of moments", ("origins",), {}, "its origins do not fit the rest"),
         ("statistics of moments", ("study", "chunks"), 4, "its chunks do not fit the rest"),
@@ -232,6 +267,18 @@ def test_a_stitch_whose_map_is_no_number_is_refused(whole, tmp_path, value):
     write_unchecked(tmp_path / "wrong", header, {name: array * 0 + value for name, array in arrays.items()})
     with pytest.raises(FileFault, match="wrong' is damaged: .*its map holds NaN or Inf"):
         nk.load(tmp_path / "wrong", network(), network())
+
+
+def test_moments_whose_shift_is_not_finite_are_refused(whole, tmp_path):
+    header, arrays = files.read(whole / "statistics of moments")
+    shifts = [name for name in arrays if name.endswith("shift") and arrays[name].size]
+    for name in shifts:
+        harmed = arrays[name].copy()
+        harmed.flat[0] = float("nan")
+        write_unchecked(tmp_path / "wrong", header, arrays | {name: harmed})
+        with pytest.raises(FileFault, match="the shift and the sums of a layer"):
+            nk.load(tmp_path / "wrong")
+    assert shifts
 
 
 def test_statistics_that_keep_no_chunks_may_say_any_number_of_them(whole, tmp_path):

@@ -13,6 +13,7 @@ from netkin.settings import exact_products as exact_products
 
 HALF = (torch.float16, torch.bfloat16)  # precisions
 WIDE = (torch.int32, torch.int64, torch.uint32, torch.uint64)  # whole numbers that float32 can't keep apart
+WITHOUT_ARITHMETIC = (torch.uint16, torch.uint32, torch.uint64)  # which torch can store, but not compare or sort
 WITHOUT_FLOAT64 = ("mps",)  # devices
 
 
@@ -133,12 +134,14 @@ def plain_array(array: Any) -> Any:
 def label_tensor(labels: Any, device: torch.device | None = None) -> Tensor:
     """Return labels, numbers in a tensor, an array or a list, as a tensor; texts and other objects are refused.
 
+    Unsigned numbers of 16 bits and more become int64, with which torch can calculate.
+
     Example:
         >>> label_tensor([3, 1])
         tensor([3, 1])
     """
     try:
-        return torch.as_tensor(plain_array(labels), device=device)
+        found = torch.as_tensor(plain_array(labels), device=device)
     except (TypeError, ValueError, RuntimeError) as fault:
         one = labels
         while isinstance(one, (list, tuple, np.ndarray)) and np.ndim(one) and len(one):
@@ -147,6 +150,14 @@ def label_tensor(labels: Any, device: torch.device | None = None) -> Tensor:
         raise ValueFault(
             f"labels must be numbers; those of a batch are {kind}. Give each class its number, from 0 on."
         ) from fault
+    if found.dtype not in WITHOUT_ARITHMETIC:
+        return found
+    signed = found.to(torch.int64)
+    if found.dtype == torch.uint64 and bool((signed < 0).any()):
+        raise ValueFault(
+            "a label is above 2⁶³ - 1, the largest number of int64. Give each class its number, from 0 on."
+        )
+    return signed
 
 
 def refuse_beyond_classes(labels: Tensor, classes: int, where: str = "") -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import glob
 import json
-import math
 import os
 import re
 import secrets
@@ -24,6 +23,18 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from netkin.documents import (
+    Location,
+    damage_reported,
+    mapping_of,
+    parse,
+    read_document,
+    read_json,
+    read_start,
+    read_whole,
+    refuse_special,
+)
+from netkin.documents import read_list as read_list
 from netkin.errors import FileFault
 
 LOCKS = find_spec("fcntl") is not None  # without them it is unknown which unfinished files are still being written
@@ -31,7 +42,6 @@ if LOCKS:
     import fcntl
 
 FORMAT = 2  # 1: no checksums, and tables without kind, axes and unit
-DEEPEST = 100  # levels of lists and mappings, so that any reader gets through them
 UNFINISHED = ".unfinished"
 AGAIN = "take another copy of the file, or make it again"
 MARK = "netkin"  # the generator of pages, the program that made figures and weights, in their metadata
@@ -41,8 +51,8 @@ _FIGURES = rb"\x89PNG\r\n.*?\0\0\0\x0ftEXtSoftware\0netkin\x0c\xdaF7|%PDF-.*\n<<
 _FIGURES += rb"|<\?xml.*?<metadata>.*?<dc:creator>\s*<cc:Agent>\s*<dc:title>netkin</dc:title>"
 WORDS = {"comparisons": "set of comparisons", "compressed": "compressed model", "claim": "record of a claim"}
 WORDS |= {"page": "page of netkin's", "figure": "figure of netkin's", "weights": "weights that netkin wrote"}
+_WEIGHTS = (".pt", ".pth", ".th", ".bin", ".ckpt", ".safetensors", ".pt2")  # how files of them end
 _START, _DIGITS, _REST, _OF_ARRAYS = '{"checksum": "', 32, '", ', "checksum of arrays"
-Location = str | os.PathLike[str]
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -63,6 +73,7 @@ def write(
     arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     content = {"kind": kind, "format": FORMAT, _OF_ARRAYS: _digest(arrays), **header}
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, default=_plain)
+    _refuse_half_characters(path, text)
     whole = f"{_START}{_hashed(text)}{_REST}{text[1:]}"
     write_bytes(path, save(arrays, {"netkin": whole}), kind, overwrite=overwrite)
 
@@ -79,7 +90,17 @@ def write_bytes(path: Location, contents: bytes, kind: str | None = None, *, ove
 
 def write_text(path: Location, text: str, kind: str | None = None, *, overwrite: bool = False) -> None:
     """Write `text` to `path` as UTF-8; else as `write_bytes`."""
+    _refuse_half_characters(path, text)
     write_bytes(path, text.encode("utf-8"), kind, overwrite=overwrite)
+
+
+def _refuse_half_characters(path: Location, text: str) -> None:
+    """Refuse a text that has no form in UTF-8, as a name of a file has that was no UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as fault:
+        around = text[max(fault.start - 20, 0) : fault.end + 20]
+        raise FileFault(f"cannot write {str(path)!r}: {around!r} in it is not UTF-8; give other names.") from fault
 
 
 def remove(path: Location) -> None:
@@ -99,22 +120,31 @@ def refuse_output(
         path: where it is to be written; None is refused nowhere.
         kind: what is to be written; a file that holds anything else is refused, as is one without folder,
             permission or space to write.
-        inputs: what the work reads; the same file is refused, by whatever name or link.
+        inputs: what the work reads; the same file is refused, by whatever name or link, and weights in a folder.
         overwrite: whether both kinds of files may be written over.
         option: the option of a command that names the path.
     """
     if path is None:
         return
     _refuse_occupied(path, kind, overwrite, option)
-    for one in inputs:
-        if not overwrite and os.path.isfile(one) and os.path.exists(path) and os.path.samefile(one, path):
-            raise FileFault(
-                f"{option or 'this'} would write over {str(path)!r}, which is read as {str(one)!r}; {_instead(option)}."
-            )
+    for one in inputs if os.path.exists(path) and not overwrite else ():
+        if _is_read_from(path, one) or (os.path.isfile(one) and os.path.samefile(one, path)):
+            read = f"read as {str(one)!r}" if os.path.isfile(one) else f"in the folder {str(one)!r}, which is read"
+            raise FileFault(f"{option or 'this'} would write over {str(path)!r}, which is {read}; {_instead(option)}.")
     try:
         _try_to_write(Path(os.path.realpath(path)))
     except (OSError, ValueError) as fault:
         raise FileFault(f"cannot write {str(path)!r}: {getattr(fault, 'strerror', None) or fault}.") from fault
+
+
+def is_inside(path: Location, folder: Location) -> bool:
+    """Return whether a path lies in a folder, or in one below it."""
+    return os.path.isdir(folder) and Path(os.path.realpath(folder)) in Path(os.path.realpath(path)).parents
+
+
+def _is_read_from(path: Location, folder: Location) -> bool:
+    """Return whether a file is read with a folder: weights of a run or a model; results of ours may lie beside them."""
+    return Path(path).suffix.lower() in _WEIGHTS and is_inside(path, folder)
 
 
 def _try_to_write(target: Path) -> None:
@@ -235,7 +265,7 @@ def kind_of(path: Location) -> str | None:
     """Return what kind of result a file holds: one of ours, a page or a figure; None for anything else."""
     try:
         start = read_start(path, 4096)
-        start = read_start(path, -1) if start.startswith(b"%PDF") else start  # which says so at its end
+        start = read_whole(path) if start.startswith(b"%PDF") else start  # which says so at its end
     except FileFault:
         return None
     if re.match(_PAGE, start):
@@ -248,38 +278,6 @@ def kind_of(path: Location) -> str | None:
         with _opened(path) as file:
             return "weights" if (file.metadata() or {}).get("made by") == MARK else read_header(path)["kind"]
     return None
-
-
-def read_start(path: Location, size: int) -> bytes:
-    """Return the first bytes of an ordinary file."""
-    refuse_special(path)
-    try:
-        with open(path, "rb") as file:
-            return file.read(size)
-    except OSError as fault:
-        raise FileFault(f"cannot read {str(path)!r}: {fault.strerror or fault}.") from fault
-
-
-def read_json(path: Location) -> dict[str, Any]:
-    """Return the mapping in a JSON file."""
-    contents = read_start(path, -1)
-    with damage_reported(path):
-        return _mapping(_parsed(contents.decode("utf-8")))
-
-
-def read_list(path: Location) -> list[dict[str, Any]]:
-    """Return the mappings in a JSON file that holds a list of them."""
-    contents = read_start(path, -1)
-    with damage_reported(path):
-        return [_mapping(one) for one in _parsed(contents.decode("utf-8"))]
-
-
-def read_document(path: Location) -> dict[str, Any]:
-    """Return the mapping in a JSON file of a result; the state of a job is refused."""
-    if "heartbeat" in (content := read_json(path)):
-        shown = f"`netkin jobs {Path(path).parent}` shows it"
-        raise FileFault(f"{str(path)!r} is the state of a job, not a result; {shown}.")
-    return content
 
 
 def is_filled(path: Location | None) -> bool:
@@ -297,17 +295,6 @@ def empty(path: Location | None) -> None:
     os.chmod(path, mode)
 
 
-def refuse_special(path: Location) -> None:
-    """Refuse what is no ordinary file: a folder, and a pipe or a device, which would keep a reader waiting."""
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError) as fault:  # a name may hold a null character
-        raise FileFault(f"cannot read {str(path)!r}: {getattr(fault, 'strerror', None) or fault}.") from fault
-    if not stat.S_ISREG(mode):
-        what = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
-        raise FileFault(f"cannot read {str(path)!r}: it is {what}.")
-
-
 @contextmanager
 def _opened(path: Location) -> Iterator[Any]:
     """Open a file; what can't be read is refused in a sentence."""
@@ -321,23 +308,12 @@ def _opened(path: Location) -> Iterator[Any]:
         raise FileFault(f"{str(path)!r} is no netkin file, or only a part of one ({fault}).") from fault
 
 
-@contextmanager
-def damage_reported(path: Location) -> Iterator[None]:
-    """Turn any trouble with a file's contents into one sentence that names the file; a `FileFault` is one already."""
-    try:
-        yield
-    except FileFault:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RuntimeError) as fault:
-        raise FileFault(f"{str(path)!r} is damaged: {type(fault).__name__}: {fault}") from fault
-
-
 def _header(path: Location, metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], str | None]:
     """Return a header and the checksum that the arrays must have; files from before there was one have none."""
     if "netkin" not in (metadata or {}):
         raise FileFault(f"{str(path)!r} is a safetensors file, but not one that netkin wrote.")
     text = (metadata or {})["netkin"]
-    header = _mapping(_parsed(text))
+    header = mapping_of(parse(text))
     own, wanted = header.pop("checksum", None), header.pop(_OF_ARRAYS, None)
     rest = "{" + text[len(_START) + _DIGITS + len(_REST) :]
     if (own is not None or wanted is not None) and not (text.startswith(_START) and own == _hashed(rest)):
@@ -348,37 +324,6 @@ def _header(path: Location, metadata: Mapping[str, str] | None) -> tuple[dict[st
         known = f"this netkin reads up to format {FORMAT}; update with `pip install -U netkin`"
         raise FileFault(f"{str(path)!r} has format {newest} and {known}.")
     return header, wanted
-
-
-def _mapping(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise TypeError(f"it must hold a mapping; got {type(found).__name__}")
-    return found
-
-
-def _parsed(text: str) -> Any:
-    found = json.loads(text, parse_constant=_finite, parse_float=_finite)
-    _refuse_deep(found)
-    if "\\ud" in text.lower():
-        json.dumps(found, ensure_ascii=False).encode()  # halves of characters could not be printed later
-    return found
-
-
-def _refuse_deep(found: Any) -> None:
-    """Refuse lists and mappings that are nested deeper than any that netkin writes."""
-    level = [found] if isinstance(found, (dict, list)) else []
-    for _ in range(DEEPEST):
-        inner = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
-        level = [one for one in inner if isinstance(one, (dict, list))]
-    if level:
-        raise ValueError(f"it is nested more than {DEEPEST} levels deep")
-
-
-def _finite(digits: str) -> float:
-    """Return the number that JSON gives as text; NaN, Infinity and what is too large are none."""
-    if not math.isfinite(number := float(digits)):
-        raise ValueError(f"{digits} is no number in JSON")
-    return number
 
 
 def _refuse_other_kind(path: Location, header: Mapping[str, Any], kind: str | None) -> None:

@@ -127,6 +127,16 @@ def test_the_package_runs_as_a_module():
     assert "netkin compare" in result.stderr
 
 
+@pytest.mark.parametrize("charset", ["cp1252", "latin-1"])
+def test_numbers_are_printed_in_an_encoding_that_lacks_some_characters(charset):
+    runner = click.testing.CliRunner(charset=charset)
+    result = runner.invoke(cli, ["measures"])
+    assert (result.exit_code, result.exception) == (0, None)
+    assert "from 0 to ?." in result.stdout
+    listed = json.loads(runner.invoke(cli, ["measures", "--json"]).stdout)
+    assert any("π" in json.dumps(one, ensure_ascii=False) for one in listed)
+
+
 @pytest.mark.parametrize("line", ["compare", "compare netkin:digits", "nonsense", "layers", "measures --nonsense"])
 def test_a_misuse_gives_2(netkin, line):
     result = netkin(line)

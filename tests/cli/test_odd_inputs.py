@@ -52,6 +52,14 @@ def lists():
     return [(images(), classes().tolist())] * 2
 
 
+def unsigned():
+    return [(images(), classes().to(torch.uint16)), (images(), classes().to(torch.uint64))]
+
+
+def booleans():
+    return [(images() > 0.5, classes())] * 2
+
+
 def arrays():
     return [(images().numpy(), classes().numpy())] * 2
 
@@ -227,6 +235,12 @@ def test_batches_of_two_sizes_are_refused_with_both_or_with_the_model(odd, comma
         assert "nk_odd:net" in said
 
 
+def test_inputs_of_a_type_that_the_model_does_not_take_are_refused_with_it(odd):
+    said = refusal(odd(COMMANDS["compare"].format("booleans")))
+    assert "Input type (bool) and bias type (float) should be the same" in said
+    assert said.endswith("Give values of the type that the model takes; these are bool.")
+
+
 NEED_LABELS = ("stitch", "task loss", "compress to accuracy", "sparsity", "recommend", "federate", "learn-tasks")
 
 
@@ -241,9 +255,9 @@ def test_texts_as_labels_are_refused_where_labels_count(odd, command, data):
         assert result.exit_code == 0, result.stderr
 
 
-@pytest.mark.parametrize("data", ["lists", "arrays"])
+@pytest.mark.parametrize("data", ["lists", "arrays", "unsigned"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_numbers_of_classes_may_be_lists_and_arrays(odd, command, data):
+def test_numbers_of_classes_may_be_lists_and_arrays_of_any_type(odd, command, data):
     result = odd(COMMANDS[command].format(data))
     assert result.exit_code == 0, result.stderr
 

@@ -9,6 +9,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 
 import netkin.applications.dynamics  # noqa: F401 - before a test replaces what it imports
 from netkin import files
@@ -124,7 +125,7 @@ def test_an_input_is_refused_as_output_by_whatever_name(netkin, place, link):
 
 @pytest.mark.parametrize("name", WRITING)
 def test_what_fails_while_writing_does_not_take_the_numbers_along(netkin, place, monkeypatch, name):
-    if name in ("report --out", "dynamics --save", "stitch --save"):
+    if name in ("report --out", "collect --out", "merge --out", "dynamics --save", "stitch --save"):
         pytest.skip("prints no numbers, or writes them as they come, as below")
 
     def failing(*_, **__):
@@ -239,3 +240,67 @@ def test_what_is_no_amount_is_refused(text):
 def test_no_memory_at_all_is_refused():
     with pytest.raises(click.BadParameter, match="'0GB' is no memory"):
         as_bytes("0GB")
+
+
+@pytest.mark.parametrize("place", ["ph/fig.png", "ph/a/fig.png", "elsewhere/fig.png"])
+def test_a_figure_is_not_written_among_the_images_that_are_read(netkin, place):
+    for folder in ("ph/a", "ph/b"):
+        Path(folder).mkdir(parents=True)
+        for number in range(3):
+            Image.new("L", (8, 8), 40 * number).save(f"{folder}/{number}.png")
+    Path("elsewhere").symlink_to("ph")
+    before = sorted(Path("ph").rglob("*"))
+    result = netkin(f"compare netkin:digits netkin:digits --data pictures=images,size=8:ph --figure {place}")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"--figure would write '{place}' into 'ph', whose images are read" in " ".join(result.stderr.split())
+    assert sorted(Path("ph").rglob("*")) == before
+
+
+def test_a_path_that_is_no_utf_8_is_written_and_recorded_with_a_replacement(netkin):
+    line = ["compare", *f"{MODEL} {PASS} --save".split(), "\udcff.netkin"]
+    torch.save(untrained_digits_net(0).state_dict(), "first.pt")
+    result = CliRunner().invoke(cli, line, prog_name="netkin")
+    assert result.exit_code == 0, result.stderr
+    assert "\N{REPLACEMENT CHARACTER}.netkin" in load("\udcff.netkin").provenance["call"]
+
+
+def test_a_name_that_is_no_utf_8_is_refused_before_the_work(netkin):
+    named = [*f"compare {MODEL} {PASS}".split(), "--name", "\udcff", "--name", "b"]
+    result = CliRunner().invoke(cli, named, prog_name="netkin")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "a name must be text in UTF-8; got '\\udcff'" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("name", ["collect --out", "merge --out"])
+def test_statistics_that_can_not_be_written_are_not_printed_as_if_they_were(netkin, place, monkeypatch, name):
+    def failing(*_, **__):
+        raise FileFault("cannot write 'it': No space left on device.")
+
+    monkeypatch.setattr(files, "write_bytes", failing)
+    result = netkin(COMMANDS[name])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.strip().splitlines()[-1] == "netkin: cannot write 'it': No space left on device."
+
+
+RANDOM = "'netkin:digits' was given no weights, so they are random, drawn from seed 0."
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "atoms netkin:digits netkin:digits --atoms 4",
+        "sparsity netkin:digits",
+        "compress netkin:digits --layer fc --k 4 --data digits:test --examples 100",
+    ],
+)
+def test_a_saved_file_says_that_weights_are_random(netkin, line):
+    assert netkin(f"{line} --save a.netkin").exit_code == 0
+    assert files.read_header("a.netkin")["provenance"]["random weights"].startswith(RANDOM)
+    assert RANDOM in " ".join(netkin("show a.netkin").stdout.split())
+
+
+@pytest.mark.parametrize("command", ["explain", "collect --out a.stats"])
+def test_explain_and_collect_say_that_weights_are_random(netkin, command):
+    result = netkin(f"{command} netkin:digits --data digits:test --examples 20 --layers fc")
+    assert result.exit_code == 0
+    assert f"warning: {RANDOM}" in result.stderr

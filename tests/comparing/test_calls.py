@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import netkin as nk
+from netkin.errors import NetkinError, ValueFault
 
 HOUSE = Path(nk.__file__).parent
 REACHED = {"calls": 68, "functions": 43, "files": 13, "changes of room": 13}  # of two models with one layer each
@@ -75,3 +76,43 @@ def test_a_batch_walks_through_little(models):
 def test_a_batch_of_many_examples_takes_no_more_calls(models):
     few, many = ([torch.randn(n, 3, 8, 8) for _ in range(20)] for n in (4, 24))
     assert counted(walked(models, few, "cka")) == counted(walked(models, many, "cka"))
+
+
+def test_names_that_are_no_utf_8_are_refused_before_the_data_are_read():
+    def unread():
+        pytest.fail("the data were read")
+        yield
+
+    nets = {"a": nn.Linear(3, 2), "\udcff": nn.Linear(3, 2)}
+    with pytest.raises(ValueFault, match=r"a name must be text in UTF-8; got '\\udcff'"):
+        nk.compare(*nets.values(), unread(), names=tuple(nets))
+    with pytest.raises(ValueFault, match=r"a name must be text in UTF-8; got '\\udcff'"):
+        nk.compare_many(nets, unread())
+
+
+NOT_MODELS = {"function": lambda inputs: inputs, "class": nn.Linear, "nothing": None}
+
+
+@pytest.mark.parametrize("kind", NOT_MODELS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda strange, batches: nk.recommend({"a": strange}, batches),
+        lambda strange, batches: nk.class_sensitivity(strange, batches),
+        lambda strange, batches: nk.FreezeTraining(strange, steps=4),
+        lambda strange, batches: nk.learn_tasks(strange, nk.split_tasks(batches, batches, 2), epochs=1),
+    ],
+    ids=["recommend", "class_sensitivity", "FreezeTraining", "learn_tasks"],
+)
+def test_what_is_no_model_is_refused_in_a_sentence(call, kind):
+    batches = [(torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 4)]
+    with pytest.raises(ValueFault, match=r"must be a `torch.nn.Module`; got |`model` is a network, its name, or"):
+        call(NOT_MODELS[kind], batches)
+
+
+def test_a_lazy_step_of_a_series_is_refused():
+    lazy = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
+    plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    for steps in ({0: lazy, 1: plain}, {0: plain, 1: lazy}):
+        with pytest.raises(NetkinError, match="lazy"):
+            nk.dynamics(steps, [torch.ones(8, 4)], "cka")

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.comparing import pairs_plan
-from netkin.comparing.all_pairs import PairsJob
 from netkin.comparing.engines import ray
 from netkin.comparing.feed import CachedRunner, HeldExamples
 from netkin.comparing.many_models import PairsPlan
+from netkin.comparing.pairs_job import PairsJob
 from netkin.comparing.pairs_plan import ModelBlock, blocks_of, largest_fit, pass_plan
 from netkin.errors import FileFault, MemoryLimit, ValueFault
 from netkin.jobs import Job

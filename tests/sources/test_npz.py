@@ -127,3 +127,10 @@ def test_numbers_that_torch_has_not_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.ones((3, 2), np.longdouble))
     with pytest.raises(SourceError, match="holds values of type .*; only real numbers of at most 64 bits are read"):
         load_data(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_unsigned_labels_are_read_as_signed_numbers(tmp_path):
+    labels = np.arange(4, dtype=np.uint64)
+    np.savez(tmp_path / "a.npz", x=np.ones((4, 3), np.float32), y=labels)
+    found = load_data(f"npz:{tmp_path / 'a.npz'}").labels
+    assert (found.dtype, found.tolist()) == (torch.int64, labels.tolist())

@@ -11,6 +11,7 @@ import netkin
 from netkin.errors import MissingExtra, SourceError
 from netkin.representations import layers
 from netkin.sources import load_data, load_model
+from netkin.sources.batches import sample
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +254,19 @@ def test_text_for_a_live_model_is_split_by_the_tokenizer_of_its_folder(words):
         netkin.compare(model, data=text)
     chosen = netkin.compare(model, data=f"text,window=8,tokenizer={words}:{words / 'a.txt'}")
     assert chosen.provenance["data digest"] == named.provenance["data digest"]
+
+
+def test_characters_are_not_fed_to_a_model_that_takes_tokens(words):
+    named, text = f"hf:{words}", f"text,window=8:{words / 'a.txt'}"
+    data = load_data(f"poem={text}")
+    for call in (
+        lambda: netkin.compare(named, named, data),
+        lambda: netkin.compare(named, data=sample(data, 5)),
+        lambda: netkin.compare_many({"a": named, "b": named}, data),
+    ):
+        with pytest.raises(SourceError, match="'poem.*' holds characters, and 'hf:.*' takes tokens; give the"):
+            call()
+    assert netkin.compare(named, data=load_data(text, models=[named])).examples == 10
 
 
 def test_what_is_left_of_a_text_is_dropped(words):

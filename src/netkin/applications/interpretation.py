@@ -33,7 +33,7 @@ from netkin.progress import ProgressOption, showing
 from netkin.representations import replacing, rows_of
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import Forward, Transform, call, labels_of
-from netkin.representations.layers import Spec, layer_label
+from netkin.representations.layers import Spec, layer_label, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison
 from netkin.results.records import distinct
@@ -243,6 +243,7 @@ def class_sensitivity(
         >>> found.layers_b, round(found["2", "dog"], 6)
         (('cat', 'dog', 'car'), 1.0)
     """
+    unwrapped(model)  # refuses what is no module
     logits = Logits(classes, names, forward)
     rows = ModelRunner(name, model, layers, shape, logits.run, transform, device)
     with showing(progress):

@@ -5,8 +5,10 @@ measures, shapes, devices, data and models; that imports no torch, to be quick.
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 from glob import escape, glob
+from io import TextIOWrapper
 from pathlib import Path
 
 import click
@@ -30,7 +32,9 @@ class Remembering(click.Group):
     """A group of commands that remembers what was typed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the arguments before they are taken apart."""
+        """Keep the arguments before they are taken apart; from here on stdout takes any character."""
+        if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="replace")  # which the encoding of a terminal may lack
         ctx.meta[ARGUMENTS] = tuple(args)
         return super().parse_args(ctx, args)
 

@@ -32,9 +32,11 @@ from netkin.cli.running import (
     Destination,
     call_for_many,
     call_library,
+    loaded_models,
     named_models,
     read_from_weights,
     refuse_names,
+    tell_random_weights,
     with_resume_hint,
 )
 from netkin.errors import FileFault, InflatedWarning, NetkinError, ValueFault
@@ -170,6 +172,7 @@ def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options:
     _refuse_without_data(models, options)
     plan, facts = _plan(models, options)
     facts["refused"] = in_options(plan.refused)
+    tell_random_weights(loaded_models())
     # --save is an option of the command that is explained
     click.echo(as_json(facts) if json else in_options(str(plan)).replace("`save`", "--save"))
     if plan.refused:
@@ -316,9 +319,10 @@ def collect(a: str, b: str | None, out: Path, force: bool, json: bool, **options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)
         statistics = call_library(collect_from, models, options, Destination(out, force))
+    tell_random_weights(loaded_models())
     outputs.write(out, statistics.save)
+    outputs.finish()  # what is printed names the file
     outputs.show(lambda: as_json(statistics_document(statistics, out)) if json else statistics_line(statistics, out))
-    outputs.finish()
 
 
 @click.command(epilog=example("merge 1.stats 2.stats 3.stats --out all.stats"))
@@ -346,5 +350,5 @@ def merge(files: tuple[Path, ...], out: Path, force: bool, json: bool) -> None:
             raise type(fault)(f"{str(file)!r} does not fit the previous parts: {fault}") from fault
     outputs.write(out, statistics.save)
     warn_of_missing_parts(statistics)
+    outputs.finish()  # what is printed names the file
     click.echo(as_json(statistics_document(statistics, out)) if json else statistics_line(statistics, out))
-    outputs.finish()

@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from netkin.cli.outputs import SILENT, TITLE
+from netkin.cli.running import readable
 
 Command = Callable[..., None]
 Option = Callable[[Any], Any]
@@ -64,7 +65,7 @@ def _for_ray(context: click.Context, parameter: click.Parameter, value: Any) -> 
 
 
 def _keep_title(context: click.Context, parameter: click.Parameter, title: str | None) -> None:
-    context.meta[TITLE] = title  # for `OutputFiles.draw`
+    context.meta[TITLE] = title and readable(title)  # for `OutputFiles.draw`
 
 
 TITLED = click.option(

@@ -7,11 +7,13 @@ ends a command becomes one sentence on stderr, in the words of the command line,
 from __future__ import annotations
 
 import ast
+import codecs
 import functools
 import json
 import os
 import re
 import shlex
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +25,11 @@ from typing import Any
 
 import click
 
-from netkin.cli.running import crash_refusal
+from netkin.cli.running import crash_refusal, readable
 from netkin.errors import FileFault, MissingExtra, NetkinError, UnsavedWarning
 
 FIGURES = (".png", ".svg", ".pdf")
+PICTURES = (".png",)  # those among them that are read from a folder of images
 PAGES = (".html", ".htm")
 REFUSED = 1
 INTERRUPTED = 130
@@ -42,6 +45,7 @@ _ARGUMENT = re.compile(
     r"|`[^`]*`|(?<!\w)'[^']*'(?!\w)|\w\([^()]*\)"
     r"|(?<![\w`'\"(,.:=-])(?P<bare>[a-z_]+)=(?P<set>'[^']*'|\"[^\"]*\"|\[[^\]]*\]|True|False|None|[\d.]*\d)"
 )
+_IMAGES = re.compile(r"(?:[^=:,@/]+=)?images(?:,[^:]*)?:(.+)")
 _REPEATED = re.compile(r"(--[\w-]+) \(\1(?: [^)]*)?\)")
 
 
@@ -57,6 +61,7 @@ class OutputFiles:
     def __init__(self, force: bool, *inputs: str | Path | None, engine: str = "local"):
         self.writes = engine != "distributed" or os.environ.get("RANK", "0") == "0"
         self.force, self.inputs = force, [path for one in inputs if one is not None for path in paths_in(str(one))]
+        self.images = [found[1] for one in inputs if (found := _IMAGES.fullmatch(str(one)))]
         self.save: Path | None = None
         self.page: Path | None = None
         self.figure: Path | None = None
@@ -116,6 +121,7 @@ class OutputFiles:
             )
         self._refuse_twice(option, path)
         _refuse_own_output(option, path)
+        self._refuse_among_images(option, path)
         files.refuse_output(path, kind, inputs=self.inputs, overwrite=self.force, option=option)
         self.places[option] = path
 
@@ -156,6 +162,17 @@ class OutputFiles:
         ]
         raise FileFault(" ".join(sentences)) from self.faults[0][1]
 
+    def _refuse_among_images(self, option: str, path: Path) -> None:
+        """Refuse a picture in a folder of images that is read, of which it would be one."""
+        from netkin import files
+
+        folder = next((one for one in self.images if files.is_inside(path, os.path.expanduser(one))), None)
+        if folder is not None and not self.force and path.suffix.lower() in PICTURES:
+            raise FileFault(
+                f"{option} would write {str(path)!r} into {folder!r}, whose images are read; choose another folder, or "
+                "give --force."
+            )
+
     def _refuse_twice(self, option: str, path: Path) -> None:
         for other, place in self.places.items():
             if os.path.realpath(place) == os.path.realpath(path):
@@ -185,14 +202,18 @@ def _one_line(fault: Exception) -> str:
 
 
 def as_json(content: Any) -> str:
-    """Return a result, or plain lists and mappings, as JSON text; numbers that are not finite become null."""
+    """Return a result, or plain lists and mappings, as JSON text; numbers that are not finite become null.
+
+    Where stdout is not UTF-8, which has all characters, those beyond ASCII are escaped.
+    """
     from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, SparsityStudy, TaskAccuracies
     from netkin.results.packing import document
     from netkin.results.records import plain
 
     results = (Comparison, Comparisons, Federation, Ranking, Series, SparsityStudy, TaskAccuracies)
     found = document(content) if isinstance(content, results) else plain(content)
-    return json.dumps(found, indent=2, ensure_ascii=False)
+    escaped = codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name != "utf-8"
+    return json.dumps(found, indent=2, ensure_ascii=escaped)
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> str:
@@ -275,7 +296,7 @@ def _command_line() -> str:
     """Return what was typed, as results remember it."""
     context = click.get_current_context(silent=True)
     typed = context.meta.get(ARGUMENTS) if context else None
-    return f"netkin {shlex.join(typed)}" if typed else ""
+    return f"netkin {shlex.join(map(readable, typed))}" if typed else ""
 
 
 def _leave(sentence: str, code: int) -> None:

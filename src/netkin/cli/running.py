@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 MODELS = "netkin.models"  # of a command, with their names
+FITTING = "Choose data of the size and channels that the model takes; see `netkin data`."
 TRANSFORMED = "transformed"  # the function that calls a transform
 
 
@@ -206,10 +207,17 @@ def named_models(typed: Sequence[str], given: Sequence[str] = ()) -> dict[str, s
     if given:
         refuse_names(given, len(models))
     chosen = [name for name in given or own if name]
+    if strange := [name for name in chosen if name != readable(name)]:
+        raise click.UsageError(f"a name must be text in UTF-8; got {strange[0]!r}.")
     if len(set(chosen)) < len(chosen):
         raise click.UsageError(f"names of models must differ; got {', '.join(chosen)}.")
-    names = given or numbered([name or model for name, model in zip(own, models, strict=True)])
+    names = given or numbered([name or readable(model) for name, model in zip(own, models, strict=True)])
     return dict(zip(names, models, strict=True))
+
+
+def readable(typed: str) -> str:
+    """Return what was typed as text that can be saved: what is no UTF-8 in a path is replaced."""
+    return os.fsencode(typed).decode("utf-8", "replace")
 
 
 def refuse_names(given: Sequence[str], count: int) -> None:
@@ -275,6 +283,12 @@ def remember(spec: str, model: nn.Module) -> nn.Module:
     return model
 
 
+def loaded_models() -> list[nn.Module]:
+    """Return the models that this command has loaded."""
+    context = click.get_current_context(silent=True)
+    return [model for _, model in context.meta.get(MODELS, [])] if context else []
+
+
 def crash_refusal(fault: Exception) -> ForwardError | None:
     """Return the refusal of a model, or a transform, that raised `fault` while it ran; None for a fault of ours."""
     # where torch was not imported no model has run, and a refusal need not wait for the import
@@ -285,9 +299,11 @@ def crash_refusal(fault: Exception) -> ForwardError | None:
         return ForwardError(f"--transform raised {_first_line(fault)}; it gets the inputs of a batch.")
     inputs, keywords = frame.f_locals.get("args", ()), frame.f_locals.get("kwargs", {})
     fed = _shapes_of({"inputs": next(iter(inputs), None), **keywords})
+    whole = [str(x.dtype).removeprefix("torch.") for x in inputs[:1] if hasattr(x, "dtype") and not _is_floating(x)]
+    of_type = whole and re.search(r"dtype|scalar type|data type|not implemented for|bias type", str(fault))
+    advice = f"Give values of the type that the model takes; these are {whole[0]}." if of_type else FITTING
     return ForwardError(
-        f"{_name_of(frame.f_locals['self'], fault)!r} could not be run on {fed}: {_first_line(fault)}. "
-        "Choose data of the size and channels that the model takes; see `netkin data`."
+        f"{_name_of(frame.f_locals['self'], fault)!r} could not be run on {fed}: {_first_line(fault)}. {advice}"
     )
 
 
@@ -317,6 +333,10 @@ def _name_of(model: nn.Module, fault: Exception) -> str:
     said = [*own, getattr(fault, "model", None), *(alike if len(alike) == 1 else ())]
     said += [context.params.get("model") if context else None, type(model).__name__]
     return next(name for name in said if name)
+
+
+def _is_floating(array: Any) -> bool:
+    return bool(getattr(array.dtype, "is_floating_point", True))
 
 
 def _shapes_of(given: Mapping[str, Any]) -> str:

@@ -1,12 +1,13 @@
-"""`AllPairs`: all pairs of many models, compared pass by pass by a plan; `PairsJob`: the parts of it that are kept."""
+"""`AllPairs`: all pairs of many models, compared pass by pass by a plan."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import chain, islice
+from functools import partial
+from itertools import islice
 from typing import Any, cast
 
 from torch import nn
@@ -15,30 +16,23 @@ from torch.utils.data import RandomSampler
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import CachedRunner, HeldExamples, data_name
-from netkin.comparing.pairs_plan import ModelBlock, PairsWay, Planner, load_if_named, unpacked_way
-from netkin.comparing.pass_statistics import Statistics, from_arrays
+from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study, read_plan
+from netkin.comparing.pairs_plan import ModelBlock, PairsWay, Planner, load_if_named
+from netkin.comparing.pass_statistics import Statistics
 from netkin.comparing.planning import weights_alone
 from netkin.comparing.request import Options, Request
 from netkin.comparing.subjects import ModelRunner, Subject
-from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import MemoryLimit, ValueFault
-from netkin.identity import DataDigest, described_call, form_digest, in_words, settings_digest, weights_digest
+from netkin.identity import described_call, form_digest, settings_digest, weights_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.progress import reported
-from netkin.representations import batches_of
-from netkin.representations.inputs import examples_in, length_if_known, reshuffles, sampler_of
+from netkin.representations.inputs import examples_in, reshuffles, sampler_of
 from netkin.results import Comparison, Comparisons
-from netkin.results.packing import packed_columns, unpacked_columns
-from netkin.results.values import Pair
 from netkin.statistics.collector import Study
 
 TRIAL = 8  # batches at most on which two models are compared to see how long reading takes
 SHARES = 8  # into which the data of all passes are split, whose sums a job keeps
-PARTS = 32  # files of tables that a pass leaves at most
-LEAST = 32  # pairs of models in such a file, if there are as many
-
-Collect = Callable[[int, int], Statistics]  # the statistics of the share i of n of the data
 
 
 class AllPairs:
@@ -162,8 +156,8 @@ class AllPairs:
             way, limit = everything if weights_alone(measures) else self._cheapest(measures)
             return {"way": asdict(way), "limit": limit}
 
-        kept = job.part(f"plan of {settings_digest(self.pairs.of)}", plan).values
-        return unpacked_way(kept["way"]), kept["limit"]
+        name, unpack = f"plan of {settings_digest(self.pairs.of)}", partial(read_plan, self.pairs.of)
+        return job.recall(name, unpack) or unpack(job.part(name, plan))
 
     @property
     def _everything(self) -> ModelBlock:
@@ -300,95 +294,3 @@ def _as_sample(one: Comparison, total: int | None) -> Comparison:
         for name, table in one.tables.items()
     }
     return replace(one, tables=tables, provenance=dict(one.provenance) | {"sample": f"{words}, seed {one.seed}"})
-
-
-# --- the parts of a job -----------------------------------------------------------------------------------------------
-
-
-class PairsJob:
-    """The parts of a job that compares all pairs of many models, pass by pass.
-
-    The tables of some pairs are a part, so that a pass whose tables are all there is not taken again. The sums of a
-    pass are a part after each share of the data; it goes when the tables are there.
-    """
-
-    def __init__(self, job: Job, measures: Sequence[Measure], blocks: Sequence[ModelBlock], sample: int | None = None):
-        self.job, self.measures, self.sample = job, measures, sample
-        job.expect(name for block in blocks for name in self._groups(block))
-
-    def compared(self, block: ModelBlock, shares: int, collect: Collect) -> list[Comparison]:
-        """Return the comparisons of a block; what is missing is collected, share by share, and read."""
-        groups = self._groups(block)
-        found = {
-            name: self.job.recall(name, lambda part: unpacked_columns(part.values, part.arrays)) for name in groups
-        }
-        missing = [name for name, own in found.items() if own is None]
-        if missing:
-            whole = self._whole(block, shares, collect)
-            found |= {name: self._read(name, whole, groups[name]) for name in missing}
-        self.job.drop(f"sums of {self._label(block)}")
-        return list(chain.from_iterable(own or () for own in found.values()))
-
-    def _whole(self, block: ModelBlock, shares: int, collect: Collect) -> Statistics:
-        """Return the statistics of all shares, which are kept after each."""
-        name = f"sums of {self._label(block)}"
-        part = self.job.find(name)
-        if part is not None and part.values.get("of") != shares:  # of a plan that also had other models
-            part = None
-        whole = None if part is None else from_arrays(part.values["statistics"], part.arrays)
-        for share in range(1 if part is None else part.values["shares"] + 1, shares + 1):
-            own = collect(share, shares)
-            whole = own if whole is None else whole.merge(own)
-            header, arrays = whole.to_arrays()
-            self.job.keep(name, {"shares": share, "of": shares, "statistics": header}, arrays)
-        assert whole is not None
-        whole.part = ""
-        return whole
-
-    def _read(self, name: str, whole: Statistics, pairs: Sequence[Pair]) -> list[Comparison]:
-        made = comparisons_of(whole, self.measures, pairs)
-        self.job.keep(name, *packed_columns(made))
-        return made
-
-    def _groups(self, block: ModelBlock) -> dict[str, Sequence[Pair]]:
-        """Return the pairs of a block whose tables are a part each, by its name."""
-        size = max(LEAST, -(-len(block.pairs) // PARTS))
-        groups = [block.pairs[place : place + size] for place in range(0, len(block.pairs), size)]
-        return {f"values of {self._label(block)}, {i} of {len(groups)}": own for i, own in enumerate(groups, start=1)}
-
-    def _label(self, block: ModelBlock) -> str:
-        """Return how parts call a block; a job to which models are added has several plans, some of a sample."""
-        models = f"{block.models[0]} to {block.models[-1]}" if len(block.models) > 2 else " and ".join(block.models)
-        digest = settings_digest(block.pairs if self.sample is None else [block.pairs, self.sample])
-        return f"{models} ({digest[:8]})"
-
-
-def identity_of_study(
-    weights: Mapping[str, str], data: str, layers: Any, settings: Mapping[str, str], measures: Sequence[Measure]
-) -> dict[str, Any]:
-    """Return all that the numbers of a study depend on, as texts by name, so that a job of another is refused.
-
-    Args:
-        weights: the digest of each model.
-        data: the text that identifies the data.
-        layers: the choice of layers.
-        settings: what else changes the numbers.
-        measures: what is read.
-    """
-    return {
-        "models": dict(weights), "data": data, "layers": in_words(layers), "settings": dict(settings),
-        "measures": ", ".join(measure.id for measure in measures),
-        "measures digest": settings_digest([measure.function for measure in measures]),
-    }  # fmt: skip
-
-
-def data_digest(data: Any, examples: int | None) -> str:
-    """Return a text that identifies data, after reading all of them."""
-    digest, seen = DataDigest(), 0
-    for batch in batches_of(data, examples):
-        length = length_if_known(batch)
-        if length is None:
-            raise ValueFault("a batch of the data has no length, so they can't be recognised later; leave `save` out.")
-        digest.update(batch, range(seen, seen + length))
-        seen += length
-    return digest.hex

@@ -30,7 +30,7 @@ from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparisons
 from netkin.settings import loaders_kept
-from netkin.sources import load_data
+from netkin.sources.datasets import load_data, refuse_characters
 from netkin.sources.models import refuse_unknown_model
 from netkin.sources.names import numbered
 from netkin.statistics.collector import Study
@@ -172,6 +172,7 @@ def _all_pairs(asked: Mapping[str, Any]) -> AllPairs:
     study = study_of(asked["memory"], asked["seed"], asked["errors"], asked["chunks"])
     pairs = Pairs(list(combinations(given, 2)), asked["pairs"])
     data = asked["data"]
+    refuse_characters(data, list(given.values()))
     if isinstance(data, str) and asked["engine"] in ("local", "distributed"):  # others load where they work
         for one in given.values():
             if isinstance(one, str):

@@ -27,6 +27,7 @@ from netkin.measures.registry import Measure
 from netkin.memory import size_in_words
 from netkin.representations.hooks import leaves
 from netkin.representations.shapes import shape_name
+from netkin.results.records import checked
 from netkin.results.values import Pair
 from netkin.settings import random_states_kept
 from netkin.sources import load_model
@@ -101,8 +102,8 @@ class PairsWay:
 
 def unpacked_way(told: Mapping[str, Any]) -> PairsWay:
     """Return the way that was taken apart by `asdict` and has been JSON since."""
-    blocks = (ModelBlock(tuple(one["models"]), tuple((a, b) for a, b in one["pairs"])) for one in told["blocks"])
-    return PairsWay(**dict(told) | {"blocks": tuple(blocks)})
+    way = checked(PairsWay, dict(told) | {"operations": None})
+    return replace(way, operations=told["operations"])  # which may be more than fit 64 bits
 
 
 @dataclass(frozen=True)

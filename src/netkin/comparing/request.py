@@ -37,6 +37,7 @@ from netkin.representations import dft, positions
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import shape_name
 from netkin.results import Comparison
+from netkin.results.records import refuse_half_characters
 from netkin.settings import loaders_kept
 from netkin.statistics.collector import Study
 
@@ -60,6 +61,7 @@ class Options:
         if resize and shape not in ("positions", positions, "dft", dft):
             raise ValueFault(f"`resize` goes with shape='positions' or shape='dft'; got shape={shape!r}.")
         _refuse_beside_dft(shape)
+        refuse_half_characters(places)
         self.layers, self.places, self.device, self.exact_model = layers, places, device, exact_model
         self.shape, self.resizes = shape, bool(resize)
         self.transforms = _one_each("transforms", transforms, list(places))

@@ -101,7 +101,7 @@ def read(path: str | os.PathLike[str]) -> State:
     if not (folder / STATE).exists():
         raise FileFault(f"there is no job at {str(path)!r}; `netkin jobs` lists those below a folder.")
     file = folder / STATE
-    contents = files.read_start(file, -1)
+    contents = files.read_whole(file)
     with files.damage_reported(file):
         header = json.loads(contents.decode("utf-8"))
         if int(header.pop("format")) > FORMAT:
@@ -229,6 +229,8 @@ def _checked(state: State) -> State:
     for name, value in vars(state).items():
         if not isinstance(value, kinds.get(name, str)):
             raise TypeError(f"`{name}` is of type {type(value).__name__}")
+    if not isinstance(state.identity.get("models", {}), Mapping):
+        raise TypeError(f"the models of `identity` are of type {type(state.identity['models']).__name__}")
     if datetime.fromisoformat(state.heartbeat).tzinfo is None:
         raise ValueError("`heartbeat` has no time zone")
     if not 0 <= state.pid < 2**31:

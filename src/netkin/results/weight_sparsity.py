@@ -171,7 +171,7 @@ class SparsityStudy:
             _refuse_strangers(self, what, partly=what in ("interlayer", "costs"))
         counts = {len(self.edges) - 1, *(len(one) for one in self.histograms.values())}
         lengths = {len(one) for one in self.curve.values()}
-        if len(counts) > 1 or len(lengths) > 1 or (self.curve and self.curve.keys() - {"sparsity"} != set(self.names)):
+        if len(counts) > 1 or len(lengths) > 1 or (self.curve and self.curve.keys() != {"sparsity", *self.names}):
             raise ShapeError("histograms need one count between two edges, and curves one value for each sparsity.")
         if any(len(one.tables) != 1 for one in self.interlayer.values()):
             raise ShapeError("the layers of a network are compared by one measure.")

@@ -19,7 +19,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from netkin.arrays import plain_array
+from netkin.arrays import label_tensor, plain_array
 from netkin.errors import NetkinError, SourceError, ValueFault
 from netkin.identity.data import contents
 from netkin.sources.names import in_short
@@ -43,6 +43,7 @@ class Batches:
     batch_size: int = 128
     prepare: Callable[[Tensor], Tensor] = torch.Tensor.float
     remarks: tuple[str, ...] = ()
+    are_characters: bool = False  # of a text that no tokenizer has split
 
     @property
     def examples(self) -> int:
@@ -260,7 +261,7 @@ def _labels(data: Data) -> Tensor | None:
     found = data.labels if isinstance(data, Batches) else _labels_of(data.batches.dataset)  # type: ignore[attr-defined]
     if found is None:
         return None
-    labels = torch.as_tensor(plain_array(found))
+    labels = label_tensor(found)
     return labels if labels.ndim == 1 and not labels.is_floating_point() and len(labels) == data.examples else None
 
 

@@ -186,7 +186,19 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
         if processor:
             prepare = _processing(stored, processor["processor"], spec)
     head = ",".join([source.name, *(f"{option}={value}" for option, value in (chosen | processor).items())])
-    return Batches(f"{head}:{place}" if place else head, stored, labels, batch_size, prepare, tuple(remarks))
+    by_character = source.name == "text" and not chosen.get("tokenizer")
+    name = f"{head}:{place}" if place else head
+    return Batches(name, stored, labels, batch_size, prepare, tuple(remarks), by_character)
+
+
+def refuse_characters(data: Any, models: Sequence[Any]) -> None:
+    """Refuse to feed characters to models that are named as those of a Hugging Face folder, which take tokens."""
+    named = next((one for one in models if isinstance(one, str) and one.startswith("hf:")), None)
+    if named is not None and isinstance(data, Batches) and data.are_characters:
+        raise SourceError(
+            f"{data.name!r} holds characters, and {named!r} takes tokens; give the data by name, or load them with "
+            f"`models=[{named!r}]`."
+        )
 
 
 def _preprocessing_option(source: DataSource, options: Mapping[str, Any], models: Sequence[Any]) -> dict[str, str]:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from netkin.arrays import label_tensor
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
 from netkin.sources.batches import LoadedExamples, as_they_are
 from netkin.sources.models import load_tokenizer
@@ -187,7 +188,7 @@ def npz(file: str, channels: str = "first", normalise: str = "none") -> LoadedEx
     stored = torch.from_numpy(np.ascontiguousarray(inputs))
     prepare = normalisation(normalise, inputs.shape[1]) if inputs.dtype == np.uint8 and inputs.ndim == 4 else None
     prepare = prepare or (normalisation("none", 1) if inputs.dtype == np.uint8 else as_they_are)
-    return stored, None if labels is None else torch.from_numpy(np.ascontiguousarray(labels)), prepare
+    return stored, None if labels is None else label_tensor(np.ascontiguousarray(labels)), prepare
 
 
 def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError, SourceError
-from netkin.sources.names import content, refuse_bomb
+from netkin.sources.names import content, refuse_absent, refuse_bomb
 
 
 def load_exported(path: Path) -> nn.Module:
@@ -40,6 +40,10 @@ def load_exported(path: Path) -> nn.Module:
     The file is vetted first, see `vetted`: nothing in it is unpickled or evaluated. A program that was exported with a
     fixed number of examples in a batch refuses any other number.
     """
+    refuse_absent(path, "exported program")
+    with open(path, "rb") as file:
+        if not zipfile.is_zipfile(file):  # by its end, before all of it is read
+            raise SourceError(_no_program(str(path)))
     copy = vetted(content(path, "exported program"), str(path))
     logger = logging.getLogger("torch.export")
     level = logger.level
@@ -141,7 +145,11 @@ def vetted(archive: bytes, name: str) -> io.BytesIO:
             "`torch.export.save` of torch 2.8 or newer."
         ) from None
     except Exception as error:  # the bytes may be anything, and so may be the error
-        raise SourceError(f"{name!r} is damaged or no exported program; write it with `torch.export.save`.") from error
+        raise SourceError(_no_program(name)) from error
+
+
+def _no_program(name: str) -> str:
+    return f"{name!r} is damaged or no exported program; write it with `torch.export.save`."
 
 
 def _entries(source: zipfile.ZipFile) -> dict[str, bytes]:

@@ -14,11 +14,9 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from netkin.errors import FileFault, MissingExtra, SourceError, did_you_mean
 from netkin.files import read_header
@@ -34,12 +32,12 @@ from netkin.sources.names import (
     refuse_absent,
     refusing_unreadable,
 )
+from netkin.sources.remarks import note
+from netkin.sources.remarks import remark_on as remark_on
 from netkin.sources.weights import listed, load_weights, refuse_hostile
 
 # who rebuilds a compressed model from its file and the original network; imported when one is asked for
 COMPRESSED = ("netkin.applications.compression", "load_compressed")
-# what to say of models that were loaded without weights, and the state of those they have
-_drawn: WeakKeyDictionary[nn.Module, tuple[str, list[int]]] = WeakKeyDictionary()
 _TOKENIZERS = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt"),
     *("spiece.model", "sentencepiece.bpe.model"),
@@ -92,17 +90,6 @@ def in_evaluation(model: nn.Module) -> nn.Module:
     return model if "_guards_fn" in model._modules else model.eval()  # there, `eval` raises an error
 
 
-def remark_on(model: nn.Module) -> str:
-    """Return that a model's weights are random, if it was loaded without any and has got no others since."""
-    remark, versions = _drawn.get(model, ("", []))
-    return remark if versions == _versions(model) else ""
-
-
-def _versions(model: nn.Module) -> list[int]:
-    """Return how often each weight was written to, as torch counts it; of some it keeps no count."""
-    return [-1 if is_lazy(one) or one.is_inference() else one._version for one in model.parameters()]
-
-
 def _loaded(spec: str, seed: int) -> nn.Module:
     if spec.startswith("hf:") and spec != "hf:":
         return seeded(partial(load_huggingface, spec.removeprefix("hf:")))
@@ -122,7 +109,7 @@ def _loaded(spec: str, seed: int) -> nn.Module:
         if drawn_from != seed:
             unless = ", which its function sets each time, unless it reads some"
         remark = f"{spec!r} was given no weights, so they are random, drawn from seed {drawn_from}{unless}."
-        _drawn[model] = remark, _versions(model)
+        note(model, remark)
     return model
 
 

@@ -164,7 +164,7 @@ def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
 
 def _load(given: dict[str, Any], models: list[str], data: list[str], signature: inspect.Signature) -> None:
     """Put models and data in the places of their names."""
-    from netkin.sources import load_data
+    from netkin.sources.datasets import load_data, refuse_characters
 
     texts = {name: given[name] for name in models if isinstance(given.get(name), str)}
     if texts and len(models) == 2 and "names" in signature.parameters and "names" not in given:
@@ -179,6 +179,8 @@ def _load(given: dict[str, Any], models: list[str], data: list[str], signature: 
     for name in data:
         if isinstance(given.get(name), str):
             given[name] = load_data(given[name], models=fed)
+        else:
+            refuse_characters(given.get(name), fed)
 
 
 def _each(given: Any) -> list[Any]:

@@ -64,6 +64,7 @@ class LayerSums(Stored):
     def check(self) -> None:
         fit = self.own.shape[-1] == self.width + (2 if self.debiased else 1) and self.own.numel()
         fit = fit and self.own.is_complex() == self.shift.is_complex()
+        fit = fit and (bool(self.shift.isfinite().all()) or math.isinf(self.size))
         schema.refuse_unless(bool(fit), "the shift and the sums of a layer")
         count = self.own[..., -1, -1].real
         fits = bool((count.round() == count).all()) and bool((count.abs() <= schema.LARGEST).all())

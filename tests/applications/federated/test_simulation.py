@@ -12,6 +12,8 @@ from torch import nn
 
 import netkin as nk
 from federated_worlds import OPTIONS, clients, network, same
+from file_worlds import write_unchecked
+from netkin import files
 from netkin.applications.federated import ALGORITHMS, Simulation, federate, local_training
 from netkin.applications.federated.algorithms import sampled
 from netkin.errors import FileFault, ForwardError, NetkinError, ShapeError, UnknownName
@@ -97,6 +99,21 @@ def stopping(monkeypatch, at, stop):
 
 def interrupt():
     raise KeyboardInterrupt
+
+
+def test_weights_of_another_shape_in_a_stopped_federation_are_refused(tmp_path, monkeypatch):
+    options = OPTIONS | {"rounds": 3, "algorithm": "ditto", "save": tmp_path / "f.netkin"}
+    with monkeypatch.context() as patch:
+        stopping(patch, 1, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            federate(network(), clients(), **options)
+    (path,) = tmp_path.rglob("standing.netkin")
+    header, arrays = files.read(path)
+    for kind in ("shared", "kept"):
+        name = next(key for key in arrays if key.startswith(f"{kind}/"))
+        write_unchecked(path, header, arrays | {name: np.ones((1,) * 8, np.float32)})
+        with pytest.raises(FileFault, match=f"standing' is damaged: ValueError: '{name}' has shape"):
+            federate(network(), clients(), **options)
 
 
 def test_a_stopped_federation_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch):
@@ -248,6 +265,20 @@ def test_a_round_in_which_every_client_fails_says_why():
     words = "all 5 clients of the round failed; of client 'c0', its training failed: the mean"
     with pytest.raises(ForwardError, match=words):
         federate(network(), data, **OPTIONS)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_network_with_nested_outputs_is_refused():
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, images):
+            return torch.nested.nested_tensor(list(self.inner(images)))
+
+    with pytest.raises(ShapeError, match="a federation trains classifiers, which give a matrix of scores"):
+        federate(Nested(), clients(2), **OPTIONS)
 
 
 def test_networks_with_dropout_that_must_be_stacked_are_refused():

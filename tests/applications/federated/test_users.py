@@ -1,5 +1,7 @@
 """How alike clients are, the groups they form, and ensembles of similar ones."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -145,6 +147,14 @@ def test_the_network_may_be_wrapped(federation, digits):
         for one in (network(), wrapped)
     )
     assert found.together == plain.together
+
+
+def test_atoms_that_are_not_finite_have_no_similarity(federation):
+    name = next(key for key in federation.personal if key.endswith("atoms"))
+    held = np.array(federation.personal[name])
+    held[0] = np.nan
+    with pytest.raises(NoValue, match="of client '.*' are all zero or not finite, and have no cosine"):
+        nk.user_similarity(replace(federation, personal=dict(federation.personal) | {name: held}))
 
 
 def test_what_can_not_be_compared_is_refused(digits):

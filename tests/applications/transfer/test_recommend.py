@@ -313,6 +313,17 @@ def test_models_and_data_by_name_are_loaded():
     assert other.provenance["data digest"] != ranking.provenance["data digest"]
 
 
+def test_models_by_name_without_weights_are_drawn_from_seeds_of_their_own():
+    twice = {"a": "netkin:digits", "b": "netkin:digits"}
+    ranking = recommend(twice, "digits:test", score="knn", examples=100, chunks=5, progress=False)
+    drawn = [warning for warning in ranking.warnings if "so they are random" in warning]
+    assert [seed in one for seed, one in zip(("seed 0", "seed 1"), drawn, strict=True)] == [True, True]
+    own = {name: nk.load_model("netkin:digits", seed=seed) for seed, name in enumerate("ab")}
+    loaded = recommend(own, "digits:test", score="knn", examples=100, chunks=5, progress=False)
+    origins = [[one.provenance[f"weights of {name}"] for name in "ab"] for one in (ranking, loaded)]
+    assert origins[0] == origins[1]
+
+
 def test_data_by_name_reach_each_model_as_its_own_folder_says(monkeypatch):
     """Two models with other processors get the same examples in other forms; labels must agree, inputs need not."""
     asked, plain = [], transfer.load_data
@@ -323,7 +334,7 @@ def test_data_by_name_reach_each_model_as_its_own_folder_says(monkeypatch):
         return replace(found, prepare=lambda images: found.prepare(images) * len(models[0]))
 
     monkeypatch.setattr(transfer, "load_data", noted)
-    monkeypatch.setattr(transfer, "load_model", lambda name: nk.load_model("netkin:digits"))
+    monkeypatch.setattr(transfer, "load_if_named", lambda given, name, names: nk.load_model("netkin:digits"))
     ranking = recommend(["hf:one", "hf:another"], "digits:test", score="knn", chunks=4, progress=False)
     assert asked == [["hf:one"], ["hf:another"]]
     assert len(ranking.behind()) == 2

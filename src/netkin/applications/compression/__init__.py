@@ -57,6 +57,7 @@ from netkin.settings import random_states_kept
 from netkin.sources.batches import overlap_remark
 from netkin.sources.models import load_model
 from netkin.sources.names import by_name
+from netkin.sources.remarks import random_weights
 
 __all__ = ["CompressedLayer", "Compression", "compress", "load_compressed", "save_compressed"]
 
@@ -350,6 +351,7 @@ class CompressCall:
             "call": described_call("nk.compress", **given, **options),
             **({"left out": _in_words(self.left_out)} if self.left_out else {}),
             **({"overlap": overlap} if overlap else {}),
+            **random_weights(map(unwrapped, filter(None, (self.model, self.other)))),
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         }

@@ -221,7 +221,11 @@ def _built(model: Model, seed: int, device: str | None) -> nn.Module:
     elif isinstance(model, str):
         made = load_model(model, seed=seed)
     elif callable(model):
-        made = seeded(model, seed)
+        try:
+            made = seeded(model, seed)
+        except TypeError as fault:
+            builds = "a network, its name, or a function without arguments that builds one"
+            raise ValueFault(f"`model` is {builds}; got one that raised TypeError: {fault}.") from fault
     else:
         raise ValueFault(f"`model` is a network, its name, or a function that builds one; got {type(model).__name__}.")
     refuse_uncopyable(unwrapped(made))  # each task's network is a copy

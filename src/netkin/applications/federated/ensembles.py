@@ -145,8 +145,9 @@ def _unit(name: str, federation: Federation, gauge: str) -> Tensor:
     found = found.flatten(1)
     size = found.norm(dim=1, keepdim=True)
     if not bool((size > 0).all()):
-        client = federation.clients[int((size.flatten() == 0).nonzero()[0])]
-        raise NoValue(f"the atoms {name!r} of client {client!r} are all zero, and have no cosine with others.")
+        client = federation.clients[int((~(size.flatten() > 0)).nonzero()[0])]
+        why = "are all zero or not finite, and have no cosine with others"
+        raise NoValue(f"the atoms {name!r} of client {client!r} {why}.")
     return found / size
 
 

@@ -374,7 +374,7 @@ def refuse_misfits(model: nn.Module, clients: Mapping[str, LabelledData], tests:
             outputs = model(placed(inputs[:2], device_of(model), dtype_of(model)))
         except Exception as fault:
             raise ForwardError(f"the model can't run on the clients' examples of shape {common}: {fault}") from fault
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2:
+    if not isinstance(outputs, Tensor) or outputs.is_nested or outputs.ndim != 2:
         raise ShapeError("a federation trains classifiers, which give a matrix of scores, a row for each example.")
     for name, (_, labels) in [*clients.items(), *tests.items()]:
         if int(labels.max()) >= outputs.shape[1]:

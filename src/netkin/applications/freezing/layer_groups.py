@@ -168,13 +168,14 @@ def _with_names_in_order(order: list[str], names: Sequence[str]) -> list[str]:
 
 def inner_model(model: nn.Module) -> nn.Module:
     """Return the model inside its wrappers, where parameters can be frozen one by one."""
+    inner = unwrapped(model)
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
             raise ValueFault(
                 "`FullyShardedDataParallel` keeps parameters in flat shards, which cannot be frozen one by one; "
                 "train with `DistributedDataParallel(model, find_unused_parameters=True)`."
             )
-    return unwrapped(model)
+    return inner
 
 
 class FirstStep:

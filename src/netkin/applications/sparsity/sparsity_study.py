@@ -40,6 +40,7 @@ from netkin.representations.shapes import Shape
 from netkin.results.comparison import Comparison
 from netkin.results.weight_sparsity import LinearCost, SparsityStudy
 from netkin.sources.names import by_name
+from netkin.sources.remarks import random_weights
 from netkin.training import accuracy
 from netkin.training.example_order import arrays_in, in_order
 
@@ -95,6 +96,7 @@ def sparsity_study(
     small = _numbers(epsilons), _numbers(relative)
     tables = {name: layer_table(model, prunable_layers(model, layers), *small) for name, model in named.items()}
     edges, histograms = _histograms(named, layers)
+    drawn = random_weights(named.values())
     curve, interlayer = dict[str, tuple[float, ...]](), dict[str, Comparison]()
     measured: dict[str, tuple[LinearCost, ...]] = {}
     with showing(progress), reporting(len(named), "looking at networks", "networks") as report:
@@ -114,7 +116,7 @@ def sparsity_study(
         interlayer, measured,
         costs_on=_device(next(iter(named.values()))) if costs else "",
         data="" if first is None else first.data, examples=0 if first is None else first.examples,
-        version=__version__, provenance={"call": command()},
+        version=__version__, provenance={"call": command()} | drawn,
     )  # fmt: skip
 
 

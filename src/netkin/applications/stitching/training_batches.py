@@ -154,7 +154,8 @@ def join(portions: Sequence[Any]) -> Any:
 
 def _labels(network: Stitched, batch: Any) -> Any:
     labels = labels_of(batch)
-    if isinstance(labels, list) and not any(parts(one) or isinstance(one, Tensor) for one in labels):
+    plain = isinstance(labels, list) and not any(parts(one) or isinstance(one, Tensor) for one in labels)
+    if plain or isinstance(labels, (Tensor, np.ndarray)):
         labels = label_tensor(labels)
     return prepared(network.b, labels)
 

@@ -31,6 +31,7 @@ from netkin.representations.filters import (
 from netkin.representations.hooks import main_tensor
 from netkin.representations.layers import Spec, choose, modules, unwrapped
 from netkin.sources.names import by_name
+from netkin.sources.remarks import keep_remark
 from netkin.training import Hook
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ def share_coefficients(
             control[layer] = shared.control(filters)
             for name, one in own.items():
                 put(made[name], one, with_atoms(one, U, D[name], fused=fused, block=shared.block))
+    for name, model in given.items():
+        keep_remark(model, made[name])
     for network in made.values() if train_only else ():
         freeze_except(network, train_only)
     return Sharing(

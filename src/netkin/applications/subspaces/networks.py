@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from netkin.progress import ProgressOption, command, reported, showing
 from netkin.representations.filters import atom_layers
 from netkin.results import Comparison, Values
 from netkin.sources.names import by_name
+from netkin.sources.remarks import random_weights
 from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
 
 MEASURES = ("atom_cosine", "atom_angular")
@@ -35,6 +36,7 @@ class AtomVectors:
     sizes: tuple[int, ...]  # numbers in each layer's atoms
     rows: Tensor
     caution: str = ""  # where the cosines depend on how filters were split
+    drawn: Mapping[str, str] = field(default_factory=dict)  # what provenance says of random weights
 
     def of(self, layer: str) -> Tensor:
         """Return the unit vectors of one layer."""
@@ -109,7 +111,7 @@ def atom_similarity(
         shapes_a={}, shapes_b={}, widths_a=dict.fromkeys(vectors.names, vectors.rows.shape[1]),
         widths_b=dict.fromkeys(vectors.names, vectors.rows.shape[1]), data="", examples=0, seed=0, version=__version__,
         warnings=(vectors.caution,) * bool(vectors.caution),
-        provenance={"call": command(), "layers": ", ".join(vectors.layers), "gauge": gauge},
+        provenance={"call": command(), "layers": ", ".join(vectors.layers), "gauge": gauge} | dict(vectors.drawn),
     )  # fmt: skip
 
 
@@ -137,20 +139,22 @@ def atom_vectors(
         raise ValueFault("`models` are several networks, by name or in a row; got one.")
     given = models.items() if isinstance(models, Mapping) else ((str(k), one) for k, one in enumerate(models))
     names, rows, first = list[str](), list[Tensor](), dict[str, AtomParts]()
-    total = len(models) if isinstance(models, Sized) else None
+    total, drawn = len(models) if isinstance(models, Sized) else None, list[str]()
     with showing(progress):
         for name, model in reported(given, "reading atoms", "networks", total=total):
             own = _parts(name, model)
             first = first or own
             _refuse_unlike(name, own, names[0] if names else name, first)
             names.append(name)
+            drawn += random_weights([model]).values()
             rows.append(torch.cat([_unit(name, layer, *parts, gauge) for layer, parts in own.items()]))
     if len(names) < 2:
         raise ValueFault(f"a similarity needs two networks or more; got {len(names)}.")
     sizes = tuple(atoms.numel() for atoms, _ in first.values())
     return AtomVectors(
-        tuple(names), tuple(first), sizes, torch.stack(rows), _caution(first) if gauge == "stored" else ""
-    )
+        tuple(names), tuple(first), sizes, torch.stack(rows), _caution(first) if gauge == "stored" else "",
+        {"random weights": " ".join(drawn)} if drawn else {},
+    )  # fmt: skip
 
 
 def _caution(first: Mapping[str, AtomParts]) -> str:

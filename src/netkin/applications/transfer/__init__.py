@@ -34,6 +34,7 @@ from netkin.applications.transfer.ridge import KernelRidge, kernel_ridge, load_k
 from netkin.applications.transfer.scores import DEFAULT, SCORES, TransferScore, find_score, transfer_scores
 from netkin.applications.transfer.tasks import compare_tasks, seed_values
 from netkin.comparing.feed import data_name
+from netkin.comparing.pairs_plan import load_if_named
 from netkin.comparing.subjects import on_device
 from netkin.errors import ForwardError, NetkinError, NoValue, SourceError, UnknownName, ValueFault
 from netkin.identity import described_call, weights_digest
@@ -43,7 +44,7 @@ from netkin.representations.layers import refuse_lazy
 from netkin.results import Ranking, Values
 from netkin.results.records import distinct
 from netkin.settings import loaders_kept
-from netkin.sources import load_data, load_model
+from netkin.sources import load_data
 from netkin.sources.batches import sample
 from netkin.sources.models import remark_on
 from netkin.statistics.collector import chunk_of
@@ -153,7 +154,7 @@ def recommend(
     asked = _RecommendOptions(wanted, data, examples, seed, chunks if errors else 0, device, of_each)
     _refuse(named, asked)
     with showing(progress):
-        found = [_found(name, model, asked) for name, model in reported(named.items(), "scoring", "models")]
+        found = [_found(name, named, asked) for name in reported(named, "scoring", "models")]
     _refuse_unpaired(found, paired=not isinstance(data, str))
     return _ranking(found, asked)
 
@@ -192,9 +193,10 @@ def _refuse(named: Mapping[str, Any], asked: _RecommendOptions) -> None:
         )
 
 
-def _found(name: str, given: nn.Module | str, asked: _RecommendOptions) -> _Found:
-    """Return all that one model gives; one that can't be run has the fault."""
-    model = load_model(given) if isinstance(given, str) else given
+def _found(name: str, models: Mapping[str, nn.Module | str], asked: _RecommendOptions) -> _Found:
+    """Return all that one of the models gives; one that can't be run has the fault."""
+    given = models[name]
+    model = load_if_named(given, name, list(models))
     refuse_lazy(model)
     found = _Found(name, sum(weight.numel() for weight in model.parameters()), weights_digest(model))
     data = _data(given, asked)

@@ -10,11 +10,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.all_pairs import identity_of_study
 from netkin.comparing.engines import ClusterTask, Engine, Terms, named_models, plain_measures, terms_for, terms_of
 from netkin.comparing.engines.cluster import Cluster
 from netkin.comparing.engines.worker import Message, as_fault, complete
 from netkin.comparing.many_models import PairsPlan, in_files, in_hours, unpacked_plan
+from netkin.comparing.pairs_job import identity_of_study
 from netkin.comparing.pass_statistics import Statistics, from_arrays
 from netkin.errors import NetkinError, SourceError, ValueFault
 from netkin.identity import described_call, settings_digest

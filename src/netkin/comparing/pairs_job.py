@@ -1,0 +1,148 @@
+"""`PairsJob`: the finished parts of a comparison of many models, which are checked when they are read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from netkin.comparing.pairs_plan import ModelBlock, PairsWay, unpacked_way
+from netkin.comparing.pass_statistics import Statistics, from_arrays
+from netkin.comparing.tabulating import comparisons_of
+from netkin.errors import ValueFault
+from netkin.identity import DataDigest, in_words, settings_digest
+from netkin.jobs import Job, Part
+from netkin.measures.registry import Measure
+from netkin.representations import batches_of
+from netkin.representations.inputs import length_if_known
+from netkin.results import Comparison
+from netkin.results.packing import packed_columns, unpacked_columns
+from netkin.results.records import refuse_misfit, typed
+from netkin.results.values import Pair
+
+PARTS = 32  # files of tables that a pass leaves at most
+LEAST = 32  # pairs of models in such a file, if there are as many
+
+Collect = Callable[[int, int], Statistics]  # the statistics of the share i of n of the data
+
+
+class PairsJob:
+    """The parts of a job that compares all pairs of many models, pass by pass.
+
+    The tables of some pairs are a part, so that a pass whose tables are all there is not taken again. The sums of a
+    pass are a part after each share of the data; it goes when the tables are there.
+    """
+
+    def __init__(self, job: Job, measures: Sequence[Measure], blocks: Sequence[ModelBlock], sample: int | None = None):
+        self.job, self.measures, self.sample = job, measures, sample
+        job.expect(name for block in blocks for name in self._groups(block))
+
+    def compared(self, block: ModelBlock, shares: int, collect: Collect) -> list[Comparison]:
+        """Return the comparisons of a block; what is missing is collected, share by share, and read."""
+        groups = self._groups(block)
+        found = {name: self.job.recall(name, partial(_unpacked_tables, pairs)) for name, pairs in groups.items()}
+        missing = [name for name, own in found.items() if own is None]
+        if missing:
+            whole = self._whole(block, shares, collect)
+            found |= {name: self._read(name, whole, groups[name]) for name in missing}
+        self.job.drop(f"sums of {self._label(block)}")
+        return list(chain.from_iterable(own or () for own in found.values()))
+
+    def _whole(self, block: ModelBlock, shares: int, collect: Collect) -> Statistics:
+        """Return the statistics of all shares, which are kept after each."""
+        name = f"sums of {self._label(block)}"
+        done, whole = self.job.recall(name, partial(_unpacked_sums, shares)) or (0, None)
+        for share in range(done + 1, shares + 1):
+            own = collect(share, shares)
+            whole = own if whole is None else whole.merge(own)
+            header, arrays = whole.to_arrays()
+            self.job.keep(name, {"shares": share, "of": shares, "statistics": header}, arrays)
+        assert whole is not None
+        whole.part = ""
+        return whole
+
+    def _read(self, name: str, whole: Statistics, pairs: Sequence[Pair]) -> list[Comparison]:
+        made = comparisons_of(whole, self.measures, pairs)
+        self.job.keep(name, *packed_columns(made))
+        return made
+
+    def _groups(self, block: ModelBlock) -> dict[str, Sequence[Pair]]:
+        """Return the pairs of a block whose tables are a part each, by its name."""
+        size = max(LEAST, -(-len(block.pairs) // PARTS))
+        groups = [block.pairs[place : place + size] for place in range(0, len(block.pairs), size)]
+        return {f"values of {self._label(block)}, {i} of {len(groups)}": own for i, own in enumerate(groups, start=1)}
+
+    def _label(self, block: ModelBlock) -> str:
+        """Return how parts call a block; a job to which models are added has several plans, some of a sample."""
+        models = f"{block.models[0]} to {block.models[-1]}" if len(block.models) > 2 else " and ".join(block.models)
+        digest = settings_digest(block.pairs if self.sample is None else [block.pairs, self.sample])
+        return f"{models} ({digest[:8]})"
+
+
+def read_plan(pairs: Sequence[Pair], part: Part) -> tuple[PairsWay, int]:
+    """Return the way through the pairs, and the memory limit, of the part that keeps the plan of a job."""
+    way, limit = unpacked_way(part.values["way"]), typed(part.values["limit"], int, "limit")
+    _refuse_other_way(way, pairs)
+    return way, limit
+
+
+def _refuse_other_way(way: PairsWay, pairs: Sequence[Pair]) -> None:
+    """Refuse a way from a file that does not go through each of the pairs once."""
+    sizes = (way.batches, way.statistics, way.rows, way.models, *([] if way.examples is None else [way.examples]))
+    found = [pair for block in way.blocks for pair in block.pairs]
+    inside = all({name for pair in block.pairs for name in pair} <= {*block.models} for block in way.blocks)
+    known = {name for block in way.blocks for name in block.models} <= {name for pair in pairs for name in pair}
+    refuse_misfit(
+        {
+            "sizes": min(sizes) >= 0 and (way.examples != 0 if way.examples is not None else not way.is_sample),
+            "blocks": inside and known and sorted(found) == sorted(pairs),
+        }
+    )
+
+
+def _unpacked_tables(pairs: Sequence[Pair], part: Part) -> list[Comparison]:
+    """Return the comparisons of a part; those of other pairs are refused."""
+    found = unpacked_columns(part.values, part.arrays)
+    refuse_misfit({"pairs": sorted((one.a, one.b) for one in found) == sorted(pairs)})
+    return found
+
+
+def _unpacked_sums(shares: int, part: Part) -> tuple[int, Statistics | None]:
+    """Return how many of the shares were summed, and their sums; nothing of a plan that also had other models."""
+    if part.values["of"] != shares:
+        return 0, None
+    done = typed(part.values["shares"], int, "shares")
+    refuse_misfit({"shares": 0 < done <= shares})
+    return done, from_arrays(part.values["statistics"], part.arrays)
+
+
+def identity_of_study(
+    weights: Mapping[str, str], data: str, layers: Any, settings: Mapping[str, str], measures: Sequence[Measure]
+) -> dict[str, Any]:
+    """Return all that the numbers of a study depend on, as texts by name, so that a job of another is refused.
+
+    Args:
+        weights: the digest of each model.
+        data: the text that identifies the data.
+        layers: the choice of layers.
+        settings: what else changes the numbers.
+        measures: what is read.
+    """
+    return {
+        "models": dict(weights), "data": data, "layers": in_words(layers), "settings": dict(settings),
+        "measures": ", ".join(measure.id for measure in measures),
+        "measures digest": settings_digest([measure.function for measure in measures]),
+    }  # fmt: skip
+
+
+def data_digest(data: Any, examples: int | None) -> str:
+    """Return a text that identifies data, after reading all of them."""
+    digest, seen = DataDigest(), 0
+    for batch in batches_of(data, examples):
+        length = length_if_known(batch)
+        if length is None:
+            raise ValueFault("a batch of the data has no length, so they can't be recognised later; leave `save` out.")
+        digest.update(batch, range(seen, seen + length))
+        seen += length
+    return digest.hex
