@@ -7,7 +7,7 @@ from torch import nn
 import netkin
 from netkin.errors import SourceError, UnknownName
 from netkin.sources import load_model
-from netkin.sources.models import remark_on
+from netkin.sources.weights import remark_on
 
 NET = "from torch import nn\ndef make():\n    return nn.Linear(3, 2)\n"
 

@@ -141,7 +141,7 @@ def load_models(specs: Sequence[str]) -> list[nn.Module]:
 
 def tell_random_weights(models: Sequence[nn.Module]) -> None:
     """Say on stderr which models have random weights, where a result does not carry that."""
-    from netkin.sources.models import remark_on
+    from netkin.sources.weights import remark_on
 
     for remark in filter(None, map(remark_on, models)):
         click.echo(f"warning: {remark}", err=True)

@@ -26,7 +26,8 @@ from netkin.representations.inputs import Forward, Transform, labels_of, length_
 from netkin.representations.layers import Spec, choose, matching_names, modules, split_call, unwrapped, whole_remark
 from netkin.representations.shapes import Shape, is_plain
 from netkin.sources.datasets import load_data
-from netkin.sources.models import load_model, remark_on
+from netkin.sources.models import load_model
+from netkin.sources.weights import remark_on
 
 Keep = Callable[[str, Tensor], Any]
 Tensors = Mapping[str, Tensor]

@@ -32,9 +32,7 @@ from netkin.sources.names import (
     refuse_absent,
     refusing_unreadable,
 )
-from netkin.sources.remarks import note
-from netkin.sources.remarks import remark_on as remark_on
-from netkin.sources.weights import listed, load_weights, refuse_hostile
+from netkin.sources.weights import keep_note, listed, load_weights, refuse_hostile
 
 # who rebuilds a compressed model from its file and the original network; imported when one is asked for
 COMPRESSED = ("netkin.applications.compression", "load_compressed")
@@ -109,7 +107,7 @@ def _loaded(spec: str, seed: int) -> nn.Module:
         if drawn_from != seed:
             unless = ", which its function sets each time, unless it reads some"
         remark = f"{spec!r} was given no weights, so they are random, drawn from seed {drawn_from}{unless}."
-        note(model, remark)
+        keep_note(model, remark)
     return model
 
 

@@ -258,9 +258,10 @@ def test_a_stitch_that_was_trained_on_a_shuffling_loader_is_not_trained_again(wo
     a, b, data = world
     pairs = TensorDataset(*(torch.cat(part) for part in zip(*data, strict=True)))
     given = {"test": data, "hows": "task_loss(steps=2)", "layers": "1", "save": tmp_path / "ab.netkin"}
-    nk.stitch_all(a, b, DataLoader(pairs, 50, shuffle=True), **given)
+    first = nk.stitch_all(a, b, DataLoader(pairs, 50, shuffle=True), **given)
     monkeypatch.setattr(sweep, "train_stitch", lambda *given, **options: pytest.fail("trained again"))
-    nk.stitch_all(a, b, DataLoader(pairs, 50, shuffle=True), **given)
+    again = nk.stitch_all(a, b, DataLoader(pairs, 50, shuffle=True), **given)
+    assert all(np.array_equal(again[one].to_numpy(), first[one].to_numpy(), equal_nan=True) for one in first.measures)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ from netkin.settings import random_states_kept
 from netkin.sources.batches import overlap_remark
 from netkin.sources.models import load_model
 from netkin.sources.names import by_name
-from netkin.sources.remarks import random_weights
+from netkin.sources.weights import random_weights
 
 __all__ = ["CompressedLayer", "Compression", "compress", "load_compressed", "save_compressed"]
 

@@ -40,7 +40,7 @@ from netkin.representations.shapes import Shape
 from netkin.results.comparison import Comparison
 from netkin.results.weight_sparsity import LinearCost, SparsityStudy
 from netkin.sources.names import by_name
-from netkin.sources.remarks import random_weights
+from netkin.sources.weights import random_weights
 from netkin.training import accuracy
 from netkin.training.example_order import arrays_in, in_order
 

@@ -31,7 +31,7 @@ from netkin.representations.filters import (
 from netkin.representations.hooks import main_tensor
 from netkin.representations.layers import Spec, choose, modules, unwrapped
 from netkin.sources.names import by_name
-from netkin.sources.remarks import keep_remark
+from netkin.sources.weights import keep_remark
 from netkin.training import Hook
 
 if TYPE_CHECKING:

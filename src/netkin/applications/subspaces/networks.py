@@ -20,7 +20,7 @@ from netkin.progress import ProgressOption, command, reported, showing
 from netkin.representations.filters import atom_layers
 from netkin.results import Comparison, Values
 from netkin.sources.names import by_name
-from netkin.sources.remarks import random_weights
+from netkin.sources.weights import random_weights
 from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
 
 MEASURES = ("atom_cosine", "atom_angular")

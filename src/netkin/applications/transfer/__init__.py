@@ -46,7 +46,7 @@ from netkin.results.records import distinct
 from netkin.settings import loaders_kept
 from netkin.sources import load_data
 from netkin.sources.batches import sample
-from netkin.sources.models import remark_on
+from netkin.sources.weights import remark_on
 from netkin.statistics.collector import chunk_of
 
 __all__ = [
