@@ -14,8 +14,9 @@ from torch import nn
 import netkin as nk
 from reproductions.claims import Finding, Measured, all_of, claim, gains, verdict
 from reproductions.laboratory import Lab, Run
-from reproductions.svcca.bottom_up import CONVNET, EXAMPLES, NETWORKS, SEEDS
+from reproductions.svcca.bottom_up import CONVNET, EXAMPLES, NETWORKS
 
+SEEDS = {"cpu": 3, "gpu": 5}
 PERFECT = 0.95
 NORMS = "SVCCA of a batch norm and the layer before it"
 NEARER = "how much nearer to a layer the one two on is than the next"
