@@ -94,8 +94,8 @@ def changes_of(code: CodeType) -> Changes:
         steps = list(dis.get_instructions(one))
         own = {*one.co_varnames[: min(1, one.co_argcount)], *code.co_varnames[: min(1, code.co_argcount)]}
         # ``log = self.log`` gives the same list another name
-        stores = [place for place, step in enumerate(steps) if place and _is(step, "STORE_FAST")]
-        aliases = {steps[place].argval: _loaded(steps, place - 1, own, {}) for place in stores}
+        stores = {place: _local(step, "STORE_FAST", 0) for place, step in enumerate(steps) if place}
+        aliases = {name: _loaded(steps, place - 1, own, {}) for place, name in stores.items() if name}
         for place, step in enumerate(steps):
             if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF"):
                 found.names.add(("variable", step.argval))
@@ -108,9 +108,14 @@ def changes_of(code: CodeType) -> Changes:
     return found
 
 
-def _is(step: dis.Instruction, name: str) -> bool:
-    """Return whether a step is an operation or a variant of it, as ``LOAD_FAST_BORROW``, on one name."""
-    return step.opname.startswith(name) and isinstance(step.argval, str)
+def _local(step: dis.Instruction, operation: str, place: int) -> str | None:
+    """Return the local name that a step stores or loads, the first or last (0 or -1) of two; None for other steps.
+
+    Variants count, as ``LOAD_FAST_BORROW``, and from Python 3.13 on ``STORE_FAST_LOAD_FAST`` of two names.
+    """
+    if operation not in step.opname or (isinstance(step.argval, str) and not step.opname.startswith(operation)):
+        return None
+    return step.argval if isinstance(step.argval, str) else step.argval[place]
 
 
 def _loaded(steps: list[dis.Instruction], at: int, own: set[str], aliases: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -120,7 +125,7 @@ def _loaded(steps: list[dis.Instruction], at: int, own: set[str], aliases: Mappi
         return "variable", step.argval
     if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
         return ("attribute", step.argval) if _is_lasting(steps, at, own) else None
-    return aliases.get(step.argval) if _is(step, "LOAD_FAST") else None
+    return aliases.get(_local(step, "LOAD_FAST", -1) or "")
 
 
 def _is_lasting(steps: list[dis.Instruction], end: int, own: set[str]) -> bool:
@@ -131,7 +136,7 @@ def _is_lasting(steps: list[dis.Instruction], end: int, own: set[str]) -> bool:
     if begin is None:
         return False
     step = steps[begin]
-    return step.opname in _VARIABLES or (_is(step, "LOAD_FAST") and step.argval in own)
+    return step.opname in _VARIABLES or _local(step, "LOAD_FAST", -1) in own
 
 
 def _begin(steps: list[dis.Instruction], end: int) -> int | None:
