@@ -219,7 +219,10 @@ class Hook:
         """Read the record of an epoch that is done."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that the hook needs to resume: tensors, numbers, texts, lists and mappings."""
+        """Return the state that the hook needs to resume: tensors, numbers, texts, lists and mappings.
+
+        A hook without this method resumes with those of its attributes that have changed, as far as they are such.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
