@@ -75,6 +75,9 @@ _TEXT = Recipe(steps=1500, batch=32, rate=4e-3, optimizer="adam", schedule="cosi
 # of several sets of images, each seen for as many steps; not mirrored, since one holds digits
 _TASKS = _LARGE.but(epochs=None, steps=500, rate=0.2, warmup=50, shift=2)
 _FEW_TASKS = _TASKS.but(steps=400, batch=50, rate=0.05, shift=1)  # of images with half the pixels a side
+# of deeper networks: as many images in batches of half the size, at half the rate
+_DEEP_TASKS = _TASKS.but(steps=1000, batch=256, rate=0.1, warmup=100)
+_FEW_DEEP_TASKS = _FEW_TASKS.but(steps=800, batch=25, rate=0.025, warmup=100)
 # of networks with masks, and of dense ones to be pruned; and of vision transformers, before tokens are dropped
 _SPARSE = _LARGE.but(epochs=None, steps=3000, batch=256, rate=0.2, warmup=150, flip=True)
 _FEW_SPARSE = _SPARSE.but(steps=200, batch=50, rate=0.05, warmup=20, shift=2)
@@ -98,7 +101,7 @@ RECIPES: dict[str, dict[str, Network]] = {
         },
         "lstm": Network(lambda: CharLSTM(CHARACTERS, 64, 3), _TEXT, "text"),
         "resnet18": Network(lambda: ResNet((2, 2, 2, 2), NARROW), _FEW_TASKS),
-        "resnet50": Network(lambda: ResNet((3, 4, 6, 3), NARROW, block=Bottleneck), _FEW_TASKS),
+        "resnet50": Network(lambda: ResNet((3, 4, 6, 3), NARROW, block=Bottleneck), _FEW_DEEP_TASKS),
         "resnet20-sparse": Network(lambda: ResNet((2, 2, 2), (8, 16, 32)), _FEW_SPARSE),
         "resnet56-sparse": Network(lambda: ResNet((4, 4, 4), (8, 16, 32)), _FEW_SPARSE),
         "resnet18-pretrained": Network(lambda: ResNet((2, 2, 2, 2), NARROW), _FEW_SPARSE),
@@ -116,7 +119,7 @@ RECIPES: dict[str, dict[str, Network]] = {
             for width in (1, 2, 3)
         },
         "resnet18": Network(resnet18, _TASKS),
-        "resnet50": Network(resnet50, _TASKS),
+        "resnet50": Network(resnet50, _DEEP_TASKS),
         "resnet20-sparse": Network(lambda: thin(20), _SPARSE),
         "resnet56-sparse": Network(lambda: thin(56), _SPARSE),
         "resnet18-pretrained": Network(lambda: ResNet((2, 2, 2, 2), (32, 64, 128, 256)), _SPARSE),

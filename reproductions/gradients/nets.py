@@ -25,11 +25,10 @@ NEEDS = "Reads CIFAR-10, CIFAR-100 and SVHN, in the folders of --data that `netk
 
 @dataclass(frozen=True)
 class Kind:
-    """How networks of a kind come to be: the recipe's name, and shares of its steps, and of its batch and rate."""
+    """How networks of a kind come to be: the recipe's name, the share of its steps, and whose labels they learn."""
 
     recipe: str = "resnet18"
     steps: float = 1.0
-    batch: float = 1.0
     labels: str = "true"
 
 
@@ -38,8 +37,7 @@ KINDS = {
     "shuffled": Kind(steps=0.2, labels="shuffled"),
     "cut": Kind(steps=0.3),  # CIFAR-100 with its first ten classes
     "untrained": Kind(steps=0.0),
-    "short": Kind(steps=0.3, batch=0.5),
-    "deep": Kind("resnet50", steps=0.3, batch=0.5),
+    "deep": Kind("resnet50"),
 }
 
 
@@ -76,8 +74,7 @@ def recipe(lab: Lab, name: str) -> Recipe:
     kind = KINDS[apart(name)[0]]
     whole = lab.recipe(kind.recipe).recipe
     steps = max(1, round(kind.steps * (whole.steps or 0)))
-    smaller = {"batch": round(kind.batch * whole.batch), "rate": kind.batch * whole.rate}
-    return whole.but(steps=steps, warmup=min(whole.warmup, steps // 2), **smaller)
+    return whole.but(steps=steps, warmup=min(whole.warmup, steps // 2))
 
 
 def fresh(lab: Lab, name: str) -> nn.Module:

@@ -76,7 +76,7 @@ def read(lab: Lab, name: str, model: nn.Module) -> dict[str, Tensor]:
     """Return what the claims need of a network of this kind."""
     kind, _, _ = apart(name)
     found: dict[str, Tensor] = {}
-    if kind in ("trained", "untrained", "short", "deep"):
+    if kind in ("trained", "untrained", "deep"):
         found["norms"] = torch.stack([norms(lab, model, f"{kind}/{target}/0") for target in SETS])
     if kind in ("trained", "untrained", "shuffled", "cut"):
         found |= sketched(lab, name, model)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from math import isnan
 from statistics import mean
 from typing import Any
@@ -18,12 +19,14 @@ from netkin.applications.stitching import Stitch, sparsity
 from reproductions.claims import Finding, Measured, all_of, claim, gains, verdict
 from reproductions.laboratory import Lab
 from reproductions.matching.nets import layers, pairs
-from reproductions.matching.stitches import SHUFFLED, Wanted, judging, made, number, origin, shares, task_loss
+from reproductions.matching.stitches import Wanted, judging, made, number, origin, shares, task_loss
 
 RANKS = (4, 8, 16)
 LAYERS = ("Layer 3", "Layer 6")
 PAIRS = {"cpu": 3, "gpu": 5}
-SVD, TRAINED, AIMLESS = HOWS = ("SVD", "task loss", "answers to other images")
+SVD, TRAINED = HOWS = ("SVD", "task loss")
+FULL = 0  # stands for no limit on the rank
+ALIKE = {SVD: "least squares", TRAINED: TRAINED}  # what the two ways are without a limit
 SPARSE = {"cpu": ("Layer 5",), "gpu": ("Layer 3", "Layer 5")}
 ALPHAS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 PENALTIES = {"cpu": (0.03, 0.1, 0.2, 0.4), "gpu": (0.03, 0.06, 0.1, 0.2, 0.3, 0.5)}
@@ -43,32 +46,35 @@ Line = list[tuple[float, float]]
     expected={
         f"{layer}, rank {k}: relative accuracy, task loss minus SVD": "above 0" for layer in LAYERS for k in RANKS
     },
-    control="the same training on the second network's answers to other images",
+    control="maps of full rank, by the task loss and by least squares",
     criterion="Holds at a layer and a rank, of Layers 3 and 6 of Tiny-10 and of the ranks 4, 8 and 16, if a bottleneck "
     "trained on the task loss has a higher relative accuracy than reduced-rank regression, and gains more over it than "
-    f"the same bottleneck trained on the answers to other images; pair by pair, {BY_T}. In part if at some of the six.",
+    f"a map of full rank trained alike gains over least squares; pair by pair, {BY_T}. In part if at some of the six.",
 )
 def low_rank(lab: Lab) -> Finding:
     """Relative accuracy of stitches of rank 4, 8 and 16, by singular values and by training."""
     couples, names = pairs(lab, "tiny10", PAIRS[lab.scale]), layers(lab, "tiny10")
-    points = [(layer, k) for layer in LAYERS for k in RANKS]
     wanted = {}
-    for layer, k in points:
-        wanted[SVD, layer, k] = [Wanted(*pair, names[layer], f"reduced_rank(k={k})") for pair in couples]
-        wanted[TRAINED, layer, k] = [task_loss(pair, names[layer], rank=k) for pair in couples]
-        wanted[AIMLESS, layer, k] = [task_loss(pair, names[layer], rank=k, labels=SHUFFLED) for pair in couples]
+    for layer, k in product(LAYERS, (*RANKS, FULL)):
+        method, options = (f"reduced_rank(k={k})", {"rank": k}) if k else ("least_squares", {})
+        wanted[SVD, layer, k] = [Wanted(*pair, names[layer], method) for pair in couples]
+        wanted[TRAINED, layer, k] = [task_loss(pair, names[layer], **options) for pair in couples]
     found = shares(lab, wanted)
+    gained = {(layer, k): _differences(found[TRAINED, layer, k], found[SVD, layer, k]) for _, layer, k in found}
     measured, controls, parts = dict[str, Measured](), dict[str, Measured](), []
-    for layer, k in points:
-        svd, trained, aimless = (found[how, layer, k] for how in HOWS)
+    for layer, k in product(LAYERS, RANKS):
         name = f"{layer}, rank {k}: relative accuracy, task loss minus SVD"
-        measured[name], controls[name] = gains(trained, svd), gains(aimless, svd)
-        parts.append(all_of(measured[name].above(0), gains(trained, aimless).above(0)))
+        measured[name], controls[name] = Measured.over(gained[layer, k]), Measured.over(gained[layer, FULL])
+        parts.append(all_of(measured[name].above(0), gains(gained[layer, k], gained[layer, FULL]).above(0)))
     for (how, layer, k), values in found.items():
-        numbers = controls if how == AIMLESS else measured
-        numbers[f"{layer}, rank {k}: relative accuracy by {how}"] = Measured.over(values)
+        numbers, limit = (measured, f"rank {k}") if k else (controls, "full rank")
+        numbers[f"{layer}, {limit}: relative accuracy by {how if k else ALIKE[how]}"] = Measured.over(values)
     curves = {f"Relative accuracy at {layer}": _by_rank(found, layer) for layer in LAYERS}
     return Finding(verdict(*parts), measured, controls, origin(lab, "tiny10"), curves, range(len(couples)))
+
+
+def _differences(ours: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [one - other for one, other in zip(ours, others, strict=True)]
 
 
 def _by_rank(found: Mapping[tuple[str, str, int], list[float]], layer: str) -> dict[str, list[Any]]:

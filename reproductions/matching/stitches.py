@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 import netkin as nk
 from netkin.applications.stitching import Stitch, fit_all, load_stitch
@@ -25,7 +24,6 @@ Batches = list[tuple[Tensor, Tensor]]
 Key = TypeVar("Key", bound=Hashable)
 FEW = 8  # pieces of work that are too few for processes of their own
 MAPS = 500  # test images on which whole maps are compared
-SHUFFLED = "of another image"  # the labels of a training that has nothing to learn
 BEFORE = "Stitches lie before the ReLUs: after batch norms, if any, and after sums of blocks."
 
 
@@ -93,11 +91,6 @@ def shares(lab: Lab, wanted: Mapping[Key, Sequence[Wanted]]) -> dict[Key, list[f
     return {key: [found[one].relative_accuracy for one in ones] for key, ones in wanted.items()}
 
 
-def of_another_image(answers: Tensor, own: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy with the second network's answers to the next image of the batch."""
-    return cross_entropy(answers, own.roll(1, 0).softmax(1))
-
-
 def number(stitch: Stitch, name: str) -> float:
     """Return one number of what a stitch is worth on the test images; one that does not exist is refused."""
     value = None if stitch.evaluation is None else getattr(stitch.evaluation, name)
@@ -137,8 +130,6 @@ def make(lab: Lab, wanted: list[Wanted]) -> None:
     if wanted[0].trained:
         (one,) = wanted
         options = setting.options | dict(one.options)
-        if options.get("labels") == SHUFFLED:
-            options["labels"] = of_another_image
         stitches = {one: nk.stitch(a, one.layer, b, one.layer, data, one.how, test, **options)}
     else:
         layers, hows = (list(dict.fromkeys(getattr(one, name) for one in wanted)) for name in ("layer", "how"))

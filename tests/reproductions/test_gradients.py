@@ -310,8 +310,16 @@ def test_task2vec_and_fisher_rao_tables_are_those_of_netkin(lab, kept, found):
     assert table[0, 1, 7] == pytest.approx(-abs(norms[0] - norms[1]) / np.sqrt(norms[0] * norms[1]), rel=1e-4)
 
 
+@pytest.mark.parametrize("scale", ["cpu", "gpu"])
+def test_networks_of_both_depths_see_as_many_images(scale):
+    shallow, deep = (nets.recipe(Lab(scale, device="cpu"), f"{kind}/svhn/0") for kind in ("trained", "deep"))
+    assert deep.steps * deep.batch == shallow.steps * shallow.batch
+    assert deep.rate / deep.batch == pytest.approx(shallow.rate / shallow.batch)
+    assert deep.warmup * deep.batch == shallow.warmup * shallow.batch
+
+
 def test_depths_meet_at_the_ends_of_their_stages(lab):
-    assert mean_norms.common(lab, "short") == [0, 2, 4, 6, 8, 9]
+    assert mean_norms.common(lab, "trained") == [0, 2, 4, 6, 8, 9]
     assert mean_norms.common(lab, "deep") == [0, 1, 2, 4, 5, 6]
 
 

@@ -160,19 +160,17 @@ def test_the_gain_at_a_rank_is_what_the_task_loss_has_more_than_the_svd(lab, mon
         curve = found.curves[f"Relative accuracy at {layer}"]
         for at, k in enumerate(curve["rank"]):
             name = f"{layer}, rank {k}: relative accuracy, task loss minus SVD"
-            direct, trained, aimless = (curve[how][at] for how in restricted.HOWS)
+            direct, trained = (curve[how][at] for how in restricted.HOWS)
             assert found.measured[name].value == pytest.approx(trained - direct)
-            assert found.controls[name].value == pytest.approx(aimless - direct)
+            full, least = (found.controls[f"{layer}, full rank: relative accuracy by {how}"].value
+                           for how in ("task loss", "least squares"))  # fmt: skip
+            assert found.controls[name].value == pytest.approx(full - least)
+        couples = nets.pairs(lab, "tiny10", 2)
+        squares = shares(lab, {"": [Wanted(*pair, f"bn{layer[-1]}", "least_squares") for pair in couples]})[""]
+        assert least == pytest.approx(np.mean(squares))
 
 
-def test_the_aimless_training_sees_the_answers_to_another_image():
-    answers, own = torch.randn(4, 3), torch.randn(4, 3)
-    targets = torch.softmax(own[[3, 0, 1, 2]], 1)
-    expected = -(targets * torch.log_softmax(answers, 1)).sum(1).mean()
-    torch.testing.assert_close(stitches.of_another_image(answers, own, None), expected)
-
-
-def test_random_and_least_squares_starts_are_compared_with_maps_before_training(lab, monkeypatch):
+def test_random_and_least_squares_starts_are_compared_with_those_of_a_network_before_training(lab, monkeypatch):
     monkeypatch.setitem(starts.STARTS, "cpu", 2)
     found = starts.starts(lab)
     curve = found.curves["Relative accuracies, sorted"]
@@ -182,8 +180,11 @@ def test_random_and_least_squares_starts_are_compared_with_maps_before_training(
     assert found.measured["relative accuracy from random starts"].value == pytest.approx(np.mean(random))
     assert found.measured[starts.NEAR].value == near
     (pair, *_) = nets.pairs(lab, "tiny10", 2)
-    before = shares(lab, {"": [Wanted(*pair, "bn3", f"random(seed={seed})") for seed in (0, 1)]})[""]
-    assert found.controls["relative accuracy from random starts"].value == pytest.approx(np.mean(before))
+    first = nets.UNTRAINED + pair[0]
+    wanted = [task_loss((first, pair[1]), "bn3", init="random", seed=k, **starts.LONGER["cpu"]) for k in (0, 1)]
+    assert not torch.equal(nets.network(lab, first).fc.weight, nets.network(lab, pair[0]).fc.weight)
+    alike = shares(lab, {"": wanted})[""]
+    assert found.controls["relative accuracy from random starts"].value == pytest.approx(np.mean(alike))
 
 
 def test_the_drop_between_stitches_is_that_of_the_worst_point_of_five(lab, monkeypatch):

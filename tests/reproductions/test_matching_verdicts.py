@@ -7,7 +7,7 @@ import pytest
 
 from reproductions.claims import verdict
 from reproductions.laboratory import Lab
-from reproductions.matching import indices, kinds, restricted, sweeps
+from reproductions.matching import indices, kinds, restricted, starts, sweeps
 
 
 @pytest.fixture
@@ -88,6 +88,55 @@ def _record(step, slope, cka):
     """The record of a training in which all goes straight."""
     record = {"loss": 2.0 - 0.1 * step - 0.001 * step * abs(cka), "r2": 0.8 - 0.1 * step, "cka": 0.5 + cka * step}
     return record | {"step": step, "accuracy": 0.1 * step, "cca": 0.5, "svcca": 0.7 + slope * step}
+
+
+@pytest.mark.parametrize(
+    "low, full, judgement",
+    [
+        (0.3, 0.01, "holds"),
+        (0.01, 0.3, "does not hold"),  # the gain has nothing to do with the rank
+        (-0.2, 0.01, "does not hold"),
+    ],
+)
+def test_the_task_loss_must_gain_more_at_a_low_rank_than_at_full_rank(lab, monkeypatch, low, full, judgement):
+    def shares(lab, wanted):
+        gained = {(how, k): (low if k else full) * (how == restricted.TRAINED) for how, _, k in wanted}
+        return {(how, layer, k): [0.5 + gained[how, k] * (1 + 0.01 * n) for n in range(3)] for how, layer, k in wanted}
+
+    monkeypatch.setattr(restricted, "shares", shares)
+    monkeypatch.setattr(restricted, "pairs", lambda *_: [("a", "b")] * 3)
+    monkeypatch.setattr(restricted, "layers", lambda *_: dict.fromkeys(restricted.LAYERS, "bn"))
+    monkeypatch.setattr(restricted, "origin", lambda *_: "")
+    found = restricted.low_rank(lab)
+    assert found.verdict == judgement
+    name = "Layer 3, rank 4: relative accuracy, task loss minus SVD"
+    assert (found.measured[name].value, found.controls[name].value) == pytest.approx((low * 1.01, full * 1.01))
+
+
+@pytest.mark.parametrize(
+    "random, aimless, direct, judgement",
+    [
+        ((0.93, 0.94, 0.935), (0.3, 0.31, 0.3), (0.96, 0.961, 0.962), "holds"),
+        ((0.93, 0.94, 0.935), (0.93, 0.94, 0.935), (0.96, 0.961, 0.962), "holds in part"),  # the control does as well
+        ((0.93, 0.94, 0.935), (0.3, 0.31, 0.3), (0.91, 0.911, 0.912), "holds in part"),  # random starts end higher
+        ((0.3, 0.31, 0.3), (0.3, 0.31, 0.3), (0.8, 0.961, 0.962), "does not hold"),
+    ],
+)
+def test_random_starts_must_end_near_the_direct_ones_and_more_so_than_without_training(
+    lab, monkeypatch, random, aimless, direct, judgement
+):
+    def shares(lab, wanted):
+        assert [nets[0].startswith("untrained-") for nets, _ in wanted] == [False, False, True]
+        return dict(zip(wanted, (random, direct, aimless), strict=True))
+
+    monkeypatch.setitem(starts.STARTS, "cpu", 3)
+    monkeypatch.setattr(starts, "shares", shares)
+    monkeypatch.setattr(starts, "pairs", lambda *_: [("a/0", "b/0")])
+    monkeypatch.setattr(starts, "layers", lambda *_: {starts.LAYER: "bn3"})
+    monkeypatch.setattr(starts, "origin", lambda *_: "")
+    found = starts.starts(lab)
+    assert found.verdict == judgement
+    assert found.controls["relative accuracy from random starts"].value == pytest.approx(np.mean(aimless))
 
 
 def test_the_trend_over_widths_is_taken_within_layers_and_by_pair():
