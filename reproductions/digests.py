@@ -33,7 +33,7 @@ DECISIONS = {  # what of netkin turns numbers into verdicts
 }
 LEFT_OUT = {  # what changes no number: modules, definitions and methods
     # progress, notes of what was read, finished parts of killed claims, and a claim's words, which its record holds
-    *(f"{__package__}.{name}" for name in ("digests", "running", "notes", "keeping", "claims.claim")),
+    *(f"{__package__}.{name}" for name in ("digests", "running", "keeping", "claims.claim")),
     f"{__package__}.image_sets.labelled_digest",
     *(f"{__package__}.image_sets.Images.{name}" for name in ("words", "digests")),
     # recipes, of which a record holds those that it used, in words

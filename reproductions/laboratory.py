@@ -32,17 +32,22 @@ from netkin.sources import load_data
 from netkin.sources.architectures import seeded
 from netkin.training import Record
 from reproductions.image_sets import SETS, SIZES, Images, cifar10, enlarged_digits, named_set
-from reproductions.keeping import current_job, keep_network, keep_result, keep_training, part_name, random_seed
-from reproductions.notes import (
+from reproductions.keeping import (
     Notes,
     cache_with_notes,
+    current_job,
     join,
+    keep_network,
+    keep_result,
+    keep_training,
     note_images,
     note_recipe,
     note_result,
     note_text,
     note_weights,
     noting,
+    part_name,
+    random_seed,
 )  # fmt: skip
 from reproductions.recipes import RECIPES, WINDOW, Keeping, Network, Run, architecture_digest, recipe_words
 

@@ -19,8 +19,7 @@ from netkin import __version__, files, jobs
 from netkin.errors import FileFault, NetkinError, UnknownName, ValueFault
 from netkin.results.claim import EMPIRICAL, Claim, record_path, recorded, refuse_other_record
 from reproductions.claims import Finding, Statement, chosen, named, papers
-from reproductions.keeping import keeping_in, random_seed
-from reproductions.notes import Notes, noting
+from reproductions.keeping import Notes, keeping_in, noting, random_seed
 
 if TYPE_CHECKING:
     from reproductions.laboratory import Lab

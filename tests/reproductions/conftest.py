@@ -8,7 +8,7 @@ import torch
 
 from reproductions import claims, running
 from reproductions.claims import Finding, Measured, claim
-from reproductions.notes import note_images, note_recipe, note_result
+from reproductions.keeping import note_images, note_recipe, note_result
 
 
 class FakeLab:

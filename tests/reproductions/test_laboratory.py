@@ -16,9 +16,8 @@ from netkin.sources.architectures import seeded
 from netkin.sources.examples import STATISTICS
 from netkin.training import Recipe, loop
 from reproductions import laboratory
-from reproductions.keeping import keeping_in
+from reproductions.keeping import keeping_in, noting
 from reproductions.laboratory import Lab, Network, _apart, architecture_digest, recipe_words
-from reproductions.notes import noting
 
 SMALL = Recipe(epochs=2, batch=64, rate=0.01, decay=5e-4, schedule="steps", drop_last=True, shift=4)
 

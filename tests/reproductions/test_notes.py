@@ -10,9 +10,9 @@ from torch import nn
 from netkin.identity import weights_digest
 from reproductions.claims import Finding, Measured
 from reproductions.image_sets import Images
+from reproductions.keeping import Notes, cache_with_notes, noting
 from reproductions.laboratory import Lab, _apart
 from reproductions.matching import nets
-from reproductions.notes import Notes, cache_with_notes, noting
 from reproductions.running import call_of, measured, working
 
 CONTROL = {"size": Measured(0.25)}
