@@ -18,7 +18,7 @@ from reproductions.matching.nets import layers, network, pairs, train_all
 from reproductions.matching.stitches import SETTINGS, cka_of_maps, fitting, judging, made, number, origin, task_loss
 
 LAYER = "Layer 3"
-PAIRS = {"cpu": 3, "gpu": 5}
+PAIRS = {"cpu": 5, "gpu": 5}
 INDICES = {"loss": "cross-entropy", "cka": "CKA", "r2": "R²", "cca": "CCA", "svcca": "SVCCA"}
 STILL = 0.01  # a change of CCA below this is rounding and the regularisation of small directions
 NONE = 0.3  # a correlation within this of 0 is none

@@ -17,7 +17,7 @@ from reproductions.laboratory import Lab
 from reproductions.matching.nets import layers, network, pairs, train_all, untrained
 from reproductions.matching.stitches import Wanted, made, number, origin, shares, task_loss
 
-PAIRS = {"cpu": 3, "gpu": 5}
+PAIRS = {"cpu": 5, "gpu": 5}
 WIDTHS = (1, 2, 3)
 THROUGH = {
     "cpu": ("Conv 1", "Layer 1.0", "Layer 2.0", "Layer 3.0"),

@@ -19,7 +19,7 @@ from reproductions.laboratory import Lab
 from reproductions.matching.nets import layers, pairs, untrained
 from reproductions.matching.stitches import MAPS, Wanted, judging, made, maps, number, origin, shares, size, task_loss
 
-PAIRS = {"cpu": 3, "gpu": 5}
+PAIRS = {"cpu": 5, "gpu": 5}
 STITCHED = {  # layers of the ResNet that are trained
     "cpu": ("Conv 1", "Layer 2.0", "Layer 3.0"),
     "gpu": ("Conv 1", "Layer 1.1", "Layer 2.0", "Layer 2.2", "Layer 3.1"),
