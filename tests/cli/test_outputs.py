@@ -272,6 +272,13 @@ def test_a_name_that_is_no_utf_8_is_refused_before_the_work(netkin):
     assert "a name must be text in UTF-8; got '\\udcff'" in " ".join(result.stderr.split())
 
 
+def test_a_data_name_that_is_no_utf_8_is_refused_before_the_work(netkin):
+    line = ["compare", "netkin:digits", "--layers", "relu1", "--save", "a.netkin", "--data", "\udcff=digits:test"]
+    result = CliRunner().invoke(cli, line, prog_name="netkin")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "netkin: a name must be text in UTF-8; got '\\udcff'." in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize("name", ["collect --out", "merge --out"])
 def test_statistics_that_can_not_be_written_are_not_printed_as_if_they_were(netkin, place, monkeypatch, name):
     def failing(*_, **__):
