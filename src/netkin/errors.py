@@ -136,6 +136,15 @@ def refuse_below(least: int, **values: Any) -> None:
             raise ValueFault(f"`{name}` must be a whole number of {least} or more; got {value!r}.")
 
 
+def refuse_half_characters(names: Iterable[Any], instead: str = "") -> None:
+    """Refuse names that have no form in UTF-8, with which a result could be neither saved nor drawn."""
+    for name in names:
+        try:
+            str(name).encode("utf-8")
+        except UnicodeEncodeError as fault:
+            raise ValueFault(f"a name must be text in UTF-8; got {name!r}{instead}.") from fault
+
+
 def outside() -> int:
     """Return the `stacklevel` by which a warning shows the line of the caller outside netkin."""
     frame, level = sys._getframe(1), 1

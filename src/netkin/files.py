@@ -295,6 +295,16 @@ def empty(path: Location | None) -> None:
     os.chmod(path, mode)
 
 
+def restrict(path: Location, like: Location) -> None:
+    """Take all access to a file or folder from the group and from others where they may not read another."""
+    with suppress(OSError):  # there is no other, or it is for the owner to change
+        readers = os.stat(like).st_mode
+        allowed = 0o7700 | (0o070 if readers & stat.S_IRGRP else 0) | (0o007 if readers & stat.S_IROTH else 0)
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        if mode & ~allowed:
+            os.chmod(path, mode & allowed)
+
+
 @contextmanager
 def _opened(path: Location) -> Iterator[Any]:
     """Open a file; what can't be read is refused in a sentence."""

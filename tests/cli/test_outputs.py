@@ -1,5 +1,6 @@
 """What commands read and write: nothing is overwritten by surprise, and the numbers are never lost."""
 
+import json
 import os
 import re
 import shutil
@@ -271,6 +272,13 @@ def test_a_name_that_is_no_utf_8_is_refused_before_the_work(netkin):
     assert "a name must be text in UTF-8; got '\\udcff'" in " ".join(result.stderr.split())
 
 
+def test_a_data_name_that_is_no_utf_8_is_refused_before_the_work(netkin):
+    line = ["compare", "netkin:digits", "--layers", "relu1", "--save", "a.netkin", "--data", "\udcff=digits:test"]
+    result = CliRunner().invoke(cli, line, prog_name="netkin")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "netkin: a name must be text in UTF-8; got '\\udcff'." in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize("name", ["collect --out", "merge --out"])
 def test_statistics_that_can_not_be_written_are_not_printed_as_if_they_were(netkin, place, monkeypatch, name):
     def failing(*_, **__):
@@ -304,3 +312,13 @@ def test_explain_and_collect_say_that_weights_are_random(netkin, command):
     result = netkin(f"{command} netkin:digits --data digits:test --examples 20 --layers fc")
     assert result.exit_code == 0
     assert f"warning: {RANDOM}" in result.stderr
+
+
+def test_the_plan_of_several_models_says_which_have_random_weights(netkin):
+    torch.save(untrained_digits_net(0).state_dict(), "net.pt")
+    line = "explain netkin:digits@net.pt netkin:digits netkin:digits --data digits:test --examples 20 --layers fc"
+    result = netkin(line)
+    said = [RANDOM.replace("seed 0", f"seed {seed}") for seed in (1, 2)]
+    assert result.stderr.splitlines() == [f"warning: {remark}" for remark in said]
+    assert "random" not in result.stdout
+    assert json.loads(netkin(f"{line} --json").stdout)["warnings"] == said

@@ -46,6 +46,35 @@ def test_a_pipe_in_place_of_a_state_keeps_no_reader_waiting(tmp_path):
         jobs.read(tmp_path / "job")
 
 
+def readers(path):
+    """Return the permissions of all but the owner for a file or a folder, and for all in it."""
+    return {one.name: one.stat().st_mode & 0o077 for one in (path, *path.rglob("*"))}
+
+
+@pytest.mark.parametrize("mode, allowed", [(0o600, 0o000), (0o640, 0o070)])
+def test_a_job_is_no_more_readable_than_its_result(tmp_path, mode, allowed):
+    path = tmp_path / "r.netkin"
+    for name in ("first", "second"):  # which finds a result
+        with Job.beside(path, "sums", {"n": 1}) as job:
+            job.part(name, lambda: {"sum": 3})
+        path.touch()
+        path.chmod(mode)
+    found = readers(tmp_path / "r.netkin.job")
+    assert {"r.netkin.job", "parts", "job.json", "first.netkin", "second.netkin"} <= found.keys()
+    assert {name for name, who in found.items() if who & ~allowed} == set()
+
+
+def test_a_job_beside_no_result_has_the_usual_permissions(tmp_path):
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "file").touch()
+    usual = readers(tmp_path / "plain")
+    with Job(tmp_path / "work", "sums", {"n": 1}) as job:
+        job.part("first", lambda: {"sum": 3})
+    found = readers(tmp_path / "work")
+    assert (found["work"], found["parts"]) == (usual["plain"], usual["plain"])
+    assert (found["job.json"], found["first.netkin"]) == (usual["file"], usual["file"])
+
+
 def test_a_result_that_is_made_again_keeps_its_permissions(tmp_path):
     path = tmp_path / "ab.netkin"
     for text in ("first", "second"):

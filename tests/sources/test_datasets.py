@@ -8,6 +8,14 @@ from netkin.sources import load_data
 from netkin.sources.datasets import CATALOGUE, Batches
 
 
+def test_data_at_a_path_that_is_no_utf_8_need_a_name(tmp_path):
+    path = tmp_path / "\udcff.npz"
+    np.savez(path, x=np.ones((4, 2), dtype=np.float32))
+    with pytest.raises(ValueFault, match=r"got 'npz:.*\\udcff.npz'; give the data one as in `NAME=KIND:PLACE`\."):
+        load_data(f"npz:{path}")
+    assert load_data(f"ones=npz:{path}").name == "ones"
+
+
 def test_the_digits_are_those_of_scikit_learn():
     datasets = pytest.importorskip("sklearn.datasets")
     expected = datasets.load_digits()

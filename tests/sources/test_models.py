@@ -154,6 +154,9 @@ def test_comparisons_say_that_weights_are_random(workshop):
     many = netkin.compare_many({"first": first, "read": read, "other": copy.deepcopy(read)}, [inputs])
     assert words.format(0) in many["first", "read"].warnings
     assert not any("random" in warning for warning in many["read", "other"].warnings)  # neither of these two is
+    plan = netkin.explain_many({"first": first, "read": read, "named": "nk_bare:net"}, [inputs], progress=False)
+    assert plan.warnings == (words.format(0), words.format(2))
+    assert str(plan).endswith(f"warning: {words.format(0)}\nwarning: {words.format(2)}")
 
 
 def test_a_function_that_sets_its_own_seed_is_said_to(workshop):

@@ -1,6 +1,7 @@
 """Many networks at once, by all ways, against one by one."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -191,6 +192,32 @@ def test_the_steps_that_graphs_record_are_those_of_one_by_one(name):
         assert [record["step"] for record in history] == [record["step"] for record in own]
         assert [record["loss"] for record in history] == pytest.approx([record["loss"] for record in own], abs=1e-9)
         assert [record["accuracy"] for record in history] == [record["accuracy"] for record in own]
+
+
+class Attentive(nn.Module):
+    """A network of weight norm and attention, for which `torch.func.vmap` has no rules; it warns of itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.utils.parametrizations.weight_norm(nn.Linear(18, 8))
+        self.attention, self.fc = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        warnings.warn("a word of its own", stacklevel=2)
+        tokens = self.embed(x.reshape(-1, 4, 18))
+        return self.fc(self.attention(tokens, tokens, tokens, need_weights=False)[0].mean(1))
+
+
+def test_stacked_networks_do_not_repeat_torchs_warnings_of_missing_rules():
+    models, recipe = [Attentive() for _ in range(3)], Recipe(epochs=2, batch=20, rate=0.1)
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        trainings = call(models, recipe)
+        trainings.run("stacked")
+        assert trainings.again(states_of(models), trainings.arrays, range(3)) is not None
+    assert {str(one.message) for one in given} == {"a word of its own"}
+    with pytest.warns(UserWarning, match="not yet implemented the batching rule for aten::_weight_norm"):  # elsewhere
+        torch.vmap(torch._weight_norm)(torch.ones(2, 3, 3), torch.ones(2, 3, 1))
 
 
 class Scaled(nn.Module):

@@ -173,8 +173,10 @@ def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options:
     plan, facts = _plan(models, options)
     facts["refused"] = in_options(plan.refused)
     tell_random_weights(loaded_models())
+    for remark in facts.get("warnings", ()):
+        click.echo(f"warning: {remark}", err=True)
     # --save is an option of the command that is explained
-    click.echo(as_json(facts) if json else in_options(str(plan)).replace("`save`", "--save"))
+    click.echo(as_json(facts) if json else in_options("\n".join(plan.lines)).replace("`save`", "--save"))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)
 

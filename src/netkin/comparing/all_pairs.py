@@ -28,7 +28,10 @@ from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.progress import reported
 from netkin.representations.inputs import examples_in, reshuffles, sampler_of
+from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
+from netkin.sources.models import names_weights
+from netkin.sources.weights import remark_on
 from netkin.statistics.collector import Study
 
 TRIAL = 8  # batches at most on which two models are compared to see how long reading takes
@@ -174,6 +177,14 @@ class AllPairs:
         return self.engine == "local" and not any(
             isinstance(data, Iterator) or reshuffles(data) for data in (self.data, *own)
         )
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return which models have random weights; a model whose name says where its weights are is not loaded."""
+        unsure = [name for name, one in self.given.items() if not (isinstance(one, str) and names_weights(one))]
+        live = (self._live([name])[name] for name in unsure)
+        models = (one.thing if isinstance(one, Subject) else one for one in live)
+        said = (remark_on(unwrapped(one)) for one in models if isinstance(one, nn.Module))
+        return tuple(dict.fromkeys(filter(None, said)))
 
     def planner(self, measures: Sequence[Measure]) -> Planner:
         """Return what was found out of the models and the data."""

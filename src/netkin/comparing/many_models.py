@@ -231,14 +231,16 @@ class PairsPlan:
     lines: tuple[str, ...] = ()
     refused: str = ""
     disk: int = 0
+    warnings: tuple[str, ...] = ()  # which models have random weights
 
     def __str__(self) -> str:
-        return "\n".join(self.lines)
+        return "\n".join([*self.lines, *(f"warning: {one}" for one in self.warnings)])
 
 
 def unpacked_plan(told: Mapping[str, Any]) -> PairsPlan:
     """Return the plan that was taken apart by `asdict` and has been JSON since."""
-    return PairsPlan(**dict(told) | {"way": unpacked_way(told["way"]), "lines": tuple(told["lines"])})
+    tuples = {name: tuple(told[name]) for name in ("lines", "warnings")}
+    return PairsPlan(**dict(told) | {"way": unpacked_way(told["way"])} | tuples)
 
 
 def explained(every: AllPairs, measures: Sequence[Measure], keeps: bool = True) -> PairsPlan:
@@ -251,9 +253,9 @@ def explained(every: AllPairs, measures: Sequence[Measure], keeps: bool = True) 
     try:
         ways, why = planner.ways(every.rows, keeps=keeps and every.engine == "local")
     except MemoryLimit as refusal:
-        return refused_plan(planner, str(refusal))
+        return replace(refused_plan(planner, str(refusal)), warnings=every.remarks())
     planner.speed = replace(planner.speed, pair=every.reading_seconds(measures))
-    return described_plan(planner, ways, why)
+    return replace(described_plan(planner, ways, why), warnings=every.remarks())
 
 
 def refused_plan(planner: Planner, refusal: str) -> PairsPlan:

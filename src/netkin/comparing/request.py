@@ -27,7 +27,7 @@ from netkin.comparing.planning import (
 )
 from netkin.comparing.subjects import ModelRunner, RecordedRunner, Runner, Subject, WeightsRunner, function_name
 from netkin.comparing.tabulating import comparisons_of
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import UnknownName, ValueFault, refuse_half_characters
 from netkin.identity import function_digest, in_words
 from netkin.measures.registry import Measure, find
 from netkin.measures.registry import measures as all_measures
@@ -37,7 +37,6 @@ from netkin.representations import dft, positions
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import shape_name
 from netkin.results import Comparison
-from netkin.results.records import refuse_half_characters
 from netkin.settings import loaders_kept
 from netkin.statistics.collector import Study
 

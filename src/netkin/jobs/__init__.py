@@ -32,6 +32,7 @@ from netkin.jobs.state import (
     State,
     beside,
     cancel,
+    hide,
     list_jobs,
     read,
     refuse_other,
@@ -271,6 +272,7 @@ class Job:
         self._refuse_result(folder)
         (folder / PARTS).mkdir(parents=True, exist_ok=True)
         self._stack.callback(_locked(folder).release)
+        hide(folder)
         self._stop = threading.Event()
         self._clean(folder)
         if (folder / STATE).exists():

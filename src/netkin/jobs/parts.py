@@ -84,6 +84,7 @@ class Parts:
             header = {"name": part.name, "values": part.values, "seconds": part.seconds, "created": part.created}
             with self.unwritten.writing(path := self.path(part.name)):
                 files.write(path, "part", header, part.arrays)
+                files.restrict(path, self.folder)
                 self.held.pop(part.name, None)
                 return
         self.held[part.name] = part

@@ -86,7 +86,15 @@ class State:
 def write(state: State) -> None:
     """Write a state into its job's folder, whole or not at all."""
     header = {name: value for name, value in asdict(state).items() if name != "folder"}
-    files.write_text(Path(state.folder) / STATE, json.dumps({"format": FORMAT, **header}, indent=1))
+    files.write_text(file := Path(state.folder) / STATE, json.dumps({"format": FORMAT, **header}, indent=1))
+    files.restrict(file, Path(state.folder) / PARTS)
+
+
+def hide(folder: Path) -> None:
+    """Let a job's folder and all in it be read by those alone who may read the result beside it, where there is one."""
+    result = Path(str(folder).removesuffix(SUFFIX))
+    for place in (folder, *folder.rglob("*")) if result.is_file() else ():
+        files.restrict(place, result)
 
 
 def read(path: str | os.PathLike[str]) -> State:

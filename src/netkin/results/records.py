@@ -18,7 +18,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from netkin.errors import MissingExtra, NameClash, ValueFault
+from netkin.errors import MissingExtra, NameClash, refuse_half_characters
 
 MOST = 4096  # values that are shared at once
 PLAIN = frozenset({str, int, float, bool, NoneType})
@@ -76,15 +76,6 @@ def distinct(names: Any, what: str) -> tuple[str, ...]:
     if names not in _SHARED:
         refuse_half_characters(names)
     return _SHARED.get(names) or _share(names, names)
-
-
-def refuse_half_characters(names: Iterable[Any]) -> None:
-    """Refuse names that have no form in UTF-8, with which a result could be neither saved nor drawn."""
-    for name in names:
-        try:
-            str(name).encode("utf-8")
-        except UnicodeEncodeError as fault:
-            raise ValueFault(f"a name must be text in UTF-8; got {name!r}.") from fault
 
 
 def plain_fields(record: Any) -> dict[str, Any]:

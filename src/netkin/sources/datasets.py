@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, uint8
 from torch.utils.data import DataLoader, Dataset
 
-from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean, refuse_half_characters
 from netkin.sources.architectures import CharLSTM
 from netkin.sources.batches import Batches, Borrowed, LoadedExamples, as_they_are
 from netkin.sources.examples import digits, image_folder, npz, text
@@ -148,7 +148,13 @@ def load_data(spec: str, batch_size: int = 128, *, models: Sequence[Any] = (), *
     """
     own = re.fullmatch(r"([^=:,@/\\]+)=(.+)", spec)
     if own:
-        return replace(load_data(own[2], batch_size, models=models, **options), name=own[1].strip())
+        refuse_half_characters([own[1]])
+        return replace(_loaded(own[2], batch_size, models, options), name=own[1].strip())
+    refuse_half_characters([spec], "; give the data one as in `NAME=KIND:PLACE`")
+    return _loaded(spec, batch_size, models, options)
+
+
+def _loaded(spec: str, batch_size: int, models: Sequence[Any], options: dict[str, Any]) -> Batches | Borrowed:
     if batch_size < 1:
         raise ValueFault(f"a batch must hold at least one example; got batch_size={batch_size}.")
     head, colon, place = spec.partition(":")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -130,7 +130,7 @@ class Trainings:
             return None
         team, given = self.stacked, zip(data, seeds, strict=True)
         students = [Student(team.model, arrays, self.recipe, seed) for arrays, seed in given]
-        with model_lock(), evaluating(team.model):
+        with model_lock(), evaluating(team.model), _missing_rules_unsaid():
             team.model.train()
             if not team.restart(students, states):
                 return None
@@ -221,6 +221,8 @@ class Trainings:
         with ExitStack() as stack:
             for context in (model_lock(), evaluating(*self.models), random_states_kept(*self.models, data=[self.test])):
                 stack.enter_context(context)
+            if way == "stacked":
+                stack.enter_context(_missing_rules_unsaid())
             for model in self.models:
                 model.train()
             seed_all(self.device, self.seeds[0], 0)
@@ -325,6 +327,14 @@ class Trainings:
         loss, dtype = self.loss or default_loss(self.recipe), self.recipe.dtype(self.device)
         record |= loss_and_accuracy(student.model, self.test, loss, dtype, by_classes=self.loss is None)
         record["seconds"] = seconds
+
+
+@contextmanager
+def _missing_rules_unsaid() -> Iterator[None]:
+    """Silence torch's warnings that `vmap` runs an operation once for each network, which the user can't change."""
+    with warnings.catch_warnings():  # once for all steps: a change of filters lets other warnings be given again
+        warnings.filterwarnings("ignore", "There is a performance drop because .* implemented the batching rule")
+        yield
 
 
 class _Unfit(Exception):

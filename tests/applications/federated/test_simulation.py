@@ -116,6 +116,24 @@ def test_weights_of_another_shape_in_a_stopped_federation_are_refused(tmp_path, 
             federate(network(), clients(), **options)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_in_a_stopped_federation_are_refused(tmp_path, monkeypatch, value):
+    options = OPTIONS | {"rounds": 3, "algorithm": "ditto", "save": tmp_path / "f.netkin"}
+    with monkeypatch.context() as patch:
+        stopping(patch, 1, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            federate(network(), clients(), **options)
+    (path,) = tmp_path.rglob("standing.netkin")
+    header, arrays = files.read(path)
+    for kind in ("shared", "kept"):
+        name = next(key for key in arrays if key.startswith(f"{kind}/"))
+        spoilt = arrays[name].copy()
+        spoilt.flat[-1] = value
+        write_unchecked(path, header, arrays | {name: spoilt})
+        with pytest.raises(FileFault, match=f"standing' is damaged: ValueError: '{name}' is not finite"):
+            federate(network(), clients(), **options)
+
+
 def test_a_stopped_federation_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch):
     options = OPTIONS | {"rounds": 4, "finetune": 1, "algorithm": "ditto", "save": tmp_path / "f.netkin"}
     with monkeypatch.context() as patch:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from netkin import files, jobs
 from netkin.applications.stitching import map_training as training_module
@@ -127,10 +128,20 @@ def test_a_file_of_other_data_is_refused_though_the_start_is_the_same(tmp_path, 
         resumed(path, **(world | {"data": [joint, *world["data"][2:]]}))
 
 
-def test_a_file_goes_on_with_the_same_data_in_another_order(tmp_path, world):
+@pytest.mark.parametrize("name", ["data", "validation"])
+def test_a_file_of_the_same_data_in_another_order_is_refused(tmp_path, world, name):
     path = tmp_path / "training.job"
     resumed(path, **world)
-    assert resumed(path, **(world | {"data": world["data"][::-1]})).steps == 8
+    what = {"data": "data", "validation": "data to be judged on"}[name]
+    with pytest.raises(FileFault, match=f"holds a training that differs in {what}; a loader that shuffles or draws"):
+        resumed(path, **(world | {name: world[name][::-1]}))
+
+
+def test_a_file_goes_on_with_a_loader_that_shuffles(tmp_path, world):
+    pairs = TensorDataset(*(torch.cat(part) for part in zip(*world["data"], strict=True)))
+    for seed in range(2):
+        loader = DataLoader(pairs, 50, shuffle=True, generator=torch.Generator().manual_seed(seed))
+        assert resumed(tmp_path / "training.job", **(world | {"data": loader})).steps == 8
 
 
 def test_a_file_from_another_start_is_refused(tmp_path):

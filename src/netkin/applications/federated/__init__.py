@@ -31,12 +31,7 @@ from netkin.applications.federated.algorithms import (
     received_updates,
     sampled,
 )
-from netkin.applications.federated.ensembles import (
-    Ensembles,
-    similar_users_ensemble,
-    user_similarity,
-    with_similarity,
-)
+from netkin.applications.federated.ensembles import Ensembles, similar_users_ensemble, user_similarity, with_similarity
 from netkin.applications.federated.local_training import (
     LocalTraining,
     RoundWork,
@@ -248,7 +243,8 @@ class Simulation:
                 report.update()
         for name in last:
             tuned = self.job.part(name, lambda: self._finetuned(reached))
-            reached.kept = self._unstacked(self._restored(tuned.arrays, "kept"))
+            with files.damage_reported(f"{self.job.folder}: {name}"):
+                reached.kept = self._unstacked(self._restored(tuned.arrays, "kept"))
             reached.untuned = tuned.values.get("failed", {})
         return self._finished(reached, call)
 
@@ -364,6 +360,8 @@ class Simulation:
             if own == kind:
                 if array.shape[kind == "kept" :] != self.base[name].shape:  # those kept have an axis of clients
                     raise ValueError(f"{key!r} has shape {array.shape}, and {name!r} {tuple(self.base[name].shape)}")
+                if kind != "base" and not np.isfinite(array).all() and self.base[name].isfinite().all():
+                    raise ValueError(f"{key!r} is not finite")
                 found[name] = torch.from_numpy(np.array(array)).to(self.base[name].device, self.base[name].dtype)
         return found
 

@@ -23,11 +23,11 @@ from netkin.applications.stitching.ends import FEW, End, Joints, Meeting, Pair, 
 from netkin.applications.stitching.map_training import JobPart, train_map
 from netkin.applications.stitching.network import Stitch, stitched_network
 from netkin.applications.stitching.task_loss import TaskLoss, Way
-from netkin.applications.stitching.training_batches import keeps_order
+from netkin.applications.stitching.training_batches import BatchesDigest
 from netkin.comparing.pass_statistics import Statistics, load_statistics
 from netkin.comparing.subjects import on_device
 from netkin.errors import InflatedWarning, UnknownName, ValueFault, outside
-from netkin.identity import DataDigest, UnorderedDigest, form_digest, settings_digest, weights_digest
+from netkin.identity import UnorderedDigest, form_digest, settings_digest, weights_digest
 from netkin.representations import batches_of, guest
 from netkin.representations.cutting import run_layers
 from netkin.representations.inputs import attention_mask, batch_length, watched
@@ -158,14 +158,10 @@ def digest_of(data: Any, examples: int | None = None) -> tuple[str, int, str]:
 
     The third is a text that changes with the order and with the sizes of the batches, empty for data that may shuffle.
     """
-    found, ordered, sizes = UnorderedDigest(), DataDigest(labels=True), list[int]()
-    fixed = keeps_order(data)
+    found = BatchesDigest(data)
     for batch in watched(data, examples, "reading the data"):
-        sizes.append(batch_length(batch))
-        if fixed:
-            ordered.update(batch, range(found.count, found.count + sizes[-1]))
-        found.update(batch, sizes[-1])
-    return str(found), len(sizes), f", order {settings_digest([ordered.hex, sizes])}" if fixed else ""
+        found.update(batch)
+    return str(found.examples), len(found.sizes), found.order and f", order {found.order}"
 
 
 @dataclass(frozen=True)

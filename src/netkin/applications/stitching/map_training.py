@@ -22,6 +22,7 @@ from netkin import files
 from netkin.applications.stitching.network import Stitched
 from netkin.applications.stitching.task_loss import TaskLoss, cka_rows, cut, drop_padding, shrink
 from netkin.applications.stitching.training_batches import (
+    BatchesDigest,
     InMemory,
     Portion,
     Reread,
@@ -32,13 +33,12 @@ from netkin.applications.stitching.training_batches import (
     sample_scores,
 )
 from netkin.errors import FileFault, ForwardError, ValueFault, outside
-from netkin.identity import UnorderedDigest, form_of, in_words, settings_digest, weights_digest
+from netkin.identity import form_of, in_words, settings_digest, weights_digest
 from netkin.jobs import Job, Part
 from netkin.measures.kernels import batch_cka
 from netkin.progress import Report, reporting
 from netkin.representations import batches_of, guest
 from netkin.representations.hooks import main_tensor
-from netkin.representations.inputs import batch_length
 from netkin.results.records import checked
 from netkin.settings import frozen
 from netkin.training.saving import pack_state, unpack_state
@@ -145,7 +145,7 @@ class _Trainer:
 
     def __init__(self, network: Stitched, data: Any, settings: TaskLoss, validation: Any, examples: int | None):
         self.network, self.settings = network, settings
-        self.digests = {"data": UnorderedDigest(), "data to be judged on": UnorderedDigest()}
+        self.digests = {"data": BatchesDigest(data), "data to be judged on": BatchesDigest(validation)}
         sampling = Sampling(settings.sample)
         read = partial(batches_of, data, examples)
         batches = read() if settings.looks_at_own else check_labels(network, read())
@@ -201,14 +201,15 @@ class _Trainer:
             "architectures": f"digest {settings_digest([form_of(network.a), form_of(network.b)])}",
         }
         options = {name: in_words(value) for name, value in self.settings.course.items()}
-        identity = options | subjects | {name: str(digest) for name, digest in self.digests.items()}
+        orders = {name: one.order and f", digest {one.order}" for name, one in self.digests.items()}
+        identity = options | subjects | {name: f"{one.examples}{orders[name]}" for name, one in self.digests.items()}
         with Job(self.settings.resume, "training", identity, call=str(self.settings)) as job:
             yield job, "standing"
 
     def _with_digest(self, name: str, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches, whose examples are noted as they pass."""
         for batch in batches:
-            self.digests[name].update(batch, batch_length(batch))
+            self.digests[name].update(batch)
             yield batch
 
     def run(self, place: JobPart | None) -> Training:
@@ -321,7 +322,7 @@ class _Trainer:
         final = {"step": step, **self._evaluate("in the end")}
         return Training(
             tuple(standing.history), final, standing.step, step, self._out_of_patience, self.course.words,
-            self.course.examples, str(self.digests["data"]),
+            self.course.examples, str(self.digests["data"].examples),
         )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from netkin.applications.stitching.task_loss import (
 )
 from netkin.arrays import label_tensor
 from netkin.errors import MemoryLimit, ShapeError
-from netkin.identity import settings_digest
+from netkin.identity import DataDigest, UnorderedDigest, settings_digest
 from netkin.measures import cka
 from netkin.memory import size_in_words
 from netkin.progress import reported
@@ -87,6 +87,27 @@ def keeps_order(data: Any) -> bool:
     if isinstance(data, Dataset):
         return not isinstance(data, IterableDataset)
     return isinstance(data, (Tensor, np.ndarray, Mapping, list, tuple, Batches))
+
+
+class BatchesDigest:
+    """A digest of batches that pass: `examples` in any order, and `order` for data that give the same each time."""
+
+    def __init__(self, data: Any):
+        self.examples, self.sizes = UnorderedDigest(), list[int]()
+        self._ordered = DataDigest(labels=True) if keeps_order(data) else None
+
+    def update(self, batch: Any) -> None:
+        """Add a batch."""
+        start, length = self.examples.count, batch_length(batch)
+        if self._ordered is not None:
+            self._ordered.update(batch, range(start, start + length))
+        self.examples.update(batch, length)
+        self.sizes.append(length)
+
+    @property
+    def order(self) -> str:
+        """A text that changes with the order and with the sizes of the batches, empty for data that may shuffle."""
+        return "" if self._ordered is None else settings_digest([self._ordered.hex, self.sizes])
 
 
 @torch.no_grad()
