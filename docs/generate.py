@@ -49,8 +49,8 @@ standard error, and a claim is decided by the 95% interval of Student's t (gradi
 networks, by that of a bootstrap over its trainings); if the interval contains the threshold, it is undecided. The
 control is a case in which the claim should fail, measured by the same code. A time is that of the claim alone,
 without networks and stitches that were already in the cache. Records of other code, criteria or recipes than the
-present ones are not shown. <a href="claims.html">The same with charts</a> is a separate page; `netkin reproduce
---page FILE` writes it.
+present ones are not shown. Claims are counted at the largest scale at which they were measured.
+<a href="claims.html">The same with charts</a> is a separate page; `netkin reproduce --page FILE` writes it.
 """
 
 

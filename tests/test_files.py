@@ -246,8 +246,11 @@ def test_nothing_else_is_written_over(precious, tmp_path):
     ):
         files.write(precious, "statistics", {}, ARRAYS)
     files.write(tmp_path / "other", "series", {}, ARRAYS)
-    with pytest.raises(FileFault, match="which holds no comparison; choose another name"):
+    with pytest.raises(FileFault, match="which holds a series and no comparison; choose another name"):
         files.write(tmp_path / "other", "comparison", {}, ARRAYS)
+    files.write(tmp_path / "several", "comparisons", {}, ARRAYS)
+    with pytest.raises(FileFault, match="which holds a set of comparisons and no comparison; choose another name"):
+        files.write(tmp_path / "several", "comparison", {}, ARRAYS)
     with pytest.raises(FileFault, match="cannot write '.*': it is a folder"):
         files.write(tmp_path, "comparison", {}, ARRAYS, overwrite=True)
     assert precious.read_bytes() == b"precious"

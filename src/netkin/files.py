@@ -170,9 +170,15 @@ def _refuse_occupied(path: Location, kind: str, overwrite: bool, option: str = "
         raise FileFault(f"cannot write {str(path)!r}: it {what}.")
     if overwrite or not os.path.getsize(path):
         return
-    if kind_of(path) != kind:
-        what = f"{option or 'this'} would write over {str(path)!r}, which holds no {WORDS.get(kind, kind)}"
+    if (found := kind_of(path)) != kind:
+        held = f"{_with_article(found)} and no" if found else "no"
+        what = f"{option or 'this'} would write over {str(path)!r}, which holds {held} {WORDS.get(kind, kind)}"
         raise FileFault(f"{what}; {_instead(option)}.")
+
+
+def _with_article(kind: str) -> str:
+    words = WORDS.get(kind, kind)
+    return words if kind in ("statistics", "weights") else f"a {words}"
 
 
 def _replace(target: Path, contents: bytes) -> None:

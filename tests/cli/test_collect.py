@@ -187,7 +187,11 @@ def test_a_part_of_other_weights_is_refused(netkin):
         ("merge gone.stats --out all.stats", 1, "cannot read 'gone.stats': No such file"),
         ("merge 1.stats 2.stats --out other.pt", 1, "--out would write over 'other.pt', which holds no statistics;"),
         ("merge 1.stats --out nowhere/all.stats", 2, "the folder 'nowhere' does not exist."),
-        ("compare 1.stats --save 2.stats", 1, "--save would write over '2.stats', which holds no comparison;"),
+        (
+            "compare 1.stats --save 2.stats",
+            1,
+            "--save would write over '2.stats', which holds statistics and no comparison;",
+        ),
         (f"collect {MODELS} --out other.pt", 1, "--out would write over 'other.pt', which holds no statistics;"),
         (f"collect {MODELS} --part 17/16 --out x.stats", 2, "parts are numbered from 1 to their count; got 17/16."),
         (f"collect {MODELS} --part third --out x.stats", 2, "a part is written as '3/16', the third of sixteen"),

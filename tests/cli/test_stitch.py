@@ -141,7 +141,9 @@ def test_a_map_is_written_over_another_map_only(netkin, tmp_path):
     netkin(f"{AB} --at relu3 --save sweep.netkin --map map.netkin")
     before = (tmp_path / "sweep.netkin").read_bytes()
     result = netkin(f"{AB} --at relu3 --map sweep.netkin")
-    assert "--map would write over 'sweep.netkin', which holds no stitch; choose another" in result.stderr
+    assert (
+        "--map would write over 'sweep.netkin', which holds a comparison and no stitch; choose another" in result.stderr
+    )
     assert (tmp_path / "sweep.netkin").read_bytes() == before
     assert netkin(f"{AB} --at relu3 --map map.netkin").exit_code == 0
 

@@ -273,7 +273,9 @@ def test_settings_that_no_weight_shows_tell_models_and_losses_apart(tmp_path):
 
 def test_files_that_hold_no_training_are_refused(tmp_path):
     files.write(tmp_path / "other", "comparison", {}, {})
-    with pytest.raises(FileFault, match="would write over '.*other', which holds no training; choose another name"):
+    with pytest.raises(
+        FileFault, match="would write over '.*other', which holds a comparison and no training; choose another name"
+    ):
         train(net(), labelled(), epochs=1, save=tmp_path / "other")
     with pytest.raises(FileFault, match="cannot write"):
         train(net(), labelled(), epochs=1, save=tmp_path / "no" / "folder")

@@ -60,7 +60,7 @@ def globals_read(function: FunctionType) -> Iterator[tuple[str, Any]]:
         if changes.has("variable", name, value):
             continue
         if isinstance(value, ModuleType):
-            read = [] if is_installed(value.__name__) else [*names_in(function.__code__)]
+            read = {} if is_installed(value.__name__) else dict.fromkeys(names_read(function.__code__))
             yield from ((f"{name}.{one}", vars(value)[one]) for one in read if one in vars(value))
         elif not (isinstance(value, (type, FunctionType, BuiltinMethodType)) and is_installed(value.__module__)):
             yield name, value
@@ -177,6 +177,13 @@ def names_in(code: CodeType) -> Iterator[str]:
     yield from (name for one in codes_in(code) for name in one.co_names)
 
 
+def names_read(code: CodeType) -> Iterator[str]:
+    """Yield the names by which code may read attributes: those in it, and its texts, as in ``getattr(x, "rate")``."""
+    yield from names_in(code)
+    texts = (one for some in codes_in(code) for one in some.co_consts if isinstance(one, str))
+    yield from filter(str.isidentifier, texts)
+
+
 def codes_in(code: CodeType) -> Iterator[CodeType]:
     """Yield a function's code and that of functions inside it."""
     yield code
@@ -275,9 +282,7 @@ class HookParts:
 
     def _function(self, function: FunctionType) -> Any:
         code = function.__code__
-        # texts too, since ``getattr(self, "rate")`` reads by them
-        texts = {one for some in codes_in(code) for one in some.co_consts if isinstance(one, str)}
-        self._names |= {*names_in(code), *filter(str.isidentifier, texts)}
+        self._names.update(names_read(code))
         self.changes.join(changes_of(code))
         if not self._with_values:
             return code

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from netkin import files
 from netkin.errors import FileFault
-from netkin.jobs.parts import Part, Parts, UnwrittenFiles
+from netkin.jobs.parts import Part, Parts, UnwrittenFiles, damaged_part_reported
 from netkin.jobs.state import (
     CANCEL,
     LOCK,
@@ -178,7 +178,7 @@ class Job:
         part = self.find(name)
         if part is None:
             return None
-        with files.damage_reported(name if self.folder is None else self._parts.path(name)):
+        with damaged_part_reported(name if self.folder is None else self._parts.path(name)):
             return unpack(part)
 
     def keep(

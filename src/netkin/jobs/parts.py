@@ -109,9 +109,22 @@ class Parts:
         return self.folder / f"{_file_name(name)}.netkin"
 
 
+@contextmanager
+def damaged_part_reported(path: Path | str) -> Iterator[None]:
+    """Inside the `with`, report a part that is damaged, and what to do: without its file it is computed again."""
+    try:
+        with files.damage_reported(path):
+            yield
+    except FileFault as fault:
+        words = str(fault).removesuffix(".").removesuffix(f"; {files.AGAIN}")
+        if not any(damage in words for damage in ("is damaged", "is no netkin file")):
+            raise
+        raise FileFault(f"{words}; delete this file and repeat the call, which computes the part again.") from fault
+
+
 def _read_part(path: Path, name: str) -> Part:
-    header, arrays = files.read(path, "part")
-    with files.damage_reported(path):
+    with damaged_part_reported(path):
+        header, arrays = files.read(path, "part")
         if header["name"] != name:
             raise ValueError(f"it holds the part {header['name']!r}")
         return Part(name, dict(header["values"]), arrays, header["seconds"], header["created"])

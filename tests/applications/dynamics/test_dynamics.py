@@ -325,7 +325,7 @@ def test_a_step_with_other_weights_is_done_again(rows, tmp_path):
 def test_another_kind_of_file_is_not_written_over(rows, tmp_path):
     file = tmp_path / "ab.netkin"
     nk.compare(Fan(0), Fan(1), rows).save(file)
-    with pytest.raises(FileFault, match="would write over '.*ab.netkin', which holds no series"):
+    with pytest.raises(FileFault, match="would write over '.*ab.netkin', which holds a comparison and no series"):
         dynamics({0: Fan(0), 10: Fan(10)}, rows, save=file)
 
 
