@@ -5,8 +5,9 @@ earlier run that was killed and had finished some parts. So every part carries i
 that are being taken around it.
 
 What a claim's own functions make is kept by decorators for results, for single networks and for trainings of several,
-so that a claim that is killed goes on after it. They add nothing to the code that measures a claim: outside of a claim,
-and in worker processes, whose results are kept as a whole, the functions are as they were.
+so that a claim that was killed continues after the last one that was finished. They add nothing to the code that
+measures a claim: outside of a claim, and in worker processes, whose results are kept as a whole, the functions are as
+they were.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ from reproductions.keeping import (
     noting,
     part_name,
     random_seed,
-)  # fmt: skip
+)
 from reproductions.recipes import RECIPES, WINDOW, Keeping, Network, Run, architecture_digest, recipe_words
 
 __all__ = [

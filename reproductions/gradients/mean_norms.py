@@ -38,7 +38,8 @@ Ratio = Callable[[np.ndarray], np.ndarray]
     "norms at individual layers",
     expected={OWN: "all", f"{DIGITS}‖μ‖": "all", f"{DIGITS}‖K‖/N²": "struggles", f"{DIGITS}√Tr K/N": "fails",
               DEEPER: "above 0"},
-    control="networks before training; for the depth, two ResNet-18s of different seeds",
+    control="networks before training; for the depth, ResNet-18s of different seeds, whose differences have a mean of "
+    "0 by construction, so that only their spread counts",
     criterion="Exact kernels K_f ∘ K_g of flattened blocks on as many test images of each set. Five parts. The share "
     f"of orderings in which ‖μ‖ on the source set is below that on another is above {RIGHT} and above the control's; "
     "for networks of CIFAR-10 and CIFAR-100 the share in which ‖μ‖ on SVHN is above that on the other set of natural "

@@ -26,7 +26,7 @@ LAYERS = ("Layer 3", "Layer 6")
 PAIRS = {"cpu": 5, "gpu": 5}
 SVD, TRAINED = HOWS = ("SVD", "task loss")
 FULL = 0  # stands for no limit on the rank
-ALIKE = {SVD: "least squares", TRAINED: TRAINED}  # what the two ways are without a limit
+AT_FULL_RANK = {SVD: "least squares", TRAINED: TRAINED}  # what the two ways are without a limit
 SPARSE = {"cpu": ("Layer 5",), "gpu": ("Layer 3", "Layer 5")}
 ALPHAS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 PENALTIES = {"cpu": (0.03, 0.1, 0.2, 0.4), "gpu": (0.03, 0.06, 0.1, 0.2, 0.3, 0.5)}
@@ -49,7 +49,8 @@ Line = list[tuple[float, float]]
     control="maps of full rank, by the task loss and by least squares",
     criterion="Holds at a layer and a rank, of Layers 3 and 6 of Tiny-10 and of the ranks 4, 8 and 16, if a bottleneck "
     "trained on the task loss has a higher relative accuracy than reduced-rank regression, and gains more over it than "
-    f"a map of full rank trained alike gains over least squares; pair by pair, {BY_T}. In part if at some of the six.",
+    f"a map of full rank trained alike gains over least squares; pair by pair, {BY_T}. In part if it holds at some of "
+    "the six and fails at others.",
 )
 def low_rank(lab: Lab) -> Finding:
     """Relative accuracy of stitches of rank 4, 8 and 16, by singular values and by training."""
@@ -68,7 +69,7 @@ def low_rank(lab: Lab) -> Finding:
         parts.append(all_of(measured[name].above(0), gains(gained[layer, k], gained[layer, FULL]).above(0)))
     for (how, layer, k), values in found.items():
         numbers, limit = (measured, f"rank {k}") if k else (controls, "full rank")
-        numbers[f"{layer}, {limit}: relative accuracy by {how if k else ALIKE[how]}"] = Measured.over(values)
+        numbers[f"{layer}, {limit}: relative accuracy by {how if k else AT_FULL_RANK[how]}"] = Measured.over(values)
     curves = {f"Relative accuracy at {layer}": _by_rank(found, layer) for layer in LAYERS}
     return Finding(verdict(*parts), measured, controls, origin(lab, "tiny10"), curves, range(len(couples)))
 

@@ -37,8 +37,8 @@ BY_T = "by the 95% interval of Student's t"
     criterion=f"One pair of Tiny-10s at Layer 3. Two parts: the share of random starts that end within {SAME} of the "
     "mean relative accuracy of the least-squares starts is above a half, and above the share of as many random starts "
     "that do so where the first network is not trained; and the least-squares starts end higher than the random ones "
-    f"in the mean, and all within {SAME} of their own mean. Shares and means {BY_T} over the starts. In part if one of "
-    "the two.",
+    f"in the mean, and all within {SAME} of their own mean. Shares and means {BY_T} over the starts. In part if one "
+    "holds and the other fails.",
 )
 def starts(lab: Lab) -> Finding:
     """Relative accuracy after training from random maps and from the least-squares map."""
@@ -47,8 +47,8 @@ def starts(lab: Lab) -> Finding:
     kinds = ((pair, "random"), (pair, "least_squares"), (untrained(pair), "random"))
     wanted = {(nets, init): [task_loss(nets, layer, init=init, seed=k, **LONGER[lab.scale]) for k in range(count)]
               for nets, init in kinds}  # fmt: skip
-    random, direct, aimless = shares(lab, wanted).values()
-    near, chance = (Measured.over(abs(value - mean(direct)) <= SAME for value in some) for some in (random, aimless))
+    random, direct, control = shares(lab, wanted).values()
+    near, as_near = (Measured.over(abs(value - mean(direct)) <= SAME for value in some) for some in (random, control))
     steady = max(abs(value - mean(direct)) for value in direct) <= SAME
     measured = {
         NEAR: near,
@@ -59,13 +59,13 @@ def starts(lab: Lab) -> Finding:
         "worst of the random starts": Measured(min(random), n=count),
         "worst of the least-squares starts": Measured(min(direct), n=count),
     }
-    lines = {"random": sorted(random), "least squares": sorted(direct), "first network untrained": sorted(aimless)}
-    most = all_of(near.above(0.5), near.minus(chance).above(0))
+    lines = {"random": sorted(random), "least squares": sorted(direct), "first network untrained": sorted(control)}
+    most = all_of(near.above(0.5), near.minus(as_near).above(0))
     higher = Measured.over(direct).minus(Measured.over(random)).above(0)
     return Finding(
         verdict(most, all_of(higher, steady)),
         measured,
-        {NEAR: chance, "relative accuracy from random starts": Measured.over(aimless)},
+        {NEAR: as_near, "relative accuracy from random starts": Measured.over(control)},
         origin(lab, "tiny10"),
         {"Relative accuracies, sorted": {"start": list(range(1, count + 1)), **lines}},
         range(count),

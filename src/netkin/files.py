@@ -50,6 +50,8 @@ _PAGE = rb'<!DOCTYPE html>\s*<html[^>]*><head>(<meta[^>]*>)*?<meta name="generat
 _FIGURES = rb"\x89PNG\r\n.*?\0\0\0\x0ftEXtSoftware\0netkin\x0c\xdaF7|%PDF-.*\n<< /Creator \(netkin\) /Producer \("
 _FIGURES += rb"|<\?xml.*?<metadata>.*?<dc:creator>\s*<cc:Agent>\s*<dc:title>netkin</dc:title>"
 WORDS = {"comparisons": "set of comparisons", "compressed": "compressed model", "claim": "record of a claim"}
+WORDS |= {"sparsity": "sparsity study", "task accuracies": "table of task accuracies"}
+WORDS |= {"task ensembles": "table of task ensembles", "kernel ridge": "kernel ridge regression"}
 WORDS |= {"page": "page of netkin's", "figure": "figure of netkin's", "weights": "weights that netkin wrote"}
 _WEIGHTS = (".pt", ".pth", ".th", ".bin", ".ckpt", ".safetensors", ".pt2")  # how files of them end
 _START, _DIGITS, _REST, _OF_ARRAYS = '{"checksum": "', 32, '", ', "checksum of arrays"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 EXACT, UNSET = "ieee", "none"
+VMAP_WARNING = "There is a performance drop because .* implemented the batching rule"
 
 
 class SharedSetting:
@@ -380,3 +382,17 @@ def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Any) ->
         if id(one) in chosen
     }
     return functional_call(model, places, (inputs,), tie_weights=False)
+
+
+@contextmanager
+def without_vmap_warnings() -> Iterator[None]:
+    """Silence torch's warnings that `vmap` runs an operation once for each network, which the user can't change.
+
+    A change of filters lets all other warnings be given again, so that of nested calls only the outermost changes them.
+    """
+    if any(pattern is not None and pattern.pattern == VMAP_WARNING for _, pattern, *_ in warnings.filters):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", VMAP_WARNING)
+        yield

@@ -100,6 +100,7 @@ FUNCTIONS = {{
     "module": Block().forward,
     "aside": lambda x: {aside}.shifted(x),
     "aside by a text": lambda x: getattr({aside}, "shifted")(x),
+    "aside by texts": lambda x: [getattr({aside}, name)(x) for name in ("shifted", "other")],
     "logged": lambda x: (log.info("x"), np.abs(x))[1],
 }}
 """
@@ -144,7 +145,7 @@ def test_a_change_in_what_a_function_reaches_changes_its_digest_and_no_other(nam
 def test_a_module_of_the_users_counts_where_it_is_read():
     before, after = made().FUNCTIONS, made(aside="def shifted(x):\n    return x + 2\n").FUNCTIONS
     assert {name for name in before if function_digest(before[name]) != function_digest(after[name])} == {
-        "aside", "aside by a text",
+        "aside", "aside by a text", "aside by texts",
     }  # fmt: skip
 
 

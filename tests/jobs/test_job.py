@@ -381,6 +381,17 @@ def test_a_damaged_part_is_refused(tmp_path):
     assert part.is_file()
 
 
+def test_a_part_that_memory_is_too_small_for_is_not_to_be_deleted(tmp_path):
+    def too_large(part):
+        raise MemoryError("too large")
+
+    squares(tmp_path / "job")
+    with Job(tmp_path / "job", "count", IDENTITY) as job, pytest.raises(FileFault) as refused:
+        job.recall("1", too_large)
+    assert "too large" in str(refused.value)
+    assert "delete" not in str(refused.value)
+
+
 def test_all_jobs_below_a_folder_are_found_the_newest_first(tmp_path):
     for name in ("one", "deep/two"):
         squares(tmp_path / name)

@@ -51,8 +51,17 @@ def readers(path):
     return {one.name: one.stat().st_mode & 0o077 for one in (path, *path.rglob("*"))}
 
 
-@pytest.mark.parametrize("mode, allowed", [(0o600, 0o000), (0o640, 0o070)])
-def test_a_job_is_no_more_readable_than_its_result(tmp_path, mode, allowed):
+@pytest.fixture
+def usual_mask():
+    """Files that all may read, whatever the user's own mask is."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("usual_mask")
+@pytest.mark.parametrize("mode, of_files, of_folders", [(0o600, 0o000, 0o000), (0o640, 0o040, 0o050)])
+def test_a_job_is_no_more_readable_than_its_result(tmp_path, mode, of_files, of_folders):
     path = tmp_path / "r.netkin"
     for name in ("first", "second"):  # which finds a result
         with Job.beside(path, "sums", {"n": 1}) as job:
@@ -61,7 +70,21 @@ def test_a_job_is_no_more_readable_than_its_result(tmp_path, mode, allowed):
         path.chmod(mode)
     found = readers(tmp_path / "r.netkin.job")
     assert {"r.netkin.job", "parts", "job.json", "first.netkin", "second.netkin"} <= found.keys()
-    assert {name for name, who in found.items() if who & ~allowed} == set()
+    assert {found[name] for name in ("job.json", "first.netkin", "second.netkin")} == {of_files}
+    assert {found[name] for name in ("r.netkin.job", "parts")} == {of_folders}
+
+
+@pytest.mark.usefixtures("usual_mask")
+def test_a_file_elsewhere_to_which_a_link_in_a_job_leads_stays_as_it_is(tmp_path):
+    (tmp_path / "elsewhere").touch()
+    for _ in range(2):
+        with Job.beside(tmp_path / "r.netkin", "sums", {"n": 1}) as job:
+            job.part("first", lambda: {"sum": 3})
+        (tmp_path / "r.netkin").touch(0o600)
+        (tmp_path / "r.netkin.job" / "link").unlink(missing_ok=True)
+        (tmp_path / "r.netkin.job" / "link").symlink_to(tmp_path / "elsewhere")
+    with Job.beside(tmp_path / "r.netkin", "sums", {"n": 1}):
+        assert (tmp_path / "elsewhere").stat().st_mode & 0o077 == 0o044
 
 
 def test_a_job_beside_no_result_has_the_usual_permissions(tmp_path):

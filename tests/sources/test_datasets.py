@@ -11,7 +11,7 @@ from netkin.sources.datasets import CATALOGUE, Batches
 def test_data_at_a_path_that_is_no_utf_8_need_a_name(tmp_path):
     path = tmp_path / "\udcff.npz"
     np.savez(path, x=np.ones((4, 2), dtype=np.float32))
-    with pytest.raises(ValueFault, match=r"got 'npz:.*\\udcff.npz'; give the data one as in `NAME=KIND:PLACE`\."):
+    with pytest.raises(ValueFault, match=r"got 'npz:.*\\udcff.npz'; name the data, as in `NAME=KIND:PLACE`\."):
         load_data(f"npz:{path}")
     assert load_data(f"ones=npz:{path}").name == "ones"
 

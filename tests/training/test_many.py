@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault
 from netkin.representations.filters import AtomConv2d
+from netkin.settings import without_vmap_warnings
 from netkin.training import Recipe, many, train, train_many
 from netkin.training.many import Trainings
 
@@ -216,6 +217,12 @@ def test_stacked_networks_do_not_repeat_torchs_warnings_of_missing_rules():
         trainings.run("stacked")
         assert trainings.again(states_of(models), trainings.arrays, range(3)) is not None
     assert {str(one.message) for one in given} == {"a word of its own"}
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("default")
+        with without_vmap_warnings():  # as around a whole federation
+            for _ in range(3):
+                trainings.again(states_of(models), trainings.arrays, range(3))
+    assert [str(one.message) for one in given] == ["a word of its own"]  # and not once a round
     with pytest.warns(UserWarning, match="not yet implemented the batching rule for aten::_weight_norm"):  # elsewhere
         torch.vmap(torch._weight_norm)(torch.ones(2, 3, 3), torch.ones(2, 3, 1))
 

@@ -180,8 +180,12 @@ def names_in(code: CodeType) -> Iterator[str]:
 def names_read(code: CodeType) -> Iterator[str]:
     """Yield the names by which code may read attributes: those in it, and its texts, as in ``getattr(x, "rate")``."""
     yield from names_in(code)
-    texts = (one for some in codes_in(code) for one in some.co_consts if isinstance(one, str))
-    yield from filter(str.isidentifier, texts)
+    waiting = [one for some in codes_in(code) for one in some.co_consts]
+    while waiting:
+        one = waiting.pop()
+        waiting += one if isinstance(one, (tuple, frozenset)) else ()
+        if isinstance(one, str) and one.isidentifier():
+            yield one
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:

@@ -32,10 +32,10 @@ from netkin.jobs.state import (
     State,
     beside,
     cancel,
-    hide,
     list_jobs,
     read,
     refuse_other,
+    restrict_to_readers,
     timestamp,
     write,
 )
@@ -174,11 +174,13 @@ class Job:
         return found
 
     def recall(self, name: str, unpack: Callable[[Part], Recalled]) -> Recalled | None:
-        """Return what `unpack` makes of a finished part, or None; a part that it can't read is refused as damaged."""
+        """Return what `unpack` makes of a finished part, or None; as in `unpacked`."""
         part = self.find(name)
-        if part is None:
-            return None
-        with damaged_part_reported(name if self.folder is None else self._parts.path(name)):
+        return None if part is None else self.unpacked(part, unpack)
+
+    def unpacked(self, part: Part, unpack: Callable[[Part], Recalled]) -> Recalled:
+        """Return what `unpack` makes of a part; one that it can't read is refused as damaged."""
+        with damaged_part_reported(part.name if self.folder is None else self._parts.path(part.name)):
             return unpack(part)
 
     def keep(
@@ -272,7 +274,7 @@ class Job:
         self._refuse_result(folder)
         (folder / PARTS).mkdir(parents=True, exist_ok=True)
         self._stack.callback(_locked(folder).release)
-        hide(folder)
+        restrict_to_readers(folder)
         self._stop = threading.Event()
         self._clean(folder)
         if (folder / STATE).exists():

@@ -117,7 +117,8 @@ def damaged_part_reported(path: Path | str) -> Iterator[None]:
             yield
     except FileFault as fault:
         words = str(fault).removesuffix(".").removesuffix(f"; {files.AGAIN}")
-        if not any(damage in words for damage in ("is damaged", "is no netkin file")):
+        is_short = type(fault.__cause__).__name__ in ("MemoryError", "OutOfMemoryError")  # the latter is torch's
+        if is_short or not any(damage in words for damage in ("is damaged", "is no netkin file")):
             raise
         raise FileFault(f"{words}; delete this file and repeat the call, which computes the part again.") from fault
 

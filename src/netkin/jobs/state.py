@@ -90,11 +90,12 @@ def write(state: State) -> None:
     files.restrict(file, Path(state.folder) / PARTS)
 
 
-def hide(folder: Path) -> None:
+def restrict_to_readers(folder: Path) -> None:
     """Let a job's folder and all in it be read by those alone who may read the result beside it, where there is one."""
     result = Path(str(folder).removesuffix(SUFFIX))
     for place in (folder, *folder.rglob("*")) if result.is_file() else ():
-        files.restrict(place, result)
+        if not place.is_symlink():  # it would be the file elsewhere that changes
+            files.restrict(place, result)
 
 
 def read(path: str | os.PathLike[str]) -> State:

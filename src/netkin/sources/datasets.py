@@ -150,7 +150,7 @@ def load_data(spec: str, batch_size: int = 128, *, models: Sequence[Any] = (), *
     if own:
         refuse_half_characters([own[1]])
         return replace(_loaded(own[2], batch_size, models, options), name=own[1].strip())
-    refuse_half_characters([spec], "; give the data one as in `NAME=KIND:PLACE`")
+    refuse_half_characters([spec], "; name the data, as in `NAME=KIND:PLACE`")
     return _loaded(spec, batch_size, models, options)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, Va
 from netkin.identity import form_of
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.inputs import device_of, dtype_of
-from netkin.settings import evaluating, model_lock, random_states_kept, seed_all
+from netkin.settings import evaluating, model_lock, random_states_kept, seed_all, without_vmap_warnings
 from netkin.training.example_order import arrays_in, each_warned_once, placed
 from netkin.training.loop import Loss, default_loss, loss_and_accuracy, refuse_untrainable, train
 from netkin.training.recipe import Recipe, Record, recipe_of
@@ -130,7 +130,7 @@ class Trainings:
             return None
         team, given = self.stacked, zip(data, seeds, strict=True)
         students = [Student(team.model, arrays, self.recipe, seed) for arrays, seed in given]
-        with model_lock(), evaluating(team.model), _missing_rules_unsaid():
+        with model_lock(), evaluating(team.model), without_vmap_warnings():
             team.model.train()
             if not team.restart(students, states):
                 return None
@@ -222,7 +222,7 @@ class Trainings:
             for context in (model_lock(), evaluating(*self.models), random_states_kept(*self.models, data=[self.test])):
                 stack.enter_context(context)
             if way == "stacked":
-                stack.enter_context(_missing_rules_unsaid())
+                stack.enter_context(without_vmap_warnings())
             for model in self.models:
                 model.train()
             seed_all(self.device, self.seeds[0], 0)
@@ -327,14 +327,6 @@ class Trainings:
         loss, dtype = self.loss or default_loss(self.recipe), self.recipe.dtype(self.device)
         record |= loss_and_accuracy(student.model, self.test, loss, dtype, by_classes=self.loss is None)
         record["seconds"] = seconds
-
-
-@contextmanager
-def _missing_rules_unsaid() -> Iterator[None]:
-    """Silence torch's warnings that `vmap` runs an operation once for each network, which the user can't change."""
-    with warnings.catch_warnings():  # once for all steps: a change of filters lets other warnings be given again
-        warnings.filterwarnings("ignore", "There is a performance drop because .* implemented the batching rule")
-        yield
 
 
 class _Unfit(Exception):

@@ -112,7 +112,7 @@ def test_weights_of_another_shape_in_a_stopped_federation_are_refused(tmp_path, 
     for kind in ("shared", "kept"):
         name = next(key for key in arrays if key.startswith(f"{kind}/"))
         write_unchecked(path, header, arrays | {name: np.ones((1,) * 8, np.float32)})
-        with pytest.raises(FileFault, match=f"standing' is damaged: ValueError: '{name}' has shape"):
+        with pytest.raises(FileFault, match=f"standing.netkin' is damaged: ValueError: '{name}' has shape"):
             federate(network(), clients(), **options)
 
 
@@ -130,7 +130,7 @@ def test_weights_that_are_not_finite_in_a_stopped_federation_are_refused(tmp_pat
         spoilt = arrays[name].copy()
         spoilt.flat[-1] = value
         write_unchecked(path, header, arrays | {name: spoilt})
-        with pytest.raises(FileFault, match=f"standing' is damaged: ValueError: '{name}' is not finite"):
+        with pytest.raises(FileFault, match=f"standing.netkin' is damaged: ValueError: '{name}' is not finite"):
             federate(network(), clients(), **options)
 
 

@@ -119,9 +119,9 @@ def test_a_file_of_other_data_is_refused_though_the_start_is_the_same(tmp_path, 
     resumed(path, **world)
     other_inputs, other_labels = (first[0] + 0.1, first[1]), (first[0], first[1].flip(0))
     for batch in (other_inputs, other_labels):
-        with pytest.raises(FileFault, match="differs in data; a loader"):
+        with pytest.raises(FileFault, match="differs in data and order of the examples; a loader"):
             resumed(path, **(world | {"data": [batch, *others]}))
-    with pytest.raises(FileFault, match=r"data to be judged on \('100 examples', not '50 examples"):
+    with pytest.raises(FileFault, match=r"validation data \('100 examples', not '50 examples"):
         resumed(path, **(world | {"validation": others[:1]}))
     joint = tuple(torch.cat(parts) for parts in zip(*world["data"][:2], strict=True))
     with pytest.raises(FileFault, match=r"batches \('8 an epoch', not '7 an epoch'\)"):
@@ -132,8 +132,8 @@ def test_a_file_of_other_data_is_refused_though_the_start_is_the_same(tmp_path, 
 def test_a_file_of_the_same_data_in_another_order_is_refused(tmp_path, world, name):
     path = tmp_path / "training.job"
     resumed(path, **world)
-    what = {"data": "data", "validation": "data to be judged on"}[name]
-    with pytest.raises(FileFault, match=f"holds a training that differs in {what}; a loader that shuffles or draws"):
+    what = {"data": "order of the examples", "validation": "order of the validation examples"}[name]
+    with pytest.raises(FileFault, match=f"holds a training that differs in {what}; ask for the same again"):
         resumed(path, **(world | {name: world[name][::-1]}))
 
 

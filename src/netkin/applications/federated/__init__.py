@@ -48,12 +48,13 @@ from netkin.applications.federated.local_training import (
 )
 from netkin.errors import FileFault, ForwardError
 from netkin.identity import described_call, form_of, function_digest, settings_digest
-from netkin.jobs import Job
+from netkin.jobs import Job, Part
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import refuse_uncopyable, unwrapped
 from netkin.results.comparison import adjusted_rand, user_clusters
 from netkin.results.federation import KIND, Federation, RoundRecord, load_federation
 from netkin.results.records import checked, plain_fields
+from netkin.settings import without_vmap_warnings
 from netkin.sources.batches import LabelledData
 from netkin.sources.names import by_name
 from netkin.sources.weights import StateDict
@@ -227,13 +228,15 @@ class Simulation:
         self.training = LocalTraining(copy.deepcopy(asked.model), asked.recipe, asked.how)
         self.base = state_of(asked.model)
 
+    @without_vmap_warnings()
     def run(self, call: str) -> Federation:
         """Return the federation, from its first round or from where it stopped."""
         last = [f"fine-tuning after round {self.asked.rounds}"] * bool(self.asked.finetune)
         first = [PRETRAINING] * (self.asked.public is not None)
         self.job.expect([*first, *(f"round {number}" for number in range(1, self.asked.rounds + 1)), *last])
         if self.asked.public is not None:
-            self.base |= self._restored(self.job.part(PRETRAINING, self._pretrained).arrays, "base")
+            part = self.job.part(PRETRAINING, self._pretrained)
+            self.base |= self.job.unpacked(part, lambda part: self._restored(part.arrays, "base"))
         reached = self._start()
         with reporting(self.asked.rounds, "federating", "rounds", done=len(reached.records)) as report:
             for number in range(len(reached.records) + 1, self.asked.rounds + 1):
@@ -243,29 +246,29 @@ class Simulation:
                 report.update()
         for name in last:
             tuned = self.job.part(name, lambda: self._finetuned(reached))
-            with files.damage_reported(f"{self.job.folder}: {name}"):
-                reached.kept = self._unstacked(self._restored(tuned.arrays, "kept"))
+            reached.kept = self.job.unpacked(tuned, lambda part: self._unstacked(self._restored(part.arrays, "kept")))
             reached.untuned = tuned.values.get("failed", {})
         return self._finished(reached, call)
 
     def _start(self) -> _Progress:
         """Return where the federation stood, or its beginning."""
-        held = self.job.find(REACHED)
+        held = self.job.recall(REACHED, self._unpacked)
         if held is None:
             own = {name: self.base[name] for name in self.plan.kept}
             return _Progress({name: self.base[name] for name in self.plan.travelling}, [own] * len(self.names))
-        with files.damage_reported(f"{self.job.folder}: {REACHED}"):
-            records = [checked(RoundRecord, one) for one in held.values["records"]]
-            shared = self._restored(held.arrays, "shared")
-            kept = self._unstacked(self._restored(held.arrays, "kept"))
-        if len(records) > self.asked.rounds:
+        if len(held.records) > self.asked.rounds:
             raise FileFault(
-                f"{str(self.job.folder)!r} holds {len(records)} rounds, more than the {self.asked.rounds} asked for; "
-                "ask for as many or more, or give another path."
+                f"{str(self.job.folder)!r} holds {len(held.records)} rounds, more than the {self.asked.rounds} asked "
+                "for; ask for as many or more, or give another path."
             )
-        for one in records:  # the process may have been killed between the two writings
+        for one in held.records:  # the process may have been killed between the two writings
             self.job.part(f"round {one.round}", partial(plain_fields, one))
-        return _Progress(shared, kept, records)
+        return held
+
+    def _unpacked(self, part: Part) -> _Progress:
+        records = [checked(RoundRecord, one) for one in part.values["records"]]
+        kept = self._unstacked(self._restored(part.arrays, "kept"))
+        return _Progress(self._restored(part.arrays, "shared"), kept, records)
 
     def _keep(self, reached: _Progress) -> None:
         if self.job.folder is not None:

@@ -145,7 +145,7 @@ class _Trainer:
 
     def __init__(self, network: Stitched, data: Any, settings: TaskLoss, validation: Any, examples: int | None):
         self.network, self.settings = network, settings
-        self.digests = {"data": BatchesDigest(data), "data to be judged on": BatchesDigest(validation)}
+        self.digests = {"data": BatchesDigest(data), "validation data": BatchesDigest(validation)}
         sampling = Sampling(settings.sample)
         read = partial(batches_of, data, examples)
         batches = read() if settings.looks_at_own else check_labels(network, read())
@@ -153,7 +153,7 @@ class _Trainer:
             network, self._with_digest("data", batches), read, settings, sampling if validation is None else None
         )
         if validation is not None:
-            for batch in self._with_digest("data to be judged on", batches_of(validation)):
+            for batch in self._with_digest("validation data", batches_of(validation)):
                 sampling.offer(network, batch)
         self.sample = sampling.portions
         self.total = settings.steps or settings.epochs * self.course.per_epoch
@@ -201,8 +201,9 @@ class _Trainer:
             "architectures": f"digest {settings_digest([form_of(network.a), form_of(network.b)])}",
         }
         options = {name: in_words(value) for name, value in self.settings.course.items()}
-        orders = {name: one.order and f", digest {one.order}" for name, one in self.digests.items()}
-        identity = options | subjects | {name: f"{one.examples}{orders[name]}" for name, one in self.digests.items()}
+        identity = options | subjects | {name: str(one.examples) for name, one in self.digests.items()}
+        orders = {"order of the examples": "data", "order of the validation examples": "validation data"}
+        identity |= {words: f"digest {self.digests[name].order}" for words, name in orders.items()}
         with Job(self.settings.resume, "training", identity, call=str(self.settings)) as job:
             yield job, "standing"
 
