@@ -361,37 +361,6 @@ def test_a_state_of_a_newer_netkin_is_refused(tmp_path):
         jobs.read(tmp_path / "job")
 
 
-def test_a_damaged_part_is_refused(tmp_path):
-    squares(tmp_path / "job")
-    part = tmp_path / "job" / "parts" / "1.netkin"
-    part.write_bytes(part.read_bytes()[:-3])
-    advice = "; delete this file and repeat the call, which computes the part again"
-    with pytest.raises(FileFault, match=f"1.netkin' is no netkin file, or only a part of one.*{advice}"):
-        squares(tmp_path / "job")
-    part.unlink()
-    files.write(part, "part", {"name": "2", "values": {}, "seconds": 0, "created": ""}, {})
-    with pytest.raises(FileFault, match=f"is damaged: ValueError: it holds the part '2'{advice}"):
-        squares(tmp_path / "job")
-    part.unlink()
-    part.mkdir()
-    with pytest.raises(FileFault, match="cannot read '.*1.netkin': it is a folder.$"):  # no damage of ours
-        squares(tmp_path / "job")
-    part.rmdir()
-    squares(tmp_path / "job")
-    assert part.is_file()
-
-
-def test_a_part_that_memory_is_too_small_for_is_not_to_be_deleted(tmp_path):
-    def too_large(part):
-        raise MemoryError("too large")
-
-    squares(tmp_path / "job")
-    with Job(tmp_path / "job", "count", IDENTITY) as job, pytest.raises(FileFault) as refused:
-        job.recall("1", too_large)
-    assert "too large" in str(refused.value)
-    assert "delete" not in str(refused.value)
-
-
 def test_all_jobs_below_a_folder_are_found_the_newest_first(tmp_path):
     for name in ("one", "deep/two"):
         squares(tmp_path / name)

@@ -1,4 +1,4 @@
-"""What lies at the places of a job: damaged states, pipes, folders, and results that are made again."""
+"""What lies at the places of a job: damaged states and parts, pipes, readers, and results that are made again."""
 
 import json
 import os
@@ -36,6 +36,37 @@ def test_a_damaged_state_is_refused_and_the_other_jobs_are_listed(tmp_path, chan
     whole, damaged = jobs.list_jobs(tmp_path)
     assert (whole.condition, damaged.condition) == ("done", "damaged")
     assert words in str(damaged)
+
+
+def test_a_damaged_part_is_refused(tmp_path):
+    begun(tmp_path / "job")
+    part = tmp_path / "job" / "parts" / "0.netkin"
+    part.write_bytes(part.read_bytes()[:-3])
+    advice = "; delete this file and repeat the call, which computes the part again"
+    with pytest.raises(FileFault, match=f"0.netkin' is no netkin file, or only a part of one.*{advice}"):
+        begun(tmp_path / "job")
+    part.unlink()
+    files.write(part, "part", {"name": "2", "values": {}, "seconds": 0, "created": ""}, {})
+    with pytest.raises(FileFault, match=f"is damaged: ValueError: it holds the part '2'{advice}"):
+        begun(tmp_path / "job")
+    part.unlink()
+    part.mkdir()
+    with pytest.raises(FileFault, match="cannot read '.*0.netkin': it is a folder.$"):  # no damage of ours
+        begun(tmp_path / "job")
+    part.rmdir()
+    begun(tmp_path / "job")
+    assert part.is_file()
+
+
+def test_a_part_that_memory_is_too_small_for_is_not_to_be_deleted(tmp_path):
+    def too_large(part):
+        raise MemoryError("too large")
+
+    begun(tmp_path / "job")
+    with Job(tmp_path / "job", "count", {}) as job, pytest.raises(FileFault) as refused:
+        job.recall("0", too_large)
+    assert "too large" in str(refused.value)
+    assert "delete" not in str(refused.value)
 
 
 def test_a_pipe_in_place_of_a_state_keeps_no_reader_waiting(tmp_path):

@@ -4,6 +4,8 @@ import copy
 import os
 import pickle
 import signal
+import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -101,7 +103,27 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def test_weights_of_another_shape_in_a_stopped_federation_are_refused(tmp_path, monkeypatch):
+def all_ones(array):
+    return np.ones((1,) * 8, np.float32)
+
+
+def ending_in(value, array):
+    spoilt = array.copy()
+    spoilt.flat[-1] = value
+    return spoilt
+
+
+@pytest.mark.parametrize(
+    "spoilt, fault",
+    [
+        (all_ones, "has shape"),
+        (partial(ending_in, np.nan), "is not finite"),
+        (partial(ending_in, np.inf), "is not finite"),
+    ],
+)
+def test_weights_of_another_shape_and_those_not_finite_in_a_stopped_federation_are_refused(
+    tmp_path, monkeypatch, spoilt, fault
+):
     options = OPTIONS | {"rounds": 3, "algorithm": "ditto", "save": tmp_path / "f.netkin"}
     with monkeypatch.context() as patch:
         stopping(patch, 1, interrupt)
@@ -111,27 +133,35 @@ def test_weights_of_another_shape_in_a_stopped_federation_are_refused(tmp_path, 
     header, arrays = files.read(path)
     for kind in ("shared", "kept"):
         name = next(key for key in arrays if key.startswith(f"{kind}/"))
-        write_unchecked(path, header, arrays | {name: np.ones((1,) * 8, np.float32)})
-        with pytest.raises(FileFault, match=f"standing.netkin' is damaged: ValueError: '{name}' has shape"):
+        write_unchecked(path, header, arrays | {name: spoilt(arrays[name])})
+        with pytest.raises(FileFault, match=f"standing.netkin' is damaged: ValueError: '{name}' {fault}"):
             federate(network(), clients(), **options)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_not_finite_in_a_stopped_federation_are_refused(tmp_path, monkeypatch, value):
-    options = OPTIONS | {"rounds": 3, "algorithm": "ditto", "save": tmp_path / "f.netkin"}
-    with monkeypatch.context() as patch:
-        stopping(patch, 1, interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            federate(network(), clients(), **options)
-    (path,) = tmp_path.rglob("standing.netkin")
+def test_pretrained_weights_of_another_shape_are_refused(tmp_path):
+    options = OPTIONS | {"algorithm": "pretrain", "public": clients()["c0"], "save": tmp_path / "f.netkin"}
+    federate(network(), clients(), **options)
+    (path,) = tmp_path.rglob("pretraining.netkin")
     header, arrays = files.read(path)
-    for kind in ("shared", "kept"):
-        name = next(key for key in arrays if key.startswith(f"{kind}/"))
-        spoilt = arrays[name].copy()
-        spoilt.flat[-1] = value
-        write_unchecked(path, header, arrays | {name: spoilt})
-        with pytest.raises(FileFault, match=f"standing.netkin' is damaged: ValueError: '{name}' is not finite"):
-            federate(network(), clients(), **options)
+    write_unchecked(path, header, {name: all_ones(array) for name, array in arrays.items()})
+    with pytest.raises(FileFault, match=r"pretraining.netkin' is damaged: ValueError: 'base/.*' has shape .*; delete"):
+        federate(network(), clients(), **options)
+
+
+class Talking(nn.Tanh):
+    def forward(self, x):
+        warnings.warn("a word of its own", stacklevel=1)
+        return super().forward(x)
+
+
+def test_the_warnings_of_a_model_do_not_grow_with_the_rounds():
+    counts = []
+    for rounds in (3, 8):
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("default")
+            federate(network(Talking), clients(), **(OPTIONS | {"rounds": rounds, "how": "stacked"}))
+        counts.append(sum(str(one.message) == "a word of its own" for one in given))
+    assert counts[0] == counts[1] > 0
 
 
 def test_a_stopped_federation_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch):
