@@ -198,11 +198,6 @@ def test_every_file_has_a_line_in_the_map():
     assert listed == files, "`docs/map.md` has a line for each file; `python docs/generate.py` writes it"
 
 
-def test_a_file_has_at_most_four_hundred_lines():
-    lengths = {str(path.relative_to(HOUSE)): len(path.read_text(encoding="utf-8").splitlines()) for path in PLACES}
-    assert {name: length for name, length in lengths.items() if length > 400} == {}
-
-
 def test_no_two_classes_have_one_name_in_the_house():
     found: dict[str, list[str]] = {}
     for path in (path for path in PLACES if room_of(path) != "cli"):
