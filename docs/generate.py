@@ -23,7 +23,7 @@ import click
 from netkin.cli import cli
 from netkin.measures import Measure, measures
 from netkin.reporting.page.claims_page import grouped, report_claims, tally
-from netkin.results.claim import Claim, recorded
+from netkin.results.claim import Claim, later_notes, recorded
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER.parent / "reproductions" / "results"
@@ -42,14 +42,16 @@ Generated from the commands, by `make docs`; `netkin COMMAND --help` prints the 
 """
 REPRODUCTIONS = """# Reproductions
 
-What papers claim, measured again. Generated from the records in `reproductions/results` by `make docs`; [Reproducing
-a paper](reproducing.md) explains how to run a claim and how to add one. The cpu scale is small: part of the data and
-narrow networks, minutes on a CPU. The gpu scale is the paper's setting as far as our data allow. A value after ± is a
-standard error, and a claim is decided by the 95% interval of Student's t (gradients/recommender, which ranks
-networks, by that of a bootstrap over its trainings); if the interval contains the threshold, it is undecided. The
-control is a case in which the claim should fail, measured by the same code. A time is that of the claim alone,
-without networks and stitches that were already in the cache. Records of other code, criteria or recipes than the
-present ones are not shown. Claims are counted at the largest scale at which they were measured.
+What papers claim, measured again. Generated from the records in `reproductions/results` by `make docs`; [Reproducing a
+paper](reproducing.md) explains how to run a claim and how to add one. The cpu scale is small: part of the data and
+narrow networks, minutes on a CPU. The gpu scale is the paper's setting as far as our data allow.
+A value after ± is a standard error, and a claim is
+decided by the 95% interval of Student's t (gradients/recommender, which ranks networks, by that of a bootstrap over its
+trainings); if the interval contains the threshold, it is undecided. The control is a case in which the claim should
+fail, measured by the same code. A time is that of the claim alone, without networks and stitches that were already in
+the cache. A record names the commit that measured it, if it was made after 18 November 2026; what had to be said of a
+record later is noted below it. Records of another criterion, control or recipe than the present ones are not shown.
+Claims are counted at the largest scale at which they were measured.
 <a href="claims.html">The same with charts</a> is a separate page; `netkin reproduce --page FILE` writes it.
 """
 
@@ -142,11 +144,17 @@ def page_of_reproductions() -> str:
 
 @cache
 def records() -> list[Claim]:
-    """Return the records that still say what the present code would measure; without the code, all of them."""
+    """Return the records of claims that are still judged so; without the claims, all of them."""
     if not (FOLDER.parent / "reproductions" / "running.py").exists():
         return recorded(RESULTS)
     sys.path.insert(0, str(FOLDER.parent))
     return import_module("reproductions.running").current(RESULTS)
+
+
+@cache
+def notes() -> dict[tuple[str, str], list[str]]:
+    """Return what was said of records after they were measured."""
+    return later_notes(RESULTS, records())
 
 
 def paper_table(paper: str, by_id: dict[str, list[Claim]]) -> str:
@@ -184,10 +192,13 @@ def scale_part(claim: Claim) -> str:
     rows = "".join(f"| {' | '.join(in_cell(str(cell)) for cell in cells)} |\n" for cells in numbers)
     facts = [claim.provenance.get(name, "") for name in ("data", "device")]
     seeds = f"seeds {', '.join(map(str, claim.seeds))}" if claim.seeds else ""
-    facts += [seeds, claim.time, f"netkin {claim.version}", claim.created[:10]]
+    commit = f"commit {claim.provenance['commit']}" if "commit" in claim.provenance else ""
+    facts += [seeds, claim.time, f"netkin {claim.version}", commit, claim.created[:10]]
+    later = [f"*Noted later:* {text}" for text in notes().get((claim.id, claim.scale), ())]
     lines = [f"At {claim.scale} scale: **{claim.verdict}**. {claim.conclusion}", ""]
     lines += [f"| number | ours | control |\n|---|---|---|\n{rows}"]
-    return "\n".join([*lines, *([claim.note, ""] if claim.note else []), f"*{'; '.join(filter(None, facts))}.*", ""])
+    told = [part for text in (claim.note, *later) if text for part in (text, "")]
+    return "\n".join([*lines, *told, f"*{'; '.join(filter(None, facts))}.*", ""])
 
 
 def in_cell(text: str) -> str:
@@ -288,6 +299,6 @@ if __name__ == "__main__":
         for name, page in PAGES.items():
             (FOLDER / name).write_text(page())
         if RESULTS.exists() and (found := records()):
-            report_claims(found, FOLDER / "claims.html", overwrite=True)
+            report_claims(found, FOLDER / "claims.html", notes=notes(), overwrite=True)
     elif stale := out_of_date():
         sys.exit(f"out of date: {', '.join(normpath(f'docs/{name}') for name in stale)}; run `make docs`.")

@@ -43,7 +43,6 @@ from netkin.results.claim import (
     figure_order,
 )
 from netkin.results.verdicts import keeping_conditions, keeping_parts
-from reproductions.digests import code_digest
 
 if TYPE_CHECKING:
     from reproductions.laboratory import Lab
@@ -95,10 +94,6 @@ class Statement:
     def paper(self) -> str:
         """The paper's short name, the first part of the id."""
         return self.id.partition("/")[0]
-
-    def digest(self, scale: str) -> str:
-        """Return what changes with the code that measures the claim."""
-        return code_digest(self.measure, scale)
 
 
 _STATEMENTS: dict[str, Statement] = {}

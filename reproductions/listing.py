@@ -50,7 +50,7 @@ def outcomes_as_document(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
         if one.claim is None
         else {"id": one.claim.id, "verdict": one.claim.verdict, "fault": one.fault or None}
         | {"conclusion": one.claim.conclusion}
-        | {"call": one.claim.call, "digest": one.claim.digest, "data": dict(one.claim.data)}
+        | {"call": one.claim.call, "commit": one.claim.provenance.get("commit"), "data": dict(one.claim.data)}
         | {part: _numbers(one.claim, part) for part in ("measured", "controls")}
         for one in outcomes
     ]
@@ -87,7 +87,7 @@ def _row(statement: Statement, scale: str, out: str | Path) -> dict[str, str]:
     is_old = record_path(out, statement.id, scale).exists()
     return words | {
         "the paper": str(statement.expected[name]), "ours": "", "control": "", "scale": scale,
-        "verdict": "measured by other code" if is_old else "not yet",
+        "verdict": "measured before the claim changed" if is_old else "not yet",
     }  # fmt: skip
 
 

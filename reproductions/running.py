@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,13 +19,14 @@ from netkin import __version__, files, jobs
 from netkin.errors import FileFault, NetkinError, UnknownName, ValueFault
 from netkin.results.claim import EMPIRICAL, Claim, record_path, recorded, refuse_other_record
 from reproductions.claims import Finding, Statement, chosen, named, papers
+from reproductions.commit import commit
 from reproductions.keeping import Notes, keeping_in, noting, random_seed
 
 if TYPE_CHECKING:
     from reproductions.laboratory import Lab
 
 RESULTS = Path(__file__).parent / "results"
-LABELS = ("figure", "sentence", "expected")  # words that may change while the numbers stay
+DECIDING = ("criterion", "control", "kind", "measures")  # words with which a record must agree to count as current
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def run(
         ids: Papers, as "svcca", or single claims, as "svcca/bottom-up".
         lab: The data and networks to measure on, at a scale.
         out: The folder of the records.
-        again: Whether to measure also what is recorded there by the present code, criterion and recipes.
+        again: Whether to measure also what is recorded there with the present criterion, control, measures and recipes.
         limit: The seconds after which no further claim is begun; None for no limit.
     """
     statements, started, outcomes = every(ids, lab.scale), time.perf_counter(), []
@@ -85,7 +86,7 @@ def _outcome(statement: Statement, label: str, lab: Lab, out: Path, again: bool)
         old = None if again else record_of(statement, lab.scale, out)
         if old is not None:
             tell(f"{label}: recorded before, {old.verdict}; `--again` measures it here")
-            return Outcome(statement, _relabelled(old, statement, out))
+            return Outcome(statement, old)
         _refuse_place(record_path(out, statement.id, lab.scale), again)
         tell(f"{label}: measuring at {lab.scale} scale on {device_words(lab.device)}")
         with working(statement, lab):
@@ -117,7 +118,7 @@ def measured(statement: Statement, lab: Lab) -> Claim:
         raise ValueFault(f"the function of {statement.id!r} must measure its control, {statement.control}; got none.")
     return Claim(
         id=statement.id,
-        **{name: getattr(statement, name) for name in (*LABELS, "criterion", "control", "kind", "measures")},
+        **{name: getattr(statement, name) for name in ("figure", "sentence", "expected", *DECIDING)},
         **{name: getattr(finding, name) for name in ("measured", "controls", "note", "curves")},
         verdict=str(finding.verdict),
         parts=getattr(finding.verdict, "parts", ()),
@@ -126,7 +127,6 @@ def measured(statement: Statement, lab: Lab) -> Claim:
         provenance=_provenance(statement, lab, notes),
         call=call_of(statement, lab),
         data=notes.digests,
-        digest=statement.digest(lab.scale),
         settings=notes.recipes,
         seconds=round(time.perf_counter() - started, 1),
         version=__version__,
@@ -137,15 +137,15 @@ def measured(statement: Statement, lab: Lab) -> Claim:
 def working(statement: Statement, lab: Lab) -> Iterator[None]:
     """Inside the `with`, the laboratory keeps finished parts of the claim in a job's folder, if it has a cache.
 
-    They are deleted at its end, when the record is written. Parts of the same claim by other code, or with other
-    recipes or data, are worth nothing and are deleted first.
+    They are deleted at its end, when the record is written. Parts of the same claim by another commit, or with other
+    recipes or data, are deleted first.
     """
     place = getattr(lab, "cache", None)
     if place is None:
         yield
         return
     folder = place / "jobs" / f"{statement.id.replace('/', '-')}.{lab.scale}"
-    identity = {"claim": statement.id, "scale": lab.scale, "code": statement.digest(lab.scale)} | lab.identity
+    identity = {"claim": statement.id, "scale": lab.scale, "netkin": __version__, "commit": commit()} | lab.identity
     identity["parts"] = "each with notes of what it read"
     if (folder / "job.json").exists() and jobs.read(folder).identity != identity:
         shutil.rmtree(folder)
@@ -164,23 +164,21 @@ def call_of(statement: Statement, lab: Lab) -> str:
 
 
 def record_of(statement: Statement, scale: str, out: str | Path) -> Claim | None:
-    """Return the record of a claim if it was measured by this very code, criterion, control, measures and recipes."""
+    """Return the record of a claim if its criterion, control, kind, measures and recipes are those of today."""
     path = record_path(out, statement.id, scale)
     if not path.exists():
         return None
     refuse_other_record(path, statement.id, scale)
     old = Claim.load(path)
-    same = [getattr(old, name) == getattr(statement, name) for name in ("criterion", "control", "kind", "measures")]
-    same += [old.digest == statement.digest(scale), dict(old.settings) == _recipes(old, scale)]
-    return old if all(same) else None
+    same = [getattr(old, name) == getattr(statement, name) for name in DECIDING]
+    return old if all([*same, dict(old.settings) == _recipes(old, scale)]) else None
 
 
 def current(out: str | Path) -> list[Claim]:
-    """Return the records below `out` that still say what the present code would measure, in the order of the papers."""
+    """Return the records below `out` of claims that are still judged so, as they were measured, by paper and figure."""
     known = {one.id: one for paper in papers() for one in named(paper)}
     found = [one for one in recorded(out) if one.id in known]
-    fresh = [one for one in found if record_of(known[one.id], one.scale, out) is not None]
-    return [replace(one, **{name: getattr(known[one.id], name) for name in LABELS}) for one in fresh]
+    return [one for one in found if record_of(known[one.id], one.scale, out) is not None]
 
 
 def _recipes(old: Claim, scale: str) -> dict[str, str]:
@@ -205,19 +203,12 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _relabelled(old: Claim, statement: Statement, out: Path) -> Claim:
-    """Return a record, saved again if its statement has new words."""
-    new = replace(old, **{name: getattr(statement, name) for name in LABELS})
-    if new != old:
-        new.save(out)
-    return new
-
-
 def _provenance(statement: Statement, lab: Lab, notes: Notes) -> dict[str, str]:
     return {
         "paper": papers()[statement.paper],
         "device": device_words(lab.device),
         "data": "; ".join(notes.data) or "made by the claim itself",
+        "commit": commit(),
         "netkin": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),

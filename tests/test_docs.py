@@ -1,6 +1,7 @@
 """The pages that are made from the code say what the code says, and no page points at nothing."""
 
 import inspect
+import json
 import re
 import runpy
 import subprocess
@@ -80,6 +81,20 @@ def test_the_page_of_reproductions_says_what_is_recorded(copied, tmp_path):
     ):
         assert line in text
     assert "a copy is half as large" in (tmp_path / "docs" / "claims.html").read_text()
+
+
+def test_the_page_of_reproductions_says_what_was_noted_later_and_which_commit_measured(copied, tmp_path):
+    results, words = tmp_path / "reproductions" / "results", {"provenance": {"commit": "0123abcd"}}
+    claim(scale="gpu", **words).save(results)
+    note = {"date": "2025-02-01", "note": "The disk was slow.", "records": {"toys/halving.cpu": "2025-01-02"}}
+    (results / "notes.json").write_text(json.dumps([note]))
+    assert copied() is None
+    text = (tmp_path / "docs" / "reproductions.md").read_text()
+    at_cpu, at_gpu = text.partition("At gpu scale: ")[::2]
+    assert "\nOne was larger.\n\n*Noted later:* The disk was slow. (2025-02-01)\n\n*toys, 6 images" in at_cpu
+    assert "Noted later" not in at_gpu
+    assert "; commit 0123abcd; " in at_gpu
+    assert "Noted later" in (tmp_path / "docs" / "claims.html").read_text()
 
 
 def test_the_readme_names_only_measures_that_exist():

@@ -25,7 +25,7 @@ from netkin.representations.gradients import Taps, Target
 from netkin.representations.hooks import guest
 from netkin.sources.architectures import BasicBlock, Bottleneck
 from netkin.statistics.sketches import LayerSketches, SketchSettings
-from reproductions.digests import code_digest
+from reproductions.commit import commit
 from reproductions.gradients.nets import KINDS, NEEDS, SEEDS, SETS, apart, images, recipe, trained
 from reproductions.laboratory import Lab, keep_weights
 from reproductions.running import tell
@@ -65,9 +65,9 @@ def accuracies(lab: Lab, wanted: list[str]) -> list[float]:
 
 
 def place(lab: Lab, name: str) -> Path:
-    """Return the file of what is kept of a network, which changes with its training, its data and what is read."""
+    """Return the file of what is kept of a network, by its training, its data and the code."""
     facts = [name, lab.scale, lab.recipe(KINDS[apart(name)[0]].recipe).words, recipe(lab, name).words]
-    facts += [*(lab.images_of(one).words for one in SETS), code_digest(read_all, lab.scale)]
+    facts += [*(lab.images_of(one).words for one in SETS), nk.__version__, commit()]
     mark = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
     return lab.cache / f"gradients-{name.replace('/', '-')}-{mark}.safetensors"
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import netkin as nk
 from netkin.representations.filters import atom_layers
 from netkin.training import accuracy
-from reproductions.digests import code_digest
+from reproductions.commit import commit
 from reproductions.gradients.nets import settle
 from reproductions.laboratory import Images, Lab, keep_weights
 from reproductions.subspaces.nets import WORDS, atoms_of, recipe, shuffled, start, train_all
@@ -113,8 +113,8 @@ def family(lab: Lab, seed: int) -> Family:
 
 
 def place(lab: Lab, seed: int) -> Path:
-    """Return the file of a family, which changes with the training, the data and what is read."""
-    facts = [seed, lab.scale, lab.recipe(f"{NET}-atoms").words, code_digest(grown, lab.scale)]
+    """Return the file of a family, by its training, its data and the code."""
+    facts = [seed, lab.scale, lab.recipe(f"{NET}-atoms").words, nk.__version__, commit()]
     facts += [lab.images_of(name).words for name in PROBES if name != "noise"]
     mark = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
     return lab.cache / f"subspaces-family-{seed}-{mark}.safetensors"

@@ -60,7 +60,7 @@ def checkout(netkin, tmp_path, monkeypatch):
     """A folder with our harness, one paper and a laboratory with nothing in it; modules as before afterwards."""
     place = tmp_path / "reproductions"
     (place / "toys").mkdir(parents=True)
-    for name in ("__init__", "claims", "digests", "image_sets", "keeping", "running", "listing"):
+    for name in ("__init__", "claims", "commit", "image_sets", "keeping", "running", "listing"):
         shutil.copy(OURS / f"{name}.py", place)
     (place / "laboratory.py").write_text(LAB)
     (place / "toys" / "__init__.py").write_text('"""Toy (2020), Toys."""')

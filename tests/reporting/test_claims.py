@@ -24,14 +24,18 @@ def claim(**changes):
         "measured": {"size": Measured(0.512, 0.012, 3), "time": Measured(12, unit="s")},
         "control": "copies of other toys",
         "controls": {"size": Measured(0.95, 0.02, 3)},
-        "digest": "12ab34",
         "settings": {"net": "epochs=3"},
         "verdict": "holds",
         "scale": "cpu",
         "seeds": (0, 1, 2),
         "note": "one of three was larger",
         "curves": {"Sizes": {"copy": [1, 2, 3, 4], "mean": [0.9, 0.6, None, 0.5], "mean ±": [0.1, 0.2, None, 0]}},
-        "provenance": {"paper": "Toy (2020), Toys.", "device": "CPU, 2 threads", "data": "toys, 6 images"},
+        "provenance": {
+            "paper": "Toy (2020), Toys.",
+            "device": "CPU, 2 threads",
+            "data": "toys, 6 images",
+            "commit": "0123abcd",
+        },
         "seconds": 1234.5,
         "created": "2025-01-02T03:04:05+00:00",
         "version": "0.1.0",
@@ -49,8 +53,8 @@ def test_the_page_says_all_that_is_recorded():
         "1 claim, of which 1 does not hold", "Toy (2020), Toys.", "Fig. 2a", "a copy is half as large", "about 0.5",
         "Criterion. Holds if the size is below 0.6", "0.512 ± 0.012 (n = 3)", "12 s", "0.7", "one of three was larger",
         "cpu: ● holds", "gpu: ○ does not hold", "CPU, 2 threads", "toys, 6 images", "1,234 s", "2025-01-02", "0, 1, 2",
-        "At cpu scale.", "Made by netkin 0.1.0.", "Control. Copies of other toys", "0.950 ± 0.020 (n = 3)", "12ab34",
-        "network net", "epochs=3", "so by its criterion the claim holds.",
+        "At cpu scale.", "Made by netkin 0.1.0.", "Control. Copies of other toys", "0.950 ± 0.020 (n = 3)",
+        "commit 0123abcd", "network net", "epochs=3", "so by its criterion the claim holds.",
     ):  # fmt: skip
         assert said in text
     assert text.count("a copy is half as large") == 1
@@ -65,6 +69,14 @@ def test_the_command_and_the_digests_of_data_are_folded_and_old_records_say_that
     assert "digests of the data none, as it reads no data" in words(claims_page([claim(call=call)]))
     assert "command not recorded" in words(claims_page([claim()]))
     assert "digests of the data not recorded" in words(claims_page([claim()]))
+
+
+def test_what_was_noted_later_stands_with_its_record_alone():
+    one, other = claim(), claim(id="toys/other")
+    page = claims_page([one, other], {(one.id, "cpu"): [f"Measured on a slow day {HOSTILE}"]})
+    assert words(page).count("Noted later, cpu scale. Measured on a slow day") == 1
+    assert page.index("slow day") < page.index('id="toys-other"')
+    assert "<img" not in page
 
 
 def test_the_overview_leads_to_each_claim():

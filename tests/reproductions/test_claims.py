@@ -1,3 +1,4 @@
+import json
 import pickle
 
 import pytest
@@ -149,3 +150,13 @@ def test_every_record_belongs_to_a_claim():
     known = {one.id: one for paper in papers() for one in claims(paper)}
     for record in recorded(RESULTS):
         assert record.scale in known[record.id].scales
+
+
+def test_every_later_note_is_of_a_measurement_that_is_recorded():
+    """A note on a record that was measured again is to be deleted from `notes.json`."""
+    from netkin.results.claim import recorded
+    from reproductions.running import RESULTS
+
+    times = {f"{one.id}.{one.scale}": one.created for one in recorded(RESULTS)}
+    for note in json.loads((RESULTS / "notes.json").read_text(encoding="utf-8")):
+        assert note["records"].items() <= times.items()

@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,7 +50,6 @@ def lab(tmp_path_factory):
         patch.setitem(readings.SEEN, "cpu", 8)
         patch.setitem(other_measures.FEW, "cpu", 8)
         patch.setitem(other_measures.TOO_FEW, "cpu", 4)
-        patch.setattr(readings, "code_digest", cache(readings.code_digest))  # asked for by every file, of one function
         lab = Lab("cpu", cache=tmp_path_factory.mktemp("cache"), data=Path("nowhere"))
         lab.__dict__["_sets"] = {name: made_up(name, seed) for seed, name in enumerate(nets.SETS)}
         yield lab

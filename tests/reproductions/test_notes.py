@@ -137,7 +137,7 @@ def test_what_workers_read_is_noted_in_the_record(made, digits, tmp_path, monkey
 
 
 def test_what_finished_parts_of_a_killed_claim_read_is_noted(made, digits, tmp_path):
-    done = tmp_path / "done"  # a list would be part of the function's digest
+    done = tmp_path / "done"
 
     def reading(lab, task):
         done.write_text(done.read_text() + "x" if done.exists() else "x")

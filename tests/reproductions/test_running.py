@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ import torch
 from netkin import __version__, files
 from netkin.errors import FileFault, UnknownName, ValueFault
 from netkin.results.claim import Claim
-from reproductions import claims, laboratory, listing
+from reproductions import claims, laboratory, listing, running
 from reproductions.claims import Finding, Measured, all_of, verdict
+from reproductions.commit import commit
 from reproductions.laboratory import Lab
 from reproductions.running import current, device_named, device_words, measured, record_of, run, working
 
@@ -30,19 +32,19 @@ def test_a_claim_is_recorded_with_its_provenance(made, lab, tmp_path):
         lab.recipe("net")
         return Finding("holds", {"size": Measured(lab.trained() and 0.5)}, CONTROL, "a note", seeds=range(2))
 
-    statement = made(measure=measure, measures=["cka"])
+    made(measure=measure, measures=["cka"])
     run(["toys"], lab, tmp_path)
     found = Claim.load(tmp_path / "toys" / "halving.cpu.json")
     assert (found.verdict, found.note, found.seeds, found.version) == ("holds", "a note", (0, 1), __version__)
     assert (found.control, found.controls, found.kind) == ("copies of copies", CONTROL, "empirical")
-    assert (found.digest, found.settings) == (statement.digest("cpu"), {"net": "epochs=3"})
-    assert found.measures == ("cka",)
+    assert (found.settings, found.measures) == ({"net": "epochs=3"}, ("cka",))
     assert found.call == "netkin reproduce toys/halving --scale cpu --device cpu"
     assert found.data == {"toys, 4 training images": "ab12"}
     assert found.provenance == {
         "paper": "Toy (2020), Toys.",
         "device": device_words(torch.device("cpu")),
         "data": "toys, 4 training and 2 test images",
+        "commit": commit(),
         "netkin": __version__,
         "torch": torch.__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -102,14 +104,16 @@ def test_an_interrupted_run_goes_on(made, lab, tmp_path, capsys):
     assert len(counted) == 2
 
 
-def test_what_the_numbers_depend_on_is_measured_again_and_changed_words_are_not(made, registry, lab, tmp_path):
+def test_a_claim_that_is_judged_in_another_way_is_measured_again_and_a_record_is_never_edited(
+    made, registry, lab, tmp_path
+):
     numbers = iter([0.1, 0.2, 0.3, 0.4])
 
     def measure(lab):
         return Finding("holds", {"size": Measured(next(numbers))}, CONTROL)
 
     changed = [
-        ({}, 0.1), ({"sentence": "halved"}, 0.1), ({"criterion": "size < 1"}, 0.2),
+        ({}, 0.1), ({"criterion": "size < 1"}, 0.2),
         ({"criterion": "size < 1", "control": "other copies"}, 0.3),
         ({"criterion": "size < 1", "control": "other copies", "measures": ("cka",)}, 0.4),
     ]  # fmt: skip
@@ -121,19 +125,23 @@ def test_what_the_numbers_depend_on_is_measured_again_and_changed_words_are_not(
         assert saved == outcome.claim
         assert saved.measured["size"].value == number
         assert {name: getattr(saved, name) for name in changes} == changes
+    before = (tmp_path / "toys" / "halving.cpu.json").read_bytes()
+    registry.clear()
+    made(measure=measure, **changes, sentence="halved", figure="Fig. 9", expected={"size": "half"})
+    assert run(["toys"], lab, tmp_path)[0].claim.sentence == "sizes halve"  # the record's own words
+    assert (tmp_path / "toys" / "halving.cpu.json").read_bytes() == before
+    assert [one.figure for one in current(tmp_path)] == ["Fig. 1"]
 
 
-def test_old_numbers_are_never_shown_under_new_code(made, registry, lab, tmp_path):
-    factor = 1.0
-    made(measure=lambda lab: Finding("holds", {"size": Measured(0.5 * factor)}, CONTROL))
+def test_a_record_under_an_earlier_criterion_is_not_shown(made, registry, lab, tmp_path):
+    made()
     run(["toys"], lab, tmp_path)
     assert [one.measured["size"].value for one in current(tmp_path)] == [0.5]
     registry.clear()
-    statement = made(measure=lambda lab: Finding("holds", {"size": Measured(0.7 * factor)}, CONTROL))
+    statement = made(criterion="size < 0.1")
     assert record_of(statement, "cpu", tmp_path) is None
     assert current(tmp_path) == []
-    assert "0.5" not in listing.list_as_text([statement], tmp_path).splitlines()[1].replace("0.5 ", "", 1)
-    assert run(["toys"], lab, tmp_path)[0].claim.measured["size"].value == 0.7
+    assert "0.500" not in listing.list_as_text([statement], tmp_path)
 
 
 def test_a_record_by_another_recipe_is_old(made, lab, tmp_path, monkeypatch):
@@ -168,7 +176,7 @@ def test_after_the_limit_no_claim_is_begun(made, lab, tmp_path, capsys):
 
 
 def test_finished_parts_of_a_killed_claim_are_kept(made, tmp_path):
-    done = tmp_path / "done"  # a list would be part of the function's digest
+    done = tmp_path / "done"
 
     def doubled(lab, task):
         with done.open("a") as file:
@@ -188,6 +196,50 @@ def test_finished_parts_of_a_killed_claim_are_kept(made, tmp_path):
         assert measured(statement, lab).measured["size"].value == 4
     assert done.read_text() == "1 2 2 3 "
     assert list((tmp_path / "cache" / "jobs").iterdir()) == []  # a finished claim needs no parts
+
+
+def test_parts_of_a_claim_that_another_commit_measured_are_measured_again(made, tmp_path, monkeypatch):
+    done, counts = [], []
+
+    def measure(lab):
+        lab.over(lambda lab, task: done.append(task), [7], keep=True)
+        raise KeyboardInterrupt
+
+    statement, lab = made(measure=measure), Lab("cpu", cache=tmp_path)
+    for name in ("one", "one", "other"):
+        monkeypatch.setattr(running, "commit", lambda name=name: name)
+        with pytest.raises(KeyboardInterrupt), working(statement, lab):
+            measured(statement, lab)
+        counts.append(len(done))
+    assert counts == [1, 1, 2]
+
+
+def git(folder, *words):
+    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    subprocess.run(["git", "-C", folder, *who, *words], check=True, capture_output=True)
+
+
+def test_the_commit_of_a_checkout_is_named_with_uncommitted_changes_of_its_code(tmp_path):
+    read, code = commit.__wrapped__, tmp_path / "reproductions" / "claim.py"
+    assert read(tmp_path) == "not known, outside of git"
+    git(tmp_path, "init")
+    code.parent.mkdir()
+    code.write_text("1")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "one")
+    clean = read(tmp_path)
+    assert re.fullmatch("[0-9a-f]{12}", clean)
+    (code.parent / "results").mkdir()
+    (code.parent / "results" / "claim.cpu.json").write_text("a record is no change of the code")
+    (tmp_path / "notes.md").write_text("nor is this")
+    assert read(tmp_path) == clean
+    seen = []
+    for change in (lambda: code.write_text("2"), lambda: (code.parent / "new.py").write_text("3")):
+        change()
+        seen.append(read(tmp_path))
+    assert all(one.startswith(f"{clean} with uncommitted changes ") for one in seen)
+    assert len(set(seen)) == 2
+    assert read(code.parent) == "not known, outside of git"  # a copy of the code inside another repository
 
 
 def test_a_damaged_record_is_named_and_can_be_replaced(made, lab, tmp_path):
@@ -214,7 +266,7 @@ def test_what_was_measured_is_shown_also_where_the_disk_is_full(made, lab, tmp_p
 
 
 def test_parts_of_a_claim_stay_until_its_record_is_written(made, tmp_path, monkeypatch):
-    done = tmp_path / "done"  # a list would be part of the function's digest
+    done = tmp_path / "done"
 
     def halved(lab, task):
         with done.open("a") as file:
@@ -319,10 +371,13 @@ def test_tables_for_the_terminal(made, lab, tmp_path):
     assert [row["verdict"] for row in rows] == ["holds", "not yet"]
     claims._STATEMENTS.pop("toys/a")
     made("toys/a", figure="Fig. 2", criterion="holds if it is twice as large.")
-    assert "cpu measured by other code" in " ".join(listing.list_as_text(listing.listed(["toys/a"]), tmp_path).split())
+    assert "cpu measured before the claim changed" in " ".join(
+        listing.list_as_text(listing.listed(["toys/a"]), tmp_path).split()
+    )
     documents = listing.outcomes_as_document(outcomes)
     assert documents[0]["measured"]["size"] == {"value": 0.5, "error": 0.01, "n": 3, "unit": ""}
     assert documents[0]["controls"]["size"]["value"] == 0.25
+    assert documents[0]["commit"] == commit()
     assert documents[0]["call"] == "netkin reproduce toys/a --scale cpu --device cpu"
     assert documents[1]["fault"] == "too small."
 

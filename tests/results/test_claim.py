@@ -12,7 +12,7 @@ import pytest
 import netkin
 from netkin.errors import FileFault, ShapeError, ValueFault
 from netkin.results import Claim, Measured
-from netkin.results.claim import figure_order, record_path, recorded
+from netkin.results.claim import figure_order, later_notes, record_path, recorded
 from netkin.results.packing import document
 
 
@@ -30,7 +30,6 @@ def claim(**changes):
         "controls": {"accuracy kept": Measured(0.5, 0.01, 3)},
         "call": "netkin reproduce svcca/few-directions --scale cpu --data DIR --device cpu",
         "data": {"CIFAR-10, 5,000 training images": "5c1e"},
-        "digest": "12ab",
         "settings": {"net": "epochs=3"},
         "measures": ("svcca",),
         "seeds": (0, 1, 2),
@@ -63,6 +62,26 @@ def test_a_record_of_before_has_no_call_and_no_digests_of_data(tmp_path):
     content = {name: value for name, value in content.items() if name not in ("call", "parts")} | {"format": 2}
     path.write_text(json.dumps(content), encoding="utf-8")
     assert Claim.load(path) == claim(call="", data={}, created=content["created"])
+
+
+def test_the_digest_of_code_in_an_old_record_is_not_read(tmp_path):
+    path = claim().save(tmp_path)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content | {"digest": "12ab"}), encoding="utf-8")
+    assert Claim.load(path) == claim(created=content["created"])
+
+
+def test_a_later_note_stands_beside_its_record_until_that_is_measured_again(tmp_path):
+    one, other = claim(created="2025-01-02"), claim(scale="gpu", created="2025-01-03")
+    assert later_notes(tmp_path, [one, other]) == {}
+    note = {"date": "2025-02-01", "note": "The disk was slow.", "records": {"svcca/few-directions.cpu": one.created}}
+    (tmp_path / "notes.json").write_text(json.dumps([note, note | {"note": "Still."}]), encoding="utf-8")
+    noted = ["The disk was slow. (2025-02-01)", "Still. (2025-02-01)"]
+    assert later_notes(tmp_path, [one, other]) == {(one.id, "cpu"): noted}
+    assert later_notes(tmp_path, [claim(created="2025-03-01")]) == {}
+    (tmp_path / "notes.json").write_text('[{"note": "no date"}]', encoding="utf-8")
+    with pytest.raises(FileFault, match="notes.json' is damaged"):
+        later_notes(tmp_path, [one])
 
 
 def test_a_short_time_is_not_told_as_nothing():
@@ -306,13 +325,13 @@ def test_one_sentence_says_claim_control_and_what_follows(changes, end):
         assert "and in the control, as many random neurons, " in text
 
 
-def test_a_record_of_the_first_format_is_read_and_has_no_digest(tmp_path):
+def test_a_record_of_the_first_format_is_read(tmp_path):
     old = json.loads(claim().to_json())
-    for name in ("nature", "control", "controls", "digest", "settings", "measures"):
+    for name in ("nature", "control", "controls", "settings", "measures"):
         del old[name]
     (tmp_path / "old.json").write_text(json.dumps(old | {"format": 1}))
     found = Claim.load(tmp_path / "old.json")
-    assert (found.kind, found.control, found.digest, dict(found.controls)) == ("empirical", "", "", {})
+    assert (found.kind, found.control, dict(found.controls)) == ("empirical", "", {})
 
 
 @pytest.mark.parametrize("values", [[0.5, 0.6, 0.7], [1.0, 2.0], [3.0, 3.1, 2.9, 3.05, 3.2]])

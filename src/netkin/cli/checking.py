@@ -223,8 +223,9 @@ def reproduce(
 
     Without a name, show the table of recorded claims. Each claim and each trained network is saved as soon as it is
     finished, so an interrupted run resumes where it stopped; recorded claims are measured again only with --again or if
-    their code has changed. The claims are in the folder `reproductions` of netkin's repository; run this command inside
-    a checkout. The exit code is 1 if a claim could not be measured; a claim that is not reproduced is no error.
+    their criterion, control, measures or recipes have changed. The claims are in the folder `reproductions` of netkin's
+    repository; run this command inside a checkout. The exit code is 1 if a claim could not be measured; a claim that is
+    not reproduced is no error.
     """
     listing = listing or not (names or page)
     OutputFiles(force).check("--page", page, "page")
@@ -236,7 +237,7 @@ def reproduce(
         _print(make(tables.listed(names), out), json)
     failed = _measure(root, names, out, json, **options) if names and not listing else False
     if page:
-        _write_page(_part(root, "running").current(out), page, force)
+        _write_page(_part(root, "running").current(out), out, page, force)
     if failed:
         raise click.exceptions.Exit(REFUSED)
 
@@ -287,7 +288,9 @@ def _print(content: Any, json: bool) -> None:
     click.echo(as_json(content) if json else content)
 
 
-def _write_page(found: Any, page: Path, force: bool) -> None:
+def _write_page(found: Any, out: Path, page: Path, force: bool) -> None:
     from netkin.reporting.page.claims_page import report_claims
+    from netkin.results.claim import later_notes
 
-    click.echo(f"page: open {report_claims(found, page, overwrite=force)}", err=True)
+    written = report_claims(found, page, notes=later_notes(out, found), overwrite=force)
+    click.echo(f"page: open {written}", err=True)

@@ -33,10 +33,11 @@ from netkin.results.verdicts import (
 
 __all__ = [
     "EMPIRICAL", "FAILS", "HOLDS", "IDENTITY", "IN_PART", "KINDS", "SCALES", "UNDECIDED", "VERDICTS", "Claim", "Curve",
-    "Measured", "checked_id", "checked_verdict", "figure_order", "record_path", "recorded",
+    "Measured", "checked_id", "checked_verdict", "figure_order", "later_notes", "record_path", "recorded",
 ]  # fmt: skip
 
 FORMAT = 3
+NOTES = "notes.json"
 EMPIRICAL, IDENTITY = KINDS = ("empirical", "identity")  # what could have come out otherwise, and what is algebra
 SCALES = ("cpu", "gpu")
 ROUNDING = 1e-7  # errors below this one say nothing about the digits to be shown
@@ -138,7 +139,8 @@ class Claim(FrozenRecord):
     `identity` is algebra, which only a fault can break; it has no control. `curves` holds what a picture needs: by
     title, lists of equal length whose first is the x axis. A list called ``name ±`` holds the errors of the line
     ``name``. `call` is the command that measured it, `data` holds the digests of the data that were read, by name,
-    `digest` is that of the code, `settings` what else it depends on, by name, and `measures` the ids of the measures.
+    `settings` what else it depends on, by name, `measures` the ids of the measures, and `provenance` the commit, the
+    versions and the device. A record is never edited: what must be said of it later stands in `later_notes`.
     `parts` says which parts of the criterion hold, in its order: True, False, or None where the numbers do not decide.
     Records before format 3 have none of `parts`, `call` and `data`.
     """
@@ -161,7 +163,6 @@ class Claim(FrozenRecord):
     provenance: Mapping[str, str] = field(default_factory=dict)
     call: str = ""
     data: Mapping[str, str] = field(default_factory=dict)
-    digest: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     measures: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -292,6 +293,7 @@ class Claim(FrozenRecord):
                 part: {name: checked(Measured, one) for name, one in content.pop(part, {}).items()}
                 for part in ("measured", "controls")
             }
+            content.pop("digest", None)  # of code, in records of before commits were named
             return checked(cls, {"kind": content.pop("nature", EMPIRICAL), **numbers, **content})
 
 
@@ -299,6 +301,25 @@ def recorded(folder: str | os.PathLike[str]) -> list[Claim]:
     """Return all claims saved below `folder`, by paper, then in the order of the paper's figures."""
     found = [Claim.load(path) for path in sorted(Path(folder).glob("*/*.json"))]
     return sorted(found, key=lambda claim: (claim.paper, figure_order(claim.figure), claim.id, claim.scale))
+
+
+def later_notes(folder: str | os.PathLike[str], claims: Iterable[Claim]) -> dict[tuple[str, str], list[str]]:
+    """Return what was said of records after they were measured, by id and scale, from ``notes.json`` in their folder.
+
+    A note names each of its records by the time of the measurement, so that it ends with the next one.
+    """
+    path = Path(folder) / NOTES
+    if not path.exists():
+        return {}
+    with files.damage_reported(path):
+        listed = [(f"{one['note']} ({one['date']})", one["records"]) for one in _content(path)]
+    found = {
+        (claim.id, claim.scale): [
+            text for text, records in listed if records.get(f"{claim.id}.{claim.scale}") == claim.created
+        ]
+        for claim in claims
+    }
+    return {key: texts for key, texts in found.items() if texts}
 
 
 def record_path(folder: str | os.PathLike[str], id: str, scale: str) -> Path:
@@ -380,7 +401,7 @@ def _flat(mapping: Mapping[str, Any]) -> bool:
     return not any(isinstance(value, (Mapping, tuple, list)) for value in mapping.values())
 
 
-def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
+def _content(path: str | os.PathLike[str]) -> Any:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as fault:

@@ -18,22 +18,33 @@ from netkin.results.claim import EMPIRICAL, FAILS, HOLDS, IDENTITY, IN_PART, UND
 SIGNS = {HOLDS: ("●", "whole"), IN_PART: ("◐", "part"), UNDECIDED: ("?", "open"), FAILS: ("○", "not")}
 NOT_RECORDED = "not recorded"  # in records before format 3
 SCALE_WORDS = {"cpu": "small scale, on a CPU", "gpu": "the paper's setting as far as our data go, on a GPU"}
+Notes = Mapping[tuple[str, str], Sequence[str]]
 
 
-def report_claims(claims: Iterable[Claim], path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write the claims as a single HTML page to `path`, whole or not at all, and return the path."""
-    files.write_text(path, claims_page(claims), "page", overwrite=overwrite)
+def report_claims(
+    claims: Iterable[Claim], path: str | os.PathLike[str], *, notes: Notes | None = None, overwrite: bool = False
+) -> Path:
+    """Write the claims as a single HTML page to `path`, whole or not at all, and return the path.
+
+    Args:
+        claims: The records to show.
+        path: The file of the page.
+        notes: What was said of records after they were measured, by id and scale, as `later_notes` gives it.
+        overwrite: Whether to replace a file that is no such page.
+    """
+    files.write_text(path, claims_page(claims, notes), "page", overwrite=overwrite)
     return Path(path)
 
 
-def claims_page(claims: Iterable[Claim]) -> str:
-    """Return the HTML page of recorded claims, in the order in which they are given."""
+def claims_page(claims: Iterable[Claim], notes: Notes | None = None) -> str:
+    """Return the HTML page of recorded claims, in the order in which they are given, with later notes on them."""
     listed = list(claims)
     if not listed:
         raise ValueFault("a page of reproductions needs at least one recorded claim; got none.")
     papers = grouped(listed).items()
     parts = [_contents([paper for paper, _ in papers])]
-    parts += [show(paper, by_id) for show in (_overview, _claims) for paper, by_id in papers]
+    parts += [_overview(paper, by_id) for paper, by_id in papers]
+    parts += [_claims(paper, by_id, notes or {}) for paper, by_id in papers]
     said = f"What papers claim, measured again: {tally(listed)}, each at the largest scale at which it was measured."
     versions = [claim.version for claim in listed]
     return document("Reproductions", said, parts, {}, kind="claims", versions=versions, scripts=CHARTS)
@@ -84,8 +95,8 @@ def _overview(paper: str, by_id: Mapping[str, Sequence[Claim]]) -> Markup:
     return tag("section", tag("h2", paper), words, card, id=f"table-of-{paper}")
 
 
-def _claims(paper: str, by_id: Mapping[str, Sequence[Claim]]) -> Markup:
-    claims = [_claim(scales) for scales in by_id.values()]
+def _claims(paper: str, by_id: Mapping[str, Sequence[Claim]], notes: Notes) -> Markup:
+    claims = [_claim(scales, notes) for scales in by_id.values()]
     return tag("section", tag("h2", f"{paper}, claim by claim"), *claims, id=f"claims-of-{paper}")
 
 
@@ -105,7 +116,7 @@ def _columns(claim: Claim) -> list[str]:
     return sorted(claim.row, key=lambda word: word != "verdict")
 
 
-def _claim(scales: Sequence[Claim]) -> Markup:
+def _claim(scales: Sequence[Claim], later: Notes) -> Markup:
     one = scales[0]
     verdicts = [tag("span", f"{claim.scale}: ", _verdict(claim.verdict), class_="stands") for claim in scales]
     told = [
@@ -114,6 +125,11 @@ def _claim(scales: Sequence[Claim]) -> Markup:
         tag("p", tag("strong", "Control. "), sentence(one.control)) if one.control else None,
     ]
     notes = [tag("p", tag("strong", f"At {claim.scale} scale. "), claim.note) for claim in scales if claim.note]
+    notes += [
+        tag("p", tag("strong", f"Noted later, {claim.scale} scale. "), note)
+        for claim in scales
+        for note in later.get((claim.id, claim.scale), ())
+    ]
     parts = [
         tag("p", *verdicts, class_="first"),
         tag("h3", one.name),
@@ -173,7 +189,6 @@ def _facts(claim: Claim) -> Iterator[tuple[str, Any]]:
     yield "date", claim.created[:10]
     yield "measures", ", ".join(claim.measures) or "none"
     yield "command", claim.call or NOT_RECORDED
-    yield "digest of the code", claim.digest or "none"
     if not claim.data:
         yield "digests of the data", "none, as it reads no data" if claim.call else NOT_RECORDED
     yield from ((f"digest of {name}", digest) for name, digest in claim.data.items())
