@@ -44,8 +44,9 @@ REPRODUCTIONS = """# Reproductions
 
 What papers claim, measured again. Generated from the records in `reproductions/results` by `make docs`; [Reproducing a
 paper](reproducing.md) explains how to run a claim and how to add one. The cpu scale is small: part of the data and
-narrow networks, minutes on a CPU. The gpu scale is the paper's setting as far as our data allow.
-A value after ± is a standard error, and a claim is
+narrow networks, minutes on a CPU. The gpu scale has larger networks and all images of the data, but fewer epochs,
+rounds and repetitions than the papers, since time on a GPU was short: [The papers' settings and
+ours](reproducing.md#the-papers-settings-and-ours) compares them. A value after ± is a standard error, and a claim is
 decided by the 95% interval of Student's t (gradients/recommender, which ranks networks, by that of a bootstrap over its
 trainings); if the interval contains the threshold, it is undecided. The control is a case in which the claim should
 fail, measured by the same code. A time is that of the claim alone, without networks and stitches that were already in

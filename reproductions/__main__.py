@@ -18,7 +18,9 @@ def options() -> argparse.ArgumentParser:
     """Return what the command line takes."""
     parser = argparse.ArgumentParser("python -m reproductions", description="Measure what papers claim.")
     parser.add_argument("names", nargs="*", metavar="PAPER[/CLAIM]")
-    parser.add_argument("--scale", choices=SCALES, default="cpu", help="minutes on a CPU, or the paper's setting")
+    parser.add_argument(
+        "--scale", choices=SCALES, default="cpu", help="cpu: small, takes minutes; gpu: larger networks, all images"
+    )
     parser.add_argument("--data", type=Path, help="folder of the data sets; NETKIN_DATA if not given")
     parser.add_argument("--checkpoints", type=Path, help="folder of networks that papers published")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the records")

@@ -1,7 +1,8 @@
 """The laboratory: data, networks and trained runs that the claims of all papers share.
 
-At cpu scale everything is small enough for minutes on a CPU; at gpu scale it is the papers' setting as far as the
-data go. Trained runs are kept in `reproductions/.cache`, so that claims which look at the same networks share them.
+At cpu scale everything is small enough for minutes on a CPU; at gpu scale all images are read, and networks trained for
+less time than in the papers: `docs/reproducing.md` compares them. Trained runs are kept in `reproductions/.cache`, so
+that claims which look at the same networks share them.
 """
 
 from __future__ import annotations

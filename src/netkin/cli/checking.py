@@ -189,7 +189,8 @@ def _answer(measure: Measure, X: Any, Y: Any, expected: float, tolerance: float)
     type=click.Choice(["cpu", "gpu"]),
     default="cpu",
     show_default=True,
-    help="cpu: small, takes minutes. gpu: the paper's setting, as far as the data allow.",
+    help="cpu: small networks and few images, takes minutes. gpu: larger networks and all images, with "
+    "fewer epochs, rounds and repetitions than in the papers; docs/reproducing.md compares them.",
 )
 @click.option("--data", type=DATA, metavar="DIR", help="Folder of the data sets; by default the variable NETKIN_DATA.")
 @click.option(

@@ -17,7 +17,7 @@ from netkin.results.claim import EMPIRICAL, FAILS, HOLDS, IDENTITY, IN_PART, UND
 
 SIGNS = {HOLDS: ("●", "whole"), IN_PART: ("◐", "part"), UNDECIDED: ("?", "open"), FAILS: ("○", "not")}
 NOT_RECORDED = "not recorded"  # in records before format 3
-SCALE_WORDS = {"cpu": "small scale, on a CPU", "gpu": "the paper's setting as far as our data go, on a GPU"}
+SCALE_WORDS = {"cpu": "small networks, few images", "gpu": "larger networks, all images; shorter than in the paper"}
 Notes = Mapping[tuple[str, str], Sequence[str]]
 
 
