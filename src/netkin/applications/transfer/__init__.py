@@ -28,6 +28,7 @@ from netkin.applications.transfer.fisher import (
     fisher_rao_distance,
     fisher_rao_norm,
     task2vec,
+    task2vec_cosine,
     task2vec_distance,
 )
 from netkin.applications.transfer.ridge import KernelRidge, kernel_ridge, load_kernel_ridge
@@ -52,7 +53,7 @@ from netkin.statistics.collector import chunk_of
 __all__ = [
     "SCORES", "KernelRidge", "TaskEmbedding", "adaptation_score", "compare_tasks", "fisher_rao_distance",
     "fisher_rao_norm", "kernel_ridge", "layer_embeddings", "load_kernel_ridge", "mean_embedding_norm", "recommend",
-    "seed_values", "task2vec", "task2vec_distance", "transfer_scores",
+    "seed_values", "task2vec", "task2vec_cosine", "task2vec_distance", "transfer_scores",
 ]  # fmt: skip
 
 CHUNKS = 20

@@ -115,10 +115,31 @@ def task2vec(
 def task2vec_distance(a: TaskEmbedding, b: TaskEmbedding, *, independent: bool = False) -> float:
     """Return the distance of two tasks, from 0 to 1: the cosine distance of ``a/(a + b)`` and ``b/(a + b)``.
 
+    It is the symmetric one of Achille et al. (2019), in which every filter counts alike, however large its Fisher
+    information; `task2vec_cosine` is the plain cosine. Filters without information in both tasks are left out.
+
     Both embeddings are of one reference network. With `independent` each may be of a network of its own, of the same
-    form, as in Fig. 2 of Tang et al. (2020): filters of the same place are then compared, though nothing makes them
-    alike. Filters without information in both tasks are left out.
+    form: filters of the same place are then compared, though nothing makes them alike.
     """
+    _require_comparable(a, b, independent)
+    total = a.values + b.values
+    kept = total > 0
+    x, y = a.values[kept] / total[kept], b.values[kept] / total[kept]
+    return max(0.0, float(1 - x @ y / (np.linalg.norm(x) * np.linalg.norm(y))))
+
+
+def task2vec_cosine(a: TaskEmbedding, b: TaskEmbedding, *, independent: bool = False) -> float:
+    """Return the similarity of two tasks, from 0 to 1: the plain cosine of their embeddings.
+
+    With it Tang et al. (2020), arXiv:2003.11498, compare networks in Fig. 2. The few filters with the largest Fisher
+    information decide it. What `a`, `b` and `independent` are, see `task2vec_distance`.
+    """
+    _require_comparable(a, b, independent)
+    x, y = a.values / np.linalg.norm(a.values), b.values / np.linalg.norm(b.values)
+    return min(1.0, float(x @ y))
+
+
+def _require_comparable(a: TaskEmbedding, b: TaskEmbedding, independent: bool) -> None:
     if a.filters != b.filters:
         raise ShapeError(
             f"the embeddings have {len(a.values):,} and {len(b.values):,} filters, of other weights; take both of "
@@ -129,12 +150,8 @@ def task2vec_distance(a: TaskEmbedding, b: TaskEmbedding, *, independent: bool =
             "the embeddings are of networks with different weights, whose filters don't correspond; take both of one "
             "reference network, or pass independent=True."
         )
-    total = a.values + b.values
-    kept = total > 0
     if not (a.values.any() and b.values.any()):
         raise NoValue("one of the tasks has no Fisher information: the network's outputs don't depend on its weights.")
-    x, y = a.values[kept] / total[kept], b.values[kept] / total[kept]
-    return max(0.0, float(1 - x @ y / (np.linalg.norm(x) * np.linalg.norm(y))))
 
 
 @by_name(models="model", data="data")
