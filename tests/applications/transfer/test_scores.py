@@ -83,6 +83,19 @@ def test_transrate_is_a_difference_of_determinants(evidence):
     assert scores.transrate(evidence) == pytest.approx(wanted, abs=1e-9)
 
 
+def test_transrate_counts_small_classes_as_much_as_large_ones(evidence):
+    def rate(Z):
+        return np.linalg.slogdet(np.eye(6) + Z.T @ Z / (len(Z) * 1e-4))[1] / 2
+
+    kept = np.flatnonzero((evidence.labels > 0) | (np.arange(90) < 20))  # few examples of class 0
+    few = Evidence.of(evidence.features[kept], evidence.labels[kept])
+    Z = few.features - few.features.mean(0)
+    rates, shares = [rate(Z[few.labels == one]) for one in range(3)], np.bincount(few.labels) / len(kept)
+    assert shares[0] < 0.2
+    assert scores.transrate(few) == pytest.approx(rate(Z) - np.mean(rates), abs=1e-9)
+    assert abs(scores.transrate(few) - (rate(Z) - shares @ rates)) > 0.05
+
+
 def test_gbc_is_minus_the_integral_of_the_root_of_two_densities():
     draw = np.random.default_rng(1)
     labels = np.repeat([0, 1], 500)
@@ -179,6 +192,18 @@ def test_models_without_classes_have_the_other_scores():
     with pytest.raises(ValueFault, match="has 1 layer to choose from; name the one"):
         transfer_scores(torch.nn.Sequential(torch.nn.Linear(4, 2)), data)
     assert evidence_of(model, data, layer="0").features.shape == (40, 6)
+
+
+def test_a_score_without_a_value_is_left_out_with_its_reason():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3))
+    torch.nn.init.zeros_(model[0].weight)
+    data = [(torch.randn(40, 4), torch.arange(40) % 2)]
+    with pytest.warns(UserWarning, match="'gbc' is left out.*the same features"):
+        found = transfer_scores(model, data, progress=False)
+    assert set(found) == FORWARD - {"gbc"}
+    assert np.isfinite(list(found.values())).all()
+    with pytest.raises(NoValue, match="'gbc' has no value.*the same features"):
+        transfer_scores(model, data, ["gbc"], progress=False)
 
 
 class Headless(torch.nn.Module):

@@ -247,7 +247,7 @@ def _take_scores(found: _Found, evidence: Evidence, asked: _RecommendOptions) ->
         parts, found.without_error = [], str(reason).rstrip(".")
     for score in asked.scores:
         try:
-            found.values[score.name] = _number(score, evidence)
+            found.values[score.name] = score.value(evidence)
         except NoValue as reason:
             found.holes.setdefault(score.name, str(reason).rstrip("."))
             continue
@@ -265,21 +265,9 @@ def _parts(evidence: Evidence, chunks: int) -> list[Evidence]:
     return [evidence.part(own != chunk) for chunk in range(chunks)]
 
 
-def _number(score: TransferScore, evidence: Evidence) -> float:
-    """Return a score as a finite number."""
-    try:
-        with np.errstate(all="ignore"):
-            value = float(score.function(evidence))
-    except np.linalg.LinAlgError as fault:
-        raise NoValue(f"the features have no decomposition: {fault}.") from fault
-    if not np.isfinite(value):
-        raise NoValue(f"the score comes out as {value}; more examples of each class may give it a value.")
-    return value
-
-
 def _number_or_nan(score: TransferScore, evidence: Evidence) -> float:
     try:
-        return _number(score, evidence)
+        return score.value(evidence)
     except NoValue:
         return np.nan  # the table then states that there is no error, and why
 

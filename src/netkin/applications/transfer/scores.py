@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from netkin.applications.transfer.evidence import Array, Evidence, evidence_of
 from netkin.applications.transfer.ridge import fitted
-from netkin.errors import NoValue, UnknownName, did_you_mean
+from netkin.errors import NoValue, UnknownName, did_you_mean, outside
 from netkin.progress import ProgressOption
 from netkin.representations.inputs import Forward, Transform
 from netkin.sources.names import by_name
@@ -64,6 +65,17 @@ class TransferScore:
     @property
     def needs_gradients(self) -> bool:
         return self.passes > 1
+
+    def value(self, evidence: Evidence) -> float:
+        """Return the score as a finite number; where it has none, the reason is raised."""
+        try:
+            with np.errstate(all="ignore"):
+                value = float(self.function(evidence))
+        except np.linalg.LinAlgError as fault:
+            raise NoValue(f"the features have no decomposition: {fault}.") from fault
+        if not math.isfinite(value):
+            raise NoValue(f"the score comes out as {value}; more examples of each class may give it a value.")
+        return value
 
 
 SCORES: dict[str, TransferScore] = {}
@@ -112,7 +124,8 @@ def transfer_scores(
     """Return how well a pretrained model suits labelled data, by each score, from one forward pass over them.
 
     Scores that read the model's own classes are left out where it has none, unless they are requested. Those that read
-    gradients take a backward pass too, and are there when they are requested.
+    gradients take a backward pass too, and are there when they are requested. A score that has no value on these data
+    is left out with a warning that says why; if it was requested, the reason is raised.
 
     Args:
         model: the model, which is left as it was.
@@ -128,12 +141,15 @@ def transfer_scores(
     wanted, found = [find_score(name) for name in named], {}
     gradients = any(one.needs_gradients for one in wanted)
     evidence = evidence_of(model, data, layer, examples, forward, transform, progress, gradients)
+    if scores is None and evidence.probabilities is None:
+        wanted = [one for one in wanted if not one.needs_head]
     for one in wanted:
         try:
-            found[one.name] = one.function(evidence)
-        except NoValue:
+            found[one.name] = one.value(evidence)
+        except NoValue as reason:
             if scores is not None:
-                raise
+                raise NoValue(f"{one.name!r} has no value: {reason}") from reason
+            warnings.warn(f"{one.name!r} is left out, since it has no value: {reason}", stacklevel=outside())
     return found
 
 
@@ -224,7 +240,11 @@ def _log_evidence(turned: Array, size: float, S: Array, shape: tuple[int, ...]) 
 
 @score("Huang et al. (2022), arXiv:2106.09362")
 def transrate(evidence: Evidence) -> float:
-    """Return how many more nats it takes to code all features than those of one class, to a precision of 1e-4."""
+    """Return how many more nats it takes to code all features than those of one class, to a precision of 1e-4.
+
+    All classes count alike, as in the paper's code: the rate of one class is the plain mean over classes, not a mean
+    over examples, so that with classes of unequal sizes the small ones count as much as the large ones.
+    """
     centred = evidence.features - evidence.features.mean(0)
     rates = [_coding_rate(centred[evidence.labels == one]) for one in range(evidence.classes)]
     return _coding_rate(centred) - float(np.mean(rates))
@@ -241,6 +261,8 @@ def gbc(evidence: Evidence) -> float:
 
     ``-Σ exp(-D)`` over ordered pairs of classes, D the Bhattacharyya distance.
     """
+    if not np.ptp(evidence.features, axis=0).any():
+        raise NoValue("all examples have the same features, and classes without any spread are no Gaussians.")
     centred = evidence.features - evidence.features.mean(0)
     _, _, V = np.linalg.svd(centred, full_matrices=False)
     rows = centred @ V[:GBC_WIDTH].T
