@@ -6,6 +6,7 @@ import torch
 from scipy.optimize import minimize
 from scipy.stats import multivariate_normal
 from sklearn.covariance import LedoitWolf
+from sklearn.linear_model import Ridge
 from sklearn.metrics import mutual_info_score
 from sklearn.neighbors import KNeighborsClassifier
 
@@ -124,6 +125,24 @@ def test_a_probe_separates_what_a_line_separates_and_no_more():
     features = draw.normal(size=(300, 8))
     assert scores.linear_probe(Evidence.of(features, (features[:, 0] > 0).astype(int))) > 0.9
     assert scores.linear_probe(Evidence.of(features, draw.integers(0, 2, 300))) < 0.62
+
+
+@pytest.mark.parametrize("width", [5, 70])
+def test_a_probe_is_ridge_regression_from_the_other_folds(width):
+    draw = np.random.default_rng(4)
+    labels = draw.integers(0, 3, 60)
+    centres = 2.5 * draw.normal(size=(3, width)) / width**0.5
+    features = centres[labels] + draw.normal(size=(60, width)) + 3
+    evidence, right = Evidence.of(features, labels), np.zeros(len(scores.RIDGES))
+    folds = scores.folds_of(evidence)
+    for fold in range(5):
+        inside = folds != fold
+        largest = np.linalg.norm(features[inside] - features[inside].mean(0), 2) ** 2
+        for k, ridge in enumerate(scores.RIDGES):
+            fit = Ridge(ridge * largest, solver="svd").fit(features[inside], evidence.one_hot[inside])
+            right[k] += (fit.predict(features[~inside]).argmax(1) == labels[~inside]).sum()
+    assert 0.45 < scores.linear_probe(evidence) < 0.95
+    assert scores.linear_probe(evidence) == pytest.approx(right.max() / 60)
 
 
 @pytest.mark.parametrize("name", [name for name in SCORES if name not in WITHOUT_LABELS])
