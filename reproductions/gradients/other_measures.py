@@ -49,7 +49,8 @@ NEAR = 0.1  # difference of shares
               "Task2Vec, SVHN with itself minus SVHN with others": "below 0",
               "Fisher–Rao distance, CIFAR-100 told from SVHN": "no"},
     control="CKA of features and gradients between the same networks, as the paper compares them",
-    criterion="Independently trained ResNet-18s, each on the test images of its own set. Four parts: of Task2Vec, and "
+    criterion="Independently trained ResNet-18s, each on the test images of its own set. Four parts: of Task2Vec, by "
+    "its plain cosine, and "
     f"of the Fisher–Rao distance, the share of right orderings is below {RIGHT} in the worst of the three desiderata, "
     "and below that of the control in its worst; pairs of SVHN networks are less similar by Task2Vec than SVHN with "
     "CIFAR networks (Fig. 2); and by the Fisher–Rao distance the share of orderings in which networks of CIFAR-100 and "
@@ -84,7 +85,8 @@ def other_measures(lab: Lab) -> Finding:
         curves[f"Similarity by {name}"] = {"sets": list(means), "similarity": [float(one[0]) for one in means.values()]}
     note = (
         f"Task2Vec is the diagonal of the Fisher information of all filters but the head's, on {SEEN[lab.scale]} test "
-        "images, one y drawn for each; similarity is 1 minus its distance. y of the Fisher–Rao norm is from the "
+        "images, one y drawn for each, the mean over each filter; similarity is the plain cosine. y of the Fisher–Rao "
+        "norm is from the "
         f"prediction, in exact mean; similarity is minus the distance. {networks_in_words(lab, {'trained': wanted})}"
     )
     return Finding(
@@ -140,10 +142,10 @@ def fewer(kept: Sequence[Kept], label: str, count: int) -> np.ndarray:
 
 
 def task2vec_similarity(kept: Sequence[Kept]) -> np.ndarray:
-    """Return 1 minus the Task2Vec distances of independent networks, 1 × networks × networks."""
+    """Return the cosines of the Task2Vec embeddings of independent networks, 1 × networks × networks."""
     found = [one["task2vec"].cpu().numpy() for one in kept]
     made = [TaskEmbedding(one, (("filters", len(one)),), str(place), 0, "") for place, one in enumerate(found)]
-    return 1 - np.array([[[nk.task2vec_distance(a, b, independent=True) for a in made] for b in made]])
+    return np.array([[[nk.task2vec_cosine(a, b, independent=True) for a in made] for b in made]])
 
 
 def fisher_rao_similarity(kept: Sequence[Kept]) -> np.ndarray:

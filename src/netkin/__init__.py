@@ -108,7 +108,8 @@ _UNLISTED = {
     "netkin.jobs": ["Job"],
     "netkin.applications.transfer": [
         "adaptation_score", "fisher_rao_distance", "fisher_rao_norm", "kernel_ridge", "layer_embeddings",
-        "mean_embedding_norm", "seed_values", "task2vec", "task2vec_distance", "transfer_scores",
+        "mean_embedding_norm", "seed_values", "task2vec", "task2vec_cosine", "task2vec_distance",
+        "transfer_scores",
     ],
     "netkin.applications.subspaces": [
         "Decorrelation", "NearestNetworks", "Sharing", "nearest_networks", "share_coefficients",

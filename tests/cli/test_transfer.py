@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.applications.transfer.scores import DEFAULT, SCORES
+from netkin.applications.transfer.scores import BESIDE, DEFAULT, SCORES
 from netkin.sources.architectures import architecture, seeded
 
 FIRST, SECOND = "netkin:digits@first.pt", "netkin:digits@second.pt"
@@ -338,4 +338,16 @@ def test_models_may_have_names_by_an_option(netkin, weights):
 def test_the_help_names_every_score_and_the_default(netkin):
     said = " ".join(netkin("recommend --help").stdout.split())
     assert all(f" {name}" in said for name in SCORES)
-    assert f"by default {DEFAULT}." in said
+    assert f"by default {DEFAULT}, with {BESIDE} beside it." in said
+
+
+def test_without_a_named_score_a_linear_probe_stands_beside_the_default(netkin, weights):
+    line = f"recommend {weights} --data digits:test --examples 100 --no-errors"
+    document = json.loads(netkin(f"{line} --json").stdout)
+    assert [document["score"], *document["reliability"]] == [DEFAULT, DEFAULT, BESIDE]
+    assert {row["score"] for row in document["ranks"]} == {DEFAULT, BESIDE}
+    assert "Kendall's τ = 0.70 ± 0.05 by h_score_regularised, 0.72 ± 0.05 by linear_probe" in " ".join(
+        netkin(line).stdout.split()
+    )
+    named = json.loads(netkin(f"{line} --score knn --json").stdout)
+    assert {row["score"] for row in named["ranks"]} == {"knn"}

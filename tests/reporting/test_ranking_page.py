@@ -52,8 +52,17 @@ def test_the_page_says_what_the_ranking_says(tmp_path):
         page([ranked, ranked])
 
 
+def test_page_and_notebook_say_how_reliable_scores_are_and_whether_they_agree():
+    ranked = ranking(reliability={"knn": (0.59, 0.07)})
+    for text in (words(page(ranked)), words(notebook_view(ranked))):
+        assert "Scores disagree: by logme &#x27;a&#x27; comes first" in text.replace("&#39;", "&#x27;")
+        assert "0.59 ± 0.07 by knn" in text
+    assert "τ with fine-tuning 0.59 ± 0.07" in words(page(ranked))
+    assert "τ with fine-tuning" not in words(page(ranking()))
+
+
 def test_the_page_holds_the_whole_ranking():
-    ranked = ranking()
+    ranked = ranking(reliability={"knn": (0.59, 0.07)})
     held = re.search(r'(?s)<script type="application/json" id="data">(.*?)</script>', page(ranked))[1]
     assert from_document(json.loads(held)["ranking"]) == ranked
 

@@ -71,19 +71,50 @@ def test_differences_to_the_first_have_errors_of_their_own():
         assert found[model].clear
     assert ranked.lead.margin_error == pytest.approx(found["b"].error)
     assert ranked.unclear() == ()
-    assert "more than its error (95 % interval), and so are its leads over all other models." in ranked.conclusion
+    assert (
+        "more than its error over these examples (95 % interval), and so are its leads over all other"
+        in ranked.conclusion
+    )
 
 
 def test_a_lead_within_its_error_is_said_to_be_none():
     ranked = ranking(table([0.50, 0.49, 0.1], spread=0.05))
     assert ranked.unclear() == ("b",)
-    assert "'a' comes first by logme; its lead over 'b' is 0.01" in ranked.conclusion
+    assert "'a' comes first by logme; its lead over 'b' by this score is 0.01" in ranked.conclusion
     assert "not more than its error. These examples cannot distinguish it from 'b'." in ranked.conclusion
     close = ranking(table([0.5] * 6, spread=0.05, models=tuple("abcdef")), parameters={})
     assert "from 'b', 'c', 'd' and 2 more." in close.conclusion
     bare = ranking(table([0.5, 0.4, 0.1], spread=0))
     assert "Without standard errors nothing tells whether that is more than chance." in bare.conclusion
     assert bare.behind()["b"].clear is None
+
+
+def test_scores_that_disagree_on_the_first_model_are_told():
+    other = table([0.9, 0.2, 0.5], "knn")
+    same = ranking(table([0.9, 0.2, 0.3]), other, table([0.9, 0.1, 0.1], "gbc", spread=0))
+    assert same.agreement == "'a' comes first by knn, gbc, too."
+    assert same.conclusion.endswith(same.agreement)
+    apart = ranking(table([0.2, 0.9, 0.3]), other, table([0.2, 0.9, 0.9], "gbc"))
+    assert apart.agreement.startswith("'b' comes first by gbc, too. Scores disagree: by knn 'a' comes first, 0.7")
+    assert apart.agreement.endswith("before 'b', more than its error.")
+    assert apart.agreement in " ".join(str(apart).split())
+    assert apart.by("knn").agreement.startswith("Scores disagree: by logme 'b' comes first")
+    close = ranking(table([0.2, 0.9, 0.3]), table([0.50, 0.49, 0.1], "knn", spread=0.05))
+    assert "before 'b', not more than its error." in close.agreement
+    below = ranking(table([0.2, 0.9, 0.3]), table([3.0, 2.0, 1.0], "adaptation_score", higher_is_closer=False))
+    assert "by adaptation_score 'c' comes first, 1" in below.agreement
+    alone = ranking(table([0.2, 0.9, 0.3]))
+    assert alone.agreement == ""
+    assert alone.conclusion == alone.lead_in_words
+
+
+def test_how_reliable_a_score_was_is_told_where_it_is_known(tmp_path):
+    ranked = ranking(reliability={"logme": (0.66, 0.07)})
+    assert "0.66 ± 0.07 by logme" in ranked.reliability_in_words
+    assert ranked.reliability_in_words in " ".join(str(ranked).split())
+    ranked.save(tmp_path / "r.netkin")
+    assert Ranking.load(tmp_path / "r.netkin").reliability == ranked.reliability == {"logme": (0.66, 0.07)}
+    assert ranking().reliability_in_words == ""
 
 
 def test_models_that_a_score_does_not_serve_come_last_with_the_reason():
@@ -107,13 +138,13 @@ def test_models_that_a_score_does_not_serve_come_last_with_the_reason():
 def test_few_models_and_long_names_are_told_plainly(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     two = ranking(table([0.5, 0.1], models=("a", "b")), parameters={})
-    assert two.conclusion.endswith("more than its error (95 % interval).")
+    assert two.conclusion.endswith("more than its error over these examples (95 % interval).")
     one = ranking(table([0.5], models=("a",)), parameters={})
     assert one.title == "1 model for digits"
     assert one.conclusion == "Of 1 model 'a' comes first by logme; there is no other."
     names = tuple(f"netkin:{net}@/some/very/long/folder/of/weights/{net}_seed0.pt" for net in ("tiny10", "resnet20"))
     long = ranking(table([0.5, 0.1], models=names), parameters={})
-    assert "'tiny10@tiny10' comes first by logme; its lead over 'resnet20@resnet20'" in long.conclusion
+    assert "'tiny10@tiny10' comes first by logme; its lead over 'resnet20@resnet20' by" in long.conclusion
     text = str(long)
     assert "1 tiny10@tiny10" in text
     assert " ".join(text.splitlines()[2].split()) == "logme behind parameters"

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     "scores",
     multiple=True,
     metavar="NAME",
-    help="Transferability score; can be repeated. The first decides the rank, by default h_score_regularised. Scores: "
-    f"{', '.join(KNOWN['transfer scores'])}.",
+    help="Transferability score; can be repeated. The first decides the rank; by default h_score_regularised, with "
+    f"linear_probe beside it. Scores: {', '.join(KNOWN['transfer scores'])}.",
 )
 @click.option(
     "--examples",
@@ -86,12 +86,12 @@ def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
     from netkin.applications.transfer import recommend as rank
 
     refuse_absent_device(options["device"])
-    first, *others = options["scores"] or (None,)
+    first, *others = options["scores"] or (None,)  # beside scores that are named no others are shown
     return rank(
         models,
         data,
         score=first,
-        scores=others,
+        scores=others if first else None,
         examples=options["examples"] or None,
         errors=not options["no_errors"],
         chunks=options["chunks"],

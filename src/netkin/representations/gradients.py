@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax
 
-from netkin.arrays import label_tensor
+from netkin.arrays import HALF, at_least_single, label_tensor
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader, joined
@@ -42,7 +42,8 @@ class Target:
     `kind` "tempered" expects the loss under ``q ∝ p^β``, the model's own prediction made flatter, which is held
     constant: at the logits of a softmax the gradient is ``p - q``. "labels" takes the labels of the data, "predicted"
     the most likely class; a function ``loss(outputs, labels)`` gives the losses itself. `outputs` says what the model's
-    outputs are: logits of one class of many ("categorical"), of many classes at once ("multilabel"), or numbers.
+    outputs are: logits of one class of many ("categorical"), of many classes at once ("multilabel"), or numbers. Of a
+    model that ends in a softmax the logarithms of its probabilities are the logits (see `class_logits`).
 
     Under a Gaussian around the output, flatter or not, the mean of y is the output, and so the expected gradient is
     zero: continuous outputs have no tempered target.
@@ -79,13 +80,15 @@ class Target:
         """Return the loss of each example; of tokens the sum, without those that `mask` leaves out."""
         if callable(self.kind):
             return _one_each(self.kind(outputs, labels), len(outputs), self.name)
-        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        if self.outputs == "categorical":
+            outputs = class_logits(_classes_last(outputs))
+        outputs = outputs.to(at_least_single(outputs.dtype))
         if self.outputs == "continuous":
             found = (outputs - _like(labels, outputs)).square().flatten(1).sum(1) / 2
         elif self.outputs == "multilabel":
             found = self._of_many(outputs, labels).flatten(1).sum(1)
         else:
-            found = self._of_classes(_classes_last(outputs), labels, mask)
+            found = self._of_classes(outputs, labels, mask)
         return found
 
     def _of_many(self, logits: Tensor, labels: Any) -> Tensor:
@@ -293,6 +296,35 @@ def logits_of(output: Any) -> Tensor:
             "a head, or `forward=`, a function of (model, batch) that returns the logits."
         )
     return found.unsqueeze(-1) if found.ndim == 1 else found
+
+
+def class_logits(outputs: Tensor) -> Tensor:
+    """Return a classifier's outputs as logits: of probabilities, as after `nn.Softmax`, their logarithms.
+
+    These differ from the logits before the softmax by a constant for each row, on which no softmax depends.
+
+    Example:
+        >>> class_logits(torch.tensor([[0.25, 0.75]])).softmax(-1)
+        tensor([[0.2500, 0.7500]])
+    """
+    if not are_probabilities(outputs):
+        return outputs
+    zeros = int((outputs == 0).sum())
+    if zeros:
+        raise ForwardError(
+            f"the model gives {zeros:,} probabilities of exactly 0 among {outputs.numel():,}, whose logits can't be "
+            "known; pass a model without the softmax at its end, or `forward=`, a function of (model, batch) that "
+            "returns the logits."
+        )
+    return outputs.to(at_least_single(outputs.dtype)).log()
+
+
+def are_probabilities(outputs: Tensor) -> bool:
+    """Return whether every row, along the last axis, is 0 or more everywhere and sums to 1."""
+    rows = outputs.detach()
+    tolerance = 1e-2 if rows.dtype in HALF else 1e-4  # of a sum of rounded numbers
+    sums = rows.sum(-1, dtype=at_least_single(rows.dtype))
+    return bool(((rows >= 0).all(-1) & ((sums - 1).abs() < tolerance)).all())
 
 
 @contextmanager

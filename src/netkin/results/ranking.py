@@ -43,6 +43,8 @@ class Ranking(FrozenRecord):
     `tables` holds a table for each score, whose one row is the data and whose columns are the models; where a score
     does not serve a model there is a hole with the reason. `costs` says how many forward passes over the examples a
     score takes, a backward pass counted as two; scores share them. `parameters` are the weights of each model.
+    `reliability` holds Kendall's τ of the order by a score with the order after fine-tuning, and its standard error, as
+    measured in trials on other data.
 
     `ranking.models` are the models from the first to the last, `ranking["model"]` is the value of one, and
     `ranking["model", "knn"]` that of another score. `ranking.by("knn")` ranks by another score.
@@ -59,11 +61,13 @@ class Ranking(FrozenRecord):
     created: str = field(default_factory=now)
     warnings: tuple[str, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
+    reliability: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("tables", "costs", "parameters", "provenance"):
             freeze(self, **{name: frozen_mapping(getattr(self, name))})
-        freeze(self, warnings=tuple(self.warnings))
+        known = {name: (float(tau), float(error)) for name, (tau, error) in self.reliability.items()}
+        freeze(self, warnings=tuple(self.warnings), reliability=frozen_mapping(known))
         if self.score not in self.tables:
             raise UnknownName(f"{self.score!r}, by which models are ranked, is none of {', '.join(self.tables)}.")
         distinct(self._given, "models")
@@ -136,7 +140,12 @@ class Ranking(FrozenRecord):
 
     @property
     def conclusion(self) -> str:
-        """Two sentences: which model comes first, and whether its lead exceeds its error."""
+        """Which model comes first, whether its lead exceeds its error, and whether the other scores agree."""
+        return " ".join(filter(None, [self.lead_in_words, self.agreement]))
+
+    @property
+    def lead_in_words(self) -> str:
+        """Two sentences: which model comes first by the score of the rank, and whether its lead exceeds its error."""
         if not self.behind():
             return f"{self.score} has a value for none of the {len(self)} models."
         lead, rest = self.lead, self.unclear()
@@ -144,7 +153,8 @@ class Ranking(FrozenRecord):
         first = f"Of {plural(len(self), 'model')} {names[lead.layer]!r} comes first by {self.score}"
         if lead.second is None:
             return f"{first}, the only one with a value." if len(self) > 1 else f"{first}; there is no other."
-        by = f"its lead over {names[lead.second]!r} is {_number_text(lead.margin or 0.0, lead.margin_error)}"
+        margin = _number_text(lead.margin or 0.0, lead.margin_error)
+        by = f"its lead over {names[lead.second]!r} by this score is {margin}"
         if lead.clear is None:
             return f"{first}: {by}. Without standard errors nothing tells whether that is more than chance."
         if rest:
@@ -153,7 +163,43 @@ class Ranking(FrozenRecord):
             within = "more" if lead.clear else "not more"
             return f"{first}; {by}, {within} than its error. These examples cannot distinguish it from {named}."
         others = ", and so are its leads over all other models" if len(self.behind()) > 2 else ""
-        return f"{first}; {by}, more than its error (95 % interval){others}."
+        return f"{first}; {by}, more than its error over these examples (95 % interval){others}."
+
+    @property
+    def agreement(self) -> str:
+        """Whether the other scores put the same model first; empty if there is no other score with a value for it."""
+        if not self.behind():
+            return ""
+        names, same, apart = short_names(self._given, SENTENCE), list[str](), list[str]()
+        for score in self.scores[1:]:
+            own = self.behind(score).get(self.best)
+            if own is None:
+                continue
+            if own.value <= 0:
+                same.append(score)
+                continue
+            first, by = names[self.by(score).best], _number_text(own.value, own.error)
+            within = {True: ", more than its error", False: ", not more than its error", None: ""}[own.clear]
+            apart.append(f"by {score} {first!r} comes first, {by} before {names[self.best]!r}{within}")
+        agree = f"{names[self.best]!r} comes first by {', '.join(same)}, too." if same else ""
+        return " ".join(filter(None, [agree, f"Scores disagree: {'; '.join(apart)}." if apart else ""]))
+
+    @property
+    def reliability_in_words(self) -> str:
+        """How well the orders by these scores agreed with those after fine-tuning, where that was measured."""
+        known = [f"{self.reliability_text(score)} by {score}" for score in self.scores if score in self.reliability]
+        if not known:
+            return ""
+        return (
+            "In netkin's trials the order by a score agreed with the order after fine-tuning with Kendall's τ = "
+            f"{', '.join(known)} (1: the same order, 0: random ranks). These are means over data sets; on one data "
+            "set, with few models, τ can be much lower, even below 0."
+        )
+
+    def reliability_text(self, score: str) -> str:
+        """Return τ of a score with its standard error as text; empty where it was not measured."""
+        tau, error = self.reliability.get(score, (math.nan, math.nan))
+        return "" if math.isnan(tau) else f"{tau:.2f} ± {error:.2f}"
 
     @property
     def title(self) -> str:
@@ -164,7 +210,8 @@ class Ranking(FrozenRecord):
         width = terminal_width()
         lines = [wrapped(f"{self.title}: {plural(self.examples, 'example')}, {self.classes} classes", width)]
         lines += ["", *grid(self.models, self.columns(), self.cells(), width), "", wrapped(self.conclusion, width)]
-        lines += [wrapped(line, width) for line in (*self.reasons(), self.cost_in_words)]
+        notes = [*filter(None, [self.reliability_in_words]), *self.reasons(), self.cost_in_words]
+        lines += [wrapped(line, width) for line in notes]
         return "\n".join([*lines, *(wrapped(f"warning: {warning}", width) for warning in self.warnings)])
 
     def reasons(self) -> Iterator[str]:

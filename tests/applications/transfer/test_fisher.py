@@ -10,7 +10,13 @@ from torch import nn
 
 from fisher_worlds import Twice, made, of_classes, of_many, of_numbers
 from netkin.applications.transfer import fisher
-from netkin.applications.transfer.fisher import TaskEmbedding, fisher_rao_norm, task2vec, task2vec_distance
+from netkin.applications.transfer.fisher import (
+    TaskEmbedding,
+    fisher_rao_norm,
+    task2vec,
+    task2vec_cosine,
+    task2vec_distance,
+)
 from netkin.errors import ForwardError, NoValue, ShapeError, UnknownName, ValueFault
 
 
@@ -312,6 +318,15 @@ def test_the_distance_is_the_cosine_distance_of_shares():
     assert task2vec_distance(a, a) == pytest.approx(0, abs=1e-14)
 
 
+def test_the_plain_cosine_is_that_of_the_embeddings_and_the_largest_filters_decide_it():
+    a, b = embedding([1.0, 2.0, 0.0, 5.0]), embedding([3.0, 0.5, 0.0, 0.0])
+    assert task2vec_cosine(a, b) == task2vec_cosine(b, a) == pytest.approx(1 - cosine(a.values, b.values), abs=1e-14)
+    assert task2vec_cosine(a, a) == pytest.approx(1, abs=1e-14)
+    few, many = embedding([1000.0, 1.0, 0.0, 1.0]), embedding([1000.0, 0.0, 1.0, 0.0])
+    assert task2vec_cosine(few, many) > 0.999
+    assert task2vec_distance(few, many) > 0.6  # where every filter counts alike
+
+
 def test_embeddings_of_two_networks_are_compared_only_if_that_is_said(convnet, pictures):
     other = copy.deepcopy(convnet)
     nn.init.normal_(other[0].weight)
@@ -324,10 +339,13 @@ def test_embeddings_of_two_networks_are_compared_only_if_that_is_said(convnet, p
 
 
 def test_embeddings_that_can_not_be_compared_are_refused():
-    with pytest.raises(ShapeError, match="2 and 1 filters, of other weights"):
-        task2vec_distance(embedding([1.0, 2.0]), embedding([1.0]))
-    with pytest.raises(NoValue, match="no Fisher information"):
-        task2vec_distance(embedding([1.0]), embedding([0.0]))
+    for compared in (task2vec_distance, task2vec_cosine):
+        with pytest.raises(ShapeError, match="2 and 1 filters, of other weights"):
+            compared(embedding([1.0, 2.0]), embedding([1.0]))
+        with pytest.raises(NoValue, match="no Fisher information"):
+            compared(embedding([1.0]), embedding([0.0]))
+        with pytest.raises(ValueFault, match="independent=True"):
+            compared(embedding([1.0]), embedding([1.0], network="b"))
 
 
 def test_a_model_with_one_module_under_two_names_keeps_its_weights(rows):

@@ -14,7 +14,7 @@ import netkin as nk
 from netkin.applications import transfer
 from netkin.applications.transfer import recommend, scores
 from netkin.applications.transfer.evidence import Evidence, evidence_of
-from netkin.applications.transfer.scores import DEFAULT, SCORES
+from netkin.applications.transfer.scores import BESIDE, DEFAULT, RELIABILITY, SCORES
 from netkin.errors import ForwardError, NameClash, NoValue, UnknownName, ValueFault
 from netkin.results.values import jackknife_error
 from netkin.statistics.collector import chunk_of
@@ -53,7 +53,25 @@ def test_models_are_ranked_by_what_their_features_hold(models, data):
         own = evidence_of(model, data, progress=False)
         for score in ranking.scores:
             assert ranking[name, score] == pytest.approx(SCORES[score].function(own), abs=1e-12)
-    assert recommend(models, data, progress=False).score == DEFAULT
+    assert recommend(models, data, progress=False).scores == (DEFAULT, BESIDE)
+    assert recommend(models, data, scores=(), progress=False).scores == (DEFAULT,)
+    assert recommend(models, data, score="knn", progress=False).scores == ("knn",)
+
+
+def test_the_reliability_of_scores_is_that_of_the_record():
+    found = json.loads(RECORD.read_text())["measured"]
+    assert set(RELIABILITY) == set(SCORES)
+    for name, known in RELIABILITY.items():
+        sign = 1 if SCORES[name].higher_is_better else -1
+        assert known == pytest.approx((sign * found[name]["value"], found[name]["error"]), abs=0.0051)
+    assert max(RELIABILITY, key=lambda name: RELIABILITY[name][0]) == BESIDE
+
+
+def test_a_ranking_holds_the_reliability_of_its_scores(models, data):
+    ranking = recommend(models, data, progress=False)
+    assert ranking.reliability == {name: RELIABILITY[name] for name in (DEFAULT, BESIDE)}
+    assert "'sees' comes first by linear_probe, too." in ranking.conclusion
+    assert "Kendall's τ" in ranking.reliability_in_words
 
 
 def test_errors_are_those_of_models_run_anew_without_each_chunk(models, data):

@@ -6,6 +6,7 @@ import torch
 from scipy.optimize import minimize
 from scipy.stats import multivariate_normal
 from sklearn.covariance import LedoitWolf
+from sklearn.linear_model import Ridge
 from sklearn.metrics import mutual_info_score
 from sklearn.neighbors import KNeighborsClassifier
 
@@ -83,6 +84,19 @@ def test_transrate_is_a_difference_of_determinants(evidence):
     assert scores.transrate(evidence) == pytest.approx(wanted, abs=1e-9)
 
 
+def test_transrate_counts_small_classes_as_much_as_large_ones(evidence):
+    def rate(Z):
+        return np.linalg.slogdet(np.eye(6) + Z.T @ Z / (len(Z) * 1e-4))[1] / 2
+
+    kept = np.flatnonzero((evidence.labels > 0) | (np.arange(90) < 20))  # few examples of class 0
+    few = Evidence.of(evidence.features[kept], evidence.labels[kept])
+    Z = few.features - few.features.mean(0)
+    rates, shares = [rate(Z[few.labels == one]) for one in range(3)], np.bincount(few.labels) / len(kept)
+    assert shares[0] < 0.2
+    assert scores.transrate(few) == pytest.approx(rate(Z) - np.mean(rates), abs=1e-9)
+    assert abs(scores.transrate(few) - (rate(Z) - shares @ rates)) > 0.05
+
+
 def test_gbc_is_minus_the_integral_of_the_root_of_two_densities():
     draw = np.random.default_rng(1)
     labels = np.repeat([0, 1], 500)
@@ -111,6 +125,24 @@ def test_a_probe_separates_what_a_line_separates_and_no_more():
     features = draw.normal(size=(300, 8))
     assert scores.linear_probe(Evidence.of(features, (features[:, 0] > 0).astype(int))) > 0.9
     assert scores.linear_probe(Evidence.of(features, draw.integers(0, 2, 300))) < 0.62
+
+
+@pytest.mark.parametrize("width", [5, 70])
+def test_a_probe_is_ridge_regression_from_the_other_folds(width):
+    draw = np.random.default_rng(4)
+    labels = draw.integers(0, 3, 60)
+    centres = 2.5 * draw.normal(size=(3, width)) / width**0.5
+    features = centres[labels] + draw.normal(size=(60, width)) + 3
+    evidence, right = Evidence.of(features, labels), np.zeros(len(scores.RIDGES))
+    folds = scores.folds_of(evidence)
+    for fold in range(5):
+        inside = folds != fold
+        largest = np.linalg.norm(features[inside] - features[inside].mean(0), 2) ** 2
+        for k, ridge in enumerate(scores.RIDGES):
+            fit = Ridge(ridge * largest, solver="svd").fit(features[inside], evidence.one_hot[inside])
+            right[k] += (fit.predict(features[~inside]).argmax(1) == labels[~inside]).sum()
+    assert 0.45 < scores.linear_probe(evidence) < 0.95
+    assert scores.linear_probe(evidence) == pytest.approx(right.max() / 60)
 
 
 @pytest.mark.parametrize("name", [name for name in SCORES if name not in WITHOUT_LABELS])
@@ -179,6 +211,18 @@ def test_models_without_classes_have_the_other_scores():
     with pytest.raises(ValueFault, match="has 1 layer to choose from; name the one"):
         transfer_scores(torch.nn.Sequential(torch.nn.Linear(4, 2)), data)
     assert evidence_of(model, data, layer="0").features.shape == (40, 6)
+
+
+def test_a_score_without_a_value_is_left_out_with_its_reason():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3))
+    torch.nn.init.zeros_(model[0].weight)
+    data = [(torch.randn(40, 4), torch.arange(40) % 2)]
+    with pytest.warns(UserWarning, match="'gbc' is left out.*the same features"):
+        found = transfer_scores(model, data, progress=False)
+    assert set(found) == FORWARD - {"gbc"}
+    assert np.isfinite(list(found.values())).all()
+    with pytest.raises(NoValue, match="'gbc' has no value.*the same features"):
+        transfer_scores(model, data, ["gbc"], progress=False)
 
 
 class Headless(torch.nn.Module):

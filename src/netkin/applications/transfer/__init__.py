@@ -28,10 +28,19 @@ from netkin.applications.transfer.fisher import (
     fisher_rao_distance,
     fisher_rao_norm,
     task2vec,
+    task2vec_cosine,
     task2vec_distance,
 )
 from netkin.applications.transfer.ridge import KernelRidge, kernel_ridge, load_kernel_ridge
-from netkin.applications.transfer.scores import DEFAULT, SCORES, TransferScore, find_score, transfer_scores
+from netkin.applications.transfer.scores import (
+    BESIDE,
+    DEFAULT,
+    RELIABILITY,
+    SCORES,
+    TransferScore,
+    find_score,
+    transfer_scores,
+)
 from netkin.applications.transfer.tasks import compare_tasks, seed_values
 from netkin.comparing.feed import data_name
 from netkin.comparing.pairs_plan import load_if_named
@@ -52,7 +61,7 @@ from netkin.statistics.collector import chunk_of
 __all__ = [
     "SCORES", "KernelRidge", "TaskEmbedding", "adaptation_score", "compare_tasks", "fisher_rao_distance",
     "fisher_rao_norm", "kernel_ridge", "layer_embeddings", "load_kernel_ridge", "mean_embedding_norm", "recommend",
-    "seed_values", "task2vec", "task2vec_distance", "transfer_scores",
+    "seed_values", "task2vec", "task2vec_cosine", "task2vec_distance", "transfer_scores",
 ]  # fmt: skip
 
 CHUNKS = 20
@@ -104,7 +113,7 @@ def recommend(
     data: Any,
     *,
     score: str | None = None,
-    scores: Iterable[str] = (),
+    scores: Iterable[str] | None = None,
     examples: int | None = None,
     errors: bool = True,
     chunks: int = CHUNKS,
@@ -119,16 +128,17 @@ def recommend(
 
     Each model runs once over the data. A score is read from its features before the last layer, and some scores from
     its probabilities or gradients. Standard errors come from leaving out one chunk of the examples in turn. They are
-    those of the examples alone: that a score is right about models in general is another matter, which the guide
-    "Which model to start from" answers. A model that can't be run, and a score that does not serve a model, leave holes
-    with the reason.
+    those of the examples alone: more examples would hardly change an order that is clear by them. Whether models rank
+    so after fine-tuning is another matter: `ranking.reliability` says how well each score agreed with it in netkin's
+    trials (see the guide "Which model to start from"), and `ranking.agreement` whether the scores agree here. A model
+    that can't be run, and a score that does not serve a model, leave holes with the reason.
 
     Args:
         models: models by name, or names of models as `nk.load_model` takes them; those are loaded one at a time.
         data: batches of (inputs, labels) that come in the same order each time, or the name of data as `nk.load_data`
             takes it; by name, images and text reach a Hugging Face model as its own folder says.
-        score: the score that decides the rank, by default the best one in the guide's table.
-        scores: other scores to show as well.
+        score: the score that decides the rank, by default "h_score_regularised", the cheapest of the best ones.
+        scores: other scores to show as well; by default "linear_probe", unless `score` is given.
         examples: how many examples to read; of data by name a sample drawn by `seed`, else the first; None for all.
         errors: whether to take standard errors.
         chunks: how many chunks of examples are left out in turn.
@@ -149,7 +159,8 @@ def recommend(
         ('sees', True)
     """
     named = _named(models)
-    wanted = [find_score(one) for one in dict.fromkeys([score or DEFAULT, *scores])]
+    beside = scores if scores is not None else [BESIDE] if score is None else []
+    wanted = [find_score(one) for one in dict.fromkeys([score or DEFAULT, *beside])]
     of_each = {"layer": layers, "forward": forwards, "transform": transforms}
     asked = _RecommendOptions(wanted, data, examples, seed, chunks if errors else 0, device, of_each)
     _refuse(named, asked)
@@ -246,7 +257,7 @@ def _take_scores(found: _Found, evidence: Evidence, asked: _RecommendOptions) ->
         parts, found.without_error = [], str(reason).rstrip(".")
     for score in asked.scores:
         try:
-            found.values[score.name] = _number(score, evidence)
+            found.values[score.name] = score.value(evidence)
         except NoValue as reason:
             found.holes.setdefault(score.name, str(reason).rstrip("."))
             continue
@@ -264,21 +275,9 @@ def _parts(evidence: Evidence, chunks: int) -> list[Evidence]:
     return [evidence.part(own != chunk) for chunk in range(chunks)]
 
 
-def _number(score: TransferScore, evidence: Evidence) -> float:
-    """Return a score as a finite number."""
-    try:
-        with np.errstate(all="ignore"):
-            value = float(score.function(evidence))
-    except np.linalg.LinAlgError as fault:
-        raise NoValue(f"the features have no decomposition: {fault}.") from fault
-    if not np.isfinite(value):
-        raise NoValue(f"the score comes out as {value}; more examples of each class may give it a value.")
-    return value
-
-
 def _number_or_nan(score: TransferScore, evidence: Evidence) -> float:
     try:
-        return _number(score, evidence)
+        return score.value(evidence)
     except NoValue:
         return np.nan  # the table then states that there is no error, and why
 
@@ -309,6 +308,7 @@ def _ranking(found: Sequence[_Found], asked: _RecommendOptions) -> Ranking:
         score=asked.scores[0].name,
         tables=tables,
         costs={score.name: float(score.passes) for score in asked.scores},
+        reliability={score.name: RELIABILITY[score.name] for score in asked.scores if score.name in RELIABILITY},
         parameters={one.name: one.parameters for one in found},
         data=named,
         examples=len(first.labels),

@@ -19,9 +19,16 @@ from netkin.errors import ForwardError, NetkinError, NoValue, ShapeError, ValueF
 from netkin.identity.data import DataDigest, contents
 from netkin.progress import ProgressOption
 from netkin.representations import layers
-from netkin.representations.gradients import ExampleLosses, ModelReading, RowsByLayer, Target, logits_of
+from netkin.representations.gradients import (
+    ExampleLosses,
+    ModelReading,
+    RowsByLayer,
+    Target,
+    are_probabilities,
+    logits_of,
+)
 from netkin.representations.inputs import Forward, Transform, batch_length, call, inputs_of, labels_of
-from netkin.representations.layers import Spec
+from netkin.representations.layers import Spec, modules
 from netkin.representations.shapes import Shape
 from netkin.sources.names import by_name
 from netkin.statistics.outer_products import LayerEmbeddings
@@ -192,16 +199,24 @@ class _Reading:
         self._outputs.clear()
 
     def evidence(self) -> Evidence:
-        known = [one for one in self._logits if one is not None]
-        probabilities = torch.cat(known).softmax(1) if len(known) == len(self._rows) else None
+        known, probabilities = [one for one in self._logits if one is not None], None
+        if len(known) == len(self._rows):
+            outputs = torch.cat(known)
+            logits = outputs.float().log() if are_probabilities(outputs) else outputs.float()
+            probabilities = logits.softmax(1)
         pulls = torch.cat(self._pulls) if self._pulls else None
         features, labels = torch.cat(self._rows), torch.cat(self._labels).numpy()
         return Evidence.of(features, labels, probabilities, pulls, self._digest.hex)
 
 
 def feature_layer(model: nn.Module) -> str:
-    """Return the layer whose outputs are the features: the last one before the model's output."""
+    """Return the layer whose outputs are the features: the last one before the model's output.
+
+    A softmax at the end belongs to the output, so that features are the same with it and without.
+    """
     names = layers(model)
+    if isinstance(modules(model)[names[-1]], nn.Softmax | nn.LogSoftmax):
+        names = names[:-1]
     if len(names) < 2:
         raise ValueFault(f"the model has {len(names)} layer to choose from; name the one whose outputs are features.")
     return names[-2]
@@ -215,7 +230,7 @@ def _class_logits(outputs: list[Any], count: int) -> Tensor | None:
         except ForwardError:
             return None
         if len(found) == count:
-            return found.detach().float().cpu() if found.ndim == 2 and found.shape[1] > 1 else None
+            return found.detach().cpu() if found.ndim == 2 and found.shape[1] > 1 else None
     return None
 
 

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.linalg import vector_norm
 
-from netkin.arrays import refuse_non_finite, summing_dtype
+from netkin.arrays import at_least_single, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import weights_digest
 from netkin.memory import free_memory, is_cuda
 from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader
-from netkin.representations.gradients import Taps, Target, logits_of, pulling
+from netkin.representations.gradients import Taps, Target, are_probabilities, class_logits, logits_of, pulling
 from netkin.representations.hooks import guest, mapped, watching
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, labels_of, prepared, take
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
@@ -103,8 +103,9 @@ def task2vec(
     with torch.inference_mode(False), guest(model, exact=exact_model):
         for batch in reported(batches_of(data, examples), "reading", "batches", progress):
             if fisher is None:
-                names = _backbone(model, backbone, batch, forward, transform)
-                fisher = _Fisher(model, names, forward, outputs, samples, seed)
+                names, probabilities = _backbone(model, backbone, batch, forward, transform)
+                running = _Running(model, forward, probabilities and outputs == "categorical")
+                fisher = _Fisher(running, names, outputs, samples, seed)
             fisher.add(Taps.without_inference(prepared(model, batch, transform)), seen)
             seen += batch_length(batch)
     assert fisher is not None  # data without batches were refused
@@ -114,10 +115,31 @@ def task2vec(
 def task2vec_distance(a: TaskEmbedding, b: TaskEmbedding, *, independent: bool = False) -> float:
     """Return the distance of two tasks, from 0 to 1: the cosine distance of ``a/(a + b)`` and ``b/(a + b)``.
 
+    It is the symmetric one of Achille et al. (2019), in which every filter counts alike, however large its Fisher
+    information; `task2vec_cosine` is the plain cosine. Filters without information in both tasks are left out.
+
     Both embeddings are of one reference network. With `independent` each may be of a network of its own, of the same
-    form, as in Fig. 2 of Tang et al. (2020): filters of the same place are then compared, though nothing makes them
-    alike. Filters without information in both tasks are left out.
+    form: filters of the same place are then compared, though nothing makes them alike.
     """
+    _require_comparable(a, b, independent)
+    total = a.values + b.values
+    kept = total > 0
+    x, y = a.values[kept] / total[kept], b.values[kept] / total[kept]
+    return max(0.0, float(1 - x @ y / (np.linalg.norm(x) * np.linalg.norm(y))))
+
+
+def task2vec_cosine(a: TaskEmbedding, b: TaskEmbedding, *, independent: bool = False) -> float:
+    """Return the similarity of two tasks, from 0 to 1: the plain cosine of their embeddings.
+
+    With it Tang et al. (2020), arXiv:2003.11498, compare networks in Fig. 2. The few filters with the largest Fisher
+    information decide it. What `a`, `b` and `independent` are, see `task2vec_distance`.
+    """
+    _require_comparable(a, b, independent)
+    x, y = a.values / np.linalg.norm(a.values), b.values / np.linalg.norm(b.values)
+    return min(1.0, float(x @ y))
+
+
+def _require_comparable(a: TaskEmbedding, b: TaskEmbedding, independent: bool) -> None:
     if a.filters != b.filters:
         raise ShapeError(
             f"the embeddings have {len(a.values):,} and {len(b.values):,} filters, of other weights; take both of "
@@ -128,12 +150,8 @@ def task2vec_distance(a: TaskEmbedding, b: TaskEmbedding, *, independent: bool =
             "the embeddings are of networks with different weights, whose filters don't correspond; take both of one "
             "reference network, or pass independent=True."
         )
-    total = a.values + b.values
-    kept = total > 0
     if not (a.values.any() and b.values.any()):
         raise NoValue("one of the tasks has no Fisher information: the network's outputs don't depend on its weights.")
-    x, y = a.values[kept] / total[kept], b.values[kept] / total[kept]
-    return max(0.0, float(1 - x @ y / (np.linalg.norm(x) * np.linalg.norm(y))))
 
 
 @by_name(models="model", data="data")
@@ -191,6 +209,7 @@ def fisher_rao_norm(
             batch = Taps.without_inference(prepared(model, batch, transform))
             logits = logits_of(call(model, batch, forward)).detach()
             refuse_non_finite(logits, "the model's output")
+            logits = class_logits(logits) if outputs == "categorical" else logits
             squares = _squared_products(logits, labels_of(batch), labels, target)
             total, seen = total + float(squares.sum()), seen + len(squares)
     return factor * (total / seen) ** 0.5
@@ -211,28 +230,24 @@ def fisher_rao_distance(a: float, b: float) -> float:
 class _Running(nn.Module):
     """A model as a function of a batch that gives its logits."""
 
-    def __init__(self, model: nn.Module, forward: Forward | None):
+    def __init__(self, model: nn.Module, forward: Forward | None, probabilities: bool):
         super().__init__()
-        self.model, self.run = unwrapped(model), forward
+        self.model, self.run, self.probabilities = unwrapped(model), forward, probabilities
 
     def forward(self, batch: Any) -> Tensor:
-        return logits_of(call(self.model, batch, self.run))
+        logits = logits_of(call(self.model, batch, self.run))
+        if self.probabilities:  # a class of probability 0 adds nothing to the Fisher information, whatever its logit
+            logits = logits.to(at_least_single(logits.dtype))
+            logits = logits.clamp(min=torch.finfo(logits.dtype).tiny).log()
+        return logits
 
 
 class _Fisher:
     """The sums of squared gradients of every filter over the examples."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        names: Sequence[str],
-        forward: Forward | None,
-        outputs: str,
-        samples: int | None,
-        seed: int,
-    ):
-        self.running, self.outputs, self.samples, self.seed = _Running(model, forward), outputs, samples, seed
-        known = dict(unwrapped(model).named_parameters())
+    def __init__(self, running: _Running, names: Sequence[str], outputs: str, samples: int | None, seed: int):
+        self.running, self.outputs, self.samples, self.seed = running, outputs, samples, seed
+        known = dict(running.model.named_parameters())
         self.weights = {f"model.{name}": known[name].detach() for name in names}
         self.sums = [torch.zeros(len(one), dtype=torch.float64) for one in self.weights.values()]
         self.classes, self.at_once = 0, True
@@ -319,14 +334,21 @@ class _Fisher:
 
 def _backbone(
     model: nn.Module, spec: Spec, batch: Any, forward: Forward | None, transform: Transform | None
-) -> list[str]:
-    """Return the names of the weights of the backbone; a model that mixes the examples of a batch is refused."""
+) -> tuple[list[str], bool]:
+    """Return the names of the weights of the backbone, and whether the model gives probabilities.
+
+    A model that mixes the examples of a batch is refused.
+    """
     owned = {name: filter_weights(module) for name, module in modules(model).items()}
-    ran: list[str] = []
+    ran, probable = list[str](), list[bool]()
     few = take(batch, 4)
-    loss = Target(lambda outputs, labels: outputs.flatten(1).sum(1))
+
+    def squares(outputs: Tensor, labels: Any) -> Tensor:  # a plain sum of probabilities is 1 and has no gradient
+        probable.append(are_probabilities(outputs))
+        return outputs.flatten(1).square().sum(1)
+
     with watching(model, [name for name, own in owned.items() if own], lambda name, _: ran.append(name)):
-        Reader(model, forward=forward, transform=transform, taps=Taps(model, [loss]))(few)
+        Reader(model, forward=forward, transform=transform, taps=Taps(model, [Target(squares)]))(few)
     heads = {id(one) for one in owned[split_call(ran[-1])[0]].values()} if spec is None and ran else set()
     chosen = choose(model, spec) if spec is not None else [""]
     within = [name for name in owned if any(not stem or name == stem or name.startswith(f"{stem}.") for stem in chosen)]
@@ -337,7 +359,7 @@ def _backbone(
             "no weights are left for the embedding: the model's only layer with weights is its head; name the "
             "`backbone` whose weights count."
         )
-    return found
+    return found, probable[0]
 
 
 def filter_weights(module: nn.Module) -> dict[str, Tensor]:

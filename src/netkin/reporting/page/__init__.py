@@ -156,7 +156,8 @@ def _on(results: Comparison | Ranking) -> str:
 def ranking_view(ranking: Ranking) -> str:
     """Return a ranking as HTML for a notebook: its summary and its table."""
     rows = [[name(model), *cells] for model, cells in zip(ranking.models, ranking.cells(), strict=True)]
-    notes = [*ranking.reasons(), *(f"warning: {warning}" for warning in ranking.warnings)]
+    notes = [*filter(None, [ranking.reliability_in_words]), *ranking.reasons()]
+    notes += [*(f"warning: {warning}" for warning in ranking.warnings)]
     words = tag("p", f"{_on(ranking)}. {ranking.conclusion}")
     table = plain_table(["model", *ranking.columns()], rows)
     return tag("div", words, table, *(tag("p", tag("small", note)) for note in notes))

@@ -60,8 +60,8 @@ DOTS = (
     "that these examples cannot distinguish from it: the difference to the first, taken chunk by chunk, may be chance."
 )
 EXAMPLES_ALONE = (
-    "Standard errors are those of the examples alone. How well a score predicts the accuracy after fine-tuning, and "
-    "which score is best at it, is measured in netkin's guide “Which model to start from”."
+    "Standard errors are those of the examples alone. How the agreement with fine-tuning, τ, was measured, netkin's "
+    "guide “Which model to start from” says."
 )
 
 TaskRecord = TaskAccuracies | TaskEnsembles
@@ -252,6 +252,7 @@ def _ranking_parts(ranking: Ranking) -> Iterator[Markup | None]:
     yield tag("h2", "Which model to start from", class_="quiet")
     yield tag("div", *(_score_card(ranking, score) for score in ranking.scores), class_="cards")
     yield tag("p", DOTS, class_="note")
+    yield tag("p", ranking.reliability_in_words, class_="note") if ranking.reliability_in_words else None
     yield tag("h2", "The ranking")
     yield tag("div", _ranking_table(ranking), class_="card")
     yield tag("ul", *(tag("li", reason) for reason in ranking.reasons()), class_="reasons")
@@ -272,10 +273,11 @@ def _score_card(ranking: Ranking, score: str) -> Markup:
     passes = ranking.costs.get(score)
     cost = "" if passes is None else f"{passes:g} forward pass{'es' if passes != 1 else ''}"
     better = "higher is better" if table.higher_is_closer else "lower is better"
-    words = ", ".join(filter(None, [better, range_of(table), cost]))
+    tau = ranking.reliability_text(score)
+    words = ", ".join(filter(None, [better, range_of(table), cost, tau and f"τ with fine-tuning {tau}"]))
     known = bool(np.isfinite(table.values).any())
     drawn = _dots(ranked) if known else tag("p", "It has no value for any model.")
-    said = ranked.conclusion if known and score != ranking.score else None  # that of the rank is above all
+    said = ranked.lead_in_words if known and score != ranking.score else None  # that of the rank is above all
     note = tag(
         "figcaption", tag("p", said) if said else None, tag("p", sentence(table.conventions), class_="facts-line")
     )
