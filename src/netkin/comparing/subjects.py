@@ -23,7 +23,16 @@ from netkin.representations import Reader, guest, model_lock, model_precision, r
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target, logits_of
 from netkin.representations.inputs import Forward, Transform, labels_of, length_if_known
-from netkin.representations.layers import Spec, choose, matching_names, modules, split_call, unwrapped, whole_remark
+from netkin.representations.layer_weights import REMEDY, parts_of_computed_weights
+from netkin.representations.layers import (
+    Spec,
+    choose,
+    matching_names,
+    modules,
+    split_call,
+    unwrapped,
+    whole_remark,
+)
 from netkin.representations.shapes import Shape, is_plain
 from netkin.sources.datasets import load_data
 from netkin.sources.models import load_model
@@ -227,10 +236,10 @@ class ModelRunner(Runner):
         return self._reader.resolutions.get(layer, 0.0) if self._reader else 0.0
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
-        known, names = modules(self.model), layers
-        if names is None and self._layers is None:
-            names = [name for name, module in known.items() if next(module.parameters(recurse=False), None) is not None]
-        names = choose(self.model, self._layers) if names is None else names
+        known = modules(self.model)
+        if layers is None and self._layers is None:
+            return {name: own for name, module in known.items() if (own := layer_weights(module))}
+        names = choose(self.model, self._layers) if layers is None else layers
         return {name: layer_weights(known[split_call(name)[0]]) for name in names}
 
 
@@ -308,6 +317,11 @@ class WeightsRunner(Runner):
         raise ValueFault(f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures.")
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
+        for weight, parts in parts_of_computed_weights(self._tensors).items():
+            raise ValueFault(
+                f"{self.name!r} holds {' and '.join(map(repr, parts[:2]))}, from which {weight!r} is computed, not the "
+                f"weight itself; pass the model, or {REMEDY}."
+            )
         found: dict[str, dict[str, Tensor]] = {}
         for name, tensor in self._tensors.items():
             layer, _, own = name.rpartition(".")

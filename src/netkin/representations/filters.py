@@ -7,7 +7,6 @@ with any invertible A, atoms ``A D`` and coefficients ``α A⁻¹`` make the sam
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from torch.nn.functional import conv2d, pad
 
 from netkin.arrays import refuse_non_finite
 from netkin.errors import UnknownName, ValueFault
+from netkin.representations.layer_weights import REMEDY, computed_by, copied, own_weights
 from netkin.representations.layers import layer_label, modules, refuse_uncopyable, unwrapped
 from netkin.sources.names import by_name
 
@@ -233,7 +233,7 @@ def recompose(model: nn.Module) -> nn.Module:
 
     Those with hooks, and subclasses of it, do more than that and stay as they are.
     """
-    made = copy.deepcopy(unwrapped(model))
+    made = copied(unwrapped(model))
     for layer in [one for _, one in atom_layers(made) if not _why_left(one)]:
         put(made, layer, _plain(layer))
     return made
@@ -257,12 +257,12 @@ def freeze_except(model: nn.Module, parts: str | Sequence[str]) -> nn.Module:
 def filters_in(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Conv2d | AtomConv2d], dict[str, str]]:
     """Return a copy of a model, its layers with filters by name, and which convolutions have none."""
     refuse_uncopyable(unwrapped(model))
-    made, left = copy.deepcopy(unwrapped(model)), dict[str, str]()
+    made, left = copied(unwrapped(model)), dict[str, str]()
     found: dict[str, nn.Conv2d | AtomConv2d] = {}
     users = Counter(id(one) for _, module in _distinct(made) for one in module.parameters(recurse=False))
     for name, module in _distinct(made):
         if isinstance(module, (AtomConv2d, nn.modules.conv._ConvNd)):
-            tied = users[id(module.weight)] > 1
+            tied = users[id(module._parameters.get("weight"))] > 1
             why = "its filters belong to another module too" if tied else _why_left(module)
             left |= {name: why} if why else {}
             found |= {} if why else {name: module}  # type: ignore[dict-item]
@@ -284,6 +284,8 @@ def _distinct(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _why_left(module: nn.Module) -> str:
+    for name, what in computed_by(module).items():
+        return f"its {name} is computed ({what}), which would be lost; {REMEDY}"
     if type(module) not in (nn.Conv2d, AtomConv2d):
         return f"it is a {type(module).__name__} and no plain `nn.Conv2d`"
     hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
@@ -354,8 +356,8 @@ def _place(layer: nn.Conv2d | AtomConv2d) -> dict[str, Any]:
 
 
 def layer_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return a layer's parameters by name, and its filters too where coefficients are repeated over channels."""
-    found: dict[str, Tensor] = dict(module.named_parameters())
+    """Return a layer's own weights by name, and its filters too where coefficients are repeated over channels."""
+    found = own_weights(module)
     if isinstance(module, AtomConv2d) and module._repeated() is not module.coefficients:
         found["weight"] = module.weight
     return found

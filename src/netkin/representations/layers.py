@@ -124,6 +124,15 @@ def children(module: nn.Module) -> dict[str, nn.Module]:
     return {name: unwrapped(child) for name, child in own.items()}
 
 
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of a module that none of its children holds, also those from which weights are computed.
+
+    A parametrized weight has them, as under ``parametrizations.weight.original``.
+    """
+    inside, named = children(module), module.named_parameters(remove_duplicate=False)
+    return {name: one for name, one in named if name.partition(".")[0] not in inside}
+
+
 def _runs_whole(module: nn.Module) -> str:
     """Return what a module is whose parts do not run as modules, or an empty text."""
     if isinstance(module, torch.jit.ScriptModule):

@@ -32,13 +32,14 @@ class FilterSide(Stored):
     gram: Tensor | None = None  # αᵀα, m × m
     spread: Tensor | None = None  # FᵀF of the filters as a matrix, k² × k²
     kernel: tuple[int, ...] = ()
-    weight: Tensor | None = None
+    weight: Tensor | None = None  # all weights of the layer, in a row where these are several tensors
+    shapes: tuple[tuple[int, ...], ...] = ()  # of these tensors
     resolution: float = 0.0  # the rounding unit of the filters as they came
     stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
         name=schema.TEXT, atoms=schema.none_or(schema.tensor("atoms", "places")), coefficients=schema.TEXT,
         gram=schema.none_or(schema.tensor("atoms", "atoms")), kernel=schema.tuple_of(schema.COUNT),
         spread=schema.none_or(schema.tensor("places", "places")), weight=schema.none_or(schema.TENSOR),
-        resolution=schema.SIZE,
+        shapes=schema.tuple_of(schema.tuple_of(schema.COUNT)), resolution=schema.SIZE,
     )  # fmt: skip
 
     def check(self) -> None:
@@ -116,11 +117,11 @@ class Filters:
         """Return the weights of both as unit vectors."""
         for side in (self.x, self.y):
             if side.weight is None:
-                raise NoValue(f"{side.name} has no weights.")
+                raise NoValue(f"{side.name} has no weights of its own; those of layers inside it are theirs.")
         x, y = self.x.weight, self.y.weight
         assert x is not None
         assert y is not None
-        if x.shape != y.shape:
+        if self.x.shapes != self.y.shapes:
             raise NoValue("weights of different shapes have no cosine; compare layers of one shape.")
         return _unit(x, f"the weights of {self.x.name}"), _unit(y, f"the weights of {self.y.name}")
 
@@ -230,7 +231,7 @@ def _given(array: Any, name: str) -> FilterSide:
         )
     atoms = tensor.cpu().double().flatten(1)
     kernel, eps = tuple(tensor.shape[1:]), torch.finfo(tensor.dtype).eps
-    return FilterSide(f"`{name}`", atoms, "given", None, atoms.T @ atoms, kernel, atoms, eps)
+    return FilterSide(f"`{name}`", atoms, "given", None, atoms.T @ atoms, kernel, atoms, (tuple(atoms.shape),), eps)
 
 
 def _unit(tensor: Tensor, what: str) -> Tensor:
@@ -290,7 +291,7 @@ class LayerFilters(Collector):
 
     @classmethod
     def takes(cls, settings: FilterSettings, tensors: Mapping[str, Tensor]) -> bool:
-        return "weight" in tensors or "atoms" in tensors if settings.whole else has_filters(tensors)
+        return bool(weights_in(tensors)) if settings.whole else has_filters(tensors)
 
     def serves(self, settings: FilterSettings) -> str:
         return "the weights" if settings.whole and not self.whole else ""
@@ -314,6 +315,20 @@ class LayerFilters(Collector):
         return Filters(self.sides[a], self.sides[b])
 
 
+def weights_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights among the tensors of a layer: matrices, kernels and scales of norm layers, but no biases.
+
+    Example:
+        >>> layer = torch.nn.LSTM(4, 2)
+        >>> list(weights_in(dict(layer.named_parameters())))
+        ['weight_hh_l0', 'weight_ih_l0']
+    """
+    return {
+        name: one for name, one in sorted(tensors.items())
+        if one.is_floating_point() and one.ndim > (name != "weight")
+    }  # fmt: skip
+
+
 def has_filters(tensors: Mapping[str, Tensor]) -> bool:
     """Return whether the tensors of a layer hold kernels larger than 1 × 1."""
     held = tensors.get("atoms", tensors.get("weight"))
@@ -326,14 +341,15 @@ def side_of(name: str, tensors: Mapping[str, Tensor], whole: bool) -> FilterSide
     """Return what is kept of a layer with these tensors, by their names in it."""
     for own, tensor in tensors.items():
         refuse_non_finite(tensor, f"{own!r} of {name}")
-    if not has_filters(tensors):
-        weight = tensors.get("weight")
-        return FilterSide(name, weight=_raised(weight) if whole and weight is not None else None)
     if "atoms" not in tensors:
+        held = [_raised(one) for one in weights_in(tensors).values()] if whole else []
+        weight = held[0] if len(held) == 1 else torch.cat([one.flatten() for one in held]) if held else None
+        shapes = tuple(tuple(one.shape) for one in held)
+        if not has_filters(tensors):
+            return FilterSide(name, weight=weight, shapes=shapes)
         kernels = tensors["weight"]
-        F = kernels.cpu().double().flatten(2).flatten(0, 1)
-        held, eps = _raised(kernels) if whole else None, torch.finfo(kernels.dtype).eps
-        return FilterSide(name, None, "", None, F.T @ F, tuple(kernels.shape[2:]), held, eps)
+        F, eps = kernels.cpu().double().flatten(2).flatten(0, 1), torch.finfo(kernels.dtype).eps
+        return FilterSide(name, None, "", None, F.T @ F, tuple(kernels.shape[2:]), weight, shapes, eps)
     atoms, alpha = (tensors[part].cpu().double() for part in ("atoms", "coefficients"))
     D, A, eps = atoms.flatten(1), alpha.flatten(1), torch.finfo(tensors["atoms"].dtype).eps
     gram = A @ A.T
@@ -342,8 +358,9 @@ def side_of(name: str, tensors: Mapping[str, Tensor], whole: bool) -> FilterSide
         filters = _raised(tensors["weight"])
     elif whole:
         filters = torch.einsum("aio,ahw->oihw", alpha, atoms)
-    digest = weights_digest({"coefficients": tensors["coefficients"]})
-    return FilterSide(name, D, digest, gram, D.T @ gram @ D, tuple(atoms.shape[1:]), filters, eps)
+    digest, kernel = weights_digest({"coefficients": tensors["coefficients"]}), tuple(atoms.shape[1:])
+    shapes = () if filters is None else (tuple(filters.shape),)
+    return FilterSide(name, D, digest, gram, D.T @ gram @ D, kernel, filters, shapes, eps)
 
 
 def _raised(tensor: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from netkin.measures.registry import find
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.filters import atom_layers
 from netkin.representations.inputs import device_of, dtype_of
+from netkin.representations.layer_weights import copied
 from netkin.representations.layers import refuse_uncopyable, unwrapped
 from netkin.results.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies, TaskEnsembles
 from netkin.settings import evaluating, model_lock, random_states_kept
@@ -229,7 +230,7 @@ def _built(model: Model, seed: int, device: str | None) -> nn.Module:
     else:
         raise ValueFault(f"`model` is a network, its name, or a function that builds one; got {type(model).__name__}.")
     refuse_uncopyable(unwrapped(made))  # each task's network is a copy
-    return (copy.deepcopy(made) if made is model else made).to(device)
+    return (copied(made) if made is model else made).to(device)
 
 
 def _seeds(seeds: Sequence[int]) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ All have one network with a linear head for each task; the task of an example is
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -13,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from netkin.errors import UnknownName, ValueFault, refuse_unlisted
 from netkin.progress import ProgressOption
 from netkin.representations.filters import atom_layers, decompose, put
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import device_of, dtype_of
+from netkin.representations.layer_weights import copied
 from netkin.representations.layers import modules, unwrapped
 from netkin.settings import called_with, evaluating
 from netkin.sources.batches import LabelledData
@@ -44,8 +45,9 @@ class TaskHeads(nn.ModuleList):
 
 def with_heads(model: nn.Module, head: str | None, classes: Sequence[int], seed: int) -> tuple[nn.Module, str]:
     """Return a copy of `model` with a head for each task, drawn from `seed`, and their name in it."""
-    made = copy.deepcopy(unwrapped(model))
-    known = {name: one for name, one in modules(made).items() if type(one) is nn.Linear and name}
+    made = copied(unwrapped(model))
+    known = {name: one for name, one in modules(made).items() if name and isinstance(one, nn.Linear)}
+    known = {name: one for name, one in known.items() if type_before_parametrizations(one) is nn.Linear}
     name = list(known)[-1] if head is None and known else head
     if name is None or name not in known:
         why = f"none is named {head!r}" if head else "it has none"
@@ -133,7 +135,7 @@ class Learner:
         """Return the network that answers for a task, a copy in evaluation mode."""
         self._load(task)
         self.heads.active = task
-        return copy.deepcopy(self.model).eval().requires_grad_(True)
+        return copied(self.model).eval().requires_grad_(True)
 
     def state(self) -> dict[str, Any]:
         """Return all that was learnt."""

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -42,10 +42,12 @@ class FreezeTraining:
     runs before a group and belongs to none is frozen with it. `groups` holds their names, `frozen` those that are
     frozen by now.
 
-    Call `step` after each step of the optimizer. Frozen parameters need no gradient and have none, so optimizers leave
-    them and their own state for them alone; frozen batch norms stay in evaluation mode, also after ``model.train()``;
-    dropout is as it was. As nothing before the first live group needs a gradient, nothing is kept for one there.
-    `close`, or leaving the `with`, gives the model back with every flag as it was found.
+    Call `step` after each step of the optimizer. Frozen parameters need no gradient and have none, so optimizers
+    leave them and their own state for them alone, also where weights are computed from them (masks, `weight_norm`,
+    other parametrizations); frozen batch norms and spectral norms stay in evaluation mode, also after
+    ``model.train()``; what other modules change in their buffers is put back after each forward pass; dropout is as
+    it was. As nothing before the first live group needs a gradient, nothing is kept for one there. `close`, or
+    leaving the `with`, gives the model back with every flag as it was found.
 
     Args:
         model: the model that is trained.
@@ -260,6 +262,7 @@ class FreezeTraining:
     def _freeze(self, count: int) -> None:
         for number in range(self._frozen, count):
             self._held.add(self._groups.parameters(number).values(), self._groups.norms(number))
+            self._held.keep(self._groups.with_buffers(number))
         self._frozen = max(self._frozen, count)
 
     def _refuse_shared(self) -> None:
@@ -289,7 +292,7 @@ class FreezeTraining:
 
 
 class Frozen:
-    """Parameters that get no gradients and norms that stay in evaluation mode, until `release`.
+    """Parameters that get no gradients, norms that stay in evaluation mode, and buffers that are kept, until `release`.
 
     An optimizer passes over parameters without a gradient: it neither moves them nor updates what it keeps for them.
     """
@@ -297,6 +300,7 @@ class Frozen:
     def __init__(self) -> None:
         self._parameters: dict[int, tuple[nn.Parameter, bool]] = {}
         self._norms: dict[int, tuple[nn.Module, Any]] = {}
+        self._kept: dict[int, _KeptBuffers] = {}
 
     def add(self, parameters: Iterable[nn.Parameter], norms: Iterable[nn.Module]) -> None:
         """Hold these too."""
@@ -309,14 +313,76 @@ class Frozen:
                 self._norms[id(norm)] = (norm, vars(norm).get("train"))
                 _still(norm)
 
+    def keep(self, modules: Iterable[nn.Module]) -> None:
+        """Put back what these modules change in buffers, after each time they run."""
+        for module in modules:
+            if id(module) not in self._kept:
+                self._kept[id(module)] = _KeptBuffers(module)
+
     def release(self) -> None:
-        """Give parameters their flags back, and norms the mode that `train` or `eval` requested last."""
+        """Give parameters their flags back, norms the mode that was requested last, and take the hooks off."""
         for parameter, flag in self._parameters.values():
             parameter.requires_grad_(flag)
         for norm, train in self._norms.values():
             _moving(norm, train)
+        for kept in self._kept.values():
+            kept.release()
         self._parameters.clear()
         self._norms.clear()
+        self._kept.clear()
+
+
+class _KeptBuffers:
+    """Hooks of a module that put its buffers back, and those inside it, where it has changed them as it ran.
+
+    Others may change them between two runs, as `load_state_dict` does: what holds is how each run found them.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.owners = [one for one in module.modules() if one._buffers]
+        self.before: list[dict[str, _Buffer]] = [{} for _ in self.owners]
+        self.handles = [
+            module.register_forward_pre_hook(self.note, prepend=True),
+            module.register_forward_hook(self.put_back, always_call=True),
+        ]
+
+    def note(self, module: nn.Module, inputs: Any) -> None:
+        """Copy the buffers that are others than at the last run."""
+        for owner, before in zip(self.owners, self.before, strict=True):
+            for name, tensor in owner._buffers.items():
+                if tensor is not None and not (name in before and before[name].holds(tensor)):
+                    before[name] = _Buffer(tensor)
+
+    @torch.no_grad()
+    def put_back(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Put the buffers back that have changed since."""
+        for owner, before in zip(self.owners, self.before, strict=True):
+            for name, tensor in owner._buffers.items():
+                if name in before and not (tensor is not None and before[name].holds(tensor)):
+                    owner._buffers[name] = before[name].put_back()
+
+    def release(self) -> None:
+        """Take the hooks off."""
+        for handle in self.handles:
+            handle.remove()
+
+
+class _Buffer:
+    """A buffer, and a copy of what it holds."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor, self.version, self.copy = tensor, tensor._version, tensor.detach().clone()
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether `tensor` is this buffer, and nobody has written into it."""
+        return tensor is self.tensor and tensor._version == self.version
+
+    def put_back(self) -> Tensor:
+        """Return the buffer with what it held."""
+        if self.tensor._version != self.version:
+            self.tensor.copy_(self.copy)
+            self.version = self.tensor._version
+        return self.tensor
 
 
 class _ModeAsked:

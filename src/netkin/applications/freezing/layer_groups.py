@@ -9,8 +9,8 @@ belong to a group, by the order in which they run:
   network is frozen with its first block. What runs after the last group is never frozen.
 
 A parameter that no layer holds, but the model itself or a module around the groups, goes with the first group that
-depends on it. Until `FirstStep` has seen a training step, the order in which modules run is taken to be that of
-registration.
+depends on it; if it is parametrized, what computes it is a piece that runs, like a module. Until `FirstStep` has seen a
+training step, the order in which modules run is taken to be that of registration.
 """
 
 from __future__ import annotations
@@ -23,13 +23,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from netkin.errors import ForwardError, ValueFault
 from netkin.representations.hooks import leaves
-from netkin.representations.layers import Spec, children, choose, layers, modules, split_call, unwrapped
+from netkin.representations.layers import (
+    Spec,
+    children,
+    choose,
+    layer_label,
+    layers,
+    modules,
+    own_parameters,
+    split_call,
+    unwrapped,
+)
 
 NORM = re.compile(r"norm(act)?(\dd)?$", re.IGNORECASE)  # BatchNorm2d, LayerNorm, LlamaRMSNorm, BatchNormAct2d, ...
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+STILL_IN_EVALUATION = (_NormBase, _SpectralNorm)  # whose buffers no evaluation changes
 
 
 class LayerGroups:
@@ -39,8 +54,9 @@ class LayerGroups:
     """
 
     def __init__(self, model: nn.Module, spec: Spec = None):
-        self.modules = modules(model)
+        _refuse_scripted(model)
         self.names = tuple(find_groups(model) if spec is None else named_groups(model, spec))
+        self.modules = _with_parametrizations(modules(model), self.names)
         self.order = _with_names_in_order(list(_pieces(self.modules, self.names, "")), self.names)
         self.owner = self._owners()
 
@@ -58,10 +74,23 @@ class LayerGroups:
         return {name: tensor for piece in self.members(number) for name, tensor in self._parameters_of(piece)}
 
     def norms(self, number: int) -> list[nn.Module]:
-        """Return those modules of group `number` that change as they run in training mode."""
-        pieces = [self.modules[piece] for piece in self.members(number) if piece in self.modules]
-        inner = {id(module): module for piece in pieces for module in piece.modules()}
+        """Return those modules of group `number` that are known to change as they run in training mode."""
+        inner = {id(module): module for piece in self._pieces_of(number) for module in piece.modules()}
         return [module for module in inner.values() if keeps_statistics(module)]
+
+    def with_buffers(self, number: int) -> list[nn.Module]:
+        """Return those modules of group `number` that might change buffers as they run, whatever their mode.
+
+        What a piece as a whole changes, it changes in any module inside it.
+        """
+        found: dict[int, nn.Module] = {}
+        for piece in self._pieces_of(number):
+            own = [one for one in piece.modules() if one._buffers and not isinstance(one, STILL_IN_EVALUATION)]
+            found |= {id(one): one for one in ([piece, *own] if own else [])}
+        return list(found.values())
+
+    def _pieces_of(self, number: int) -> list[nn.Module]:
+        return [self.modules[piece] for piece in self.members(number) if piece in self.modules]
 
     def owners(self) -> dict[int, dict[str, int | None]]:
         """Return for each parameter, by its id, all names it goes by and the group that each name belongs to."""
@@ -82,9 +111,8 @@ class LayerGroups:
             yield piece, self.modules[above]._parameters[key]  # type: ignore[misc]
             return
         for name, module in modules(self.modules[piece]).items():
-            for key, tensor in module._parameters.items():
-                if tensor is not None:
-                    yield ".".join(filter(None, (piece, name, key))), tensor
+            for key, tensor in own_parameters(module).items():
+                yield ".".join(filter(None, (piece, name, key))), tensor
 
     def _owners(self) -> dict[str, int | None]:
         numbers, owner = {name: number for number, name in enumerate(self.names)}, {}
@@ -126,15 +154,25 @@ def named_groups(model: nn.Module, spec: Spec) -> list[str]:
     return names
 
 
+def _refuse_scripted(model: nn.Module) -> None:
+    for name, module in modules(model).items():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueFault(
+                f"{layer_label(name) if name else 'the model'} is a ScriptModule, which takes no hooks and so can't be "
+                "held still; train the module from which it was scripted or traced."
+            )
+
+
 def has_weights(module: nn.Module) -> bool:
     """Return whether `module` holds parameters that are not those of a norm."""
-    return any(True for inner in module.modules() if not _is_norm(inner) for _ in inner.parameters(recurse=False))
+    return any(own_parameters(inner) for inner in modules(module).values() if not _is_norm(inner))
 
 
 def keeps_statistics(module: nn.Module) -> bool:
     """Return whether `module` changes as it runs in training mode: running statistics, or spectral norm's vectors."""
     running = any(getattr(module, key, None) is not None for key in ("running_mean", "running_var"))
-    return running or type(module).__name__ == "_SpectralNorm"
+    by_hook = any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values())
+    return running or by_hook or isinstance(module, _SpectralNorm)
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -156,8 +194,26 @@ def _pieces(known: dict[str, nn.Module], names: Sequence[str], name: str) -> Ite
         return
     joined: Callable[[str], str] = lambda key: f"{name}.{key}" if name else key  # noqa: E731
     yield from (joined(key) for key, tensor in known[name]._parameters.items() if tensor is not None)
-    for key in children(known[name]):
+    for key in [*_parametrized(known[name]), *children(known[name])]:
         yield from _pieces(known, names, joined(key))
+
+
+def _parametrized(module: nn.Module) -> dict[str, nn.Module]:
+    """Return what computes the parametrized weights of a module, by name in it."""
+    lists = module.parametrizations.items() if is_parametrized(module) else ()  # type: ignore[operator,union-attr]
+    return {f"parametrizations.{key}": one for key, one in lists}
+
+
+def _with_parametrizations(known: dict[str, nn.Module], names: Sequence[str]) -> dict[str, nn.Module]:
+    """Return all modules, and with those around groups what computes weights of theirs."""
+    around = {
+        name: one for name, one in known.items() if any(group != name and _is_inside(group, name) for group in names)
+    }
+    return known | {
+        f"{name}.{key}".lstrip("."): one
+        for name, module in around.items()
+        for key, one in _parametrized(module).items()
+    }
 
 
 def _with_names_in_order(order: list[str], names: Sequence[str]) -> list[str]:

@@ -24,8 +24,10 @@ from torch.optim import Optimizer
 
 from netkin import files
 from netkin.errors import ShapeError, ValueFault
+from netkin.representations.layer_weights import own_weights
 from netkin.representations.layers import Spec, choose, layer_label, modules, refuse_lazy, unwrapped
 from netkin.results.weight_sparsity import LayerSparsity, WeightSparsity
+from netkin.settings import evaluating
 from netkin.sources.names import by_name
 
 MaskableLayer = (
@@ -290,7 +292,8 @@ def layer_table(
 ) -> WeightSparsity:
     """Return the counts of zero, masked and small weights of each layer."""
     _refuse_epsilons([*epsilons, *relative])
-    rows = tuple(_row(name, layer, epsilons, relative) for name, layer in layers.items())
+    with evaluating(model):  # where spectral norm only reads its vectors
+        rows = tuple(_row(name, layer, epsilons, relative) for name, layer in layers.items())
     total = sum(weight.numel() for weight in unwrapped(model).parameters())
     return WeightSparsity(rows, tuple(epsilons), tuple(relative), total - sum(row.weights for row in rows))
 
@@ -314,7 +317,7 @@ def weight_sizes(name: str, layer: MaskableLayer) -> tuple[Tensor, Tensor]:
     These are the weights that are not masked; in a layer without a mask, as one of a file into which masks were baked,
     those that are not exactly zero.
     """
-    sizes, own = layer.weight.detach().double().abs().flatten(), mask_of(layer)
+    sizes, own = own_weights(layer)["weight"].detach().double().abs().flatten(), mask_of(layer)
     if not torch.isfinite(sizes).all():
         raise ValueFault(
             f"{int((~torch.isfinite(sizes)).sum()):,} of {len(sizes):,} weights of {layer_label(name)} are not finite."

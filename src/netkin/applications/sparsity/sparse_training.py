@@ -52,7 +52,8 @@ class DynamicMasks(Hook):
     batch is largest, also among the weights just dropped, drops a share that falls from `fraction` to zero in half a
     cosine, and at these steps moves masks instead of weights, as Algorithm 1 of its paper does. "set" grows at random
     among weights that were masked before, a constant share, after the step. Weights that grow begin at zero, and what
-    an optimizer remembers of them and of dropped ones is forgotten.
+    an optimizer remembers of them and of dropped ones is forgotten. Masks of weights without gradients, as those of
+    frozen layers, stay.
 
     In a loop of your own call `begin`, then `after_backward` and `after_step` as `nk.train` does, steps from 1.
 
@@ -113,7 +114,7 @@ class DynamicMasks(Hook):
         """Let RigL's masks move at its steps, in place of the weights."""
         self._stop_watching()
         gradients, self._gradients = self._gradients, {}
-        if self.method != "rigl" or not self.share(step):
+        if self.method != "rigl" or not self.share(step) or not _learning_layers(model):
             return
         if not gradients:
             raise ValueFault(
@@ -137,7 +138,7 @@ class DynamicMasks(Hook):
         """Let SET's masks move after its steps, and look out for the next gradient where RigL needs it."""
         if self.method == "set" and self.share(step):
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-            for layer in masked_layers(model).values():
+            for layer in _learning_layers(model):
                 left = own_mask(layer).mask
                 worth = torch.rand(left.shape, generator=generator, dtype=torch.float64).to(left.device)
                 count = min(self._count(layer, step), int((~left).sum()))  # as many as there is room to grow
@@ -191,6 +192,11 @@ class DynamicMasks(Hook):
         weight.masked_fill_(changed, 0.0)
         for value in memories_of(weight, self._optimizer) if self._optimizer is not None else ():
             value.masked_fill_(changed, 0.0)
+
+
+def _learning_layers(model: nn.Module) -> list[MaskableLayer]:
+    """Return the layers with masks whose weights are not frozen."""
+    return [layer for layer in masked_layers(model).values() if weight_behind(layer).requires_grad]
 
 
 def _keep(layer: MaskableLayer, count: int) -> Tensor:

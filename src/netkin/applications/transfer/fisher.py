@@ -25,10 +25,12 @@ from netkin.representations.activations import Reader
 from netkin.representations.gradients import Taps, Target, are_probabilities, class_logits, logits_of, pulling
 from netkin.representations.hooks import guest, mapped, watching
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, labels_of, prepared, take
+from netkin.representations.layer_weights import own_weights, with_plain_weights
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
 from netkin.settings import called_with
 from netkin.sources.names import by_name
 from netkin.statistics.collector import hashes
+from netkin.statistics.layer_filters import weights_in
 
 ROOM = 2**28  # bytes for gradients of single examples on the host, where more is not faster
 DISTRIBUTIONS = ("model", "tempered", "labels")
@@ -72,7 +74,8 @@ def task2vec(
 
     The mean over the examples x of ``E_{y ~ p(y|x)} (∂ log p(y|x) / ∂w)²``, from the gradient of every single example,
     and its mean over the weights of a filter (an output channel): Achille et al. (2019), arXiv:1902.03545. As in the
-    authors' code biases don't count, and scales of norm layers are filters of one weight. The model is in evaluation
+    authors' code biases don't count, and scales of norm layers are filters of one weight. Weights that are computed, by
+    masks or `weight_norm`, count as those of the same network with plain ones. The model is in evaluation
     mode, and is left as it was. Task2Vec compares data sets by one reference network, with a head fitted to each.
 
     Args:
@@ -99,7 +102,7 @@ def task2vec(
             f"`samples` draws at least 1 class for an example, of categorical outputs; got {samples} for {outputs} "
             "ones. Leave it out for the exact mean."
         )
-    fisher, seen = None, 0
+    fisher, seen, model = None, 0, with_plain_weights(model)
     with torch.inference_mode(False), guest(model, exact=exact_model):
         for batch in reported(batches_of(data, examples), "reading", "batches", progress):
             if fisher is None:
@@ -200,7 +203,8 @@ def fisher_rao_norm(
     target = Target("labels" if outputs == "continuous" or labels == "labels" else "tempered", beta, outputs)
     if depth is not None and depth < 0:
         raise ValueFault(f"`depth`, the number of hidden layers, must be at least 0; got {depth}.")
-    with_weights = [any(w.ndim > 1 for w in filter_weights(m).values()) for m in unwrapped(model).modules()]
+    layers = {id(one): one for one in modules(model).values()}.values()
+    with_weights = [any(w.ndim > 1 for w in weights_in(own_weights(one)).values()) for one in layers]
     if depth is None and not any(with_weights):
         raise ValueFault("the model has no layer with a matrix of weights to count; pass `depth`.")
     factor, total, seen = sum(with_weights) if depth is None else depth + 1, 0.0, 0
@@ -339,7 +343,7 @@ def _backbone(
 
     A model that mixes the examples of a batch is refused.
     """
-    owned = {name: filter_weights(module) for name, module in modules(model).items()}
+    owned = {name: weights_in(own_weights(module)) for name, module in modules(model).items()}
     ran, probable = list[str](), list[bool]()
     few = take(batch, 4)
 
@@ -360,12 +364,6 @@ def _backbone(
             "`backbone` whose weights count."
         )
     return found, probable[0]
-
-
-def filter_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's own weights that have filters: matrices, kernels, and scales of norm layers."""
-    own = module.named_parameters(recurse=False)
-    return {name: one for name, one in own if one.is_floating_point() and one.ndim > (name != "weight")}
 
 
 def _examples_of(batch: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
