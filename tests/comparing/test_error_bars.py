@@ -243,6 +243,33 @@ def test_intervals_cover_the_populations_value():
 
 
 @pytest.mark.slow
+def test_intervals_of_cut_spectra_cover_where_the_table_gives_an_error():
+    """Of a direction that may be exchanged and that only one layer has, errors covered the mean in 2 of 3 draws."""
+    rng, spectrum, covered, known = np.random.default_rng(3), STEEP.copy(), {}, {}
+    shared = np.array([1, 1, 1, 1, 1, 0, 1, 1, 1, 1]) * 0.8
+    for gap in (0.02, 0.4):
+        spectrum[5], values, errors = spectrum[4] * (1 - gap), [], []
+        for _ in range(12):
+            X = {str(case): rng.normal(size=(2000, 10)) for case in range(25)}
+            Y = {
+                case: (shared * rows + np.sqrt(1 - shared**2) * rng.normal(size=rows.shape)) * np.sqrt(STEEP)
+                for case, rows in X.items()
+            }
+            X = {case: rows * np.sqrt(spectrum) for case, rows in X.items()}
+            table = nk.compare(X, Y, measures="svcca_k(k=5)", pairs="corresponding", errors=True, progress=False)
+            values.append(np.diag(table["svcca_k(k=5)"].values))
+            errors.append(np.diag(table["svcca_k(k=5)"].errors))
+        values, errors = np.concatenate(values), np.concatenate(errors)
+        held = np.isfinite(errors)
+        inside = np.abs(values - values.mean()) <= 1.96 * errors
+        covered[gap], known[gap] = inside[held].mean(), held.mean()
+    assert covered[0.02] > 0.84, covered  # 0.70 with all errors
+    assert known[0.02] < 0.8, known
+    assert covered[0.4] > 0.92, covered
+    assert known[0.4] > 0.98, known
+
+
+@pytest.mark.slow
 def test_errors_of_data_sorted_by_class_are_the_true_spread():
     rng, cases, n = np.random.default_rng(1), 250, 600
     centres, values, errors = rng.normal(size=(5, 6)) * 2, [], []
@@ -295,6 +322,110 @@ def test_a_cut_that_jumps_between_chunks_is_told(worlds):
     told = [text for text in found.warnings if "another number of directions" in text]
     assert len(told) == 1
     assert told[0].startswith(f"without some chunk {measure} keeps another number of directions, of 1 pairs")
+    assert "svcca_k" not in told[0]  # whose directions at the cut jump as well
+
+
+def turned(rng, spectrum, n, count, noise=0.02):
+    """Return layers with these variances, and rotated copies with noise, by number."""
+    X, Y = {}, {}
+    for case in map(str, range(count)):
+        X[case] = rng.normal(size=(n, len(spectrum))) * np.sqrt(spectrum)
+        Q = np.linalg.qr(rng.normal(size=(len(spectrum), len(spectrum))))[0]
+        Y[case] = X[case] @ Q + noise * rng.normal(size=X[case].shape)
+    return X, Y
+
+
+DENSE, STEEP = np.arange(1, 33) ** -0.5, 2.0 ** -np.arange(10)
+CUTS = ["svcca_k(k=20)", "svcca(variance=0.9)", "svcca_by_sum(variance=0.9)"]
+
+
+def test_a_direction_at_the_cut_that_a_near_one_may_replace_leaves_no_error():
+    """Eigenvalues 2.5 % apart, which 5,000 examples tell to 2 %: intervals hold the mean of all draws in 2 of 3."""
+    X, Y = turned(np.random.default_rng(0), DENSE, 5000, 10)
+    found = nk.compare(X, Y, measures=[*CUTS, "cca_mean"], pairs="corresponding", errors=True, progress=False)
+    for measure in CUTS:
+        reasons = [found[measure].error_reasons.get((case, case), "") for case in X]
+        assert sum("too near to each other" in reason for reason in reasons) >= 8, measure
+        assert found[measure].bias().shape == (10, 10)  # replicates stay
+    assert np.isfinite(np.diag(found["cca_mean"].errors)).all()  # which keeps all directions
+
+
+def test_a_cut_in_a_gap_has_its_error():
+    X, Y = turned(np.random.default_rng(1), STEEP, 2000, 10)
+    asked = ["svcca_k(k=5)", "svcca(variance=0.95)"]
+    found = nk.compare(X, Y, measures=asked, pairs="corresponding", errors=True, progress=False)
+    for measure in asked:
+        assert np.isfinite(np.diag(found[measure].errors)).all(), found[measure].error_reasons
+
+
+def test_a_number_of_directions_that_other_samples_change_leaves_no_error():
+    draw = np.random.default_rng(2)
+    X = draw.normal(size=(2000, 10)) * np.sqrt(STEEP)
+    Y = draw.normal(size=(2000, 10))
+    Y[:, :4] = X[:, :4] / np.sqrt(STEEP[:4]) + 0.1 * Y[:, :4]  # the fifth direction is X's alone
+    share = float(np.cumsum(np.linalg.svd(X - X.mean(0), compute_uv=False) ** 2)[3] / ((X - X.mean(0)) ** 2).sum())
+    values = []
+    for cut in (share - 1e-3, share + 1e-3):  # on either side of the fourth
+        measure = f"svcca(variance={cut:.6f})"
+        table = nk.compare({"x": X}, {"y": Y}, measures=measure, errors=True)[measure]
+        assert "one direction more or fewer" in table.error_reasons["x", "y"]
+        values.append(table["x", "y"])
+    assert values[0] > 0.98
+    assert values[1] < 0.85
+
+
+def test_an_error_that_one_chunk_makes_is_left_out(worlds):
+    X, Y = worlds.related(200, 5, 4)
+    Y[:, 0] = worlds.normal(200)
+    of = chunks_of(200, 10)
+    far = np.flatnonzero(of == 3)[0]
+    X[far, 0] = Y[far, 0] = 1e3  # one example makes two features one
+    table = nk.compare({"x": X}, {"y": Y}, measures="cca_mean", errors=True, chunks=10)["cca_mean"]
+    assert "one of the 10 chunks alone" in table.error_reasons["x", "y"]
+    assert np.isnan(table.errors[0, 0])
+    assert np.ptp(np.delete(table.replicates[:, 0, 0], 3)) < abs(table.replicates[3, 0, 0] - table["x", "y"]) / 2
+
+
+def test_a_margin_to_a_value_without_an_error_has_none():
+    X, Y = turned(np.random.default_rng(0), DENSE, 5000, 1)
+    Y["other"] = np.random.default_rng(1).normal(size=(5000, 32))
+    table = nk.compare(X, Y, measures=CUTS[0], errors=True, progress=False)[CUTS[0]]
+    match = table.best_matches()["0"]
+    assert (match.layer, match.second, match.error, match.margin_error, match.clear) == ("0", "other", None, None, None)
+
+
+def test_values_at_other_cuts_are_those_of_the_directions_themselves(worlds):
+    X, Y = worlds.related(80, 6, 5)
+    moments = nk.Moments.of(X, Y)
+    nk.svcca_k(moments, k=3)
+    U, V = (np.linalg.svd(Z - Z.mean(0), full_matrices=False) for Z in (X, Y))
+
+    def value(left, right):
+        return np.linalg.svd(U[0][:, left].T @ V[0][:, right], compute_uv=False).mean()
+
+    first, other = [0, 1, 2], [0, 1, 3]
+    exchanged = [value(other, first), value(first, other), value(other, other)]
+    assert moments.cut.other_values(moments)[:, 0] == pytest.approx(exchanged, abs=1e-10)
+    assert np.isnan(moments.cut.other_values(moments)[:, 1:]).all()  # the number is fixed
+    assert moments.cut.margins((3, 3))[0, 0] == pytest.approx(2 * np.log(U[1][2] / U[1][3]))
+    nk.svcca(moments, variance=0.9)
+    k, l = moments.cut.counts
+    more, fewer = moments.cut.other_values(moments)[:, 1], moments.cut.other_values(moments)[:, 2]
+    assert more[0] == pytest.approx(value(range(k + 1), range(l)), abs=1e-10)
+    assert fewer[1] == pytest.approx(value(range(k), range(l - 1)), abs=1e-10)
+    held = np.cumsum(U[1] ** 2) / (U[1] ** 2).sum()
+    assert moments.cut.margins((k, l))[0, 1:] == pytest.approx([held[k - 1] - 0.9, 0.9 - held[k - 2]])
+
+
+def test_a_cut_between_conjugate_frequencies_has_its_error():
+    """Their eigenvalues are equal in every sample, so that none exchanges them."""
+    draw, of = np.random.default_rng(4), np.array([0, 1, 2, 1])
+    sizes = 2.0 ** -(of[:, None] + 1.7 * of)  # 1, then 0.5 of a frequency and its conjugate, then 0.3 of two
+    x = np.fft.ifft2(np.fft.fft2(draw.normal(size=(800, 1, 4, 4))) * sizes).real
+    y = x + 0.05 * draw.normal(size=x.shape)
+    measure = "svcca_k(k=2)"
+    table = nk.compare({"x": x}, {"y": y}, measures=measure, shape="dft", errors=True)[measure]
+    assert np.isfinite(table.errors).all(), table.error_reasons
 
 
 def test_few_chunks_of_mini_batches_are_told(worlds):

@@ -11,12 +11,15 @@ import numpy as np
 import torch
 
 from netkin import __version__
+from netkin.comparing.cut_errors import CutMargins, reason_of_one
 from netkin.comparing.pass_statistics import Statistics, provenance_of_all
 from netkin.errors import NetkinError, NoValue
+from netkin.measures.cuts import Cut
 from netkin.measures.registry import Measure, value_of
 from netkin.progress import Interruption, reported
 from netkin.results import Comparison, Values
 from netkin.results.labels import NOT_ASKED
+from netkin.results.values import jackknife_error
 from netkin.settings import exact_products
 from netkin.statistics.collector import READ
 from netkin.statistics.decompositions import one_thread
@@ -88,7 +91,7 @@ class Tables:
         self.sizes: dict[str, tuple[int, ...]] = {}
         self.ranks: dict[str, dict[str, int]] = {"a": {}, "b": {}}  # the directions that layers were cut to
         self.cautions: dict[str, int] = {}  # how many values each sentence holds for
-        self.cuts: dict[tuple[str, str, str], Any] = {}  # how many directions a measure kept of a pair
+        self.cuts: dict[tuple[str, str, str], CutMargins] = {}  # where a measure cut the spectra of a pair
         self.jumps: dict[str, set[tuple[str, str]]] = {}  # pairs of which it keeps others without some chunk
         self._places: dict[tuple[str, str, str], tuple[Any, Any, Any]] = {}  # where measures read pairs
         self.ended = set(statistics.ended)
@@ -210,14 +213,16 @@ class Tables:
             try:
                 pair = self._read(measure, x, y, read, chunk)
                 with one_thread(getattr(pair, "is_small", False)):
-                    table[i, j], kept = _value_and_ranks(measure, pair)
+                    table[i, j], cut = _value_and_cut(measure, pair)
             except NoValue:  # without this chunk, and so there is no standard error
                 continue
             except Exception as fault:
                 self._add_pair(fault, measure, x, y)
                 raise
-            if kept != self.cuts.get((measure.id, x, y), kept):
-                self.jumps.setdefault(measure.id, set()).add((x, y))
+            if cut is not None:
+                self.cuts[measure.id, x, y].add(chunk, cut)
+                if cut.counts != self.cuts[measure.id, x, y].counts:
+                    self.jumps.setdefault(measure.id, set()).add((x, y))
 
     def _pair(self, x: str, y: str, read: dict[int, Any]) -> None:
         """Measure one pair; `read` is what each collector gave for it, which its measures share."""
@@ -249,7 +254,9 @@ class Tables:
         with one_thread(getattr(pair, "is_small", False)):
             for caution in measure.cautions(pair):
                 self.cautions[caution] = self.cautions.get(caution, 0) + 1
-            value, self.cuts[measure.id, x, y] = _value_and_ranks(measure, pair)
+            value, cut = _value_and_cut(measure, pair)
+            if cut is not None and self.statistics.study.chunks:
+                self.cuts[measure.id, x, y] = CutMargins(cut, pair, self.statistics.study.chunks)
         ranks = pair.ranks(measure.facts) if hasattr(pair, "ranks") else None
         if ranks is not None:
             self.ranks["a"][x], self.ranks["b"][y] = ranks
@@ -305,13 +312,28 @@ class Tables:
         held = [size > 0 for size in self.sizes.get(measure.id, ())]
         if sum(held) > 1:
             sizes = tuple(size for size in self.sizes[measure.id] if size)
-            return {"replicates": self.replicates[measure.id][held], "chunk_sizes": sizes}
+            reasons = self._doubts_of_cuts(measure, self.replicates[measure.id][held], sizes)
+            return {"replicates": self.replicates[measure.id][held], "chunk_sizes": sizes, "error_reasons": reasons}
         reason = measure.jackknife_reason or (
             "fewer than two chunks hold any examples or mini-batches; take more data"
             if self.sizes.get(measure.id)
             else f"its statistic, {self._statistic(measure)}, keeps no chunks of the examples"
         )
         return {"error_reasons": dict.fromkeys(self.wanted, reason)}
+
+    def _doubts_of_cuts(self, measure: Measure, replicates: np.ndarray, sizes: Sequence[int]) -> dict[Any, str]:
+        """Return why pairs have no error: their value hangs on where spectra are cut, by a share or at rounding."""
+        if not measure.facts.whitens:
+            return {}
+        values, found = self.values[measure.id], dict[Any, str]()
+        errors = jackknife_error(values, replicates, sizes)
+        for i, j in np.argwhere(np.isfinite(errors)).tolist():
+            pair = self.layers_a[i], self.layers_b[j]
+            mirrored = self.mirrored and measure.facts.symmetric and (measure.id, *pair) not in self.cuts
+            cut = self.cuts.get((measure.id, *(pair[::-1] if mirrored else pair)))
+            reason = cut.reason(values[i, j], errors[i, j], self.sizes[measure.id]) if cut else ""
+            found[pair] = reason or reason_of_one(values[i, j], replicates[:, i, j], sizes)
+        return {pair: reason for pair, reason in found.items() if reason}
 
     def _statistic(self, measure: Measure) -> str:
         """Return what the values were read from."""
@@ -364,16 +386,16 @@ class Tables:
             )
         for name, pairs in self.jumps.items():
             yield (
-                f"without some chunk {name} keeps another number of directions, of {len(pairs):,} pairs; their "
-                "standard errors hold these jumps, which 'svcca_k' with a fixed number does not have."
+                f"without some chunk {name} keeps another number of directions, of {len(pairs):,} pairs; such jumps "
+                "make a standard error too large, unless the table has a reason in its place."
             )
 
 
-def _value_and_ranks(measure: Measure, pair: Any) -> tuple[float, tuple[int, int] | None]:
-    """Return a measure's value of a pair, and how many directions of either layer it kept, where it cuts them."""
-    if hasattr(pair, "kept_directions"):
-        pair.kept_directions = None
-    return value_of(measure, pair), getattr(pair, "kept_directions", None)
+def _value_and_cut(measure: Measure, pair: Any) -> tuple[float, Cut | None]:
+    """Return a measure's value of a pair, and where it cut the spectra of the layers, if it did."""
+    if hasattr(pair, "cut"):
+        pair.cut = None
+    return value_of(measure, pair), getattr(pair, "cut", None)
 
 
 def merge_cautions(cautions: Mapping[str, int]) -> list[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from netkin.arrays import exact_products, summing_dtype
 from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.measures.cuts import Cut
 from netkin.measures.directions import arccos, leading, partial_roots, partly_whitened, root, spectrum, ties
 from netkin.measures.registry import AFFINE, FEW_EXAMPLES, RIGID, measure
 from netkin.statistics import Moments, Spectra
@@ -90,7 +91,7 @@ def svcca(moments: Moments, *, variance: float = 0.99) -> Tensor:
 
     Each layer keeps the fewest directions that hold `variance` of its variance, Σσ²; the rest is taken for noise.
     """
-    return _truncated(moments, *(leading(side, variance) for side in (moments.x, moments.y)))
+    return _truncated(moments, *(leading(side, variance) for side in (moments.x, moments.y)), share=variance)
 
 
 @measure(
@@ -106,7 +107,8 @@ def svcca(moments: Moments, *, variance: float = 0.99) -> Tensor:
 )
 def svcca_by_sum(moments: Moments, *, variance: float = 0.99) -> Tensor:
     """Return `svcca` with the cut taken on Σσ instead of Σσ², from 0 to 1; it keeps more directions."""
-    return _truncated(moments, *(leading(side, variance, "sum") for side in (moments.x, moments.y)))
+    keep_x, keep_y = (leading(side, variance, "sum") for side in (moments.x, moments.y))
+    return _truncated(moments, keep_x, keep_y, share=variance, weigh=torch.sqrt)
 
 
 @measure(
@@ -325,11 +327,23 @@ def _overlap(moments: Moments) -> Tensor:
     return (overlap / max(moments.x.rank, moments.y.rank)).clamp(max=1)
 
 
-def _truncated(moments: Moments, keep_x: Tensor, keep_y: Tensor) -> Tensor:
+def _truncated(moments: Moments, keep_x: Tensor, keep_y: Tensor, **rule: Any) -> Tensor:
+    """Return the mean canonical correlation of the marked directions; `rule` is what the cut was made by."""
     counts = [tuple(keep.sum(-1).tolist()) for keep in (keep_x, keep_y)]  # leading ones of every block
-    moments.kept_directions = (sum(counts[0]), sum(counts[1]))
+    spectra, kept = (spectrum(moments.x), spectrum(moments.y)), (keep_x, keep_y)
+    moments.cut = Cut(spectra, kept, _mean_correlation, **rule)
     values = moments.decomposed(("leading", *counts), lambda: moments.leading_alignment(keep_x, keep_y))
     return largest(values, min(map(sum, counts))).mean()
+
+
+def _mean_correlation(moments: Moments, keep_x: Tensor, keep_y: Tensor) -> Tensor:
+    """Return the mean canonical correlation of any marked directions, not of leading ones alone."""
+    k, l = moments.alignment.shape[-2:]
+    if len(keep_x) == len(keep_y) == 1:
+        part = moments.alignment[:, keep_x[0, :k]][..., keep_y[0, :l]]
+    else:
+        part = moments.alignment * keep_x[..., :k].unsqueeze(-1) * keep_y[..., :l].unsqueeze(-2)
+    return largest(torch.linalg.svdvals(part), int(min(keep_x.sum(), keep_y.sum()))).mean()
 
 
 def _first(side: Side, k: int) -> Tensor:

@@ -185,8 +185,8 @@ class ModelReading:
 
     def run(
         self, take: Take, data: Any, layers: Spec = None, examples: int | None = None, progress: ProgressOption = None
-    ) -> None:
-        """Run the model over data in evaluation mode, and yield the rows of each batch.
+    ) -> dict[str, float]:
+        """Run the model over data in evaluation mode, and return the rounding unit of each layer's outputs.
 
         Args:
             take: called with each batch, and with the features and gradients of its examples by layer. Default layers
@@ -209,6 +209,7 @@ class ModelReading:
                 if self.one_row:
                     _refuse_several_rows(kept, batch_length(batch), read.shapes)
                 take(batch, kept, gradients)
+        return read.resolutions
 
 
 class Taps:

@@ -39,7 +39,7 @@ class Moments:
     ):
         self.x, self.y, self.n, self.is_centred = x, y, x.n, centred
         self._cross, self._norm_product = cross, norm_product
-        self.kept_directions: tuple[int, int] | None = None  # of either layer, by the measure that cut them last
+        self.cut: Any = None  # where the measure that was read last cut the spectra of the layers, if it did
         self.found: dict[Hashable, Any] = {}  # singular values, and vectors
         self.asked: dict[Hashable, Decomposition] | None = None  # while a first reading notes what measures ask for
 

@@ -54,6 +54,31 @@ def test_h_score_is_the_sum_of_squared_correlations_with_the_labels(evidence):
     assert scores.h_score(evidence) == pytest.approx(((Q.T @ U) ** 2).sum(), abs=1e-10)
 
 
+@pytest.mark.parametrize("offset", [0.0, 10.0, 1000.0])
+def test_h_score_does_not_count_rounding_as_features(offset):
+    """A wide linear layer spans what the narrow one before it spans, whatever its bias."""
+    draw = np.random.default_rng(4)
+    labels = draw.integers(0, 10, 1000)
+    narrow = (draw.normal(size=(10, 20)) / 3)[labels] + draw.normal(size=(1000, 20))
+    wide = narrow @ (draw.normal(size=(20, 256)) / 20**0.5) + offset
+    Q = np.linalg.qr(narrow - narrow.mean(0))[0]
+    known = sum((Q[labels == one].sum(0) ** 2).sum() / (labels == one).sum() for one in range(10))
+    assert scores.h_score(Evidence.of(narrow.astype(np.float32), labels)) == pytest.approx(known, rel=1e-6)
+    assert scores.h_score(Evidence.of(wide.astype(np.float32), labels)) == pytest.approx(known, rel=1e-3)
+
+
+def test_h_score_does_not_count_the_rounding_of_a_model_in_half_precision():
+    torch.manual_seed(0)
+    labels, centres = torch.arange(1000) % 10, torch.randn(10, 8)
+    inputs = (centres[labels] + torch.randn(1000, 8)).bfloat16()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    model[0].bias.data.fill_(30)  # beside which the features have few digits
+    model = model.bfloat16()
+    found = transfer_scores(model, [(inputs, labels)], ["h_score"], layer="0", progress=False)["h_score"]
+    exact = model[0].float()(inputs.float()).detach()
+    assert found == pytest.approx(scores.h_score(Evidence.of(exact, labels.numpy())), rel=0.05)
+
+
 def test_the_regularised_h_score_shrinks_by_ledoit_and_wolf(evidence):
     few = Evidence.of(evidence.features[:12], evidence.labels[:12])
     fit = LedoitWolf().fit(few.features)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from netkin.arrays import as_matrix, label_tensor
+from netkin.arrays import as_matrix, label_tensor, resolution_of
 from netkin.errors import ForwardError, NetkinError, NoValue, ShapeError, ValueFault
 from netkin.identity.data import DataDigest, contents
 from netkin.progress import ProgressOption
@@ -42,6 +42,7 @@ class Evidence:
 
     `gradients` are those of the tempered loss at the features, where they were requested. `digest` tells inputs and
     labels, in their order, from others; `numbers` are the examples' places in that order, which a part keeps.
+    `resolution` is the rounding unit of the features as they came, before they were raised to float64.
     """
 
     features: Array
@@ -50,10 +51,17 @@ class Evidence:
     gradients: Array | None = None
     digest: str = ""
     numbers: Array = field(default_factory=lambda: np.arange(0))
+    resolution: float = float(np.finfo(np.float64).eps)
 
     @classmethod
     def of(
-        cls, features: Any, labels: Any, probabilities: Any = None, gradients: Any = None, digest: str = ""
+        cls,
+        features: Any,
+        labels: Any,
+        probabilities: Any = None,
+        gradients: Any = None,
+        digest: str = "",
+        resolution: float | None = None,
     ) -> Evidence:
         """Return checked evidence, in float64, with labels counted from 0 without gaps.
 
@@ -63,8 +71,10 @@ class Evidence:
             probabilities: those of the model's own classes.
             gradients: those of each example's loss at its features.
             digest: identifies the data.
+            resolution: the rounding unit of the features, by default that of their type.
         """
-        rows = as_matrix(features, "features").detach().cpu().double().numpy()
+        matrix = as_matrix(features, "features").detach().cpu()
+        rows = matrix.double().numpy()
         given = np.asarray(labels)
         if given.shape != (len(rows),):
             raise ShapeError(
@@ -79,7 +89,8 @@ class Evidence:
             )
         known = None if probabilities is None else _probabilities(probabilities, len(rows))
         pulls = None if gradients is None else _gradients(gradients, rows.shape)
-        return cls(rows, compact, known, pulls, digest, np.arange(len(rows)))
+        unit = resolution or resolution_of(features, matrix)
+        return cls(rows, compact, known, pulls, digest, np.arange(len(rows)), unit)
 
     def part(self, rows: Array) -> Evidence:
         """Return the evidence of some examples, chosen by a mask; a part that lacks a class is refused."""
@@ -90,7 +101,9 @@ class Evidence:
                 f"{int(np.sum(rows)):,}; take more examples or fewer chunks."
             )
         known, pulls = (None if one is None else one[rows] for one in (self.probabilities, self.gradients))
-        return Evidence(self.features[rows], self.labels[rows], known, pulls, numbers=self.numbers[rows])
+        return Evidence(
+            self.features[rows], self.labels[rows], known, pulls, numbers=self.numbers[rows], resolution=self.resolution
+        )
 
     @property
     def classes(self) -> int:
@@ -150,8 +163,8 @@ def evidence_of(
     chosen = layer or feature_layer(model)
     read = _Reading(chosen, forward)
     reading = ModelReading(model, Target() if gradients else None, None, read.forward, transform)
-    reading.run(read.add, data, [chosen], examples, progress)
-    return read.evidence()
+    resolutions = reading.run(read.add, data, [chosen], examples, progress)
+    return read.evidence(resolutions[chosen])
 
 
 class _Reading:
@@ -198,7 +211,7 @@ class _Reading:
             self._pulls.append(pulls.cpu())
         self._outputs.clear()
 
-    def evidence(self) -> Evidence:
+    def evidence(self, resolution: float) -> Evidence:
         known, probabilities = [one for one in self._logits if one is not None], None
         if len(known) == len(self._rows):
             outputs = torch.cat(known)
@@ -206,7 +219,7 @@ class _Reading:
             probabilities = logits.softmax(1)
         pulls = torch.cat(self._pulls) if self._pulls else None
         features, labels = torch.cat(self._rows), torch.cat(self._labels).numpy()
-        return Evidence.of(features, labels, probabilities, pulls, self._digest.hex)
+        return Evidence.of(features, labels, probabilities, pulls, self._digest.hex, resolution)
 
 
 def feature_layer(model: nn.Module) -> str:

@@ -28,6 +28,7 @@ from netkin.statistics.bucket_sums import BucketSums
 from netkin.statistics.collector import hashes
 from netkin.statistics.kernel_pairs import KERNELS
 from netkin.statistics.outer_products import LayerEmbeddings, MeanEmbedding
+from netkin.statistics.rows import RowsSide
 from netkin.statistics.sketches import LayerSketches, SketchSettings, sketched_part
 
 DEFAULT = "h_score_regularised"  # of `recommend`: see the table in docs/recommend.md
@@ -195,10 +196,13 @@ def nce(evidence: Evidence) -> float:
 
 @score("Bao et al. (2019), arXiv:2212.10082", (0, math.inf))
 def h_score(evidence: Evidence) -> float:
-    """Return ``tr(cov(f)⁺ cov(E[f | y]))``, the share of the features' whitened variance that the labels explain."""
-    centred, means = _about_mean(evidence)
-    covariance = centred.T @ centred / len(centred)
-    return float(np.trace(np.linalg.pinv(covariance, hermitian=True) @ (means.T @ means) / len(means)))
+    """Return ``tr(cov(f)⁺ cov(E[f | y]))``, the share of the features' whitened variance that the labels explain.
+
+    Directions in which the features vary by no more than rounding are left out, by the rule that CCA uses.
+    """
+    side = RowsSide(torch.from_numpy(evidence.features), "the features", resolution=evidence.resolution)
+    whitened, labels = side.whitened.numpy(), evidence.one_hot
+    return float(((labels.T @ whitened) ** 2 / labels.sum(0)[:, None]).sum())
 
 
 @score("Ibrahim et al. (2021), arXiv:2110.06893", (0, math.inf))
