@@ -109,7 +109,9 @@ UNLIKE = {
     "other_measures": "ValueFault: rank 1 differs from rank 0 in its measures: nbs and cka; ",
     "other_layers": "ValueFault: rank 1 differs from rank 0 in its layers: fc and conv1; ",
     "other_calls": "ValueFault: rank 1 differs from rank 0 in its examples: 51 and 50; ",
-    "other_widths": "ValueFault: rank 1 differs from rank 0 in its layers of 'a': {{'conv1': 5, 'conv2': 6, 'fc': 3}} ",
+    "other_activations": "ValueFault: rank 1 differs from rank 0 in its 'act' of 'a': torch.nn.modules.activation.T",
+    "other_code": "ValueFault: rank 1 differs from rank 0 in its 'own code' of 'a': rank_worlds.Net ",
+    "other_widths": "ValueFault: rank 1 differs from rank 0 in its 'conv1.out_channels' of 'a': int 5 and int 4; ",
 }
 LAST = {
     "a_model_that_crashes": "OSError: this rank is broken",

@@ -25,6 +25,7 @@ from netkin.comparing.engines import PassEngine, Result
 from netkin.comparing.pass_statistics import Statistics, from_parts
 from netkin.comparing.subjects import ModelRunner
 from netkin.errors import NetkinError, ShapeError, ValueFault, WorkerFault
+from netkin.identity import form_of, settings_digest
 from netkin.progress import showing
 from netkin.results import Comparison
 from netkin.results.packing import packed_columns, unpacked_columns
@@ -65,7 +66,16 @@ class Distributed(PassEngine):
             for model in models.values():
                 if isinstance(model, DistributedDataParallel):
                     stack.enter_context(self._first_buffers(model))
+            self._refuse_other_forms(models)
             yield
+
+    def _refuse_other_forms(self, models: Mapping[str, nn.Module]) -> None:
+        """Refuse models that are not the same on all ranks beside their weights, and name the module or attribute."""
+        forms = {name: form_of(model, steady=True) for name, model in models.items()}
+        first, *others = self.ranks.gathered(settings_digest(forms))
+        if any(other != first for other in others):  # all of it is large, and sent only then
+            parts = [(name, part or "own code", text) for name, form in forms.items() for part, text in form.items()]
+            self.ranks.refuse_unlike({f"{part!r} of {name!r}": text for name, part, text in parts})
 
     @contextmanager
     def _first_buffers(self, model: nn.Module) -> Iterator[None]:
