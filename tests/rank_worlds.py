@@ -4,6 +4,8 @@ Each function of `SAME` makes one result, by any engine; each of `REFUSED` makes
 its rank and how many there are. What every rank got is left in the folder, as a file of the result or as a sentence.
 """
 
+import os
+import time
 import warnings
 from datetime import timedelta
 
@@ -391,6 +393,36 @@ def a_rank_that_does_not_come(rank, count):
     if rank < count - 1:
         call()
     raise TimeoutError("this rank has not called")
+
+
+def run_with_one_that_ends(rank, folder, after):
+    """Call on all ranks, of which the last ends without a fault after some runs of its model; None: it never calls."""
+    distributed.GRACE = 0.1
+    is_last, runs = rank == dist.get_world_size() - 1, []
+    if is_last and after is None:
+        return
+
+    def forward(model, batch):
+        runs.append(batch)
+        if is_last and len(runs) > after:
+            os._exit(0)
+        return model(batch)
+
+    try:
+        call(list(images(60).split(2)), forward=forward)
+        sentence = "nothing was refused"
+    except Exception as refusal:
+        sentence = f"{type(refusal).__name__}: {refusal}"
+    (folder / f"ended.{rank}").write_text(sentence)
+
+
+def run_with_one_that_is_late(rank, folder):
+    """Call on all ranks, of which the last comes so late that the others check whether it is still there."""
+    distributed.ALIVE = 0.1
+    for number in range(2):
+        if rank == dist.get_world_size() - 1:
+            time.sleep(1)
+        doubles("distributed").save(folder / f"late{number}.{rank}")
 
 
 def shares():
