@@ -4,6 +4,8 @@ Each function of `SAME` makes one result, by any engine; each of `REFUSED` makes
 its rank and how many there are. What every rank got is left in the folder, as a file of the result or as a sentence.
 """
 
+import os
+import time
 import warnings
 from datetime import timedelta
 
@@ -237,13 +239,13 @@ def call(data=None, models=None, function=nk.compare, **options):
 
 def a_model_that_crashes(rank, count):
     models = nets()
-    if rank == count - 1:
-        models[1].fc.register_forward_hook(crash)
+    models[1].fc.register_forward_hook(crash_on_the_last)
     return call(models=models)
 
 
-def crash(module, inputs, output):
-    raise OSError("this rank is broken")
+def crash_on_the_last(module, inputs, output):
+    if dist.get_rank() == dist.get_world_size() - 1:
+        raise OSError("this rank is broken")
 
 
 def a_model_that_crashes_later(rank, count):
@@ -273,6 +275,39 @@ def other_weights(rank, count):
     with torch.no_grad():
         models[0].fc.bias += rank
     return call(models=models)
+
+
+class Bent(Maps):
+    """The same weights, with another activation."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act, self.device = act, f"cuda:{dist.get_rank()}"  # each rank has a device of its own
+
+    def forward(self, images):
+        return self.fc(self.act(self.conv2(self.act(self.norm(self.conv1(images))))).mean((2, 3)))
+
+
+def other_activations(rank, count):
+    torch.manual_seed(0)
+    return call(models=[Bent(nn.Tanh() if rank else nn.ReLU()).double().eval(), Maps().double().eval()])
+
+
+def other_code(rank, count):
+    """Call with a class of the same name and the same weights, whose code was edited on some ranks."""
+    models = nets()
+
+    class Edited(Maps):
+        def forward(self, images):
+            return self.fc(torch.relu(self.conv1(images)).mean((2, 3)))
+
+    class Other(Maps):
+        def forward(self, images):
+            return self.fc(torch.tanh(self.conv1(images)).mean((2, 3)))
+
+    Edited.__qualname__ = Other.__qualname__ = "Net"
+    models[0].__class__ = Other if rank else Edited
+    return call(models=models, layers=["conv1"])
 
 
 def other_widths(rank, count):
@@ -345,6 +380,7 @@ PLAIN = {
 }
 REFUSED = {make.__name__: make for make in [
     a_model_that_crashes, a_model_that_crashes_later, a_table_that_fails, not_a_number, other_weights, other_widths,
+    other_activations, other_code,
     a_sampler_of_another_rank, a_sampler_that_drops, samplers_of_other_epochs, a_sampler_that_skips,
     an_offloaded_model, a_sharded_model,
 ]} | PLAIN  # fmt: skip
@@ -357,6 +393,36 @@ def a_rank_that_does_not_come(rank, count):
     if rank < count - 1:
         call()
     raise TimeoutError("this rank has not called")
+
+
+def run_with_one_that_ends(rank, folder, after):
+    """Call on all ranks, of which the last ends without a fault after some runs of its model; None: it never calls."""
+    distributed.GRACE = 0.1
+    is_last, runs = rank == dist.get_world_size() - 1, []
+    if is_last and after is None:
+        return
+
+    def forward(model, batch):
+        runs.append(batch)
+        if is_last and len(runs) > after:
+            os._exit(0)
+        return model(batch)
+
+    try:
+        call(list(images(60).split(2)), forward=forward)
+        sentence = "nothing was refused"
+    except Exception as refusal:
+        sentence = f"{type(refusal).__name__}: {refusal}"
+    (folder / f"ended.{rank}").write_text(sentence)
+
+
+def run_with_one_that_is_late(rank, folder):
+    """Call on all ranks, of which the last comes so late that the others check whether it is still there."""
+    distributed.ALIVE = 0.1
+    for number in range(2):
+        if rank == dist.get_world_size() - 1:
+            time.sleep(1)
+        doubles("distributed").save(folder / f"late{number}.{rank}")
 
 
 def shares():

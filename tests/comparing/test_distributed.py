@@ -1,5 +1,6 @@
 """Every rank gets what one process gets, and a fault of one rank ends all with its own sentence."""
 
+import time
 import warnings
 from functools import partial
 
@@ -109,7 +110,9 @@ UNLIKE = {
     "other_measures": "ValueFault: rank 1 differs from rank 0 in its measures: nbs and cka; ",
     "other_layers": "ValueFault: rank 1 differs from rank 0 in its layers: fc and conv1; ",
     "other_calls": "ValueFault: rank 1 differs from rank 0 in its examples: 51 and 50; ",
-    "other_widths": "ValueFault: rank 1 differs from rank 0 in its layers of 'a': {{'conv1': 5, 'conv2': 6, 'fc': 3}} ",
+    "other_activations": "ValueFault: rank 1 differs from rank 0 in its 'act' of 'a': torch.nn.modules.activation.T",
+    "other_code": "ValueFault: rank 1 differs from rank 0 in its 'own code' of 'a': rank_worlds.Net ",
+    "other_widths": "ValueFault: rank 1 differs from rank 0 in its 'conv1.out_channels' of 'a': int 5 and int 4; ",
 }
 LAST = {
     "a_model_that_crashes": "OSError: this rank is broken",
@@ -169,6 +172,28 @@ def test_a_rank_that_never_makes_the_call_is_named(ran):
     assert last == "TimeoutError: this rank has not called"
     for sentence in others:
         assert f"rank {len(others)} has not come to this call in 1 seconds; every rank must make it." in sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("after", [None, 0, 5])
+def test_a_rank_that_ends_early_without_a_fault_is_named_in_seconds(tmp_path, count, after):
+    begin = time.monotonic()
+    run_ranks(partial(rank_worlds.run_with_one_that_ends, after=after), tmp_path, count)
+    assert time.monotonic() - begin < 60  # torch's own timeout is half an hour
+    for rank in range(count - 1):
+        heard = "" if rank == count - 2 else f"rank {count - 2} failed: "
+        sentence = (tmp_path / f"ended.{rank}").read_text()
+        assert sentence.startswith(f"WorkerFault: {heard}rank {count - 1} has ended")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
+def test_a_rank_that_comes_late_is_waited_for(local, tmp_path):
+    run_ranks(rank_worlds.run_with_one_that_is_late, tmp_path)
+    for rank in range(2):
+        for number in range(2):
+            rank_worlds.assert_same(nk.load(tmp_path / f"late{number}.{rank}"), local["doubles"], 1e-10)
 
 
 # --- without torchrun -------------------------------------------------------------------------------------------------

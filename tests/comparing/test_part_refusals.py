@@ -1,6 +1,7 @@
 """Parts that do not belong together, and data that have no parts, are refused."""
 
 import pytest
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
@@ -44,6 +45,36 @@ def test_other_weights_and_other_data_are_refused(doubles, inputs, maps):
         nk.merge([])
     with pytest.raises(ValueFault, match="`merge` takes statistics, as `nk.collect` or `nk.load` give them; got str"):
         nk.merge(["part.netkin"])
+
+
+def edited(model):
+    """Give a model the code of a class of the same name that was edited."""
+
+    class Edited(nn.Module):
+        def forward(self, images):
+            return self.fc(self.relu(self.conv2(self.conv1(-images))).mean((2, 3)))
+
+    Edited.__qualname__, Edited.__module__ = type(model).__qualname__, type(model).__module__
+    model.__class__ = Edited
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edited,
+        lambda model: setattr(model, "relu", nn.Tanh()),
+        lambda model: setattr(model.conv1, "padding_mode", "circular"),
+    ],
+    ids=["code", "activation", "attribute"],
+)
+def test_parts_of_another_forward_are_refused(doubles, inputs, tmp_path, change):
+    nk.collect(*doubles, inputs, "cka", layers=["conv1", "fc"], part="1/2").save(tmp_path / "first.stats")
+    same = nk.collect(*doubles, inputs, "cka", layers=["conv1", "fc"], part="2/2")
+    assert nk.merge([nk.load(tmp_path / "first.stats"), same]).examples == len(inputs)
+    change(doubles[0])
+    other = nk.collect(*doubles, inputs, "cka", layers=["conv1", "fc"], part="2/2")
+    with pytest.raises(ShapeError, match="their architecture of 'a' .* differ, digest [0-9a-f]+ and digest [0-9a-f]+"):
+        nk.merge([nk.load(tmp_path / "first.stats"), other])
 
 
 def shuffled(images):

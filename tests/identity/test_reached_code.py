@@ -194,6 +194,16 @@ def all_digests():
     return [*map(function_digest, user.FUNCTIONS.values()), form_digest(user.Block())]
 
 
+def test_a_model_is_the_same_on_every_device():
+    digests = []
+    for rank in range(2):
+        model = nn.Sequential(nn.Linear(2, 2))
+        model.device, model.home, model.hf_device_map = torch.device("cuda", rank), f"cuda:{rank}", {"": rank}
+        model[0]._hf_hook = f"executes on {rank}"
+        digests.append(form_digest(model))
+    assert digests == [form_digest(nn.Sequential(nn.Linear(2, 2)))] * 2
+
+
 class Wrapping(nn.Module):
     def __init__(self, inner, **attributes):
         super().__init__()

@@ -336,8 +336,8 @@ def collect(a: str, b: str | None, out: Path, force: bool, json: bool, **options
 def merge(files: tuple[Path, ...], out: Path, force: bool, json: bool) -> None:
     """Merge the statistics of parts of the same data, written by `netkin collect`.
 
-    Parts with other weights, layers, settings or data are refused, and so are parts that overlap. A warning names the
-    examples of missing parts.
+    Parts with other weights, code, layers, settings or data are refused, and so are parts that overlap. A warning names
+    the examples of missing parts.
     """
     from netkin.progress import reported
 

@@ -310,6 +310,8 @@ def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any,
     for name in one.models:
         weights = [part.origins[name].get("weights", "") for part in (one, other)]
         yield f"weights of {name!r}", weights[0], weights[1]
+        forms = [part.origins[name].get("architecture", "none") for part in (one, other)]
+        yield f"architecture of {name!r} (kinds of modules, their attributes and code)", forms[0], forms[1]
         mine, theirs = ([(layer.name, layer.width) for layer in part.layers[name]] for part in (one, other))
         yield f"layers of {name!r}", mine, theirs
         shapes = [{layer.name: layer.shape for layer in part.layers[name]} for part in (one, other)]

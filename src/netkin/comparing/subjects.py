@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.identity import weights_digest
+from netkin.identity import form_digest, weights_digest
 from netkin.representations import Reader, guest, model_lock, model_precision, rows_of, shape_for
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target, logits_of
@@ -167,7 +167,7 @@ class ModelRunner(Runner):
         self._layers, self._shape, self._device, self._exact = layers, shape, device, exact
         self._forward, self._transform = forward, transform
         self._reader: Reader | None = None
-        self._digest, self.names_layers = "", layers is not None
+        self._digest, self._form, self.names_layers = "", "", layers is not None
         self.device = device or next(iter(_devices_of(model)))
 
     @property
@@ -181,15 +181,17 @@ class ModelRunner(Runner):
         names = {what: "none" if given is None else function_name(given) for what, given in functions.items()}
         precision = {"precision": model_precision(self.model, exact=self._exact)}
         self._digest = self._digest or weights_digest(self.model)
+        identity = {"weights": self._digest, "architecture": f"digest {self._form or form_digest(self.model)}"}
         random = {"random weights": remark} if (remark := remark_on(unwrapped(self.model))) else {}
         whole = "" if self.names_layers else whole_remark(self.model, self.name)
         known = random | ({"one layer": whole} if whole else {})
-        return {"model": self.kind, "device": device} | names | precision | {"weights": self._digest} | known
+        return {"model": self.kind, "device": device} | names | precision | identity | known
 
     @contextmanager
     def ready(self, keep: Keep) -> Iterator[None]:
         # a guest keeps the random state of the device, too
         with model_lock(), on_device(self.model, self._device), guest(self.model, exact=self._exact):
+            self._form = form_digest(self.model)  # before the model runs, which may change its attributes
             taps = Taps(self.model, self.targets) if self.targets else None
             functions: dict[str, Any] = {"forward": self._forward, "transform": self._transform}
             functions |= {"shape": self._shape, "keep": keep, "taps": taps}

@@ -41,21 +41,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def form_digest(model: nn.Module) -> str:
     """Return a text of 24 hex digits that changes with what a model is beside its weights, however often it has run.
 
-    It is that of `form_of`, without attributes that the forward code itself changes, such as counters.
+    It is that of `form_of` without attributes that the forward code itself changes, such as counters.
     """
-    return digest_of(str(sorted(Texts().form(model, steady=True).items())))
+    return digest_of(str(sorted(form_of(model, steady=True).items())))
 
 
-def form_of(model: nn.Module) -> dict[str, str]:
+def form_of(model: nn.Module, *, steady: bool = False) -> dict[str, str]:
     """Return what a model is beside its weights and buffers: its modules' kinds, attributes and forward code.
 
-    Modules of installed packages count by their names and attributes. A wrapper of torch does not count.
+    Modules of installed packages count by their names and attributes. A wrapper of torch does not count, nor does an
+    attribute that names a device; nor, with `steady`, one that the forward code itself changes.
 
     Example:
         >>> form_of(nn.Dropout(0.1)) == form_of(nn.Dropout(0.2))
         False
     """
-    return Texts().form(model, steady=False)
+    return Texts().form(model, steady)
 
 
 def settings_digest(value: Any, *, strict: bool = True) -> str:

@@ -39,8 +39,10 @@ DEEPEST = 120  # objects inside each other; what lies deeper counts by its kind
 # kinds of objects of Python's own that hold what other work changes
 _UNSTEADY = {"_io", "_thread", "asyncio", "concurrent", "io", "logging", "multiprocessing", "queue", "random", "socket"}
 _UNSTEADY |= {"subprocess", "threading", "weakref"}
-# the training flag, hooks, where parts are registered, and what torch.compile and that of Lightning leave
-OF_EVERY_MODULE = frozenset({*vars(nn.Module()), "_is_torch_compile", "_compile_kwargs"})
+# the training flag, hooks, where parts are registered, what torch.compile and that of Lightning leave, and where
+# accelerate has put the parts of a model
+OF_EVERY_MODULE = frozenset({*vars(nn.Module()), "_is_torch_compile", "_compile_kwargs", "_hf_hook", "hf_device_map"})
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d+)?")
 _OF_EVERY_CLASS = frozenset({*vars(type("", (), {})), "__slots__", "__firstlineno__", "__annotations__"})
 
 
@@ -189,7 +191,8 @@ class Texts:
             found[place] = f"{qualified(type(module))} {self._all([methods], place)}"
             for name, value in _attributes(module, methods, steady).items():
                 try:
-                    found[f"{place}.{name}"] = digest_of(self.of(value, name, _is_of_a_package(value)))
+                    text = self.of(value, name, _is_of_a_package(value))
+                    found[f"{place}.{name}"] = text if isinstance(value, (int, float)) else digest_of(text)
                 except ValueFault:  # it may hold the state of a whole program, such as a trainer
                     found[f"{place}.{name}"] = _without_places(repr(value))
             for kind in ("_forward_pre_hooks", "_forward_hooks"):
@@ -208,7 +211,7 @@ def without_wrappers(model: nn.Module) -> nn.Module:
 
 
 def _attributes(module: nn.Module, methods: Mapping[str, Any], steady: bool) -> dict[str, Any]:
-    """Return the attributes of a module that are neither its parts nor lists of its weights.
+    """Return the attributes of a module that are neither its parts nor lists of its weights nor devices.
 
     With `steady` those are left out that a forward pass changes: by the code of its methods, or by a hook before it.
     """
@@ -217,6 +220,10 @@ def _attributes(module: nn.Module, methods: Mapping[str, Any], steady: bool) -> 
     own = {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
     own |= {name: module._buffers[name] for name in sorted(module._non_persistent_buffers_set)}
     own = {name: one for name, one in own.items() if not (isinstance(one, list) and _has_weights(one))}
+    devices = [
+        name for name, one in own.items() if isinstance(one, (str, torch.device)) and _DEVICE.fullmatch(str(one))
+    ]
+    own = {name: one for name, one in own.items() if name not in devices}  # weights count wherever they lie, too
     if not steady:
         return own
     changes = [changes_of(one.__code__) for one in methods.values() if isinstance(one, FunctionType)]

@@ -196,6 +196,18 @@ def test_the_same_call_continues_a_saved_series(rows, tmp_path):
     assert series.complete
 
 
+@pytest.mark.parametrize("changed", [0, 10])
+def test_a_step_whose_activation_has_changed_is_compared_again(rows, tmp_path, changed):
+    file, models = tmp_path / "run.netkin", {step: nn.Sequential(Fan(step), nn.Tanh()) for step in (0, 10, 20)}
+    before = dynamics(models, rows, save=file)
+    models[changed][1] = nn.Softplus()  # which has no weights either
+    calls = {step: model[0].calls for step, model in models.items()}
+    series = dynamics(models, rows, save=file)
+    assert [step for step, model in models.items() if model[0].calls > calls[step]] == [changed, 20]
+    np.testing.assert_array_equal(series.to_numpy(), dynamics(models, rows).to_numpy())
+    assert (series.to_numpy() != before.to_numpy()).any()
+
+
 def times(factor):
     return lambda batch: factor * batch
 

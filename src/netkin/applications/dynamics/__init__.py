@@ -286,6 +286,7 @@ class RunStudy:
         self.done: dict[int, Comparison] = {}
         self.failed: Mapping[int, str] = {}
         self.weights: dict[int, str] = {}
+        self.forms: dict[int, str] = {}  # the digests of what each network is beside its weights
 
     def series(
         self, save: str | os.PathLike[str] | None, partial: bool, overwrite: bool, apart: ClusterSteps | None = None
@@ -295,7 +296,8 @@ class RunStudy:
             self._look_apart(apart, partial)
         else:  # every checkpoint is read once, so that one that is damaged or differs is named before the work
             looking = reported(self.run.steps, "looking at checkpoints", "files")
-            self.weights |= {step: weights_digest(self.run.at(step)) for step in looking}
+            for step in looking:
+                self.identify(step)
         files.refuse_output(save, "series", overwrite=overwrite)
         identity = {} if save is None else {key.removeprefix("asked "): text for key, text in self.question.items()}
         job = Job.beside(save, "series", identity, call=self.call, overwrite=overwrite)
@@ -310,6 +312,11 @@ class RunStudy:
                 if not partial or not self.done:
                     raise
         return self._so_far()
+
+    def identify(self, step: int) -> None:
+        """Read a checkpoint for what identifies it."""
+        model = self.run.at(step)
+        self.weights[step], self.forms[step] = weights_digest(model), form_digest(model)
 
     def _compare_all(self, job: Job) -> None:
         """Compare the steps that are not finished, and write the series after each."""
@@ -331,7 +338,7 @@ class RunStudy:
         if partial:
             raise ValueFault("`partial` is for one process; with `save` the same call continues on the cluster.")
         apart.connect()
-        (self.weights, self.question), self.failed = apart.inspect(), apart.failed
+        (self.weights, self.forms, self.question), self.failed = apart.inspect(), apart.failed
 
     def _compare_apart(self, apart: ClusterSteps, job: Job) -> None:
         """Let a cluster compare the steps that are not finished, and write the series."""
@@ -346,7 +353,7 @@ class RunStudy:
         return between_steps(self.run, measures, self.done[self.run.steps[-1]]) if measures else None
 
     def _part(self, step: int) -> str:
-        return f"{self.run.unit} {step}, weights {self.weights[step]}"
+        return f"{self.run.unit} {step}, weights {self.weights[step]}, architecture {self.forms[step]}"
 
     @cached_property
     def _final(self) -> nn.Module | CachedRunner:
@@ -377,7 +384,7 @@ class RunStudy:
         last = self.run.steps[-1]
         # where nothing is continued the final step's own pass has the digest: no need to read the data again
         seen = self.done[last].provenance.get("data digest") if last in self.done else None
-        own = {"final weights": self.weights[last], "architecture": f"digest {form_digest(self.run.final)}"}
+        own = {"final weights": self.weights[last], "architecture": f"digest {self.forms[last]}"}
         if self.data is not None:
             own |= {"data digest": seen or self.data.digest, "asked examples": str(self.data.asked)}
         return {f"asked {key}": value for key, value in self.options.words.items()} | own

@@ -40,7 +40,7 @@ from netkin.comparing.planning import Plan, needs_of
 from netkin.comparing.request import Options
 from netkin.comparing.subjects import ModelRunner
 from netkin.errors import MemoryLimit, NetkinError, NoValue, SourceError, ValueFault, WorkerFault
-from netkin.identity import DataDigest, settings_digest, weights_digest
+from netkin.identity import DataDigest, settings_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure, value_of
 from netkin.memory import free_memory, size_in_words
@@ -238,8 +238,8 @@ class ClusterSteps:
         self.seconds = (forward + others) / self.slots
         yield in_cluster_hours(self.cluster, self.slots, self.seconds)
 
-    def inspect(self) -> tuple[dict[int, str], dict[str, str]]:
-        """Return the digests of the weights of all steps that can be read, and what all numbers depend on."""
+    def inspect(self) -> tuple[dict[int, str], dict[int, str], dict[str, str]]:
+        """Return the digests of weights and architecture of each step that can be read, and what all depend on."""
         steps, last = list(self.run.steps[:-1]), self.run.steps[-1]
         groups = [[last], *(steps[place : place + STEPS_PER_TASK] for place in range(0, len(steps), STEPS_PER_TASK))]
         headers: list[Mapping[str, Any]] = []
@@ -262,7 +262,8 @@ class ClusterSteps:
             if "fault" in own:
                 self._set_aside(step, as_fault(own["fault"]))
         self.weights = {step: own["weights"] for step, own in inspected.items() if "weights" in own}
-        return self.weights, headers[0]["question"]
+        forms = {step: inspected[step]["architecture"] for step in self.weights}
+        return self.weights, forms, headers[0]["question"]
 
     def compare(self, job: Job, names: Mapping[int, str]) -> dict[int, Comparison]:
         """Return the comparison of every step that does not fail; `names` are those of the job's parts."""
@@ -333,14 +334,14 @@ def inspect_steps(task: Mapping[str, Any]) -> Message:
     steps = {step: _inspect(study, step) for step in task["steps"]}
     is_last = study.run.steps[-1] in task["steps"]
     if is_last and "weights" in steps[study.run.steps[-1]]:
-        study.weights[study.run.steps[-1]] = steps[study.run.steps[-1]]["weights"]
         return {"steps": steps, "question": study.question}, {}
     return {"steps": steps, "question": {}}, {}
 
 
 def _inspect(study: RunStudy, step: int) -> dict[str, Any]:
     try:
-        return {"weights": weights_digest(study.run.at(step))}
+        study.identify(step)
+        return {"weights": study.weights[step], "architecture": study.forms[step]}
     except Exception as fault:
         outcome = as_outcome(fault)
         if outcome["of_node"]:  # another may read it
@@ -369,7 +370,7 @@ def explain_step(task: Mapping[str, Any]) -> Message:
 def compared(task: Mapping[str, Any]) -> Message:
     """Return the comparison of a step with the final one."""
     study, (step,) = _study(task["terms"]), task["steps"]
-    study.weights[step] = weights_digest(study.run.at(step))
+    study.identify(step)
     if study.weights[step] != task["weights"]:
         raise SourceError(
             f"the weights of {study.run.unit} {step} are not the same on all machines, or have changed: "

@@ -100,8 +100,9 @@ def federate(
 
     In each round some clients receive what is shared, train, and send it back; the server takes the mean, weighted by
     numbers of examples. The model itself is left alone. Clients train at once, stacked where that is faster; the
-    numbers are those of one by one up to rounding. A client that drops out, fails, sends NaN or other shapes, or comes
-    late leaves the round to the others and is named in the result.
+    numbers are those of one by one up to rounding. If a client drops out, fails, comes late, sends weights that can
+    not be averaged, or claims another number of examples than it has, the round uses the updates of the others and the
+    result names the client, with the reason.
 
     With `coefficients` each client's atoms are its own: the network is made of `AtomConv2d`, as `nk.decompose` makes
     it. They are "fixed" (as the model has them, random in a new network), "pretrained" (on `public` data, then fixed),
@@ -302,11 +303,12 @@ class Simulation:
     ) -> tuple[list[str], dict[str, str]]:
         """Send the clients' weights over the wire, and take the mean of those that count."""
         arriving: list[ClientUpdate] = []
+        examples = {name: len(labels) for name, (_, labels) in self.asked.clients.items()}
         for name, state in working:
             weights = {key: state[key] for key in self.plan.travelling}
-            came = self.asked.wire(ClientUpdate(name, number, weights, len(self.asked.clients[name][1])))
+            came = self.asked.wire(ClientUpdate(name, number, weights, examples[name]))
             arriving += read_updates(came)
-        good, faults = received_updates(arriving, [name for name, _ in working], number, reached.shared)
+        good, faults = received_updates(arriving, [name for name, _ in working], number, reached.shared, examples)
         if good:
             reached.shared = averaged(good, reached.shared)
         return [one.client for one in good], faults

@@ -285,7 +285,11 @@ def mixed(*what: Any) -> int:
 
 
 def received_updates(
-    updates: Iterable[ClientUpdate], asked: Sequence[str], number: int, expected: Mapping[str, Tensor]
+    updates: Iterable[ClientUpdate],
+    asked: Sequence[str],
+    number: int,
+    expected: Mapping[str, Tensor],
+    examples: Mapping[str, int] | None = None,
 ) -> tuple[list[ClientUpdate], dict[str, str]]:
     """Return the updates that count, in the order of `asked`, and why the others do not, by client.
 
@@ -294,10 +298,11 @@ def received_updates(
         asked: the clients of this round.
         number: the round.
         expected: weights as each client should send them.
+        examples: how many examples each client has, where that is known; a real server does not know it.
     """
     good, faults = dict[str, ClientUpdate](), dict[str, str]()
     for one in updates:
-        reason = _fault(one, asked, number, expected)
+        reason = _fault(one, asked, number, expected, examples or {})
         if not reason and one.client in good:
             reason = "sent more than one update; the first counts"
         if reason:
@@ -325,26 +330,45 @@ def averaged(updates: Sequence[ClientUpdate], like: Mapping[str, Tensor]) -> Sta
     return found
 
 
-def _fault(update: ClientUpdate, asked: Sequence[str], number: int, expected: Mapping[str, Tensor]) -> str:
+def _fault(
+    update: ClientUpdate,
+    asked: Sequence[str],
+    number: int,
+    expected: Mapping[str, Tensor],
+    examples: Mapping[str, int],
+) -> str:
     if update.round != number:
         return f"came late: an update of round {update.round} in round {number}"
     if update.client not in asked:
         return f"was not asked in round {number}"
     if isinstance(update.examples, bool) or not isinstance(update.examples, int) or update.examples < 1:
         return f"claims {update.examples!r} examples"
-    apart = sorted(set(update.weights) ^ set(expected))
+    if update.examples != examples.get(update.client, update.examples):
+        return f"claims {update.examples:,} examples and has {examples[update.client]:,}"
+    sent: Any = update.weights  # of another kind than it should be, perhaps
+    if not isinstance(sent, Mapping):
+        return f"sent a {type(sent).__name__} in place of weights by their names"
+    apart = sorted(set(update.weights) ^ set(expected), key=str)
     if apart:
         return f"sent {len(update.weights)} weights, not {len(expected)}; they differ in {apart[0]!r}"
     for name, own in update.weights.items():
+        if isinstance(own, Tensor) and (own.is_nested or own.is_meta or own.layout is not torch.strided):
+            return f"sent {name!r} as a nested, sparse or meta tensor; send a dense one, with values"
         if not isinstance(own, Tensor) or own.shape != expected[name].shape:
             shape = tuple(own.shape) if isinstance(own, Tensor) else type(own).__name__
             return f"sent {name!r} of shape {shape}, not {tuple(expected[name].shape)}"
         if not own.is_floating_point():
-            return f"sent {name!r} as {str(own.dtype).removeprefix('torch.')}"
-        bad = own.numel() - int(own.isfinite().sum())
+            return f"sent {name!r} as {_dtype_name(own)}"
+        # in the network's own precision: 1e200 is finite in float64, and infinite in a mean of float32
+        bad = own.numel() - int(own.to(expected[name].dtype).isfinite().sum())
         if bad:
-            return f"sent {bad:,} values of {name!r} that are not finite"
+            rounded = "" if own.dtype == expected[name].dtype else f" in {_dtype_name(expected[name])}"
+            return f"sent {bad:,} values of {name!r} that are not finite{rounded}"
     return ""
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def mean_loss(losses: Sequence[float]) -> float | None:

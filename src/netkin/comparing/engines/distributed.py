@@ -2,7 +2,7 @@
 
 `Ranks` are the processes of one `torch.distributed` group. Short messages go through the group's store, with a check
 for errors while waiting; tensors are sent from rank to rank only when both are known to be ready. So no rank waits for
-one that has failed. Nothing is pickled.
+one that has failed, or whose process has ended. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from netkin.comparing.engines import PassEngine, Result
 from netkin.comparing.pass_statistics import Statistics, from_parts
 from netkin.comparing.subjects import ModelRunner
 from netkin.errors import NetkinError, ShapeError, ValueFault, WorkerFault
+from netkin.identity import form_of, settings_digest
 from netkin.progress import showing
 from netkin.results import Comparison
 from netkin.results.packing import packed_columns, unpacked_columns
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 GRACE = 5.0  # seconds that a rank which has failed waits for the others to read its fault
 PAUSES = (0.001, 0.05)  # seconds between two checks of the store, at first and at most
+ALIVE = 2.0  # seconds of waiting between two checks that the next rank's process is still there
+ALIVE_TAG = 7301  # of the messages that check it, which nobody receives
 _calls = itertools.count()  # the same on every rank, as every rank makes the same calls
 
 TensorMessage = tuple[dict[str, Any], dict[str, Tensor]]  # what JSON can hold, and tensors by their names
@@ -65,7 +68,16 @@ class Distributed(PassEngine):
             for model in models.values():
                 if isinstance(model, DistributedDataParallel):
                     stack.enter_context(self._first_buffers(model))
+            self._refuse_other_forms(models)
             yield
+
+    def _refuse_other_forms(self, models: Mapping[str, nn.Module]) -> None:
+        """Refuse models that are not the same on all ranks beside their weights, and name the module or attribute."""
+        forms = {name: form_of(model, steady=True) for name, model in models.items()}
+        first, *others = self.ranks.gathered(settings_digest(forms))
+        if any(other != first for other in others):  # all of it is large, and sent only then
+            parts = [(name, part or "own code", text) for name, form in forms.items() for part, text in form.items()]
+            self.ranks.refuse_unlike({f"{part!r} of {name!r}": text for name, part, text in parts})
 
     @contextmanager
     def _first_buffers(self, model: nn.Module) -> Iterator[None]:
@@ -193,6 +205,7 @@ class Ranks:
         self._rounds = itertools.count()
         homes = dict(pair.split(":") for pair in str(dist.get_backend_config()).split(","))
         self._device = torch.device("cpu" if "cpu" in homes else next(iter(homes)))
+        self._sees_ends = homes.get("cpu") == "gloo" and self.count > 1
 
     @property
     def is_first(self) -> bool:
@@ -231,14 +244,35 @@ class Ranks:
     def _await(self, keys: Sequence[str], timeout: float | None = None, *, raises: bool = True) -> bool:
         """Return whether all keys are there before the timeout; with `raises` a fault of another rank ends the wait."""
         begin, pause = time.monotonic(), PAUSES[0]
+        checked, ended = begin, False
         while not self._ask_store("check", list(keys)):
             if raises and self._ask_store("check", ["fault"]) and not self._ask_store("check", list(keys)):
                 self.check_others()
+            if ended:  # and what it may have put into the store before is not there
+                raise WorkerFault(
+                    f"rank {self._next} has ended, or left the group, before the end of this call; every rank must "
+                    "make the call and finish it."
+                )
+            if raises and self._sees_ends and time.monotonic() - checked > ALIVE:
+                checked, ended = time.monotonic(), self._next_has_ended()
+                continue
             if timeout is not None and time.monotonic() - begin > timeout:
                 return False
             time.sleep(pause)
             pause = min(2 * pause, PAUSES[1])
         return True
+
+    @property
+    def _next(self) -> int:
+        return (self.rank + 1) % self.count
+
+    def _next_has_ended(self) -> bool:
+        """Return whether the next rank has closed its connection to this one; each rank checks one, and tells all."""
+        try:
+            dist.isend(torch.zeros(1), self._next, tag=ALIVE_TAG)
+        except RuntimeError:  # a message can be begun as long as the connection is there, whether it is received or not
+            return True
+        return False
 
     # --- small texts --------------------------------------------------------------------------------------------------
 
