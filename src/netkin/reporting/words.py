@@ -330,11 +330,22 @@ def series_headline(series: Series) -> str:
 
 
 def _found(series: Series, trend: Trend, threshold: float, measure: str) -> str:
-    way = "from the bottom up" if trend.tau > 0 else "from the top down"
-    says = f"settle {way}" if trend.p <= CHANCE else f"tend to settle {way}, which may be chance"
-    says = "settle in no clear order of depth" if is_unclear(trend) else says
-    reached = f"the {series.unit} at which they reach {threshold}"
-    return f"By {measure}, layers {says}: Kendall's τ between depth and {reached} is {tau(trend)}."
+    # without the p-value, which is against random order: untrained networks have an order of depth too
+    first, last = ("lower", "upper") if trend.tau > 0 else ("upper", "lower")
+    says = f"{first} layers reach {threshold} before {last} ones"
+    if not trend.tau or abs(trend.tau) <= (trend.error or 0):
+        says = f"layers reach {threshold} in no clear order of depth"
+    late = f", {trend.never} of which get there only at the end" if trend.never else ""
+    counted = f"over {plural(trend.layers, 'layer')}{late}{early_in_words(series, trend)}"
+    return f"By {measure}, {says}: Kendall's τ between depth and {series.unit} is {tau(trend)} {counted}."
+
+
+def early_in_words(series: Series, trend: Trend) -> str:
+    """Return which layers are left out of a trend, as they are at the threshold at the first step; "" for none."""
+    if not trend.early:
+        return ""
+    says = "that is there at" if trend.early == 1 else "that are there at"
+    return f"; {trend.early} {says} the first {series.unit} {'is' if trend.early == 1 else 'are'} left out"
 
 
 def settling_rule(series: Series, measure: str) -> str:
@@ -350,13 +361,16 @@ def scale_of_tau() -> str:
     return (
         "Kendall's τ says how far the order of settling follows depth: 1 if every layer settles after all layers below "
         "it, 0 if depth tells nothing, −1 if the top layers come first. After ± stands its standard error, from "
-        "leaving out one layer at a time."
+        "leaving out one layer at a time. Layers that are at the mark at the first step say nothing about settling and "
+        "are left out. The p-value is against random order alone: networks that learn nothing may have an order of "
+        "depth too, so compare with a control, such as the same training on shuffled labels."
     )
 
 
 def settled_first(series: Series, threshold: float, measure: str) -> str:
     """Count the pairs of layers in which the lower one settles first, a question anyone can check by hand."""
-    steps = [math.inf if step is None else step for step in series.reached(threshold, measure).values()]
+    reached = [step for step in series.reached(threshold, measure).values() if step != series.steps[0]]
+    steps = [math.inf if step is None else step for step in reached]
     apart = [(low, high) for low, high in combinations(steps, 2) if low != high]
     first = sum(low < high for low, high in apart)
     pairs = f"{first:,} of the {len(apart):,} pairs of layers that settle at different {series.unit}s"

@@ -46,7 +46,10 @@ if TYPE_CHECKING:
     from netkin.results.values import Match, Values
 
 NAMED = 5  # best matches that are listed one by one
-LEGEND = "τ: 1 if layers settle from the bottom up, -1 if from the top down; p: p-value against random order"
+LEGEND = (
+    "τ: 1 if layers settle from the bottom up, -1 if from the top down; p: p-value against random order alone; "
+    "networks that learn nothing may give a small one too, so compare with a control"
+)
 CELL = 8  # characters that a step takes at most, as a column
 NO_DATA = "from the weights alone: no data were run"
 

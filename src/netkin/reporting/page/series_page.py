@@ -32,6 +32,7 @@ from netkin.reporting.page.heatmap import card, embedded_series, legend, panes, 
 from netkin.reporting.page.svg import key, line_chart
 from netkin.reporting.words import (
     chance_in_words,
+    early_in_words,
     number,
     scale_of_tau,
     sentence,
@@ -205,10 +206,12 @@ def _order(series: Series, trend: Trend, threshold: float, measure: str) -> Mark
     """Return whether lower layers settle first, as a verdict, a number with its error, and counted pairs."""
     start = f"At {threshold}: "
     late = f" {trend.never} of {plural(trend.layers, 'layer')} get there only at the end, and count as equally late."
+    early = f" This is over {plural(trend.layers, 'layer')}{early_in_words(series, trend)}."
     return joined(
         tag("strong", f"{start}{verdict(trend)}, τ = {tau(trend)}."),
         f" {settled_first(series, threshold, measure)} {chance_in_words(trend)}",
         late if trend.never else None,
+        early if trend.early else None,
     )
 
 
