@@ -224,13 +224,15 @@ def _agreement(comparison: Comparison, table: Values, best: Mapping[str, Match],
     matched = {comparison.layers_a[i]: comparison.layers_b[j] for i, j in pairs}
     met = sum(best[a][0] == b for a, b in matched.items() if a in best)
     known = [table.values[i, j] for i, j in pairs if math.isfinite(table.values[i, j])]
-    mean = f"{sum(known) / len(known):.2f} on average" if known else ""
+    which = "the layer" if len(known) == 1 else f"the {len(known)} layers"
+    mean = f"{'is' if len(known) == 1 else 'are'} at {sum(known) / len(known):.2f} on average" if known else ""
     if known and listing(comparison):  # where nothing else was asked for, nothing is best
-        return f"{f'layers of the {how}' if how else 'the pairs that were compared'} are at {mean}"
+        return f"{f'{which} of the {how}' if how else 'the pairs that were compared'} {mean}"
     a, b = (names.get(model, model) for model in (comparison.a, comparison.b))
     find = "finds its" if met == 1 else "find their"
-    found = f"{met} of {plural(len(matched), 'layer')} of {a} {find} best match in the layer of the {how} of {b}"
-    return f"{found}, and layers of the {how} are at {mean}" if mean else found
+    count = plural(len(comparison.layers_a), "layer")  # those too that correspond to none
+    found = f"{met} of {count} of {a} {find} best match in the layer of the {how} of {b}"
+    return f"{found}, and {which} of the {how} {mean}" if known else found
 
 
 def figure_caption(results: Any) -> str:
@@ -245,7 +247,8 @@ def figure_caption(results: Any) -> str:
         first = next(iter(results.values()))
         if any(map(is_of_tasks, first.tables.values())):
             return f"Each layer of {len(results.models)} tasks with every layer of each{_on(first)}. Hatched: no value."
-        return f"Means over layers of every pair of {len(results.models)} models{_on(first)}. Hatched: no value."
+        what = f"Means over layers at the same relative depth, for every pair of {len(results.models)} models"
+        return f"{what}{_on(first)}. Hatched: no value."
     if isinstance(results, Series):
         final = results.comparisons[-1]
         lines = f"Below, each with its own final state; the last {results.unit}, drawn faintly, is so by construction."

@@ -260,8 +260,24 @@ def corresponding(rows: Sequence[str], columns: Sequence[str]) -> tuple[list[tup
     return [(i, _relative(i, len(rows), len(columns))) for i in range(len(rows))], "same relative depth"
 
 
+def same_depth(rows: int, columns: int) -> list[Place]:
+    """Return the places of the layers of two models at the same relative depth, as many as the shallower model has.
+
+    Layer i of n lies at i / (n - 1), a single one at 0. Each layer of the model with fewer layers is paired with the
+    nearest one of the other, the lower of two that are equally near; in either order these are the same pairs.
+
+    Example:
+        >>> same_depth(3, 5), same_depth(5, 3), same_depth(2, 2)
+        ([(0, 0), (1, 2), (2, 4)], [(0, 0), (2, 1), (4, 2)], [(0, 0), (1, 1)])
+    """
+    if rows > columns:
+        return [(i, j) for j, i in same_depth(columns, rows)]
+    return [(i, _relative(i, rows, columns)) for i in range(rows)]
+
+
 def _relative(place: int, count: int, other: int) -> int:
-    return round(place * (other - 1) / (count - 1)) if count > 1 else 0
+    """Return which of `other` layers is nearest in relative depth, by whole numbers: the lower of two as near."""
+    return -((count - 1 - 2 * place * (other - 1)) // (2 * (count - 1))) if count > 1 else 0
 
 
 # --- notes on tables --------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Trend:
     `error` is its standard error by the jackknife over layers (None below three layers); `p` the probability of a τ at
     least as far from 0 if layers settled in random order, exact also with ties. Of the `layers` counted, `never` did
     not reach the threshold before the last step; all that is known of them is that they are later, so they tie there.
-    Beside these, `early` layers are at the threshold at the first step; they say nothing about settling and are left out.
+    Besides, `early` layers are at the threshold at the first step; they say nothing about settling and are left out.
     """
 
     tau: float

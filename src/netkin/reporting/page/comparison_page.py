@@ -12,7 +12,7 @@ from typing import Any
 
 from netkin.errors import NoValue
 from netkin.reporting.charts import Chart, profile_charts
-from netkin.reporting.grids import SAME_MODEL, Grid, grids_of, summary_grids
+from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.page.document import (
     Markup,
     common_facts,
@@ -34,6 +34,7 @@ from netkin.reporting.page.heatmap import card, embedded, figure_of, holes, shar
 from netkin.reporting.page.svg import key, line_chart, map_figures, maps_by_measure, maps_section
 from netkin.reporting.words import closest_and_farthest, headline, number_with_error, short_names
 from netkin.results import Comparison, Spread, Values
+from netkin.results.comparisons import SAME_MODEL
 from netkin.results.labels import (
     bias_note,
     buckets_note,
@@ -52,7 +53,11 @@ from netkin.results.labels import (
 from netkin.results.packing import document as described
 from netkin.results.text import NO_DATA, match_note
 
-MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
+MEANS = (
+    "Each cell is the mean over {counted} at the same relative depth, by one rule for all models: layer i of a model "
+    "with m layers, counted from 0, lies at i/(m − 1), and each layer of the model with fewer layers is paired with "
+    "the nearest one of the other."
+)
 BLOCKS = (
     "Each cell is a layer of one task with a layer of another. Colours of one picture can't be compared with another's."
 )
@@ -161,7 +166,7 @@ def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid]
     if not summaries:
         return None
     blocks = bool(summaries[0].models)
-    words = tag("p", f"{BLOCKS if blocks else MEANS} Choose a cell to open its comparison.")
+    words = tag("p", f"{BLOCKS if blocks else _means_in_words(summaries)} Choose a cell to open its comparison.")
     title = "Tasks by tasks, block by block" if blocks else "Models by models"
     figures = []
     for k, grid in enumerate(summaries):
@@ -174,6 +179,13 @@ def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid]
     cards = tag("div", *figures, *beside, class_="cards mapped" if beside else "cards")
     parts = [tag("h2", title, class_="quiet"), cards, words, warnings([note] if note else [])]
     return tag("section", *parts, None if beside else maps_section(maps), class_="summary")
+
+
+def _means_in_words(summaries: Sequence[Grid]) -> str:
+    """Return what the cells are means over, and how many pairs of layers are behind them."""
+    numbers = sorted({int(n) for grid in summaries if grid.counts is not None for n in grid.counts.ravel() if n})
+    several = f"n pairs of layers, {numbers[0]} to {numbers[-1]}," if numbers else "pairs of layers"
+    return MEANS.format(counted=f"{plural(numbers[0], 'pair')} of layers" if len(numbers) == 1 else several)
 
 
 def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:
