@@ -155,6 +155,14 @@ def test_provenance_tells_what_holds_always_and_what_changes_from_step_to_step(m
         assert told in text, told
 
 
+def test_the_folder_of_a_run_stands_in_the_provenance_alone(made):
+    series = replace(made.series(), run="/home/ann/runs/wide")
+    above, _, below = page(series).partition("Where these numbers come from")
+    assert "/home/ann" not in above
+    assert "<h1>wide, from step to step</h1>" in above
+    assert "<td>/home/ann/runs/wide</td>" in below
+
+
 def test_an_interrupted_series_says_so(made):
     assert "This series was interrupted" in page(made.series(complete=False))
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LONGEST = 22  # letters of a name that is not shortened
 _FOLDERS = re.compile(r"[^@:\s]*[/\\]")
+_TYPED = re.compile(r"(?:(?<=[@:])|^(?=[/\\~.]))[^@:,\s]*[/\\]")  # the folder of a path that names a model or data
 _PARTS = re.compile(r"[^\W_]+|[\W_]")
 NOT_ASKED = "this pair was not asked for"
 HOLE = "–"
@@ -104,6 +105,18 @@ def short_names(names: Iterable[str], limit: int = LONGEST) -> dict[str, str]:
     bare = [_FOLDERS.sub("", name) for name in whole]
     distinct = bare if len(set(bare)) == len(whole) and all(bare) else whole
     return dict(zip(whole, _different(distinct) if len(whole) > 1 else distinct, strict=True))
+
+
+def bare_names(names: Iterable[str]) -> dict[str, str]:
+    """Return names of models or data without the folders of paths, or all as they are where that makes two alike.
+
+    Example:
+        >>> list(bare_names(["resnet18@/home/ann/a.pt", "mine/yours", "images:/home/ann/cats, 300 of 10,000"]).values())
+        ['resnet18@a.pt', 'mine/yours', 'images:cats, 300 of 10,000']
+    """
+    whole = list(dict.fromkeys(names))
+    bare = [_TYPED.sub("", name) for name in whole]
+    return dict(zip(whole, bare if len(set(bare)) == len(whole) and all(bare) else whole, strict=True))
 
 
 def _different(names: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from netkin.errors import NoValue
@@ -36,6 +37,7 @@ from netkin.reporting.words import closest_and_farthest, headline, number_with_e
 from netkin.results import Comparison, Spread, Values
 from netkin.results.comparisons import SAME_MODEL
 from netkin.results.labels import (
+    bare_names,
     bias_note,
     buckets_note,
     column_label,
@@ -72,23 +74,34 @@ CHOOSABLE = 4  # with more heatmaps than these the page offers a choice among th
 
 def comparison_page(results: Sequence[Comparison]) -> str:
     """Return the HTML page of one comparison or several."""
-    comparisons = sorted(results, key=lambda one: one.a == one.b)  # a task beside itself is seen last
+    whole = sorted(results, key=lambda one: one.a == one.b)  # a task beside itself is seen last
+    comparisons, names = _without_folders(whole)
     summaries = summary_grids(comparisons)
-    names = short_names(model for comparison in comparisons for model in (comparison.a, comparison.b))
     title, versions = _title(comparisons, names), [c.version for c in comparisons]
     grids = [grids_of(comparison) for comparison in comparisons]
     said = _sentence(comparisons, names, summaries)
     several = len(comparisons) > 1
-    whole, chooser = (None, _chooser(comparisons, names)) if several else (_pair(comparisons[0]), None)
+    heading, chooser = (None, _chooser(comparisons, names)) if several else (_pair(comparisons[0]), None)
     best = True if any(grid.best for own in grids for grid in own) else None
     parts = [summary_section(comparisons, summaries, buckets_note(comparisons)), spread_section(comparisons)]
-    for place, (comparison, own) in enumerate(zip(comparisons, grids, strict=True)):
-        parts.append(article(comparison, own, names, place, several))
+    for place, (comparison, origin, own) in enumerate(zip(comparisons, whole, grids, strict=True)):
+        parts.append(article(comparison, own, names, place, several, origin))
     blocks = [summary for summary in summaries if summary.models]
     kind = values_class([g for own in (*grids, blocks) for g in own])
-    data, documents = embedded(comparisons, grids, summaries, names), [described(one) for one in comparisons]
+    data, documents = embedded(comparisons, grids, summaries, names), [described(one) for one in whole]
     bar = toolbar(chooser, best=best)
-    return document(title, said, parts, data, documents, kind=kind, versions=versions, whole=whole, controls=bar)
+    return document(title, said, parts, data, documents, kind=kind, versions=versions, whole=heading, controls=bar)
+
+
+def _without_folders(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], dict[str, str]]:
+    """Return comparisons whose models and data are named without folders, and shorter names of these models.
+
+    Whole paths, as they were typed, stand in the provenance alone.
+    """
+    models = [model for comparison in comparisons for model in (comparison.a, comparison.b)]
+    bare, short, data = bare_names(models), short_names(models), bare_names(one.data for one in comparisons)
+    shown = [replace(one, a=bare[one.a], b=bare[one.b], data=data[one.data]) for one in comparisons]
+    return shown, {name: short[model] if short[model] != model else name for model, name in bare.items()}
 
 
 def _pair(comparison: Comparison, names: Mapping[str, str] | None = None) -> str:
@@ -225,16 +238,36 @@ def _spread_table(corner: str, columns: Sequence[str], rows: Sequence[tuple[str,
 
 
 def article(
-    comparison: Comparison, grids: Sequence[Grid], names: Mapping[str, str], place: int, several: bool
+    comparison: Comparison,
+    grids: Sequence[Grid],
+    names: Mapping[str, str],
+    place: int,
+    several: bool,
+    origin: Comparison,
 ) -> Markup:
-    """Return all that is shown of a comparison, the one at `place` of `several`; `names` are shorter ones of models."""
+    """Return all that is shown of a comparison.
+
+    Args:
+        comparison: What is shown, with names without folders.
+        grids: Its heatmaps.
+        names: Shorter names of the models.
+        place: Which of the comparisons of the page it is.
+        several: Whether there are more.
+        origin: The same with the names of models and data in full, for the provenance.
+    """
     title = tag("h2", f"{names[comparison.a]} and {names[comparison.b]}", title=f"{comparison.a} and {comparison.b}")
     head = [title, tag("p", headline(comparison, names))] if several else []
     found = [_measures(comparison, grids, names, place), None if has_networks(comparison) else profile(comparison)]
     shown = found[::-1] if _is_list(grids) else found  # a list is best seen as lines first
     if len(grids) == 1 and len(grids[0].columns) <= BESIDE and all(found):
         shown = [tag("div", *shown, class_="halves")]
-    parts = [*head, _facts(comparison, grids), _warnings(comparison), *shown, _origins(comparison, names)]
+    parts = [
+        *head,
+        _facts(comparison, grids),
+        _warnings(comparison),
+        *shown,
+        _origins(origin, [names[comparison.a], names[comparison.b]]),
+    ]
     return tag("article", *parts, class_="comparison", hidden=place > 0, data_chosen=True)
 
 
@@ -386,8 +419,8 @@ def _numbers(comparison: Comparison, pairs: Sequence[tuple[int, int]], chart: Ch
 # --- where the numbers come from --------------------------------------------------------------------------------------
 
 
-def _origins(comparison: Comparison, names: Mapping[str, str]) -> Markup:
-    models = {} if has_networks(comparison) else {"a": comparison.a, "b": comparison.b}
+def _origins(comparison: Comparison, names: Sequence[str]) -> Markup:
+    models = {} if has_networks(comparison) else dict(zip("ab", names, strict=True))
     if has_classes(comparison):
         models.pop("b")
     conventions = measure_table(comparison.tables.values())
@@ -395,7 +428,7 @@ def _origins(comparison: Comparison, names: Mapping[str, str]) -> Markup:
         _general(comparison) | common_facts(comparison),
         grouped(comparison.provenance, comparison.layers_b),
         folded("The measures, with every convention", conventions, len(comparison.tables) < 5),
-        *(folded(f"The layers of {names[model]}", layer_table(comparison, side)) for side, model in models.items()),
+        *(folded(f"The layers of {model}", layer_table(comparison, side)) for side, model in models.items()),
     )
 
 
