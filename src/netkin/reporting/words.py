@@ -17,6 +17,7 @@ from netkin.results.compression import Compression
 from netkin.results.labels import (
     LONGEST,
     NOT_ASKED,
+    bare_names,
     brief,
     column_label,
     has_classes,
@@ -247,7 +248,13 @@ def figure_caption(results: Any) -> str:
         first = next(iter(results.values()))
         if any(map(is_of_tasks, first.tables.values())):
             return f"Each layer of {len(results.models)} tasks with every layer of each{_on(first)}. Hatched: no value."
-        what = f"Means over layers at the same relative depth, for every pair of {len(results.models)} models"
+        counts = np.concatenate([results.layer_counts(measure).ravel() for measure in results.measures])
+        known = counts[counts > 0]
+        least, most = (int(known.min()), int(known.max())) if known.size else (0, 0)
+        behind = plural(most, "pair") if least == most else f"{least} to {most} pairs"
+        what = (
+            f"Means over {behind} of layers at the same relative depth, for every two of {len(results.models)} models"
+        )
         return f"{what}{_on(first)}. Hatched: no value."
     if isinstance(results, Series):
         final = results.comparisons[-1]
@@ -273,7 +280,7 @@ def figure_caption(results: Any) -> str:
 def _on(result: Any) -> str:
     if getattr(result, "needs_no_data", False):
         return ""
-    return f", on {result.data}, {plural(result.examples, 'example')}"
+    return f", on {bare_names([result.data])[result.data]}, {plural(result.examples, 'example')}"
 
 
 def _comparison_caption(comparison: Comparison) -> str:
