@@ -120,12 +120,28 @@ def test_the_headline_of_stitches_tells_the_best_one(made):
 
 def test_long_names_of_models_are_shortened_and_given_whole(made):
     text = page(made.sweep(a=LONG[0], b=LONG[1]))
-    assert f'<h1 title="{LONG[0]} and {LONG[1]}">seed0 stitched into seed1, layer by layer</h1>' in text
-    assert f'<span title="{LONG[0]}"><bdi>seed0</bdi></span> → ' in text
+    bare = [name.replace("/data/checkpoints/", "") for name in LONG]
+    assert f'<h1 title="{bare[0]} and {bare[1]}">seed0 stitched into seed1, layer by layer</h1>' in text
+    assert f'<span title="{bare[0]}"><bdi>seed0</bdi></span> → ' in text
     assert text.partition("Where these numbers come from")[2].count(f"<td>{LONG[0]}, 3 layers</td>") == 1
     many = page(Comparisons([made.sweep(a=a, b=b) for a, b in [LONG[:2], LONG[1:]]]))
-    assert f'title="{LONG[2]}" aria-label="{LONG[2]}"><bdi>seed2</bdi>' in many
+    assert f'title="{bare[2]}" aria-label="{bare[2]}"><bdi>seed2</bdi>' in many
     assert '<p class="headline">seed0 and seed1; seed1 and seed2.</p>' in many
+
+
+def test_paths_stand_in_the_provenance_alone(made):
+    place = "cifar10:/data/cifar, a sample of 300 of 10,000"
+    known = {"call": f"netkin compare {LONG[0]} {LONG[1]}"}
+    pairs = [made.comparison(a=a, b=b, data=place, provenance=known) for a, b in (LONG[:2], LONG[1:])]
+    for results in (pairs[:1], pairs):
+        shown = re.sub(r"(?s)<script.*?</script>", "", page(results))
+        above, _, below = shown.partition("Where these numbers come from")
+        assert "/data/" not in above
+        assert "cifar10:cifar, a sample of 300 of 10,000" in above
+        assert f"<td>{LONG[0]}, 3 layers</td>" in below
+        assert f"<td>{place}</td>" in below
+    names = ("/a/best.pt", "/b/best.pt")  # which differ in their folders alone
+    assert 'title="/a/best.pt"' in page(made.comparison(a=names[0], b=names[1]))
 
 
 def test_what_is_said_of_every_layer_is_said_once(made):

@@ -34,7 +34,7 @@ def test_a_series_shows_itself_in_a_notebook(made):
     assert shown.count("<img ") == 4
     assert shown.count('class="way"') == 4
     assert all(f"<small>step {step:,}</small>" in shown for step in series.steps)
-    assert "By svcca, layers tend to settle from the bottom up" in shown
+    assert "By svcca, lower layers reach 0.9 before upper ones" in shown
     assert "warning: mind the gap" in shown
     assert "not shown here: cka" in shown
     assert "<script" not in shown

@@ -16,6 +16,7 @@ from netkin.errors import FileFault, ValueFault
 from netkin.reporting import report
 from netkin.reporting.page import page
 from netkin.reporting.page.document import POLICY
+from netkin.reporting.words import figure_caption
 from netkin.results import Comparisons, load
 from netkin.results.text import cells
 
@@ -267,8 +268,27 @@ def test_several_comparisons_get_a_chooser_and_a_summary(made):
         wanted = Comparisons(three).summary("cka")
         assert np.array_equal(np.array(summary["values"], dtype=float), wanted, equal_nan=True)
         assert summary["opens"][0] == [None, 0, 1]
-        assert [0, 0, "a model is not compared with itself here"] in summary["holes"]
-        assert "a model is not compared with itself here" not in reader.text
+        assert [0, 0, "no model was compared with itself"] in summary["holes"]
+        assert "no model was compared with itself" not in reader.text
+
+
+def test_the_number_of_layers_behind_each_mean_is_shown(made):
+    small = made.table(rows=("a", "b"), columns=("a", "b"), values=[[0.9, 0.1], [0.1, 0.7]])
+    mixed = made.table(rows=("a", "b"), columns=("b", "c", "d"), values=[[0.3, 0.1, 0.1], [0.1, 0.1, 0.5]])
+    deep = made.table(rows=("b", "c", "d"), columns=("b", "c", "d"))
+    pairs = {("x", "y"): small, ("x", "z"): mixed, ("y", "z"): mixed, ("z", "w"): deep}
+    reader = read([made.comparison(table, a=a, b=b) for (a, b), table in pairs.items()])
+    summary = reader.data["summaries"][0]
+    assert summary["counts"] == [[0, 2, 2, 0], [2, 0, 2, 0], [2, 2, 0, 3], [0, 0, 3, 0]]
+    assert summary["values"][0][2] == pytest.approx(0.4)
+    assert "the mean over n pairs of layers, 2 to 3, at the same relative depth" in reader.text
+    assert "n = 3" in reader.text
+    many = Comparisons(made.comparison(table, a=a, b=b) for (a, b), table in pairs.items())
+    assert "Means over 2 to 3 pairs of layers at the same relative depth" in figure_caption(many)
+    assert "n is the number of pairs of layers behind a mean" in many._repr_html_()
+    alike = read([made.comparison(a=a, b=b) for a, b in [("x", "y"), ("x", "z"), ("y", "z")]])
+    assert "the mean over 3 pairs of layers at the same relative depth" in alike.text
+    assert "n = 3" not in alike.text
 
 
 def test_comparisons_with_other_measures_and_a_twin_are_shown_too(made):
@@ -287,7 +307,7 @@ def test_models_without_a_value_in_common_leave_a_reasoned_hole_in_the_summary(m
     values, rows = made.table().values * np.nan, ("conv1", "conv2", "head")
     empty = made.table(values=values, holes={(a, b): "constant" for a in rows for b in rows})
     reader = read([made.comparison(made.table(), a="x", b="y"), made.comparison(empty, a="x", b="z")])
-    assert "compared, but without a value for any pair" in reader.text
+    assert "no pair of layers has a value" in reader.text
 
 
 def test_the_json_of_the_page_is_the_comparison_that_is_chosen(made, saved_by):

@@ -55,9 +55,17 @@ def test_where_only_corresponding_layers_were_compared_none_is_called_the_best()
     rows = {"one": rng.normal(size=(60, 4)), "two": rng.normal(size=(60, 5))}
     twice = {name: 2 * array for name, array in rows.items()}
     assert headline(compare(rows, twice, pairs="corresponding")).endswith(
-        "layers of the same name are at 1.00 on average."
+        "the 2 layers of the same name are at 1.00 on average."
     )
     assert "2 of 2 layers of a find their best match" in headline(compare(rows, twice))
+
+
+def test_all_layers_are_counted_where_few_have_the_name_of_another(made):
+    values = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.5]]
+    table = made.table(rows=("stem", "block1", "block2", "fc"), columns=("stem", "fc"), values=values)
+    told = headline(made.comparison(table))
+    assert "1 of 4 layers of seed0 finds its best match in the layer of the same name of seed1" in told
+    assert told.endswith("and the 2 layers of the same name are at 0.70 on average.")
 
 
 def test_one_is_not_written_as_several(made):

@@ -1,11 +1,13 @@
 import pickle
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from netkin.errors import NameClash, UnknownName
+from netkin.errors import NameClash, NoValue, UnknownName
 from netkin.results import Comparisons
+from netkin.results.labels import NOT_ASKED
 
 
 @pytest.fixture
@@ -63,9 +65,102 @@ def test_the_summary_is_symmetric_with_an_empty_diagonal(three):
     np.testing.assert_allclose(three.summary("cka"), expected)
 
 
-def test_the_summary_reads_layers_of_the_same_name(made):
-    table = made.table(rows=("p", "q"), columns=("q", "r"), values=[[0.9, 0.8], [0.3, 0.7]])
-    assert Comparisons([made.comparison(table)]).summary()[0, 1] == 0.3
+def layers(count, name):
+    return tuple(f"{name}{k}" for k in range(count))
+
+
+def same_depth_slowly(rows, columns):
+    """Each layer of the shallower model with the nearest depth of the other, the lower one of two, by search."""
+    if rows > columns:
+        return [(i, j) for j, i in same_depth_slowly(columns, rows)]
+    depths = [[Fraction(i, n - 1) if n > 1 else Fraction(0) for i in range(n)] for n in (rows, columns)]
+    return [(i, min(range(columns), key=lambda j: (abs(depths[1][j] - at), j))) for i, at in enumerate(depths[0])]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 25])
+@pytest.mark.parametrize("columns", [1, 2, 4, 7, 64])
+def test_the_summary_is_the_mean_over_layers_at_the_same_relative_depth(made, rows, columns):
+    values = np.random.default_rng(rows * columns).random((rows, columns))
+    pairs = same_depth_slowly(rows, columns)
+    for sides in (("p", "p"), ("p", "q")):  # with shared names or without: names do not matter
+        table = made.table(rows=layers(rows, sides[0]), columns=layers(columns, sides[1]), values=values)
+        many = Comparisons([made.comparison(table)])
+        expected = np.mean([values[pair] for pair in pairs])
+        np.testing.assert_allclose(many.summary(), [[np.nan, expected], [expected, np.nan]], rtol=1e-12)
+        np.testing.assert_array_equal(many.layer_counts(), [[0, min(rows, columns)], [min(rows, columns), 0]])
+    turned = made.table(rows=layers(columns, "q"), columns=layers(rows, "p"), values=values.T)
+    assert Comparisons([made.comparison(turned)]).summary()[0, 1] == pytest.approx(expected, rel=1e-12)
+
+
+def test_networks_that_happen_to_share_a_few_names_are_not_read_at_these_alone(made):
+    # two shallow networks whose lower layers differ, and a deep one that shares the name of the top layer alone
+    shallow, deep = ("stem", "block", "top"), ("a", "b", "c", "d", "top")
+    near = np.array([[0.8, 0.1, 0.1], [0.1, 0.9, 0.1], [0.1, 0.1, 1.0]])
+    far = np.array([[0.2, 0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.3, 0.1, 0.1], [0.1, 0.1, 0.1, 0.1, 1.0]])
+    tables = {
+        ("s0", "s1"): made.table(rows=shallow, columns=shallow, values=near),
+        ("s0", "deep"): made.table(rows=shallow, columns=deep, values=far),
+        ("s1", "deep"): made.table(rows=shallow, columns=deep, values=far),
+    }
+    many = Comparisons(made.comparison(table, a=a, b=b) for (a, b), table in tables.items())
+    np.testing.assert_allclose(many.summary()[0, 1:], [0.9, 0.5])  # by names 0.9 and 1.0
+    assert many.tree()[0, :2].tolist() == [0, 1]
+    assert many.clusters(2) == {"s0": 0, "s1": 0, "deep": 1}
+    np.testing.assert_array_equal(many.layer_counts(), [[0, 3, 3], [3, 0, 3], [3, 3, 0]])
+    assert "mean over 3 pairs of layers at the same relative depth" in many.summaries()["cka"].conventions
+
+
+def test_best_matches_are_a_choice_and_differ_by_direction(made):
+    values = np.array([[0.9, 0.8, 0.1], [0.3, 0.7, 0.2]])
+    table = made.table(rows=("p", "q"), columns=("r", "s", "t"), values=values)
+    many = Comparisons([made.comparison(table)])
+    np.testing.assert_allclose(many.summary(match="best"), [[np.nan, 0.8], [(0.9 + 0.8 + 0.2) / 3, np.nan]])
+    np.testing.assert_array_equal(many.layer_counts(match="best"), [[0, 2], [3, 0]])
+    both = many.summaries(match="best")
+    assert not both["cka"].symmetric
+    assert "grow with the number of layers" in both["cka"].conventions
+    assert many.tree(match="best")[0, 2] == pytest.approx((np.arccos(0.8) + np.arccos(1.9 / 3)) / 2)
+    apart = Comparisons([made.comparison(replace(table, higher_is_closer=False, kind="distance"))])
+    np.testing.assert_allclose(apart.summary(match="best"), [[np.nan, 0.15], [(0.3 + 0.7 + 0.1) / 3, np.nan]])
+    with pytest.raises(UnknownName, match="`match` is 'depth' or 'best'; got 'name'"):
+        many.summary(match="name")
+
+
+def test_best_matches_grow_with_the_number_of_layers_to_choose_from_and_means_at_one_depth_do_not(made):
+    draw = np.random.default_rng(0)
+    tables = [made.table(rows=layers(8, "p"), columns=layers(n, "q"), values=draw.random((8, n))) for n in (8, 64)]
+    few, many = (Comparisons([made.comparison(table)]) for table in tables)
+    assert many.summary(match="best")[0, 1] - few.summary(match="best")[0, 1] > 0.05
+    assert abs(few.summary()[0, 1] - 0.5) < 0.25
+    assert abs(many.summary()[0, 1] - 0.5) < 0.25
+
+
+def test_a_pair_whose_layers_at_one_depth_were_not_all_asked_for_is_a_hole_with_that_reason(made, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    names = {"small": ("in", "mid", "out"), "deep": ("in", "a", "b", "c", "out"), "twin": ("in", "mid", "out")}
+    comparisons = []
+    for a, b in (("small", "deep"), ("small", "twin"), ("deep", "twin")):  # by `pairs="corresponding"`
+        asked = np.array([[x == y for y in names[b]] for x in names[a]])
+        holes = {(x, y): NOT_ASKED for x in names[a] for y in names[b] if x != y}
+        table = made.table(rows=names[a], columns=names[b], values=np.where(asked, 0.5, np.nan), holes=holes)
+        comparisons.append(made.comparison(table, a=a, b=b))
+    many = Comparisons(comparisons)
+    np.testing.assert_array_equal(np.isfinite(many.summary()), [[0, 0, 1], [0, 0, 0], [1, 0, 0]])
+    with pytest.raises(NoValue, match="1 of the 3 pairs of layers at the same relative depth were not asked for"):
+        many.summaries()["small", "deep"]
+    assert "1 of the 3 pairs of layers at the same relative depth were not asked for" in str(many)
+    assert np.isnan(many.summary(match="best")).all()
+
+
+def test_the_text_has_the_number_of_layers_behind_each_mean_where_they_differ(made, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    holes = {("out", "out"): "constant"}
+    less = made.table(rows=("in", "out"), columns=("in", "out"), values=[[0.5, 0.5], [0.5, np.nan]], holes=holes)
+    whole = replace(less, values=np.full((2, 2), 0.5), holes={})
+    pairs = (("x", "y", less), ("x", "z", whole), ("y", "z", whole))
+    lines = str(Comparisons(made.comparison(t, a=a, b=b) for a, b, t in pairs)).splitlines()
+    start = lines.index("the number of pairs of layers behind each mean")
+    assert lines[start + 1 :] == ["   x  y  z", "x  –  1  2", "y  1  –  2", "z  2  2  –"]
 
 
 def test_the_text_has_the_warnings_of_all_pairs_each_once_and_counts_what_is_too_much(three):
@@ -79,11 +174,6 @@ def test_the_text_has_the_warnings_of_all_pairs_each_once_and_counts_what_is_too
     )
     assert str(loud).count("warning: ") == 5
     assert "7 more warnings: each pair shows its own" in str(loud)
-
-
-def test_without_common_names_the_summary_reads_the_best_matches(made):
-    table = made.table(rows=("p", "q"), columns=("r", "s"), values=[[0.9, 0.8], [0.3, 0.7]])
-    assert Comparisons([made.comparison(table)]).summary()[0, 1] == pytest.approx(0.8)
 
 
 def test_the_summary_leaves_holes_out(made):
@@ -110,7 +200,7 @@ def test_the_words_say_what_it_is(three, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert repr(three) == "Comparisons(3 models, 3 pairs)"
     assert str(three).splitlines() == [
-        "3 models, 3 pairs: means over layers of the same name",
+        "3 models, 3 pairs: means over layers at the same relative depth",
         "on digits: 1,797 examples",
         "",
         "cka: similarity (higher is closer), 0 to 1, exact",
@@ -118,6 +208,7 @@ def test_the_words_say_what_it_is(three, monkeypatch):
         "x     –  0.20  0.40",
         "y  0.20     –  0.60",
         "z  0.40  0.60     –",
+        "each mean is over 3 pairs of layers",
     ]
 
 
@@ -130,7 +221,7 @@ def test_tasks_are_called_so_and_small_means_keep_their_digits(made, monkeypatch
 
     tasks = Comparisons([pair("x", "x", 1.0), pair("x", "y", 0.0123), pair("y", "y", 1.0)])
     lines = str(tasks).splitlines()
-    assert lines[0] == "2 tasks, 3 pairs: means over layers of the same name"
+    assert lines[0] == "2 tasks, 3 pairs: means over layers at the same relative depth"
     assert lines[5:7] == ["x  1.000  0.012", "y  0.012  1.000"]
     alone = Comparisons([pair("x", "x", 1.0)])
     assert str(alone).startswith("1 task, 1 pair: ")

@@ -147,5 +147,6 @@ def test_a_data_set_has_an_array_for_each_measure_and_its_errors(made):
     assert np.isnan(own.sel(layer_a="conv1", layer_b="last"))
     errors = found["cka standard error"].sel(model_a="x", model_b="y", layer_a="conv1", layer_b="conv2")
     assert float(errors) == pytest.approx(float(many["x", "y"]["cka"].errors[0, 1]))
-    assert float(found["cka summary"].sel(model_a="z", model_b="x")) == pytest.approx(0.3)
+    assert float(found["cka summary"].sel(model_a="z", model_b="x")) == pytest.approx(0.25)  # 0.1 and 0.4
+    assert found["cka layers"].values.tolist() == [[0, 3, 2], [3, 0, 0], [2, 0, 0]]
     assert np.isnan(found["cka"].sel(model_a="y", model_b="x")).all()

@@ -104,13 +104,32 @@ def test_layers_that_never_arrive_tie_at_the_last_step(world):
 
 
 def test_the_trend_of_some_layers_may_be_asked_for(world):
-    own = UPWARDS.copy()
-    own[:, 2] = 1  # the top layer is there from the beginning
-    one = world.series(own)
-    assert one.bottom_up(0.9).tau < 0
+    one = world.series(UPWARDS[:, [0, 2, 1]])  # the layer in the middle settles last
+    assert one.bottom_up(0.9).tau == pytest.approx(1 / 3)
     assert one.bottom_up(0.9, layers=["conv1", "conv2"]).tau == 1
     with pytest.raises(UnknownName, match="no layer named 'haed' in this series; did you mean 'head'?"):
         one.bottom_up(0.9, layers=["haed"])
+
+
+@pytest.mark.parametrize("there", [0, 2])
+def test_layers_at_the_threshold_at_the_first_step_say_nothing_of_settling(world, there):
+    own = UPWARDS.copy()
+    own[:, there] = 1  # whether this is the lowest layer or the top one
+    found = world.series(own).bottom_up(0.9)
+    assert (found.tau, found.layers, found.early) == (1, 2, 1)
+    assert "1 more there at the first step, left out" in str(found)
+    one = world.series(np.column_stack([np.ones((5, 2)), UPWARDS[:, 2]]))
+    with pytest.raises(NoValue, match=r"1 layer that reaches .* \(2 at the threshold at the first step are left out"):
+        one.bottom_up(0.9)
+    with pytest.raises(NoValue, match=r"no layers \(3 at the threshold at the first step are left out"):
+        world.series(np.ones((5, 3))).bottom_up(0.9)
+
+
+def test_unrelated_networks_whose_similarity_falls_with_depth_do_not_settle_from_the_bottom_up(world):
+    # five networks that share nothing: each is as far from the last as the others, lower layers less far
+    own = np.vstack([np.tile([0.99, 0.95, 0.4], (4, 1)), np.ones(3)])
+    with pytest.raises(NoValue, match="no order among 1 layer of which none reaches"):
+        world.series(own).bottom_up(0.9)
 
 
 def test_the_mean_over_time_weighs_steps_by_their_distance(world):
@@ -209,6 +228,7 @@ def test_the_words_say_what_it_is(world, monkeypatch):
         "bottom-up at 0.999: there is no order among 3 layers of which none reaches the threshold before the",
         "   end; choose another threshold, or compare more checkpoints.",
         "τ: 1 if layers settle from the bottom up, -1 if from the top down; p: p-value against random order",
+        "   alone; networks that learn nothing may give a small one too, so compare with a control",
     ]
 
 

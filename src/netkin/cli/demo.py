@@ -191,7 +191,7 @@ def _matches_of_same_name(comparison: Comparison) -> str:
 
 def _match_count(name: str, table: Values) -> str:
     matches = table.best_matches()
-    return f"{sum(layer == match for layer, (match, _) in matches.items())} of {len(matches)} by {name}"
+    return f"{sum(layer == match for layer, (match, _) in matches.items())} of {len(table.layers_a)} by {name}"
 
 
 def _pair(comparison: Comparison) -> str:

@@ -29,12 +29,9 @@ from netkin.results.labels import (
 )
 from netkin.results.text import cells, values_and_errors
 
-SAME_MODEL = "a model is not compared with itself here"
-NOT_COMPARED = "these two were not compared"
 ROOM = 30  # columns, up to which cells have room for standard errors
 MOST_BLOCKS = 200  # rows, up to which the blocks of tasks are shown in one picture
 SHARED, APART = "pairs with the same examples in the same buckets", "pairs with other examples or other buckets"
-NOTHING_SHARED = "compared, but without a value for any pair of layers that count"
 EXPECTED = {"relative_accuracy": (0.0, 1.0)}  # ends that an open scale shows at least, so that colours say how much
 # lightness, chroma, hue in degrees, at equal distances along the scale
 ANCHORS = ((0.25, 0.09, 300.0), (0.42, 0.13, 275.0), (0.59, 0.10, 225.0), (0.76, 0.12, 165.0), (0.93, 0.16, 105.0))
@@ -163,6 +160,7 @@ class Grid:
     models: tuple[str, ...] = ()  # whose rows, and columns, these are where there are several
     note: str = ""  # which pairs of models it shows, where not all
     elsewhere: str = ""  # why the others have no value here
+    counts: np.ndarray | None = None  # over how many pairs of layers each value is the mean
 
     @property
     def borders(self) -> list[int]:
@@ -178,7 +176,12 @@ class Grid:
 
     @property
     def tails(self) -> Sequence[Sequence[str]]:
-        """The standard errors as the cells show them, as ±0.02; none at all where there are none, or no room."""
+        """The standard errors as the cells show them, as ±0.02; none at all where there are none, or no room.
+
+        Under a mean it is the number of pairs of layers behind it, as n = 25, where that is not the same for all.
+        """
+        if self.counts is not None and len(set(self.counts[self.counts > 0].tolist())) > 1 and len(self.rows) <= ROOM:
+            return [[f"n = {count}" if count else "" for count in line] for line in self.counts.tolist()]
         known = self.errors is not None and bool(np.isfinite(self.errors).any())
         if self.errors is None or not known or self.written is not None or len(self.columns) > ROOM:
             return []
@@ -292,12 +295,11 @@ def summary_grids(comparisons: Sequence[Comparison]) -> list[Grid]:
 
 def _summary(found: Sequence[Comparison], table: Values) -> Grid:
     comparisons = Comparisons(found)
-    values, models = comparisons.summary(table.id), comparisons.models
-    holes = {
-        (i, j): NOTHING_SHARED if (models[i], models[j]) in comparisons else SAME_MODEL if i == j else NOT_COMPARED
-        for i, j in np.argwhere(np.isnan(values)).tolist()
-    }
-    return Grid(table.id, models, models, values, Scale.of(table, values), holes=holes)
+    models, summary, counts = comparisons.models, comparisons.summaries()[table.id], comparisons.layer_counts(table.id)
+    place = {name: k for k, name in enumerate(models)}
+    holes = {(place[a], place[b]): why for (a, b), why in summary.holes.items()}
+    scale = Scale.of(table, summary.values)
+    return Grid(table.id, models, models, summary.values, scale, holes=holes, counts=counts)
 
 
 def _blocks(comparisons: Sequence[Comparison], id_: str, layers: Mapping[str, Sequence[str]]) -> Iterator[Grid]:

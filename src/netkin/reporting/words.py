@@ -17,6 +17,7 @@ from netkin.results.compression import Compression
 from netkin.results.labels import (
     LONGEST,
     NOT_ASKED,
+    bare_names,
     brief,
     column_label,
     has_classes,
@@ -224,13 +225,15 @@ def _agreement(comparison: Comparison, table: Values, best: Mapping[str, Match],
     matched = {comparison.layers_a[i]: comparison.layers_b[j] for i, j in pairs}
     met = sum(best[a][0] == b for a, b in matched.items() if a in best)
     known = [table.values[i, j] for i, j in pairs if math.isfinite(table.values[i, j])]
-    mean = f"{sum(known) / len(known):.2f} on average" if known else ""
+    which = "the layer" if len(known) == 1 else f"the {len(known)} layers"
+    mean = f"{'is' if len(known) == 1 else 'are'} at {sum(known) / len(known):.2f} on average" if known else ""
     if known and listing(comparison):  # where nothing else was asked for, nothing is best
-        return f"{f'layers of the {how}' if how else 'the pairs that were compared'} are at {mean}"
+        return f"{f'{which} of the {how}' if how else 'the pairs that were compared'} {mean}"
     a, b = (names.get(model, model) for model in (comparison.a, comparison.b))
     find = "finds its" if met == 1 else "find their"
-    found = f"{met} of {plural(len(matched), 'layer')} of {a} {find} best match in the layer of the {how} of {b}"
-    return f"{found}, and layers of the {how} are at {mean}" if mean else found
+    count = plural(len(comparison.layers_a), "layer")  # those too that correspond to none
+    found = f"{met} of {count} of {a} {find} best match in the layer of the {how} of {b}"
+    return f"{found}, and {which} of the {how} {mean}" if known else found
 
 
 def figure_caption(results: Any) -> str:
@@ -245,7 +248,14 @@ def figure_caption(results: Any) -> str:
         first = next(iter(results.values()))
         if any(map(is_of_tasks, first.tables.values())):
             return f"Each layer of {len(results.models)} tasks with every layer of each{_on(first)}. Hatched: no value."
-        return f"Means over layers of every pair of {len(results.models)} models{_on(first)}. Hatched: no value."
+        counts = np.concatenate([results.layer_counts(measure).ravel() for measure in results.measures])
+        known = counts[counts > 0]
+        least, most = (int(known.min()), int(known.max())) if known.size else (0, 0)
+        behind = plural(most, "pair") if least == most else f"{least} to {most} pairs"
+        what = (
+            f"Means over {behind} of layers at the same relative depth, for every two of {len(results.models)} models"
+        )
+        return f"{what}{_on(first)}. Hatched: no value."
     if isinstance(results, Series):
         final = results.comparisons[-1]
         lines = f"Below, each with its own final state; the last {results.unit}, drawn faintly, is so by construction."
@@ -270,7 +280,7 @@ def figure_caption(results: Any) -> str:
 def _on(result: Any) -> str:
     if getattr(result, "needs_no_data", False):
         return ""
-    return f", on {result.data}, {plural(result.examples, 'example')}"
+    return f", on {bare_names([result.data])[result.data]}, {plural(result.examples, 'example')}"
 
 
 def _comparison_caption(comparison: Comparison) -> str:
@@ -330,11 +340,22 @@ def series_headline(series: Series) -> str:
 
 
 def _found(series: Series, trend: Trend, threshold: float, measure: str) -> str:
-    way = "from the bottom up" if trend.tau > 0 else "from the top down"
-    says = f"settle {way}" if trend.p <= CHANCE else f"tend to settle {way}, which may be chance"
-    says = "settle in no clear order of depth" if is_unclear(trend) else says
-    reached = f"the {series.unit} at which they reach {threshold}"
-    return f"By {measure}, layers {says}: Kendall's τ between depth and {reached} is {tau(trend)}."
+    # without the p-value, which is against random order: untrained networks have an order of depth too
+    first, last = ("lower", "upper") if trend.tau > 0 else ("upper", "lower")
+    says = f"{first} layers reach {threshold} before {last} ones"
+    if not trend.tau or abs(trend.tau) <= (trend.error or 0):
+        says = f"layers reach {threshold} in no clear order of depth"
+    late = f", {trend.never} of which get there only at the end" if trend.never else ""
+    counted = f"over {plural(trend.layers, 'layer')}{late}{early_in_words(series, trend)}"
+    return f"By {measure}, {says}: Kendall's τ between depth and {series.unit} is {tau(trend)} {counted}."
+
+
+def early_in_words(series: Series, trend: Trend) -> str:
+    """Return which layers are left out of a trend, as they are at the threshold at the first step; "" for none."""
+    if not trend.early:
+        return ""
+    says = "that is there at" if trend.early == 1 else "that are there at"
+    return f"; {trend.early} {says} the first {series.unit} {'is' if trend.early == 1 else 'are'} left out"
 
 
 def settling_rule(series: Series, measure: str) -> str:
@@ -350,13 +371,16 @@ def scale_of_tau() -> str:
     return (
         "Kendall's τ says how far the order of settling follows depth: 1 if every layer settles after all layers below "
         "it, 0 if depth tells nothing, −1 if the top layers come first. After ± stands its standard error, from "
-        "leaving out one layer at a time."
+        "leaving out one layer at a time. Layers that are at the mark at the first step say nothing about settling and "
+        "are left out. The p-value is against random order alone: networks that learn nothing may have an order of "
+        "depth too, so compare with a control, such as the same training on shuffled labels."
     )
 
 
 def settled_first(series: Series, threshold: float, measure: str) -> str:
     """Count the pairs of layers in which the lower one settles first, a question anyone can check by hand."""
-    steps = [math.inf if step is None else step for step in series.reached(threshold, measure).values()]
+    reached = [step for step in series.reached(threshold, measure).values() if step != series.steps[0]]
+    steps = [math.inf if step is None else step for step in reached]
     apart = [(low, high) for low, high in combinations(steps, 2) if low != high]
     first = sum(low < high for low, high in apart)
     pairs = f"{first:,} of the {len(apart):,} pairs of layers that settle at different {series.unit}s"

@@ -15,7 +15,7 @@ import numpy as np
 from netkin import files
 from netkin.errors import NameClash, NoValue, UnknownName, also_called, did_you_mean
 from netkin.results.comparison import NUMBERS, Comparison, clusters_of, distances_of, plane_of, tree_of
-from netkin.results.labels import HOLE, column_label, is_worth, pair_label, plural
+from netkin.results.labels import HOLE, NOT_ASKED, column_label, is_worth, pair_label, plural, same_depth
 from netkin.results.packing import all_unpacked, packed_columns
 from netkin.results.records import freeze, frozen_mapping, optional
 from netkin.results.text import grid, summary_as_text, terminal_width, wrapped
@@ -23,6 +23,12 @@ from netkin.results.values import Pair, Values
 
 NAMED = 6  # pairs of layers with fewer values that are named
 FIRST = 32  # pairs of models that the header of a file names
+SAME_MODEL = "no model was compared with itself"
+# which layers of two models are behind their one number
+MATCHES = {
+    "depth": "pairs of layers at the same relative depth",
+    "best": "best matches of the row's layers, which grow with the number of layers of the column's model",
+}
 
 
 @dataclass(frozen=True)
@@ -220,32 +226,59 @@ class Comparisons(Mapping[Pair, Comparison]):
         return tuple(dict.fromkeys(name for comparison in self.pairs.values() for name in comparison.measures))
 
     @also_called(measures="measure")
-    def summary(self, measures: str | None = None) -> np.ndarray:
+    def summary(self, measures: str | None = None, *, match: str = "depth") -> np.ndarray:
         """Return one number for each pair of models, models × models in the order of `models`.
 
-        It is the mean over layers of the same name; for models that share no name, the mean over each row's best match.
-        NaN means that nothing was compared: on the diagonal (unless a model was compared with itself), for a missing
-        pair, for a pair with nothing but holes, and for the other direction of a measure that is not symmetric.
+        It is the mean over layers at the same relative depth, by one rule for all pairs: layer i of n lies at
+        i / (n - 1), and each layer of the model with fewer layers is paired with the nearest one of the other.
+
+        With ``match="best"`` each layer of the row's model counts with its best match among the layers of the column's.
+        Such a mean grows with the number of layers to choose from, so that deep models seem closer to all others; the
+        two directions differ.
+
+        NaN means that there is no number: on the diagonal (unless a model was compared with itself), for a missing
+        pair, for a pair whose layers at the same depth (for best matches, all layers) were not all asked for, for one
+        with nothing but holes, and for the other direction of a measure that is not symmetric. `summaries` has the
+        reasons, and `layer_counts` how many pairs of layers are behind each number.
         """
-        models = {name: place for place, name in enumerate(self.models)}
-        means = np.full((len(models), len(models)), np.nan)
-        having = [pair for pair, one in self.pairs.items() if measures is None or measures in one]
-        for a, b in having or self.pairs:  # where none has it, the first refuses
-            i, j, table = models[a], models[b], self.pairs[a, b].table(measures)
-            means[i, j] = _mean(table)
-            if table.symmetric and (b, a) not in self.pairs:
-                means[j, i] = means[i, j]
+        means = np.full((len(self.models), len(self.models)), np.nan)
+        for place, known in self._behind(measures, match).items():
+            means[place] = known.mean() if isinstance(known, np.ndarray) and len(known) else np.nan
         return means
+
+    @also_called(measures="measure")
+    def layer_counts(self, measures: str | None = None, *, match: str = "depth") -> np.ndarray:
+        """Return over how many pairs of layers each number of `summary` is the mean; 0 where it has none."""
+        counts = np.zeros((len(self.models), len(self.models)), dtype=int)
+        for place, known in self._behind(measures, match).items():
+            counts[place] = len(known) if isinstance(known, np.ndarray) else 0
+        return counts
+
+    def _behind(self, measure: str | None, match: str) -> dict[tuple[int, int], np.ndarray | str]:
+        """Return for each pair of models, by their places, the values behind its number or why it has none."""
+        if match not in MATCHES:
+            raise UnknownName(f"`match` is {' or '.join(map(repr, MATCHES))}; got {match!r}.")
+        models = {name: place for place, name in enumerate(self.models)}
+        found: dict[tuple[int, int], np.ndarray | str] = {}
+        having = [pair for pair, one in self.pairs.items() if measure is None or measure in one]
+        for a, b in having or self.pairs:  # where none has it, the first refuses
+            table = self.pairs[a, b].table(measure)
+            rows, columns = _values_behind(table, match)
+            found[models[a], models[b]] = rows
+            if table.symmetric and (b, a) not in self.pairs:
+                found[models[b], models[a]] = columns
+        return found
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """The warnings of all pairs, each once."""
         return tuple(dict.fromkeys(text for one in self.pairs.values() for text in one.warnings))
 
-    def summaries(self) -> Comparison:
+    def summaries(self, *, match: str = "depth") -> Comparison:
         """Return the summaries of all measures as one comparison, with the models in rows and columns.
 
         It is labelled, as in ``many.summaries()["cka"]["seed0", "seed1"]``, and is saved, printed and drawn like any.
+        `match` is that of `summary`.
         """
         first = next(iter(self.pairs.values()), None)
         if first is None:
@@ -255,52 +288,61 @@ class Comparisons(Mapping[Pair, Comparison]):
         empty: dict[str, Any] = {key: {} for key in ("shapes_a", "shapes_b", "widths_a", "widths_b")}
         return Comparison(
             a="networks", b="networks", layers_a=self.models, layers_b=self.models,
-            tables={name: self._networks(name) for name in self.measures}, data=first.data, examples=first.examples,
+            tables={name: self._networks(name, match) for name in self.measures}, data=first.data,
+            examples=first.examples,
             seed=first.seed, version=first.version, created=first.created, provenance=origin, **empty,
             warnings=self.warnings, complete=all(one.complete for one in self.pairs.values()),
         )  # fmt: skip
 
-    def _networks(self, measure: str) -> Values:
+    def _networks(self, measure: str, match: str = "depth") -> Values:
         """Return the summary of a measure as a table of networks, with the reasons of its holes."""
         table = next(one[measure] for one in self.pairs.values() if measure in one)
-        values = self.summary(measure)
+        values, behind = self.summary(measure, match=match), self._behind(measure, match)
         holes = {
-            (a, b): self._missing(a, b)
+            (a, b): self._missing(a, b, behind.get((i, j)))
             for i, a in enumerate(self.models)
             for j, b in enumerate(self.models)
             if np.isnan(values[i, j])
         }
         plain: dict[str, Any] = {"errors": None, "replicates": None, "chunk_sizes": (), "error_reasons": {}}
         plain |= {"layers_a": self.models, "layers_b": self.models, "axes": ("network", "network")}
-        how = f"{table.conventions}; mean over layers of the same name, else over best matches".lstrip("; ")
-        return replace(table, values=values, holes=holes, conventions=how, **plain)
+        plain |= {"symmetric": table.symmetric and match != "best"}
+        counts = self.layer_counts(measure, match=match)
+        how = f"{table.conventions}; mean over {_range(counts[counts > 0].tolist() or [0])} {MATCHES[match]}"
+        return replace(table, values=values, holes=holes, conventions=how.lstrip("; "), **plain)
 
-    def _missing(self, a: str, b: str) -> str:
+    def _missing(self, a: str, b: str, behind: np.ndarray | str | None) -> str:
+        if isinstance(behind, str):
+            return behind
         if (a, b) in self.pairs:
             return "nothing was compared by this measure, or no pair of layers has a value"
         if a == b:
-            return "no model was compared with itself"
+            return SAME_MODEL
         other = (b, a) in self.pairs
         return "compared in the other direction alone" if other else "these two were not compared"
 
     @also_called(measures="measure")
-    def tree(self, measures: str | None = None) -> np.ndarray:
+    def tree(self, measures: str | None = None, *, match: str = "depth") -> np.ndarray:
         """Return which models join at which distance, by average linkage, as `scipy.cluster.hierarchy` has it.
 
-        Similarities between -1 and 1 are read as angles, their arccosines; the leaves are numbered as `models`.
+        Similarities between -1 and 1 are read as angles, their arccosines; the leaves are numbered as `models`. `match`
+        is that of `summary`, here and in `plane` and `clusters`.
         """
-        return tree_of(distances_of(self.summaries().table(measures)))
+        return tree_of(distances_of(self.summaries(match=match).table(measures)))
 
     @also_called(measures="measure")
-    def plane(self, measures: str | None = None) -> dict[str, tuple[float, float]]:
+    def plane(self, measures: str | None = None, *, match: str = "depth") -> dict[str, tuple[float, float]]:
         """Return a place in the plane for each model, by classical scaling of the distances of `tree`."""
-        places, _ = plane_of(distances_of(self.summaries().table(measures)))
+        places, _ = plane_of(distances_of(self.summaries(match=match).table(measures)))
         return {name: (float(x), float(y)) for name, (x, y) in zip(self.models, places, strict=True)}
 
     @also_called(measures="measure")
-    def clusters(self, count: int | None = None, measures: str | None = None) -> dict[str, int]:
+    def clusters(
+        self, count: int | None = None, measures: str | None = None, *, match: str = "depth"
+    ) -> dict[str, int]:
         """Return the cluster of each model, by cutting `tree`; without `count` where the mean silhouette is largest."""
-        return dict(zip(self.models, clusters_of(distances_of(self.summaries().table(measures)), count), strict=True))
+        distances = distances_of(self.summaries(match=match).table(measures))
+        return dict(zip(self.models, clusters_of(distances, count), strict=True))
 
     @also_called(measures="measure")
     def to_pandas(self, measures: str | None = None, *, long: bool = False) -> Any:
@@ -318,8 +360,8 @@ class Comparisons(Mapping[Pair, Comparison]):
     def to_xarray(self) -> Any:
         """Return a data set with an array for each measure: models, models, layers, layers; NaN where nothing is.
 
-        Standard errors have arrays of their own, and ``cka summary`` is the summary. Models need not have the same
-        layers.
+        Standard errors have arrays of their own, ``cka summary`` is the summary, and ``cka layers`` the number of pairs
+        of layers behind each of its numbers. Models need not have the same layers.
         """
         package = optional("xarray")
         rows = list(dict.fromkeys(name for one in self.pairs.values() for name in one.layers_a))
@@ -328,6 +370,7 @@ class Comparisons(Mapping[Pair, Comparison]):
         arrays: dict[str, Any] = {}
         for measure in self.measures:
             arrays[f"{measure} summary"] = (sides, self.summary(measure))
+            arrays[f"{measure} layers"] = (sides, self.layer_counts(measure))
             for title, field in ((measure, "values"), (f"{measure} standard error", "errors")):
                 found = self._stacked(measure, field, rows, columns)
                 arrays |= {} if found is None else {title: ((*sides, *ends), found)}
@@ -390,10 +433,22 @@ class Comparisons(Mapping[Pair, Comparison]):
         return f"{hint} The models are {', '.join(self.models) or 'none'}."
 
 
-def _mean(table: Values) -> float:
-    """Return the mean over layers of the same name, or over the best matches where no name is shared."""
-    if set(table.layers_a).isdisjoint(table.layers_b):
-        known = [value for _, value in table.best_matches().values()]
-    else:
-        known = list(table.corresponding().values())
-    return float(np.mean(known)) if known else float("nan")
+def _values_behind(table: Values, match: str) -> tuple[np.ndarray | str, np.ndarray | str]:
+    """Return the values behind the number of two models, and behind that of the other order, or why there is none."""
+    shape = table.values.shape
+    counted = list(np.ndindex(shape)) if match == "best" else same_depth(*shape)
+    names = [(table.layers_a[i], table.layers_b[j]) for i, j in counted]
+    absent = sum(table.holes.get(pair) == NOT_ASKED for pair in names)
+    if absent:
+        where = "" if match == "best" else " at the same relative depth"
+        why = f"{absent} of the {plural(len(names), 'pair')} of layers{where} were not asked for; ask for all pairs"
+        return why, why
+    known = np.isfinite(table.values)
+    if match == "depth":
+        values = np.array([table.values[place] for place in counted if known[place]])
+        return values, values
+    closest = table.values if table.higher_is_closer else -table.values
+    best = np.where(known, closest, -np.inf)
+    both = [best.max(axis=axis)[known.any(axis=axis)] for axis in (1, 0)]
+    rows, columns = both if table.higher_is_closer else (-one for one in both)
+    return rows, columns

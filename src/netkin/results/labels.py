@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LONGEST = 22  # letters of a name that is not shortened
 _FOLDERS = re.compile(r"[^@:\s]*[/\\]")
+_TYPED = re.compile(r"(?:(?<=[@:])|^(?=[/\\~.]))[^@:,\s]*[/\\]")  # the folder of a path that names a model or data
 _PARTS = re.compile(r"[^\W_]+|[\W_]")
 NOT_ASKED = "this pair was not asked for"
 HOLE = "–"
@@ -104,6 +105,18 @@ def short_names(names: Iterable[str], limit: int = LONGEST) -> dict[str, str]:
     bare = [_FOLDERS.sub("", name) for name in whole]
     distinct = bare if len(set(bare)) == len(whole) and all(bare) else whole
     return dict(zip(whole, _different(distinct) if len(whole) > 1 else distinct, strict=True))
+
+
+def bare_names(names: Iterable[str]) -> dict[str, str]:
+    """Return names of models or data without the folders of paths, or all as they are where that makes two alike.
+
+    Example:
+        >>> list(bare_names(["resnet18@/home/ann/a.pt", "mine/yours", "images:/home/ann/cats, 300 of 10,000"]).values())
+        ['resnet18@a.pt', 'mine/yours', 'images:cats, 300 of 10,000']
+    """
+    whole = list(dict.fromkeys(names))
+    bare = [_TYPED.sub("", name) for name in whole]
+    return dict(zip(whole, bare if len(set(bare)) == len(whole) and all(bare) else whole, strict=True))
 
 
 def _different(names: Sequence[str]) -> list[str]:
@@ -260,8 +273,24 @@ def corresponding(rows: Sequence[str], columns: Sequence[str]) -> tuple[list[tup
     return [(i, _relative(i, len(rows), len(columns))) for i in range(len(rows))], "same relative depth"
 
 
+def same_depth(rows: int, columns: int) -> list[Place]:
+    """Return the places of the layers of two models at the same relative depth, as many as the shallower model has.
+
+    Layer i of n lies at i / (n - 1), a single one at 0. Each layer of the model with fewer layers is paired with the
+    nearest one of the other, the lower of two that are equally near; in either order these are the same pairs.
+
+    Example:
+        >>> same_depth(3, 5), same_depth(5, 3), same_depth(2, 2)
+        ([(0, 0), (1, 2), (2, 4)], [(0, 0), (2, 1), (4, 2)], [(0, 0), (1, 1)])
+    """
+    if rows > columns:
+        return [(i, j) for j, i in same_depth(columns, rows)]
+    return [(i, _relative(i, rows, columns)) for i in range(rows)]
+
+
 def _relative(place: int, count: int, other: int) -> int:
-    return round(place * (other - 1) / (count - 1)) if count > 1 else 0
+    """Return which of `other` layers is nearest in relative depth, by whole numbers: the lower of two as near."""
+    return -((count - 1 - 2 * place * (other - 1)) // (2 * (count - 1))) if count > 1 else 0
 
 
 # --- notes on tables --------------------------------------------------------------------------------------------------

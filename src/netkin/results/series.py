@@ -34,6 +34,7 @@ class Trend:
     `error` is its standard error by the jackknife over layers (None below three layers); `p` the probability of a τ at
     least as far from 0 if layers settled in random order, exact also with ties. Of the `layers` counted, `never` did
     not reach the threshold before the last step; all that is known of them is that they are later, so they tie there.
+    Besides, `early` layers are at the threshold at the first step; they say nothing about settling and are left out.
     """
 
     tau: float
@@ -41,11 +42,13 @@ class Trend:
     p: float
     layers: int
     never: int
+    early: int = 0
 
     def __str__(self) -> str:
         error = "" if self.error is None else f" ± {self.error:.2f}"
         never = f", {self.never} of them never before the end" if self.never else ""
-        return f"τ = {self.tau:.2f}{error}, p = {self.p:.2g} ({self.layers} layers{never})"
+        early = f"; {self.early} more there at the first step, left out" if self.early else ""
+        return f"τ = {self.tau:.2f}{error}, p = {self.p:.2g} ({self.layers} layers{never}{early})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -183,7 +186,8 @@ class Series(FrozenRecord):
         """Return Kendall's τ-b between the depth of the layers and the step at which they reach `threshold`.
 
         Depth is the order of the layers, or of those named in `layers`. Those that never reach the threshold tie at the
-        final step and are counted in `never`.
+        final step and are counted in `never`. Those that are there at the first step, before anything could be seen to
+        settle, are left out and counted in `early`.
         """
         reached = self.reached(threshold, measures, rule=rule)
         strange = [layer for layer in layers or () if layer not in reached]
@@ -191,8 +195,9 @@ class Series(FrozenRecord):
             hint = did_you_mean(strange[0], reached) or "."
             raise UnknownName(f"no layer named {strange[0]!r} in this series{hint} `layers` lists all.")
         steps = [reached[layer] for layer in layers or self.layers]
-        late = [self.final_step if step is None else step for step in steps]
-        return trend(late, never=sum(step is None for step in steps))
+        settling = [step for step in steps if step != self.steps[0]]
+        late = [self.final_step if step is None else step for step in settling]
+        return trend(late, never=settling.count(None), early=len(steps) - len(settling))
 
     @also_called(measures="measure")
     def mean_over_time(self, measures: str | None = None) -> dict[str, float]:
@@ -307,8 +312,8 @@ def _listed(steps: Sequence[int], most: int = 6) -> str:
 # --- the order in which layers settle ---------------------------------------------------------------------------------
 
 
-def trend(steps: Sequence[float], never: int = 0) -> Trend:
-    """Return the trend of layers that are done at `steps`, the lowest layer first.
+def trend(steps: Sequence[float], never: int = 0, early: int = 0) -> Trend:
+    """Return the trend of layers that are done at `steps`, the lowest layer first; `early` ones are not among them.
 
     Example:
         >>> print(trend([100, 200, 200, 500]))
@@ -322,10 +327,10 @@ def trend(steps: Sequence[float], never: int = 0) -> Trend:
             if late
             else f"that {'reaches' if len(steps) == 1 else 'reach'} the threshold at the same step"
         )
-        raise NoValue(
-            f"there is no order among {layers} {which}; choose another threshold, or compare more checkpoints."
-        )
-    return Trend(kendall(steps), _jackknife(steps), _p(steps), len(steps), never)
+        left = f"{early} at the threshold at the first step {'is' if early == 1 else 'are'} left out" if early else ""
+        among = f"{layers} {which}{f' ({left})' if early else ''}" if steps else f"no layers ({left})"
+        raise NoValue(f"there is no order among {among}; choose another threshold, or compare more checkpoints.")
+    return Trend(kendall(steps), _jackknife(steps), _p(steps), len(steps), never, early)
 
 
 def kendall(steps: Sequence[float]) -> float:

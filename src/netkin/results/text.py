@@ -46,7 +46,10 @@ if TYPE_CHECKING:
     from netkin.results.values import Match, Values
 
 NAMED = 5  # best matches that are listed one by one
-LEGEND = "τ: 1 if layers settle from the bottom up, -1 if from the top down; p: p-value against random order"
+LEGEND = (
+    "τ: 1 if layers settle from the bottom up, -1 if from the top down; p: p-value against random order alone; "
+    "networks that learn nothing may give a small one too, so compare with a control"
+)
 CELL = 8  # characters that a step takes at most, as a column
 NO_DATA = "from the weights alone: no data were run"
 
@@ -114,10 +117,9 @@ def _about(table: Values) -> str:
 
 
 def summary_as_text(comparisons: Comparisons) -> str:
-    """Return for each measure a table of models by models: the mean over corresponding layers."""
+    """Return for each measure a table of models by models: the mean over layers at the same relative depth."""
     width, models = terminal_width(), comparisons.models
-    apart = any(set(one.layers_a).isdisjoint(one.layers_b) for one in comparisons.values())
-    means = f"means over layers of the same name{', or over best matches where none is shared' if apart else ''}"
+    means = "means over layers at the same relative depth"
     tasks = all(is_of_tasks(table) for one in comparisons.values() for table in one.tables.values())
     counted = f"{plural(len(models), 'task' if tasks else 'model')}, {plural(len(comparisons), 'pair')}"
     lines = [wrapped(f"{counted}: {means}", width)]
@@ -125,12 +127,30 @@ def summary_as_text(comparisons: Comparisons) -> str:
     lines += [wrapped(origin, width) for origin in origins if len(origins) == 1]
     for measure in comparisons.measures:
         about = _about(next(one[measure] for one in comparisons.values() if measure in one))
-        lines += ["", wrapped(about, width), *grid(models, models, _summary_cells(comparisons.summary(measure)), width)]
+        shown = grid(models, models, _summary_cells(comparisons.summary(measure)), width)
+        lines += ["", wrapped(about, width), *shown]
+        # what numbers stand for, in the last lines, is said once
+        lines += [line for line in _behind_lines(comparisons, measure, width) if line not in shown[-2:]]
     said = [note for note in (buckets_note(list(comparisons.values())), *comparisons.warnings) if note]
     notes = [f"warning: {note}" for note in said[:NAMED]]
     notes += [f"{plural(len(said) - NAMED, 'more warning')}: each pair shows its own"] if len(said) > NAMED else []
     notes += [f"left out: {model!r}, as it failed: {why}" for model, why in comparisons.failed.items()]
     return "\n".join([*lines, *(line for note in notes for line in ("", wrapped(note, width)))])
+
+
+def _behind_lines(comparisons: Comparisons, measure: str, width: int) -> Iterator[str]:
+    """Yield over how many pairs of layers the means are, and why some are missing."""
+    models, counts = comparisons.models, comparisons.layer_counts(measure)
+    numbers = sorted(set(counts[counts > 0].tolist()))
+    if len(numbers) == 1:
+        yield f"each mean is over {plural(numbers[0], 'pair')} of layers"
+    elif numbers:
+        yield "the number of pairs of layers behind each mean"
+        yield from grid(models, models, [[str(n) if n else HOLE for n in row] for row in counts.tolist()], width)
+    compared = {pair for a, b in comparisons for pair in ((a, b), (b, a))}
+    holes = comparisons.summaries()[measure].holes
+    lines = reasons({pair: why for pair, why in holes.items() if pair in compared})
+    yield from (wrapped(line, width) for line in lines)
 
 
 def _summary_cells(means: np.ndarray) -> list[list[str]]:

@@ -57,7 +57,8 @@ function told(g, i, j) {
   const value = g.values[i][j];
   if (value === null) return `${pair}no value, ${g.reasons.get(`${i} ${j}`) ?? g.unasked ?? g.comparison.unasked}`;
   const spread = toldError(...(g.facts ? g.facts[i][j] : [g, i, j]));
-  return pair + number(value) + spread + (g.best[i] === j ? `, best match of ${g.rows[i]}${toldMargin(g, i)}` : "");
+  const behind = g.counts ? `, the mean over ${g.counts[i][j]} ${g.counts[i][j] === 1 ? "pair" : "pairs"} of layers` : "";
+  return pair + number(value) + behind + spread + (g.best[i] === j ? `, best match of ${g.rows[i]}${toldMargin(g, i)}` : "");
 }
 
 /* a value's standard error and interval, or why it has none */

@@ -138,6 +138,8 @@ def notebook_view(results: Comparison | Comparisons | Series | Ranking) -> str:
         words = f"{title}, {NO_DATA if results.needs_no_data else _on(results)}"
     else:
         grids, words = _summaries(results), f"{plural(len(results.models), 'model')}, {plural(len(results), 'pair')}"
+        if any(grid.counts is not None and grid.tails for grid in grids):
+            words += "; n is the number of pairs of layers behind a mean"
     shown = _few(grids)
     rest = [f"not shown here: {', '.join(grid.id for grid in grids[len(shown) :])}"] if len(shown) < len(grids) else []
     pictures = tag("div", *map(_small, shown), style=SIDE_BY_SIDE)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from netkin.errors import NoValue
 from netkin.reporting.charts import Chart, profile_charts
-from netkin.reporting.grids import SAME_MODEL, Grid, grids_of, summary_grids
+from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.page.document import (
     Markup,
     common_facts,
@@ -34,7 +35,9 @@ from netkin.reporting.page.heatmap import card, embedded, figure_of, holes, shar
 from netkin.reporting.page.svg import key, line_chart, map_figures, maps_by_measure, maps_section
 from netkin.reporting.words import closest_and_farthest, headline, number_with_error, short_names
 from netkin.results import Comparison, Spread, Values
+from netkin.results.comparisons import SAME_MODEL
 from netkin.results.labels import (
+    bare_names,
     bias_note,
     buckets_note,
     column_label,
@@ -52,7 +55,11 @@ from netkin.results.labels import (
 from netkin.results.packing import document as described
 from netkin.results.text import NO_DATA, match_note
 
-MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
+MEANS = (
+    "Each cell is the mean over {counted} at the same relative depth, by one rule for all models: layer i of a model "
+    "with m layers, counted from 0, lies at i/(m − 1), and each layer of the model with fewer layers is paired with "
+    "the nearest one of the other."
+)
 BLOCKS = (
     "Each cell is a layer of one task with a layer of another. Colours of one picture can't be compared with another's."
 )
@@ -67,23 +74,34 @@ CHOOSABLE = 4  # with more heatmaps than these the page offers a choice among th
 
 def comparison_page(results: Sequence[Comparison]) -> str:
     """Return the HTML page of one comparison or several."""
-    comparisons = sorted(results, key=lambda one: one.a == one.b)  # a task beside itself is seen last
+    whole = sorted(results, key=lambda one: one.a == one.b)  # a task beside itself is seen last
+    comparisons, names = _without_folders(whole)
     summaries = summary_grids(comparisons)
-    names = short_names(model for comparison in comparisons for model in (comparison.a, comparison.b))
     title, versions = _title(comparisons, names), [c.version for c in comparisons]
     grids = [grids_of(comparison) for comparison in comparisons]
     said = _sentence(comparisons, names, summaries)
     several = len(comparisons) > 1
-    whole, chooser = (None, _chooser(comparisons, names)) if several else (_pair(comparisons[0]), None)
+    heading, chooser = (None, _chooser(comparisons, names)) if several else (_pair(comparisons[0]), None)
     best = True if any(grid.best for own in grids for grid in own) else None
     parts = [summary_section(comparisons, summaries, buckets_note(comparisons)), spread_section(comparisons)]
-    for place, (comparison, own) in enumerate(zip(comparisons, grids, strict=True)):
-        parts.append(article(comparison, own, names, place, several))
+    for place, (comparison, origin, own) in enumerate(zip(comparisons, whole, grids, strict=True)):
+        parts.append(article(comparison, own, names, place, several, origin))
     blocks = [summary for summary in summaries if summary.models]
     kind = values_class([g for own in (*grids, blocks) for g in own])
-    data, documents = embedded(comparisons, grids, summaries, names), [described(one) for one in comparisons]
+    data, documents = embedded(comparisons, grids, summaries, names), [described(one) for one in whole]
     bar = toolbar(chooser, best=best)
-    return document(title, said, parts, data, documents, kind=kind, versions=versions, whole=whole, controls=bar)
+    return document(title, said, parts, data, documents, kind=kind, versions=versions, whole=heading, controls=bar)
+
+
+def _without_folders(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], dict[str, str]]:
+    """Return comparisons whose models and data are named without folders, and shorter names of these models.
+
+    Whole paths, as they were typed, stand in the provenance alone.
+    """
+    models = [model for comparison in comparisons for model in (comparison.a, comparison.b)]
+    bare, short, data = bare_names(models), short_names(models), bare_names(one.data for one in comparisons)
+    shown = [replace(one, a=bare[one.a], b=bare[one.b], data=data[one.data]) for one in comparisons]
+    return shown, {name: short[model] if short[model] != model else name for model, name in bare.items()}
 
 
 def _pair(comparison: Comparison, names: Mapping[str, str] | None = None) -> str:
@@ -161,7 +179,7 @@ def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid]
     if not summaries:
         return None
     blocks = bool(summaries[0].models)
-    words = tag("p", f"{BLOCKS if blocks else MEANS} Choose a cell to open its comparison.")
+    words = tag("p", f"{BLOCKS if blocks else _means_in_words(summaries)} Choose a cell to open its comparison.")
     title = "Tasks by tasks, block by block" if blocks else "Models by models"
     figures = []
     for k, grid in enumerate(summaries):
@@ -174,6 +192,13 @@ def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid]
     cards = tag("div", *figures, *beside, class_="cards mapped" if beside else "cards")
     parts = [tag("h2", title, class_="quiet"), cards, words, warnings([note] if note else [])]
     return tag("section", *parts, None if beside else maps_section(maps), class_="summary")
+
+
+def _means_in_words(summaries: Sequence[Grid]) -> str:
+    """Return what the cells are means over, and how many pairs of layers are behind them."""
+    numbers = sorted({int(n) for grid in summaries if grid.counts is not None for n in grid.counts.ravel() if n})
+    several = f"n pairs of layers, {numbers[0]} to {numbers[-1]}," if numbers else "pairs of layers"
+    return MEANS.format(counted=f"{plural(numbers[0], 'pair')} of layers" if len(numbers) == 1 else several)
 
 
 def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:
@@ -213,16 +238,36 @@ def _spread_table(corner: str, columns: Sequence[str], rows: Sequence[tuple[str,
 
 
 def article(
-    comparison: Comparison, grids: Sequence[Grid], names: Mapping[str, str], place: int, several: bool
+    comparison: Comparison,
+    grids: Sequence[Grid],
+    names: Mapping[str, str],
+    place: int,
+    several: bool,
+    origin: Comparison,
 ) -> Markup:
-    """Return all that is shown of a comparison, the one at `place` of `several`; `names` are shorter ones of models."""
+    """Return all that is shown of a comparison.
+
+    Args:
+        comparison: What is shown, with names without folders.
+        grids: Its heatmaps.
+        names: Shorter names of the models.
+        place: Which of the comparisons of the page it is.
+        several: Whether there are more.
+        origin: The same with the names of models and data in full, for the provenance.
+    """
     title = tag("h2", f"{names[comparison.a]} and {names[comparison.b]}", title=f"{comparison.a} and {comparison.b}")
     head = [title, tag("p", headline(comparison, names))] if several else []
     found = [_measures(comparison, grids, names, place), None if has_networks(comparison) else profile(comparison)]
     shown = found[::-1] if _is_list(grids) else found  # a list is best seen as lines first
     if len(grids) == 1 and len(grids[0].columns) <= BESIDE and all(found):
         shown = [tag("div", *shown, class_="halves")]
-    parts = [*head, _facts(comparison, grids), _warnings(comparison), *shown, _origins(comparison, names)]
+    parts = [
+        *head,
+        _facts(comparison, grids),
+        _warnings(comparison),
+        *shown,
+        _origins(origin, [names[comparison.a], names[comparison.b]]),
+    ]
     return tag("article", *parts, class_="comparison", hidden=place > 0, data_chosen=True)
 
 
@@ -374,8 +419,8 @@ def _numbers(comparison: Comparison, pairs: Sequence[tuple[int, int]], chart: Ch
 # --- where the numbers come from --------------------------------------------------------------------------------------
 
 
-def _origins(comparison: Comparison, names: Mapping[str, str]) -> Markup:
-    models = {} if has_networks(comparison) else {"a": comparison.a, "b": comparison.b}
+def _origins(comparison: Comparison, names: Sequence[str]) -> Markup:
+    models = {} if has_networks(comparison) else dict(zip("ab", names, strict=True))
     if has_classes(comparison):
         models.pop("b")
     conventions = measure_table(comparison.tables.values())
@@ -383,7 +428,7 @@ def _origins(comparison: Comparison, names: Mapping[str, str]) -> Markup:
         _general(comparison) | common_facts(comparison),
         grouped(comparison.provenance, comparison.layers_b),
         folded("The measures, with every convention", conventions, len(comparison.tables) < 5),
-        *(folded(f"The layers of {names[model]}", layer_table(comparison, side)) for side, model in models.items()),
+        *(folded(f"The layers of {model}", layer_table(comparison, side)) for side, model in models.items()),
     )
 
 

@@ -394,5 +394,6 @@ def _summary(grid: Grid, comparisons: Sequence[Comparison]) -> dict[str, Any]:
         "higher_is_closer": grid.scale.higher_is_closer,
     }
     errors = None if grid.errors is None else plain(grid.errors)
-    kind = {"sides": "tasks" if grid.models else "models", "unasked": grid.elsewhere}
+    counts = None if grid.counts is None else grid.counts.tolist()
+    kind = {"sides": "tasks" if grid.models else "models", "unasked": grid.elsewhere, "counts": counts}
     return about | kind | {"opens": opens, "errors": errors} | _drawable(grid, grid.elsewhere)

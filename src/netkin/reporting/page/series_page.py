@@ -32,6 +32,7 @@ from netkin.reporting.page.heatmap import card, embedded_series, legend, panes, 
 from netkin.reporting.page.svg import key, line_chart
 from netkin.reporting.words import (
     chance_in_words,
+    early_in_words,
     number,
     scale_of_tau,
     sentence,
@@ -42,7 +43,7 @@ from netkin.reporting.words import (
     verdict,
 )
 from netkin.results import Series
-from netkin.results.labels import plural
+from netkin.results.labels import bare_names, plural
 from netkin.results.packing import document as described
 from netkin.results.series import Trend
 from netkin.results.text import NO_DATA
@@ -57,7 +58,7 @@ ROUNDED = "Numbers in the CSV are rounded as shown; the JSON, like the saved ser
 
 def series_page(series: Series) -> str:
     """Return the HTML page of a series."""
-    axis, title = StepAxis.of(series.steps), f"{series.run}, from {series.unit} to {series.unit}"
+    axis, title = StepAxis.of(series.steps), f"{_bare(series.run)}, from {series.unit} to {series.unit}"
     # best matches soon lie on the diagonal, and their line would hide what is to be seen there
     controls = joined(toolbar(best=False), timeline(series)) if series.measures else None
     return document(
@@ -73,6 +74,11 @@ def series_page(series: Series) -> str:
         scripts=SCRIPTS if series.measures else ("page",),
         rules=depth_rules(),
     )
+
+
+def _bare(name: str) -> str:
+    """Return a name of a run or of data without its folder, which stands in the provenance alone."""
+    return bare_names([name])[name]
 
 
 def timeline(series: Series) -> Markup:
@@ -109,7 +115,7 @@ def _facts(series: Series) -> Markup:
     final, layers = series.comparisons[-1], series.comparisons[-1].layers_b
     steps = f"{plural(len(series), series.unit)}, {series.steps[0]:,} to {series.final_step:,}"
     size = f"{len(final.layers_a)} × {plural(len(layers), 'layer')}"
-    data = [NO_DATA] if final.needs_no_data else [final.data, plural(final.examples, "example")]
+    data = [NO_DATA] if final.needs_no_data else [_bare(final.data), plural(final.examples, "example")]
     return facts([*data, steps, size, plural(len(series.measures), "measure"), final.created[:10]])
 
 
@@ -205,10 +211,12 @@ def _order(series: Series, trend: Trend, threshold: float, measure: str) -> Mark
     """Return whether lower layers settle first, as a verdict, a number with its error, and counted pairs."""
     start = f"At {threshold}: "
     late = f" {trend.never} of {plural(trend.layers, 'layer')} get there only at the end, and count as equally late."
+    early = f" This is over {plural(trend.layers, 'layer')}{early_in_words(series, trend)}."
     return joined(
         tag("strong", f"{start}{verdict(trend)}, τ = {tau(trend)}."),
         f" {settled_first(series, threshold, measure)} {chance_in_words(trend)}",
         late if trend.never else None,
+        early if trend.early else None,
     )
 
 
@@ -318,10 +326,9 @@ def _general(series: Series) -> dict[str, Any]:
     """Return the facts that hold at every step; those that change stand in the table of steps."""
     final = series.comparisons[-1]
     steps = f"{series.unit} {series.final_step:,}"
-    facts = {"run": series.run, "rows": f"{series.run} at each {series.unit}, {plural(len(final.layers_a), 'layer')}"}
-    facts |= {"columns": f"{series.run} at the final {steps}, {plural(len(final.layers_b), 'layer')}"} | common_facts(
-        final
-    )
+    run = _bare(series.run)
+    facts = {"run": series.run, "rows": f"{run} at each {series.unit}, {plural(len(final.layers_a), 'layer')}"}
+    facts |= {"columns": f"{run} at the final {steps}, {plural(len(final.layers_b), 'layer')}"} | common_facts(final)
     facts["complete"] = "yes" if series.complete else "no, it was interrupted"
     if series.missing:
         facts[f"{series.unit}s missing"] = ", ".join(f"{step:,}" for step in series.missing)
