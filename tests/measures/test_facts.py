@@ -6,8 +6,9 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+import netkin as nk
 from netkin.errors import NoValue
-from netkin.measures import measures
+from netkin.measures import find, measures
 from netkin.measures.registry import INVARIANCES
 from netkin.statistics import Grams, Moments, Rows
 from worlds import RANDOM, Worlds
@@ -23,6 +24,22 @@ CHANGES = {
 PROMISED = [(name, change) for name in NAMES for change in INVARIANCES if change in FACTS[name].unchanged_by]
 LINEAR = [name for name in NAMES if FACTS[name].reads is Moments]
 NOT_PROMISED = [(name, change) for name in NAMES for change in INVARIANCES if change not in FACTS[name].unchanged_by]
+
+
+KERNELS = ("features", "gradients", "sum", "product", "hadamard", "transport")
+OF_KERNELS = [
+    f"{name}(kernel={kernel}{', buckets=40' if name.startswith('sketched') else ''})"
+    for name in measures()
+    if name.startswith(("kernel_", "sketched_"))
+    for kernel in (*KERNELS, "psi")
+    if name != "sketched_cka" or kernel not in ("hadamard", "transport")
+]
+LAYERS = {  # features and gradients, which change with them
+    "rotation": lambda worlds, F, G: (F @ (Q := worlds.rotation(F.shape[1])), G @ Q),
+    "scaling": lambda worlds, F, G: (5 * F, G / 5),
+    "translation": lambda worlds, F, G: (F + 2 * worlds.normal(F.shape[1]), G),
+    "invertible": lambda worlds, F, G: (F @ (A := worlds.invertible(F.shape[1])), G @ np.linalg.inv(A).T),
+}
 
 
 def closer(name, first, second):
@@ -44,6 +61,31 @@ def test_what_is_not_declared_harmless_changes_the_value(worlds, value, name, ch
     before = value(name, X, Y)
     after = (value(name, CHANGES[change](worlds, X), Y), value(name, X, CHANGES[change](worlds, Y)))
     assert max(abs(number - before) for number in after) > 1e-4
+
+
+@pytest.mark.parametrize("spec", OF_KERNELS)
+def test_every_setting_of_a_measure_of_kernels_declares_what_leaves_its_value(worlds, spec):
+    """The layer has 50 units, of which ψ has 2,500 numbers: more than a sketch keeps as they are."""
+    found = find(spec)
+    (F, P), (G, Q) = worlds.related(60, 50, 7), worlds.related(60, 50, 7)
+
+    def value(x, y):
+        return float(found.function(x, y, **found.parameters))
+
+    before = value((F, G), (P, Q))
+    for change, made in LAYERS.items():
+        after = value(made(worlds, F, G), (P, Q)), value((F, G), made(worlds, P, Q))
+        if change in found.facts.unchanged_by:
+            assert after == pytest.approx((before, before), abs=1e-6), change
+        else:
+            assert max(abs(number - before) for number in after) > 1e-4, change
+
+
+def test_a_rotation_leaves_a_sketch_that_holds_all_numbers_of_psi(worlds):
+    (F, P), (G, Q) = worlds.related(60, 40, 7), worlds.related(60, 40, 7)
+    turned = LAYERS["rotation"](worlds, F, G)
+    values = [nk.sketched_cka(one, (P, Q), kernel="psi", buckets=40) for one in ((F, G), turned)]
+    assert values[0] == pytest.approx(values[1], abs=1e-10)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "magnitude_difference"])

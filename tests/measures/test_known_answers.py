@@ -7,7 +7,7 @@ from netkin import measures as m
 from netkin.errors import NoValue
 from netkin.measures import measures
 from netkin.statistics import Moments
-from transcriptions import nbs_of_grams
+from transcriptions import hsic1, nbs_of_grams
 
 RIGID = {"rotation", "scaling", "translation"}
 SIMILARITIES = [name for name, found in measures(matrices=True).items() if found.facts.higher_is_closer]
@@ -227,3 +227,18 @@ def test_a_remainder_under_four_examples_is_left_out_and_counted(worlds):
     pair = Grams.of(X, Y, batch=8)
     assert (pair.batches, pair.left_out) == (3, 3)
     assert Grams.of(X[:26], Y[:26], batch=11).left_out == 0
+
+
+def test_a_short_last_batch_counts_by_its_pairs_and_peers_count_it_in_full(worlds):
+    X, Y = worlds.related(40, 3, 4)
+
+    def by_weight(weight):
+        found = np.zeros(3)
+        for rows in (slice(16), slice(16, 32), slice(32, 40)):
+            K, L = X[rows] @ X[rows].T, Y[rows] @ Y[rows].T
+            found += weight(len(K)) * np.array([hsic1(K, L), hsic1(K, K), hsic1(L, L)])
+        return found[0] / np.sqrt(found[1] * found[2])
+
+    value = m.cka_minibatch(X, Y, batch=16)
+    assert value == pytest.approx(by_weight(lambda m: m * (m - 3)), abs=1e-9)
+    assert abs(value - by_weight(lambda m: 1)) > 1e-3

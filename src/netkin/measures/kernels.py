@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from netkin.arrays import at_least_single
 from netkin.errors import NoValue, ShapeError
-from netkin.measures.registry import LEADING, RIGID, MeasureFunction, measure
+from netkin.measures.registry import LEADING, RIGID, MeasureFunction, Parameters, measure
 from netkin.statistics import Grams, Rows
 from netkin.statistics.kernel_pairs import Kernels
 from netkin.statistics.linear_algebra import centred, u_centred
@@ -47,7 +48,8 @@ S = TypeVar("S")
     higher_is_closer=True,
     bounds=(-1.0, 1.0),
     unchanged_by=RIGID,
-    convention="HSIC₁ summed over mini-batches, one ratio at the end; a remainder under 4 examples left out",
+    convention="m(m - 3) HSIC₁ summed over mini-batches of m examples, one ratio at the end; "
+    "a remainder under 4 examples left out",
     shows=("batch",),
     smooth=lambda settings: settings["kernel"] == "linear" or MEDIAN,
     reference="Nguyen et al. (2021), arXiv:2010.15327",
@@ -58,9 +60,13 @@ S = TypeVar("S")
 def cka_minibatch(grams: Grams, *, batch: int = 128, kernel: str = "linear", fraction: float = 0.4) -> Tensor:
     """Return CKA estimated from mini-batches of `batch` examples, from -1 to 1.
 
-    The unbiased HSIC₁ of each mini-batch is added up, and one ratio is taken at the end. Memory does not depend on the
+    The unbiased HSIC₁ of the mini-batches is added up, and one ratio is taken at the end. Memory does not depend on the
     width of the layers; the value does depend on the batch size, which is therefore part of the id. `kernel` is
     "linear" or "rbf", as wide as `fraction` of the median distance in a mini-batch.
+
+    A mini-batch of m examples has the weight m(m - 3), the factor by which HSIC₁ divides, so that a short last batch
+    counts little. Implementations that give every mini-batch the same weight, as the paper prints it, agree where all
+    are of one size, and differ where the last one is shorter.
     """
     if not (float(grams.x.detach()) > 0 and float(grams.y.detach()) > 0):
         raise NoValue(
@@ -121,9 +127,12 @@ def _cosine(K: Tensor, L: Tensor, fraction: float) -> Tensor:
 
 
 def of_kernels(
-    convention: str, kernels: str = EXACT, *, means: str, cannot_see: str
+    convention: str, kernels: str = EXACT, *, means: str, cannot_see: str, centred: bool = False
 ) -> Callable[[Callable[Concatenate[S, P], Tensor]], MeasureFunction[S, P]]:
-    """Register a measure of kernels, and describe its parameters below its docstring; `kernels` are those it takes."""
+    """Register a measure of kernels, and describe its parameters below its docstring.
+
+    `kernels` are those it takes, `centred` says whether they are centred about the mean of the examples.
+    """
 
     def register(function: Callable[Concatenate[S, P], Tensor]) -> MeasureFunction[S, P]:
         names = list(inspect.signature(function).parameters)[1:]
@@ -133,16 +142,30 @@ def of_kernels(
         if "seed" in names:
             facts = {"shows": ("kernel", "buckets"), "smooth": SPREAD}
         made = measure(
-            higher_is_closer=True, bounds=(0.0, 1.0), unchanged_by=frozenset({"rotation", "scaling"}), reference=PAPER,
-            convention=convention, means=means, cannot_see=cannot_see, **facts,
+            higher_is_closer=True, bounds=(0.0, 1.0), reference=PAPER, convention=convention, means=means,
+            cannot_see=cannot_see, unchanged_by=partial(_kernel_invariances, sketched="seed" in names, centred=centred),
+            **facts,
         )  # fmt: skip
         return made(function)
 
     return register
 
 
+def _kernel_invariances(settings: Parameters, sketched: bool, centred: bool) -> set[str]:
+    """Return what leaves a value as it is, where gradients change as the layer's do: by 1/c if features do by c.
+
+    Unit by unit, products of features and gradients depend on the units. So does the sketch of ψ, which is that of the
+    kernel on average alone. What is added to features changes no gradient.
+    """
+    kernel = settings["kernel"]
+    found = {"rotation"} if kernel != "product" and not (sketched and kernel == "psi") else set()
+    found |= {"scaling"} if kernel not in ("sum", "transport") else set()
+    return found | ({"translation"} if kernel == "gradients" or (centred and kernel in ("features", "sum")) else set())
+
+
 @of_kernels(
     "kernels centred over examples; gradients of the tempered loss",
+    centred=True,
     means="How similarly the two layers arrange the examples, by features and by gradients of the loss. "
     "With the kernel 'hadamard' two examples are close if both their features and their gradients are.",
     cannot_see=f"{LEADING} Gradients are those of a prediction that is made flatter, not of the labels. Few "
@@ -205,6 +228,7 @@ def kernel_nbs(
 @of_kernels(
     "sketched; centred over the examples of each data set",
     '"psi", "features", "gradients", "sum" or "product"',
+    centred=True,
     means="How similar the kernels of two layers are, also on different data: each data set is summed into random "
     "buckets, and the buckets are compared.",
     cannot_see="Between different data sets no example belongs to another, so that shapes of spectra are compared "

@@ -78,7 +78,10 @@ class Facts:
 
     def at(self, settings: Parameters) -> Facts:
         """Return the facts with these settings."""
-        return replace(self, **{fact: rule(settings) for fact, rule in self.by_settings.items()})
+        found = {fact: rule(settings) for fact, rule in self.by_settings.items()}
+        if "unchanged_by" in found:
+            found["unchanged_by"] = _invariances(found["unchanged_by"])
+        return replace(self, **found)
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,7 @@ def measure(
     *,
     higher_is_closer: bool,
     bounds: tuple[float, float],
-    unchanged_by: Iterable[str],
+    unchanged_by: Iterable[str] | Callable[[Parameters], Iterable[str]],
     reference: str,
     convention: str = "",
     symmetric: bool = True,
@@ -201,7 +204,8 @@ def measure(
     Args:
         higher_is_closer: whether it is a similarity; else it is a distance.
         bounds: the least and the greatest value.
-        unchanged_by: changes of either layer that leave the value as it is: rotation, scaling, translation, invertible.
+        unchanged_by: changes of either layer that leave the value as it is: rotation, scaling, translation, invertible;
+            may be a function of the settings.
         reference: where it comes from.
         convention: what distinguishes the number from others of the same name.
         symmetric: whether the order of the layers does not matter.
@@ -218,17 +222,18 @@ def measure(
         cannot_see: what stays hidden from it.
     """
     declared: dict[str, Any] = dict(locals())
-    unknown = set(unchanged_by) - set(INVARIANCES)
-    if unknown:
-        raise ValueFault(f"`unchanged_by` takes {', '.join(INVARIANCES)}; got {', '.join(sorted(unknown))}.")
+    if not callable(unchanged_by):
+        declared["unchanged_by"] = _invariances(unchanged_by)
 
     def register(function: Callable[Concatenate[S, P], Any]) -> MeasureFunction[S, P]:
         facts = Facts(
             **declared | {
-                "reads": _pair_type(function), "unchanged_by": frozenset(unchanged_by), "whitens": bool(whitens),
+                "reads": _pair_type(function), "whitens": bool(whitens),
                 "convention": "; ".join(filter(None, [convention, RANK if whitens else ""])),
                 "precise": precise or bool(whitens), "smooth": True if callable(smooth) else smooth,
-                "by_settings": {fact: declared[fact] for fact in ("whitens", "smooth") if callable(declared[fact])},
+                "by_settings": {
+                    fact: declared[fact] for fact in ("whitens", "smooth", "unchanged_by") if callable(declared[fact])
+                },
             },
         )  # fmt: skip
         public = _callable_with_matrices(function, facts)
@@ -236,6 +241,14 @@ def measure(
         return cast("MeasureFunction[S, P]", public)
 
     return register
+
+
+def _invariances(given: Iterable[str]) -> frozenset[str]:
+    """Return the changes that leave a value as it is, or refuse those that have no test."""
+    unknown = set(given) - set(INVARIANCES)
+    if unknown:
+        raise ValueFault(f"`unchanged_by` takes {', '.join(INVARIANCES)}; got {', '.join(sorted(unknown))}.")
+    return frozenset(given)
 
 
 def _pair_type(function: Callable[..., Any]) -> type[Any]:

@@ -17,7 +17,7 @@ from netkin.statistics.statistic import Stored
 if TYPE_CHECKING:
     from netkin.statistics.sketches import Placing
 
-PSI_WIDTH = 2048  # numbers that stand for g fᵀ
+PSI_WIDTH = 2048  # the least numbers that stand for g fᵀ where it has more
 LABELS = ("labels", "counts")  # sums of one-hot labels, with signs and without
 
 
@@ -41,7 +41,8 @@ class BucketSums(Stored):
     def check(self) -> None:
         widths = {part: sums.shape[1] for part, sums in self.parts.items() if part not in LABELS}
         fit = {part: len(total) for part, total in self.totals.items()} == widths
-        fit = fit and all(width == (PSI_WIDTH if part == "psi" else self.width) for part, width in widths.items())
+        psi = psi_width(self.width, self.buckets)
+        fit = fit and all(width == (psi if part == "psi" else self.width) for part, width in widths.items())
         labels = {self.parts[part].shape for part in LABELS if part in self.parts}
         schema.refuse_unless(fit and len(labels) < 2, "the sums of buckets")
         schema.refuse_unless(bool(self.n) == (self.signs is not None) == bool(widths), "the buckets and their signs")
@@ -76,6 +77,14 @@ class BucketSums(Stored):
         made.parts = {part: add.get(part, torch.add)(sums, other.parts[part]) for part, sums in self.parts.items()}
         made.totals = {part: total + other.totals[part] for part, total in self.totals.items()}
         return made
+
+
+def psi_width(width: int, buckets: int) -> int:
+    """Return how many numbers stand for ``g fᵀ`` of a layer with `width` units: all of them where they are few.
+
+    More buckets with as many numbers as before would converge to the kernel of these numbers, and not to that of g fᵀ.
+    """
+    return min(width**2, max(PSI_WIDTH, 4 * buckets))
 
 
 def _sum_of_classes(one: Tensor, other: Tensor) -> Tensor:

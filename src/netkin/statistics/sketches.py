@@ -26,7 +26,7 @@ from torch import Tensor
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.statistics import schema
-from netkin.statistics.bucket_sums import LABELS, PSI_WIDTH, BucketSums
+from netkin.statistics.bucket_sums import LABELS, BucketSums, psi_width
 from netkin.statistics.collector import (
     Key,
     Price,
@@ -131,7 +131,11 @@ class LayerSketches(LossCollector):
         if study.spectral:
             return None
         summed = [part for part in settings.parts if part != "labels"]  # whose classes are few
-        widths = [PSI_WIDTH if part == "psi" else one.width for one in study.sizes for part in summed]
+        widths = [
+            psi_width(one.width, settings.buckets) if part == "psi" else one.width
+            for one in study.sizes
+            for part in summed
+        ]
         rows = study.examples and sum(one.rows_of(study.examples) * one.width for one in study.sizes)
         words = f"Sketch of {', '.join(settings.parts)} in {settings.buckets:,} buckets"
         return Price(8 * settings.buckets * sum(widths), words, "sketches", rows)
@@ -198,7 +202,7 @@ class LayerSketches(LossCollector):
         # without gradients no path leads from the layer to the loss
         there = {"features": f is not None, "gradients": g is not None}
         parts = [one for one in self.settings.parts if one != "labels" and there.get(one, all(there.values()))]
-        return {part: sketched_part(part, f, g, self.settings.seed) for part in parts}
+        return {part: sketched_part(part, f, g, self.settings.seed, psi_width(width, layer.buckets)) for part in parts}
 
     def merge(self, other: Self) -> Self:
         self._refuse_unlike(other, layers="names", settings="settings")
@@ -308,7 +312,7 @@ class Placing:
         return csc_matrix(entries, shape=(self.count, n)) @ rows[start:stop]
 
 
-def tensor_sketch(features: Tensor, gradients: Tensor, seed: int, width: int = PSI_WIDTH) -> Tensor:
+def tensor_sketch(features: Tensor, gradients: Tensor, seed: int, width: int) -> Tensor:
     """Return `width` numbers for each example that represent ``g fᵀ``; products are ``⟨f, f'⟩⟨g, g'⟩`` on average.
 
     Pham and Pagh (2013): the sketch of an outer product is the circular convolution of the sketches of its factors.
@@ -323,10 +327,16 @@ def tensor_sketch(features: Tensor, gradients: Tensor, seed: int, width: int = P
     return torch.fft.irfft(spectra[0] * spectra[1], n=width)
 
 
-def sketched_part(part: str, features: Any, gradients: Any, seed: int) -> Tensor:
-    """Return what is summed of each example under a name."""
+def sketched_part(part: str, features: Any, gradients: Any, seed: int, width: int | None = None) -> Tensor:
+    """Return what is summed of each example; of g fᵀ all its numbers, if `width` is as many, else their sketch.
+
+    Without `width` it is that of 512 buckets or fewer.
+    """
     if part == "psi":
-        return tensor_sketch(features, gradients, seed)
+        width = width or psi_width(features.shape[1], SketchSettings.buckets)
+        if width == features.shape[1] ** 2:
+            return (gradients.unsqueeze(2) * features.unsqueeze(1)).flatten(1)
+        return tensor_sketch(features, gradients, seed, width)
     return features * gradients if part == "product" else features if part == "features" else gradients
 
 

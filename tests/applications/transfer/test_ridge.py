@@ -9,7 +9,8 @@ from torch import nn
 import netkin as nk
 from netkin import files
 from netkin.applications.transfer.ridge import RIDGES, fitted, held_out_error, kernel_ridge, load_kernel_ridge
-from netkin.errors import FileFault, ForwardError, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import FileFault, ForwardError, MemoryLimit, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.statistics.bucket_sums import psi_width
 from netkin.statistics.kernel_pairs import KERNELS
 from netkin.statistics.sketches import LayerSketches, SketchSettings, places, sketched_part
 
@@ -45,8 +46,9 @@ def exact_scores(kernel, F, G, labels, P, Q, ridge):
     return other.predict(written_out(kernel, P, Q, F, G))
 
 
-def new_rows(kernel, P, Q, seed=0):
-    return {part: sketched_part(part, P, Q, seed) for part in KERNELS[kernel]}
+def new_rows(kernel, P, Q, seed=0, buckets=512):
+    psi = psi_width(P.shape[1], buckets)
+    return {part: sketched_part(part, P, Q, seed, psi) for part in KERNELS[kernel]}
 
 
 @pytest.mark.parametrize("kernel", [*LINEAR, "hadamard"])
@@ -280,10 +282,10 @@ def test_layers_without_a_gradient_are_left_out_unless_asked_for():
 
     torch.manual_seed(0)
     model, batches = Aside().double(), in_batches(*points(60, 1))
-    assert kernel_ridge(model, batches, buckets=32).layers == ["main", "head"]
+    assert kernel_ridge(model, batches, buckets=32, kernel="psi").layers == ["main", "head"]
     assert kernel_ridge(model, batches, buckets=32, kernel="features").layers == ["main", "aside", "head"]
     with pytest.raises(ForwardError, match="no path leads from layer 'aside' to the loss; choose layers"):
-        kernel_ridge(model, batches, layers=["aside", "main"])
+        kernel_ridge(model, batches, layers=["aside", "main"], kernel="psi")
 
 
 def test_a_layer_that_is_zero_is_left_out_unless_asked_for():
@@ -328,7 +330,8 @@ def test_a_damaged_file_of_fits_is_refused(tmp_path):
     files.write(tmp_path / "fit.netkin", "kernel ridge", {"kernel": "psi", "ridge": {"a": 1.0}}, {})
     with pytest.raises(FileFault, match="is damaged: KeyError"):
         nk.load(tmp_path / "fit.netkin", small_model())
-    kernel_ridge(small_model(), in_batches(*points(60, 1)), layers="2", buckets=32).save(tmp_path / "whole.netkin")
+    fit = kernel_ridge(small_model(), in_batches(*points(60, 1)), layers="2", kernel="psi", buckets=32)
+    fit.save(tmp_path / "whole.netkin")
     header, arrays = files.read(tmp_path / "whole.netkin")
     for what, change in {
         "it holds no layer": {"ridge": {}},
@@ -377,6 +380,29 @@ def test_what_can_not_be_fitted_is_refused():
     conv = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
     with pytest.raises(ShapeError, match="layer '0' gives 32 rows for 8 examples.*choose .pool"):
         kernel_ridge(conv, [(torch.randn(8, 1, 4, 4), labels[:8])], layers="0", shape="positions")
+
+
+@pytest.mark.parametrize("kernel", ["features", "psi"])
+def test_more_buckets_than_there_is_memory_for_are_refused_before_it_is_taken(kernel, monkeypatch):
+    model, batches = small_model(), in_batches(*points(40, 1))
+    monkeypatch.setattr("netkin.applications.transfer.ridge.free_memory", lambda: 8 * 10**9)
+    said = r"200,000 buckets need [1-4]\d{3}\.\d GB: .*320\.0 GB each.*8\.0 GB are free.*fewer buckets"
+    with pytest.raises(MemoryLimit, match=said):
+        kernel_ridge(model, batches, kernel=kernel, buckets=200_000)
+    monkeypatch.undo()
+    with pytest.raises(MemoryLimit, match="Use fewer buckets"):  # of whatever this machine has
+        kernel_ridge(model, batches, kernel=kernel, buckets=10**8)
+
+
+def test_the_sums_of_wide_layers_count_as_memory(monkeypatch):
+    """ψ of 600 units at 300 buckets: 2,048 numbers in each, 4.9 MB, beside six matrices of 0.7 MB each."""
+    torch.manual_seed(0)
+    model, (inputs, labels) = nn.Sequential(nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 4)).double(), points(40, 1)
+    monkeypatch.setattr("netkin.applications.transfer.ridge.free_memory", lambda: 8 * 10**6)
+    with pytest.raises(MemoryLimit, match="300 buckets need 9 MB: 5 MB for the sums of 1 layer,.*8 MB are free"):
+        kernel_ridge(model, in_batches(inputs, labels), layers="0", kernel="psi", buckets=300)
+    fit = kernel_ridge(model, in_batches(inputs, labels), layers="0", buckets=300)
+    assert fit.fits["0"].kernel == "features"
 
 
 def test_a_fit_says_what_it_is():

@@ -1,8 +1,9 @@
 """Kernel ridge regression on sketched kernels: the classes of new examples, from a model that is not trained further.
 
-`kernel_ridge(model, train, *, layers=None, kernel="psi", buckets=512, seed=0, ridge=None, shape=None, ...)` reads the
-labelled data once and returns a `KernelRidge`, one fit for each layer. ``fit.predict(data)`` and ``fit.accuracy(data)``
-are mappings of layers to class numbers and to shares; ``fit.ridge`` holds the ridge of each layer.
+`kernel_ridge(model, train, *, layers=None, kernel="features", buckets=512, seed=0, ridge=None, shape=None, ...)` reads
+the labelled data once and returns a `KernelRidge`, one fit for each layer. ``fit.predict(data)`` and
+``fit.accuracy(data)`` are mappings of layers to class numbers and to shares; ``fit.ridge`` holds the ridge of each
+layer.
 
 Appendix G of Tang et al. (2020): with K̃ the kernel of the buckets, T̃ their labels and k(x) the kernel of the buckets
 with a new example, the scores of the classes are ``T̃ (K̃ + αI)⁻¹ k(x)``. Gradients are those of the tempered loss, so
@@ -22,15 +23,18 @@ from torch import Tensor, nn
 
 from netkin import files
 from netkin.arrays import summing_dtype
-from netkin.errors import NoValue, ValueFault
+from netkin.errors import MemoryLimit, NoValue, ValueFault
 from netkin.identity import weights_digest
 from netkin.identity.data import contents
+from netkin.memory import free_memory, size_in_words
 from netkin.progress import ProgressOption
 from netkin.representations.gradients import ModelReading, RowsByLayer, Target
 from netkin.representations.inputs import Forward, Transform, batch_length, labels_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
+from netkin.results.labels import plural
 from netkin.sources.names import by_name
+from netkin.statistics.bucket_sums import LABELS, psi_width
 from netkin.statistics.kernel_pairs import KERNELS, checked_kernel
 from netkin.statistics.sketches import LayerSketches, SketchSettings, class_labels, sketched_part
 
@@ -44,7 +48,7 @@ def kernel_ridge(
     train: Any,
     *,
     layers: Spec = None,
-    kernel: str = "psi",
+    kernel: str = "features",
     buckets: int = 512,
     stacks: int = 1,
     seed: int = 0,
@@ -66,7 +70,7 @@ def kernel_ridge(
         model: the model, which is left as it was.
         train: a loader, or an iterable of batches of (inputs, labels).
         layers: names, globs, module types or a list of those; None for the default layers.
-        kernel: "psi", "hadamard" (the paper's), "features", "gradients", "sum" or "product".
+        kernel: "features", which needs no gradients, "psi", "hadamard" (the paper's), "gradients", "sum" or "product".
         buckets: into how many sums the examples go.
         stacks: into how many of these sums each example goes.
         seed: of the buckets and the signs of the examples.
@@ -247,7 +251,8 @@ class KernelRidge:
         files.write(path, KIND, header, arrays, overwrite=overwrite)
 
     def _scores(self, fit: LayerRidge, features: Tensor, gradients: Tensor | None) -> Tensor:
-        return fit.scores({part: sketched_part(part, features, gradients, self.seed) for part in fit.sums})
+        widths = {part: sums.shape[1] for part, sums in fit.sums.items()}
+        return fit.scores({part: sketched_part(part, features, gradients, self.seed, widths[part]) for part in widths})
 
 
 def load_kernel_ridge(
@@ -303,6 +308,21 @@ def _reading(model: nn.Module, kernel: str, target: Target, options: Mapping[str
     return ModelReading(model, None if kernel == "features" else target, one_row=True, **options)
 
 
+def _refuse_over_memory(settings: SketchSettings, widths: Mapping[str, int]) -> None:
+    """Refuse more buckets than there is memory for: their sums at all layers, and the kernel of one layer at a time."""
+    buckets, parts = settings.buckets, [part for part in settings.parts if part not in LABELS]
+    numbers = sum(psi_width(width, buckets) if part == "psi" else width for width in widths.values() for part in parts)
+    matrices = 4 + 2 * len(parts)  # at the peak of their decomposition, measured
+    sums, kernel, free = 8 * buckets * numbers, 8 * buckets**2, free_memory()
+    need = sums + matrices * kernel
+    if need > free:
+        raise MemoryLimit(
+            f"{buckets:,} buckets need {size_in_words(need)}: {size_in_words(sums)} for the sums of "
+            f"{plural(len(widths), 'layer')}, and {matrices} matrices of buckets × buckets, {size_in_words(kernel)} "
+            f"each, to solve one layer; {size_in_words(free)} are free. Use fewer buckets."
+        )
+
+
 def _sketched(
     reading: ModelReading,
     data: Any,
@@ -319,6 +339,7 @@ def _sketched(
         labels = _labels(batch, classes)
         seen.update(np.unique(labels).tolist())
         if not made:
+            _refuse_over_memory(settings, {name: rows.shape[1] for name, rows in features.items()})
             made.append(LayerSketches(list(features), settings))
         outputs = dict.fromkeys(features, (None, labels))
         fed = {"activations": features, "gradients": gradients, "outputs": outputs}
