@@ -253,7 +253,8 @@ class Values(FrozenRecord):
         if self.errors is None and self.replicates is not None:
             errors = jackknife_error(self.values, self.replicates, self.chunk_sizes)
             without = self._without_error(self.replicates, errors)
-            reasons |= {(self.layers_a[i], self.layers_b[j]): why for (i, j), why in without.items()}
+            # a reason that was given is the better one
+            reasons = {(self.layers_a[i], self.layers_b[j]): why for (i, j), why in without.items()} | reasons
             for i, j in [*without, *places]:
                 errors[i, j] = np.nan
             freeze(self, errors=errors)
