@@ -200,7 +200,7 @@ def h_score(evidence: Evidence) -> float:
 
     Directions in which the features vary by no more than rounding are left out, by the rule that CCA uses.
     """
-    side = RowsSide(torch.from_numpy(evidence.features), "the features", resolution=evidence.resolution)
+    side = RowsSide(torch.from_numpy(evidence.features), "the layer of features", resolution=evidence.resolution)
     whitened, labels = side.whitened.numpy(), evidence.one_hot
     return float(((labels.T @ whitened) ** 2 / labels.sum(0)[:, None]).sum())
 
