@@ -240,6 +240,12 @@ class RecordedRunner(Runner):
     has_content = False
 
     def __init__(self, name: str, arrays: Mapping[str, Any], layers: Spec, shape: Shape | Mapping[str, Shape]):
+        if hasattr(arrays, "_metadata") or any(str(layer).rpartition(".")[2] == "weight" for layer in arrays):
+            raise ValueFault(
+                f"{name!r} is a state dict, which holds weights, and not what layers gave for examples. Load it into "
+                "its model to compare what layers give; to compare weights, pass `nk.Subject(weights=...)` and a "
+                "measure that reads them, such as 'weight_cosine'."
+            )
         self.name, self.kind, self.shapes = name, "recorded", {}
         chosen = {layer: arrays[layer] for layer in _chosen(name, list(arrays), layers)}
         self._arrays = {layer: as_tensor(array, f"{name}/{layer}") for layer, array in chosen.items()}
@@ -302,10 +308,15 @@ class WeightsRunner(Runner):
         return {"model": self.kind, "device": devices, "weights": weights_digest(self._tensors)}
 
     def ready(self, keep: Keep) -> Any:
-        raise ValueFault(f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures.")
+        raise self.refusal
 
     def rows(self, batch: Any) -> dict[str, Any]:
-        raise ValueFault(f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures.")
+        raise self.refusal
+
+    @property
+    def refusal(self) -> ValueFault:
+        """The refusal of what needs data to be run."""
+        return ValueFault(f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures.")
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         found: dict[str, dict[str, Tensor]] = {}
