@@ -324,6 +324,9 @@ class CachedRunner(Runner):
         _, rows, self._valid = kept or self._run(batch)
         return {layer: self._keep(layer, matrix) for layer, matrix in rows.items()}
 
+    def refuse_non_finite_inputs(self, batch: Any, number: int) -> None:
+        self._runner.refuse_non_finite_inputs(batch, number)
+
     def gradients(self, target: Target) -> dict[str, Tensor]:
         return self._runner.gradients(target)
 

@@ -22,7 +22,7 @@ from netkin.identity import weights_digest
 from netkin.representations import Reader, guest, model_lock, model_precision, rows_of, shape_for
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target, logits_of
-from netkin.representations.inputs import Forward, Transform, labels_of, length_if_known
+from netkin.representations.inputs import Forward, Transform, labels_of, length_if_known, refuse_non_finite_inputs
 from netkin.representations.layers import Spec, choose, matching_names, modules, split_call, unwrapped, whole_remark
 from netkin.representations.shapes import Shape, is_plain
 from netkin.sources.datasets import load_data
@@ -82,6 +82,7 @@ class Runner(ABC):
     wants_outputs = False  # whether the outputs of the whole model are wanted
     has_content = True  # whether its batches identify the examples
     names_layers = True  # whether its layers were chosen by the user
+    _transform: Transform | None = None
 
     @property
     @abstractmethod
@@ -132,6 +133,10 @@ class Runner(ABC):
     def content(self, batch: Any) -> Any:
         """Return what of a batch the digest of the data is taken of."""
         return batch
+
+    def refuse_non_finite_inputs(self, batch: Any, number: int) -> None:
+        """Refuse the batch of this number if NaN or Inf are in its inputs, and not made by the model."""
+        refuse_non_finite_inputs(batch, self._transform, number)
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         """Return the tensors of each layer, by their names in it, in the order of modules; of `layers` if given."""

@@ -236,6 +236,30 @@ def precision_in_words(dtype: str, rounded: Sequence[str]) -> str:
     return f"float32, TF32 in {', '.join(most)}{' and ' * bool(most)}{last}" if last else "float32, exact"
 
 
+def refuse_non_finite_inputs(batch: Any, transform: Transform | None, number: int) -> None:
+    """Refuse the batch of this number if its inputs hold NaN or Inf where a model gets them, after the transform."""
+    broken = _non_finite(inputs_of(transformed(batch, transform)))
+    if not broken:
+        return
+    made = "what `transform` makes of " if transform and not _non_finite(inputs_of(batch)) else ""
+    count, of, first = broken
+    raise ValueFault(
+        f"{made}the inputs in batch {number} hold {count:,} NaN or Inf among {of:,} values, the first in its example "
+        f"{first}; mend the data or leave such examples out."
+    )
+
+
+def _non_finite(inputs: Any) -> tuple[int, int, int] | None:
+    """Return how many values of the first array with NaN or Inf have them, of how many, and the first such example."""
+    for _, leaf in leaves(inputs):
+        values = torch.as_tensor(plain_array(leaf)) if _is_array(leaf) else torch.empty(0)
+        if values.is_floating_point() and values.layout == torch.strided and not values.is_nested and values.ndim:
+            broken = ~torch.isfinite(values)
+            if count := int(broken.sum()):
+                return count, values.numel(), int(broken.nonzero()[0, 0])
+    return None
+
+
 def batches_of(data: Any, examples: int | None = None, batch_size: int = 128) -> Iterator[Any]:
     """Yield the batches of `data`, up to `examples` examples; the last batch is cut to fit.
 
