@@ -44,6 +44,8 @@ class Remembering(click.Group):
                 setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  for as long as the process runs
         try:
             return super().main(*args, **options)
+        except BrokenPipeError:  # of a reader who has stopped, to whom nothing is told
+            sys.exit(REFUSED)
         except OSError as fault:  # of help, of the version or of wrong usage; commands handle their own
             with suppress(OSError):
                 click.echo(f"netkin: the output could not be written: {fault.strerror}.", err=True)

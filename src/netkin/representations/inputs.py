@@ -110,13 +110,14 @@ def _input_refusal(
             f"{name} is an encoder with a decoder, which needs inputs of its own: give batches with 'input_ids' and "
             f"'decoder_input_ids', or run a part of it in a function given as `forward`. ({_in_short(fault)})"
         )
-    whole = [leaf.dtype for leaf in arrays if not str(leaf.dtype).removeprefix("torch.").startswith(("float", "bf"))]
+    whole = [leaf for leaf in arrays if not str(leaf.dtype).removeprefix("torch.").startswith(("float", "bf"))]
     if whole and re.search(r"dtype|scalar type|data type|not implemented for|bias type", str(fault)):
-        kind = str(whole[0]).removeprefix("torch.")
+        kind = str(whole[0].dtype).removeprefix("torch.")
+        pixels = ", such as `x.float() / 255`," * (kind == "uint8")
         return ForwardError(
-            f"{name} could not be run on inputs of type {kind} ({_in_short(fault)}). Give values of the type that the "
-            "model takes, such as `x.float() / 255` for pixels of bytes, in the data or by a function given as "
-            "`transform` (`transforms` for several models)."
+            f"{name} could not be run on inputs of type {kind} and shape {tuple(whole[0].shape)} ({_in_short(fault)}). "
+            f"Give values of the type that the model takes{pixels} in the data or by a function given as `transform` "
+            "(`transforms` for several models)."
         )
     return None
 
