@@ -127,6 +127,53 @@ def test_the_package_runs_as_a_module():
     assert "netkin compare" in result.stderr
 
 
+def run_in_shell(line):
+    """Run `netkin` with redirections, as people type them."""
+    environment = os.environ | {"PYTHONPATH": str(Path(package.__file__).parents[1])}
+    line = line.replace("netkin", f"{shlex.quote(sys.executable)} -m netkin", 1)
+    return subprocess.run(["sh", "-c", line], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize(
+    "line", ["netkin --help", "netkin compare --help", "netkin --version", "netkin completion bash"]
+)
+def test_a_full_disk_under_the_output_is_told_in_one_sentence(line):
+    result = run_in_shell(f"{line} > /dev/full")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "netkin: the output could not be written: No space left on device.\n"
+    assert run_in_shell(f"{line} > /dev/full 2> /dev/full").returncode == 1
+
+
+@pytest.mark.slow
+def test_a_command_runs_with_closed_streams(tmp_path):
+    line = "netkin compare netkin:digits --data digits:test --examples 50 --layers fc"
+    plain, closed = run_in_shell(line), run_in_shell(f"{line} 2>&-")
+    assert (closed.returncode, closed.stdout) == (0, plain.stdout)
+    assert run_in_shell(f"{line} --save {tmp_path}/ab.netkin <&- >&- 2>&-").returncode == 0
+    assert package.load(tmp_path / "ab.netkin").examples == 50
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "compare netkin:digits '' --data digits:test", "compare '' netkin:digits --data digits:test",
+        "compare '' --data digits:test", "compare netkin:digits netkin:digits '' --data digits:test",
+        "compare netkin:digits --data ''", "compare netkin:digits --data=", "sparsity ''", "sparsity netkin:digits ''",
+        "stitch '' '' --at fc --data digits:test", "report ''", "show ''", "merge '' --out a.stats", "''",
+    ],
+)  # fmt: skip
+def test_an_empty_argument_is_a_misuse(netkin, line):
+    result = netkin(line)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "an argument is empty" in result.stderr
+
+
+def test_an_empty_name_of_a_layer_is_the_whole_model(netkin):
+    result = netkin("compare netkin:digits --data digits:test --examples 50 --layers '' --layers fc --json")
+    assert json.loads(result.stdout)["layers_a"] == ["fc", ""]
+
+
 @pytest.mark.parametrize("charset", ["cp1252", "latin-1"])
 def test_numbers_are_printed_in_an_encoding_that_lacks_some_characters(charset):
     runner = click.testing.CliRunner(charset=charset)

@@ -140,7 +140,7 @@ def test_data_that_the_model_does_not_take_are_refused_in_one_sentence(netkin):
     Path("story.txt").write_text("to be or not to be, that is the question " * 9)
     result = netkin("dynamics run --model netkin:digits --data text,window=8:story.txt")
     assert result.exit_code == 1
-    assert "epoch 3 of run' could not be run on inputs of shape" in result.stderr
+    assert "could not be run on inputs of type int64 and shape" in result.stderr
 
 
 @pytest.mark.usefixtures("run")

@@ -48,6 +48,10 @@ def text_arrays():
     return [(images(), np.array(["cat", "dog"] * 16))] * 2
 
 
+def sentences():
+    return ["a text", "another"]
+
+
 def lists():
     return [(images(), classes().tolist())] * 2
 
@@ -238,7 +242,14 @@ def test_batches_of_two_sizes_are_refused_with_both_or_with_the_model(odd, comma
 def test_inputs_of_a_type_that_the_model_does_not_take_are_refused_with_it(odd):
     said = refusal(odd(COMMANDS["compare"].format("booleans")))
     assert "Input type (bool) and bias type (float) should be the same" in said
-    assert said.endswith("Give values of the type that the model takes; these are bool.")
+    assert "could not be run on inputs of type bool" in said
+    assert "by a function given as --transform" in said
+
+
+def test_texts_are_refused_by_what_a_model_takes(odd):
+    assert "a batch holds text ('a text'), and Net takes numbers" in refusal(
+        odd(COMMANDS["compare"].format("sentences"))
+    )
 
 
 NEED_LABELS = ("stitch", "task loss", "compress to accuracy", "sparsity", "recommend", "federate", "learn-tasks")

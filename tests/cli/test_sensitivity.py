@@ -35,6 +35,30 @@ def test_classes_go_by_names(netkin):
     assert "eight" in page
 
 
+def test_folders_of_images_name_the_classes(netkin):
+    pillow = pytest.importorskip("PIL.Image", reason="image files need Pillow: pip install 'netkin[images]'")
+    pixels = np.random.default_rng(0).integers(256, size=(30, 32, 32, 3), dtype=np.uint8)
+    names = [f"{place:02d} {animal}" for place, animal in enumerate(["ant", "bee", "cow", "10", *"efghij"])]
+    for place, name in enumerate(names):
+        Path("photos", name).mkdir(parents=True)
+        for which in range(3):
+            pillow.fromarray(pixels[3 * place + which]).save(f"photos/{name}/{which}.png")
+    line = "sensitivity netkin:tiny10 --data images:photos --layers conv1 --json"
+    columns = {
+        "": names,
+        "--class '01 bee' --class 2": names[1:3],
+        f"--names {','.join('abcdefghij')}": [*"abcdefghij"],
+    }
+    for more, expected in columns.items():
+        result = netkin(f"{line} {more}")
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)["layers_b"] == expected
+    assert nk.load_data("images:photos").part(0, 9).classes == tuple(names)
+    Path("flat").mkdir()
+    pillow.fromarray(pixels[0]).save("flat/a.png")
+    assert nk.load_data("images:flat").classes == ()
+
+
 @pytest.mark.parametrize(
     "more, words",
     [

@@ -243,8 +243,13 @@ def test_maps_that_change_their_size_are_refused(maps):
 def test_nan_is_refused_by_the_name_of_its_layer(maps, images):
     images = images.float()
     images[7] = torch.nan
+    batches = [torch.ones_like(images[20:]), torch.zeros_like(images[:20])]
+
+    def spoiling(model, batch):
+        return model(images[20:] if batch.any() else images[:20])
+
     with pytest.raises(ValueFault, match="layer 'conv1' of 'a' in batch 1 holds 256 NaN"):
-        nk.compare(maps(), maps(), [images[20:], images[:20]], layers="conv*", shape="dft")
+        nk.compare(maps(), maps(), batches, layers="conv*", shape="dft", forward=spoiling)
 
 
 def test_a_layer_that_does_not_vary_is_a_hole(worlds):

@@ -117,7 +117,7 @@ UNLIKE = {
 LAST = {
     "a_model_that_crashes": "OSError: this rank is broken",
     "a_model_that_crashes_later": "OSError: this rank is broken",
-    "not_a_number": "ValueFault: layer 'conv1' of 'a' in batch 0 holds 4 NaN or Inf among ",
+    "not_a_number": "ValueFault: the inputs in batch 0 hold ",
     "fewer_than_they_say": "ValueFault: the data gave rank {last} {some} examples and its share is {share}; they must",
 }
 FIRST = {

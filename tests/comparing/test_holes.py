@@ -57,11 +57,45 @@ def test_where_nothing_meets_all_are_holes(worlds):
 def test_nan_is_refused_with_model_layer_batch_and_count(maps, images, shape, measure, shift):
     a, b = maps(), maps()
     images = images + shift
-    images[20, 1, 3, 3] = torch.nan
-    count = sum(rows.isnan().sum() for rows in nk_rows(b, images, shape))
+    images[20, 1, 3, 3] = 7777
+    count = sum(rows.isnan().sum() for rows in nk_rows(b, spoilt(images), shape))
     with pytest.raises(ValueFault, match=rf"layer 'conv1' of 'b' in batch 1 holds {count} NaN or Inf among"):
-        nk.compare({"b": b, "a": a}["a"], b, list(images.split(16)), measure, layers={"a": "fc", "b": "conv1"},
-                   shape=shape, transforms=(torch.nan_to_num, None))  # fmt: skip
+        nk.compare(a, b, list(images.split(16)), measure, layers={"a": "fc", "b": "conv1"},
+                   shape=shape, forward=(None, lambda model, batch: model(spoilt(batch))))  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", ["pool", "positions"])
+@pytest.mark.parametrize("measure", ["cka", "cca_mean", "cka_rbf", "cka_minibatch(batch=16)"])
+def test_nan_in_the_inputs_is_no_fault_of_a_layer(maps, images, shape, measure):
+    images[20, 1, 3, 3], images[21] = torch.nan, torch.inf
+    batches = [(part, torch.zeros(len(part))) for part in images.split(16)]
+    count, of = 1 + images[21].numel(), images[:16].numel()
+    said = f"the inputs in batch 1 hold {count} NaN or Inf among {of:,} values, the first in its example 4; mend"
+    for call in (
+        lambda: nk.compare(maps(), maps(), batches, measure, shape=shape),
+        lambda: nk.activations(maps(), data=batches),
+        lambda: nk.class_sensitivity(maps(), batches),
+    ):
+        with pytest.raises(ValueFault, match=said):
+            call()
+    repaired = nk.compare(maps(), maps(), batches, measure, shape=shape, transforms=lambda x: x.nan_to_num(posinf=0))
+    assert repaired.examples == len(images)
+
+
+def test_nan_of_a_transform_is_told_as_such(maps, images):
+    images[20] = -1e9
+    batches = list(images.split(16))
+    for call in (
+        lambda: nk.compare(maps(), maps(), batches, transforms=(None, lambda x: (x + 1e6).sqrt())),
+        lambda: nk.activations(maps(), data=batches, transform=lambda x: (x + 1e6).sqrt()),
+    ):
+        with pytest.raises(ValueFault, match=r"what `transform` makes of the inputs in batch 1 hold.* example 4;"):
+            call()
+
+
+def spoilt(images, by=torch.nan):
+    """Return images in which NaN, or Inf, stands for a mark."""
+    return images.masked_fill(images == 7777, by)
 
 
 def nk_rows(model, images, shape):
@@ -72,9 +106,9 @@ def nk_rows(model, images, shape):
 
 def test_infinity_is_refused_and_large_numbers_are_not(identity):
     rows = torch.randn(30, 4)
-    rows[12, 3] = torch.inf
+    rows[12, 3] = 7777
     with pytest.raises(ValueFault, match="layer 'whole' of 'a' in batch 1 holds 1 NaN or Inf among 40 values"):
-        nk.compare(identity(), data=list(rows.split(10)))
+        nk.compare(identity(), data=list(rows.split(10)), forward=lambda model, batch: model(spoilt(batch, torch.inf)))
     assert nk.compare(identity(), data=torch.randn(30, 4) * 1e37)["whole", "whole"] == pytest.approx(1)
 
 

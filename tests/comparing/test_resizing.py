@@ -87,5 +87,8 @@ def test_other_ways_of_resizing_are_refused(maps, images):
 
 def test_nan_is_refused_here_as_well(maps, images):
     images[7] = torch.nan
+    how = {"layers": "conv*", "measures": ["cka_minibatch"], "shape": "positions", "resize": "average"}
+    with pytest.raises(ValueFault, match="the inputs in batch 0 hold 128 NaN or Inf"):
+        nk.compare(maps(), data=images, **how)
     with pytest.raises(ValueFault, match="layer 'conv1' of 'a' in batch 0 holds 256 NaN"):
-        nk.compare(maps(), data=images, layers="conv*", measures=["cka_minibatch"], shape="positions", resize="average")
+        nk.compare(maps(), data=images.nan_to_num(), forward=lambda model, batch: model(images[: len(batch)]), **how)

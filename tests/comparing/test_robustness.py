@@ -224,9 +224,13 @@ def test_a_rank_deficient_layer_keeps_its_rank_in_parts_and_replicates(worlds):
 def test_nan_in_a_late_batch_is_refused_with_layer_and_batch(pair, inputs, measure, shape):
     if shape == "dft" and measure not in ("cka", "nbs"):
         shape = "flatten"
-    inputs[40, 0, 0, 0] = torch.nan
+    inputs[40, 0, 0, 0] = 7777
+
+    def spoiling(model, batch):
+        return model(batch.masked_fill(batch == 7777, torch.nan))
+
     with pytest.raises(ValueFault, match=r"layer 'conv1' of 'a' in batch 2 holds \d+ NaN or Inf among"):
-        nk.compare(*pair, list(inputs.split(16)), measure, layers=["conv1", "fc"], shape=shape)
+        nk.compare(*pair, list(inputs.split(16)), measure, layers=["conv1", "fc"], shape=shape, forward=spoiling)
     assert not any(module._forward_hooks for module in pair[0].modules())
 
 

@@ -150,6 +150,18 @@ def test_what_can_not_be_compared_is_refused(a, b, options, fault, words):
         nk.compare(a, b, **options)
 
 
+@pytest.mark.parametrize("plain", [lambda state: state, dict, lambda state: dict(reversed(state.items()))])
+def test_state_dicts_are_no_recorded_rows_and_are_compared_as_weights(maps, plain):
+    a, b = (plain(maps().state_dict()) for _ in range(2))
+    for call in (lambda: nk.compare(a, b), lambda: nk.compare_many({"a": a, "b": b}, measures="weight_cosine")):
+        with pytest.raises(ValueFault, match="'a' is a state dict.*`nk.Subject.weights=.*'weight_cosine'"):
+            call()
+    a, b = nk.Subject(weights=a), nk.Subject(weights=b)
+    assert -1 <= nk.compare(a, b, measures="weight_cosine")["conv1", "conv1"] <= 1
+    with pytest.raises(ValueFault, match="'a' is a set of weights, which can't be run; pass the model"):
+        nk.compare(a, b)
+
+
 def test_missing_or_empty_data_are_refused(maps):
     with pytest.raises(ValueFault, match="`data` is missing: pass a loader"):
         nk.compare(maps(), maps())

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import math
 import pydoc
 from types import SimpleNamespace
 
@@ -260,7 +261,7 @@ def test_what_a_pair_type_must_know_of_a_measure():
 
 
 def test_a_measure_of_mini_batches_needs_no_parameters_of_their_names(own_registry, worlds):
-    @measure(**PLAIN)
+    @measure(**PLAIN | {"bounds": (-math.inf, math.inf)})
     def plain_hsic(grams: Grams):
         """Return the HSIC."""
         return grams.cross

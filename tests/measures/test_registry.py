@@ -11,6 +11,7 @@ from torch import nn
 
 import netkin as nk
 from netkin import measures as m
+from netkin.comparing.compare import compare
 from netkin.errors import InflatedWarning, NetkinError, NoValue, UnknownName, ValueFault
 from netkin.measures import find, measure, measures, registry
 from netkin.measures.registry import value_of
@@ -322,6 +323,32 @@ def test_a_value_is_a_float_and_what_is_not_finite_is_refused(own_registry, worl
     for call in calls:
         with pytest.raises(NoValue, match="undefined is not a finite number for this pair\\."):
             call()
+
+
+@pytest.mark.parametrize("number", [3.0, -0.01, 1.002])
+def test_a_value_outside_the_declared_bounds_is_none(own_registry, worlds, number):
+    @measure(**PLAIN)
+    def boundless(moments: Moments):
+        """Return what its declaration excludes."""
+        return torch.tensor(number)
+
+    X, Y = worlds.related(50, 3, 3)
+    for call in (lambda: boundless(X, Y), lambda: value_of(find("boundless"), Moments.of(X, Y))):
+        with pytest.raises(NoValue, match=f"boundless gave {number:g} .* declared bounds are 0 to 1"):
+            call()
+    found = compare({"x": X}, {"y": Y}, measures=["boundless", "cka"])
+    assert "declared bounds are 0 to 1" in found["boundless"].holes["x", "y"]
+    assert found["cka"]["x", "y"] == pytest.approx(m.cka(X, Y))
+
+
+@pytest.mark.parametrize("number", [1.0 + 1e-5, -1e-5])
+def test_rounding_may_carry_a_value_a_little_beyond_its_bounds(own_registry, worlds, number):
+    @measure(**PLAIN)
+    def rounded(moments: Moments):
+        """Return a number that is at its bound but for rounding."""
+        return torch.tensor(number)
+
+    assert rounded(*worlds.related(50, 3, 3)) == pytest.approx(number)
 
 
 @pytest.mark.parametrize(

@@ -283,11 +283,15 @@ def test_a_changing_number_of_calls_is_refused():
 
 
 def test_nan_and_inf_are_refused_with_layer_batch_and_count(chain):
-    spoilt = torch.ones(3, 4)
-    spoilt[1] = float("nan")
-    spoilt[2] = float("inf")
+    bad = torch.ones(3, 4)
+    bad[1] = float("nan")
+    bad[2] = float("inf")
+    with pytest.raises(ValueFault, match="the inputs in batch 1 hold 8 NaN or Inf among 12 values, the first in its"):
+        activations(chain, data=[torch.ones(3, 4), bad])
     with pytest.raises(ValueFault, match="layer '0' in batch 1 holds 16 NaN or Inf among 24 values"):
-        activations(chain, data=[torch.ones(3, 4), spoilt])
+        activations(
+            chain, data=[torch.ones(3, 4), -torch.ones(3, 4)], forward=lambda m, x: m(x if x[0, 0] > 0 else bad)
+        )
 
 
 def test_large_finite_numbers_are_not_taken_for_inf():

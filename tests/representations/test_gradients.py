@@ -271,9 +271,12 @@ def test_recurrent_layers_with_time_first_have_gradients_by_example():
 
 def test_nan_in_the_first_batch_is_refused_with_its_layer_and_not_taken_for_a_mixture():
     inputs = torch.randn(20, 4)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     inputs[3] = float("nan")
+    with pytest.raises(ValueFault, match="the inputs in batch 0 hold 4 NaN or Inf among 80 values"):
+        nk.gradients(model, data=[inputs])
     with pytest.raises(ValueFault, match="layer '0' in batch 0 holds 8 NaN or Inf among 160 values"):
-        nk.gradients(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), data=[inputs])
+        nk.gradients(model, data=[torch.ones(20, 4)], forward=lambda model, batch: model(inputs))
 
 
 def test_examples_that_are_mixed_are_refused_with_the_layer():

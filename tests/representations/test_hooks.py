@@ -2,6 +2,7 @@
 
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,6 +42,13 @@ class Answer:
     logits: torch.Tensor
 
 
+class Plain:
+    """An object that is no dataclass and no mapping."""
+
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+
 Point = namedtuple("Point", "index value")
 TENSOR = torch.arange(6.0).reshape(3, 2)
 WHOLE = torch.arange(3)
@@ -58,6 +66,8 @@ WHOLE = torch.arange(3)
         {"logits": None, "nested": {"first": WHOLE, "second": TENSOR}},
         Answer(1, TENSOR),
         ({"x": WHOLE}, Answer(2, TENSOR)),
+        Plain(loss=torch.zeros(1), last_hidden_state=TENSOR),
+        SimpleNamespace(note="", logits=TENSOR),
     ],
 )
 def test_the_first_floating_tensor_in_any_container_is_kept(output):
@@ -74,7 +84,7 @@ def test_a_model_output_gives_its_last_hidden_state(language):
     assert torch.equal(outputs[""], outputs["encoder"])
 
 
-@pytest.mark.parametrize("output", [None, "text", WHOLE, (), {"a": [3]}])
+@pytest.mark.parametrize("output", [None, "text", WHOLE, (), {"a": [3]}, Plain(a=TENSOR), Plain(logits=3)])
 def test_an_output_without_a_floating_tensor_is_refused(output):
     model, kind = Gives(output), "Tensor of torch.int64" if output is WHOLE else type(output).__name__
     refusal = f"layer 'inner' gives no floating tensor to record, but {kind}; choose another layer"

@@ -237,10 +237,120 @@ def test_empty_batches_are_passed_over():
     assert [len(batch) for batch in batches_of([X[:0], X, X[:0]])] == [10]
 
 
-@pytest.mark.parametrize("data", [[], iter([]), X[:0], [X[:0]]])
-def test_data_without_batches_are_refused(data):
-    with pytest.raises(ValueFault, match="the data gave no batches; an iterator can be read only once"):
+@pytest.mark.parametrize(
+    "data, words",
+    [
+        ([], "hold no examples"),
+        (iter([]), "an iterator can be read only once"),
+        (X[:0], r"hold no examples \(shape \(0, 2\)\)"),
+        (X[:0].numpy(), r"hold no examples \(shape \(0, 2\)\)"),
+        ([X[:0]], "hold no examples"),
+    ],
+)
+def test_data_without_batches_are_refused(data, words):
+    with pytest.raises(ValueFault, match=f"the data gave no batches.*{words}"):
         list(batches_of(data))
+
+
+class Sum(nn.Module):
+    """A model of two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 3), nn.Linear(2, 3)
+
+    def forward(self, left, right, scale=1.0):
+        return self.first(left) + scale * self.second(right)
+
+
+def convnet():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
+
+
+IMAGES = torch.randint(256, (6, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "model, data, words",
+    [
+        (convnet(), IMAGES, "inputs of type uint8 .* by a function given as `transform`"),
+        (convnet(), [(IMAGES.numpy(), Y[:6])], "inputs of type uint8"),
+        (convnet(), IMAGES > 9, "inputs of type bool"),
+        (convnet(), [torch.zeros(6, 3, 0, 4)], r"shape \(6, 3, 0, 4\), which holds no values"),
+        (convnet(), ["a first text", "a second"], "a batch holds text .'a first text'., and Sequential takes numbers"),
+        (convnet(), [(["cat", "dog"], Y[:2])], "a batch holds text .'cat'."),
+        (convnet(), [{"input": ["cat", "dog"]}], "a batch holds text .'cat'."),
+        (
+            Sum(),
+            [(X, X)],
+            "Sum takes 'left', 'right', and is given one input, .* mappings with these keys, .* `forward`",
+        ),
+        (Sum(), X, "Sum takes 'left', 'right'"),
+        (Sum(), [{"left": X}], "a batch has the keys 'left', which do not fit Sum: missing .*'right'"),
+    ],
+)
+def test_inputs_that_do_not_fit_the_model_are_refused_in_one_sentence(model, data, words):
+    for run in (lambda: nk.activations(model, data=data), lambda: nk.compare(model, data=data)):
+        with pytest.raises(ForwardError, match=words):
+            run()
+
+
+def test_the_ways_that_the_refusals_name_lead_on():
+    two = Sum()
+    expected = nk.activations(two, "first", [{"left": X, "right": X}])["first"]
+    found = nk.activations(two, "first", [(X, X)], forward=lambda model, batch: model(*batch))["first"]
+    assert torch.equal(found, expected)
+    assert nk.activations(convnet(), "3", IMAGES, transform=lambda x: x.float() / 255)["3"].shape == (6, 5)
+    assert nk.activations(two, "first", ["ab", "c"], forward=lambda model, text: model(X, X))["first"].shape == (
+        20,
+        2 + 1,
+    )
+
+
+def test_what_a_model_raises_for_reasons_of_its_own_is_left_as_it_is():
+    class Crashing(nn.Linear):
+        def forward(self, x):
+            raise KeyError("weights")
+
+    with pytest.raises(KeyError, match="weights"):
+        nk.activations(Crashing(2, 2), data=X)
+
+
+@pytest.fixture
+def t5():
+    """A small encoder-decoder with random weights."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra netkin[hf]")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0)
+    return transformers.T5ForConditionalGeneration(config).eval(), transformers.T5Model(config).eval()
+
+
+def test_an_encoder_decoder_makes_its_decoders_inputs_from_the_labels(t5):
+    model, _ = t5
+    tokens, labels = (
+        torch.randint(1, 40, (5, length), generator=torch.Generator().manual_seed(1)) for length in (7, 4)
+    )
+    names = ["encoder.final_layer_norm", "decoder.final_layer_norm"]
+    found = nk.activations(model, names, [{"input_ids": tokens, "labels": labels}])
+    with torch.no_grad():
+        itself = model(input_ids=tokens, labels=labels, output_hidden_states=True)
+    expected = [itself.encoder_last_hidden_state, itself.decoder_hidden_states[-1]]
+    for name, states in zip(names, expected, strict=True):
+        torch.testing.assert_close(found[name], states.mean(1))
+
+
+def test_an_encoder_decoder_without_inputs_for_its_decoder_is_refused(t5):
+    tokens = torch.ones(5, 7, dtype=torch.long)
+    for model, batch in (
+        (t5[0], {"input_ids": tokens}),
+        (t5[0], tokens),
+        (t5[1], {"input_ids": tokens, "labels": tokens}),
+    ):
+        with pytest.raises(
+            ForwardError, match=f"{type(model).__name__} is an encoder with a decoder.*decoder_input_ids"
+        ):
+            nk.activations(model, data=[batch])
 
 
 def test_data_that_cannot_be_read_are_refused():

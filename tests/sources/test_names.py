@@ -96,7 +96,7 @@ TAKERS = {
     "activations": lambda model, data: nk.activations(model, "fc", data, examples=9)["fc"].tolist(),
     "gradients": lambda model, data: nk.gradients(model, "fc", data, examples=9)["fc"].tolist(),
     "decompose": lambda model, data: nk.decompose(model, atoms=2).model.conv1.weight.tolist(),
-    "class_sensitivity": lambda model, data: nk.class_sensitivity(model, data, layers="fc").to_numpy().tolist(),
+    "class_sensitivity": lambda model, data: nk.class_sensitivity(model, data, layers="relu4").to_numpy().tolist(),
     "compress": lambda model, data: str(nk.compress(model, "fc", data=data, k=2, against=model, name="a").compression),
     "stitch": lambda model, data: nk.stitch(model, "relu2", model, "relu2", data, test=data).relative_accuracy,
     "task2vec": lambda model, data: nk.task2vec(model, data, examples=20).values.tolist(),

@@ -322,6 +322,12 @@ def test_models_with_different_tokenizers_are_not_fed_the_same_numbers(words, tm
         load_data(text, models=[f"hf:{words}", f"hf:{other}"])
 
 
+def test_a_model_without_a_tokenizer_is_named_beside_one_that_has_it(words, berts):
+    for pair in ((words, berts / "first"), (berts / "first", words)):
+        with pytest.raises(SourceError, match="first' holds no tokenizer, which says"):
+            load_data(f"text,window=8:{words / 'a.txt'}", models=[f"hf:{folder}" for folder in pair])
+
+
 @pytest.mark.parametrize("network", ["netkin:char_lstm,width=8", load_model("netkin:char_lstm,width=8")])
 def test_tokens_are_not_fed_to_the_network_of_characters_unasked(words, network):
     text = f"text,window=8:{words / 'a.txt'}"
@@ -346,6 +352,12 @@ def sights(vit, tmp_path):
     (tmp_path / "photos").mkdir()
     pillow.new("RGB", (8, 8), (51, 102, 204)).save(tmp_path / "photos" / "a.png")
     return tmp_path
+
+
+def test_a_model_without_a_processor_is_named_beside_one_that_has_it(sights, vit):
+    for pair in ((sights, vit), (vit, sights)):
+        with pytest.raises(SourceError, match=f"'{vit}' holds no preprocessor_config.json"):
+            load_data(f"images:{sights / 'photos'}", models=[f"hf:{folder}" for folder in pair])
 
 
 def test_images_are_prepared_as_the_folder_of_the_model_says(sights):

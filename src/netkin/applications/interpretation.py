@@ -12,12 +12,13 @@ nearest one in the span of the chosen ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -31,15 +32,17 @@ from netkin.identity import with_call
 from netkin.measures import AlignedSide, Directions
 from netkin.progress import ProgressOption, showing
 from netkin.representations import replacing, rows_of
-from netkin.representations.hooks import main_tensor
+from netkin.representations.hooks import main_tensor, unrecordable, watching
 from netkin.representations.inputs import Forward, Transform, call, labels_of
-from netkin.representations.layers import Spec, layer_label, unwrapped
+from netkin.representations.layers import Spec, choose, layer_label, unwrapped
 from netkin.representations.shapes import Shape
-from netkin.results import Comparison
+from netkin.results import Comparison, Values
 from netkin.results.records import distinct
+from netkin.sources.batches import class_names
 from netkin.sources.names import by_name
 
 REST = ("mean", "predicted")
+ITSELF = "its output is the logits themselves"
 Restriction = tuple[Tensor, Tensor, Tensor]  # mean, p × k, k × p
 
 
@@ -215,7 +218,8 @@ def class_sensitivity(
     The logits are the model's own output, one column a class. `classes` are numbers of columns, or `names` of them; all
     of them if none are given. Where the batches carry labels, a class that is requested and occurs in none is refused.
     `measures` is one or several of those that `nk.compare` takes, as are the options. With `cca_mean`, the default, a
-    value is the largest correlation that any weighted sum of the layer's neurons has with the logit.
+    value is the largest correlation that any weighted sum of the layer's neurons has with the logit. The layer that
+    gives the logits has no values, as it would be compared with itself.
 
     Conv layers are pooled by default. That is also what DFT-CCA gives: a logit is the same at every place, so it has
     the zero frequency alone, and there a map's spectrum is its channel means, up to a factor that does not affect CCA.
@@ -225,7 +229,7 @@ def class_sensitivity(
         data: a loader, an iterable of batches or one array of inputs.
         classes: which classes, by number or name; all of them by default.
         measures: one measure or several.
-        names: the classes' names, in the order of the logits.
+        names: the classes' names, in the order of the logits; by default those that the data have, such as folders.
         layers: which layers (see `nk.layers`).
         examples: the number of examples after which the pass ends.
         shape: what one example is (see `nk.shapes`).
@@ -240,25 +244,39 @@ def class_sensitivity(
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> found = class_sensitivity(model, torch.randn(200, 4), names=["cat", "dog", "car"])
-        >>> found.layers_b, round(found["2", "dog"], 6)
-        (('cat', 'dog', 'car'), 1.0)
+        >>> found.layers_b, 0 < found["0", "dog"] < 1
+        (('cat', 'dog', 'car'), True)
     """
     unwrapped(model)  # refuses what is no module
-    logits = Logits(classes, names, forward)
+    logits = Logits(classes, names, class_names(data), layers, forward)
     rows = ModelRunner(name, model, layers, shape, logits.run, transform, device)
     with showing(progress):
         comparison = compare_runners(rows, logits, data, measures, examples=examples, memory=memory, seed=seed)
     logits.refuse_absent()
-    tables = {name: replace(table, axes=("layer", "class")) for name, table in comparison.tables.items()}
+    tables = {name: _without_logits(table, logits.layers) for name, table in comparison.tables.items()}
     return replace(comparison, tables=tables)
 
 
-class Logits(Runner):
-    """The columns of a model's output, each a "layer"; `run` is the forward that lets it see them."""
+def _without_logits(table: Values, layers: Collection[str]) -> Values:
+    """Return a table of layers by classes in which the layers that give the logits themselves have no value."""
+    own = [name in layers for name in table.layers_a]
+    holes = {(name, one): ITSELF for name in table.layers_a for one in table.layers_b if name in layers}
+    values = np.where(np.array(own)[:, None], np.nan, table.values)
+    return replace(table, axes=("layer", "class"), values=values, holes={**table.holes, **holes})
 
-    def __init__(self, classes: Any, names: Sequence[str] | None, forward: Forward | None):
-        self.name, self.kind, self.shapes = "classes", "logits", {}
-        self._asked, self._names, self._forward = _listed(classes), names, forward
+
+class Logits(Runner):
+    """The columns of a model's output, each a "layer"; `run` is the forward that lets it see them.
+
+    `layers` are those among the chosen ones whose output is the model's own, known after the first batch.
+    """
+
+    def __init__(
+        self, classes: Any, names: Sequence[str] | None, known: Sequence[str], chosen: Spec, forward: Forward | None
+    ):
+        self.name, self.kind, self.shapes, self.layers = "classes", "logits", {}, set[str]()
+        self._asked, self._names, self._known, self._forward = _listed(classes), names, known, forward
+        self._chosen = chosen
         self._columns: dict[str, int] = {}
         self._seen: Counter[int] = Counter()
         self._output: Any = None
@@ -270,7 +288,20 @@ class Logits(Runner):
 
     def run(self, model: nn.Module, batch: Any) -> Any:
         """Run the model as it would be, and keep what it gives until the batch is done."""
-        self._output = call(model, batch, self._forward)
+        given: dict[str, tuple[ref[Tensor], int]] = {}
+
+        def note(name: str, output: Any) -> None:
+            if not unrecordable(output) and not (tensor := main_tensor(output, name)).is_inference():
+                given[name] = (ref(tensor), tensor._version)
+
+        with nullcontext() if self._columns else watching(model, choose(model, self._chosen), note):
+            self._output = call(model, batch, self._forward)
+        if not unrecordable(self._output):
+            logits = main_tensor(self._output, "")
+            whole = (logits, logits._base)  # a layer may give the logits, or what they are a part of
+            for name, (tensor, version) in given.items():
+                if any(tensor() is one for one in whole if one is not None) and version == logits._version:
+                    self.layers.add(name)
         return self._output
 
     @contextmanager
@@ -280,7 +311,9 @@ class Logits(Runner):
 
     def rows(self, batch: Any) -> dict[str, Any]:
         output, self._output = _matrix(main_tensor(self._output, "")), None
-        self._columns = self._columns or _columns(self._asked, self._names, output.shape[1])
+        if not self._columns:
+            known = self._known if len(self._known) == output.shape[1] else None
+            self._columns = _columns(self._asked, known if self._names is None else self._names, output.shape[1])
         self.shapes = dict.fromkeys(self._columns, "matrix")
         self._seen.update(_labels(batch))
         return {name: self._keep(name, output[:, [column]]) for name, column in self._columns.items()}

@@ -4,12 +4,16 @@ The library is imported inside the commands, so that `netkin --help` starts at o
 measures, shapes, devices, data and models; that imports no torch, to be quick.
 """
 
+import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from glob import escape, glob
 from io import TextIOWrapper
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, get_completion_class
@@ -21,20 +25,38 @@ from netkin.cli.checking import doctor, reproduce
 from netkin.cli.compare import collect, compare, explain, merge
 from netkin.cli.demo import demo
 from netkin.cli.options import KNOWN, QUIET, example
-from netkin.cli.outputs import ARGUMENTS
+from netkin.cli.outputs import ARGUMENTS, REFUSED
 from netkin.cli.several_models import atoms, recommend, tasks
 from netkin.cli.single_model import compress, sensitivity, sparsity
 from netkin.cli.stitch import stitch
 from netkin.cli.training import dynamics, federate, learn_tasks
 
+NAMING_LAYERS = ("--layers", "--layer", "--layers-a", "--layers-b", "--at", "--into", "--head")
+
 
 class Remembering(click.Group):
     """A group of commands that remembers what was typed."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command; what is written to a closed stream is dropped, a full one ends the command in one sentence."""
+        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if getattr(sys, name) is None:  # in this order, each gets its own number, which no other file then has
+                setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  for as long as the process runs
+        try:
+            return super().main(*args, **options)
+        except BrokenPipeError:  # of a reader who has stopped, to whom nothing is told
+            sys.exit(REFUSED)
+        except OSError as fault:  # of help, of the version or of wrong usage; commands handle their own
+            with suppress(OSError):
+                click.echo(f"netkin: the output could not be written: {fault.strerror}.", err=True)
+            sys.exit(REFUSED)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep the arguments before they are taken apart; from here on stdout takes any character."""
         if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="replace")  # which the encoding of a terminal may lack
+        if not ctx.resilient_parsing:
+            _refuse_empty(args)
         ctx.meta[ARGUMENTS] = tuple(args)
         return super().parse_args(ctx, args)
 
@@ -44,6 +66,14 @@ class Remembering(click.Group):
             formatter.write_dl(
                 [(name, self.commands[name].get_short_help_str(200)) for name in self.list_commands(ctx)]
             )
+
+
+def _refuse_empty(args: Sequence[str]) -> None:
+    """Refuse an empty argument or value, as of a variable of the shell that is not set; "" names a model's output."""
+    for before, typed in pairwise(["netkin", *args]):
+        if (typed == "" and before not in NAMING_LAYERS) or re.fullmatch(r"--(?!layer)[\w-]+=", typed):
+            where = typed or f"after {before!r}"
+            raise click.UsageError(f"an argument is empty ({where}); is a variable of the shell not set?")
 
 
 @click.group(cls=Remembering, epilog="Example: netkin demo", context_settings={"help_option_names": ["-h", "--help"]})

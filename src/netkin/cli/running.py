@@ -299,11 +299,8 @@ def crash_refusal(fault: Exception) -> ForwardError | None:
         return ForwardError(f"--transform raised {_first_line(fault)}; it gets the inputs of a batch.")
     inputs, keywords = frame.f_locals.get("args", ()), frame.f_locals.get("kwargs", {})
     fed = _shapes_of({"inputs": next(iter(inputs), None), **keywords})
-    whole = [str(x.dtype).removeprefix("torch.") for x in inputs[:1] if hasattr(x, "dtype") and not _is_floating(x)]
-    of_type = whole and re.search(r"dtype|scalar type|data type|not implemented for|bias type", str(fault))
-    advice = f"Give values of the type that the model takes; these are {whole[0]}." if of_type else FITTING
     return ForwardError(
-        f"{_name_of(frame.f_locals['self'], fault)!r} could not be run on {fed}: {_first_line(fault)}. {advice}"
+        f"{_name_of(frame.f_locals['self'], fault)!r} could not be run on {fed}: {_first_line(fault)}. {FITTING}"
     )
 
 
@@ -333,10 +330,6 @@ def _name_of(model: nn.Module, fault: Exception) -> str:
     said = [*own, getattr(fault, "model", None), *(alike if len(alike) == 1 else ())]
     said += [context.params.get("model") if context else None, type(model).__name__]
     return next(name for name in said if name)
-
-
-def _is_floating(array: Any) -> bool:
-    return bool(getattr(array.dtype, "is_floating_point", True))
 
 
 def _shapes_of(given: Mapping[str, Any]) -> str:

@@ -214,9 +214,13 @@ def _study(
     "classes",
     multiple=True,
     metavar="CLASS",
-    help="Index of an output, or a name given by --names. Can be repeated; by default all classes.",
+    help="Index of an output, or its name. Can be repeated; by default all classes.",
 )
-@click.option("--names", metavar="NAMES", help="Names of all classes in the order of the outputs, as cat,dog,car.")
+@click.option(
+    "--names",
+    metavar="NAMES",
+    help="Names of all classes in the order of the outputs, as cat,dog,car; by default those of the folders of images.",
+)
 @click.option(
     "--measure",
     "measures",
@@ -244,7 +248,7 @@ def sensitivity(model: str, **options: Any) -> None:
     """Show how strongly each layer of MODEL, a classifier, represents each class.
 
     Each layer is compared with the logit of each class. With cca_mean, a value is the largest correlation that any
-    weighted sum of the layer's units has with the logit.
+    weighted sum of the layer's units has with the logit. The layer that gives the logits has no values.
     """
     ((name, spec),) = named_models([model]).items()
     outputs = OutputFiles.of(options, "comparison", spec, options["data"])
@@ -265,12 +269,14 @@ def _sensitivity(
 ) -> Comparison:
     """Load what was named and call the library."""
     from netkin.applications.interpretation import class_sensitivity
+    from netkin.sources.batches import class_names
 
     refuse_absent_device(options["device"])
     models = load_models([model])
     batches = load_batches(data, 128, options["examples"], options["seed"], balanced, [model])
     known = names.split(",") if names else None
-    wanted = [int(one) if one.isdecimal() and one not in (known or []) else one for one in classes] or None
+    own = known or class_names(batches)
+    wanted = [int(one) if one.isdecimal() and one not in own else one for one in classes] or None
     return class_sensitivity(
         models[0], batches, wanted, list(measures), names=known, layers=list(layers) or None, name=name, **options
     )

@@ -145,7 +145,7 @@ class Pass:
             try:
                 found = runner.rows(own)
             except Exception as fault:
-                blame(fault, runner.name)
+                self._blame(fault, runner, own, self.batches)
                 raise
             for layer, value in found.items():
                 if not isinstance(value, KeptLayer):
@@ -246,9 +246,15 @@ class Pass:
             try:
                 self._refuse_non_finite(runner, batch)
             except Exception as fault:
-                blame(fault, runner.name)
+                self._blame(fault, runner, batch, self._searching)
                 raise
         self._searching = None
+
+    def _blame(self, fault: Exception, runner: Runner, batch: Any, number: int) -> None:
+        """Give a fault the name of its model; NaN and Inf that were in the inputs are no fault of a layer."""
+        blame(fault, runner.name)
+        if isinstance(fault, ValueFault):
+            runner.refuse_non_finite_inputs(batch, number)
 
     def _refuse_non_finite(self, runner: Runner, batch: Any) -> None:
         for layer, value in runner.rows(batch).items():

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
-from netkin.comparing.subjects import Keep, ModelRunner, RecordedRunner, Runner, Tensors
+from netkin.comparing.subjects import Keep, ModelRunner, RecordedRunner, Runner, Tensors, WeightsRunner
 from netkin.errors import ShapeError, ValueFault
 from netkin.representations import batches_of
 from netkin.representations.gradients import Target
@@ -59,6 +59,8 @@ class Feed:
         else:
             self._data = {runner: data if runner.data is None else runner.data for runner in runners}
             for runner, own in self._data.items():
+                if isinstance(runner, WeightsRunner):
+                    raise runner.refusal
                 if own is None:
                     alone = all(other.data is None for other in runners)
                     what = "`data` is missing" if alone else f"{runner.name!r} has no data"
@@ -321,6 +323,9 @@ class CachedRunner(Runner):
         kept = None if self.targets or self.wants_outputs else self._kept.get(id(batch))  # rows alone are kept
         _, rows, self._valid = kept or self._run(batch)
         return {layer: self._keep(layer, matrix) for layer, matrix in rows.items()}
+
+    def refuse_non_finite_inputs(self, batch: Any, number: int) -> None:
+        self._runner.refuse_non_finite_inputs(batch, number)
 
     def gradients(self, target: Target) -> dict[str, Tensor]:
         return self._runner.gradients(target)

@@ -22,7 +22,7 @@ from netkin.identity import form_digest, weights_digest
 from netkin.representations import Reader, guest, model_lock, model_precision, rows_of, shape_for
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target, logits_of
-from netkin.representations.inputs import Forward, Transform, labels_of, length_if_known
+from netkin.representations.inputs import Forward, Transform, labels_of, length_if_known, refuse_non_finite_inputs
 from netkin.representations.layer_weights import REMEDY, parts_of_computed_weights
 from netkin.representations.layers import (
     Spec,
@@ -91,6 +91,7 @@ class Runner(ABC):
     wants_outputs = False  # whether the outputs of the whole model are wanted
     has_content = True  # whether its batches identify the examples
     names_layers = True  # whether its layers were chosen by the user
+    _transform: Transform | None = None
 
     @property
     @abstractmethod
@@ -141,6 +142,10 @@ class Runner(ABC):
     def content(self, batch: Any) -> Any:
         """Return what of a batch the digest of the data is taken of."""
         return batch
+
+    def refuse_non_finite_inputs(self, batch: Any, number: int) -> None:
+        """Refuse the batch of this number if NaN or Inf are in its inputs, and not made by the model."""
+        refuse_non_finite_inputs(batch, self._transform, number)
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         """Return the tensors of each layer, by their names in it, in the order of modules; of `layers` if given."""
@@ -251,6 +256,12 @@ class RecordedRunner(Runner):
     has_content = False
 
     def __init__(self, name: str, arrays: Mapping[str, Any], layers: Spec, shape: Shape | Mapping[str, Shape]):
+        if hasattr(arrays, "_metadata") or any(str(layer).rpartition(".")[2] == "weight" for layer in arrays):
+            raise ValueFault(
+                f"{name!r} is a state dict, which holds weights, and not what layers gave for examples. Load it into "
+                "its model to compare what layers give; to compare weights, pass `nk.Subject(weights=...)` and a "
+                "measure that reads them, such as 'weight_cosine'."
+            )
         self.name, self.kind, self.shapes = name, "recorded", {}
         chosen = {layer: arrays[layer] for layer in _chosen(name, list(arrays), layers)}
         self._arrays = {layer: as_tensor(array, f"{name}/{layer}") for layer, array in chosen.items()}
@@ -313,10 +324,15 @@ class WeightsRunner(Runner):
         return {"model": self.kind, "device": devices, "weights": weights_digest(self._tensors)}
 
     def ready(self, keep: Keep) -> Any:
-        raise ValueFault(f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures.")
+        raise self.refusal
 
     def rows(self, batch: Any) -> dict[str, Any]:
-        raise ValueFault(f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures.")
+        raise self.refusal
+
+    @property
+    def refusal(self) -> ValueFault:
+        """The refusal of what needs data to be run."""
+        return ValueFault(f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures.")
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         for weight, parts in parts_of_computed_weights(self._tensors).items():

@@ -32,6 +32,7 @@ RANK = (  # of `Side.kept`, on which all whitening depends
     "rank: eigenvalues above max(n, p)·eps·λmax, eps of the products, "
     "and above ε²/3·(1 + √(p/n))²·max Σx², ε of the data"
 )
+BEYOND = 1e-3  # by how much rounding may carry a value beyond its bounds
 # what several measures cannot see
 FEW_EXAMPLES = "With fewer examples than features the values are high, whatever the layers hold."
 LEADING = "A few directions of large variance decide the value; directions of small variance hardly count."
@@ -340,7 +341,7 @@ def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Calla
             if caution:
                 warnings.warn(caution, InflatedWarning, stacklevel=2)
             value = function(pair, **parameters)
-        number = _finite(function.__name__, value)
+        number = _number(function.__name__, value, facts.bounds)
         return value if isinstance(X, Tensor) or isinstance(Y, Tensor) else number
 
     matrices = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in "XY"]
@@ -398,12 +399,18 @@ def _warn_of(sentence: str) -> None:
 
 
 def value_of(found: Measure, statistic: Any) -> float:
-    """Return one value as a float; what is not a finite number is refused."""
-    return _finite(found.id, found(statistic))
+    """Return one value as a float; what is not a finite number within the measure's bounds is refused."""
+    return _number(found.id, found(statistic), found.facts.bounds)
 
 
-def _finite(name: str, value: Any) -> float:
+def _number(name: str, value: Any, bounds: tuple[float, float]) -> float:
     number = float(value.detach() if isinstance(value, Tensor) else value)
     if not math.isfinite(number):
         raise NoValue(f"{name} is not a finite number for this pair.")
+    low, high = bounds
+    if not low - BEYOND <= number <= high + BEYOND:
+        raise NoValue(
+            f"{name} gave {number:.4g} for this pair, and its declared bounds are {low:g} to {high:g}; its formula or "
+            "its `bounds` is wrong."
+        )
     return number

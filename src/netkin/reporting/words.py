@@ -159,7 +159,7 @@ def headline(comparison: Comparison, names: Mapping[str, str] | None = None) -> 
     if not best:
         return f"{table.id} has no value for any pair of layers; the reasons stand below."
     if has_classes(comparison):
-        return f"By {table.id}, {_closest(table, best, 'layer and class')}."
+        return f"By {table.id}, {_closest_class(table)}."
     if len(listing(comparison)) == 1:
         ((row, match),) = best.items()
         return f"By {table.id}, {row} × {match.layer} is at {_value(match)}."
@@ -214,6 +214,21 @@ def _closest(table: Values, best: Mapping[str, Match], what: str) -> str:
     choose = max if table.higher_is_closer else min
     row, match = choose(best.items(), key=lambda item: item[1].value)
     return f"the closest pair of {what} is {row} × {match.layer} at {_value(match)}"
+
+
+def _closest_class(table: Values) -> str:
+    """Return the closest layer and class; values of 1 say no more than that the layer determines the logit."""
+    end = table.bounds[1] if table.higher_is_closer else table.bounds[0]
+    known = np.isfinite(table.values)
+    there = known & np.isclose(table.values, end, rtol=0, atol=1e-4)
+    left = int((known & ~there).sum())
+    aside = f"{plural(int(there.sum()), 'value')} of {end:g}, where the layer determines the logit"
+    if not left:
+        return f"every layer is at {end:g} with every class, as it determines the logit"
+    choose = np.nanargmax if table.higher_is_closer else np.nanargmin
+    row, column = np.unravel_index(choose(np.where(there, np.nan, table.values)), table.values.shape)
+    said = f"{table.layers_a[row]} × {table.layers_b[column]} at {table.values[row, column]:.2f}"
+    return f"the closest pair of layer and class is {said}{f', apart from {aside}' if there.any() else ''}"
 
 
 def _value(match: Match) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.arrays import refuse_non_finite
-from netkin.errors import ForwardError, NetkinError, ShapeError
+from netkin.errors import ForwardError, NetkinError, ShapeError, ValueFault
 from netkin.progress import ProgressOption, reported
 from netkin.representations.hooks import Repeats, apart, copied, guest, keeping, main_tensor, unrecordable, watching
 from netkin.representations.inputs import (
@@ -21,6 +21,7 @@ from netkin.representations.inputs import (
     device_of,
     dtype_of,
     length_if_known,
+    refuse_non_finite_inputs,
     repeated,
     run_unwrapped,
     to_model,
@@ -170,7 +171,7 @@ class Reader:
 
     def __call__(self, batch: Any) -> dict[str, Any]:
         """Return the rows of each layer that ran, by name, for one batch; or what `keep` made of them."""
-        batch = batch if self.transform is None else transformed(batch, self.transform)
+        given, batch = batch, batch if self.transform is None else transformed(batch, self.transform)
         mask = attention_mask(batch)  # as it came: on the CPU its tokens are counted without waiting for a GPU
         self._mask = None if mask is None else token_mask(copied(mask))
         batch = to_model(self.model, batch, self._home)
@@ -185,9 +186,13 @@ class Reader:
             self._refuse_other_calls(self._sorted)
         rows = {name: outputs[name] for name in (self.ran if self.as_run else self._sorted)}
         if self._keep is None:
-            self._refuse_non_finite(rows)
-            for own in self.gradients.values():
-                self._refuse_non_finite(own, "the gradient at ")
+            try:
+                self._refuse_non_finite(rows)
+                for own in self.gradients.values():
+                    self._refuse_non_finite(own, "the gradient at ")
+            except ValueFault:
+                refuse_non_finite_inputs(given, self.transform, self.batches)
+                raise
         self.batches += 1
         return rows
 

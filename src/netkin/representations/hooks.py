@@ -10,7 +10,8 @@ Both are restored afterwards, and the hooks are removed, also after an exception
 
 Outputs may be nested: the tuples, lists, mappings and dataclasses that models take and return are traversed and rebuilt
 by `parts`, `leaves`, `mapped` and `rebuilt`. A Hugging Face ``ModelOutput`` or ``BatchEncoding`` is a mapping like any
-other; nothing is imported for them.
+other; nothing is imported for them. Any other object is a structure if it has an attribute `last_hidden_state` or
+`logits`.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def recording(
 
     It is emptied when the next forward begins. A layer that ran several times gives ``relu``, ``relu#2``, ``relu#3``;
     one that did not run is absent. Of an output with several parts the first floating tensor is kept, in mappings and
-    dataclasses ``last_hidden_state`` or ``logits`` before others. It is a copy, so that an in-place ReLU after the
+    objects ``last_hidden_state`` or ``logits`` before others. It is a copy, so that an in-place ReLU after the
     layer does not change it. `reduce` is called with the name and the tensor while the model runs, and what it returns
     is kept instead. Modules under ``torch.compile`` run uncompiled inside the `with`.
 
@@ -284,7 +285,8 @@ def parts(structure: Any) -> dict[Any, Any]:
         return dict(enumerate(structure))
     if dataclasses.is_dataclass(structure) and not isinstance(structure, type):
         return {field.name: getattr(structure, field.name) for field in dataclasses.fields(structure)}
-    return {}
+    attributes = {} if isinstance(structure, type) else getattr(structure, "__dict__", {})
+    return dict(attributes) if any(name in attributes for name in PREFERRED) else {}
 
 
 def rebuilt(structure: Any, changed: Mapping[Any, Any]) -> Any:
@@ -328,7 +330,7 @@ def copied_leaf(leaf: Any) -> Any:
 def leaves(structure: Any) -> Iterator[tuple[KeyPath, Any]]:
     """Yield everything in `structure` that is not a structure, depth first, with the path to it.
 
-    In mappings and dataclasses `last_hidden_state` and `logits` come before the other parts.
+    In mappings and objects `last_hidden_state` and `logits` come before the other parts.
     """
     inside = parts(structure)
     if not inside:

@@ -1,7 +1,8 @@
 """Inputs: how data become batches, and how a batch is given to a model.
 
 By default a tensor is passed as it is, of a tuple or list the first element, and a mapping as keywords without its
-labels (`labels`, `label`, `targets`, `target`, `y`). A function ``forward(model, batch)`` runs it any other way.
+labels (`labels`, `label`, `targets`, `target`, `y`). A Hugging Face encoder-decoder that makes its decoder's inputs
+from `labels` gets these. A function ``forward(model, batch)`` runs a model any other way.
 Batches are moved to the model's device, floating inputs to its precision. Every model gets tensors of its own, so that
 one that writes into its input changes neither the caller's data nor what the next model is given.
 """
@@ -9,6 +10,7 @@ one that writes into its input changes neither the caller's data nor what the ne
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from netkin.arrays import plain_array, refuse_masked
-from netkin.errors import ForwardError, ShapeError, ValueFault
+from netkin.errors import ForwardError, NetkinError, ShapeError, ValueFault
 from netkin.identity.data import LABELS
 from netkin.progress import reporting
 from netkin.representations.hooks import copied, copied_leaf, end_forward, leaves, mapped, one_forward, parts, rebuilt
@@ -26,6 +28,7 @@ from netkin.representations.layers import fixed_size_refusal, unwrapped
 from netkin.settings import tf32_in
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DECODER_INPUTS = {"decoder_input_ids", "decoder_inputs_embeds"}  # the keywords of transformers
 
 Forward = Callable[[nn.Module, Any], Any]
 Transform = Callable[[Any], Any]
@@ -61,31 +64,90 @@ def run_unwrapped(model: nn.Module, batch: Any, forward: Forward | None = None) 
 
 
 def outputs_of(model: nn.Module, inputs: Any) -> Any:
-    """Return what `model` gives for its inputs; a mapping is given as keywords, without labels, that must fit."""
-    keywords = {key: one for key, one in inputs.items() if key not in LABELS} if isinstance(inputs, Mapping) else None
+    """Return what `model` gives for its inputs; a mapping is given as keywords, without labels, that must fit.
+
+    Inputs that do not fit the model are refused where the reason is known; whatever else it raises is left as it is.
+    """
+    keywords = _keywords(model, inputs) if isinstance(inputs, Mapping) else None
     try:
         return model(inputs) if keywords is None else model(**keywords)
-    except (TypeError, RuntimeError, AssertionError) as fault:
-        if refusal := fixed_size_refusal(model, fault, inputs):
-            raise refusal from fault
-        if keywords is None or not (misfit := _misfit(model, keywords)):
+    except NetkinError:
+        raise
+    except Exception as fault:
+        refusal = fixed_size_refusal(model, fault, inputs) or _input_refusal(model, fault, inputs, keywords)
+        if refusal is None:
             raise
-        raise ForwardError(
-            f"a batch has the keys {', '.join(map(repr, keywords)) or 'of labels alone'}, which do not fit "
-            f"{type(model).__name__}: {misfit}; choose the inputs in a function given as `transform` (`transforms` for "
-            "several models) or `forward`."
-        ) from fault
+        raise refusal from fault
 
 
-def _misfit(model: nn.Module, keywords: dict[Any, Any]) -> str:
-    """Return as text why the model's `forward` does not take these keywords, or nothing if it does."""
+def _keywords(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords with which a model is called: all but the labels, with what its decoder reads of these."""
+    keywords = {key: one for key, one in inputs.items() if key not in LABELS}
+    shifted = getattr(model, "prepare_decoder_input_ids_from_labels", None)  # of encoder-decoders of transformers
+    if callable(shifted) and "labels" in inputs and not keywords.keys() & DECODER_INPUTS:
+        keywords["decoder_input_ids"] = shifted(inputs["labels"])
+    return keywords
+
+
+def _input_refusal(
+    model: nn.Module, fault: Exception, inputs: Any, keywords: dict[str, Any] | None
+) -> ForwardError | None:
+    """Return the refusal of inputs that can't fit the model, which raised `fault`; None where no reason is known."""
+    name, fed = type(model).__name__, [leaf for _, leaf in leaves(inputs if keywords is None else keywords)]
+    arrays = [leaf for leaf in fed if _is_array(leaf)]
+    if texts := [leaf for leaf in fed if isinstance(leaf, str) and not arrays]:
+        return ForwardError(
+            f"a batch holds text ({texts[0][:30]!r}), and {name} takes numbers; make tokens of it, in the data or in a "
+            "function given as `transform`, or run the model on text in one given as `forward`."
+        )
+    if empty := [leaf for leaf in arrays if leaf.ndim and len(leaf) and 0 in leaf.shape]:
+        return ForwardError(f"the inputs have shape {tuple(empty[0].shape)}, which holds no values; {name} needs some.")
+    if misfit := _misfit(model, inputs, keywords):
+        return ForwardError(misfit)
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False) and not (keywords or {}).keys() & DECODER_INPUTS:
+        return ForwardError(
+            f"{name} is an encoder with a decoder, which needs inputs of its own: give batches with 'input_ids' and "
+            f"'decoder_input_ids', or run a part of it in a function given as `forward`. ({_in_short(fault)})"
+        )
+    whole = [leaf for leaf in arrays if not str(leaf.dtype).removeprefix("torch.").startswith(("float", "bf"))]
+    if whole and re.search(r"dtype|scalar type|data type|not implemented for|bias type", str(fault)):
+        kind = str(whole[0].dtype).removeprefix("torch.")
+        pixels = ", such as `x.float() / 255`," * (kind == "uint8")
+        return ForwardError(
+            f"{name} could not be run on inputs of type {kind} and shape {tuple(whole[0].shape)} ({_in_short(fault)}). "
+            f"Give values of the type that the model takes{pixels} in the data or by a function given as `transform` "
+            "(`transforms` for several models)."
+        )
+    return None
+
+
+def _in_short(fault: Exception) -> str:
+    first = next(iter(str(fault).strip().splitlines()), "").rstrip(".")
+    return f"{type(fault).__name__}: {first}"
+
+
+def _misfit(model: nn.Module, inputs: Any, keywords: dict[str, Any] | None) -> str:
+    """Return as a sentence why the model's `forward` does not take these inputs, or nothing if it does."""
     try:
         signature = inspect.signature(model.forward)
-        signature.bind(**keywords)
-    except TypeError as fault:
-        return f"{fault}"
-    except ValueError:  # no signature available
+    except (TypeError, ValueError):  # no signature available
         return ""
+    try:
+        signature.bind(*([inputs] if keywords is None else []), **(keywords or {}))
+    except TypeError as fault:
+        if keywords is not None:
+            return (
+                f"a batch has the keys {', '.join(map(repr, keywords)) or 'of labels alone'}, which do not fit "
+                f"{type(model).__name__}: {fault}; choose the inputs in a function given as `transform` (`transforms` "
+                "for several models) or `forward`."
+            )
+        needs = [name for name, one in signature.parameters.items() if one.default is one.empty]
+        return (
+            f"{type(model).__name__} takes {', '.join(map(repr, needs)) or 'no inputs'}, and is given one input, the "
+            "first element of a batch; give batches that are mappings with these keys, or a function such as "
+            "`lambda model, batch: model(*batch)` as `forward`."
+        )
     return ""
 
 
@@ -175,6 +237,30 @@ def precision_in_words(dtype: str, rounded: Sequence[str]) -> str:
     return f"float32, TF32 in {', '.join(most)}{' and ' * bool(most)}{last}" if last else "float32, exact"
 
 
+def refuse_non_finite_inputs(batch: Any, transform: Transform | None, number: int) -> None:
+    """Refuse the batch of this number if its inputs hold NaN or Inf where a model gets them, after the transform."""
+    broken = _non_finite(inputs_of(transformed(batch, transform)))
+    if not broken:
+        return
+    made = "what `transform` makes of " if transform and not _non_finite(inputs_of(batch)) else ""
+    count, of, first = broken
+    raise ValueFault(
+        f"{made}the inputs in batch {number} hold {count:,} NaN or Inf among {of:,} values, the first in its example "
+        f"{first}; mend the data or leave such examples out."
+    )
+
+
+def _non_finite(inputs: Any) -> tuple[int, int, int] | None:
+    """Return how many values of the first array with NaN or Inf have them, of how many, and the first such example."""
+    for _, leaf in leaves(inputs):
+        values = torch.as_tensor(plain_array(leaf)) if _is_array(leaf) else torch.empty(0)
+        if values.is_floating_point() and values.layout == torch.strided and not values.is_nested and values.ndim:
+            broken = ~torch.isfinite(values)
+            if count := int(broken.sum()):
+                return count, values.numel(), int(broken.nonzero()[0, 0])
+    return None
+
+
 def batches_of(data: Any, examples: int | None = None, batch_size: int = 128) -> Iterator[Any]:
     """Yield the batches of `data`, up to `examples` examples; the last batch is cut to fit.
 
@@ -190,8 +276,11 @@ def batches_of(data: Any, examples: int | None = None, batch_size: int = 128) ->
             raise ValueFault("the data gave None instead of a batch; a batch is a tensor, or inputs with their labels.")
         gave_some = True
         yield batch
-    if not gave_some:
+    if not gave_some and isinstance(data, Iterator):
         raise ValueFault("the data gave no batches; an iterator can be read only once, so pass a loader or a list.")
+    if not gave_some:
+        held = f" (shape {tuple(data.shape)})" if _is_array(data) else ""
+        raise ValueFault(f"the data gave no batches: they hold no examples{held}; give at least one.")
 
 
 def watched(data: Any, examples: int | None, doing: str) -> Iterator[Any]:

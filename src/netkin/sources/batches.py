@@ -44,6 +44,7 @@ class Batches:
     prepare: Callable[[Tensor], Tensor] = torch.Tensor.float
     remarks: tuple[str, ...] = ()
     are_characters: bool = False  # of a text that no tokenizer has split
+    classes: tuple[str, ...] = ()  # their names, in the order of the labels, where the data have any
 
     @property
     def examples(self) -> int:
@@ -96,6 +97,17 @@ class Borrowed:
             raise
         except Exception as error:  # a function's own code may raise anything
             raise SourceError(f"{self.name!r} raised {in_short(error)}") from error
+
+
+def class_names(data: Any) -> tuple[str, ...]:
+    """Return the names of the classes of data, in the order of their labels; empty where the data have none.
+
+    They are the folders of images, or what a Dataset, as those of torchvision, has as its attribute `classes`.
+    """
+    held: Any = getattr(data, "batches", data)
+    found = data.classes if isinstance(data, Batches) else getattr(getattr(held, "dataset", held), "classes", ())
+    listed = tuple(found) if isinstance(found, (tuple, list)) else ()
+    return listed if all(isinstance(one, str) for one in listed) and len(set(listed)) == len(listed) else ()
 
 
 def as_they_are(examples: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean, refuse_half_characters
 from netkin.sources.architectures import CharLSTM
 from netkin.sources.batches import Batches, Borrowed, LoadedExamples, as_they_are
-from netkin.sources.examples import digits, image_folder, npz, text
+from netkin.sources.examples import class_folders, digits, image_folder, npz, text
 from netkin.sources.models import load_processor, preprocessing
 from netkin.sources.names import call_named, find_function, refusing_unreadable, split_options, typed_options
 from netkin.sources.published import cifar10, cifar100, mnist, svhn
@@ -194,7 +194,9 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
     head = ",".join([source.name, *(f"{option}={value}" for option, value in (chosen | processor).items())])
     by_character = source.name == "text" and not chosen.get("tokenizer")
     name = f"{head}:{place}" if place else head
-    return Batches(name, stored, labels, batch_size, prepare, tuple(remarks), by_character)
+    folders = class_folders(Path(place).expanduser()) if source.name == "images" and labels is not None else []
+    classes = tuple(folder.name for folder in folders)
+    return Batches(name, stored, labels, batch_size, prepare, tuple(remarks), by_character, classes)
 
 
 def refuse_characters(data: Any, models: Sequence[Any]) -> None:

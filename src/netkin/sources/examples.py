@@ -137,8 +137,7 @@ def _image_paths(folder: Path) -> tuple[list[Path], list[int]]:
     if not folder.is_dir():
         raise SourceError(f"{str(folder)!r} is no folder{near(folder) or '; name the one that holds the images.'}")
     try:
-        classes = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
-        labelled = [(path, label) for label, inner in enumerate(classes) for path in _images_under(inner)]
+        labelled = [(path, label) for label, inner in enumerate(class_folders(folder)) for path in _images_under(inner)]
         found = labelled or [(each, -1) for each in sorted(folder.iterdir()) if _is_image(each)]
     except OSError as error:
         raise SourceError(unreadable(folder, error)) from error
@@ -148,6 +147,11 @@ def _image_paths(folder: Path) -> tuple[list[Path], list[int]]:
             "its folders, one for each class."
         )
     return [path for path, _ in found], [label for _, label in labelled]
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """Return the folders inside a folder of images, which are its classes, in the order of their labels."""
+    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
 
 
 def _images_under(folder: Path) -> list[Path]:

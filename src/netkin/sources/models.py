@@ -263,30 +263,36 @@ def _refuse_oversized(transformers: Any, kind: Any, folder: Path) -> None:
 def load_tokenizer(directory: str) -> Any:
     """Return the tokenizer in a model's folder."""
     folder = Path(directory).expanduser()
-    if not any((folder / name).is_file() for name in _TOKENIZERS):
-        raise SourceError(
-            f"{str(folder)!r} holds no tokenizer, which says what numbers its model expects for a text; write it there "
-            "with `tokenizer.save_pretrained`, or name a folder that has it: `text,tokenizer=DIR:FILE`."
-        )
+    preprocessing(directory, "text")
     return _from_folder("AutoTokenizer", folder)
 
 
 def load_processor(directory: str) -> Callable[[Tensor], Tensor]:
     """Return the image preprocessing in a model's folder, as a function of images of n × channels × height × width."""
     folder = Path(directory).expanduser()
-    if not (folder / _PROCESSOR).is_file():
+    preprocessing(directory, "images")
+    return partial(_processed, _from_folder("AutoImageProcessor", folder))
+
+
+def preprocessing(directory: str, kind: str) -> dict[str, bytes]:
+    """Return the files that decide how text or images, which `kind` names, reach the model in `directory`.
+
+    A folder without any is refused.
+    """
+    folder = Path(directory).expanduser()
+    names = (_PROCESSOR,) if kind == "images" else _TOKENIZERS
+    found = {name: content(folder / name) for name in names if (folder / name).is_file()}
+    if not found and kind == "images":
         raise SourceError(
             f"{str(folder)!r} holds no {_PROCESSOR}, which says how its model expects images; write it there with "
             "`processor.save_pretrained`, or choose the preprocessing yourself: `normalise=none` or another."
         )
-    return partial(_processed, _from_folder("AutoImageProcessor", folder))
-
-
-def preprocessing(folder: str, kind: str) -> dict[str, bytes]:
-    """Return the files that decide how text or images, which `kind` names, reach the model in `folder`."""
-    names = (_PROCESSOR,) if kind == "images" else _TOKENIZERS
-    present = [Path(folder).expanduser() / name for name in names]
-    return {path.name: content(path) for path in present if path.is_file()}
+    if not found:
+        raise SourceError(
+            f"{str(folder)!r} holds no tokenizer, which says what numbers its model expects for a text; write it there "
+            "with `tokenizer.save_pretrained`, or name a folder that has it: `text,tokenizer=DIR:FILE`."
+        )
+    return found
 
 
 def _processed(processor: Any, images: Tensor) -> Tensor:
