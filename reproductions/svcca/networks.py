@@ -230,7 +230,7 @@ def _nearer(comparison: nk.Comparison, first: str, second: str) -> float:
 
 
 def distance(comparison: nk.Comparison, first: str, second: str) -> float:
-    """Return how far apart the lines of two classes are, without the last layer, where all are 1."""
+    """Return how far apart the lines of two classes are, without the last layer, which is the logits themselves."""
     columns = [comparison.layers_b.index(name) for name in (first, second)]
     lines = comparison.to_numpy()[:-1, columns]
     return float(np.abs(lines[:, 0] - lines[:, 1]).mean())
@@ -243,6 +243,6 @@ def _rank(comparison: nk.Comparison, first: str, second: str) -> int:
 
 
 def _class_lines(comparisons: Sequence[nk.Comparison]) -> dict[str, list[object]]:
-    mean = np.mean([one.to_numpy() for one in comparisons], axis=0)
+    mean = np.mean([one.to_numpy()[:-1] for one in comparisons], axis=0)
     shown = {name: mean[:, comparisons[0].layers_b.index(name)].tolist() for pair in SIMILAR for name in pair}
-    return {"layer": list(comparisons[0].layers_a), **shown}
+    return {"layer": list(comparisons[0].layers_a[:-1]), **shown}

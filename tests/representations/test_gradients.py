@@ -329,7 +329,7 @@ def test_gradients_that_are_not_finite_are_refused_with_the_layer():
     with pytest.raises(ValueFault, match="the gradient at layer 'first' in batch 0 holds 5 NaN or Inf among 30"):
         gradients(model, None, data)
     with pytest.raises(ValueFault, match="the gradient at layer 'first' in batch 0"):
-        nk.kernel_ridge(model, data)
+        nk.kernel_ridge(model, data, kernel="psi")
 
 
 def test_layers_that_the_loss_does_not_reach_are_refused_with_the_reason():
