@@ -15,7 +15,7 @@ from torch import Tensor
 import netkin as nk
 from netkin.representations.activations import Reader
 from netkin.representations.gradients import Taps, Target
-from netkin.representations.hooks import guest
+from netkin.representations.hooks import inference_mode_of
 from netkin.statistics.sketches import Placing, SketchSettings
 
 BLOCKS = ["conv1", *(f"layer{stage}.{block}" for stage in range(1, 5) for block in range(2)), "fc"]
@@ -27,7 +27,7 @@ def gradients(device: str = "cpu") -> dict[str, Any]:
     def read(models: Any, images: list[Tensor]) -> None:
         for model in models:
             reader = Reader(model, BLOCKS, taps=Taps(model, [Target()]))
-            with guest(model), reader.open():
+            with inference_mode_of(model), reader.open():
                 for batch in images:
                     reader(batch)
 

@@ -55,8 +55,8 @@ def _taken(rows: dict[tuple[str, int], Tensor]) -> float:
 @torch.no_grad()
 def _read(collector: LayerMoments) -> list[float]:
     """Read as a comparison does: prepared many at a time, each layer decomposed anew for this reading."""
-    collector.release()
-    a, b = collector.rectangles[0]
+    collector.clear_cache()
+    a, b = collector.pair_blocks[0]
     pairs = [(x, y) for x in a for y in b]
     values = []
     with exact_products():

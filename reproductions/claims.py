@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from netkin.errors import NameClash, SourceError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, NameClash, SourceError, UnknownName, did_you_mean
 from netkin.results.claim import (
     EMPIRICAL,
     FAILS,
@@ -126,9 +126,9 @@ def claim(
     """
     strange = next((scale for scale in scales if scale not in SCALES), None)
     if strange is not None or not scales:
-        raise ValueFault(f"the scales of {id!r} are one or both of {', '.join(SCALES)}; got {list(scales)}.")
+        raise InvalidValue(f"the scales of {id!r} are one or both of {', '.join(SCALES)}; got {list(scales)}.")
     if kind not in KINDS or bool(control) != (kind == EMPIRICAL):
-        raise ValueFault(
+        raise InvalidValue(
             f"the claim {id!r} is empirical and names a control in which it should fail, or an identity without one; "
             f"got kind {kind!r} and control {control!r}."
         )
@@ -164,7 +164,7 @@ def verdict(*parts: Decision) -> str:
         ('holds', 'undecided', 'holds in part', 'does not hold')
     """
     if not parts:
-        raise ValueFault("a verdict follows from at least one condition; got none.")
+        raise InvalidValue("a verdict follows from at least one condition; got none.")
     if False in parts:
         return IN_PART if True in parts else FAILS
     return UNDECIDED if None in parts else HOLDS
@@ -227,7 +227,7 @@ def chosen(name: str, scale: str) -> list[Statement]:
     found = named(name)
     fitting = [statement for statement in found if scale in statement.scales]
     if "/" in name and not fitting:
-        raise ValueFault(f"the claim {name!r} is measured at the scale {found[0].scales[0]!r} only; got {scale!r}.")
+        raise InvalidValue(f"the claim {name!r} is measured at the scale {found[0].scales[0]!r} only; got {scale!r}.")
     return fitting
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from netkin import __version__, files, jobs
-from netkin.errors import FileFault, NetkinError, UnknownName, ValueFault
+from netkin.errors import FileError, InvalidValue, NetkinError, UnknownName
 from netkin.results.claim import EMPIRICAL, Claim, record_path, recorded, refuse_other_record
 from reproductions.claims import Finding, Statement, chosen, named, papers
 from reproductions.commit import commit
@@ -65,7 +65,7 @@ def every(ids: Sequence[str], scale: str) -> list[Statement]:
     for name in ids:
         statements = chosen(name, scale)
         if not statements:
-            raise ValueFault(f"{name!r} has no claim at the scale {scale!r}; `--list` shows the scales of all.")
+            raise InvalidValue(f"{name!r} has no claim at the scale {scale!r}; `--list` shows the scales of all.")
         found |= {statement.id: statement for statement in statements}
     return list(found.values())
 
@@ -103,7 +103,7 @@ def _refuse_place(place: Path, again: bool) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
-        raise FileFault(f"cannot write {str(place)!r}: {fault.strerror or fault}.") from fault
+        raise FileError(f"cannot write {str(place)!r}: {fault.strerror or fault}.") from fault
     files.refuse_output(place, "claim", overwrite=again)
 
 
@@ -113,9 +113,9 @@ def measured(statement: Statement, lab: Lab) -> Claim:
     with random_seed(0, lab.device), noting() as notes:
         finding = statement.measure(lab)
     if not isinstance(finding, Finding):
-        raise ValueFault(f"the function of {statement.id!r} must return a Finding; got {type(finding).__name__}.")
+        raise InvalidValue(f"the function of {statement.id!r} must return a Finding; got {type(finding).__name__}.")
     if statement.kind == EMPIRICAL and not finding.controls:
-        raise ValueFault(f"the function of {statement.id!r} must measure its control, {statement.control}; got none.")
+        raise InvalidValue(f"the function of {statement.id!r} must measure its control, {statement.control}; got none.")
     return Claim(
         id=statement.id,
         **{name: getattr(statement, name) for name in ("figure", "sentence", "expected", *DECIDING)},

@@ -196,7 +196,7 @@ def write_networks(folder):
     smaller = nk.compress(model, ["2"], k=2, data=data)
     nk.save_compressed(smaller, folder / "compressed")
     (folder / "compressed document").write_text(json.dumps(document(smaller.compression)))
-    recorder = nk.DynamicsRecorder(model, data[0][0], measure="cka")
+    recorder = nk.DynamicsRecorder(model, data[0][0], measures="cka")
     for step in range(2):
         recorder.probe(step)
     recorder.save(folder / "recording")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import netkin as nk
-from netkin.statistics import Collector, Grams, Price, Settings
+from netkin.statistics import Collector, CostEstimate, Grams, Settings
 from netkin.statistics.collector import chunk_of
 
 PROMISES = {"higher_is_closer": True, "bounds": (-1.0, 1.0), "reference": "nobody (2024)"}
@@ -66,9 +66,9 @@ class LayerSigns(Collector):
         return SignSettings(measure.settings["threshold"])
 
     @classmethod
-    def price(cls, settings, study):
+    def cost(cls, settings, study):
         size = 8 * max(study.chunks, 1) * len(study.layers) ** 2
-        return Price(size, f"Signs about {settings.threshold:g}", "the signs", study.examples)
+        return CostEstimate(size, f"Signs about {settings.threshold:g}", "the signs", study.examples)
 
     @classmethod
     def start(cls, settings, study):
@@ -145,8 +145,8 @@ class LayerKernels(Collector):
         self.weights = {}
 
     @classmethod
-    def price(cls, settings, study):
-        return Price(8 * sum(layer.width for layer in study.sizes), "weights, as they are", "the weights", 0)
+    def cost(cls, settings, study):
+        return CostEstimate(8 * sum(layer.width for layer in study.sizes), "weights, as they are", "the weights", 0)
 
     @classmethod
     def start(cls, settings, study):

@@ -14,11 +14,11 @@ from netkin.arrays import (
     label_tensor,
     paired,
     refuse_beyond_classes,
-    refuse_non_finite,
+    require_finite,
     summing_dtype,
     to_device,
 )
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import InvalidValue, ShapeError
 
 
 class Borrowed:
@@ -74,7 +74,7 @@ def test_unsigned_tensors_stay_apart():
 
 def test_masked_values_are_refused_and_counted():
     array = np.ma.masked_array([[1.0, 2.0], [3.0, 4.0]], mask=[[False, True], [False, False]])
-    with pytest.raises(ValueFault) as refusal:
+    with pytest.raises(InvalidValue) as refusal:
         as_matrix(array, "Z")
     assert str(refusal.value) == (
         "`Z` has 1 masked values among 4; leave out the examples or features that hold them, or fill them with "
@@ -118,7 +118,7 @@ def test_a_float_tensor_passes_as_it_is():
 @pytest.mark.parametrize("array", [np.ones((2, 2), dtype=complex), torch.ones(2, 2, dtype=torch.complex64)])
 def test_complex_numbers_are_refused_with_advice(array):
     with pytest.raises(
-        ValueFault, match="`Z` holds complex numbers \\(complex(64|128)\\); pass its real and imaginary parts"
+        InvalidValue, match="`Z` holds complex numbers \\(complex(64|128)\\); pass its real and imaginary parts"
     ):
         as_matrix(array, "Z")
 
@@ -134,12 +134,12 @@ def test_complex_numbers_are_refused_with_advice(array):
     ],
 )
 def test_what_is_no_number_is_refused(array, dtype):
-    with pytest.raises(ValueFault, match=f"`X` must hold numbers; got {type(array).__name__} of dtype {dtype}"):
+    with pytest.raises(InvalidValue, match=f"`X` must hold numbers; got {type(array).__name__} of dtype {dtype}"):
         as_matrix(array)
 
 
 def test_lists_of_unequal_length_are_refused():
-    with pytest.raises((ShapeError, ValueFault), match="`X`"):
+    with pytest.raises((ShapeError, InvalidValue), match="`X`"):
         as_matrix([[1.0, 2.0], [3.0]])
 
 
@@ -164,16 +164,16 @@ def test_nan_and_inf_are_counted(bad, dtype):
     matrix = np.ones((50, 40), dtype=dtype)
     matrix[3, 4] = matrix[7, 8] = matrix[9, 9] = bad
     with pytest.raises(
-        ValueFault, match="`X` holds 3 NaN or Inf among 2,000 values; fix the model or leave out the examples"
+        InvalidValue, match="`X` holds 3 NaN or Inf among 2,000 values; fix the model or leave out the examples"
     ):
         as_matrix(matrix)
     assert as_matrix(matrix, check=False).shape == (50, 40)
 
 
 def test_finite_values_whose_sum_overflows_are_fine():
-    refuse_non_finite(torch.full((10, 10), 3e38), "`X`")
-    with pytest.raises(ValueFault, match="the layer holds 2 NaN or Inf among 4 values"):
-        refuse_non_finite(torch.tensor([torch.inf, -torch.inf, 1, 1]), "the layer")
+    require_finite(torch.full((10, 10), 3e38), "`X`")
+    with pytest.raises(InvalidValue, match="the layer holds 2 NaN or Inf among 4 values"):
+        require_finite(torch.tensor([torch.inf, -torch.inf, 1, 1]), "the layer")
 
 
 def test_unpaired_rows_are_refused_with_advice():
@@ -228,7 +228,7 @@ def test_half_precision_is_raised_to_single_and_no_other(half):
 
 def test_the_largest_class_number_is_read_once():
     labels = Mock(**{"numel.return_value": 3, "max.return_value": torch.tensor(7)})
-    with pytest.raises(ValueFault, match="a label in batch 2 is 7, and the model has 5 classes, 0 to 4."):
+    with pytest.raises(InvalidValue, match="a label in batch 2 is 7, and the model has 5 classes, 0 to 4."):
         refuse_beyond_classes(labels, 5, " in batch 2")
     labels.max.assert_called_once()
     refuse_beyond_classes(torch.empty(0, dtype=torch.long), 5)
@@ -242,5 +242,5 @@ def test_unsigned_labels_become_signed_ones(dtype):
 
 
 def test_labels_beyond_int64_are_refused():
-    with pytest.raises(ValueFault, match="a label is above 2⁶³ - 1"):
+    with pytest.raises(InvalidValue, match="a label is above 2⁶³ - 1"):
         label_tensor(np.array([2**63, 0], np.uint64))

@@ -15,7 +15,7 @@ from torch import nn
 import netkin as nk
 from netkin import files
 from netkin.cli import cli
-from netkin.errors import FileFault, NetkinError
+from netkin.errors import FileError, NetkinError
 from netkin.results.packing import COLLECTORS, DOCUMENTS, READERS, RESULTS
 from tests.file_worlds import WHOLE, network, use, write_harmed, write_unchecked, write_whole
 
@@ -65,7 +65,7 @@ def test_a_harmed_file_opens_as_something_or_is_refused(whole, tmp_path, name, c
         assert shown is None or isinstance(shown, SystemExit), f"case {case} of {name} can't be shown: {shown!r}"
         try:
             found = opened(harm)
-        except FileFault as refusal:
+        except FileError as refusal:
             refusals.append(str(refusal))
             continue
         except Exception as fault:
@@ -126,7 +126,7 @@ def test_work_goes_on_from_harmed_parts_or_refuses_them(tmp_path, name):
         write_harmed(chosen, harm / chosen.relative_to(place), draw)
         try:
             work(harm / "run")
-        except FileFault as refusal:
+        except FileError as refusal:
             refused.append(str(refusal))
         except Exception as fault:
             pytest.fail(f"case {case} of {name}, {chosen.name}, ends in {fault!r}")
@@ -153,7 +153,7 @@ def test_a_changed_plan_of_many_models_is_refused(tmp_path, change, words):
     header, arrays = files.read(path)
     change(header["values"])
     write_unchecked(path, header, arrays)
-    with pytest.raises(FileFault, match=f"plan of .* is damaged: .*{words}"):
+    with pytest.raises(FileError, match=f"plan of .* is damaged: .*{words}"):
         JOBS["many"](tmp_path / "run")
 
 
@@ -164,7 +164,7 @@ def test_the_state_of_a_job_whose_models_are_no_mapping_is_refused(tmp_path, mod
     state = json.loads(path.read_text())
     state["identity"]["models"] = models
     path.write_text(json.dumps(state))
-    with pytest.raises(FileFault, match="job.json' is damaged: .*the models of `identity` are of type"):
+    with pytest.raises(FileError, match="job.json' is damaged: .*the models of `identity` are of type"):
         JOBS["many"](tmp_path / "run")
 
 
@@ -188,7 +188,7 @@ def test_a_flipped_bit_is_found_wherever_it_lies(whole, tmp_path, name):
         harmed = bytearray(contents)
         harmed[position] ^= 1 << draw.randrange(8)
         (tmp_path / "harmed").write_bytes(harmed)
-        with pytest.raises(FileFault):
+        with pytest.raises(FileError):
             files.read(tmp_path / "harmed")
         if position >= start:  # a header is as it was, and can be read without the arrays
             assert files.read_header(tmp_path / "harmed") == files.read_header(whole / name)
@@ -248,7 +248,7 @@ def test_what_is_wrong_is_said(whole, tmp_path, name, path, value, words):
         (tmp_path / "wrong").write_text(json.dumps(header))
     else:
         write_unchecked(tmp_path / "wrong", header, arrays)
-    with pytest.raises(FileFault, match=f"wrong' is damaged: .*{words}"):
+    with pytest.raises(FileError, match=f"wrong' is damaged: .*{words}"):
         nk.load(tmp_path / "wrong")
 
 
@@ -256,7 +256,7 @@ def test_a_layer_that_is_listed_twice_is_refused(whole, tmp_path):
     header, arrays = files.read(whole / "statistics of moments")
     header["layers"].append(header["layers"][0])
     write_unchecked(tmp_path / "wrong", header, arrays)
-    with pytest.raises(FileFault, match="wrong' is damaged: .*its layers do not fit the rest"):
+    with pytest.raises(FileError, match="wrong' is damaged: .*its layers do not fit the rest"):
         nk.load(tmp_path / "wrong")
 
 
@@ -265,7 +265,7 @@ def test_a_stitch_whose_map_is_no_number_is_refused(whole, tmp_path, value):
     header, arrays = files.read(whole / "stitch")
     assert header["rank"] is None
     write_unchecked(tmp_path / "wrong", header, {name: array * 0 + value for name, array in arrays.items()})
-    with pytest.raises(FileFault, match="wrong' is damaged: .*its map holds NaN or Inf"):
+    with pytest.raises(FileError, match="wrong' is damaged: .*its map holds NaN or Inf"):
         nk.load(tmp_path / "wrong", network(), network())
 
 
@@ -276,7 +276,7 @@ def test_moments_whose_shift_is_not_finite_are_refused(whole, tmp_path):
         harmed = arrays[name].copy()
         harmed.flat[0] = float("nan")
         write_unchecked(tmp_path / "wrong", header, arrays | {name: harmed})
-        with pytest.raises(FileFault, match="the shift and the sums of a layer"):
+        with pytest.raises(FileError, match="the shift and the sums of a layer"):
             nk.load(tmp_path / "wrong")
     assert shifts
 

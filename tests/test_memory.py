@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from netkin import memory
-from netkin.memory import free_memory, size_in_words, total_memory
+from netkin.memory import format_bytes, free_memory, total_memory
 
 GB = 10**9
 MEMINFO = "MemTotal:       64000000 kB\nMemFree:         1000000 kB\nMemAvailable:   32000000 kB\nHugePages_Total: 0\n"
@@ -88,7 +88,7 @@ def test_a_gpu_has_memory_of_its_own(device, monkeypatch):
     [(0, "0 B"), (999, "999 B"), (1500, "2 kB"), (999_499, "999 kB"), (999_999, "1 MB"), (2.5e9, "2.5 GB")],
 )
 def test_sizes_are_said_in_the_unit_people_would_use(count, words):
-    assert size_in_words(count) == words
+    assert format_bytes(count) == words
 
 
 def test_things_are_taken_in_portions_that_fit_a_quarter_of_the_free_memory(monkeypatch):

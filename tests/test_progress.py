@@ -7,7 +7,7 @@ import pytest
 from tqdm import tqdm
 
 from netkin import progress
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.progress import reported, reporting, showing
 
 
@@ -136,7 +136,7 @@ def test_a_long_call_hands_its_choice_on(calls):
 
 @pytest.mark.parametrize("odd", [True, 3, "yes"])
 def test_what_is_no_progress_is_refused(odd):
-    with pytest.raises(ValueFault, match=r"`progress` is None .* or a function of \(done, total, what\); got"):
+    with pytest.raises(InvalidValue, match=r"`progress` is None .* or a function of \(done, total, what\); got"):
         list(reported("ab", "inner", "pairs", odd))
 
 

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy, interpolate
 from netkin import training
 from netkin.applications.transfer.ridge import fitted
 from netkin.errors import SourceError
-from netkin.representations import Reader, guest
+from netkin.representations import Reader, inference_mode_of
 from netkin.representations.gradients import Taps, Target
 from netkin.sources.architectures import architecture, seeded
 from netkin.sources.efficientnets import EfficientNetLite
@@ -168,7 +168,7 @@ def rows_of(model: EfficientNetLite, images: Tensor, side: int) -> Rows:
     kept: dict[str, dict[str, list[Tensor]]] = {name: {"features": [], "gradients": []} for name in wanted}
     target = Target()
     read = Reader(model, wanted, transform=partial(enlarged, side=side), taps=Taps(model, [target]))
-    with guest(model), read.open():
+    with inference_mode_of(model), read.open():
         for batch in images.split(AT_ONCE):
             for feed, rows in (("features", read(batch)), ("gradients", read.gradients[target])):
                 for name, own in kept.items():

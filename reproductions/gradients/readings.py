@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import netkin as nk
 from netkin.representations.activations import Reader
 from netkin.representations.gradients import Taps, Target
-from netkin.representations.hooks import guest
+from netkin.representations.hooks import inference_mode_of
 from netkin.sources.architectures import BasicBlock, Bottleneck
 from netkin.statistics.sketches import LayerSketches, SketchSettings
 from reproductions.commit import commit
@@ -100,7 +100,7 @@ def rows(lab: Lab, model: nn.Module, inputs: Tensor) -> Iterator[Fed]:
     """Yield the flattened features and gradients of all blocks and of the pooled output, batch by batch."""
     target, names = Target(), blocks(model)
     reader = Reader(model, names, shape="flatten", taps=Taps(model, [target]))
-    with guest(model):
+    with inference_mode_of(model):
         for batch in inputs.split(BATCH[lab.scale]):
             features = reader(batch)
             gradients = reader.gradients[target]

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.sparsity import CKASparsityLoss, epsilon_sparsity, sparsify
-from netkin.errors import EmptyLayerWarning, NetkinError, ValueFault
+from netkin.errors import EmptyLayerWarning, InvalidValue, NetkinError
 from netkin.measures.kernels import batch_gram, gram_cosines
-from netkin.representations import guest, recording
+from netkin.representations import inference_mode_of, recording
 from netkin.representations.layers import stages
 from netkin.sources.architectures import seeded
 from netkin.training import Hook, accuracy, train
@@ -95,7 +95,7 @@ def measured_whole(lab: Lab, cases: Iterable[Case]) -> dict[Case, Found]:
     failed = [case for case in found if found[case]["failed"]]
     if failed:
         one = failed[0]
-        raise ValueFault(
+        raise InvalidValue(
             f"{len(failed)} of {len(found)} networks have weights that are no numbers, so that the similarity of their "
             f"layers does not exist; the first is {one.net}, {one.arm} of strength {one.strength:g}, seed {one.seed}: "
             f"{found[one]['failed']}. Lower the rate in its recipe, or leave that strength out."
@@ -162,7 +162,10 @@ def looked_at(model: nn.Module, probes: Tensor) -> Found:
 def interlayer(model: nn.Module, images: Tensor) -> float:
     """Return the mean `cka_debiased` of two different layers of a stage, the mean over the stages."""
     groups = stage_layers(model)
-    with guest(model), recording(model, [name for stage in groups for name in stage], reduce=_gram) as grams:
+    with (
+        inference_mode_of(model),
+        recording(model, [name for stage in groups for name in stage], reduce=_gram) as grams,
+    ):
         model(images)
         tables = [gram_cosines(torch.stack([grams[name] for name in stage]), debiased=True) for stage in groups]
     means = [(one.sum() - one.diagonal().sum()) / (len(one) * (len(one) - 1)) for one in tables]
@@ -284,7 +287,7 @@ def mean_of(found: Mapping[Case, Found], cases: Iterable[Case], what: str = "acc
 def gain(found: Mapping[Case, Found], ours: Sequence[Case], others: Sequence[Case], what: str = "accuracy") -> Measured:
     """Return by how much networks are above others, in pairs: of one seed each, in points for accuracies and shares."""
     if [case.seed for case in ours] != [case.seed for case in others]:
-        raise ValueFault("networks are compared in pairs of one seed; their seeds differ.")
+        raise InvalidValue("networks are compared in pairs of one seed; their seeds differ.")
     return gains(values(found, ours, what), values(found, others, what))
 
 

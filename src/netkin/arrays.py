@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import InvalidValue, ShapeError
 from netkin.settings import exact_products as exact_products
 
 HALF = (torch.float16, torch.bfloat16)  # precisions
@@ -24,7 +24,7 @@ def as_tensor(array: Any, name: str = "X") -> Tensor:
     """
     tensor = array if isinstance(array, Tensor) else _imported(array, name)
     if tensor.is_complex():
-        raise ValueFault(
+        raise InvalidValue(
             f"`{name}` holds complex numbers ({_dtype(tensor)}); pass its real and imaginary parts instead."
         )
     if tensor.dtype in (torch.float32, torch.float64):
@@ -43,7 +43,7 @@ def as_matrix(array: Any, name: str = "X", *, check: bool = True) -> Tensor:
     if 0 in tensor.shape:
         raise ShapeError(f"`{name}` is empty: shape {tuple(tensor.shape)}. Pass at least one example and one feature.")
     if check:
-        refuse_non_finite(tensor, f"`{name}`")
+        require_finite(tensor, f"`{name}`")
     return tensor
 
 
@@ -75,13 +75,13 @@ def paired(X: Any, Y: Any, *, check: bool = True) -> tuple[Tensor, Tensor]:
     return X, to_device(Y, X.device)
 
 
-def refuse_non_finite(tensor: Tensor, what: str) -> None:
+def require_finite(tensor: Tensor, what: str) -> None:
     """Raise if `tensor` holds NaN or Inf, counting them; `what` names it in the sentence."""
     # one sum is enough to notice: it costs a read of the data, counting costs three
     if not torch.isfinite(tensor.detach().sum()):
         count = int((~torch.isfinite(tensor)).sum())
         if count:
-            raise ValueFault(
+            raise InvalidValue(
                 f"{what} holds {count:,} NaN or Inf among {tensor.numel():,} values; "
                 "fix the model or leave out the examples that cause them."
             )
@@ -110,9 +110,9 @@ def _imported(array: Any, name: str) -> Tensor:
     try:
         matrix = plain_array(np.asarray(array))
     except ValueError as fault:
-        raise ValueFault(f"`{name}` can't be read as an array: {fault}.") from fault
+        raise InvalidValue(f"`{name}` can't be read as an array: {fault}.") from fault
     if matrix.dtype.kind not in "fiubc":
-        raise ValueFault(f"`{name}` must hold numbers; got {type(array).__name__} of dtype {matrix.dtype}.")
+        raise InvalidValue(f"`{name}` must hold numbers; got {type(array).__name__} of dtype {matrix.dtype}.")
     if matrix.dtype.kind == "u" and matrix.dtype.itemsize > 1:
         matrix = matrix.astype(np.float64)
     # torch shares memory with the array; a read-only or reversed one must be copied first
@@ -147,14 +147,14 @@ def label_tensor(labels: Any, device: torch.device | None = None) -> Tensor:
         while isinstance(one, (list, tuple, np.ndarray)) and np.ndim(one) and len(one):
             one = one[0]
         kind = f"texts, such as {str(one)!r}" if isinstance(one, str) else f"objects of type {type(one).__name__}"
-        raise ValueFault(
+        raise InvalidValue(
             f"labels must be numbers; those of a batch are {kind}. Give each class its number, from 0 on."
         ) from fault
     if found.dtype not in WITHOUT_ARITHMETIC:
         return found
     signed = found.to(torch.int64)
     if found.dtype == torch.uint64 and bool((signed < 0).any()):
-        raise ValueFault(
+        raise InvalidValue(
             "a label is above 2⁶³ - 1, the largest number of int64. Give each class its number, from 0 on."
         )
     return signed
@@ -165,14 +165,14 @@ def refuse_beyond_classes(labels: Tensor, classes: int, where: str = "") -> None
     largest = int(labels.max()) if labels.numel() else -1  # read once, since each read waits for a GPU
     if largest >= classes:
         given = f"a label{where} is {largest}"
-        raise ValueFault(f"{given}, and the model has {classes} classes, 0 to {classes - 1}.")
+        raise InvalidValue(f"{given}, and the model has {classes} classes, 0 to {classes - 1}.")
 
 
 def refuse_masked(array: np.ma.MaskedArray, name: str) -> None:
     """Refuse an array with masked values, whose content is undefined."""
     count = int(np.ma.count_masked(array))
     if count:
-        raise ValueFault(
+        raise InvalidValue(
             f"`{name}` has {count:,} masked values among {array.size:,}; leave out the examples or features that hold "
             f"them, or fill them with `{name}.filled(value)`."
         )

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from netkin.errors import FileFault
+from netkin.errors import FileError
 
 DEEPEST = 100  # levels of lists and mappings, so that any reader gets through them
 LARGEST = 2**30  # bytes of a file that is read whole; documents of ours are some kilobytes or megabytes
@@ -25,14 +25,14 @@ def read_start(path: Location, size: int) -> bytes:
         with open(path, "rb") as file:
             return file.read(size)
     except OSError as fault:
-        raise FileFault(f"cannot read {str(path)!r}: {fault.strerror or fault}.") from fault
+        raise FileError(f"cannot read {str(path)!r}: {fault.strerror or fault}.") from fault
 
 
 def read_whole(path: Location) -> bytes:
     """Return all bytes of an ordinary file, of which there may be `LARGEST`."""
     refuse_special(path)
     if (size := os.path.getsize(path)) > LARGEST:
-        raise FileFault(f"{str(path)!r} holds {size:,} bytes; documents are read up to {LARGEST:,}.")
+        raise FileError(f"{str(path)!r} holds {size:,} bytes; documents are read up to {LARGEST:,}.")
     return read_start(path, LARGEST)
 
 
@@ -54,7 +54,7 @@ def read_document(path: Location) -> dict[str, Any]:
     """Return the mapping in a JSON file of a result; the state of a job is refused."""
     if "heartbeat" in (content := read_json(path)):
         shown = f"`netkin jobs {Path(path).parent}` shows it"
-        raise FileFault(f"{str(path)!r} is the state of a job, not a result; {shown}.")
+        raise FileError(f"{str(path)!r} is the state of a job, not a result; {shown}.")
     return content
 
 
@@ -63,21 +63,21 @@ def refuse_special(path: Location) -> None:
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError) as fault:  # a name may hold a null character
-        raise FileFault(f"cannot read {str(path)!r}: {getattr(fault, 'strerror', None) or fault}.") from fault
+        raise FileError(f"cannot read {str(path)!r}: {getattr(fault, 'strerror', None) or fault}.") from fault
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
-        raise FileFault(f"cannot read {str(path)!r}: it is {what}.")
+        raise FileError(f"cannot read {str(path)!r}: it is {what}.")
 
 
 @contextmanager
 def damage_reported(path: Location) -> Iterator[None]:
-    """Turn any trouble with a file's contents into one sentence that names the file; a `FileFault` is one already."""
+    """Turn any trouble with a file's contents into one sentence that names the file; a `FileError` is one already."""
     try:
         yield
-    except FileFault:
+    except FileError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RuntimeError) as fault:
-        raise FileFault(f"{str(path)!r} is damaged: {type(fault).__name__}: {fault}") from fault
+        raise FileError(f"{str(path)!r} is damaged: {type(fault).__name__}: {fault}") from fault
 
 
 def mapping_of(found: Any) -> dict[str, Any]:

@@ -2,16 +2,16 @@
 
 NetkinError
 ├── ShapeError (ValueError)        arrays whose shapes do not fit together
-├── ValueFault (ValueError)        NaN, Inf, complex numbers, parameters out of range
+├── InvalidValue (ValueError)        NaN, Inf, complex numbers, parameters out of range
 ├── NoValue (ValueError)           a measure has no value for this pair: becomes a hole with its reason
 ├── UnknownName (LookupError)      no measure, layer, model or data set of that name
 ├── NameClash (ValueError)         two objects have the same name
 ├── ForwardError (RuntimeError)    a model could not be run, or ran other than expected
 ├── MemoryLimit (MemoryError)      the work does not fit the memory limit
 ├── SourceError (ValueError)       a model, data set or package of measures could not be loaded
-├── FileFault (ValueError)         a netkin file that is damaged, of another kind or from a newer version
+├── FileError (ValueError)         a netkin file that is damaged, of another kind or from a newer version
 ├── MissingExtra (ImportError)     an optional package is needed; the message names the extra
-└── WorkerFault (RuntimeError)     another process that shares the work has failed
+└── WorkerError (RuntimeError)     another process that shares the work has failed
 
 InflatedWarning (UserWarning)      a number is right but easily misread
 PackageWarning (UserWarning)       the measures of an installed package could not be loaded
@@ -22,24 +22,31 @@ UnsavedWarning (UserWarning)       a result is complete, and the file it was to 
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class NetkinError(Exception):
-    """The root of every refusal; its text is one clear sentence with the numbers and what to do."""
+    """The root of every refusal; its text is one clear sentence with the numbers and what to do.
+
+    `argument` names the argument at fault, if one is, and `value` what it was: what shows a refusal in words of its
+    own, such as the command line, reads these and not the sentence.
+    """
+
+    def __init__(self, sentence: str = "", *, argument: str | None = None, value: Any = None):
+        super().__init__(sentence)
+        self.argument, self.value = argument, value
 
 
 class ShapeError(NetkinError, ValueError):
     """Arrays whose shapes do not fit together."""
 
 
-class ValueFault(NetkinError, ValueError):
+class InvalidValue(NetkinError, ValueError):
     """NaN, Inf, complex numbers or a parameter out of range."""
 
 
@@ -67,7 +74,7 @@ class SourceError(NetkinError, ValueError):
     """A model, data set or package of measures could not be loaded."""
 
 
-class FileFault(NetkinError, ValueError):
+class FileError(NetkinError, ValueError):
     """A file of ours that is damaged, of another kind or from a newer netkin."""
 
 
@@ -75,7 +82,7 @@ class MissingExtra(NetkinError, ImportError):
     """An optional package is needed."""
 
 
-class WorkerFault(NetkinError, RuntimeError):
+class WorkerError(NetkinError, RuntimeError):
     """Another process that shares the work has failed; the message is its own."""
 
 
@@ -121,7 +128,7 @@ def _likeness(name: str, other: str) -> float:
     return difflib.SequenceMatcher(None, other, name).ratio()
 
 
-def refuse_unlisted(what: str, name: Any, known: Iterable[str]) -> None:
+def require_listed(what: str, name: Any, known: Iterable[str]) -> None:
     """Refuse a name that is none of those known, such as that of an optimizer."""
     names = list(known)
     if name not in names:
@@ -129,11 +136,11 @@ def refuse_unlisted(what: str, name: Any, known: Iterable[str]) -> None:
         raise UnknownName(f"no {what} named {name!r}{hint} There are {', '.join(names)}.")
 
 
-def refuse_below(least: int, **values: Any) -> None:
+def require_at_least(least: int, **values: Any) -> None:
     """Refuse values, given by their names, that are no whole numbers of `least` or more."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueFault(f"`{name}` must be a whole number of {least} or more; got {value!r}.")
+            raise InvalidValue(f"`{name}` must be a whole number of {least} or more; got {value!r}.")
 
 
 def refuse_half_characters(names: Iterable[Any], instead: str = "") -> None:
@@ -142,7 +149,7 @@ def refuse_half_characters(names: Iterable[Any], instead: str = "") -> None:
         try:
             str(name).encode("utf-8")
         except UnicodeEncodeError as fault:
-            raise ValueFault(f"a name must be text in UTF-8; got {name!r}{instead}.") from fault
+            raise InvalidValue(f"a name must be text in UTF-8; got {name!r}{instead}.") from fault
 
 
 def outside() -> int:
@@ -151,24 +158,6 @@ def outside() -> int:
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "netkin":
         frame, level = frame.f_back, level + 1
     return level
-
-
-def also_called(**words: str) -> Callable[[Function], Function]:
-    """Let a function take some arguments by other names, too: ``also_called(measures="measure")``."""
-
-    def decorate(function: Function) -> Function:
-        @functools.wraps(function)
-        def called(*given: Any, **keywords: Any) -> Any:
-            for name, other in words.items():
-                if other in keywords and name in keywords:
-                    raise ValueFault(f"`{name}` and `{other}` are the same argument; give one of them.")
-                if other in keywords:
-                    keywords[name] = keywords.pop(other)
-            return function(*given, **keywords)
-
-        return cast("Function", called)
-
-    return decorate
 
 
 def needed(module: str, extra: str, what: str) -> Any:

@@ -35,7 +35,7 @@ from netkin.documents import (
     refuse_special,
 )
 from netkin.documents import read_list as read_list
-from netkin.errors import FileFault
+from netkin.errors import FileError
 
 LOCKS = find_spec("fcntl") is not None  # without them it is unknown which unfinished files are still being written
 if LOCKS:
@@ -87,7 +87,7 @@ def write_bytes(path: Location, contents: bytes, kind: str | None = None, *, ove
     try:
         _replace(Path(os.path.realpath(path)), contents)
     except (OSError, ValueError) as fault:  # a name may hold a null character
-        raise FileFault(f"cannot write {str(path)!r}: {getattr(fault, 'strerror', None) or fault}.") from fault
+        raise FileError(f"cannot write {str(path)!r}: {getattr(fault, 'strerror', None) or fault}.") from fault
 
 
 def write_text(path: Location, text: str, kind: str | None = None, *, overwrite: bool = False) -> None:
@@ -102,7 +102,7 @@ def _refuse_half_characters(path: Location, text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as fault:
         around = text[max(fault.start - 20, 0) : fault.end + 20]
-        raise FileFault(f"cannot write {str(path)!r}: {around!r} in it is not UTF-8; give other names.") from fault
+        raise FileError(f"cannot write {str(path)!r}: {around!r} in it is not UTF-8; give other names.") from fault
 
 
 def remove(path: Location) -> None:
@@ -110,7 +110,7 @@ def remove(path: Location) -> None:
     try:
         Path(path).unlink(missing_ok=True)
     except OSError as fault:
-        raise FileFault(f"cannot delete {str(path)!r}: {fault.strerror or fault}.") from fault
+        raise FileError(f"cannot delete {str(path)!r}: {fault.strerror or fault}.") from fault
 
 
 def refuse_output(
@@ -132,11 +132,11 @@ def refuse_output(
     for one in inputs if os.path.exists(path) and not overwrite else ():
         if _is_read_from(path, one) or (os.path.isfile(one) and os.path.samefile(one, path)):
             read = f"read as {str(one)!r}" if os.path.isfile(one) else f"in the folder {str(one)!r}, which is read"
-            raise FileFault(f"{option or 'this'} would write over {str(path)!r}, which is {read}; {_instead(option)}.")
+            raise FileError(f"{option or 'this'} would write over {str(path)!r}, which is {read}; {_instead(option)}.")
     try:
         _try_to_write(Path(os.path.realpath(path)))
     except (OSError, ValueError) as fault:
-        raise FileFault(f"cannot write {str(path)!r}: {getattr(fault, 'strerror', None) or fault}.") from fault
+        raise FileError(f"cannot write {str(path)!r}: {getattr(fault, 'strerror', None) or fault}.") from fault
 
 
 def is_inside(path: Location, folder: Location) -> bool:
@@ -169,13 +169,13 @@ def _refuse_occupied(path: Location, kind: str, overwrite: bool, option: str = "
         return
     if not os.path.isfile(path):
         what = "is a folder" if os.path.isdir(path) else "is no ordinary file"
-        raise FileFault(f"cannot write {str(path)!r}: it {what}.")
+        raise FileError(f"cannot write {str(path)!r}: it {what}.")
     if overwrite or not os.path.getsize(path):
         return
     if (found := kind_of(path)) != kind:
         held = f"{_with_article(found)} and no" if found else "no"
         what = f"{option or 'this'} would write over {str(path)!r}, which holds {held} {WORDS.get(kind, kind)}"
-        raise FileFault(f"{what}; {_instead(option)}.")
+        raise FileError(f"{what}; {_instead(option)}.")
 
 
 def _with_article(kind: str) -> str:
@@ -246,7 +246,7 @@ def read(path: Location, kind: str | None = None) -> tuple[dict[str, Any], dict[
         _refuse_other_kind(path, header, kind)
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         if wanted is not None and wanted != _digest(arrays):
-            raise FileFault(f"{str(path)!r} is damaged: its arrays are not those that were written; {AGAIN}.")
+            raise FileError(f"{str(path)!r} is damaged: its arrays are not those that were written; {AGAIN}.")
         return header, arrays
 
 
@@ -274,13 +274,13 @@ def kind_of(path: Location) -> str | None:
     try:
         start = read_start(path, 4096)
         start = read_whole(path) if start.startswith(b"%PDF") else start  # which says so at its end
-    except FileFault:
+    except FileError:
         return None
     if re.match(_PAGE, start):
         return "page"
     if re.match(_FIGURES, start, re.DOTALL):
         return "figure"
-    with suppress(FileFault):
+    with suppress(FileError):
         if start.lstrip()[:1] == b"{":
             return "claim" if read_json(path).get("kind") == "claim" else None
         with _opened(path) as file:
@@ -321,32 +321,32 @@ def _opened(path: Location) -> Iterator[Any]:
         with safe_open(path, framework="np") as file:
             yield file
     except OSError as fault:
-        raise FileFault(f"cannot read {str(path)!r}: {fault.strerror or fault}.") from fault
+        raise FileError(f"cannot read {str(path)!r}: {fault.strerror or fault}.") from fault
     except SafetensorError as fault:
-        raise FileFault(f"{str(path)!r} is no netkin file, or only a part of one ({fault}).") from fault
+        raise FileError(f"{str(path)!r} is no netkin file, or only a part of one ({fault}).") from fault
 
 
 def _header(path: Location, metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], str | None]:
     """Return a header and the checksum that the arrays must have; files from before there was one have none."""
     if "netkin" not in (metadata or {}):
-        raise FileFault(f"{str(path)!r} is a safetensors file, but not one that netkin wrote.")
+        raise FileError(f"{str(path)!r} is a safetensors file, but not one that netkin wrote.")
     text = (metadata or {})["netkin"]
     header = mapping_of(parse(text))
     own, wanted = header.pop("checksum", None), header.pop(_OF_ARRAYS, None)
     rest = "{" + text[len(_START) + _DIGITS + len(_REST) :]
     if (own is not None or wanted is not None) and not (text.startswith(_START) and own == _hashed(rest)):
-        raise FileFault(f"{str(path)!r} is damaged: its header is not the one that was written; {AGAIN}.")
+        raise FileError(f"{str(path)!r} is damaged: its header is not the one that was written; {AGAIN}.")
     if not isinstance(header["kind"], str):
         raise TypeError(f"its kind must be a text; got {type(header['kind']).__name__}")
     if (newest := int(header["format"])) > FORMAT:
         known = f"this netkin reads up to format {FORMAT}; update with `pip install -U netkin`"
-        raise FileFault(f"{str(path)!r} has format {newest} and {known}.")
+        raise FileError(f"{str(path)!r} has format {newest} and {known}.")
     return header, wanted
 
 
 def _refuse_other_kind(path: Location, header: Mapping[str, Any], kind: str | None) -> None:
     if kind not in (None, held := header.get("kind")):
-        raise FileFault(f"{str(path)!r} holds {held!r}, not {kind!r}; load it as what it is, or write elsewhere.")
+        raise FileError(f"{str(path)!r} holds {held!r}, not {kind!r}; load it as what it is, or write elsewhere.")
 
 
 def _hashed(text: str) -> str:

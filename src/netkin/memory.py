@@ -51,11 +51,11 @@ def portions_in_memory(sizes: Sequence[int]) -> list[slice]:
     return [*found, slice(begun, len(sizes))] if sizes else []
 
 
-def size_in_words(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Return a number of bytes in a readable unit.
 
     Example:
-        >>> size_in_words(2_500_000), size_in_words(999_999_999)
+        >>> format_bytes(2_500_000), format_bytes(999_999_999)
         ('2 MB', '1.0 GB')
     """
     for unit in ("B", "kB", "MB"):

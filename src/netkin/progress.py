@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from tqdm import tqdm
 
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 
 ProgressOption = Literal[False] | Callable[[int, int | None, str], object] | None
 Item = TypeVar("Item")
@@ -40,7 +40,7 @@ def showing(progress: ProgressOption) -> Iterator[None]:
     With it a long call passes its `progress` on to all that it calls.
     """
     if not (progress is None or progress is False or callable(progress)):
-        raise ValueFault(
+        raise InvalidValue(
             "`progress` is None (a bar in a terminal), False (nothing) or a function of (done, total, what); got "
             f"{progress!r}."
         )

@@ -15,7 +15,7 @@ import netkin as nk
 from netkin import results
 from netkin.cli import cli
 from netkin.comparing.compare import compare
-from netkin.memory import size_in_words
+from netkin.memory import format_bytes
 from netkin.sources import load_data, load_model
 from netkin.sources.architectures import architecture, seeded
 
@@ -100,7 +100,7 @@ def test_an_exact_model_is_asked_for(netkin, weights, monkeypatch):
 def test_the_price_of_errors_is_told(netkin, weights):
     told = netkin(f"explain {MODELS} --errors --chunks 6").stdout
     alone = json.loads(netkin(f"explain {MODELS} --json").stdout)["bytes"]
-    words = f"whose sums are in that memory, {size_in_words(alone)} without them; every value is read 7 times"
+    words = f"whose sums are in that memory, {format_bytes(alone)} without them; every value is read 7 times"
     assert f"error bars: 6 chunks of the examples, {words}" in told
     assert "error bars" not in netkin(f"explain {MODELS}").stdout
 

@@ -16,7 +16,7 @@ import netkin.applications.dynamics  # noqa: F401 - before a test replaces what 
 from netkin import files
 from netkin.cli import cli
 from netkin.cli.options import as_bytes
-from netkin.errors import FileFault
+from netkin.errors import FileError
 from netkin.results import load
 from netkin.training import untrained_digits_net
 
@@ -130,7 +130,7 @@ def test_what_fails_while_writing_does_not_take_the_numbers_along(netkin, place,
         pytest.skip("prints no numbers, or writes them as they come, as below")
 
     def failing(*_, **__):
-        raise FileFault("cannot write 'it': No space left on device.")
+        raise FileError("cannot write 'it': No space left on device.")
 
     monkeypatch.setattr(files, "write_bytes", failing)
     result = netkin(COMMANDS[name])
@@ -282,7 +282,7 @@ def test_a_data_name_that_is_no_utf_8_is_refused_before_the_work(netkin):
 @pytest.mark.parametrize("name", ["collect --out", "merge --out"])
 def test_statistics_that_can_not_be_written_are_not_printed_as_if_they_were(netkin, place, monkeypatch, name):
     def failing(*_, **__):
-        raise FileFault("cannot write 'it': No space left on device.")
+        raise FileError("cannot write 'it': No space left on device.")
 
     monkeypatch.setattr(files, "write_bytes", failing)
     result = netkin(COMMANDS[name])

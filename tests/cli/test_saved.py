@@ -15,7 +15,7 @@ import torch
 import netkin as nk
 import netkin as package
 from netkin import files
-from netkin.errors import FileFault
+from netkin.errors import FileError
 from netkin.jobs import Cancelled, Job
 from netkin.results import Claim, Series, document
 
@@ -187,7 +187,7 @@ def test_a_training_says_how_far_it_is_and_what_it_belongs_to(netkin):
     assert lines[:2] == ["t.netkin: training", "progress epoch 2, step 4"]
     assert "seed 3" in lines
     assert any(line.startswith("recipe epochs=2, batch=32") for line in lines)
-    with pytest.raises(FileFault, match=r"holds where a training stands, .* `nk.train\(..., save=...\)` goes on"):
+    with pytest.raises(FileError, match=r"holds where a training stands, .* `nk.train\(..., save=...\)` goes on"):
         nk.load("t.netkin")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.errors import NetkinError, ValueFault
+from netkin.errors import InvalidValue, NetkinError
 
 HOUSE = Path(nk.__file__).parent
 REACHED = {"calls": 68, "functions": 43, "files": 13, "changes of room": 13}  # of two models with one layer each
@@ -84,9 +84,9 @@ def test_names_that_are_no_utf_8_are_refused_before_the_data_are_read():
         yield
 
     nets = {"a": nn.Linear(3, 2), "\udcff": nn.Linear(3, 2)}
-    with pytest.raises(ValueFault, match=r"a name must be text in UTF-8; got '\\udcff'"):
+    with pytest.raises(InvalidValue, match=r"a name must be text in UTF-8; got '\\udcff'"):
         nk.compare(*nets.values(), unread(), names=tuple(nets))
-    with pytest.raises(ValueFault, match=r"a name must be text in UTF-8; got '\\udcff'"):
+    with pytest.raises(InvalidValue, match=r"a name must be text in UTF-8; got '\\udcff'"):
         nk.compare_many(nets, unread())
 
 
@@ -106,7 +106,7 @@ NOT_MODELS = {"function": lambda inputs: inputs, "class": nn.Linear, "nothing": 
 )
 def test_what_is_no_model_is_refused_in_a_sentence(call, kind):
     batches = [(torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 4)]
-    with pytest.raises(ValueFault, match=r"must be a `torch.nn.Module`; got |`model` is a network, its name, or"):
+    with pytest.raises(InvalidValue, match=r"must be a `torch.nn.Module`; got |`model` is a network, its name, or"):
         call(NOT_MODELS[kind], batches)
 
 

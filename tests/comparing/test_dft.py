@@ -10,7 +10,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 import netkin as nk
 from netkin.comparing import explain
-from netkin.errors import MemoryLimit, ShapeError, ValueFault
+from netkin.errors import InvalidValue, MemoryLimit, ShapeError
 from netkin.measures import measures
 from netkin.statistics import Moments, Spectra
 
@@ -133,7 +133,7 @@ def test_measures_that_spectra_can_not_serve_are_refused_at_once(nets, images, n
     sentence = (
         f"'{name}' can't be read from spectra, which hold moments for each frequency and no rows; with shape='dft'"
     )
-    with pytest.raises(ValueFault, match=sentence):
+    with pytest.raises(InvalidValue, match=sentence):
         nk.compare(*nets, images, ["cka", name], layers=LAYERS, shape="dft")
     assert explain(*nets, images, [name], layers=LAYERS, shape="dft").refused.startswith(sentence)
 
@@ -166,7 +166,9 @@ def test_some_layers_by_frequency_and_some_by_their_mean(nets, images):
     large = nk.activations(nets[0], "conv1", images, shape="dft")["conv1"]
     small = nk.activations(nets[1], "conv2", images, shape="pool")["conv2"]
     assert mixed["conv1", "conv2"] == pytest.approx(float(nk.cka(Spectra.of(large, small))), abs=1e-9)
-    with pytest.raises(ValueFault, match="with 'dft' every layer must give one row per example, and 'positions' gives"):
+    with pytest.raises(
+        InvalidValue, match="with 'dft' every layer must give one row per example, and 'positions' gives"
+    ):
         nk.compare(*nets, images, shape={"conv1": "dft", "*": "positions"})
 
 
@@ -248,7 +250,7 @@ def test_nan_is_refused_by_the_name_of_its_layer(maps, images):
     def spoiling(model, batch):
         return model(images[20:] if batch.any() else images[:20])
 
-    with pytest.raises(ValueFault, match="layer 'conv1' of 'a' in batch 1 holds 256 NaN"):
+    with pytest.raises(InvalidValue, match="layer 'conv1' of 'a' in batch 1 holds 256 NaN"):
         nk.compare(maps(), maps(), batches, layers="conv*", shape="dft", forward=spoiling)
 
 

@@ -15,7 +15,7 @@ import rank_worlds
 from netkin.comparing.engines.distributed import Ranks, _as_bytes
 from netkin.comparing.feed import Feed
 from netkin.comparing.subjects import ModelRunner
-from netkin.errors import InflatedWarning, UnknownName, ValueFault, WorkerFault
+from netkin.errors import InflatedWarning, InvalidValue, UnknownName, WorkerError
 from processes import run_ranks
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
@@ -91,39 +91,39 @@ def test_each_rank_reads_a_share_and_all_of_them_everything_once(ran):
 
 EVERYWHERE = {
     "a_table_that_fails": "UnknownName: `pairs` names layer 'absent'",
-    "a_sampler_of_another_rank": "ValueFault: the `DistributedSampler` is for rank {rank} of {more} and this is rank "
+    "a_sampler_of_another_rank": "InvalidValue: the `DistributedSampler` is for rank {rank} of {more} and this is rank "
     "{rank} of {count}; leave its `rank` and `num_replicas` out.",
-    "a_sampler_that_drops": "ValueFault: the `DistributedSampler` or its loader drops some of the ",
-    "a_stream": "ValueFault: data that do not tell how many they are can't be shared by {count} processes; pass a data",
-    "an_unsized_stream": "ValueFault: data that do not tell how many they are can't be shared by {count} processes",
-    "a_shuffled_loader": "ValueFault: a loader that shuffles",
-    "too_few_examples": "ValueFault: {less} examples can't be shared by {count} processes; start fewer.",
-    "a_part": "ValueFault: `part` is for one process, and here {count} share the data; leave it out.",
-    "a_start": "ValueFault: `start` is for one process, and here {count} share the data; leave it out.",
-    "a_partial_call": "ValueFault: `partial` is for one process, and here {count} share the data; leave it out.",
-    "a_file": "ValueFault: `save` is for one process and for engine='ray'; under torchrun leave it out, and let",
-    "a_sharded_model": "ValueFault: the weights of 'a' are sharded over the ranks (FSDP), so that every forward needs",
-    "an_offloaded_model": "ValueFault: the model is offloaded by accelerate, so that weights are fetched when a layer",
+    "a_sampler_that_drops": "InvalidValue: the `DistributedSampler` or its loader drops some of the ",
+    "a_stream": "InvalidValue: data that do not tell how many they are can't be shared by {count} processes; pass ",
+    "an_unsized_stream": "InvalidValue: data that do not tell how many they are can't be shared by {count} processes",
+    "a_shuffled_loader": "InvalidValue: a loader that shuffles",
+    "too_few_examples": "InvalidValue: {less} examples can't be shared by {count} processes; start fewer.",
+    "a_part": "InvalidValue: `part` is for one process, and here {count} share the data; leave it out.",
+    "a_start": "InvalidValue: `start` is for one process, and here {count} share the data; leave it out.",
+    "a_partial_call": "InvalidValue: `partial` is for one process, and here {count} share the data; leave it out.",
+    "a_file": "InvalidValue: `save` is for one process and for engine='ray'; under torchrun leave it out, and let",
+    "a_sharded_model": "InvalidValue: the weights of 'a' are sharded over the ranks (FSDP), so that every forward",
+    "an_offloaded_model": "InvalidValue: the model is offloaded by accelerate, so that weights are fetched when a",
 }
 UNLIKE = {
-    "other_seeds": "ValueFault: rank 1 differs from rank 0 in its seed: 1 and 0; call every rank with the same arg",
-    "other_measures": "ValueFault: rank 1 differs from rank 0 in its measures: nbs and cka; ",
-    "other_layers": "ValueFault: rank 1 differs from rank 0 in its layers: fc and conv1; ",
-    "other_calls": "ValueFault: rank 1 differs from rank 0 in its examples: 51 and 50; ",
-    "other_activations": "ValueFault: rank 1 differs from rank 0 in its 'act' of 'a': torch.nn.modules.activation.T",
-    "other_code": "ValueFault: rank 1 differs from rank 0 in its 'own code' of 'a': rank_worlds.Net ",
-    "other_widths": "ValueFault: rank 1 differs from rank 0 in its 'conv1.out_channels' of 'a': int 5 and int 4; ",
+    "other_seeds": "InvalidValue: rank 1 differs from rank 0 in its seed: 1 and 0; call every rank with the same arg",
+    "other_measures": "InvalidValue: rank 1 differs from rank 0 in its measures: nbs and cka; ",
+    "other_layers": "InvalidValue: rank 1 differs from rank 0 in its layers: fc and conv1; ",
+    "other_calls": "InvalidValue: rank 1 differs from rank 0 in its examples: 51 and 50; ",
+    "other_activations": "InvalidValue: rank 1 differs from rank 0 in its 'act' of 'a': torch.nn.modules.activation.T",
+    "other_code": "InvalidValue: rank 1 differs from rank 0 in its 'own code' of 'a': rank_worlds.Net ",
+    "other_widths": "InvalidValue: rank 1 differs from rank 0 in its 'conv1.out_channels' of 'a': int 5 and int 4; ",
 }
 LAST = {
     "a_model_that_crashes": "OSError: this rank is broken",
     "a_model_that_crashes_later": "OSError: this rank is broken",
-    "not_a_number": "ValueFault: the inputs in batch 0 hold ",
-    "fewer_than_they_say": "ValueFault: the data gave rank {last} {some} examples and its share is {share}; they must",
+    "not_a_number": "InvalidValue: the inputs in batch 0 hold ",
+    "fewer_than_they_say": "InvalidValue: the data gave rank {last} {some} examples and its share is {share}; they",
 }
 FIRST = {
-    "a_sampler_that_skips": "ValueFault: all ranks together read {left} examples and the data hold 50; each must",
+    "a_sampler_that_skips": "InvalidValue: all ranks together read {left} examples and the data hold 50; each must",
     "other_weights": "ShapeError: the shares of two ranks do not fit: these parts can't be merged: their weights of",
-    "samplers_of_other_epochs": "ValueFault: two ranks have read the same examples, the first of them number ",
+    "samplers_of_other_epochs": "InvalidValue: two ranks have read the same examples, the first of them number ",
 }
 
 
@@ -146,7 +146,7 @@ def test_what_no_rank_can_do_is_refused_on_all_in_one_sentence(ran, name):
         pytest.skip("one rank always has its share")
     wanted = [{**EVERYWHERE, **UNLIKE}[name].format(rank=rank, **numbers) for rank in range(len(sentences))]
     # a rank may hear of another's refusal before it comes to its own
-    heard = [f"WorkerFault: rank {rank} failed: {one.partition(': ')[2]}" for rank, one in enumerate(wanted)]
+    heard = [f"WorkerError: rank {rank} failed: {one.partition(': ')[2]}" for rank, one in enumerate(wanted)]
     for own, sentence in zip(wanted, sentences, strict=True):
         assert sentence.startswith((own, *heard))
 
@@ -158,12 +158,12 @@ def test_a_rank_that_fails_ends_all_with_its_own_sentence(ran, name):
         pytest.skip("one rank does not differ from itself")
     guilty, wanted = (numbers["last"], LAST[name]) if name in LAST else (0, FIRST[name])
     wanted = wanted.format(**numbers)
-    merging = [rank for rank, sentence in enumerate(sentences) if not sentence.startswith("WorkerFault")]
+    merging = [rank for rank, sentence in enumerate(sentences) if not sentence.startswith("WorkerError")]
     assert merging == [guilty]
     assert sentences[guilty].startswith(wanted)
     own = wanted if wanted.startswith("OSError") else wanted.partition(": ")[2]
     for sentence in sentences[:guilty] + sentences[guilty + 1 :]:
-        assert sentence.startswith(f"WorkerFault: rank {guilty} failed: {own}")
+        assert sentence.startswith(f"WorkerError: rank {guilty} failed: {own}")
 
 
 def test_a_rank_that_never_makes_the_call_is_named(ran):
@@ -184,7 +184,7 @@ def test_a_rank_that_ends_early_without_a_fault_is_named_in_seconds(tmp_path, co
     for rank in range(count - 1):
         heard = "" if rank == count - 2 else f"rank {count - 2} failed: "
         sentence = (tmp_path / f"ended.{rank}").read_text()
-        assert sentence.startswith(f"WorkerFault: {heard}rank {count - 1} has ended")
+        assert sentence.startswith(f"WorkerError: {heard}rank {count - 1} has ended")
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_a_rank_that_comes_late_is_waited_for(local, tmp_path):
 
 def test_the_distributed_engine_needs_a_group_of_processes():
     for function in (nk.compare, nk.collect):
-        with pytest.raises(ValueFault, match="needs a group of processes: start it with `torchrun --nproc"):
+        with pytest.raises(InvalidValue, match="needs a group of processes: start it with `torchrun --nproc"):
             function({"x": np.eye(5)}, {"y": np.eye(5)}, engine="distributed")
 
 
@@ -212,7 +212,7 @@ def test_an_unknown_engine_is_refused():
 
 def test_a_torch_without_its_distributed_package_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
-    with pytest.raises(ValueFault, match="needs a torch that was built with its distributed package"):
+    with pytest.raises(InvalidValue, match="needs a torch that was built with its distributed package"):
         nk.compare({"x": np.eye(5)}, {"y": np.eye(5)}, engine="distributed")
 
 
@@ -223,7 +223,7 @@ def test_a_store_that_is_gone_is_told_in_a_sentence():
 
     ranks = object.__new__(Ranks)
     ranks.rank, ranks._store = 2, Gone()
-    with pytest.raises(WorkerFault, match=r"^rank 2 has lost the other ranks, as .* has ended \(connection reset\)\.$"):
+    with pytest.raises(WorkerError, match=r"^rank 2 has lost the other ranks, as .* has ended \(connection reset\)\.$"):
         ranks.check_others()
 
 
@@ -247,7 +247,7 @@ def test_a_part_that_another_rank_has_begun_to_take_is_given_whatever_failed():
 def test_a_part_that_is_withdrawn_over_a_fault_is_not_waited_for():
     taker, giver = two_ranks()
     for wait in (giver._await_taker, lambda: taker._take_from(1)):
-        with pytest.raises(WorkerFault, match=r"^rank 2 failed: it is broken\.$"):
+        with pytest.raises(WorkerError, match=r"^rank 2 failed: it is broken\.$"):
             wait()
     assert not taker._store.check(["taken/1"])
 
@@ -283,7 +283,7 @@ class Repeating(DistributedSampler):
     ],
 )
 def test_samplers_that_do_not_split_the_data_once_are_refused(data, options, words):
-    with pytest.raises(ValueFault, match=words):
+    with pytest.raises(InvalidValue, match=words):
         feed_of(*data, **options)
 
 

@@ -6,7 +6,7 @@ import torch
 
 import netkin as nk
 import transcriptions
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.statistics import layer_rows as rows_module
 
 MASK = 2**64 - 1
@@ -151,18 +151,22 @@ def test_a_unit_that_a_chunk_alone_moves_is_idle_without_it(worlds):
 
 @pytest.mark.parametrize("chunks", [1, 0, True, 2.0, "5"])
 def test_fewer_than_two_chunks_are_refused(worlds, chunks):
-    with pytest.raises(ValueFault, match="standard errors need at least 2 chunks of the examples; got chunks="):
+    with pytest.raises(InvalidValue, match="standard errors need at least 2 chunks of the examples; got chunks="):
         nk.compare({"x": worlds.normal(30, 3)}, errors=True, chunks=chunks)
 
 
 def test_more_chunks_than_examples_are_refused(worlds):
-    with pytest.raises(ValueFault, match="chunks=31 are more than the 30 examples; take fewer chunks or more examples"):
+    with pytest.raises(
+        InvalidValue, match="chunks=31 are more than the 30 examples; take fewer chunks or more examples"
+    ):
         nk.compare({"x": worlds.normal(30, 3)}, errors=True, chunks=31)
 
 
 def test_more_chunks_than_a_stream_has_examples_are_refused():
     model, images = torch.nn.Sequential(torch.nn.Linear(4, 3)), torch.randn(30, 4)
-    with pytest.raises(ValueFault, match="chunks=31 are more than the 30 examples; take fewer chunks or more examples"):
+    with pytest.raises(
+        InvalidValue, match="chunks=31 are more than the 30 examples; take fewer chunks or more examples"
+    ):
         nk.compare(model, data=(batch for batch in images.split(10)), layers="0", errors=True, chunks=31)
 
 

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 import netkin as nk
 from netkin import files
 from netkin.comparing import explain
-from netkin.errors import MemoryLimit, ShapeError, UnknownName, ValueFault
-from netkin.memory import size_in_words
+from netkin.errors import InvalidValue, MemoryLimit, ShapeError, UnknownName
+from netkin.memory import format_bytes
 
 
 def test_layers_pairs_and_memory_are_those_of_the_comparison(maps, images, layers):
@@ -60,7 +60,7 @@ def test_a_loader_is_as_good_as_before_and_its_order_too(maps, images, state_of)
 
 def test_an_iterator_is_refused_before_it_loses_a_batch(maps, images):
     stream = iter(images.split(10))
-    with pytest.raises(ValueFault, match="what it takes from an iterator is gone; pass a loader or a list."):
+    with pytest.raises(InvalidValue, match="what it takes from an iterator is gone; pass a loader or a list."):
         explain(maps(), data=stream)
     assert len(list(stream)) == 5
 
@@ -206,7 +206,7 @@ def test_the_disk_that_a_job_takes_is_estimated(tmp_path, monkeypatch, errors):
     assert 0.3 * plan.disk < max(sizes) <= plan.disk
     left = sum(one.stat().st_size for one in tmp_path.rglob("*") if one.is_file())
     assert 0.5 * left < plan.disk - 2 * plan.way.statistics < 2 * left
-    assert f"disk, with `save`: up to {size_in_words(plan.disk)} while it runs" in str(plan)
+    assert f"disk, with `save`: up to {format_bytes(plan.disk)} while it runs" in str(plan)
 
 
 def test_models_of_one_name_are_of_one_architecture():

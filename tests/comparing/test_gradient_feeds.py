@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.identity.data import contents
 from netkin.measures import kernel_cka, kernel_cka_uncentered, kernel_nbs
 from netkin.statistics.sketches import LayerSketches, Sketch, SketchSettings
@@ -120,7 +120,7 @@ def test_statistics_are_saved_and_say_what_they_can_not_serve(tmp_path):
     again = nk.load(tmp_path / "kept.stats")
     assert np.allclose(again.compare("kernel_cka").to_numpy(), kept.compare("kernel_cka").to_numpy(), atol=0)
     assert again.compare("kernel_nbs(kernel=product)")["2", "2"] > 0
-    with pytest.raises(ValueFault, match=r"beta=0.1 \(these have beta=0.5\)"):
+    with pytest.raises(InvalidValue, match=r"beta=0.1 \(these have beta=0.5\)"):
         again.compare("sketched_cka(buckets=16, beta=0.1)")
 
 
@@ -152,9 +152,9 @@ def test_a_layer_that_the_loss_does_not_reach_is_a_hole_with_the_reason():
 
 def test_what_has_no_gradients_is_refused():
     rows = {"x": inputs(30)}
-    with pytest.raises(ValueFault, match="holds recorded rows, which have no gradients; pass the model"):
+    with pytest.raises(InvalidValue, match="holds recorded rows, which have no gradients; pass the model"):
         nk.compare(rows, {"y": inputs(30, 1)}, measures="kernel_cka")
-    with pytest.raises(ValueFault, match="at least 0 and below 1; got 1"):
+    with pytest.raises(InvalidValue, match="at least 0 and below 1; got 1"):
         nk.compare(net(0), net(1), inputs(30), measures="kernel_cka(beta=1.0)")
 
 
@@ -168,5 +168,5 @@ def test_a_gradient_that_is_no_number_is_refused_with_its_place():
     torch.manual_seed(0)
     broken = nn.Sequential(nn.Linear(4, 6), Root(), nn.Linear(6, 3)).double()
     batches = [inputs(8), inputs(30)]
-    with pytest.raises(ValueFault, match="the gradient at layer '0' of 'a' in batch 1"):
+    with pytest.raises(InvalidValue, match="the gradient at layer '0' of 'a' in batch 1"):
         nk.compare(broken, net(1), batches, measures="kernel_cka", layers=["0"])

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.measures import measures
 
 EVERY = sorted(measures(matrices=True))
@@ -59,7 +59,7 @@ def test_nan_is_refused_with_model_layer_batch_and_count(maps, images, shape, me
     images = images + shift
     images[20, 1, 3, 3] = 7777
     count = sum(rows.isnan().sum() for rows in nk_rows(b, spoilt(images), shape))
-    with pytest.raises(ValueFault, match=rf"layer 'conv1' of 'b' in batch 1 holds {count} NaN or Inf among"):
+    with pytest.raises(InvalidValue, match=rf"layer 'conv1' of 'b' in batch 1 holds {count} NaN or Inf among"):
         nk.compare(a, b, list(images.split(16)), measure, layers={"a": "fc", "b": "conv1"},
                    shape=shape, forward=(None, lambda model, batch: model(spoilt(batch))))  # fmt: skip
 
@@ -76,7 +76,7 @@ def test_nan_in_the_inputs_is_no_fault_of_a_layer(maps, images, shape, measure):
         lambda: nk.activations(maps(), data=batches),
         lambda: nk.class_sensitivity(maps(), batches),
     ):
-        with pytest.raises(ValueFault, match=said):
+        with pytest.raises(InvalidValue, match=said):
             call()
     repaired = nk.compare(maps(), maps(), batches, measure, shape=shape, transforms=lambda x: x.nan_to_num(posinf=0))
     assert repaired.examples == len(images)
@@ -89,7 +89,7 @@ def test_nan_of_a_transform_is_told_as_such(maps, images):
         lambda: nk.compare(maps(), maps(), batches, transforms=(None, lambda x: (x + 1e6).sqrt())),
         lambda: nk.activations(maps(), data=batches, transform=lambda x: (x + 1e6).sqrt()),
     ):
-        with pytest.raises(ValueFault, match=r"what `transform` makes of the inputs in batch 1 hold.* example 4;"):
+        with pytest.raises(InvalidValue, match=r"what `transform` makes of the inputs in batch 1 hold.* example 4;"):
             call()
 
 
@@ -107,7 +107,7 @@ def nk_rows(model, images, shape):
 def test_infinity_is_refused_and_large_numbers_are_not(identity):
     rows = torch.randn(30, 4)
     rows[12, 3] = 7777
-    with pytest.raises(ValueFault, match="layer 'whole' of 'a' in batch 1 holds 1 NaN or Inf among 40 values"):
+    with pytest.raises(InvalidValue, match="layer 'whole' of 'a' in batch 1 holds 1 NaN or Inf among 40 values"):
         nk.compare(identity(), data=list(rows.split(10)), forward=lambda model, batch: model(spoilt(batch, torch.inf)))
     assert nk.compare(identity(), data=torch.randn(30, 4) * 1e37)["whole", "whole"] == pytest.approx(1)
 
@@ -115,7 +115,7 @@ def test_infinity_is_refused_and_large_numbers_are_not(identity):
 def test_nan_in_recorded_rows_is_refused():
     rows = np.ones((600, 3))
     rows[590] = np.nan
-    with pytest.raises(ValueFault, match="layer 'x' of 'a' in batch 1 holds 3 NaN or Inf among 264 values"):
+    with pytest.raises(InvalidValue, match="layer 'x' of 'a' in batch 1 holds 3 NaN or Inf among 264 values"):
         nk.compare({"x": rows})
 
 
@@ -143,7 +143,7 @@ def test_unknown_names_are_refused_before_any_model_runs(maps, images):
         nk.compare(model, data=images, shape="pol")
     with pytest.raises(UnknownName, match="no layer named 'convv1'; did you mean 'conv1'"):
         nk.compare(model, data=images, layers="convv1")
-    with pytest.raises(ValueFault, match="`measures` is empty"):
+    with pytest.raises(InvalidValue, match="`measures` is empty"):
         nk.compare(model, data=images, measures=[])
     assert model.calls == 0
     with pytest.raises(ShapeError, match="layer 'conv1': shape 'cls' does not fit"):
@@ -237,11 +237,11 @@ def test_kernels_of_layers_that_vary_little_about_their_mean_are_those_of_cka(wo
 @pytest.mark.parametrize("beside", [[], ["cka", "pwcca"]], ids=["alone", "beside others"])
 def test_a_fault_of_a_measure_names_it_and_its_pair_once(worlds, chunks, beside):
     def refusing(moments):
-        raise ValueFault("these layers are too alike.")
+        raise InvalidValue("these layers are too alike.")
 
     X, Y = worlds.related(40, 4, 5)
     measure = type(measures()["svcca"])(refusing, measures()["svcca"].facts)
-    with pytest.raises(ValueFault) as fault:
+    with pytest.raises(InvalidValue) as fault:
         nk.compare({"x": X}, {"y": Y}, measures=[*beside, measure], names=("ours", "theirs"), **chunks)
     assert str(fault.value) == (
         "refusing of layer 'x' of 'ours' and layer 'y' of 'theirs': these layers are too alike."
@@ -256,12 +256,12 @@ def test_a_fault_without_one_chunk_names_its_pair_too(worlds, monkeypatch):
 
     def faulty(a, b, without=None):
         if without is not None:
-            raise ValueFault("a chunk is damaged.")
+            raise InvalidValue("a chunk is damaged.")
         return pair(a, b)
 
     monkeypatch.setattr(collector, "pair", faulty)
     with pytest.raises(
-        ValueFault, match=r"^cka_minibatch\(batch=4\) of layer 'x' of 'a' and layer 'y' of 'b': a chunk"
+        InvalidValue, match=r"^cka_minibatch\(batch=4\) of layer 'x' of 'a' and layer 'y' of 'b': a chunk"
     ):
         statistics.compare()
 

@@ -20,7 +20,7 @@ from netkin.comparing.feed import CachedRunner, HeldExamples
 from netkin.comparing.many_models import PairsPlan
 from netkin.comparing.pairs_job import PairsJob
 from netkin.comparing.pairs_plan import ModelBlock, blocks_of, largest_fit, pass_plan
-from netkin.errors import FileFault, MemoryLimit, ValueFault
+from netkin.errors import FileError, InvalidValue, MemoryLimit
 from netkin.jobs import Job
 from netkin.measures.registry import find
 from netkin.statistics.collector import LayerSize, Study
@@ -242,7 +242,7 @@ def test_data_of_another_order_in_each_pass_are_refused(more_nets):
     plan = nk.explain_many(more_nets, Drawn(), "cka", memory=limit, progress=False)
     assert len(plan.way.blocks) > 1
     assert "the rows of all models need 6 MB, and the limit is 1 MB" in str(plan)
-    with pytest.raises(ValueFault, match="other examples, or another order, in each pass"):
+    with pytest.raises(InvalidValue, match="other examples, or another order, in each pass"):
         nk.compare_many(more_nets, Drawn(), "cka", memory=limit, progress=False)
 
 
@@ -255,14 +255,14 @@ def test_what_two_models_need_is_refused_if_it_does_not_fit(nets, inputs):
 
 @pytest.mark.parametrize("rows", [0, True, 2.5])
 def test_a_sample_of_no_size_is_refused(nets, inputs, rows):
-    with pytest.raises(ValueFault, match="`rows` is the size of a sample of the examples"):
+    with pytest.raises(InvalidValue, match="`rows` is the size of a sample of the examples"):
         nk.compare_many(nets, inputs, rows=rows)
 
 
 def test_a_stream_is_refused_where_several_passes_are_needed(nets, inputs):
     with pytest.raises(MemoryLimit):
         nk.compare_many(nets, iter(inputs.split(30)), MEASURES, memory=40_000, progress=False)
-    with pytest.raises(ValueFault, match="a stream can be read only once"):
+    with pytest.raises(InvalidValue, match="a stream can be read only once"):
         nk.compare_many(nets, iter(inputs.split(30)), rows=10)
 
 
@@ -351,7 +351,7 @@ def test_a_job_of_other_models_data_or_options_is_refused(nets, inputs, tmp_path
         "rows": (nets, inputs, "cka", {"rows": 20}),
     }
     for word, (models, data, measures, options) in others.items():
-        with pytest.raises(FileFault, match=f"holds a comparison that differs in {word}[; ]"):
+        with pytest.raises(FileError, match=f"holds a comparison that differs in {word}[; ]"):
             nk.compare_many(models, data, measures, **call, **options)
     again = nk.compare_many(nets, inputs, "svcca", overwrite=True, **call)
     assert list(nk.load(tmp_path / "many.netkin")[next(iter(again))]) == ["svcca"]
@@ -366,7 +366,7 @@ def test_a_job_of_other_models_data_or_options_is_refused(nets, inputs, tmp_path
     ],
 )
 def test_what_no_job_can_continue_is_refused(nets, inputs, tmp_path, options, words):
-    with pytest.raises(ValueFault, match=words):
+    with pytest.raises(InvalidValue, match=words):
         nk.compare_many(**{"models": nets, "data": inputs, "save": tmp_path / "many.netkin"} | options)
     assert not list(tmp_path.iterdir())
 
@@ -377,7 +377,9 @@ def test_weights_alone_are_a_job_too(nets, tmp_path):
 
 
 def test_one_name_is_no_list_of_models(inputs):
-    with pytest.raises(ValueFault, match="`models` must be a mapping from names to models, or a list; got 'netkin:dig"):
+    with pytest.raises(
+        InvalidValue, match="`models` must be a mapping from names to models, or a list; got 'netkin:dig"
+    ):
         nk.compare_many("netkin:digits", inputs)
 
 

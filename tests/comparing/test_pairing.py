@@ -3,7 +3,7 @@
 import pytest
 
 import netkin as nk
-from netkin.errors import ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, ShapeError, UnknownName
 
 
 def test_corresponding_layers_have_the_same_name(maps, images, layers):
@@ -50,9 +50,9 @@ def test_pairs_are_the_same_for_all_models(maps, images):
     [
         ("some", UnknownName, "`pairs` is 'all', 'corresponding' or a list of .layer, layer.; got 'some'"),
         ([("conv1", "conv9")], UnknownName, "`pairs` names layer 'conv9', which 'b' does not give; did you mean 'conv"),
-        ([], ValueFault, "must hold .layer, layer.*got an empty list"),
-        (["conv1"], ValueFault, "must hold .layer, layer.*got 'conv1'"),
-        (3, ValueFault, "must hold .layer, layer.*got 3"),
+        ([], InvalidValue, "must hold .layer, layer.*got an empty list"),
+        (["conv1"], InvalidValue, "must hold .layer, layer.*got 'conv1'"),
+        (3, InvalidValue, "must hold .layer, layer.*got 3"),
     ],
 )
 def test_pairs_that_make_no_sense_are_refused(maps, images, pairs, fault, words):

@@ -5,7 +5,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import InvalidValue, ShapeError
 from netkin.sources.batches import Borrowed
 
 
@@ -41,9 +41,9 @@ def test_other_weights_and_other_data_are_refused(doubles, inputs, maps):
         nk.merge([first, nk.collect(*doubles, TensorDataset(inputs), "cka", part="2/2")])
     with pytest.raises(ShapeError, match="overlap: both hold the examples 0 to 24; .* give separate loaders their `st"):
         nk.merge([nk.collect(*doubles, half, "cka") for half in (inputs[:25], inputs[25:])])
-    with pytest.raises(ValueFault, match="there is nothing to merge"):
+    with pytest.raises(InvalidValue, match="there is nothing to merge"):
         nk.merge([])
-    with pytest.raises(ValueFault, match="`merge` takes statistics, as `nk.collect` or `nk.load` give them; got str"):
+    with pytest.raises(InvalidValue, match="`merge` takes statistics, as `nk.collect` or `nk.load` give them; got str"):
         nk.merge(["part.netkin"])
 
 
@@ -102,11 +102,11 @@ class Unknown:
     ids=["shuffled", "shuffled under a name", "stream", "unknown length"],
 )
 def test_data_that_have_no_parts_are_refused(doubles, inputs, data, words):
-    with pytest.raises(ValueFault, match=words):
+    with pytest.raises(InvalidValue, match=words):
         nk.collect(*doubles, data(inputs), "cka", part="1/2")
 
 
 @pytest.mark.parametrize("part", ["3", "0/2", "3/2", "a/b", (1,), 5, "1/51"])
 def test_what_is_no_part_is_refused(doubles, inputs, part):
-    with pytest.raises(ValueFault, match="part"):
+    with pytest.raises(InvalidValue, match="part"):
         nk.collect(*doubles, inputs, "cka", part=part)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
-from netkin.errors import FileFault, NetkinError
+from netkin.errors import FileError, NetkinError
 from netkin.identity import DataDigest
 from netkin.measures import measures
 from netkin.sources.batches import Batches, Borrowed
@@ -334,7 +334,7 @@ def test_a_cut_or_damaged_file_is_refused_with_its_name(tmp_path, doubles, input
     nk.collect(*doubles, inputs, "cka", layers="fc").save(path)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) - 40])
-    with pytest.raises(FileFault, match="s.netkin"):
+    with pytest.raises(FileError, match="s.netkin"):
         nk.load(path)
     path.write_bytes(whole.replace(b"LayerMoments", b"LayerMomentz"))
     with pytest.raises(NetkinError, match="s.netkin.*is damaged"):

@@ -16,7 +16,7 @@ import netkin as nk
 from netkin.comparing import planning
 from netkin.comparing.engines import cluster as clusters
 from netkin.comparing.many_models import in_hours
-from netkin.errors import MemoryLimit, WorkerFault
+from netkin.errors import MemoryLimit, WorkerError
 from netkin.statistics import LayerGrams, LayerSize, Study
 from netkin.statistics.grams import GramSettings
 
@@ -215,7 +215,7 @@ def test_the_default_limit_is_a_quarter_of_all_memory_and_never_more_than_is_fre
 
 def test_rows_that_wait_for_a_mini_batch_are_counted():
     study = Study({("a", "x"): LayerSize("a", "x", 1000, 100)}, [])
-    waits, whole = (LayerGrams.price(GramSettings(batch), study).bytes for batch in (128, 100))
+    waits, whole = (LayerGrams.cost(GramSettings(batch), study).bytes for batch in (128, 100))
     folding = [batch**2 * (8 + 2 * 4 + 16) + 3 * batch * 1000 * 4 for batch in (128, 100)]
     assert (waits, whole) == (folding[0] + 228 * 1000 * 4, folding[1])
 
@@ -261,5 +261,5 @@ def test_times_are_told_without_powers_of_ten(seconds, words):
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://[::1]:1"])
 def test_an_address_where_nothing_listens_is_refused_before_ray_tries_for_minutes(address):
     untouched = SimpleNamespace(init=lambda **options: pytest.fail("Ray was asked"))
-    with pytest.raises(WorkerFault, match=f"found no Ray cluster at {re.escape(repr(address))}"):
+    with pytest.raises(WorkerError, match=f"found no Ray cluster at {re.escape(repr(address))}"):
         clusters._connect(untouched, address)

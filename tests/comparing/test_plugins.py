@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.measures import find, measures, registry
 from netkin.statistics import Collector
 
@@ -111,7 +111,9 @@ def test_parts_are_saved_loaded_and_merged(theirs, maps, images, layers, tmp_pat
 
 def test_a_collector_that_holds_something_else_is_refused(theirs, maps, images):
     statistics = nk.collect(maps(), data=images, measures="sign_agreement(threshold=0.3)", layers="fc")
-    with pytest.raises(ValueFault, match="can't serve 'sign_agreement': they hold LayerSigns without the threshold 0"):
+    with pytest.raises(
+        InvalidValue, match="can't serve 'sign_agreement': they hold LayerSigns without the threshold 0"
+    ):
         statistics.compare("sign_agreement")
 
 
@@ -205,9 +207,9 @@ def test_a_set_of_weights_is_a_subject(theirs, maps, images):
     a, b = maps(), maps()
     found = nk.compare(nk.Subject(weights=a.state_dict()), b, measures="kernel_cosine")
     assert found.to_numpy() == pytest.approx(nk.compare(a, b, measures="kernel_cosine").to_numpy(), nan_ok=True)
-    with pytest.raises(ValueFault, match="'a' is a set of weights, which can't be run; pass the model"):
+    with pytest.raises(InvalidValue, match="'a' is a set of weights, which can't be run; pass the model"):
         nk.compare(nk.Subject(weights=a.state_dict()), b, images, ["cka", "kernel_cosine"])
-    with pytest.raises(ValueFault, match="'a' has no weights; pass the model"):
+    with pytest.raises(InvalidValue, match="'a' has no weights; pass the model"):
         nk.compare({"x": images.flatten(1)}, measures="kernel_cosine")
 
 
@@ -254,9 +256,9 @@ def test_outputs_come_with_their_labels(both_right, maps, images):
 
 def test_outputs_that_are_no_numbers_or_not_there_are_refused(both_right, maps, images):
     data = [(images, torch.zeros(len(images)))]
-    with pytest.raises(ValueFault, match="the output of 'a' in batch 0 holds .* NaN"):
+    with pytest.raises(InvalidValue, match="the output of 'a' in batch 0 holds .* NaN"):
         nk.compare(maps(), maps(), data, "both_right", forward=lambda model, batch: model(batch[0]) * float("nan"))
-    with pytest.raises(ValueFault, match="'a' holds recorded rows, which have no outputs; pass the model"):
+    with pytest.raises(InvalidValue, match="'a' holds recorded rows, which have no outputs; pass the model"):
         nk.compare({"x": images.flatten(1)}, measures="both_right")
 
 
@@ -275,28 +277,30 @@ def offer(pair, name):
     nk.measure(higher_is_closer=True, bounds=(-1, 1), unchanged_by=[], reference="nobody")(read)
 
 
-@pytest.mark.parametrize("lacking", ["update", "merge", "pair", "stored", "price", "start", "kind"])
+@pytest.mark.parametrize("lacking", ["update", "merge", "pair", "stored", "cost", "start", "kind"])
 def test_a_collector_that_lacks_a_method_is_refused_with_its_name(theirs, maps, images, lacking):
     hidden = (lacking, "__dict__", "__weakref__", "__abstractmethods__", "_abc_impl")
     body = {name: value for name, value in theirs.LayerSigns.__dict__.items() if name not in hidden}
     kind = type("Half", (Collector,), body)
     offer(type("Pair", (theirs.Signs,), {"collectors": (kind,)}), "half")
-    with pytest.raises(ValueFault, match=f"the collector Half of 'half' lacks {lacking}; define it"):
+    with pytest.raises(InvalidValue, match=f"the collector Half of 'half' lacks {lacking}; define it"):
         nk.compare(maps(), maps(), images, "half")
 
 
 def test_a_pair_type_without_collectors_is_for_matrices_only(theirs, maps, images, tmp_path):
     offer(type("Bare", (), {name: theirs.Signs.__dict__[name] for name in ("of", "options", "caution")}), "bare")
-    with pytest.raises(ValueFault, match="'bare' can be called with two matrices and no more: Bare.* no `collectors`"):
+    with pytest.raises(
+        InvalidValue, match="'bare' can be called with two matrices and no more: Bare.* no `collectors`"
+    ):
         nk.compare(maps(), maps(), images, "bare")
     nk.collect(maps(), data=images, layers="fc").save(tmp_path / "s.netkin")
     assert nk.load(tmp_path / "s.netkin").compare("cka")["fc", "fc"] == pytest.approx(1)
 
 
-@pytest.mark.parametrize("given", [(int,), Collector.price, "LayerSigns"])
+@pytest.mark.parametrize("given", [(int,), Collector.cost, "LayerSigns"])
 def test_what_is_no_collector_is_refused(theirs, maps, images, given):
     offer(type("Pair", (theirs.Signs,), {"collectors": given}), "strange")
-    with pytest.raises(ValueFault, match="Pair.collectors, for 'strange', holds .*, which is no `Collector`"):
+    with pytest.raises(InvalidValue, match="Pair.collectors, for 'strange', holds .*, which is no `Collector`"):
         nk.compare(maps(), maps(), images, "strange")
 
 
@@ -310,13 +314,13 @@ def test_files_are_read_by_the_collectors_of_their_own_measures(theirs, maps, im
 def test_feeds_that_no_pass_gives_are_refused(theirs, maps, images):
     kind = type("Slopes", (theirs.LayerSigns,), {"feeds": frozenset({"slopes"}), "kind": "Slopes"})
     offer(type("Pair", (theirs.Signs,), {"collectors": (kind,)}), "slopes")
-    with pytest.raises(ValueFault, match="the collector Slopes of 'slopes' wants slopes; a pass feeds activations"):
+    with pytest.raises(InvalidValue, match="the collector Slopes of 'slopes' wants slopes; a pass feeds activations"):
         nk.compare(maps(), maps(), images, "slopes")
 
 
 def test_layers_that_no_collector_fits_are_refused(theirs, maps, images, monkeypatch):
-    monkeypatch.setattr(theirs.LayerSigns, "price", lambda settings, study: None)
-    with pytest.raises(ValueFault, match="no collector of 'sign_agreement' fits these layers"):
+    monkeypatch.setattr(theirs.LayerSigns, "cost", lambda settings, study: None)
+    with pytest.raises(InvalidValue, match="no collector of 'sign_agreement' fits these layers"):
         nk.compare(maps(), maps(), images, "sign_agreement")
 
 

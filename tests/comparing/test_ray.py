@@ -20,14 +20,14 @@ from netkin.comparing.engines import cluster as clusters
 from netkin.comparing.engines.ray import BlockTasks, Ray
 from netkin.comparing.request import Options
 from netkin.errors import (
-    FileFault,
+    FileError,
     ForwardError,
+    InvalidValue,
     MissingExtra,
     NetkinError,
     SourceError,
     UnknownName,
-    ValueFault,
-    WorkerFault,
+    WorkerError,
 )
 from netkin.statistics.collector import Study
 from rank_worlds import ERRORS, LAYERS, SEVERAL, assert_same
@@ -126,7 +126,7 @@ def test_a_sample_of_rows_is_that_of_one_process(here):
     assert_same(found, whole, 1e-10)
     again = nk.compare_many(MANY, LOADER, ["cka", "svcca"], engine=Ray(job="some.job", shares=3), **how)
     assert again["x", "y"]["cka"].exactness == "a sample of 20 of 50 examples"
-    with pytest.raises(FileFault, match="differs in rows"):
+    with pytest.raises(FileError, match="differs in rows"):
         nk.compare_many(MANY, LOADER, ["cka", "svcca"], engine=Ray(job="some.job", shares=3), **how | {"rows": 21})
 
 
@@ -156,7 +156,7 @@ def test_models_without_weights_are_drawn_from_the_seeds_of_their_places(here):
 
 def test_a_job_of_other_weights_is_refused(here):
     nk.compare(FIRST, SECOND, DATA, layers="fc", engine=Ray(job="ab.job", shares=1))
-    with pytest.raises(FileFault, match="'ab.job' holds a comparison that differs in the weights of 'b'; "):
+    with pytest.raises(FileError, match="'ab.job' holds a comparison that differs in the weights of 'b'; "):
         nk.compare(FIRST, THIRD, DATA, layers="fc", engine=Ray(job="ab.job", shares=1))
 
 
@@ -214,8 +214,12 @@ def test_a_checkpoint_is_left_out_only_if_no_node_can_read_it(here):
 @pytest.mark.parametrize(
     ("models", "kind", "words"),
     [
-        ([FIRST, "ray_worlds:broken"], ValueFault, "layer 'fc' of 'b' in batch 0 holds"),
-        ([FIRST, "ray_worlds:overflowing"], ValueFault, "share 3 of 3 of a, b: layer 'conv1' of 'b' in batch 2 holds"),
+        ([FIRST, "ray_worlds:broken"], InvalidValue, "layer 'fc' of 'b' in batch 0 holds"),
+        (
+            [FIRST, "ray_worlds:overflowing"],
+            InvalidValue,
+            "share 3 of 3 of a, b: layer 'conv1' of 'b' in batch 2 holds",
+        ),
         (["ray_worlds:crashing", SECOND], ForwardError, "'a' could not be run: OSError: this model is broken"),
         (["ray_worlds:words", SECOND], UnknownName, "'a': no layer named 'conv1'"),
         ([FIRST, "ray_worlds:absent"], SourceError, "'b': module 'ray_worlds' has no function 'absent'"),
@@ -233,7 +237,7 @@ def test_another_version_on_a_worker_is_refused(here, monkeypatch, other):
     monkeypatch.setattr(worker, "versions", lambda: mine)
     theirs, ours = (f"netkin {one['netkin']} and torch {one['torch']}" for one in (own, mine))
     words = f"runs {theirs}, and this process {ours}; install the same"
-    with pytest.raises(WorkerFault, match=re.escape(words)):
+    with pytest.raises(WorkerError, match=re.escape(words)):
         nk.compare(FIRST, SECOND, DATA, engine="ray")
 
 
@@ -272,14 +276,14 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_name_is_refused_with_the_form_to_give(name):
     models, options, words = REFUSED[name]
-    with pytest.raises(ValueFault) as refusal:
+    with pytest.raises(InvalidValue) as refusal:
         nk.compare(*models, **{"data": DATA, "engine": "ray", **options})
     assert words in str(refusal.value)
 
 
 @pytest.mark.parametrize("options", [{"part": "1/2"}, {"start": 3}])
 def test_parts_by_hand_are_refused(options):
-    with pytest.raises(ValueFault, match="is for one process, and engine='ray' shares the data by itself"):
+    with pytest.raises(InvalidValue, match="is for one process, and engine='ray' shares the data by itself"):
         nk.collect(FIRST, SECOND, DATA, engine="ray", **options)
 
 
@@ -290,7 +294,7 @@ def test_no_ray_names_the_extra(monkeypatch):
 
 
 def test_a_cluster_without_gpus_is_refused(here):
-    with pytest.raises(ValueFault, match="no node with a GPU, and each task needs 2 of one"):
+    with pytest.raises(InvalidValue, match="no node with a GPU, and each task needs 2 of one"):
         nk.compare(FIRST, SECOND, DATA, device="cuda", engine=Ray(gpus=2))
 
 
@@ -360,14 +364,14 @@ def test_a_worker_is_given_what_its_task_asks_for(here, device, assigned):
 def test_another_cluster_than_the_connected_one_is_refused(ray_cluster):
     assert clusters.Cluster("auto").slots() == 2
     with pytest.raises(
-        ValueFault, match="is connected to the Ray cluster at 127.0.0.1:[0-9]+; leave `address` out, or"
+        InvalidValue, match="is connected to the Ray cluster at 127.0.0.1:[0-9]+; leave `address` out, or"
     ):
         clusters.Cluster("127.0.0.1:1")
 
 
 @pytest.mark.parametrize("options", [{"gpus": 0}, {"shares": 0}, {"shares": 1.5}])
 def test_settings_of_the_engine_are_checked(options):
-    with pytest.raises(ValueFault, match=f"`{next(iter(options))}` is the "):
+    with pytest.raises(InvalidValue, match=f"`{next(iter(options))}` is the "):
         Ray(**options)
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
 import netkin as nk
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import InvalidValue, UnknownName
 
 MEASURES = ["cka", "cca_mean", "cka_minibatch(batch=16)", "cka_rbf"]
 SIZES = {"conv1": 8, "conv2": 4}
@@ -81,14 +81,14 @@ def test_a_reason_has_the_layers_own_name(worlds):
 def test_other_ways_of_resizing_are_refused(maps, images):
     with pytest.raises(UnknownName, match="`resize` is None or 'average'; got 'nearest'"):
         nk.compare(maps(), data=images, shape="positions", resize="nearest")
-    with pytest.raises(ValueFault, match="`resize` goes with shape='positions' or shape='dft'; got shape='pool'"):
+    with pytest.raises(InvalidValue, match="`resize` goes with shape='positions' or shape='dft'; got shape='pool'"):
         nk.compare(maps(), data=images, shape="pool", resize="average")
 
 
 def test_nan_is_refused_here_as_well(maps, images):
     images[7] = torch.nan
     how = {"layers": "conv*", "measures": ["cka_minibatch"], "shape": "positions", "resize": "average"}
-    with pytest.raises(ValueFault, match="the inputs in batch 0 hold 128 NaN or Inf"):
+    with pytest.raises(InvalidValue, match="the inputs in batch 0 hold 128 NaN or Inf"):
         nk.compare(maps(), data=images, **how)
-    with pytest.raises(ValueFault, match="layer 'conv1' of 'a' in batch 0 holds 256 NaN"):
+    with pytest.raises(InvalidValue, match="layer 'conv1' of 'a' in batch 0 holds 256 NaN"):
         nk.compare(maps(), data=images.nan_to_num(), forward=lambda model, batch: model(images[: len(batch)]), **how)

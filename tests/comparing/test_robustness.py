@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 import transcriptions
 from netkin import arrays, progress
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import InvalidValue, ShapeError
 from netkin.measures import find
 from netkin.statistics import layer_moments
 
@@ -99,7 +99,7 @@ def test_uneven_batches_are_refused(pair, inputs, layers):
         nk.compare(nk.Subject(a, data=Counted(inputs)), nk.Subject(b, data=Counted(inputs, 10)), layers=layers)
     with pytest.raises(ShapeError, match="data of 'a' gave 16 examples in a batch and those of 'b' 0"):
         nk.compare(nk.Subject(a, data=Counted(inputs)), nk.Subject(b, data=Counted(inputs[:32])), layers=layers)
-    with pytest.raises(ValueFault, match="`data` is missing|'b' has no data"):
+    with pytest.raises(InvalidValue, match="`data` is missing|'b' has no data"):
         nk.compare(nk.Subject(a, data=Counted(inputs)), b, layers=layers)
 
 
@@ -229,7 +229,7 @@ def test_nan_in_a_late_batch_is_refused_with_layer_and_batch(pair, inputs, measu
     def spoiling(model, batch):
         return model(batch.masked_fill(batch == 7777, torch.nan))
 
-    with pytest.raises(ValueFault, match=r"layer 'conv1' of 'a' in batch 2 holds \d+ NaN or Inf among"):
+    with pytest.raises(InvalidValue, match=r"layer 'conv1' of 'a' in batch 2 holds \d+ NaN or Inf among"):
         nk.compare(*pair, list(inputs.split(16)), measure, layers=["conv1", "fc"], shape=shape, forward=spoiling)
     assert not any(module._forward_hooks for module in pair[0].modules())
 

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import netkin as nk
 from netkin.comparing.alignment import Alignment
-from netkin.errors import ForwardError, NameClash, ShapeError, SourceError, UnknownName, ValueFault
+from netkin.errors import ForwardError, InvalidValue, NameClash, ShapeError, SourceError, UnknownName
 from netkin.representations.inputs import examples_in
 
 
@@ -79,7 +79,7 @@ def test_transforms_and_forwards_are_each_models_own(maps, images):
     )  # fmt: skip
     rows_a, rows_b = (nk.activations(m, "conv2", x)["conv2"] for m, x in ((a, images * 2), (b, images.flip(2))))
     assert changed["conv2", "conv2"] == pytest.approx(float(nk.cka(rows_a, rows_b)), abs=1e-6)
-    with pytest.raises(ValueFault, match="`forward` must be one function or one for each of the 2 models; got 3"):
+    with pytest.raises(InvalidValue, match="`forward` must be one function or one for each of the 2 models; got 3"):
         nk.compare(a, b, images, forward=(None, None, None))
 
 
@@ -104,7 +104,7 @@ def test_layers_are_chosen_for_both_or_for_each(maps, images):
     named = nk.compare(a, b, images, layers={"seed1": "fc"}, names=("seed0", "seed1"))
     assert len(named.layers_a) > 1
     assert named.layers_b == ("fc",)
-    with pytest.raises(ValueFault, match="`layers` names 'c'; the models are 'a', 'b'"):
+    with pytest.raises(InvalidValue, match="`layers` names 'c'; the models are 'a', 'b'"):
         nk.compare(a, b, images, layers={"c": "fc"})
     with pytest.raises(UnknownName, match="no layer named 'conv3'; did you mean 'conv"):
         nk.compare(a, b, images, layers="conv3")
@@ -125,23 +125,23 @@ def test_recorded_rows_give_the_models_numbers(maps, images, layers):
 @pytest.mark.parametrize(
     "a, b, options, fault, words",
     [
-        ({}, None, {}, ValueFault, "'a' is an empty mapping; give it at least one layer."),
+        ({}, None, {}, InvalidValue, "'a' is an empty mapping; give it at least one layer."),
         ({"x": np.ones((0, 3))}, None, {}, ShapeError, "'a' holds no examples of layer 'x'"),
         ({"x": np.ones((4, 3)), "y": np.ones((5, 3))}, None, {}, ShapeError, "4 examples of layer 'x' and 5 of layer"),
         ({"x": np.ones((4, 3))}, {"x": np.ones((5, 3))}, {}, ShapeError, "'a' holds 4 examples and 'b' 5; record both"),
-        ({"x": np.ones((4, 3))}, nn.Identity(), {"data": []}, ValueFault, "model and recorded rows can't be compared"),
-        ({"x": np.ones((4, 3))}, 3, {}, ValueFault, "'b' must be a torch module or a mapping.*got int"),
-        ({"x": np.ones((4, 3))}, None, {"data": np.ones(4)}, ValueFault, "leave `data` out"),
-        ({"x": np.ones((4, 3))}, None, {"examples": 0}, ValueFault, "`examples` must be at least 1; got 0"),
+        ({"x": np.ones((4, 3))}, nn.Identity(), {"data": []}, InvalidValue, "model and recorded rows can't be"),
+        ({"x": np.ones((4, 3))}, 3, {}, InvalidValue, "'b' must be a torch module or a mapping.*got int"),
+        ({"x": np.ones((4, 3))}, None, {"data": np.ones(4)}, InvalidValue, "leave `data` out"),
+        ({"x": np.ones((4, 3))}, None, {"examples": 0}, InvalidValue, "`examples` must be at least 1; got 0"),
         ({"x": np.ones((4, 3))}, None, {"measures": 3}, UnknownName, "3 is no measure; name one as text, e.g. 'cka'"),
-        ({"x": np.ones((4, 3))}, None, {"memory": "2GB"}, ValueFault, "`memory` is a number of bytes, such as 2e9"),
-        ({"x": np.ones((4, 3))}, None, {"memory": -1}, ValueFault, "`memory` is a number of bytes, .* got -1"),
-        ({"x": np.ones((4, 3))}, None, {"memory": np.nan}, ValueFault, "`memory` is a number of bytes, .* got nan"),
-        ({"x": np.ones((4, 3))}, None, {"seed": "a"}, ValueFault, "`seed` is a whole number; got 'a'"),
+        ({"x": np.ones((4, 3))}, None, {"memory": "2GB"}, InvalidValue, "`memory` is a number of bytes, such as 2e9"),
+        ({"x": np.ones((4, 3))}, None, {"memory": -1}, InvalidValue, "`memory` is a number of bytes, .* got -1"),
+        ({"x": np.ones((4, 3))}, None, {"memory": np.nan}, InvalidValue, "`memory` is a number of bytes, .* got nan"),
+        ({"x": np.ones((4, 3))}, None, {"seed": "a"}, InvalidValue, "`seed` is a whole number; got 'a'"),
         ({"x": np.ones((4, 3))}, None, {"layers": "y"}, UnknownName, "'a' has no layer 'y'"),
-        ({"x": np.ones((4, 3))}, None, {"layers": [nn.Linear]}, ValueFault, "chosen by name or glob; got"),
+        ({"x": np.ones((4, 3))}, None, {"layers": [nn.Linear]}, InvalidValue, "chosen by name or glob; got"),
         ({"x": np.ones((4, 3, 2, 2))}, None, {"shape": "cls"}, ShapeError, "layer 'x' of 'a': shape 'cls' does not"),
-        ({"x": [["a"]]}, None, {}, ValueFault, "`a/x` must hold numbers"),
+        ({"x": [["a"]]}, None, {}, InvalidValue, "`a/x` must hold numbers"),
         ({"x": np.ones((4, 3))}, {"x": np.ones((4, 3))}, {"names": ("m", "m")}, NameClash, "both models are named 'm'"),
     ],
 )  # fmt: skip
@@ -154,20 +154,20 @@ def test_what_can_not_be_compared_is_refused(a, b, options, fault, words):
 def test_state_dicts_are_no_recorded_rows_and_are_compared_as_weights(maps, plain):
     a, b = (plain(maps().state_dict()) for _ in range(2))
     for call in (lambda: nk.compare(a, b), lambda: nk.compare_many({"a": a, "b": b}, measures="weight_cosine")):
-        with pytest.raises(ValueFault, match="'a' is a state dict.*`nk.Subject.weights=.*'weight_cosine'"):
+        with pytest.raises(InvalidValue, match="'a' is a state dict.*`nk.Subject.weights=.*'weight_cosine'"):
             call()
     a, b = nk.Subject(weights=a), nk.Subject(weights=b)
     assert -1 <= nk.compare(a, b, measures="weight_cosine")["conv1", "conv1"] <= 1
-    with pytest.raises(ValueFault, match="'a' is a set of weights, which can't be run; pass the model"):
+    with pytest.raises(InvalidValue, match="'a' is a set of weights, which can't be run; pass the model"):
         nk.compare(a, b)
 
 
 def test_missing_or_empty_data_are_refused(maps):
-    with pytest.raises(ValueFault, match="`data` is missing: pass a loader"):
+    with pytest.raises(InvalidValue, match="`data` is missing: pass a loader"):
         nk.compare(maps(), maps())
-    with pytest.raises(ValueFault, match="the data gave no batches"):
+    with pytest.raises(InvalidValue, match="the data gave no batches"):
         nk.compare(maps(), maps(), [])
-    with pytest.raises(ValueFault, match="needs at least two models; got 1"):
+    with pytest.raises(InvalidValue, match="needs at least two models; got 1"):
         nk.compare_many([maps()], [])
     with pytest.raises(ForwardError, match="layer 'relu#3' did not run"):
         nk.compare(maps(), data=torch.ones(2, 2, 8, 8), layers="relu#3")
@@ -204,11 +204,11 @@ def test_a_model_is_lent_to_the_device_and_brought_back(monkeypatch):
 
 def test_a_device_without_numbers_is_refused_and_the_model_keeps_its_weights(maps, images):
     model = maps()
-    with pytest.raises(ValueFault, match="'meta' device computes no numbers"):
+    with pytest.raises(InvalidValue, match="'meta' device computes no numbers"):
         nk.compare(model, data=images, device="meta")
     assert torch.isfinite(model.fc.weight).all()
     half = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to("meta"))
-    with pytest.raises(ValueFault, match="'meta' device"):
+    with pytest.raises(InvalidValue, match="'meta' device"):
         nk.compare(half, data=torch.ones(3, 2))
 
 
@@ -226,7 +226,7 @@ def test_models_run_elsewhere_and_come_home(maps, images, layers):
         assert mixed.to_numpy(measure) == pytest.approx(here.to_numpy(measure), abs=2e-3)
     assert next(b.parameters()).device.type == "cpu"
     assert torch.equal(torch.cuda.get_rng_state(), state)
-    with pytest.raises(ValueFault, match="layer 'conv1' of 'a' in batch 1 holds 256 NaN"):
+    with pytest.raises(InvalidValue, match="layer 'conv1' of 'a' in batch 1 holds 256 NaN"):
         nk.compare(a, b.cuda(), [images, images[:1] * torch.nan], ["cka_minibatch"], layers="conv1", shape="flatten")
 
 
@@ -252,7 +252,9 @@ def test_two_loaders_that_shuffle_apart_are_refused(maps, images):
     a, b = maps(), maps()
     same = nk.compare(a, b, images, layers="fc")["fc", "fc"]
     for data in ([loader(shuffle=True), loader(shuffle=True)], [loader(), loader(shuffle=True)]):
-        with pytest.raises(ValueFault, match="are shuffled and do not pair with those of '.'; give both the same load"):
+        with pytest.raises(
+            InvalidValue, match="are shuffled and do not pair with those of '.'; give both the same load"
+        ):
             nk.compare(*subjects(*data))
     seeded = [loader(shuffle=True, generator=torch.Generator().manual_seed(3)) for _ in "ab"]
     assert nk.compare(*subjects(*seeded))["fc", "fc"] == pytest.approx(same, abs=1e-6)
@@ -260,7 +262,7 @@ def test_two_loaders_that_shuffle_apart_are_refused(maps, images):
 
 def test_masked_values_in_the_data_are_refused(maps, images):
     holes = np.ma.masked_greater(images.numpy(), 1)
-    with pytest.raises(ValueFault, match="`data` has [0-9,]+ masked values among"):
+    with pytest.raises(InvalidValue, match="`data` has [0-9,]+ masked values among"):
         nk.compare(maps(), data=holes)
     whole = nk.compare(maps(), data=np.ma.masked_array(images.numpy()), layers="fc")
     assert whole["fc", "fc"] == pytest.approx(1)

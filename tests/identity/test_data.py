@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import InvalidValue, ShapeError
 from netkin.identity import DataDigest, UnorderedDigest
 from netkin.identity import data as data_module
 
@@ -168,12 +168,12 @@ def test_texts_and_lists_of_numbers_count():
 
 def test_parts_that_overlap_are_refused():
     first, second = digest_of(images(6)), digest_of(images(6), np.arange(4, 10))
-    with pytest.raises(ValueFault, match="2 examples are counted twice, the first of them number 4; parts of data"):
+    with pytest.raises(InvalidValue, match="2 examples are counted twice, the first of them number 4; parts of data"):
         first.merge(second)
     assert first == digest_of(images(6))
-    with pytest.raises(ValueFault, match="1 examples are counted twice, the first of them number 3"):
+    with pytest.raises(InvalidValue, match="1 examples are counted twice, the first of them number 3"):
         digest_of(images(3), np.array([3, 1, 3])).hex  # noqa: B018
-    with pytest.raises(ValueFault, match="labels count in one of the two digests of data and not in the other"):
+    with pytest.raises(InvalidValue, match="labels count in one of the two digests of data and not in the other"):
         first.merge(DataDigest(labels=True))
 
 
@@ -201,7 +201,7 @@ def test_what_has_no_examples_is_refused():
         with pytest.raises(ShapeError, match="`numbers` must be a vector of whole numbers; got shape"):
             found.update(images(2), numbers)
     for array, kind in ((np.array([None, {}]), "object"), (np.ones(2, np.longdouble), "float128")):
-        with pytest.raises(ValueFault, match=f"an array of dtype {kind} has no digest; give numbers"):
+        with pytest.raises(InvalidValue, match=f"an array of dtype {kind} has no digest; give numbers"):
             found.update(array, range(2))
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.identity import described_call, function_digest, settings_digest, weights_digest
 
 SCALE = 2
@@ -115,7 +115,7 @@ def test_weights_on_the_gpu_have_the_digest_of_the_cpu():
 
 
 def test_weights_without_values_are_refused():
-    with pytest.raises(ValueFault, match="weight 'weight' lies on the meta device and holds no values; load the"):
+    with pytest.raises(InvalidValue, match="weight 'weight' lies on the meta device and holds no values; load the"):
         weights_digest(nn.Linear(2, 2, device="meta"))
 
 
@@ -160,7 +160,7 @@ def test_other_settings_have_other_digests():
 
 def test_settings_without_a_digest_are_refused_by_their_place():
     words = r"`settings\['a'\]\[1\]` is an object of type object, which has no digest; use numbers, texts, lists"
-    with pytest.raises(ValueFault, match=words):
+    with pytest.raises(InvalidValue, match=words):
         settings_digest({"a": [1, object()]})
 
 
@@ -226,7 +226,7 @@ def test_a_changed_global_number_is_noticed(monkeypatch):
 
 
 def test_what_is_no_function_is_refused():
-    with pytest.raises(ValueFault, match="a function is needed; got int"):
+    with pytest.raises(InvalidValue, match="a function is needed; got int"):
         function_digest(3)
 
 
@@ -313,7 +313,7 @@ def test_every_result_names_the_call_that_made_it(tmp_path):
     series = nk.dynamics({0: net, 1: other}, x, **silent)
     found = {
         "nk.compare(a=Sequential, b=Sequential, data=Tensor, measures='cka', layers=['0'])": nk.compare(
-            net, other, x, measure="cka", layers=["0"], **silent
+            net, other, x, measures="cka", layers=["0"], **silent
         ),
         "nk.compare_many(models={'a': Sequential, 'b': Sequential}, data=Tensor)": many["a", "b"],
         "Statistics.compare(measures=['nbs'])": nk.collect(net, data=x, **silent).compare(["nbs"]),

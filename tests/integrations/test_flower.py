@@ -15,7 +15,7 @@ import torch
 
 import netkin as nk
 from federated_worlds import network
-from netkin.errors import MissingExtra, ValueFault
+from netkin.errors import InvalidValue, MissingExtra
 from netkin.integrations.flower import client_app, federation_strategy
 
 HOW = {"rate": 0.1, "batch": 4}
@@ -56,9 +56,9 @@ def flower(monkeypatch):
     ],
 )
 def test_what_is_no_federation_of_real_clients_is_refused(flower, algorithm, source, fault):
-    with pytest.raises(ValueFault, match=fault):
+    with pytest.raises(InvalidValue, match=fault):
         federation_strategy(network(), algorithm, coefficients=source)
-    with pytest.raises(ValueFault, match=fault):
+    with pytest.raises(InvalidValue, match=fault):
         client_app(network(), lambda context: ("a", clients()["c0"]), algorithm, coefficients=source)
 
 
@@ -140,7 +140,9 @@ def test_nodes_that_connect_late_are_waited_for_and_then_asked(flower, monkeypat
 
 @pytest.mark.parametrize("options", [{"share": 0}, {"share": 1.5}, {"nodes": 0}, {"nodes": 2.5}])
 def test_shares_and_numbers_of_nodes_that_can_not_be_are_refused(flower, options):
-    with pytest.raises(ValueFault, match="`share` is a share of the nodes|`nodes` must be a whole number of 1 or more"):
+    with pytest.raises(
+        InvalidValue, match="`share` is a share of the nodes|`nodes` must be a whole number of 1 or more"
+    ):
         federation_strategy(network(), **options)
 
 

@@ -15,7 +15,7 @@ import netkin as nk
 from freezing_worlds import Net, data, same, sgd, train, weights
 from late_packages import lightning as pl
 from late_packages import transformers
-from netkin.errors import FileFault, MissingExtra, ValueFault
+from netkin.errors import FileError, InvalidValue, MissingExtra
 from netkin.integrations.huggingface import freezing_callback as trainer_callback
 from netkin.integrations.lightning import freezing_callback as lightning_callback
 from netkin.sources.architectures import seeded
@@ -214,7 +214,7 @@ def test_a_planned_schedule_needs_no_file_of_its_own_to_resume(tmp_path):
 def test_the_similarity_schedule_does(tmp_path):
     trained(WithLoss(), trainer_callback("similarity", **SIMILARITY), tmp_path)
     (tmp_path / "checkpoint-6" / "freezing.pt").unlink()
-    with pytest.raises(FileFault, match="freezing.pt' is missing, and without it what was frozen is unknown"):
+    with pytest.raises(FileError, match="freezing.pt' is missing, and without it what was frozen is unknown"):
         trained(
             WithLoss(), trainer_callback("similarity", **SIMILARITY), tmp_path, resume=str(tmp_path / "checkpoint-6")
         )
@@ -250,7 +250,7 @@ def test_several_processes_that_would_wait_are_refused():
             parallel_mode=distributed, gradient_checkpointing=checkpointing, ddp_find_unused_parameters=looks,
             ddp_static_graph=static,
         )  # fmt: skip
-        with pytest.raises(ValueFault, match="pass `ddp_find_unused_parameters=True` and no static graph"):
+        with pytest.raises(InvalidValue, match="pass `ddp_find_unused_parameters=True` and no static graph"):
             trainer_callback().on_train_begin(arguments, SimpleNamespace(max_steps=8), None, model=WithLoss())
 
 

@@ -49,7 +49,7 @@ def trainer(folder, callback, epochs, **options):
 
 def test_training_is_recorded_and_goes_on_from_a_checkpoint(tmp_path, capsys):
     told = []
-    whole = dynamics_callback(PROBE, layers="net.*", measure="cka", log=lambda step, values: told.append(step))
+    whole = dynamics_callback(PROBE, layers="net.*", measures="cka", log=lambda step, values: told.append(step))
     trainer(tmp_path / "run", whole, 3).train()
     ours = whole.recorder.series()
     assert ours.steps == (0, 3, 6, 9)
@@ -58,7 +58,7 @@ def test_training_is_recorded_and_goes_on_from_a_checkpoint(tmp_path, capsys):
     theirs = nk.dynamics(saved, {"features": PROBE["features"]}, "cka", layers="net.*", model=Classifier())
     np.testing.assert_allclose(ours.own()[1:], theirs.own(), atol=1e-6)
 
-    again = dynamics_callback(PROBE, layers="net.*", measure="cka")
+    again = dynamics_callback(PROBE, layers="net.*", measures="cka")
     (tmp_path / "run" / "checkpoint-9").rename(tmp_path / "unused")
     trainer(tmp_path / "run", again, 3).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-6"))
     assert again.recorder.steps == (0, 3, 6, 9)
@@ -66,7 +66,7 @@ def test_training_is_recorded_and_goes_on_from_a_checkpoint(tmp_path, capsys):
 
 
 def test_every_counts_steps(tmp_path, capsys):
-    callback = dynamics_callback(PROBE, layers="net.*", measure="cka", every=2)
+    callback = dynamics_callback(PROBE, layers="net.*", measures="cka", every=2)
     trainer(tmp_path, callback, 1).train()
     assert callback.recorder.steps == (0, 2, 3)
 

@@ -69,7 +69,7 @@ def test_training_is_recorded_once_an_epoch(package, tmp_path):
         def on_train_epoch_end(self, trainer, module):
             self.on_train_start(trainer, module)
 
-    callback = dynamics_callback(PROBE, model="net", measure="cka")
+    callback = dynamics_callback(PROBE, model="net", measures="cka")
     trainer(pl, tmp_path, callback, Keep()).fit(module, loader)
     ours = callback.recorder.series()
     assert ours.steps == (0, 3, 6, 9)
@@ -99,7 +99,7 @@ def test_a_resumed_run_goes_on_with_its_probes(tmp_path):
 def test_the_numbers_go_to_the_trainers_loggers(tmp_path):
     pl, module, loader = pieces(PACKAGES[0])
     loggers = importlib.import_module(f"{PACKAGES[0]}.loggers")
-    callback = dynamics_callback(PROBE, model=lambda lit: lit.net, measure="cka", layers=["0"])
+    callback = dynamics_callback(PROBE, model=lambda lit: lit.net, measures="cka", layers=["0"])
     trainer(pl, tmp_path, callback, logger=loggers.CSVLogger(tmp_path, name="log")).fit(module, loader)
     lines = (tmp_path / "log" / "version_0" / "metrics.csv").read_text().splitlines()
     assert "cka/previous/0" in lines[0]
@@ -108,7 +108,7 @@ def test_the_numbers_go_to_the_trainers_loggers(tmp_path):
 
 def test_the_callback_can_be_pickled():
     pytest.importorskip(PACKAGES[0])
-    callback = pickle.loads(pickle.dumps(dynamics_callback(PROBE, measure="cka")))
+    callback = pickle.loads(pickle.dumps(dynamics_callback(PROBE, measures="cka")))
     assert type(callback).__name__ == "DynamicsCallback"
     assert callback.recording.options == {"measure": "cka"}
     assert callback.state_dict() == {}

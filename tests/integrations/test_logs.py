@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.errors import MissingExtra, ValueFault
+from netkin.errors import InvalidValue, MissingExtra
 from netkin.integrations.training_loops import MlflowLog, TensorBoardLog
 
 
@@ -27,7 +27,7 @@ def test_tensorboard_gets_scalars_and_a_figure(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    recorder = recorded(TensorBoardLog(tmp_path), measure="cka", first=True)
+    recorder = recorded(TensorBoardLog(tmp_path), measures="cka", first=True)
     recorder.finish()
     events = EventAccumulator(str(tmp_path)).Reload()
     names = [f"netkin/cka/{what}/{layer}" for what in ("previous", "first") for layer in ("0", "2")]
@@ -50,7 +50,7 @@ def test_tensorboard_takes_a_writer_and_needs_no_figure():
             self.flushed = True
 
     writer = Writer()
-    recorded(TensorBoardLog(writer, prefix="run", figure=False), measure="nbs").finish()
+    recorded(TensorBoardLog(writer, prefix="run", figure=False), measures="nbs").finish()
     assert writer.scalars[:2] == [("run/nbs/previous/0", 10), ("run/nbs/previous/2", 10)]
     assert writer.flushed
 
@@ -70,10 +70,12 @@ def mlflow(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_mlflow_gets_metrics_the_series_and_a_figure(mlflow, tmp_path):
-    with pytest.raises(ValueFault, match="no MLflow run is active; call `mlflow.start_run..` first, or pass `run_id=`"):
+    with pytest.raises(
+        InvalidValue, match="no MLflow run is active; call `mlflow.start_run..` first, or pass `run_id=`"
+    ):
         MlflowLog()
     with mlflow.start_run() as run:
-        recorder = recorded(MlflowLog(), measure="svcca(variance=0.9)")
+        recorder = recorded(MlflowLog(), measures="svcca(variance=0.9)")
         recorder.finish()
     client = mlflow.MlflowClient()
     name = "netkin/svcca_variance_0.9_/previous/0"

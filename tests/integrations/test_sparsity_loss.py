@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 import netkin as nk
 from late_packages import lightning as pl
 from late_packages import transformers
-from netkin.errors import FileFault, MissingExtra, UnknownName, ValueFault
+from netkin.errors import FileError, InvalidValue, MissingExtra, UnknownName
 from netkin.integrations.huggingface import SPARSITY as FILE
 from netkin.integrations.huggingface import sparsity_callback as trainer_callback
 from netkin.integrations.lightning import sparsity_callback as lightning_callback
@@ -124,7 +124,7 @@ def test_lightning_gives_the_module_back_after_a_crash(tmp_path):
 def test_lightning_refuses_what_it_can_not_do(tmp_path):
     manual = in_lightning()
     manual.automatic_optimization = False
-    with pytest.raises(ValueFault, match=r"under manual optimization.*add `term\(\)`"):
+    with pytest.raises(InvalidValue, match=r"under manual optimization.*add `term\(\)`"):
         fit(manual, lightning_callback(**OPTIONS), tmp_path)
     with pytest.raises(UnknownName, match="`model='backbone'` finds no module in Lit"):
         fit(in_lightning(), lightning_callback(model="backbone", **OPTIONS), tmp_path)
@@ -210,7 +210,7 @@ def test_the_trainer_resumes_where_the_count_was(tmp_path):
     assert callback.penalty.batches == 8
     assert all(torch.equal(one, two) for one, two in zip(whole.parameters(), resumed.parameters(), strict=True))
     (saved / FILE).unlink()
-    with pytest.raises(FileFault, match="is missing, and without it the batches so far are unknown"):
+    with pytest.raises(FileError, match="is missing, and without it the batches so far are unknown"):
         fit_trainer(WithLoss(), trainer_callback(**OPTIONS), tmp_path / "half", resume=str(saved))
 
 
@@ -230,14 +230,14 @@ def test_the_trainer_begins_anew_after_it_was_interrupted(tmp_path):
 def test_a_loss_that_is_not_the_models_own_is_refused(tmp_path):
     model = WithLoss()
     model.config = SimpleNamespace()  # which the Trainer reads for label smoothing
-    with pytest.raises(ValueFault, match="the model returns no loss.*as under label smoothing"):
+    with pytest.raises(InvalidValue, match="the model returns no loss.*as under label smoothing"):
         fit_trainer(model, trainer_callback(**OPTIONS), tmp_path, label_smoothing_factor=0.1)
 
     class Own(transformers.Trainer):
         def compute_loss(self, model, inputs, *args, **keywords):
             return cross_entropy(model(**inputs)["logits"], inputs["labels"])
 
-    with pytest.raises(ValueFault, match="the Trainer does not use the loss that the model returns"):
+    with pytest.raises(InvalidValue, match="the Trainer does not use the loss that the model returns"):
         fit_trainer(WithLoss(), trainer_callback(**OPTIONS), tmp_path, kind=Own)
 
 

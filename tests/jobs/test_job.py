@@ -13,7 +13,7 @@ import pytest
 
 import netkin
 from netkin import files, jobs, progress
-from netkin.errors import FileFault, ValueFault
+from netkin.errors import FileError, InvalidValue
 from netkin.jobs import Cancelled, Job
 
 SOURCE = str(Path(netkin.__file__).parent.parent)
@@ -26,7 +26,7 @@ def squares(folder, count=3, fail_at=None, identity=IDENTITY):
 
     def square(number):
         if number == fail_at:
-            raise ValueFault(f"{number} is no good.")
+            raise InvalidValue(f"{number} is no good.")
         computed.append(number)
         return {"square": number**2}, {"powers": np.arange(number) ** 2}
 
@@ -56,11 +56,11 @@ def sleeper(tmp_path):
 
 
 def test_parts_are_kept_at_once_and_computed_once(tmp_path):
-    with pytest.raises(ValueFault, match="2 is no good"):
+    with pytest.raises(InvalidValue, match="2 is no good"):
         squares(tmp_path / "job", fail_at=2)
     state = jobs.read(tmp_path / "job")
     assert (state.condition, state.done, state.total) == ("failed", 2, 3)
-    assert state.error == "ValueFault: 2 is no good."
+    assert state.error == "InvalidValue: 2 is no good."
     parts, computed = squares(tmp_path / "job")
     assert computed == [2]
     assert [part.values["square"] for part in parts] == [0, 1, 4]
@@ -101,7 +101,7 @@ def test_a_part_remembers_how_long_it_took(tmp_path):
 def test_a_job_of_another_identity_is_refused_and_stays_as_it_was(tmp_path, identity, words):
     squares(tmp_path / "job")
     before = (tmp_path / "job" / "job.json").read_text()
-    with pytest.raises(FileFault, match=f"^'[^']*job' holds a count that differs in {words}"):
+    with pytest.raises(FileError, match=f"^'[^']*job' holds a count that differs in {words}"):
         squares(tmp_path / "job", identity=identity)
     assert (tmp_path / "job" / "job.json").read_text() == before
 
@@ -111,13 +111,13 @@ def test_a_refusal_shows_no_digests_and_says_errors_for_chunks(tmp_path):
     asked = {"data": "77ab" * 4, "settings": {"chunks": "20"}, "measures": "nbs", "measures digest": "cd" * 12}
     squares(tmp_path / "job", identity=held)
     words = r"differs in data and `errors` \('none', not '20 chunks'\) and measures \('cka', not 'nbs'\); a loader"
-    with pytest.raises(FileFault, match=words):
+    with pytest.raises(FileError, match=words):
         squares(tmp_path / "job", identity=asked)
-    with pytest.raises(FileFault, match="holds a count that differs in the code of its measures; ask"):
+    with pytest.raises(FileError, match="holds a count that differs in the code of its measures; ask"):
         squares(tmp_path / "job", identity=held | {"measures digest": "cd" * 12})
     asked = {"test data digest": f"50 examples, mark {'77ab' * 4}"}
     squares(tmp_path / "other", identity={"test data digest": f"150 examples, mark {'5c1e' * 4}"})
-    with pytest.raises(FileFault, match=r"differs in test data \('150 examples', not '50 examples'\); a loader"):
+    with pytest.raises(FileError, match=r"differs in test data \('150 examples', not '50 examples'\); a loader"):
         squares(tmp_path / "other", identity=asked)
 
 
@@ -131,13 +131,13 @@ def test_a_refusal_shows_no_digests_and_says_errors_for_chunks(tmp_path):
 )
 def test_a_refusal_shows_long_numbers_whole(tmp_path, one, other):
     squares(tmp_path / "job", identity={"rate": one})
-    with pytest.raises(FileFault, match=rf"differs in rate \('{one}', not '{other}'\)"):
+    with pytest.raises(FileError, match=rf"differs in rate \('{one}', not '{other}'\)"):
         squares(tmp_path / "job", identity={"rate": other})
 
 
 def test_a_job_of_another_kind_is_refused(tmp_path):
     squares(tmp_path / "job")
-    with pytest.raises(FileFault, match="holds a count, not a sweep; give another path or delete it"):
+    with pytest.raises(FileError, match="holds a count, not a sweep; give another path or delete it"):
         Job(tmp_path / "job", "sweep", IDENTITY).__enter__()
 
 
@@ -146,7 +146,7 @@ def test_overwriting_begins_anew(tmp_path):
     with Job.beside(result, "count", {"seed": 0}) as job:
         job.keep("0", {"square": 0})
     result.write_text("old")
-    with pytest.raises(FileFault, match="or start again with `overwrite=True`"):
+    with pytest.raises(FileError, match="or start again with `overwrite=True`"):
         Job.beside(result, "count", {"seed": 1}).__enter__()
     with Job.beside(result, "count", {"seed": 1}, overwrite=True) as job:
         assert job.find("0") is None
@@ -155,7 +155,7 @@ def test_overwriting_begins_anew(tmp_path):
 
 
 def test_a_job_that_finished_nothing_gives_way_to_another_of_its_kind(tmp_path):
-    with pytest.raises(ValueFault):
+    with pytest.raises(InvalidValue):
         squares(tmp_path / "job", fail_at=0)
     assert squares(tmp_path / "job", identity={"data digest": "77ab"})[1] == [0, 1, 2]
     assert jobs.read(tmp_path / "job").identity == {"data digest": "77ab"}
@@ -177,7 +177,7 @@ def test_work_without_parts_tells_how_far_it_is_and_can_be_cancelled(tmp_path):
 def test_parts_without_their_state_are_refused(tmp_path):
     squares(tmp_path / "job")
     (tmp_path / "job" / "job.json").unlink()
-    with pytest.raises(FileFault, match="holds parts of a job without its job.json; delete it, or start again"):
+    with pytest.raises(FileError, match="holds parts of a job without its job.json; delete it, or start again"):
         squares(tmp_path / "job")
 
 
@@ -191,19 +191,19 @@ def test_a_mapping_in_the_identity_may_gain_entries_and_remembers_them(tmp_path)
     squares(tmp_path / "job")
     squares(tmp_path / "job", identity={"data digest": "5c1e", "models": {"b": "22", "c": "33"}})
     assert jobs.read(tmp_path / "job").identity["models"] == {"a": "11", "b": "22", "c": "33"}
-    with pytest.raises(FileFault, match="differs in the weights of 'c' "):
+    with pytest.raises(FileError, match="differs in the weights of 'c' "):
         squares(tmp_path / "job", identity={"data digest": "5c1e", "models": {"c": "34"}})
 
 
 def test_a_second_process_is_refused_while_the_first_one_works(tmp_path, sleeper):
     words = rf"is being worked on by another process \({sleeper.pid} on .*, 1 part done\); wait for it, watch it by"
-    with pytest.raises(FileFault, match=words):
+    with pytest.raises(FileError, match=words):
         squares(tmp_path / "job")
     assert jobs.read(tmp_path / "job").pid == sleeper.pid
 
 
 def test_a_second_job_of_the_same_process_is_refused(tmp_path):
-    with Job(tmp_path / "job", "count", {}), pytest.raises(FileFault, match="is being worked on"):
+    with Job(tmp_path / "job", "count", {}), pytest.raises(FileError, match="is being worked on"):
         Job(tmp_path / "job", "count", {}).__enter__()
     with Job(tmp_path / "job", "count", {}):
         pass
@@ -232,7 +232,7 @@ def test_a_killed_process_that_its_parent_has_not_collected_is_no_running_job(tm
 
 
 def test_a_path_that_names_no_file_is_refused():
-    with pytest.raises(FileFault, match="a result is saved in a file; got the path '.', which names none"):
+    with pytest.raises(FileError, match="a result is saved in a file; got the path '.', which names none"):
         Job.beside("", "sweep", {})
 
 
@@ -251,7 +251,7 @@ def test_the_unfinished_writes_of_the_result_are_removed_and_no_others(tmp_path)
 
 
 def test_a_result_in_a_folder_that_does_not_exist_is_refused_before_the_work(tmp_path):
-    with pytest.raises(FileFault, match="cannot write '.*none/ab.netkin': there is no folder '.*none'"):
+    with pytest.raises(FileError, match="cannot write '.*none/ab.netkin': there is no folder '.*none'"):
         Job.beside(tmp_path / "none" / "ab.netkin", "sweep", {}).__enter__()
     assert not list(tmp_path.iterdir())
 
@@ -284,7 +284,7 @@ def test_a_request_to_cancel_ends_the_work_at_the_next_part(tmp_path):
     with Job(tmp_path / "job", "count", {}) as job:
         job.expect("012")
         assert [job.part(str(number), lambda: {"square": -1}).values["square"] for number in range(3)] == [0, 1, -1]
-    with pytest.raises(ValueFault, match="is done, with 3 of 3 parts done; only a running job"):
+    with pytest.raises(InvalidValue, match="is done, with 3 of 3 parts done; only a running job"):
         jobs.cancel(tmp_path / "job")
 
 
@@ -339,9 +339,9 @@ def test_parts_may_have_any_name(tmp_path):
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.txt").write_text("hello")
-    with pytest.raises(FileFault, match=r"holds 'thesis.txt' and no job; give a new or an empty folder"):
+    with pytest.raises(FileError, match=r"holds 'thesis.txt' and no job; give a new or an empty folder"):
         Job(tmp_path, "count", {}).__enter__()
-    with pytest.raises(FileFault, match="^cannot write '.*thesis.txt.job': Not a directory"):
+    with pytest.raises(FileError, match="^cannot write '.*thesis.txt.job': Not a directory"):
         Job(tmp_path / "thesis.txt" / "job", "count", {}).__enter__()
 
 
@@ -349,7 +349,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 def test_a_damaged_state_is_refused(tmp_path, text):
     squares(tmp_path / "job")
     (tmp_path / "job" / "job.json").write_text(text)
-    with pytest.raises(FileFault, match="job.json' is damaged"):
+    with pytest.raises(FileError, match="job.json' is damaged"):
         squares(tmp_path / "job")
 
 
@@ -357,7 +357,7 @@ def test_a_state_of_a_newer_netkin_is_refused(tmp_path):
     squares(tmp_path / "job")
     state = json.loads((tmp_path / "job" / "job.json").read_text())
     (tmp_path / "job" / "job.json").write_text(json.dumps(state | {"format": 99}))
-    with pytest.raises(FileFault, match="was written by a newer netkin; update with"):
+    with pytest.raises(FileError, match="was written by a newer netkin; update with"):
         jobs.read(tmp_path / "job")
 
 

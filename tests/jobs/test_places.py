@@ -8,7 +8,7 @@ import torch
 
 import netkin as nk
 from netkin import files, jobs
-from netkin.errors import FileFault
+from netkin.errors import FileError
 from netkin.jobs import Job
 
 
@@ -31,7 +31,7 @@ def test_a_damaged_state_is_refused_and_the_other_jobs_are_listed(tmp_path, chan
     begun(tmp_path / "one"), begun(tmp_path / "two")
     state = json.loads((tmp_path / "two" / "job.json").read_text())
     (tmp_path / "two" / "job.json").write_text(json.dumps(state | changes))
-    with pytest.raises(FileFault, match=f"job.json' is damaged: .*{words}"):
+    with pytest.raises(FileError, match=f"job.json' is damaged: .*{words}"):
         jobs.read(tmp_path / "two")
     whole, damaged = jobs.list_jobs(tmp_path)
     assert (whole.condition, damaged.condition) == ("done", "damaged")
@@ -43,15 +43,15 @@ def test_a_damaged_part_is_refused(tmp_path):
     part = tmp_path / "job" / "parts" / "0.netkin"
     part.write_bytes(part.read_bytes()[:-3])
     advice = "; delete this file and repeat the call, which computes the part again"
-    with pytest.raises(FileFault, match=f"0.netkin' is no netkin file, or only a part of one.*{advice}"):
+    with pytest.raises(FileError, match=f"0.netkin' is no netkin file, or only a part of one.*{advice}"):
         begun(tmp_path / "job")
     part.unlink()
     files.write(part, "part", {"name": "2", "values": {}, "seconds": 0, "created": ""}, {})
-    with pytest.raises(FileFault, match=f"is damaged: ValueError: it holds the part '2'{advice}"):
+    with pytest.raises(FileError, match=f"is damaged: ValueError: it holds the part '2'{advice}"):
         begun(tmp_path / "job")
     part.unlink()
     part.mkdir()
-    with pytest.raises(FileFault, match="cannot read '.*0.netkin': it is a folder.$"):  # no damage of ours
+    with pytest.raises(FileError, match="cannot read '.*0.netkin': it is a folder.$"):  # no damage of ours
         begun(tmp_path / "job")
     part.rmdir()
     begun(tmp_path / "job")
@@ -63,7 +63,7 @@ def test_a_part_that_memory_is_too_small_for_is_not_to_be_deleted(tmp_path):
         raise MemoryError("too large")
 
     begun(tmp_path / "job")
-    with Job(tmp_path / "job", "count", {}) as job, pytest.raises(FileFault) as refused:
+    with Job(tmp_path / "job", "count", {}) as job, pytest.raises(FileError) as refused:
         job.recall("0", too_large)
     assert "too large" in str(refused.value)
     assert "delete" not in str(refused.value)
@@ -73,7 +73,7 @@ def test_a_pipe_in_place_of_a_state_keeps_no_reader_waiting(tmp_path):
     begun(tmp_path / "job")
     (tmp_path / "job" / "job.json").unlink()
     os.mkfifo(tmp_path / "job" / "job.json")
-    with pytest.raises(FileFault, match="it is no ordinary file"):
+    with pytest.raises(FileError, match="it is no ordinary file"):
         jobs.read(tmp_path / "job")
 
 
@@ -145,7 +145,7 @@ def test_a_result_that_is_made_again_keeps_its_permissions(tmp_path):
 
 def test_a_folder_in_place_of_a_result_is_refused_before_the_work(tmp_path):
     (tmp_path / "ab.netkin").mkdir()
-    with pytest.raises(FileFault, match="ab.netkin': it is no ordinary file"):
+    with pytest.raises(FileError, match="ab.netkin': it is no ordinary file"):
         Job.beside(tmp_path / "ab.netkin", "sweep", {}, overwrite=True).__enter__()
 
 
@@ -165,7 +165,7 @@ def test_a_job_with_a_setting_and_one_without_it_differ(tmp_path, options, words
     for first, then in ((options, {}), ({}, options)):
         save = tmp_path / f"{len(first)}.netkin"
         nk.compare_many(nets, x, progress=False, save=save, **first)
-        with pytest.raises(FileFault, match=f"holds a comparison that differs in {words}"):
+        with pytest.raises(FileError, match=f"holds a comparison that differs in {words}"):
             nk.compare_many(nets, x, progress=False, save=save, **then)
 
 
@@ -193,7 +193,7 @@ def test_a_state_that_could_not_be_written_once_does_not_end_finished_work_as_fa
     def sometimes(path, *rest, **options):
         writes.append(path)
         if len(writes) == failing:
-            raise FileFault(f"cannot write {str(path)!r}: No space left on device.")
+            raise FileError(f"cannot write {str(path)!r}: No space left on device.")
         write(path, *rest, **options)
 
     monkeypatch.setattr(files, "write_text", sometimes)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import InflatedWarning, InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.measures import svcca_directions
 from netkin.statistics import LayerMoments, Moments
 from netkin.statistics.covariances import CovarianceSide
@@ -256,10 +256,10 @@ def test_more_directions_than_there_are_refused(worlds, k):
     found = svcca_directions(*worlds.related(60, 8, 8), variance=1.0).x
     for ask in (found.basis, found.projection):
         with pytest.raises(
-            ValueFault, match=rf"`k` must lie between 1 and 8, the directions kept of 8 features; got {k}"
+            InvalidValue, match=rf"`k` must lie between 1 and 8, the directions kept of 8 features; got {k}"
         ):
             ask(k)
-        with pytest.raises(ValueFault, match=r"`k` must be a whole number of directions, up to 8; got 2\.5"):
+        with pytest.raises(InvalidValue, match=r"`k` must be a whole number of directions, up to 8; got 2\.5"):
             ask(2.5)
 
 
@@ -273,15 +273,15 @@ def test_rules_and_shares_are_refused(worlds):
     X, Y = worlds.related(60, 8, 5)
     with pytest.raises(UnknownName, match="`by` is 'variance' .* or 'sum' .*; got 'size'"):
         svcca_directions(X, Y, by="size")
-    with pytest.raises(ValueFault, match="`variance` must lie above 0 and at most at 1; got 99"):
+    with pytest.raises(InvalidValue, match="`variance` must lie above 0 and at most at 1; got 99"):
         svcca_directions(X, Y, variance=99)
 
 
 def test_what_is_no_pair_is_refused(worlds):
     X, Y = worlds.related(60, 8, 5)
-    with pytest.raises(ValueFault, match="takes two matrices, or one `Moments`; got ndarray"):
+    with pytest.raises(InvalidValue, match="takes two matrices, or one `Moments`; got ndarray"):
         svcca_directions(X)
-    with pytest.raises(ValueFault, match="got a `Moments` and something else"):
+    with pytest.raises(InvalidValue, match="got a `Moments` and something else"):
         svcca_directions(Moments.of(X, Y), Y)
     with pytest.raises(ShapeError, match="60 rows and 59 rows"):
         svcca_directions(X, Y[1:])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import InflatedWarning, InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.measures import measures
 from netkin.measures.linear import mean_cosines, nearest
 
@@ -126,7 +126,7 @@ def test_bad_atoms_are_refused():
         nk.atom_cosine(atoms(0), atoms(0, m=5))
     with pytest.raises(NoValue, match="kernels of 3 × 3 and of 5 × 5 have no common space"):
         nk.grassmann(atoms(0), atoms(0, k=5))
-    with pytest.raises(ValueFault, match="`X` holds 36 NaN or Inf"):
+    with pytest.raises(InvalidValue, match="`X` holds 36 NaN or Inf"):
         nk.atom_cosine(atoms(0) * torch.nan, atoms(0))
     with pytest.raises(ShapeError, match=r"`X` must hold atoms, m × height × width.*got shape \(4,\)"):
         nk.atom_cosine(torch.ones(4), atoms(0))
@@ -157,9 +157,11 @@ def test_by_default_layers_with_filters_are_compared():
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(4, 2))
     assert nk.compare(plain, measures="grassmann(atoms=2)").layers_a == ("0",)
     assert nk.compare(plain, measures="weight_cosine").layers_a == ("0", "1", "2", "4")
-    with pytest.raises(ValueFault, match="'a' has no layer with filters larger than 1 × 1, which atom_cosine would be"):
+    with pytest.raises(
+        InvalidValue, match="'a' has no layer with filters larger than 1 × 1, which atom_cosine would be"
+    ):
         nk.compare(nn.Linear(2, 2), nn.Linear(2, 2), measures="atom_cosine")
-    with pytest.raises(ValueFault, match="'a' has no layer with filters larger than 1 × 1"):
+    with pytest.raises(InvalidValue, match="'a' has no layer with filters larger than 1 × 1"):
         nk.explain(nn.Linear(2, 2), nn.Linear(2, 2), measures="atom_cosine")
 
 
@@ -234,7 +236,7 @@ def test_state_dicts_files_and_merged_parts_give_the_same(tmp_path):
     nk.collect(a, b, measures=asked).save(tmp_path / "ab.stats")
     np.testing.assert_allclose(nk.load(tmp_path / "ab.stats").compare(asked).to_numpy(), found, atol=1e-12)
     narrow = nk.collect(a, b, measures="atom_cosine")
-    with pytest.raises(ValueFault, match="can't serve 'weight_cosine': they hold LayerFilters without the weights"):
+    with pytest.raises(InvalidValue, match="can't serve 'weight_cosine': they hold LayerFilters without the weights"):
         narrow.compare("weight_cosine")
 
 
@@ -261,7 +263,7 @@ def test_halves_are_raised_before_anything_is_summed():
 def test_broken_weights_are_named():
     a, b = pair_of_nets()
     b[2].atoms.data[0, 0, 0] = torch.inf
-    with pytest.raises(ValueFault, match="'atoms' of layer '2' of 'b' holds 1 NaN or Inf among 36"):
+    with pytest.raises(InvalidValue, match="'atoms' of layer '2' of 'b' holds 1 NaN or Inf among 36"):
         nk.compare(a, b, measures="atom_cosine")
 
 
@@ -291,7 +293,7 @@ def test_rounding_does_not_count_as_a_direction():
 
 
 def test_a_strange_number_of_directions_is_refused():
-    with pytest.raises(ValueFault, match="`atoms` is a number of directions, or 0 for the layer's own atoms; got -1"):
+    with pytest.raises(InvalidValue, match="`atoms` is a number of directions, or 0 for the layer's own atoms; got -1"):
         nk.grassmann(atoms(0), atoms(1), atoms=-1)
 
 

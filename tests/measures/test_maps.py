@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.errors import InflatedWarning, NoValue, ShapeError, ValueFault
+from netkin.errors import InflatedWarning, InvalidValue, NoValue, ShapeError
 from netkin.statistics import Spectra
 
 
@@ -99,7 +99,7 @@ def test_what_it_can_not_take_is_refused(worlds):
         nk.dft_cca(maps, maps[1:])
     with pytest.raises(NoValue, match="maps of 4 × 4 and `Y` of 3 × 3"):
         nk.dft_cca(maps, maps[:, :, :3, :3])
-    with pytest.raises(ValueFault, match="`variance` must lie above 0 and at most at 1; got 2"):
+    with pytest.raises(InvalidValue, match="`variance` must lie above 0 and at most at 1; got 2"):
         nk.dft_cca(maps, maps, variance=2)
-    with pytest.raises(ValueFault, match="`X` holds complex numbers"):
+    with pytest.raises(InvalidValue, match="`X` holds complex numbers"):
         nk.dft_cca(maps * 1j, maps)

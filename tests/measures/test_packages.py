@@ -11,7 +11,7 @@ import torch
 
 import netkin as nk
 from netkin import measures as m
-from netkin.errors import InflatedWarning, NameClash, PackageWarning, UnknownName, ValueFault
+from netkin.errors import InflatedWarning, InvalidValue, NameClash, PackageWarning, UnknownName
 from netkin.measures import broken_packages, find, measure, measures, registry
 from netkin.statistics import Grams, Moments, Spectra
 
@@ -169,28 +169,28 @@ def test_help_shows_matrices_and_the_parameters_of_the_measure():
 
 def test_an_unknown_invariance_is_refused():
     with pytest.raises(
-        ValueFault, match="`unchanged_by` takes rotation, scaling, translation, invertible; got mirrors\\."
+        InvalidValue, match="`unchanged_by` takes rotation, scaling, translation, invertible; got mirrors\\."
     ):
         measure(**PLAIN | {"unchanged_by": {"rotation", "mirrors"}})
 
 
 def test_a_measure_must_say_what_it_reads(own_registry):
     with pytest.raises(
-        ValueFault, match="annotate the first argument of 'unsaid' with the statistic it reads, e.g. `Moments`"
+        InvalidValue, match="annotate the first argument of 'unsaid' with the statistic it reads, e.g. `Moments`"
     ):
 
         @measure(**PLAIN)
         def unsaid(moments):
             """Return nothing."""
 
-    with pytest.raises(ValueFault, match="annotate the first argument of 'late'"):
+    with pytest.raises(InvalidValue, match="annotate the first argument of 'late'"):
 
         @measure(**PLAIN)
         def late(moments, *, second: Moments):
             """Return nothing."""
 
     sentence = "annotate the first argument of 'wrong'.*; int is no pair type, it lacks of, options, caution\\."
-    with pytest.raises(ValueFault, match=sentence):
+    with pytest.raises(InvalidValue, match=sentence):
 
         @measure(**PLAIN)
         def wrong(moments: int) -> float:
@@ -242,7 +242,7 @@ def test_a_pair_type_that_lacks_a_method_is_refused_by_its_name(own_registry, mi
         """Return nothing."""
 
     narrow.__annotations__ = {"pair": half}
-    with pytest.raises(ValueFault, match=f"'narrow'.*Half is no pair type, it lacks {missing}\\."):
+    with pytest.raises(InvalidValue, match=f"'narrow'.*Half is no pair type, it lacks {missing}\\."):
         measure(**PLAIN)(narrow)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 import netkin as nk
 from netkin import measures as m
 from netkin.comparing.compare import compare
-from netkin.errors import InflatedWarning, NetkinError, NoValue, UnknownName, ValueFault
+from netkin.errors import InflatedWarning, InvalidValue, NetkinError, NoValue, UnknownName
 from netkin.measures import find, measure, measures, registry
 from netkin.measures.registry import value_of
 from netkin.statistics import Grams, Moments, Rows
@@ -132,7 +132,7 @@ def test_what_cannot_be_found_is_refused_with_advice(spec, sentence):
     ],
 )
 def test_a_parameter_of_the_wrong_type_is_refused(spec, sentence):
-    with pytest.raises(ValueFault, match=sentence):
+    with pytest.raises(InvalidValue, match=sentence):
         find(spec)
 
 
@@ -144,9 +144,9 @@ def test_a_parameter_that_is_none_by_default_is_set_by_its_annotation(own_regist
     assert find("optional(k=3, share=1, free=word)").settings == {"k": 3, "share": 1.0, "free": "word"}
     assert find("optional(k=None)").id == "optional"
     assert find("optional(share=1)").id == "optional(share=1.0)"
-    with pytest.raises(ValueFault, match="`k` must be of type int or None, like its default None; got 2.5\\."):
+    with pytest.raises(InvalidValue, match="`k` must be of type int or None, like its default None; got 2.5\\."):
         find("optional(k=2.5)")
-    with pytest.raises(ValueFault, match="`share` must be of type float or None"):
+    with pytest.raises(InvalidValue, match="`share` must be of type float or None"):
         find("optional(share=lots)")
 
 
@@ -197,7 +197,7 @@ def test_any_text_names_a_measure_or_is_refused(text):
     ],
 )
 def test_a_parameter_out_of_range_is_refused(worlds, value, name, parameters, sentence):
-    with pytest.raises((ValueFault, UnknownName), match=sentence):
+    with pytest.raises((InvalidValue, UnknownName), match=sentence):
         value(name, *worlds.related(20, 4, 3), **parameters)
 
 
@@ -294,9 +294,9 @@ def test_enough_examples_and_measures_of_norms_are_not_warned_about(worlds, name
 
 
 def test_one_matrix_alone_is_refused(worlds):
-    with pytest.raises(ValueFault, match="`cka` takes two matrices, or one `Moments`; got ndarray\\."):
+    with pytest.raises(InvalidValue, match="`cka` takes two matrices, or one `Moments`; got ndarray\\."):
         m.cka(worlds.normal(5, 2))
-    with pytest.raises(ValueFault, match="`cka_minibatch` takes two matrices, or one `Grams`; got Moments\\."):
+    with pytest.raises(InvalidValue, match="`cka_minibatch` takes two matrices, or one `Grams`; got Moments\\."):
         m.cka_minibatch(Moments.of(worlds.normal(5, 2), worlds.normal(5, 2)))
 
 
@@ -365,7 +365,7 @@ def test_a_parameter_out_of_range_is_refused_before_any_data_are_read(spec, sent
         def __iter__(self):
             raise AssertionError("the data were read")
 
-    with pytest.raises((ValueFault, UnknownName)) as refusal:
+    with pytest.raises((InvalidValue, UnknownName)) as refusal:
         nk.compare(nn.Linear(2, 2), nn.Linear(2, 2), data=Unread(), measures=spec)
     assert str(refusal.value) == sentence
 

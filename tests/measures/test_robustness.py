@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from netkin import measures as m
-from netkin.errors import NetkinError, NoValue, ShapeError, ValueFault
+from netkin.errors import InvalidValue, NetkinError, NoValue, ShapeError
 from netkin.measures import measures
 
 NAMES = list(measures(matrices=True))
@@ -122,16 +122,16 @@ def test_an_rbf_kernel_too_narrow_or_too_wide_gives_no_nan(worlds, value, name, 
 def test_nan_and_inf_are_refused_and_counted(worlds, value, name, bad):
     X, Y = worlds.related(12, 3, 4)
     Y[2, 1] = Y[5, 0] = bad
-    with pytest.raises(ValueFault, match="`Y` holds 2 NaN or Inf among 48 values; fix the model or leave out"):
+    with pytest.raises(InvalidValue, match="`Y` holds 2 NaN or Inf among 48 values; fix the model or leave out"):
         value(name, X, Y)
-    with pytest.raises(ValueFault, match="`X` holds 2 NaN or Inf among 48 values"):
+    with pytest.raises(InvalidValue, match="`X` holds 2 NaN or Inf among 48 values"):
         value(name, Y, X)
 
 
 def test_infinities_of_both_signs_are_counted(worlds):
     X, Y = worlds.related(12, 3, 4)
     X[0, 0], X[1, 0] = math.inf, -math.inf
-    with pytest.raises(ValueFault, match="`X` holds 2 NaN or Inf among 36 values"):
+    with pytest.raises(InvalidValue, match="`X` holds 2 NaN or Inf among 36 values"):
         m.cka(X, Y)
 
 
@@ -159,7 +159,7 @@ def test_empty_matrices_are_refused(worlds, value, name, shape):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_complex_numbers_are_refused(worlds, value, name):
-    with pytest.raises(ValueFault, match="`X` holds complex numbers \\(complex128\\)"):
+    with pytest.raises(InvalidValue, match="`X` holds complex numbers \\(complex128\\)"):
         value(name, worlds.normal(8, 3) + 1j, worlds.normal(8, 3))
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from netkin.errors import FileFault, ValueFault
+from netkin.errors import FileError, InvalidValue
 from netkin.reporting.charts import Axis, axis_across, axis_up, tick_text
 from netkin.reporting.page.claims_page import claims_page, report_claims, tally
 from netkin.reporting.page.svg import figure_of_curve
@@ -116,10 +116,10 @@ def test_the_verdict_stands_first(made):
 
 
 def test_a_page_of_nothing_is_refused_and_a_page_is_written_whole(tmp_path):
-    with pytest.raises(ValueFault, match="a page of reproductions needs at least one recorded claim; got none."):
+    with pytest.raises(InvalidValue, match="a page of reproductions needs at least one recorded claim; got none."):
         claims_page([])
     assert report_claims([claim()], tmp_path / "x.html").read_text() == claims_page([claim()])
-    with pytest.raises(FileFault, match="cannot write"):
+    with pytest.raises(FileError, match="cannot write"):
         report_claims([claim()], tmp_path / "gone" / "x.html")
 
 

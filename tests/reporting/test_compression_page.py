@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import netkin as nk
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.reporting.page import page
 from netkin.reporting.page.smaller_networks_page import compression_charts
 from netkin.reporting.words import figure_caption
@@ -68,7 +68,7 @@ def test_its_document_opens_again(table, tmp_path):
 
 
 def test_it_shares_no_page(table):
-    with pytest.raises(ValueFault, match="got Compression"):
+    with pytest.raises(InvalidValue, match="got Compression"):
         page([table, table])
 
 

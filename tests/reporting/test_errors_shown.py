@@ -229,11 +229,11 @@ def test_a_profile_is_drawn_where_it_is_asked_for(made):
 
 def test_what_has_no_profile_is_refused(made):
     pytest.importorskip("matplotlib")
-    from netkin.errors import ValueFault
+    from netkin.errors import InvalidValue
 
     classes = made.comparison(made.jackknifed(axes=("layer", "class")))
     assert len(plot(classes).axes) == 2
-    with pytest.raises(ValueFault, match="no layers correspond, so that there is no profile to draw"):
+    with pytest.raises(InvalidValue, match="no layers correspond, so that there is no profile to draw"):
         plot(classes, profile=True)
-    with pytest.raises(ValueFault, match="`profile` is for a comparison; this is a Series"):
+    with pytest.raises(InvalidValue, match="`profile` is for a comparison; this is a Series"):
         plot(made.series(), profile=True)

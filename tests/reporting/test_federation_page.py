@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from netkin.errors import NoValue, ValueFault
+from netkin.errors import InvalidValue, NoValue
 from netkin.reporting import plot, report
 from netkin.reporting.page import page
 from netkin.results import Comparison, Federation, Values, document
@@ -195,12 +195,12 @@ def test_a_figure_has_the_lines_of_all_clients_and_the_similarity(tmp_path):
     assert alone.axes[0].get_ylabel() == "mean training loss"
     assert list(alone.axes[0].lines[0].get_ydata()) == [1, 1 / 2, 1 / 3]
     assert found.plot(ax=alone.axes[0]) is alone
-    with pytest.raises(ValueFault, match="`measures` and `steps` are for comparisons"):
+    with pytest.raises(InvalidValue, match="`measures` and `steps` are for comparisons"):
         plot(found, "accuracy")
 
 
 def test_a_federation_fills_a_page_by_itself():
-    with pytest.raises(ValueFault, match="a federation has a page of its own; got 2 results"):
+    with pytest.raises(InvalidValue, match="a federation has a page of its own; got 2 results"):
         page([federation(), federation()])
     assert page([federation()]).startswith("<!DOCTYPE html>")
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from netkin.applications.stitching import Barrier
-from netkin.errors import FileFault, MissingExtra, ShapeError, UnknownName, ValueFault
+from netkin.errors import FileError, InvalidValue, MissingExtra, ShapeError, UnknownName
 from netkin.reporting import plot
 from netkin.reporting.figures import drawing
 from netkin.results import Comparisons
@@ -33,7 +33,7 @@ def test_some_measures_are_drawn_in_the_order_of_their_names(made):
         panels = heatmaps(plot(Comparisons([comparison]), wanted))
         for axes, id in zip(panels, wanted, strict=True):
             assert np.array_equal(axes.images[0].get_array().filled(np.nan), comparison[id].values, equal_nan=True)
-    assert len(heatmaps(comparison.plot(measures=ids[1]))) == len(heatmaps(plot(comparison, measure=ids[1]))) == 1
+    assert len(heatmaps(comparison.plot(measures=ids[1]))) == len(heatmaps(plot(comparison, measures=ids[1]))) == 1
 
 
 def test_close_is_bright_whatever_the_direction(made):
@@ -130,18 +130,18 @@ def test_the_summaries_of_many_are_drawn(made):
     many = Comparisons([made.comparison(a=a, b=b) for a, b in [("x", "y"), ("x", "z")]])
     assert len(heatmaps(many.plot())) == 2
     assert len(heatmaps(many.plot("cka"))) == 1
-    with pytest.raises(ValueFault, match="nothing to draw: no summary of 'nbs'."):
+    with pytest.raises(InvalidValue, match="nothing to draw: no summary of 'nbs'."):
         many.plot("nbs")
 
 
 def test_what_cannot_be_drawn_is_refused(made, tmp_path):
-    with pytest.raises(ValueFault, match="a figure ends in .png, .svg, .pdf; got 'ab.gif'."):
+    with pytest.raises(InvalidValue, match="a figure ends in .png, .svg, .pdf; got 'ab.gif'."):
         plot(made.comparison(), path="ab.gif")
-    with pytest.raises(ValueFault, match="nothing to draw: this result holds no measure."):
+    with pytest.raises(InvalidValue, match="nothing to draw: this result holds no measure."):
         plot(made.comparison(tables={}))
     with pytest.raises(UnknownName, match="no measure 'ckaa' in this comparison; did you mean 'cka'"):
         plot(made.comparison(), "ckaa")
-    with pytest.raises(FileFault, match="cannot write '.*gone.ab.png': No such file or directory"):
+    with pytest.raises(FileError, match="cannot write '.*gone.ab.png': No such file or directory"):
         plot(made.comparison(), path=tmp_path / "gone" / "ab.png")
 
 
@@ -227,5 +227,5 @@ def test_it_is_drawn_into_axes_or_a_file(tmp_path):
     assert barrier().plot(ax=ax) is ax.figure
     barrier().plot(tmp_path / "way.svg")
     assert (tmp_path / "way.svg").read_text().startswith("<?xml")
-    with pytest.raises(ValueFault, match="a figure ends in .png, .svg, .pdf"):
+    with pytest.raises(InvalidValue, match="a figure ends in .png, .svg, .pdf"):
         barrier().plot(tmp_path / "way.gif")

@@ -15,7 +15,7 @@ RECTANGLE = (
 )
 
 
-def rectangles(page, selector):
+def pair_blocks(page, selector):
     return [one.evaluate(RECTANGLE) for one in page.locator(selector).all()]
 
 
@@ -126,7 +126,7 @@ def test_the_row_and_the_column_that_are_pointed_at_are_marked(opened, made):
     cell = page.locator("tbody tr").nth(1).locator("td").nth(2)
     cell.hover()
     assert page.locator("th.on").all_text_contents() == ["head", "conv2"]
-    row, column = rectangles(page, ".band")
+    row, column = pair_blocks(page, ".band")
     (own,) = [cell.evaluate(RECTANGLE)]
     assert abs(row["top"] - own["top"]) <= 1
     assert abs(column["left"] - own["left"]) <= 1
@@ -139,7 +139,7 @@ def test_names_of_columns_stay_below_the_controls_while_the_page_scrolls(opened,
     page.locator("tbody tr").nth(30).scroll_into_view_if_needed()
     page.mouse.wheel(0, 250)
     page.wait_for_timeout(150)
-    (bar,), head = rectangles(page, ".toolbar"), rectangles(page, "thead th")[0]
+    (bar,), head = pair_blocks(page, ".toolbar"), pair_blocks(page, "thead th")[0]
     assert bar["top"] == 0
     assert head["top"] == pytest.approx(bar["bottom"], abs=1)
 
@@ -149,7 +149,7 @@ def test_on_a_phone_the_first_picture_is_on_the_first_screen(opened, made, kind)
     said = ("fewer examples than features: values are inflated; 3,000 examples would do",) * 3
     page = opened(getattr(made, kind)(warnings=said), width=390)
     page.set_viewport_size({"width": 390, "height": 844})
-    picture = rectangles(page, "main table.heat, main .field, main .panes img")[0]
+    picture = pair_blocks(page, "main table.heat, main .field, main .panes img")[0]
     assert picture["top"] < 600
     page.get_by_text("Before you read the numbers (").click()
     assert page.get_by_text("3,000 examples would do").first.is_visible()
@@ -160,24 +160,24 @@ def test_on_a_phone_the_first_picture_is_on_the_first_screen(opened, made, kind)
 
 def test_four_cards_stand_two_by_two_on_a_wide_screen_with_words_beside_pictures(opened, made):
     page = opened(made.comparison(*(made.table(id) for id in ("cka", "nbs", "svcca", "pwcca"))), width=1600)
-    cards = rectangles(page, ".cards > .card")
+    cards = pair_blocks(page, ".cards > .card")
     assert [len({round(card[side]) for card in cards}) for side in ("left", "top")] == [2, 2]
     assert cards[1]["right"] - cards[0]["left"] > 1500
-    picture, beside = rectangles(page, ".picture")[0], rectangles(page, ".beside")[0]
+    picture, beside = pair_blocks(page, ".picture")[0], pair_blocks(page, ".beside")[0]
     assert beside["left"] >= picture["right"]
     assert abs(beside["top"] - picture["top"]) < 10
 
 
 def test_one_heatmap_has_its_profile_beside_it_on_a_wide_screen(opened, made):
     page = opened(made.comparison(made.table()), width=1440)
-    heatmap, profile = (rectangles(page, f".halves > section:nth-child({k}) .card")[0] for k in (1, 2))
+    heatmap, profile = (pair_blocks(page, f".halves > section:nth-child({k}) .card")[0] for k in (1, 2))
     assert profile["left"] > heatmap["right"]
     assert (profile["top"], profile["bottom"]) == pytest.approx((heatmap["top"], heatmap["bottom"]), abs=1)
 
 
 def test_three_small_cards_stand_in_one_row_on_a_wide_screen(opened, made):
     page = opened(made.comparison(*(made.table(id) for id in ("cka", "nbs", "svcca"))), width=1440)
-    cards = rectangles(page, ".cards > .card")
+    cards = pair_blocks(page, ".cards > .card")
     assert [len({round(card[side]) for card in cards}) for side in ("left", "top")] == [3, 1]
 
 

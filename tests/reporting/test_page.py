@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import netkin.reporting
-from netkin.errors import FileFault, ValueFault
+from netkin.errors import FileError, InvalidValue
 from netkin.reporting import report
 from netkin.reporting.page import page
 from netkin.reporting.page.document import POLICY
@@ -72,7 +72,7 @@ def test_every_number_in_the_data_is_the_saved_one(made, tmp_path):
 
 @pytest.mark.parametrize("name", ["page.pdf", "page", "page.html.gz"])
 def test_a_page_under_another_name_is_refused(made, tmp_path, name):
-    with pytest.raises(ValueFault, match=rf"a page whose name ends in \.html or \.htm; got '.*{name}'"):
+    with pytest.raises(InvalidValue, match=rf"a page whose name ends in \.html or \.htm; got '.*{name}'"):
         report(made.comparison(), tmp_path / name)
     assert not (tmp_path / name).exists()
     assert report(made.comparison(), tmp_path / "page.HTM").exists()
@@ -335,32 +335,32 @@ def test_the_page_is_written_whole_or_not_at_all(made, tmp_path, monkeypatch):
     assert report(made.comparison(), tmp_path / "page.html") == tmp_path / "page.html"
     before = (tmp_path / "page.html").read_bytes()
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(FileFault, match="cannot write '.*page.html': No space left on device."):
+    with pytest.raises(FileError, match="cannot write '.*page.html': No space left on device."):
         report(made.comparison(a="other"), tmp_path / "page.html")
     assert (tmp_path / "page.html").read_bytes() == before
     assert os.listdir(tmp_path) == ["page.html"]
 
 
 def test_a_bad_path_is_one_clear_sentence(made, tmp_path):
-    with pytest.raises(FileFault, match=r"cannot write '.*gone.page.html': No such file or directory."):
+    with pytest.raises(FileError, match=r"cannot write '.*gone.page.html': No such file or directory."):
         report(made.comparison(), tmp_path / "gone" / "page.html")
     (tmp_path / "folder.html").mkdir()
-    with pytest.raises(FileFault, match=r"cannot write '.*': "):
+    with pytest.raises(FileError, match=r"cannot write '.*': "):
         report(made.comparison(), tmp_path / "folder.html")
 
 
 def test_what_is_no_comparison_is_refused(made, tmp_path):
     with pytest.raises(
-        ValueFault,
+        InvalidValue,
         match=r"a report shows comparisons, a series, .* in a row; got str. `nk.load\(path\)` opens a saved one.",
     ):
         report("ab.netkin", tmp_path / "page.html")
     with pytest.raises(
-        ValueFault,
+        InvalidValue,
         match="a sparsity study, a compression or tasks learnt in a row; got int.$",
     ):
         report([made.comparison(), 3], tmp_path / "page.html")
-    with pytest.raises(ValueFault, match="a report needs at least one comparison; got none."):
+    with pytest.raises(InvalidValue, match="a report needs at least one comparison; got none."):
         report([], tmp_path / "page.html")
 
 
@@ -403,7 +403,7 @@ def test_a_page_and_a_figure_are_written_over_nothing_else(made, tmp_path):
         path = tmp_path / name
         path.write_bytes(b"%PDF-1.4 precious")
         with pytest.raises(
-            FileFault, match=f"this would write over '.*{name}', which holds no (page|figure) of netkin's"
+            FileError, match=f"this would write over '.*{name}', which holds no (page|figure) of netkin's"
         ):
             write(comparison, path)
         assert path.read_bytes() == b"%PDF-1.4 precious"

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.reporting import notebook_view, plot, report
 from netkin.reporting.page import page
 from netkin.results import Ranking, Values
@@ -48,7 +48,7 @@ def test_the_page_says_what_the_ranking_says(tmp_path):
     assert [row[:2] for row in rows] == [("1", "c"), ("2", "b"), ("3", "a")]
     assert [row[2] for row in rows] == [cells[0] for cells in ranked.cells()]
     assert report(ranked, tmp_path / "r.html").exists()
-    with pytest.raises(ValueFault, match="a ranking has a page of its own; got 2 results"):
+    with pytest.raises(InvalidValue, match="a ranking has a page of its own; got 2 results"):
         page([ranked, ranked])
 
 

@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from netkin.errors import ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, ShapeError, UnknownName
 from netkin.reporting import plot
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -43,7 +43,7 @@ def test_the_steps_are_chosen(made):
     assert [axes.get_title() for axes in heatmaps(series.plot(steps=[1000, 10]))] == ["step 1,000", "step 10"]
     with pytest.raises(UnknownName, match="no step 7 in this series; it has 0, 10, 100, 1000."):
         series.plot(steps=[7])
-    with pytest.raises(ValueFault, match="`steps` chooses among those of a series; this is a Comparison."):
+    with pytest.raises(InvalidValue, match="`steps` chooses among those of a series; this is a Comparison."):
         plot(made.comparison(), steps=[7])
 
 
@@ -109,7 +109,7 @@ def test_the_words_of_an_svg_are_text_and_the_file_is_the_same_each_time(made, t
 def test_what_cannot_be_drawn_is_refused(made):
     with pytest.raises(UnknownName, match="no measure 'svcc' in this comparison; did you mean 'svcca'"):
         made.series().plot("svcc")
-    with pytest.raises(ValueFault, match="nothing to draw: this result holds no measure."):
+    with pytest.raises(InvalidValue, match="nothing to draw: this result holds no measure."):
         made.series(measures=()).plot()
 
 

@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.reporting import report
 from netkin.reporting.charts import StepAxis, spread
 from netkin.reporting.grids import frames, shades
@@ -244,7 +244,7 @@ def test_a_small_picture_has_a_pixel_a_cell_and_is_clear_in_holes(made):
 
 def test_a_series_shares_its_page_with_nothing(made, tmp_path):
     with pytest.raises(
-        ValueFault, match="a series has a page of its own; got 2 results for one page. Write one for each."
+        InvalidValue, match="a series has a page of its own; got 2 results for one page. Write one for each."
     ):
         report([made.series(), made.comparison()], tmp_path / "page.html")
     assert report([made.series()], tmp_path / "page.html").exists()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import netkin as nk
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import InvalidValue, ShapeError
 from netkin.reporting import plot, report
 from netkin.reporting.page import page
 from netkin.results import TaskAccuracies, TaskEnsembles, document
@@ -127,12 +127,14 @@ def test_ways_of_one_method_are_told_apart_by_their_options():
 
 def test_other_tasks_and_other_results_on_one_page_are_refused():
     other = replace(way(), tasks=("a", "b", "c"))
-    with pytest.raises(ValueFault, match="one sequence of tasks; got 0-1, 2-3, 4-5 and a, b, c. Write a page for each"):
+    with pytest.raises(
+        InvalidValue, match="one sequence of tasks; got 0-1, 2-3, 4-5 and a, b, c. Write a page for each"
+    ):
         page([way(), other])
-    with pytest.raises(ValueFault, match="a report shows comparisons.*got TaskAccuracies"):
+    with pytest.raises(InvalidValue, match="a report shows comparisons.*got TaskAccuracies"):
         page([way(), 3])
     for wrong, told in (([way(), 3], "int"), ([], "none"), ("t.netkin", "str")):
-        with pytest.raises(ValueFault, match=f"a figure shows comparisons.*got {told}"):
+        with pytest.raises(InvalidValue, match=f"a figure shows comparisons.*got {told}"):
             plot(wrong)
 
 

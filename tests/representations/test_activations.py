@@ -9,9 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
-from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
+from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName
 from netkin.representations.activations import Reader, activations
-from netkin.representations.hooks import guest
+from netkin.representations.hooks import inference_mode_of
 
 
 class Sometimes(nn.Module):
@@ -134,7 +134,7 @@ def test_a_mask_is_counted_once_for_all_layers_of_a_batch(language, sentences, s
     for name in ("any", "nonzero"):
         monkeypatch.setattr(torch.Tensor, name, counting(getattr(torch.Tensor, name)))
     read = Reader(language, ["embeddings", "encoder"], shape=shape)
-    with guest(language):
+    with inference_mode_of(language):
         read(sentences)
         read(sentences)
     assert len(counted) == 2
@@ -142,7 +142,7 @@ def test_a_mask_is_counted_once_for_all_layers_of_a_batch(language, sentences, s
 
 def test_the_reader_tells_which_tokens_and_places_the_rows_are(language, sentences, residual, images):
     read, look = Reader(language, "encoder", shape="tokens"), Reader(residual, ["conv1", "fc"], shape="positions")
-    with guest(language, residual):
+    with inference_mode_of(language, residual):
         rows = read(sentences)["encoder"]
         look(images)
     assert torch.equal(read.valid["encoder"], sentences["attention_mask"] == 1)
@@ -252,7 +252,7 @@ def test_default_layers_that_give_no_rows_are_left_out_with_the_reason_and_named
     output, reason = ASIDE[kind]
     model, batches = Giving(output), torch.randn(12, 2).split(4)
     read = Reader(model)
-    with guest(model):
+    with inference_mode_of(model):
         assert [list(read(batch)) for batch in batches] == [["first", "last"]] * 3
     assert read.left_out == {"aside": f"layer 'aside' {reason}", "idle": "layer 'idle' did not run in batch 0"}
     assert set(nk.compare(model, data=list(batches)).layers_a) == {"first", "last"}
@@ -271,7 +271,7 @@ def test_a_layer_that_gives_rows_in_the_first_batch_only_is_refused():
 
 def test_no_layer_is_left_out_where_all_give_rows(residual, images):
     read = Reader(residual)
-    with guest(residual):
+    with inference_mode_of(residual):
         read(images)
     assert read.left_out == {}
 
@@ -286,9 +286,9 @@ def test_nan_and_inf_are_refused_with_layer_batch_and_count(chain):
     bad = torch.ones(3, 4)
     bad[1] = float("nan")
     bad[2] = float("inf")
-    with pytest.raises(ValueFault, match="the inputs in batch 1 hold 8 NaN or Inf among 12 values, the first in its"):
+    with pytest.raises(InvalidValue, match="the inputs in batch 1 hold 8 NaN or Inf among 12 values, the first in its"):
         activations(chain, data=[torch.ones(3, 4), bad])
-    with pytest.raises(ValueFault, match="layer '0' in batch 1 holds 16 NaN or Inf among 24 values"):
+    with pytest.raises(InvalidValue, match="layer '0' in batch 1 holds 16 NaN or Inf among 24 values"):
         activations(
             chain, data=[torch.ones(3, 4), -torch.ones(3, 4)], forward=lambda m, x: m(x if x[0, 0] > 0 else bad)
         )
@@ -300,9 +300,9 @@ def test_large_finite_numbers_are_not_taken_for_inf():
 
 
 def test_no_data_no_activations(chain):
-    with pytest.raises(ValueFault, match="the data gave no batches"):
+    with pytest.raises(InvalidValue, match="the data gave no batches"):
         activations(chain, data=[])
-    with pytest.raises(ValueFault, match="got NoneType"):
+    with pytest.raises(InvalidValue, match="got NoneType"):
         activations(chain)
 
 
@@ -323,7 +323,7 @@ def test_batches_of_other_widths_are_refused():
 
 def test_two_readers_of_one_model_do_not_disturb_each_other(residual, images):
     read, read_nothing = Reader(residual), Reader(residual, "fc", transform=lambda x: x[:1] * 0)
-    with guest(residual):
+    with inference_mode_of(residual):
         for batch in images.split(4):
             rows, nothing = read(batch), read_nothing(batch)
     assert read.shapes["conv1"] == "pool"
@@ -343,7 +343,7 @@ def test_a_model_elsewhere_gets_its_batches_there(residual, images):
 
 
 def test_a_model_on_the_meta_device_is_refused():
-    with pytest.raises(ValueFault, match="a model on the 'meta' device computes no numbers; load its weights"):
+    with pytest.raises(InvalidValue, match="a model on the 'meta' device computes no numbers; load its weights"):
         nk.activations(nn.Linear(4, 3, device="meta"), data=[torch.ones(5, 4)])
 
 

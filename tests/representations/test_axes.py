@@ -6,7 +6,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.errors import ShapeError
-from netkin.representations import Reader, activations, guest, tokens
+from netkin.representations import Reader, activations, inference_mode_of, tokens
 
 
 class Recurrent(nn.Module):
@@ -127,7 +127,7 @@ def lengths_run(model, data, **options):
     """Return how many examples the model was run on in every pass, and the reader."""
     reader = Reader(model, **options)
     model.lengths.clear()
-    with guest(model):
+    with inference_mode_of(model):
         for batch in data:
             reader(batch)
     return model.lengths, reader

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 import netkin as nk
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.representations.activations import Reader, activations
-from netkin.representations.hooks import guest
+from netkin.representations.hooks import inference_mode_of
 from netkin.representations.inputs import model_precision, precision_in_words
 from netkin.settings import frozen, tf32_in
 
@@ -53,7 +53,7 @@ def disturb():
 
 
 def test_inside_the_models_evaluate_and_build_no_graph(uneven, images):
-    with guest(uneven):
+    with inference_mode_of(uneven):
         assert not any(module.training for module in uneven.modules())
         assert not uneven(images).requires_grad
         assert not torch.is_inference_mode_enabled()
@@ -62,7 +62,7 @@ def test_inside_the_models_evaluate_and_build_no_graph(uneven, images):
 @pytest.mark.parametrize("fault", [None, RuntimeError, KeyboardInterrupt])
 def test_afterwards_all_is_as_it_was(uneven, images, fault):
     before = state(uneven)
-    with expecting(fault), guest(uneven, nn.Dropout()):
+    with expecting(fault), inference_mode_of(uneven, nn.Dropout()):
         disturb()
         uneven(images)
         if fault:
@@ -106,7 +106,7 @@ def test_an_overridden_eval_is_not_called():
             return super().train(mode)
 
     model = Merging(2, 2)
-    with guest(model):
+    with inference_mode_of(model):
         assert not model.training
     assert model.weight.abs().sum() > 0
 
@@ -115,7 +115,7 @@ def test_a_compiled_model_is_a_host_too(residual):
     compiled = torch.compile(residual.train(), backend="eager")
     residual.bn1.eval()
     before = [module.training for module in residual.modules()]
-    with guest(compiled):
+    with inference_mode_of(compiled):
         assert not any(module.training for module in residual.modules())
     assert [module.training for module in residual.modules()] == before
 
@@ -136,11 +136,11 @@ def test_a_model_runs_in_the_precision_that_is_set_unless_it_must_be_exact():
     model, data, kept = Looking(), torch.randn(5, 4), []
     allowed = tf32_in()
     assert "convolutions" in allowed  # as torch has it unless told otherwise
-    with guest(model):
+    with inference_mode_of(model):
         Reader(model, "inner", keep=lambda name, rows: kept.append(tf32_in()) or True)(data)
     activations(model, "inner", data)
     activations(model, "inner", data, exact_model=True)
-    with guest(model, exact=True):
+    with inference_mode_of(model, exact=True):
         model(data)
     assert model.seen == [allowed, allowed, (), ()]
     assert kept == [allowed]  # the pass sees to it that its own products are exact
@@ -167,7 +167,7 @@ def test_a_model_on_a_gpu_rounds_to_tf32_unless_it_must_be_exact():
     exact = nn.functional.conv2d(images.double(), model.weight.double(), model.bias.double())
     faults = []
     for must_be_exact in (False, True):
-        with guest(model, exact=must_be_exact):
+        with inference_mode_of(model, exact=must_be_exact):
             faults.append(((model(images).double() - exact).abs().max() / exact.abs().max()).item())
     assert faults[0] > 1e-5 > faults[1]
     assert model_precision(model) == "float32, TF32 in convolutions and recurrent layers"
@@ -182,12 +182,12 @@ def test_a_model_on_a_gpu_rounds_to_tf32_unless_it_must_be_exact():
         lambda model, data: nk.compare(model, data=data),
         lambda model, data: nk.explain(model, data=data),
         lambda model, data: nk.DynamicsRecorder(model, data),
-        lambda model, data: guest(nn.Linear(2, 2), model).__enter__(),
+        lambda model, data: inference_mode_of(nn.Linear(2, 2), model).__enter__(),
     ],
 )
 def test_lazy_modules_are_refused_before_they_draw_their_weights(run):
     model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.LazyBatchNorm1d(), nn.LazyLinear(2)))
-    with pytest.raises(ValueFault, match=r"layer '.*1\.0' is a lazy module without weights yet; run the model once"):
+    with pytest.raises(InvalidValue, match=r"layer '.*1\.0' is a lazy module without weights yet; run the model once"):
         run(model, torch.randn(5, 4))
     assert is_lazy(model[1][1].weight)
     model(torch.randn(5, 4))
@@ -199,7 +199,7 @@ def test_lazy_modules_are_refused_before_they_draw_their_weights(run):
 def test_the_random_state_of_the_models_device_is_as_it_was(residual):
     residual.cuda()
     before = torch.cuda.get_rng_state()
-    with guest(residual):
+    with inference_mode_of(residual):
         torch.rand(3, device="cuda")
     assert torch.equal(torch.cuda.get_rng_state(), before)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import InvalidValue, UnknownName
 from netkin.representations.filters import filter_matrix, leading_atoms
 
 SHAPES = [  # kernel, stride, padding, dilation, groups, padding mode
@@ -104,16 +104,16 @@ def test_the_printed_layer_says_what_is_special():
 
 @pytest.mark.parametrize("atoms", [0, -1, 2.0, True])
 def test_a_strange_number_of_atoms_is_refused(atoms):
-    with pytest.raises(ValueFault, match="`atoms` is a number of atoms, 1 or more; got"):
+    with pytest.raises(InvalidValue, match="`atoms` is a number of atoms, 1 or more; got"):
         nk.AtomConv2d(3, 8, 3, atoms=atoms)
-    with pytest.raises(ValueFault, match="`atoms` is a number of atoms, 1 or more; got"):
+    with pytest.raises(InvalidValue, match="`atoms` is a number of atoms, 1 or more; got"):
         nk.decompose(small_net(), atoms=atoms)
 
 
 def test_kernels_of_one_number_and_blocks_that_do_not_fit_are_refused():
-    with pytest.raises(ValueFault, match="1 × 1 kernel is a single number.*use `nn.Conv2d`"):
+    with pytest.raises(InvalidValue, match="1 × 1 kernel is a single number.*use `nn.Conv2d`"):
         nk.AtomConv2d(3, 8, 1, atoms=1)
-    with pytest.raises(ValueFault, match=r"block of \(2, 3\) coefficients can't be repeated over 4 × 8 channels"):
+    with pytest.raises(InvalidValue, match=r"block of \(2, 3\) coefficients can't be repeated over 4 × 8 channels"):
         nk.AtomConv2d(4, 8, 3, atoms=1, block=(2, 3))
 
 
@@ -256,15 +256,15 @@ def test_layers_of_atoms_that_do_more_than_that_are_left_too():
 
 
 def test_networks_without_filters_are_refused():
-    with pytest.raises(ValueFault, match="no convolution whose filters could be made of atoms"):
+    with pytest.raises(InvalidValue, match="no convolution whose filters could be made of atoms"):
         nk.decompose(nn.Sequential(nn.Linear(2, 2)))
-    with pytest.raises(ValueFault, match="kernel of 1 × 1 is a single number"):
+    with pytest.raises(InvalidValue, match="kernel of 1 × 1 is a single number"):
         nk.decompose(nn.Sequential(nn.Conv2d(3, 8, 1)))
-    with pytest.raises(ValueFault, match="put it into an `nn.Sequential`"):
+    with pytest.raises(InvalidValue, match="put it into an `nn.Sequential`"):
         nk.decompose(nn.Conv2d(3, 8, 3))
     broken = nn.Sequential(nn.Conv2d(3, 8, 3))
     broken[0].weight.data[0, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueFault, match="the filters of layer '0' holds 1 NaN or Inf among 216 values"):
+    with pytest.raises(InvalidValue, match="the filters of layer '0' holds 1 NaN or Inf among 216 values"):
         nk.decompose(broken)
 
 
@@ -287,7 +287,7 @@ def test_atoms_alone_are_trained():
     assert changed == set(trained)
     with pytest.raises(UnknownName, match="no part 'atom' to be trained: name 'atoms', or layers of the model"):
         nk.freeze_except(model, "atom")
-    with pytest.raises(ValueFault, match="no atoms to be trained; `nk.decompose` makes some"):
+    with pytest.raises(InvalidValue, match="no atoms to be trained; `nk.decompose` makes some"):
         nk.freeze_except(small_net(), "atoms")
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 import netkin as nk
-from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
+from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName
 from netkin.representations.cutting import replacing
 from netkin.representations.gradients import Target, gradients
 from netkin.settings import evaluating
@@ -204,10 +204,10 @@ def test_a_frozen_model_and_a_caller_in_inference_mode_have_gradients(convnet, p
 def test_activations_of_the_same_pass_are_those_of_a_pass_without_gradients(convnet, pictures):
     from netkin.representations.activations import Reader
     from netkin.representations.gradients import Taps
-    from netkin.representations.hooks import guest
+    from netkin.representations.hooks import inference_mode_of
 
     read = Reader(convnet, ["0", "2"], taps=Taps(convnet, [Target(), Target(beta=0.0)]))
-    with guest(convnet):
+    with inference_mode_of(convnet):
         rows = read(pictures)
     plain = nk.activations(convnet, ["0", "2"], pictures)
     assert all(torch.equal(rows[name], plain[name]) and not rows[name].requires_grad for name in plain)
@@ -273,9 +273,9 @@ def test_nan_in_the_first_batch_is_refused_with_its_layer_and_not_taken_for_a_mi
     inputs = torch.randn(20, 4)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     inputs[3] = float("nan")
-    with pytest.raises(ValueFault, match="the inputs in batch 0 hold 4 NaN or Inf among 80 values"):
+    with pytest.raises(InvalidValue, match="the inputs in batch 0 hold 4 NaN or Inf among 80 values"):
         nk.gradients(model, data=[inputs])
-    with pytest.raises(ValueFault, match="layer '0' in batch 0 holds 8 NaN or Inf among 160 values"):
+    with pytest.raises(InvalidValue, match="layer '0' in batch 0 holds 8 NaN or Inf among 160 values"):
         nk.gradients(model, data=[torch.ones(20, 4)], forward=lambda model, batch: model(inputs))
 
 
@@ -303,7 +303,7 @@ def test_examples_that_are_mixed_in_any_way_are_refused(mixed):
 
 def test_several_rows_for_an_example_are_no_mixture():
     model = Mixing(lambda rows: rows.unflatten(0, (-1, 2)).sum(1))
-    with pytest.raises(ValueFault, match="gradients can't be put in the rows of the function 'relu'"):
+    with pytest.raises(InvalidValue, match="gradients can't be put in the rows of the function 'relu'"):
         nk.gradients(model, ["first"], [torch.randn(5, 8)], shape=torch.relu, forward=lambda m, x: m(x.view(-1, 4)))
 
 
@@ -326,9 +326,9 @@ class Exploding(torch.autograd.Function):
 
 def test_gradients_that_are_not_finite_are_refused_with_the_layer():
     model, data = Mixing(Exploding.apply), [(torch.randn(6, 4), torch.arange(6) % 3)]
-    with pytest.raises(ValueFault, match="the gradient at layer 'first' in batch 0 holds 5 NaN or Inf among 30"):
+    with pytest.raises(InvalidValue, match="the gradient at layer 'first' in batch 0 holds 5 NaN or Inf among 30"):
         gradients(model, None, data)
-    with pytest.raises(ValueFault, match="the gradient at layer 'first' in batch 0"):
+    with pytest.raises(InvalidValue, match="the gradient at layer 'first' in batch 0"):
         nk.kernel_ridge(model, data, kernel="psi")
 
 
@@ -352,16 +352,16 @@ def test_layers_that_the_loss_does_not_reach_are_refused_with_the_reason():
     [
         ({"target": "label"}, UnknownName, "no target named 'label'; did you mean 'labels'"),
         ({"outputs": "binary"}, UnknownName, "no kind of outputs named 'binary'"),
-        ({"beta": 1.0}, ValueFault, "at least 0 and below 1; got 1. At 1 .* every gradient is zero"),
-        ({"beta": -0.1}, ValueFault, "got -0.1"),
+        ({"beta": 1.0}, InvalidValue, "at least 0 and below 1; got 1. At 1 .* every gradient is zero"),
+        ({"beta": -0.1}, InvalidValue, "got -0.1"),
         (
             {"outputs": "continuous"},
-            ValueFault,
+            InvalidValue,
             "with continuous outputs the tempered gradient of every example is zero",
         ),
-        ({"target": "labels"}, ValueFault, "needs labels, and the batches hold none"),
+        ({"target": "labels"}, InvalidValue, "needs labels, and the batches hold none"),
         ({"target": lambda outputs, labels: outputs.sum()}, ShapeError, "must give one loss for each of 6 examples"),
-        ({"shape": {"0": lambda output: output[:, :2]}}, ValueFault, "can't be put in the rows of the function"),
+        ({"shape": {"0": lambda output: output[:, :2]}}, InvalidValue, "can't be put in the rows of the function"),
     ],
 )
 def test_what_has_no_gradient_is_refused(options, fault, sentence):

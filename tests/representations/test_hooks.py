@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import netkin as nk
-from netkin.errors import ForwardError, UnknownName, ValueFault
+from netkin.errors import ForwardError, InvalidValue, UnknownName
 from netkin.representations.hooks import recording
 from netkin.representations.inputs import feed
 
@@ -358,7 +358,7 @@ def test_a_scripted_part_of_a_model_is_one_of_its_layers(steps):
 
 def test_an_exported_program_is_refused_with_what_makes_a_module_of_it(steps):
     program = torch.export.export(steps, (torch.ones(5, 4),))
-    with pytest.raises(ValueFault, match=r"got ExportedProgram\. `torch\.export\.unflatten` makes a module"):
+    with pytest.raises(InvalidValue, match=r"got ExportedProgram\. `torch\.export\.unflatten` makes a module"):
         nk.layers(program)
-    with pytest.raises(ValueFault, match=r"got ExportedProgram\. `torch\.export\.unflatten` makes a module"):
+    with pytest.raises(InvalidValue, match=r"got ExportedProgram\. `torch\.export\.unflatten` makes a module"):
         nk.compare(program, data=[torch.ones(5, 4)])

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import netkin as nk
-from netkin.errors import ForwardError, ShapeError, ValueFault
+from netkin.errors import ForwardError, InvalidValue, ShapeError
 from netkin.representations.hooks import leaves
 from netkin.representations.inputs import (
     attention_mask,
@@ -248,7 +248,7 @@ def test_empty_batches_are_passed_over():
     ],
 )
 def test_data_without_batches_are_refused(data, words):
-    with pytest.raises(ValueFault, match=f"the data gave no batches.*{words}"):
+    with pytest.raises(InvalidValue, match=f"the data gave no batches.*{words}"):
         list(batches_of(data))
 
 
@@ -354,13 +354,13 @@ def test_an_encoder_decoder_without_inputs_for_its_decoder_is_refused(t5):
 
 
 def test_data_that_cannot_be_read_are_refused():
-    with pytest.raises(ValueFault, match="must be an iterable of batches, or one array of inputs; got NoneType"):
+    with pytest.raises(InvalidValue, match="must be an iterable of batches, or one array of inputs; got NoneType"):
         list(batches_of(None))
-    with pytest.raises(ValueFault, match="got str"):
+    with pytest.raises(InvalidValue, match="got str"):
         list(batches_of("digits"))
-    with pytest.raises(ValueFault, match=r"`data` is a tuple of arrays.*`\[\(inputs, labels\)\]`"):
+    with pytest.raises(InvalidValue, match=r"`data` is a tuple of arrays.*`\[\(inputs, labels\)\]`"):
         list(batches_of((X, Y)))
-    with pytest.raises(ValueFault, match="`examples` must be at least 1; got 0"):
+    with pytest.raises(InvalidValue, match="`examples` must be at least 1; got 0"):
         list(batches_of(X, 0))
     with pytest.raises(ShapeError, match="a batch of type str holds no tensor or array.*leave `examples` out"):
         list(batches_of(["text"], 3))
@@ -395,9 +395,9 @@ def test_a_fault_inside_the_model_is_not_taken_for_one_of_the_keys():
 
 
 def test_none_instead_of_a_batch_is_refused():
-    with pytest.raises(ValueFault, match="the data gave None instead of a batch; a batch is a tensor"):
+    with pytest.raises(InvalidValue, match="the data gave None instead of a batch; a batch is a tensor"):
         list(batches_of([X, None]))
-    with pytest.raises(ValueFault, match="the data gave None instead of a batch"):
+    with pytest.raises(InvalidValue, match="the data gave None instead of a batch"):
         nk.compare(nn.Linear(2, 3), data=[None])
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
 import netkin as nk
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.representations.layer_weights import copied, own_weights, with_plain_weights
 from netkin.sources.architectures import seeded
 
@@ -165,7 +165,7 @@ def test_tasks_are_learnt_with_a_head_in_place_of_a_computed_one(kind):
 def test_filters_that_are_computed_are_left_with_the_reason(kind):
     net, _ = computed(kind)
     tasks = nk.split_tasks((IMAGES, LABELS), (IMAGES, LABELS), 2)
-    with pytest.raises(ValueFault, match=r"layer '0' is left: its weight is computed \(\w.*make it plain first"):
+    with pytest.raises(InvalidValue, match=r"layer '0' is left: its weight is computed \(\w.*make it plain first"):
         nk.learn_tasks(net, tasks, "atoms", epochs=1, progress=False)
     found = nk.decompose(nn.Sequential(nn.Conv2d(1, 1, 3), copied(net)))
     assert list(found.errors) == ["0"]
@@ -175,7 +175,7 @@ def test_filters_that_are_computed_are_left_with_the_reason(kind):
 @pytest.mark.parametrize("kind", COMPUTED)
 def test_a_state_dict_from_which_a_weight_is_computed_is_refused_and_a_plain_one_is_not(kind):
     net, twin = computed(kind)
-    with pytest.raises(ValueFault, match="'a' holds '0.*', from which '0.weight' is computed.*pass the model"):
+    with pytest.raises(InvalidValue, match="'a' holds '0.*', from which '0.weight' is computed.*pass the model"):
         nk.compare(nk.Subject(weights=net.state_dict()), twin, measures="weight_cosine")
     plain = nk.Subject(weights=with_plain_weights(net).state_dict())
     found = nk.compare(plain, net, measures="weight_cosine")

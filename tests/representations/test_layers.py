@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from netkin.errors import SourceError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, SourceError, UnknownName
 from netkin.representations.hooks import recording
 from netkin.representations.layers import choose, layers, modules, split_call, unwrapped
 
@@ -124,16 +124,16 @@ def test_a_type_that_does_not_occur_is_refused_with_those_that_do(chain):
 
 
 def test_no_layers_or_no_sensible_ones_are_refused(chain):
-    with pytest.raises(ValueFault, match="the list is empty; leave `layers` out"):
+    with pytest.raises(InvalidValue, match="the list is empty; leave `layers` out"):
         choose(chain, [])
-    with pytest.raises(ValueFault, match="by name, glob or module type; got int"):
+    with pytest.raises(InvalidValue, match="by name, glob or module type; got int"):
         choose(chain, [3])
-    with pytest.raises(ValueFault, match="by name, glob or module type; got Linear"):
+    with pytest.raises(InvalidValue, match="by name, glob or module type; got Linear"):
         choose(chain, chain[0])
 
 
 def test_what_is_no_model_is_refused():
-    with pytest.raises(ValueFault, match=r"must be a `torch.nn.Module`; got int"):
+    with pytest.raises(InvalidValue, match=r"must be a `torch.nn.Module`; got int"):
         layers(18)
     with pytest.raises(SourceError, match="'resnet18' is no model; did you mean 'netkin:resnet18'"):
         layers("resnet18")

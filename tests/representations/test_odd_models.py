@@ -6,7 +6,7 @@ from torch import nn
 from torch.ao import quantization
 
 import netkin as nk
-from netkin.errors import ForwardError, ValueFault
+from netkin.errors import ForwardError, InvalidValue
 from netkin.training import accuracy
 
 pytestmark = [
@@ -97,7 +97,7 @@ def test_layers_of_a_model_quantised_throughout_are_refused_in_a_stitch():
 
 
 def test_a_model_without_weights_to_train_is_refused():
-    with pytest.raises(ValueFault, match="no weights that can be trained; those of quantised layers are fixed"):
+    with pytest.raises(InvalidValue, match="no weights that can be trained; those of quantised layers are fixed"):
         nk.train(quantised_through(), batches(), epochs=1)
 
 
@@ -110,5 +110,5 @@ def test_the_sizes_of_a_partly_quantised_model_are_told():
 @pytest.mark.parametrize("name", [*CALLS, "compress"])
 def test_lazy_models_are_refused_with_the_layer(name):
     calls = CALLS | {"compress": lambda make, data: nk.compress(make(), "2", k=2, data=data)}
-    with pytest.raises(ValueFault, match="layer '2' is a lazy module without weights yet; run the model once"):
+    with pytest.raises(InvalidValue, match="layer '2' is a lazy module without weights yet; run the model once"):
         calls[name](lazy, batches())

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.errors import ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, ShapeError, UnknownName
 from netkin.representations.shapes import (
     cls,
     flatten,
@@ -154,13 +154,13 @@ def test_a_function_that_gives_no_matrix_is_refused():
 def test_masks_that_do_not_fit_are_refused():
     with pytest.raises(ShapeError, match=r"the mask has shape \(2, 3\) and the output \(2, 4, 3\)"):
         mean(SEQUENCES, RIGHT_PADDED[:, :3])
-    with pytest.raises(ValueFault, match=r"boolean or integer.*got torch.float32"):
+    with pytest.raises(InvalidValue, match=r"boolean or integer.*got torch.float32"):
         mean(SEQUENCES, RIGHT_PADDED.float())
 
 
 @pytest.mark.parametrize("shape", [mean, cls, last])
 def test_an_example_without_a_valid_token_is_refused(shape):
-    with pytest.raises(ValueFault, match="1 of 2 examples have no valid token"):
+    with pytest.raises(InvalidValue, match="1 of 2 examples have no valid token"):
         shape(SEQUENCES, np.array([[1, 1, 1, 0], [0, 0, 0, 0]]))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.representations import activations, guest, model_lock, recording, run_until
+from netkin.representations import activations, inference_mode_of, model_lock, recording, run_until
 from netkin.representations.hooks import uncompiled
 
 COUNT = 20
@@ -85,11 +85,11 @@ def test_a_thread_waits_until_a_guest_has_left(shared):
 
     def work():
         began.set()
-        with guest(shared):
+        with inference_mode_of(shared):
             done.set()
 
     thread = threading.Thread(target=work)
-    with model_lock(), guest(shared):
+    with model_lock(), inference_mode_of(shared):
         thread.start()
         began.wait(10)
         assert not done.wait(0.05)

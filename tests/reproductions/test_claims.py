@@ -4,7 +4,7 @@ import pickle
 import pytest
 
 import reproductions.claims
-from netkin.errors import NameClash, SourceError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, NameClash, SourceError, UnknownName
 from netkin.results.claim import SCALES
 from reproductions.claims import Finding, Measured, all_of, chosen, claim, claims, line, papers, verdict
 
@@ -48,7 +48,7 @@ def test_a_paper_or_one_claim_may_be_named(made):
             UnknownName,
             "no claim 'toys/smal'; did you mean 'toys/small'. `netkin reproduce toys --li",
         ),
-        ("toys/small", "gpu", ValueFault, "the claim 'toys/small' is measured at the scale 'cpu' only; got 'gpu'."),
+        ("toys/small", "gpu", InvalidValue, "the claim 'toys/small' is measured at the scale 'cpu' only; got 'gpu'."),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(made, name, scale, fault, words):
@@ -74,18 +74,18 @@ def test_two_functions_may_not_share_an_id(made, registry):
 
 @pytest.mark.parametrize("scales, got", [(("cpu", "tpu"), "'cpu', 'tpu'"), ((), "")])
 def test_strange_scales_are_refused(made, scales, got):
-    with pytest.raises(ValueFault, match=f"the scales of 'toys/halving' are one or both of cpu, gpu; got .{got}.."):
+    with pytest.raises(InvalidValue, match=f"the scales of 'toys/halving' are one or both of cpu, gpu; got .{got}.."):
         made(scales=scales)
 
 
 def test_a_bad_id_and_a_bad_verdict_are_refused(made):
-    with pytest.raises(ValueFault, match="a claim's id is a paper and a name"):
+    with pytest.raises(InvalidValue, match="a claim's id is a paper and a name"):
         made("halving")
     with pytest.raises(
-        ValueFault, match="a verdict is one of 'holds', 'holds in part', 'undecided', 'does not hold'; got"
+        InvalidValue, match="a verdict is one of 'holds', 'holds in part', 'undecided', 'does not hold'; got"
     ):
         Finding("true", {})
-    with pytest.raises(ValueFault, match="a verdict follows from at least one condition; got none."):
+    with pytest.raises(InvalidValue, match="a verdict follows from at least one condition; got none."):
         verdict()
 
 
@@ -132,7 +132,7 @@ def test_a_verdict_knows_its_parts_and_of_a_single_part_the_conditions():
 
 @pytest.mark.parametrize("kind, control", [("empirical", ""), ("identity", "copies"), ("certain", "copies")])
 def test_a_claim_names_a_control_or_is_algebra(made, kind, control):
-    with pytest.raises(ValueFault, match="is empirical and names a control in which it should fail, or an identity"):
+    with pytest.raises(InvalidValue, match="is empirical and names a control in which it should fail, or an identity"):
         made(kind=kind, control=control)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from netkin import __version__, files
-from netkin.errors import FileFault, UnknownName, ValueFault
+from netkin.errors import FileError, InvalidValue, UnknownName
 from netkin.results.claim import Claim
 from reproductions import claims, laboratory, listing, running
 from reproductions.claims import Finding, Measured, all_of, verdict
@@ -73,7 +73,7 @@ def test_data_is_noted_for_the_claim_that_asked_for_it_alone(made, lab, tmp_path
 
 def test_a_claim_that_crashes_does_not_stop_the_others(made, lab, tmp_path, capsys):
     made("toys/a", measure=raising(ZeroDivisionError("no\nsize")))
-    made("toys/b", measure=raising(ValueFault("too small.")))
+    made("toys/b", measure=raising(InvalidValue("too small.")))
     made("toys/c")
     outcomes = run(["toys"], lab, tmp_path)
     assert [one.fault for one in outcomes] == ["ZeroDivisionError: no size", "too small.", ""]
@@ -253,7 +253,7 @@ def test_a_damaged_record_is_named_and_can_be_replaced(made, lab, tmp_path):
 
 def test_what_was_measured_is_shown_also_where_the_disk_is_full(made, lab, tmp_path, monkeypatch):
     def full(path, *_, **__):
-        raise FileFault(f"cannot write {str(path)!r}: No space left on device.")
+        raise FileError(f"cannot write {str(path)!r}: No space left on device.")
 
     made()
     monkeypatch.setattr(files, "write_text", full)
@@ -288,7 +288,7 @@ def test_parts_of_a_claim_stay_until_its_record_is_written(made, tmp_path, monke
 
 def _full_at(full, write, path, *rest, **options):
     if path == full:
-        raise FileFault(f"cannot write {str(path)!r}: No space left on device.")
+        raise FileError(f"cannot write {str(path)!r}: No space left on device.")
     write(path, *rest, **options)
 
 
@@ -328,7 +328,7 @@ def test_a_claim_draws_the_same_numbers_whatever_ran_before_and_leaves_chance_al
 
 def test_a_paper_without_claims_at_a_scale_is_refused(made, lab, tmp_path):
     made(scales=("gpu",))
-    with pytest.raises(ValueFault, match="'toys' has no claim at the scale 'cpu'; `--list` shows the scales of all."):
+    with pytest.raises(InvalidValue, match="'toys' has no claim at the scale 'cpu'; `--list` shows the scales of all."):
         run(["toys"], lab, tmp_path)
 
 
@@ -350,7 +350,7 @@ def test_a_gpu_is_called_by_its_name():
 def test_tables_for_the_terminal(made, lab, tmp_path):
     made("toys/a", figure="Fig. 2", sentence="a sentence that is rather long " * 9)
     made("toys/b", figure="Fig. 3", scales=("gpu",))
-    made("toys/c", figure="Fig. 4", measure=raising(ValueFault("too small.")))
+    made("toys/c", figure="Fig. 4", measure=raising(InvalidValue("too small.")))
     outcomes = run(["toys"], lab, tmp_path)
     first, criterion, measured_on, second = listing.outcomes_as_text(outcomes).splitlines()
     assert first.startswith("toys/a, cpu scale, 0.0 s: holds. The paper says “a sentence that is rather long")
@@ -426,7 +426,7 @@ def test_the_module_runs_without_the_packages_of_the_command_line(outcomes, plac
 def test_the_module_gives_1_for_a_failure_and_130_for_an_interruption(made, monkeypatch, tmp_path, capsys):
     from reproductions.__main__ import main
 
-    made("toys/a", measure=raising(ValueFault("too small.")))
+    made("toys/a", measure=raising(InvalidValue("too small.")))
     assert main(["toys", "--out", str(tmp_path)]) == 1
     assert "failed" in capsys.readouterr().out
     made("toys/b", measure=raising(KeyboardInterrupt()))

@@ -11,7 +11,7 @@ import torch
 
 import netkin as nk
 from netkin.applications.sparsity import masks_of
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.sources.architectures import ResNet, VisionTransformer
 from netkin.training import Recipe, accuracy, train
 from reproductions import laboratory
@@ -134,13 +134,13 @@ def test_a_network_that_diverges_is_recorded_as_failed(lab, monkeypatch):
     found = nets.measured(lab, [case])[case]
     assert (found["accuracy"], "the mean loss of epoch" in found["failed"]) == (0.1, True)
     with pytest.raises(
-        ValueFault, match=r"1 of 1 networks .* is resnet20-sparse, base of strength 0, seed 0: the mean"
+        InvalidValue, match=r"1 of 1 networks .* is resnet20-sparse, base of strength 0, seed 0: the mean"
     ):
         nets.measured_whole(lab, [case])
 
 
 def test_a_fault_that_is_none_of_training_is_not_taken_for_a_failure(lab):
-    with pytest.raises(ValueFault, match="`beta` is a number"):
+    with pytest.raises(InvalidValue, match="`beta` is a number"):
         nets.trained(lab, Case(arm="stage", strength=-1.0))
 
 
@@ -181,7 +181,7 @@ def test_gains_are_those_of_pairs_of_one_seed():
     found = {case: {"accuracy": value} for case, value in zip([*ours, *others], accuracies, strict=True)}
     assert nets.gain(found, ours, others).value == pytest.approx(50 / 3)
     assert nets.gain(found, ours, others).above(0) is True
-    with pytest.raises(ValueFault, match="in pairs of one seed"):
+    with pytest.raises(InvalidValue, match="in pairs of one seed"):
         nets.gain(found, ours, others[::-1])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import netkin
-from netkin.errors import FileFault, ShapeError, ValueFault
+from netkin.errors import FileError, InvalidValue, ShapeError
 from netkin.results import Claim, Measured
 from netkin.results.claim import figure_order, later_notes, record_path, recorded
 from netkin.results.packing import document
@@ -80,7 +80,7 @@ def test_a_later_note_stands_beside_its_record_until_that_is_measured_again(tmp_
     assert later_notes(tmp_path, [one, other]) == {(one.id, "cpu"): noted}
     assert later_notes(tmp_path, [claim(created="2025-03-01")]) == {}
     (tmp_path / "notes.json").write_text('[{"note": "no date"}]', encoding="utf-8")
-    with pytest.raises(FileFault, match="notes.json' is damaged"):
+    with pytest.raises(FileError, match="notes.json' is damaged"):
         later_notes(tmp_path, [one])
 
 
@@ -99,7 +99,7 @@ def test_the_file_is_json_for_people(tmp_path):
 def test_no_half_file_is_left_when_writing_fails(tmp_path, monkeypatch):
     claim().save(tmp_path)
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(FileFault, match="cannot write '.*few-directions.cpu.json': No space left on device."):
+    with pytest.raises(FileError, match="cannot write '.*few-directions.cpu.json': No space left on device."):
         claim(verdict="does not hold").save(tmp_path)
     assert Claim.load(tmp_path / "svcca/few-directions.cpu.json").verdict == "holds"
     assert os.listdir(tmp_path / "svcca") == ["few-directions.cpu.json"]
@@ -112,7 +112,7 @@ def test_a_record_is_written_over_by_one_of_the_same_claim_and_scale_alone(tmp_p
     for held, words in ((other, "the record of 'svcca/other' at the scale 'cpu', not of"), ("notes", "no record of a")):
         path.write_text(held, encoding="utf-8")
         with pytest.raises(
-            FileFault, match=f"this would write over '.*cpu.json', which holds {words}.* `overwrite=True`"
+            FileError, match=f"this would write over '.*cpu.json', which holds {words}.* `overwrite=True`"
         ):
             claim().save(tmp_path)
         assert path.read_text(encoding="utf-8") == held
@@ -183,7 +183,7 @@ def test_a_number_is_written_to_the_digits_its_error_allows(measured, text):
     ],
 )
 def test_what_is_wrong_is_refused(make, words):
-    with pytest.raises(ValueFault, match=words):
+    with pytest.raises(InvalidValue, match=words):
         make()
 
 
@@ -217,7 +217,7 @@ def test_curves_are_short_plain_numbers_and_a_nan_is_a_hole():
 )
 def test_a_damaged_record_is_named(tmp_path, text, words):
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(FileFault, match=f"x.json.*({words})"):
+    with pytest.raises(FileError, match=f"x.json.*({words})"):
         Claim.load(tmp_path / "x.json")
 
 
@@ -240,12 +240,12 @@ def test_a_list_may_hold_claims_beside_other_documents(tmp_path, made):
 )
 def test_a_list_that_holds_no_results_is_refused(tmp_path, text, words):
     (tmp_path / "list.json").write_text(text)
-    with pytest.raises(FileFault, match=f"list.json' {words}"):
+    with pytest.raises(FileError, match=f"list.json' {words}"):
         netkin.load(tmp_path / "list.json")
 
 
 def test_a_missing_record_is_named(tmp_path):
-    with pytest.raises(FileFault, match="cannot read '.*gone.json': No such file or directory."):
+    with pytest.raises(FileError, match="cannot read '.*gone.json': No such file or directory."):
         Claim.load(tmp_path / "gone.json")
 
 

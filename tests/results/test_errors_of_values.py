@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from netkin import files
-from netkin.errors import ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, ShapeError, UnknownName
 from netkin.results import Comparison, Match, load
 from netkin.results.values import jackknife_bias, jackknife_error
 
@@ -33,7 +33,7 @@ def test_errors_that_are_given_stay(made):
 
 @pytest.mark.parametrize("error", [-0.25, np.inf])
 def test_errors_that_are_no_errors_are_refused(made, error):
-    with pytest.raises(ValueFault, match=f"a standard error is finite and not negative; got {error:g}"):
+    with pytest.raises(InvalidValue, match=f"a standard error is finite and not negative; got {error:g}"):
         made.jackknifed(errors=np.full((3, 3), error))
 
 
@@ -110,13 +110,13 @@ def test_what_does_not_fit_is_refused(made):
         ShapeError, match=r"replicates of 'cka' must have shape \(2, 3, 3\), chunks by layers by layers"
     ):
         made.table(replicates=np.ones((3, 3, 3)), chunk_sizes=(4, 4))
-    with pytest.raises(ValueFault, match="at least 2 chunks; got 1"):
+    with pytest.raises(InvalidValue, match="at least 2 chunks; got 1"):
         made.table(chunk_sizes=(4,))
-    with pytest.raises(ValueFault, match="at least 2 chunks; got 0"):
+    with pytest.raises(InvalidValue, match="at least 2 chunks; got 0"):
         made.table(replicates=np.ones((3, 3, 3)))
     with pytest.raises(UnknownName, match="no layer named 'gone'"):
         made.table(error_reasons={("gone", "head"): MEDIAN})
-    with pytest.raises(ValueFault, match="a standard error for 'conv1' and 'head', and a reason why it has none"):
+    with pytest.raises(InvalidValue, match="a standard error for 'conv1' and 'head', and a reason why it has none"):
         made.table(errors=np.ones((3, 3)), error_reasons={("conv1", "head"): MEDIAN})
 
 

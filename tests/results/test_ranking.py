@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import netkin as nk
-from netkin.errors import FileFault, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import FileError, InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.results import Ranking, Values, load
 
 SIZES = (10, 11, 12, 13, 14, 15)
@@ -181,7 +181,7 @@ def test_a_ranking_is_frozen_copied_saved_and_read(tmp_path):
     (tmp_path / "r.json").write_text(json.dumps(document, allow_nan=False))
     assert load(tmp_path / "r.json") == ranked
     (tmp_path / "note.txt").write_text("mine")
-    with pytest.raises(FileFault, match="note.txt"):
+    with pytest.raises(FileError, match="note.txt"):
         ranked.save(tmp_path / "note.txt")
     assert ranked != ranking()
 
@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_refused():
         ranking(table([1, 2, 3]), score="knn")
     with pytest.raises(ShapeError, match="it must have the row digits and the 3 models in one order"):
         ranking(table([1, 2, 3]), table([1, 2, 3], "knn", models=("a", "c", "b")))
-    with pytest.raises(ValueFault, match="the table under 'x' calls itself 'logme'"):
+    with pytest.raises(InvalidValue, match="the table under 'x' calls itself 'logme'"):
         ranking(table([1, 2, 3]), tables={"logme": table([1, 2, 3]), "x": table([1, 2, 3])})
     with pytest.raises(UnknownName, match="no score 'kn' in this ranking; did you mean 'knn'"):
         ranking(table([1, 2, 3]), table([1, 2, 3], "knn")).by("kn")

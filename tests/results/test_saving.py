@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import netkin.files as files
-from netkin.errors import FileFault, ValueFault
+from netkin.errors import FileError, InvalidValue
 from netkin.results import Claim, Comparison, Comparisons, Series, document, load
 from netkin.results.packing import packed_columns, packed_many
 
@@ -80,7 +80,7 @@ def test_a_field_of_another_type_is_refused(made, tmp_path):
     header, arrays = packed_columns([made.comparison()])
     header["comparisons"]["examples"] = ["many"]
     files.write(tmp_path / "odd", "comparisons", {"columns": header}, arrays)
-    with pytest.raises(FileFault, match="odd' is damaged: .*`examples` can't be 'many'"):
+    with pytest.raises(FileError, match="odd' is damaged: .*`examples` can't be 'many'"):
         load(tmp_path / "odd")
 
 
@@ -94,13 +94,13 @@ def test_a_file_is_read_once(rich, tmp_path, monkeypatch):
 
 def test_the_other_kind_is_refused(made, tmp_path):
     made.comparison().save(tmp_path / "one")
-    with pytest.raises(FileFault, match="one' holds 'comparison', not 'comparisons'; load it as what it is"):
+    with pytest.raises(FileError, match="one' holds 'comparison', not 'comparisons'; load it as what it is"):
         Comparisons.load(tmp_path / "one")
 
 
 def test_a_file_of_ours_that_is_no_result_is_refused(tmp_path):
     files.write(tmp_path / "m", "moments", {}, {"n": np.ones(1)})
-    with pytest.raises(FileFault, match="m' holds 'moments', which is no result; those are 'comparison'"):
+    with pytest.raises(FileError, match="m' holds 'moments', which is no result; those are 'comparison'"):
         load(tmp_path / "m")
 
 
@@ -136,7 +136,7 @@ def test_a_damaged_header_is_refused(rich, tmp_path, harm):
     header, arrays = files.read(tmp_path / "whole")
     harm(header)
     save_file(arrays, tmp_path / "harmed", {"netkin": json.dumps(header)})
-    with pytest.raises(FileFault, match="harmed' is damaged: "):
+    with pytest.raises(FileError, match="harmed' is damaged: "):
         load(tmp_path / "harmed")
 
 
@@ -191,7 +191,7 @@ def test_a_file_and_a_document_say_the_same_of_a_result(rich, tmp_path):
 )
 def test_other_json_is_refused(tmp_path, content):
     (tmp_path / "f.json").write_text(json.dumps(content))
-    with pytest.raises(FileFault, match="f.json' "):
+    with pytest.raises(FileError, match="f.json' "):
         load(tmp_path / "f.json")
 
 
@@ -200,13 +200,13 @@ def test_a_claim_is_opened_like_everything_else(tmp_path):
     claim = Claim(id="toys/halving", verdict="holds", scale="cpu", **facts)
     path = claim.save(tmp_path)
     assert load(path) == claim
-    with pytest.raises(FileFault, match="kind 'claim', which takes no models"):
+    with pytest.raises(FileError, match="kind 'claim', which takes no models"):
         load(path, object())
 
 
 def test_models_are_for_files_that_need_them(made, tmp_path):
     made.comparison().save(tmp_path / "one")
-    with pytest.raises(FileFault, match="one' holds 'comparison', which takes no models; got 2"):
+    with pytest.raises(FileError, match="one' holds 'comparison', which takes no models; got 2"):
         load(tmp_path / "one", object(), object())
 
 
@@ -214,7 +214,7 @@ def test_no_module_is_imported_because_a_file_names_it(tmp_path):
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
     for kind in ("evil", "evil:load", "os.system", "netkin.cli", "__main__"):
         files.write(tmp_path / "f", kind, {"module": "evil", "reader": "evil:load"}, {}, overwrite=True)
-        with pytest.raises(FileFault, match="which is no result; those are 'comparison'"):
+        with pytest.raises(FileError, match="which is no result; those are 'comparison'"):
             load(tmp_path / "f")
 
 
@@ -225,7 +225,7 @@ def test_a_table_says_what_its_numbers_are(made, tmp_path):
     made.comparison(angles).save(tmp_path / "ab")
     assert load(tmp_path / "ab").table() == angles
     assert angles.facts()["unit"] == "radians"
-    with pytest.raises(ValueFault, match="a table is of kind 'similarity', 'distance', 'worth'; got 'likeness'"):
+    with pytest.raises(InvalidValue, match="a table is of kind 'similarity', 'distance', 'worth'; got 'likeness'"):
         made.table(kind="likeness")
 
 

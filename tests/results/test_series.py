@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from netkin import files
-from netkin.errors import FileFault, NameClash, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import FileError, InvalidValue, NameClash, NoValue, ShapeError, UnknownName
 from netkin.results import Comparison, Series, load
 
 STEPS = (0, 100, 200, 300, 400)
@@ -79,7 +79,7 @@ def test_a_distance_is_there_at_or_below_the_threshold(world):
     tables = [world.made.table("d", values=np.full((3, 3), v), **facts) for v in (1.5, 0.2, 0.0)]
     one = Series(run="r", steps=(1, 2, 3), comparisons=[world.made.comparison(t) for t in tables], final_step=3)
     assert set(one.reached(0.2).values()) == {2}
-    with pytest.raises(ValueFault, match="d lies between 0 and 2; a threshold of 3 does not"):
+    with pytest.raises(InvalidValue, match="d lies between 0 and 2; a threshold of 3 does not"):
         one.reached(3)
 
 
@@ -153,7 +153,7 @@ def test_a_damaged_series_is_refused(world, tmp_path):
     world.series().save(tmp_path / "run.netkin")
     header, arrays = files.read(tmp_path / "run.netkin")
     files.write(tmp_path / "harmed", "series", header | {"steps": [1]}, arrays)
-    with pytest.raises(FileFault, match="harmed' is damaged: "):
+    with pytest.raises(FileError, match="harmed' is damaged: "):
         load(tmp_path / "harmed")
 
 
@@ -167,7 +167,7 @@ def test_an_interrupted_series_says_so(world):
     "changes, fault, words",
     [
         ({"steps": (0, 100, 200, 300)}, ShapeError, "a comparison for each step; got 4 steps and 5 comparisons"),
-        ({"final_step": 500}, ValueFault, "ends with its final step 500; got 0, 100, 200, 300, 400"),
+        ({"final_step": 500}, InvalidValue, "ends with its final step 500; got 0, 100, 200, 300, 400"),
         ({"steps": (0, 200, 200, 300, 400)}, NameClash, "the steps of a series rise; got 0, 200, 200"),
     ],
 )

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 
-from netkin.errors import NameClash, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, NameClash, NoValue, ShapeError, UnknownName
 
 
 def test_a_number_is_found_by_the_names_of_its_layers(made):
@@ -31,7 +31,7 @@ def test_an_unknown_layer_gets_a_hint(made):
 
 @pytest.mark.parametrize("changes", [{"values": np.full((3, 3), 1e301)}, {"bounds": (-1e301, 1)}])
 def test_numbers_whose_differences_would_be_infinite_are_refused(made, changes):
-    with pytest.raises(ValueFault, match=r"the values and bounds of 'cka' must lie within ±1e\+300; got 1e\+301"):
+    with pytest.raises(InvalidValue, match=r"the values and bounds of 'cka' must lie within ±1e\+300; got 1e\+301"):
         made.table(**changes)
 
 
@@ -59,14 +59,14 @@ def test_a_table_does_not_follow_its_maker(made):
 
 
 def test_a_missing_value_without_reason_is_refused(made):
-    with pytest.raises(ValueFault, match="a finite value or a reason.*1 differ, first 'in' and 'out' with nan"):
+    with pytest.raises(InvalidValue, match="a finite value or a reason.*1 differ, first 'in' and 'out' with nan"):
         made.holed(holes={})
-    with pytest.raises(ValueFault, match="first 'in' and 'in' with inf"):
+    with pytest.raises(InvalidValue, match="first 'in' and 'in' with inf"):
         made.holed(values=[[np.inf, np.nan], [1, 1]])
 
 
 def test_a_reason_beside_a_value_is_refused(made):
-    with pytest.raises(ValueFault, match=r"1 differ, first 'in' and 'out' with 0\.5"):
+    with pytest.raises(InvalidValue, match=r"1 differ, first 'in' and 'out' with 0\.5"):
         made.holed(values=[[1, 0.5], [1, 1]])
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import InvalidValue, UnknownName
 from netkin.representations import layers
 from netkin.sources import load_model
 from netkin.sources.architectures import ARCHITECTURES, architecture, described, digits, seeded, tiny10
@@ -198,7 +198,7 @@ def test_each_is_described_in_one_line(name):
 def test_unknown_and_impossible_options_are_refused():
     with pytest.raises(UnknownName, match=r"'netkin:resnet20' has no option 'class'; did you mean 'classes'\? It has"):
         architecture("resnet20,class=3")
-    with pytest.raises(ValueFault, match="option 'classes' of 'netkin:vit' must be a whole number from 1; got '0'"):
+    with pytest.raises(InvalidValue, match="option 'classes' of 'netkin:vit' must be a whole number from 1; got '0'"):
         architecture("vit,classes=0")
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from netkin.errors import SourceError, ValueFault
+from netkin.errors import InvalidValue, SourceError
 from netkin.sources import load_data
 from netkin.sources.batches import Batches, Borrowed, overlap_remark, sample
 
@@ -92,12 +92,12 @@ def test_data_without_labels_are_sampled():
      (10, "class 1 of 'sorted' has 2 examples, too few for a balanced sample of 10 over 3 classes; take at most 6")],
 )  # fmt: skip
 def test_what_cannot_be_balanced_is_refused_with_the_numbers(count, words):
-    with pytest.raises(ValueFault, match=words):
+    with pytest.raises(InvalidValue, match=words):
         sample(of_classes(9, 2, 9), count, balanced=True)
 
 
 def test_less_than_one_example_is_refused():
-    with pytest.raises(ValueFault, match="`examples` must be at least 1; got 0"):
+    with pytest.raises(InvalidValue, match="`examples` must be at least 1; got 0"):
         sample(of_classes(4), 0)
 
 

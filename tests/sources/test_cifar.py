@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from netkin.errors import SourceError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, SourceError, UnknownName
 from netkin.sources import load_data
 
 
@@ -90,7 +90,7 @@ def test_cifar100_has_fine_labels_by_default_and_coarse_ones_on_request(fake_cif
 
 
 def test_other_labels_are_refused(fake_cifar100):
-    with pytest.raises(ValueFault, match=r"`labels=fine` \(100 classes\) and `labels=coarse` \(20\); got 'super'"):
+    with pytest.raises(InvalidValue, match=r"`labels=fine` \(100 classes\) and `labels=coarse` \(20\); got 'super'"):
         load_data(f"cifar100,labels=super:{fake_cifar100}")
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from netkin.errors import SourceError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, SourceError, UnknownName
 from netkin.sources import load_data
 from netkin.sources.datasets import CATALOGUE, Batches
 
@@ -11,7 +11,7 @@ from netkin.sources.datasets import CATALOGUE, Batches
 def test_data_at_a_path_that_is_no_utf_8_need_a_name(tmp_path):
     path = tmp_path / "\udcff.npz"
     np.savez(path, x=np.ones((4, 2), dtype=np.float32))
-    with pytest.raises(ValueFault, match=r"got 'npz:.*\\udcff.npz'; name the data, as in `NAME=KIND:PLACE`\."):
+    with pytest.raises(InvalidValue, match=r"got 'npz:.*\\udcff.npz'; name the data, as in `NAME=KIND:PLACE`\."):
         load_data(f"npz:{path}")
     assert load_data(f"ones=npz:{path}").name == "ones"
 
@@ -59,7 +59,7 @@ def test_an_unknown_part_of_the_digits_is_refused():
 
 
 def test_a_batch_of_nothing_is_refused():
-    with pytest.raises(ValueFault, match="at least one example; got batch_size=0"):
+    with pytest.raises(InvalidValue, match="at least one example; got batch_size=0"):
         load_data("digits", batch_size=0)
 
 
@@ -105,17 +105,17 @@ def test_an_unknown_option_is_refused_with_the_nearest_one(fake_cifar10):
 
 
 def test_what_is_no_option_is_refused():
-    with pytest.raises(ValueFault, match="'imagenet' in 'cifar10,imagenet' is no option; write NAME,option=value"):
+    with pytest.raises(InvalidValue, match="'imagenet' in 'cifar10,imagenet' is no option; write NAME,option=value"):
         load_data("cifar10,imagenet:data")
 
 
 def test_an_option_that_must_be_a_number_says_so():
-    with pytest.raises(ValueFault, match="option 'size' of 'images' must be a whole number from 1; got 'big'"):
+    with pytest.raises(InvalidValue, match="option 'size' of 'images' must be a whole number from 1; got 'big'"):
         load_data("images,size=big:data")
 
 
 def test_a_function_takes_no_options(workshop):
-    with pytest.raises(ValueFault, match="'nk_any:make' is a function and takes no options; got size"):
+    with pytest.raises(InvalidValue, match="'nk_any:make' is a function and takes no options; got size"):
         load_data("nk_any:make", size=3)
 
 

@@ -5,7 +5,7 @@ import pytest
 from torch import nn
 
 import netkin
-from netkin.errors import MissingExtra, SourceError, ValueFault
+from netkin.errors import InvalidValue, MissingExtra, SourceError
 from netkin.sources import load_data
 
 pillow = pytest.importorskip("PIL.Image", reason="image files need Pillow: pip install 'netkin[images]'")
@@ -193,5 +193,5 @@ def test_a_folder_of_broken_images_alone_is_refused_and_so_is_another_word_than_
     (tmp_path / "a.png").write_bytes(b"no image")
     with pytest.raises(SourceError, match="none of the 1 images in .* could be read: .*a.png' is damaged"):
         load_data(f"images,broken=skip:{tmp_path}")
-    with pytest.raises(ValueFault, match="`broken` must be 'refuse' or 'skip'; got 'yes'"):
+    with pytest.raises(InvalidValue, match="`broken` must be 'refuse' or 'skip'; got 'yes'"):
         load_data(f"images,broken=yes:{tmp_path}")

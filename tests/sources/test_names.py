@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.errors import SourceError, UnknownName, ValueFault
+from netkin.errors import SourceError, UnknownName
 from netkin.sources.names import call_named, find_function, numbered
 
 
@@ -162,22 +162,6 @@ def test_methods_and_files_take_models_and_data_by_name(tmp_path):
     assert nk.explain_stitch(MODEL, MODEL, DATA, pairs=[("fc", "fc")]).joined == 1
     series = nk.dynamics({1: MODEL, 2: MODEL}, DATA, "cka", layers="fc", examples=40)
     assert 0 < series.own()[0, 0] < series.own()[1, 0] == pytest.approx(1)  # other random weights
-
-
-@pytest.mark.parametrize("word", ["measure", "measures"])
-def test_both_words_for_measures_mean_the_same(word):
-    model, given = nk.load_model(MODEL), {word: "nbs"}
-    assert nk.compare(model, data=DATA, layers="fc", **given).measures == ("nbs",)
-    assert nk.class_sensitivity(model, DATA, layers="fc", **given).measures == ("nbs",)
-    assert nk.DynamicsRecorder(model, nk.load_data(DATA).images[:9], layers="fc", **given).measures[0].id == "nbs"
-    assert nk.dynamics({1: model, 2: model}, DATA, layers="fc", examples=50, **given).measures == ("nbs",)
-    shared = nk.share_coefficients([MODEL, MODEL], 2).models
-    assert nk.atom_similarity(shared, **{word: "atom_angular"}).measures == ("atom_angular",)
-
-
-def test_both_words_at_once_are_refused():
-    with pytest.raises(ValueFault, match="`measures` and `measure` are the same argument; give one of them."):
-        nk.compare(MODEL, data=DATA, measure="cka", measures=["nbs"])
 
 
 def test_numbered_names_never_collide():

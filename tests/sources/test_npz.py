@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from netkin.errors import SourceError, ValueFault
+from netkin.errors import InvalidValue, SourceError
 from netkin.sources import load_data
 
 
@@ -39,7 +39,7 @@ def test_bytes_are_pixels_and_other_numbers_stay_as_they_are(tmp_path):
 def test_channels_may_come_last(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 5, 4, 3), np.uint8))
     assert load_data(f"npz,channels=last:{tmp_path / 'a.npz'}").images.shape == (2, 3, 5, 4)
-    with pytest.raises(ValueFault, match="`channels` must be 'first' or 'last'; got 'middle'"):
+    with pytest.raises(InvalidValue, match="`channels` must be 'first' or 'last'; got 'middle'"):
         load_data(f"npz,channels=middle:{tmp_path / 'a.npz'}")
 
 

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from netkin.errors import NameClash, SourceError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, NameClash, SourceError, UnknownName
 from netkin.sources.runs import as_checkpoint, built, open_run, step_in
 
 
@@ -160,9 +160,9 @@ def test_steps_are_chosen_by_name_or_number(folder):
 
 @pytest.mark.parametrize("steps, fault, words", [
     ([3, 77], UnknownName, "no step 77 in this run; it has 0, 1, 2, 3"),
-    (1, ValueFault, "a run needs at least 2 steps; got steps=1"),
-    (2.0, ValueFault, "`steps` is a list of steps or how many of them; got 2.0"),
-    ("all", ValueFault, "`steps` is a list of steps or how many of them; got 'all'"),
+    (1, InvalidValue, "a run needs at least 2 steps; got steps=1"),
+    (2.0, InvalidValue, "`steps` is a list of steps or how many of them; got 2.0"),
+    ("all", InvalidValue, "`steps` is a list of steps or how many of them; got 'all'"),
     ([3], SourceError, "needs at least 2 checkpoints, one of them the final one; got 1: step 3"),
 ])  # fmt: skip
 def test_steps_that_are_not_there_are_refused(folder, steps, fault, words):
@@ -184,7 +184,7 @@ def test_steps_that_are_not_there_are_refused(folder, steps, fault, words):
         ),
         (("step_1.pt",), SourceError, "needs at least 2 checkpoints, one of them the final one; got 1: step 1"),
         (("step_1.pt", "step-01.pt"), NameClash, "step-01.pt' and .*step_1.pt' are both step 1; leave one of them out"),
-        (("step_1.pt", "epoch_2.pt"), ValueFault, "step_1.pt' tells its step and .*epoch_2.pt' its epoch"),
+        (("step_1.pt", "epoch_2.pt"), InvalidValue, "step_1.pt' tells its step and .*epoch_2.pt' its epoch"),
     ],
 )
 def test_folders_that_are_no_run_are_refused(folder, tmp_path, names, fault, words):
@@ -218,7 +218,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path):
     ],
 )
 def test_what_is_no_run_is_refused(run, words):
-    with pytest.raises((SourceError, ValueFault), match=words):
+    with pytest.raises((SourceError, InvalidValue), match=words):
         open_run(run)
 
 
@@ -275,7 +275,7 @@ def test_a_folder_that_loses_its_weights_is_named(folder):
 )  # fmt: skip
 def test_what_is_no_network_is_refused(folder, model, words):
     run = open_run(folder("step_1.pt", "step_2.pt"), model)
-    with pytest.raises((SourceError, ValueFault, UnknownName), match=words):
+    with pytest.raises((SourceError, InvalidValue, UnknownName), match=words):
         run.at(1)
 
 

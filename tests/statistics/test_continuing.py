@@ -9,7 +9,7 @@ import torch
 from safetensors.numpy import save_file
 
 from netkin import files
-from netkin.errors import FileFault
+from netkin.errors import FileError
 from netkin.measures import measures
 from netkin.statistics import LayerGrams, LayerMoments, LayerRows, Outputs, layer_moments
 from netkin.statistics.collector import Numbers
@@ -102,21 +102,21 @@ def test_outputs_come_back(worlds, tmp_path):
 
 def test_a_statistic_of_another_kind_is_refused(tmp_path):
     Outputs(classes=3).to_file(tmp_path / "s.netkin")
-    with pytest.raises(FileFault, match="holds 'Outputs', not 'LayerMoments'"):
+    with pytest.raises(FileError, match="holds 'Outputs', not 'LayerMoments'"):
         LayerMoments.from_file(tmp_path / "s.netkin")
 
 
 def test_a_damaged_statistic_is_refused_with_its_name(tmp_path):
     path = tmp_path / "s.netkin"
-    for header in ({}, {"rectangles": [[["a"], ["b"]]], "layers": [["a", 1.0, 1e-7]]}):
+    for header in ({}, {"pair_blocks": [[["a"], ["b"]]], "layers": [["a", 1.0, 1e-7]]}):
         files.write(path, "LayerMoments", header, {"other": np.zeros(1)})
-        with pytest.raises(FileFault, match="s.netkin.*is damaged"):
+        with pytest.raises(FileError, match="s.netkin.*is damaged"):
             LayerMoments.from_file(path)
     save_file({"x": np.zeros(1)}, path)
-    with pytest.raises(FileFault, match="not one that netkin wrote"):
+    with pytest.raises(FileError, match="not one that netkin wrote"):
         Outputs.from_file(path)
     path.write_bytes(b"half")
-    with pytest.raises(FileFault, match="s.netkin"):
+    with pytest.raises(FileError, match="s.netkin"):
         LayerRows.from_file(path)
 
 

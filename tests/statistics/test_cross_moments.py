@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import netkin as nk
 from netkin.applications.stitching.direct import METHODS, matched
-from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.measures import measure, registry
 from netkin.representations import recording
 from netkin.representations.shapes import product_layout
@@ -169,7 +169,7 @@ def test_what_does_not_pair_up_is_refused():
 def test_nan_is_refused_with_its_batch():
     A, B = outputs("large maps", torch.float32)
     A[60, 2, 1, 1] = float("nan")
-    with pytest.raises(ValueFault, match="x in batch 2 holds 1 NaN or Inf"):
+    with pytest.raises(InvalidValue, match="x in batch 2 holds 1 NaN or Inf"):
         gathered(A, B)
 
 
@@ -177,14 +177,14 @@ def test_nan_is_refused_with_its_batch():
 def test_nan_among_the_first_examples_is_counted(form):
     A, B = outputs(form, torch.float32)
     A[1, 2] = float("inf")
-    with pytest.raises(ValueFault, match=f"x in batch 0 holds {A[1, 2].numel()} NaN or Inf among {A[:17].numel():,}"):
+    with pytest.raises(InvalidValue, match=f"x in batch 0 holds {A[1, 2].numel()} NaN or Inf among {A[:17].numel():,}"):
         gathered(A, B)
 
 
 def test_numbers_that_leave_float32_later_are_no_nan():
     A, B = outputs("large maps", torch.float32)
     A[60:] *= 1e25
-    with pytest.raises(ValueFault, match="x gave NaN or Inf, or numbers whose squares leave float32; fix"):
+    with pytest.raises(InvalidValue, match="x gave NaN or Inf, or numbers whose squares leave float32; fix"):
         matched(gathered(A, B))
 
 
@@ -194,7 +194,7 @@ def test_sums_that_leave_all_precision_are_refused():
     for scale in (1.0, 1e160):
         sums.first("x", product_layout(A * scale))
         sums.second("y", product_layout(B))
-    with pytest.raises(ValueFault, match="x gave NaN or Inf, or numbers whose squares leave float64; fix the model"):
+    with pytest.raises(InvalidValue, match="x gave NaN or Inf, or numbers whose squares leave float64; fix the model"):
         sums.pair("x", "y")
 
 

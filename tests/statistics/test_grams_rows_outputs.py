@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.measures import measures
 from netkin.statistics import Grams, LayerGrams, LayerMoments, LayerRows, LayerSpectra, Outputs, Rows
 from netkin.statistics.linear_algebra import median, rbf_kernel
@@ -19,21 +19,21 @@ rbf = measures()["cka_rbf"].function
 
 
 def grams(**options):
-    return LayerGrams(**{"rectangles": [(["a"], ["b"])], "batch": 8} | options)
+    return LayerGrams(**{"pair_blocks": [(["a"], ["b"])], "batch": 8} | options)
 
 
 # --- mini-batch Gram matrices -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "rectangles", [[(["a", "b"], ["c"])], [(["a", "b", "c"], ["a", "b", "c"])], [(["c"], ["a"]), (["b"], ["c"])]]
+    "pair_blocks", [[(["a", "b"], ["c"])], [(["a", "b", "c"], ["a", "b", "c"])], [(["c"], ["a"]), (["b"], ["c"])]]
 )
-def test_every_pair_of_layers_is_right_from_both_sides(worlds, rectangles):
+def test_every_pair_of_layers_is_right_from_both_sides(worlds, pair_blocks):
     rows = {"a": worlds.normal(40, 3), "b": worlds.normal(40, 5) + 1000, "c": worlds.normal(40, 50)}
     rows["c"][:, :3] += rows["a"] * 2
-    collector = LayerGrams(rectangles, batch=8)
+    collector = LayerGrams(pair_blocks, batch=8)
     collector.update(rows)
-    for left, right in rectangles:
+    for left, right in pair_blocks:
         for a in left:
             for b in right:
                 expected = TRANSCRIPTIONS["cka_minibatch"](centred(rows[a]), centred(rows[b]), batch=8)
@@ -105,7 +105,7 @@ def test_nan_is_refused_with_the_layer_and_the_count(worlds, offset, first):
     if not first:
         collector.update({"a": X[:8] + offset, "b": Y[:8]})
     X[9, 1] = math.nan
-    with pytest.raises(ValueFault, match="layer 'a'.* holds 1 NaN or Inf among 32 values"):
+    with pytest.raises(InvalidValue, match="layer 'a'.* holds 1 NaN or Inf among 32 values"):
         collector.update({"a": X[8:] + offset, "b": Y[8:]})
 
 
@@ -125,11 +125,11 @@ def test_a_layer_constant_within_each_mini_batch_has_no_value(worlds):
 def test_grams_refuse_what_they_cannot_use(worlds):
     with pytest.raises(UnknownName, match="no kernel named 'cubic'; choose one of linear, rbf"):
         grams(kernel="cubic")
-    with pytest.raises(ValueFault, match="a mini-batch needs at least 4 examples for HSIC₁; got batch=2"):
+    with pytest.raises(InvalidValue, match="a mini-batch needs at least 4 examples for HSIC₁; got batch=2"):
         grams(batch=2)
-    with pytest.raises(ValueFault, match="got batch=0"):
+    with pytest.raises(InvalidValue, match="got batch=0"):
         Grams.of(worlds.normal(8, 2), worlds.normal(8, 2), batch=0)
-    collector = grams(rectangles=[(["a"], ["b"]), (["c"], ["b"])])
+    collector = grams(pair_blocks=[(["a"], ["b"]), (["c"], ["b"])])
     with pytest.raises(ShapeError, match="different numbers of rows for one batch: \\[7, 8\\]"):
         collector.update({"a": worlds.normal(8, 2), "b": worlds.normal(7, 2), "c": worlds.normal(8, 2)})
     collector.update({name: worlds.normal(8, 2) for name in "abc"})
@@ -178,12 +178,12 @@ def test_layers_with_several_rows_an_example_pair_among_themselves(worlds):
 
 
 def test_rows_refuse_what_they_cannot_use(worlds):
-    with pytest.raises(ValueFault, match="`cap` must be at least 1; got 0"):
+    with pytest.raises(InvalidValue, match="`cap` must be at least 1; got 0"):
         LayerRows(["a"], cap=0)
     collector = LayerRows(["first", "second"])
     with pytest.raises(NoValue, match="no batch has been folded in yet"):
         collector["first", "second"]
-    with pytest.raises(ValueFault, match="layer 'second'.* holds 1 NaN or Inf among 4 values"):
+    with pytest.raises(InvalidValue, match="layer 'second'.* holds 1 NaN or Inf among 4 values"):
         collector.update({"first": np.ones((2, 2)), "second": np.array([[1.0, np.nan], [1, 1]])})
     collector.update({"first": worlds.normal(5, 2), "second": worlds.normal(5, 3)})
     assert collector.n == 5
@@ -255,14 +255,14 @@ def test_outputs_without_labels_still_agree(worlds):
 )
 def test_outputs_that_do_not_fit_are_refused_and_leave_no_trace(a, b, labels, sentence):
     outputs = Outputs(classes=3)
-    with pytest.raises((ShapeError, ValueFault), match=sentence):
+    with pytest.raises((ShapeError, InvalidValue), match=sentence):
         outputs.update(a, b, labels)
     assert outputs.n == 0
     assert outputs.joint.sum() == 0
 
 
 def test_a_classifier_has_two_classes_or_more():
-    with pytest.raises(ValueFault, match="a classifier has at least 2 classes; got 1"):
+    with pytest.raises(InvalidValue, match="a classifier has at least 2 classes; got 1"):
         Outputs(classes=1)
 
 

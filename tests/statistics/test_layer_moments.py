@@ -1,4 +1,4 @@
-"""The collector of moments: many layers, rectangles, rows that do not fit, and refusals that leave no trace."""
+"""The collector of moments: many layers, pair_blocks, rows that do not fit, and refusals that leave no trace."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.measures import measures
 from netkin.statistics import LayerMoments, Moments
 
@@ -21,8 +21,8 @@ def layers(worlds, n=60, **widths):
     return {name: shared @ worlds.normal(3, width) + worlds.normal(n, width) + 1 for name, width in widths.items()}
 
 
-def fed(rectangles, rows, batch=25, **options):
-    collector = LayerMoments(rectangles, **options)
+def fed(pair_blocks, rows, batch=25, **options):
+    collector = LayerMoments(pair_blocks, **options)
     count = max(len(matrix) for matrix in rows.values())
     for start in range(0, count, batch):
         collector.update({name: matrix[start : start + batch] for name, matrix in rows.items()})
@@ -30,7 +30,7 @@ def fed(rectangles, rows, batch=25, **options):
 
 
 @pytest.mark.parametrize(
-    "rectangles",
+    "pair_blocks",
     [
         [(["a", "b"], ["c", "d"])],
         [(["a", "b", "c"], ["a", "b", "c"])],
@@ -38,10 +38,10 @@ def fed(rectangles, rows, batch=25, **options):
         [(["a", "b"], ["b", "c"]), (["c"], ["c"])],
     ],
 )
-def test_every_pair_of_every_rectangle_is_right_from_both_sides(worlds, rectangles):
+def test_every_pair_of_every_rectangle_is_right_from_both_sides(worlds, pair_blocks):
     rows = layers(worlds, a=4, b=6, c=3, d=5)
-    collector = fed(rectangles, rows, debiased=True)
-    for left, right in rectangles:
+    collector = fed(pair_blocks, rows, debiased=True)
+    for left, right in pair_blocks:
         for a in left:
             for b in right:
                 for one, other in ((a, b), (b, a)):
@@ -148,7 +148,7 @@ def test_nan_names_layer_batch_and_count(worlds, bad):
     collector, rows = LayerMoments([(["a"], ["b"])]), layers(worlds, a=2, b=3)
     collector.update(rows)
     rows["b"][1, 2] = rows["b"][4, 0] = bad
-    with pytest.raises(ValueFault, match="layer 'b' in batch 1 holds 2 NaN or Inf among 180 values"):
+    with pytest.raises(InvalidValue, match="layer 'b' in batch 1 holds 2 NaN or Inf among 180 values"):
         collector.update(rows)
 
 
@@ -159,7 +159,7 @@ def test_nan_names_layer_batch_and_count(worlds, bad):
 )
 def test_a_refused_batch_leaves_no_trace(worlds, bad):
     collector, rows = LayerMoments([(["a"], ["b"])]), layers(worlds, a=2, b=3)
-    with pytest.raises((ShapeError, ValueFault)):
+    with pytest.raises((ShapeError, InvalidValue)):
         collector.update(rows | {"b": bad})
     collector.update(rows)
     assert collector["a", "b"].n == 60
@@ -240,11 +240,11 @@ def test_moments_of_two_matrices_refuse_unpaired_rows(worlds):
 
 def test_nan_that_no_batch_noticed_is_refused_at_the_reading(worlds, monkeypatch):
     # where looking at every batch would stall the device, sums are looked at instead
-    monkeypatch.setattr("netkin.statistics.layer_moments.refuse_non_finite", lambda *_: None)
+    monkeypatch.setattr("netkin.statistics.layer_moments.require_finite", lambda *_: None)
     rows = layers(worlds, a=2, b=3)
     rows["a"][0, 0] = math.nan
     collector = fed([(["a"], ["b"])], rows)
-    with pytest.raises(ValueFault, match="layer 'a' gave NaN or Inf; fix the model or leave out the examples"):
+    with pytest.raises(InvalidValue, match="layer 'a' gave NaN or Inf; fix the model or leave out the examples"):
         collector["a", "b"]
 
 

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.errors import FileFault, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import FileError, InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.measures import measures
 from netkin.statistics import LayerMoments, LayerSpectra, Spectra
 
 
-def streamed(layers, sizes, rectangles, **options):
-    collector = LayerSpectra(rectangles, **options)
+def streamed(layers, sizes, pair_blocks, **options):
+    collector = LayerSpectra(pair_blocks, **options)
     start = 0
     for size in sizes:
         collector.update({name: maps[start : start + size] for name, maps in layers.items()})
@@ -140,7 +140,7 @@ def test_an_empty_one_is_saved_too(tmp_path):
 
 def test_another_kind_of_file_is_refused(tmp_path):
     LayerMoments([(["a"], ["b"])]).to_file(tmp_path / "moments.netkin")
-    with pytest.raises(FileFault, match="holds 'LayerMoments', not 'LayerSpectra'"):
+    with pytest.raises(FileError, match="holds 'LayerMoments', not 'LayerSpectra'"):
         LayerSpectra.from_file(tmp_path / "moments.netkin")
 
 
@@ -225,10 +225,10 @@ def test_nan_is_refused_and_leaves_no_trace(worlds):
     collector.update({"x": maps, "y": maps})
     broken = maps.copy()
     broken[3, 0, 1, 1] = np.nan
-    with pytest.raises(ValueFault, match="layer 'y' in batch 1 holds 1 NaN or Inf among 2,240 values"):
+    with pytest.raises(InvalidValue, match="layer 'y' in batch 1 holds 1 NaN or Inf among 2,240 values"):
         collector.update({"x": maps, "y": broken})
     assert collector.n == 70
-    with pytest.raises(ValueFault, match="`Y` holds 1 NaN or Inf"):
+    with pytest.raises(InvalidValue, match="`Y` holds 1 NaN or Inf"):
         Spectra.of(maps, broken)
 
 
@@ -237,7 +237,7 @@ def test_what_a_device_was_not_waited_for_to_tell_is_refused_on_reading(worlds):
     broken[3] = torch.inf
     collector = LayerSpectra([(["x"], ["x"])])
     collector._fold({"x": [broken]}, {})  # as on a GPU, where maps are not looked at before they are read
-    with pytest.raises(ValueFault, match="layer 'x' gave NaN or Inf; fix the model or leave out the examples"):
+    with pytest.raises(InvalidValue, match="layer 'x' gave NaN or Inf; fix the model or leave out the examples"):
         collector["x", "x"]
 
 
@@ -312,7 +312,7 @@ def test_maps_at_hand_have_gradients_in_every_pair(mixed):
 def test_maps_at_hand_must_pair_and_be_finite(mixed):
     with pytest.raises(ShapeError, match="'a' and 'b' gave 300 and 299 examples"):
         LayerSpectra.of({"a": mixed["a"], "b": mixed["b"][:-1]})
-    with pytest.raises(ValueFault, match="layer 'a'.*NaN"):
+    with pytest.raises(InvalidValue, match="layer 'a'.*NaN"):
         LayerSpectra.of({"a": np.where(mixed["a"] == mixed["a"].max(), np.nan, mixed["a"])})
 
 

@@ -189,7 +189,7 @@ def test_rows_without_a_cap_are_the_same_in_whatever_order_they_are_merged(world
 
 
 def grams(**options):
-    return LayerGrams(**{"rectangles": [(["a"], ["b"])], "batch": 8} | options)
+    return LayerGrams(**{"pair_blocks": [(["a"], ["b"])], "batch": 8} | options)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def grams(**options):
         (grams(), grams(batch=16), "their batch differ, 8 and 16"),
         (grams(), grams(kernel="rbf"), "their kernel differ, 'linear' and 'rbf'"),
         (grams(kernel="rbf"), grams(kernel="rbf", fraction=0.8), "their fraction differ, 0.4 and 0.8"),
-        (grams(), grams(rectangles=[(["a"], ["a"])]), "their layers differ"),
+        (grams(), grams(pair_blocks=[(["a"], ["a"])]), "their layers differ"),
         (LayerRows(["a"]), LayerRows(["b"]), "their layers differ, \\['a'\\] and \\['b'\\]"),
         (LayerRows(["a"], cap=5), LayerRows(["a"], cap=6), "their cap differ, 5 and 6"),
         (LayerRows(["a"], seed=1), LayerRows(["a"], seed=2), "their seed differ, 1 and 2"),

@@ -6,7 +6,7 @@ import torch
 
 import netkin as nk
 from netkin import statistics
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.results.packing import COLLECTORS
 from netkin.statistics import LayerEmbeddings, MeanEmbedding, outer_products
 from netkin.statistics.sketches import SketchSettings, places
@@ -203,7 +203,7 @@ def test_what_can_not_be_folded_in_is_told():
 
 @pytest.mark.parametrize("options", [{"sample": 1}, {"buckets": -1}])
 def test_settings_out_of_range_are_refused(options):
-    with pytest.raises(ValueFault, match="`sample` must be at least 2 and `buckets` at least 0"):
+    with pytest.raises(InvalidValue, match="`sample` must be at least 2 and `buckets` at least 0"):
         LayerEmbeddings(["layer"], **options)
 
 

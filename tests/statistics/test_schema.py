@@ -8,7 +8,7 @@ import torch
 
 import netkin as nk
 from netkin import files
-from netkin.errors import FileFault, NoValue, UnknownName, ValueFault
+from netkin.errors import FileError, InvalidValue, NoValue, UnknownName
 from netkin.statistics import CrossMoments, LayerFilters, LayerRows, schema
 from netkin.statistics.collector import Numbers, Settings
 from netkin.statistics.statistic import Stored
@@ -26,7 +26,7 @@ def moments(tmp_path):
 
 def refused(tmp_path, header, arrays, words):
     write_unchecked(tmp_path / "wrong", header, arrays)
-    with pytest.raises(FileFault, match=f"wrong' is damaged.*{words}"):
+    with pytest.raises(FileError, match=f"wrong' is damaged.*{words}"):
         nk.load(tmp_path / "wrong")
 
 
@@ -102,7 +102,7 @@ def test_huge_sums_of_a_pair_are_refused_and_nan_of_a_layer_is_not(tmp_path, mom
     own = {name: one.copy() for name, one in arrays.items() if name.startswith("_layers.0")}
     own["_layers.0.own"][0, 0, 0, 0] = np.nan
     write_unchecked(tmp_path / "nan", header, {**arrays, **own, "_blocks.0.sums": huge})
-    with pytest.raises(ValueFault, match="layer 'in' gave NaN or Inf"):
+    with pytest.raises(InvalidValue, match="layer 'in' gave NaN or Inf"):
         nk.load(tmp_path / "nan")["in", "out"]
 
 

@@ -114,9 +114,9 @@ def test_prepared_pairs_have_the_values_of_pairs_read_alone(collector):
     for a in WIDTHS:
         for b in WIDTHS:
             for measure in measures:
-                collector.release()
+                collector.clear_cache()
                 alone += read([measure], collector[a, b])
-    collector.release()
+    collector.clear_cache()
     pairs = [collector[a, b] for a in WIDTHS for b in WIDTHS]
     with torch.no_grad():
         Moments.prepare([(pair, measures) for pair in pairs])

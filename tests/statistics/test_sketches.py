@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.errors import NetkinError, NoValue, UnknownName, ValueFault
+from netkin.errors import InvalidValue, NetkinError, NoValue, UnknownName
 from netkin.identity.data import contents
 from netkin.statistics import sketches
 from netkin.statistics.bucket_sums import psi_width
@@ -196,9 +196,9 @@ def test_labels_change_no_kernel_and_are_asked_for():
     kernels = [labelled(F, G, labels, one, np.arange(30)).side(("a", "x")).kernel("psi") for one in (plain, more)]
     assert torch.equal(*kernels)
     assert LayerSketches(["x"], plain).serves(more) == "the labels"
-    with pytest.raises(ValueFault, match="no labels in the batches"):
+    with pytest.raises(InvalidValue, match="no labels in the batches"):
         collected(F, G, more)
-    with pytest.raises(ValueFault, match="label 9 means at least 10 classes, which 8 buckets"):
+    with pytest.raises(InvalidValue, match="label 9 means at least 10 classes, which 8 buckets"):
         labelled(F, G, labels + 7, more, np.arange(30))
 
 
@@ -378,7 +378,7 @@ def test_what_can_not_be_sketched_is_refused():
     F, G = layer(10, 4, 0)
     settings = SketchSettings(buckets=8)
     for bad in ({"buckets": 0}, {"stacks": 0}, {"buckets": 8, "stacks": 3}):
-        with pytest.raises(ValueFault, match="at least 1 bucket, in stacks of equal height"):
+        with pytest.raises(InvalidValue, match="at least 1 bucket, in stacks of equal height"):
             SketchSettings(**bad)
     with pytest.raises(NoValue, match="can't be centred about the mean of the examples; take kernel='psi'"):
         Sketch.of((F, G), (F, G), buckets=8).alignment("hadamard", "examples")
@@ -409,7 +409,7 @@ def test_halves_are_raised_before_they_are_summed_and_no_graph_is_needed(dtype, 
 def test_rows_with_nan_or_inf_are_refused_when_they_are_read():
     F, G = layer(10, 4, 0)
     G[3, 1] = np.inf
-    with pytest.raises(ValueFault, match="gradients of layer 'x' hold NaN or Inf; fix the model"):
+    with pytest.raises(InvalidValue, match="gradients of layer 'x' hold NaN or Inf; fix the model"):
         collected(F, G, SketchSettings(buckets=8)).side("x")
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import netkin as nk
 from netkin import jobs
-from netkin.errors import FileFault, ForwardError
+from netkin.errors import FileError, ForwardError
 from netkin.training import Hook, train
 
 INPUTS = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
@@ -176,10 +176,10 @@ def test_work_on_models_that_differ_in_more_than_weights_is_not_continued(tmp_pa
 
     first = compared(1.0)
     assert (compared(1.0).tables["cka"].values == first.tables["cka"].values).all()
-    with pytest.raises(FileFault, match="differs in the architecture of 'a' and the architecture of 'b'"):
+    with pytest.raises(FileError, match="differs in the architecture of 'a' and the architecture of 'b'"):
         compared(5.0)
     assert trained(1.0) == trained(1.0)
-    with pytest.raises(FileFault, match="differs in model"):
+    with pytest.raises(FileError, match="differs in model"):
         trained(5.0)
 
 
@@ -194,7 +194,7 @@ def test_training_on_batches_with_another_value_for_all_examples_is_another(tmp_
         return train(Multiplied(4, 3), batches, epochs=1, save=tmp_path / "run", progress=False)
 
     assert trained(1.0) == trained(1.0)
-    with pytest.raises(FileFault, match="differs in data"):
+    with pytest.raises(FileError, match="differs in data"):
         trained(9.0)
 
 

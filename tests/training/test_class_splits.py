@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.errors import NameClash, ShapeError, ValueFault
+from netkin.errors import InvalidValue, NameClash, ShapeError
 from netkin.training.class_splits import Task, refuse_tasks, split_tasks
 
 
@@ -44,36 +44,36 @@ def test_a_batch_without_examples_adds_none():
 
 @pytest.mark.parametrize("count", [0, 4, 6, True, 2.0])
 def test_numbers_of_tasks_that_leave_no_two_classes_or_a_remainder_are_refused(count):
-    with pytest.raises(ValueFault, match=r"1 to 3 for 6 classes|can't be split into"):
+    with pytest.raises(InvalidValue, match=r"1 to 3 for 6 classes|can't be split into"):
         split_tasks(arrays(), arrays(), count)
 
 
 def test_five_classes_are_no_two_tasks():
-    with pytest.raises(ValueFault, match="5 classes can't be split into 2 tasks"):
+    with pytest.raises(InvalidValue, match="5 classes can't be split into 2 tasks"):
         split_tasks(arrays(5), arrays(5), 2)
 
 
 def test_data_without_labels_are_refused():
-    with pytest.raises(ValueFault, match="`train` must be arrays .* no labels here"):
+    with pytest.raises(InvalidValue, match="`train` must be arrays .* no labels here"):
         split_tasks(torch.zeros(4, 3), arrays(), 3)
 
 
 def test_a_class_that_is_missing_from_the_test_leaves_no_task():
     inputs, labels = arrays()
-    with pytest.raises(ValueFault, match="task '4-5' has 0 inputs and 0 labels to test on"):
+    with pytest.raises(InvalidValue, match="task '4-5' has 0 inputs and 0 labels to test on"):
         split_tasks(arrays(), (inputs[labels < 4], labels[labels < 4]), 3)
 
 
 def test_labels_outside_the_classes_are_refused():
-    with pytest.raises(ValueFault, match="labels from 0 to 5 to train on; with 3 classes they must lie from 0 to 2"):
+    with pytest.raises(InvalidValue, match="labels from 0 to 5 to train on; with 3 classes they must lie from 0 to 2"):
         Task("a", arrays(), arrays(), 3)
 
 
 def test_sequences_of_no_tasks_of_other_things_and_of_one_name_are_refused():
     task = Task("a", arrays(), arrays(), 6)
-    with pytest.raises(ValueFault, match="needs 1 task or more; got 0"):
+    with pytest.raises(InvalidValue, match="needs 1 task or more; got 0"):
         refuse_tasks([])
-    with pytest.raises(ValueFault, match="got a str"):
+    with pytest.raises(InvalidValue, match="got a str"):
         refuse_tasks(["a"])
     with pytest.raises(NameClash, match="'a' occurs 2 times"):
         refuse_tasks([task, task])

@@ -3,7 +3,6 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LinearLR
 
-import netkin.sources.training
 from netkin.sources import load_data
 from netkin.training import accuracy, trained_digits_net, untrained_digits_net
 
@@ -53,10 +52,3 @@ def test_its_weights_are_those_of_a_plain_loop_bit_for_bit(trained):
         schedule.step()
     ours = trained[0].state_dict()
     assert all(torch.equal(ours[name], value) for name, value in model.state_dict().items())
-
-
-def test_the_old_names_lead_here():
-    assert netkin.sources.training.trained_digits_net is trained_digits_net
-    assert netkin.sources.training.accuracy is accuracy
-    with pytest.raises(AttributeError, match="no attribute 'trained'"):
-        netkin.sources.training.trained  # noqa: B018

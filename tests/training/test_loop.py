@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim.lr_scheduler import LinearLR
 
 import netkin as nk
-from netkin.errors import ForwardError, ShapeError, SourceError, UnknownName, ValueFault
+from netkin.errors import ForwardError, InvalidValue, ShapeError, SourceError, UnknownName
 from netkin.training import Hook, Recipe, accuracy, train
 
 
@@ -254,7 +254,7 @@ def test_freezing_and_recording_are_hooks_as_they_are():
     with nk.FreezeTraining(model, "linear", steps=6) as freezing:
         train(model, labelled(), epochs=2, batch=16, hooks=[freezing, recorder])
         assert freezing.done == 6
-        assert freezing.frozen == freezing.units[:-1]
+        assert freezing.frozen == freezing.groups[:-1]
     assert recorder.steps == (0, 3, 6)
 
 
@@ -285,19 +285,19 @@ def test_lower_precision_trains_nearly_alike():
 @pytest.mark.parametrize(
     "settings, fault, sentence",
     [
-        ({}, ValueFault, "either `epochs` or `steps`, such as epochs=10; got neither"),
-        ({"epochs": 1, "steps": 1}, ValueFault, "such as epochs=10; got both"),
-        ({"epochs": 0}, ValueFault, "`epochs` must be a whole number of 1 or more; got 0"),
-        ({"epochs": 1, "rate": -1}, ValueFault, "`rate` must be a number of 0 or more; got -1"),
-        ({"epochs": 1, "clip": 0}, ValueFault, "`clip` must be a norm above 0"),
+        ({}, InvalidValue, "either `epochs` or `steps`, such as epochs=10; got neither"),
+        ({"epochs": 1, "steps": 1}, InvalidValue, "such as epochs=10; got both"),
+        ({"epochs": 0}, InvalidValue, "`epochs` must be a whole number of 1 or more; got 0"),
+        ({"epochs": 1, "rate": -1}, InvalidValue, "`rate` must be a number of 0 or more; got -1"),
+        ({"epochs": 1, "clip": 0}, InvalidValue, "`clip` must be a norm above 0"),
         ({"epochs": 1, "optimizer": "adm"}, UnknownName, "no optimizer named 'adm'; did you mean 'adam'?"),
         ({"epochs": 1, "schedule": "cosin"}, UnknownName, "did you mean 'cosine'?"),
         ({"epochs": 1, "precision": "bf32"}, UnknownName, "no precision named 'bf32'"),
         ({"epochs": 1, "epoch": 2}, UnknownName, "a recipe has no 'epoch'; did you mean 'epochs'?"),
-        ({"epochs": 2, "warmup": 2}, ValueFault, "the warm-up, 2, must be shorter"),
-        ({"epochs": 1, "batch": 64, "drop_last": True}, ValueFault, "40 examples fill no batch of 64"),
-        ({"epochs": 1, "smoothing": 0.1, "loss": mse_loss}, ValueFault, "`smoothing` belongs to the cross entropy"),
-        ({"epochs": 1, "hooks": [3]}, ValueFault, "a hook is a function of .model, step.*got int"),
+        ({"epochs": 2, "warmup": 2}, InvalidValue, "the warm-up, 2, must be shorter"),
+        ({"epochs": 1, "batch": 64, "drop_last": True}, InvalidValue, "40 examples fill no batch of 64"),
+        ({"epochs": 1, "smoothing": 0.1, "loss": mse_loss}, InvalidValue, "`smoothing` belongs to the cross entropy"),
+        ({"epochs": 1, "hooks": [3]}, InvalidValue, "a hook is a function of .model, step.*got int"),
         (
             {"epochs": 1, "rate": 1e30, "batch": 8},
             ForwardError,
@@ -311,21 +311,21 @@ def test_what_cannot_be_trained_is_refused(settings, fault, sentence):
 
 
 def test_a_recipe_is_a_recipe():
-    with pytest.raises(ValueFault, match="settings by name as `epochs=10`; got 10"):
+    with pytest.raises(InvalidValue, match="settings by name as `epochs=10`; got 10"):
         train(net(), labelled(), 10)
-    with pytest.raises(ValueFault, match="every=5 says how often .* say where with `save=FILE`"):
+    with pytest.raises(InvalidValue, match="every=5 says how often .* say where with `save=FILE`"):
         train(net(), labelled(), epochs=1, every=5)
 
 
 def test_the_name_of_a_model_is_no_model():
-    with pytest.raises(ValueFault, match="a model must be a `torch.nn.Module`; got str. `nk.load_model` makes"):
+    with pytest.raises(InvalidValue, match="a model must be a `torch.nn.Module`; got str. `nk.load_model` makes"):
         nk.train("netkin:digits", (torch.ones(4, 1), torch.ones(4, 1)), epochs=1)
 
 
 def test_the_module_of_an_exported_program_is_refused():
     exported = torch.export.export(net(), (labelled()[0],)).module()
     for call, given in ((nk.train, exported), (nk.train_many, [exported])):
-        with pytest.raises(ValueFault, match="exported program can't be trained.*the model it was made from"):
+        with pytest.raises(InvalidValue, match="exported program can't be trained.*the model it was made from"):
             call(given, labelled(), epochs=1)
 
 
@@ -351,17 +351,17 @@ def test_data_that_cannot_be_trained_on_are_refused():
     inputs, labels = labelled()
     with pytest.raises(ShapeError, match="got 39 and 40 rows"):
         train(net(), (inputs, labels[:-1]), epochs=1)
-    with pytest.raises(ValueFault, match=r"a data set, or a loader of batches; got int."):
+    with pytest.raises(InvalidValue, match=r"a data set, or a loader of batches; got int."):
         train(net(), 7, epochs=1)
     with pytest.raises(SourceError, match="found no module 'digitz' .* did you mean 'digits'"):
         train(net(), "digitz:train", epochs=1)
-    with pytest.raises(ValueFault, match="can be read only once"):
+    with pytest.raises(InvalidValue, match="can be read only once"):
         train(net(), iter([(inputs, labels)]), epochs=1)
-    with pytest.raises(ValueFault, match="one array"):
+    with pytest.raises(InvalidValue, match="one array"):
         train(net(), [(inputs, labels)], epochs=1, shift=2)
     with pytest.raises(ShapeError, match="no logits and class numbers.*pass `loss=`"):
         train(net(), (inputs, labels.float()), epochs=1)
-    with pytest.raises(ValueFault, match="no labels"):
+    with pytest.raises(InvalidValue, match="no labels"):
         train(net(), inputs, epochs=1)
 
 

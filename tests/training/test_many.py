@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.flop_counter import FlopCounterMode
 
-from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault
+from netkin.errors import ForwardError, InvalidValue, ShapeError, UnknownName
 from netkin.representations.filters import AtomConv2d
 from netkin.settings import without_vmap_warnings
 from netkin.training import Recipe, many, train, train_many
@@ -353,27 +353,27 @@ def test_hooks_are_made_for_each_network():
 
 def test_what_cannot_be_trained_at_once_is_refused():
     models = [net(0), net(1)]
-    with pytest.raises(ValueFault, match="no networks"):
+    with pytest.raises(InvalidValue, match="no networks"):
         train_many([], labelled(), epochs=1)
-    with pytest.raises(ValueFault, match="either `data`, for all networks, or `data_of_each`"):
+    with pytest.raises(InvalidValue, match="either `data`, for all networks, or `data_of_each`"):
         train_many(models, epochs=1)
     with pytest.raises(ShapeError, match="`seeds` must hold one for each of the 2 networks; got 3"):
         train_many(models, labelled(), epochs=1, seeds=[1, 2, 3])
-    with pytest.raises(ValueFault, match=r"`seeds` must hold one for each network, as `range\(2\)`; got 2"):
+    with pytest.raises(InvalidValue, match=r"`seeds` must hold one for each network, as `range\(2\)`; got 2"):
         train_many(models, labelled(), epochs=1, seeds=2)
-    with pytest.raises(ValueFault, match=r"`train_many` saves nothing; .* `nk.train\(..., save=FILE\)`"):
+    with pytest.raises(InvalidValue, match=r"`train_many` saves nothing; .* `nk.train\(..., save=FILE\)`"):
         train_many(models, labelled(), epochs=1, save="many.netkin")
-    with pytest.raises(ValueFault, match="share weights"):
+    with pytest.raises(InvalidValue, match="share weights"):
         train_many([models[0]] * 2, labelled(), epochs=1)
     with pytest.raises(UnknownName, match="no way 'stackd' to train; did you mean 'stacked'?"):
         train_many(models, labelled(), epochs=1, how="stackd")
-    with pytest.raises(ValueFault, match="as CUDA graphs: CUDA graphs need a GPU, and they lie on cpu"):
+    with pytest.raises(InvalidValue, match="as CUDA graphs: CUDA graphs need a GPU, and they lie on cpu"):
         train_many(models, labelled(), epochs=1, how="graphs")
-    with pytest.raises(ValueFault, match="stacked into one: they are not of one form"):
+    with pytest.raises(InvalidValue, match="stacked into one: they are not of one form"):
         train_many([net(0), net(1, torch.float32)], labelled(), epochs=1, how="stacked")
-    with pytest.raises(ValueFault, match="8 to 40 examples; drop_last=True"):
+    with pytest.raises(InvalidValue, match="8 to 40 examples; drop_last=True"):
         train_many(models, data_of_each=[labelled(8), labelled(40)], epochs=1, how="stacked")
-    with pytest.raises(ValueFault, match="their data must be arrays"):
+    with pytest.raises(InvalidValue, match="their data must be arrays"):
         train_many(models, [labelled()], epochs=1, how="stacked")
     with pytest.raises(ForwardError, match="the mean loss of epoch 1 is nan"):
         train_many(models, labelled(), steps=9, batch=8, rate=1e300, how="stacked")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.training import Hook, Recipe, train
 
 
@@ -56,13 +56,13 @@ def labelled():
 
 @pytest.mark.parametrize("schedule", [ReduceLROnPlateau, lambda optimizer: ReduceLROnPlateau(optimizer, patience=3)])
 def test_a_schedule_that_waits_for_losses_is_refused(tmp_path, schedule):
-    with pytest.raises(ValueFault, match="ReduceLROnPlateau waits for losses; pass another, or one of 'constant', "):
+    with pytest.raises(InvalidValue, match="ReduceLROnPlateau waits for losses; pass another, or one of 'constant', "):
         train(net(), labelled(), epochs=1, schedule=schedule, save=tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 
 def test_an_optimizer_that_computes_the_loss_itself_is_refused():
-    with pytest.raises(ValueFault, match="LBFGS takes the loss as a function.*pass an optimizer whose `step.."):
+    with pytest.raises(InvalidValue, match="LBFGS takes the loss as a function.*pass an optimizer whose `step.."):
         train(net(), labelled(), epochs=1, optimizer=torch.optim.LBFGS)
 
 
@@ -96,5 +96,5 @@ def test_a_hook_may_add_a_group_of_parameters_when_the_training_begins():
 
 
 def test_a_group_that_is_added_later_is_refused():
-    with pytest.raises(ValueFault, match="has 2 groups of parameters, and had 1 when the training began"):
+    with pytest.raises(InvalidValue, match="has 2 groups of parameters, and had 1 when the training began"):
         train(net(), labelled(), epochs=3, batch=20, hooks=[Scaling(at=1)])

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, RandomSampler
 
 import netkin as nk
 from netkin import files, jobs
-from netkin.errors import FileFault, ValueFault
+from netkin.errors import FileError, InvalidValue
 from netkin.jobs import Cancelled, Job
 from netkin.training import Hook, Recipe, train
 from netkin.training.saving import pack_state, unpack_state
@@ -134,7 +134,7 @@ def test_a_file_with_a_part_missing_is_told_to_be_damaged(tmp_path):
     kind, _ = header.pop("kind"), header.pop("format")
     header["state"]["mapping"].pop()
     files.write(tmp_path / "run", kind, header, arrays)
-    with pytest.raises(FileFault, match="is damaged: KeyError"):
+    with pytest.raises(FileError, match="is damaged: KeyError"):
         train(net(), labelled(), epochs=1, save=tmp_path / "run")
 
 
@@ -207,7 +207,7 @@ def test_a_test_loader_with_its_own_generator_gives_the_same_saved_or_stopped(tm
 def test_workers_that_live_on_between_epochs_are_refused_where_a_training_is_saved(tmp_path):
     loader = torch.utils.data.DataLoader(Noisy(), 8, num_workers=1, persistent_workers=True)
     for data in ({"data": loader}, {"data": labelled(), "test": loader}):
-        with pytest.raises(ValueFault, match="can't have persistent_workers=True.*pass persistent_workers=False, or"):
+        with pytest.raises(InvalidValue, match="can't have persistent_workers=True.*pass persistent_workers=False, or"):
             train(net(), **data, epochs=1, save=tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
@@ -216,9 +216,9 @@ def test_examples_in_another_order_or_in_other_batches_are_another_training(tmp_
     inputs, labels = labelled()
     batches = [(inputs[start : start + 10], labels[start : start + 10]) for start in range(0, 40, 10)]
     train(net(), batches, epochs=1, save=tmp_path / "list")
-    with pytest.raises(FileFault, match="list' holds a training that differs in data;"):
+    with pytest.raises(FileError, match="list' holds a training that differs in data;"):
         train(net(), batches[::-1], epochs=1, save=tmp_path / "list")
-    with pytest.raises(FileFault, match="data .'40 examples in 4 batches', not '40 examples in 2 batches'"):
+    with pytest.raises(FileError, match="data .'40 examples in 4 batches', not '40 examples in 2 batches'"):
         train(
             net(),
             torch.utils.data.DataLoader(list(zip(*labelled(), strict=True)), 20),
@@ -227,7 +227,7 @@ def test_examples_in_another_order_or_in_other_batches_are_another_training(tmp_
         )
     pairs = torch.utils.data.TensorDataset(inputs, labels)
     train(net(), pairs, epochs=1, save=tmp_path / "set")
-    with pytest.raises(FileFault, match="set' holds a training that differs in data;"):
+    with pytest.raises(FileError, match="set' holds a training that differs in data;"):
         train(net(), torch.utils.data.Subset(pairs, range(39, -1, -1)), epochs=1, save=tmp_path / "set")
 
 
@@ -249,7 +249,7 @@ def test_another_training_is_refused_and_its_file_left_alone(tmp_path, change, s
     train(**given)
     places = tmp_path / "run", tmp_path / "run.job" / "job.json"
     before = [place.read_bytes() for place in places]
-    with pytest.raises(FileFault, match=f"run' holds a training that differs in {sentence}"):
+    with pytest.raises(FileError, match=f"run' holds a training that differs in {sentence}"):
         train(**given | {"model": net()} | change)
     assert [place.read_bytes() for place in places] == before
     train(**given | {"model": net()} | change, overwrite=True)
@@ -265,28 +265,28 @@ def test_settings_that_no_weight_shows_tell_models_and_losses_apart(tmp_path):
 
     trained(0.3, 0.1)
     trained(0.3, 0.1)
-    with pytest.raises(FileFault, match="differs in model"):
+    with pytest.raises(FileError, match="differs in model"):
         trained(0.2, 0.1)
-    with pytest.raises(FileFault, match="differs in loss"):
+    with pytest.raises(FileError, match="differs in loss"):
         trained(0.3, 0.2)
 
 
 def test_files_that_hold_no_training_are_refused(tmp_path):
     files.write(tmp_path / "other", "comparison", {}, {})
     with pytest.raises(
-        FileFault, match="would write over '.*other', which holds a comparison and no training; choose another name"
+        FileError, match="would write over '.*other', which holds a comparison and no training; choose another name"
     ):
         train(net(), labelled(), epochs=1, save=tmp_path / "other")
-    with pytest.raises(FileFault, match="cannot write"):
+    with pytest.raises(FileError, match="cannot write"):
         train(net(), labelled(), epochs=1, save=tmp_path / "no" / "folder")
-    with pytest.raises(ValueFault, match="`every` is a number of steps, 1 or more, .*got 0"):
+    with pytest.raises(InvalidValue, match="`every` is a number of steps, 1 or more, .*got 0"):
         train(net(), labelled(), epochs=1, save=tmp_path / "run", every=0)
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
     train(net(), labelled(), epochs=1, save=tmp_path / "other", overwrite=True)
     assert files.kind_of(tmp_path / "other") == "training"
     with Job.beside(tmp_path / "sweep", "sweep", {}) as job:
         job.keep("0", {})
-    with pytest.raises(FileFault, match="holds a sweep, not a training; give another path"):
+    with pytest.raises(FileError, match="holds a sweep, not a training; give another path"):
         train(net(), labelled(), epochs=1, save=tmp_path / "sweep")
 
 
@@ -323,7 +323,7 @@ def test_two_trainings_on_one_file_are_refused(tmp_path):
 
     def again(model, step):
         if step == 5:
-            with pytest.raises(FileFault, match=said):
+            with pytest.raises(FileError, match=said):
                 train(net(), labelled(), hooks=[again], **given)
 
     whole, parted = net(), net()
@@ -343,10 +343,10 @@ def test_a_hook_that_does_something_else_under_its_name_is_another(tmp_path):
 
     train(net(), labelled(), epochs=1, hooks=[pruning(0.5), Changed()], save=tmp_path / "run")
     train(net(), labelled(), epochs=1, hooks=[pruning(0.5), Changed()], save=tmp_path / "run")
-    with pytest.raises(FileFault, match="differs in hooks; ask"):
+    with pytest.raises(FileError, match="differs in hooks; ask"):
         train(net(), labelled(), epochs=1, hooks=[pruning(0.6), Changed()], save=tmp_path / "run")
     Changed.after_step = lambda self, model, step: None
-    with pytest.raises(FileFault, match="differs in hooks"):
+    with pytest.raises(FileError, match="differs in hooks"):
         train(net(), labelled(), epochs=1, hooks=[pruning(0.5), Changed()], save=tmp_path / "run")
 
 
@@ -383,5 +383,5 @@ def test_every_kind_of_state_comes_back_as_it_was():
     assert [found[name] for name in ("flag", "none")] == [True, None]
     assert found["empty"].shape == (0,)
     assert found["scalar"].item() == 3
-    with pytest.raises(FileFault, match="can't hold a set"):
+    with pytest.raises(FileError, match="can't hold a set"):
         pack_state({"one": {1, 2}})

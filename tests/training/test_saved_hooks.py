@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from netkin.errors import FileFault
+from netkin.errors import FileError
 from netkin.training import Hook, train
 
 
@@ -73,7 +73,7 @@ def test_a_hook_with_another_value_wherever_it_is_kept_is_another(tmp_path, monk
     }
     given = {"attribute": {"weight": 0.2}, "option": {"option": 0.2}, "tensor": {"mask": 2.0}}
     change.get(place, lambda: None)()
-    with pytest.raises(FileFault, match="differs in hooks; ask"):
+    with pytest.raises(FileError, match="differs in hooks; ask"):
         trained(**given.get(place, {}))
 
 
@@ -139,7 +139,7 @@ def test_a_hook_that_reads_another_rate_in_whatever_way_is_another(tmp_path, way
 
     first = Scaling(make(0.5), read)
     assert trained(first) == trained(first) == trained(Scaling(make(0.5), read))  # the same one, and one made anew
-    with pytest.raises(FileFault, match="differs in hooks; ask"):
+    with pytest.raises(FileError, match="differs in hooks; ask"):
         trained(Scaling(make(0.9), read))
 
 
@@ -150,5 +150,5 @@ def test_a_hook_is_another_where_the_class_of_what_it_reads_has_another_value(tm
 
     assert trained() == trained()
     monkeypatch.setattr(Owner, "common", [0.9])
-    with pytest.raises(FileFault, match="differs in hooks; ask"):
+    with pytest.raises(FileError, match="differs in hooks; ask"):
         trained()

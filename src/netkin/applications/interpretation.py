@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from netkin.arrays import exact_products, label_tensor, summing_dtype
 from netkin.comparing.compare import compare_runners
 from netkin.comparing.subjects import Keep, ModelRunner, Runner
-from netkin.errors import ShapeError, UnknownName, ValueFault, also_called, did_you_mean
+from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import with_call
 from netkin.measures import AlignedSide, Directions
 from netkin.progress import ProgressOption, showing
@@ -100,7 +100,7 @@ def side_of(directions: AlignedSide | Directions) -> AlignedSide:
     if isinstance(directions, Directions):
         return directions.x
     if not isinstance(directions, AlignedSide):
-        raise ValueFault(
+        raise InvalidValue(
             f"directions come from `nk.svcca_directions` or `nk.model_directions`; got {type(directions).__name__}."
         )
     return directions
@@ -126,9 +126,9 @@ def _largest(sizes: Tensor, count: int) -> Tensor:
 
 def _count(name: str, count: Any, side: AlignedSide) -> int:
     if not isinstance(count, Integral):
-        raise ValueFault(f"`{name}` must be a whole number of neurons, up to {side.width:,}; got {count!r}.")
+        raise InvalidValue(f"`{name}` must be a whole number of neurons, up to {side.width:,}; got {count!r}.")
     if not 1 <= int(count) <= side.width:
-        raise ValueFault(f"`{name}` must lie between 1 and the layer's {side.width:,} neurons; got {count:,}.")
+        raise InvalidValue(f"`{name}` must lie between 1 and the layer's {side.width:,} neurons; got {count:,}.")
     return int(count)
 
 
@@ -160,7 +160,7 @@ def project(
 def _restriction(directions: AlignedSide | Directions | Neurons, k: int | None) -> Restriction:
     if isinstance(directions, Neurons):
         if k is not None:
-            raise ValueFault(
+            raise InvalidValue(
                 f"{len(directions.chosen):,} neurons are chosen already; leave `k` out, or choose {k:,} neurons."
             )
         return directions.mean, directions.encode, directions.decode
@@ -192,7 +192,6 @@ def _nearest(rows: Tensor, restriction: Restriction) -> Tensor:
 # --- class sensitivity ------------------------------------------------------------------------------------------------
 
 
-@also_called(measures="measure")
 @with_call
 @by_name(models="model", data="data")
 def class_sensitivity(
@@ -322,7 +321,7 @@ class Logits(Runner):
         """Refuse a class that was requested and that the labels, if there were any, never named."""
         absent = [name for name, column in self._columns.items() if self._asked and not self._seen[column]]
         if self._seen and absent:
-            raise ValueFault(
+            raise InvalidValue(
                 f"class {absent[0]!r} does not occur among the {self._seen.total():,} labels of the data; "
                 "pass data that hold it, or leave it out."
             )
@@ -334,7 +333,7 @@ def _listed(classes: Any) -> list[Any]:
         return []
     asked = list(classes) if isinstance(classes, Iterable) and not isinstance(classes, str) else [classes]
     if not asked:
-        raise ValueFault("`classes` is empty; leave it out for all classes.")
+        raise InvalidValue("`classes` is empty; leave it out for all classes.")
     return asked
 
 
@@ -354,7 +353,7 @@ def _column(one: Any, known: Sequence[str]) -> int:
             raise UnknownName(f"no class named {one!r}{hint}")
         return known.index(one)
     if not isinstance(one, Integral):
-        raise ValueFault(f"a class is the number of an output or its name; got {one!r}.")
+        raise InvalidValue(f"a class is the number of an output or its name; got {one!r}.")
     column = int(one)
     if not 0 <= column < len(known):
         raise UnknownName(f"no class {column}: the model has {len(known):,} outputs, 0 to {len(known) - 1:,}.")

@@ -20,7 +20,7 @@ import click
 from netkin.cli.compare import kind_of_file
 from netkin.cli.options import FILE, FORCE, JSON, TITLED, example
 from netkin.cli.outputs import SILENT, TITLE, OutputFiles, align_columns, as_json, with_refusals
-from netkin.errors import FileFault, PackageWarning, ValueFault
+from netkin.errors import FileError, InvalidValue, PackageWarning
 
 if TYPE_CHECKING:
     from netkin.jobs import State
@@ -264,7 +264,7 @@ def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -
     OutputFiles(force, *files).check("--out", page, "page")
     for file in files:
         if kind_of_file(file) == "statistics":
-            raise ValueFault(
+            raise InvalidValue(
                 f"{str(file)!r} holds statistics and no values yet; "
                 f"`netkin compare {file} --report {page}` computes them."
             )
@@ -283,7 +283,7 @@ def _join(files: Sequence[Path], saved: list[Any]) -> list[Any]:
     found: list[Any] = []
     for file, result in zip(files, saved, strict=True):
         if not isinstance(result, (Comparison, Comparisons)):
-            raise ValueFault(
+            raise InvalidValue(
                 f"{str(file)!r} holds a {type(result).__name__}, which needs a report of its own; run `netkin report` "
                 "on that file alone."
             )
@@ -346,7 +346,7 @@ def _next_state(path: str, last: State) -> State:
 
     try:
         return read(path)
-    except FileFault:
+    except FileError:
         if Path(last.folder).exists():
             raise
         return replace(last, status="done", done=last.total or last.done)

@@ -25,7 +25,7 @@ import click
 from netkin import __version__
 from netkin.cli.options import DEVICE, FORCE, JSON, example
 from netkin.cli.outputs import REFUSED, OutputFiles, align_columns, as_json, with_refusals
-from netkin.cli.running import devices, refuse_absent_device
+from netkin.cli.running import devices, require_device
 from netkin.errors import InflatedWarning, NetkinError, PackageWarning, SourceError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def doctor(device: str | None, json: bool) -> None:
 
     The exit code is 1 if a measure differs, or if no temporary file can be written.
     """
-    refuse_absent_device(device)
+    require_device(device)
     here = {**machine(), "broken_packages": _broken_packages()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PackageWarning)  # shown in a line of its own
@@ -267,7 +267,7 @@ def _measure(
     cache: Path | None,
 ) -> bool:
     """Measure the claims, print what became of them, and tell whether one failed."""
-    refuse_absent_device(device)
+    require_device(device)
     running, tables = _part(root, "running"), _part(root, "listing")
     lab = _part(root, "laboratory").Lab(scale, device=device, data=data, checkpoints=checkpoints, cache=cache)
     try:

@@ -39,7 +39,7 @@ from netkin.cli.running import (
     tell_random_weights,
     with_resume_hint,
 )
-from netkin.errors import FileFault, InflatedWarning, NetkinError, ValueFault
+from netkin.errors import FileError, InflatedWarning, InvalidValue, NetkinError
 
 if TYPE_CHECKING:
     from netkin.comparing import Plan, Statistics
@@ -141,7 +141,9 @@ def _read_statistics(context: click.Context, path: str) -> Comparison:
             )
     statistics = open_statistics(Path(path))
     if context.params["errors"] and not statistics.study.chunks:
-        raise ValueFault(f"{path!r} has no chunks of examples, so there are no standard errors; collect with --errors.")
+        raise InvalidValue(
+            f"{path!r} has no chunks of examples, so there are no standard errors; collect with --errors."
+        )
     measures = context.params["measures"] if is_typed(context, "measures") else default_measures(statistics)
     if names := context.params["names"]:
         refuse_names(names, len(statistics.models))
@@ -209,14 +211,14 @@ def kind_of_file(path: str | Path) -> str:
         return ""
     try:
         return str(files.read_header(path).get("kind"))
-    except FileFault:
+    except FileError:
         return ""
 
 
 def refuse_result(path: str | Path) -> None:
     """Refuse a file that holds a finished result where a model or statistics are expected."""
     if kind_of_file(path) in FINISHED:
-        raise FileFault(f"{str(path)!r} holds a finished result and no statistics; `netkin report {path}` shows it.")
+        raise FileError(f"{str(path)!r} holds a finished result and no statistics; `netkin report {path}` shows it.")
 
 
 def open_statistics(path: Path) -> Statistics:
@@ -287,7 +289,7 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
 
     try:
         return parse_part(text)
-    except ValueFault as fault:
+    except InvalidValue as fault:
         raise click.BadParameter(str(fault)) from fault
 
 

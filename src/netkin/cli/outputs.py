@@ -26,7 +26,7 @@ from typing import Any
 import click
 
 from netkin.cli.running import crash_refusal, readable
-from netkin.errors import FileFault, MissingExtra, NetkinError, UnsavedWarning
+from netkin.errors import FileError, MissingExtra, NetkinError, UnsavedWarning
 
 FIGURES = (".png", ".svg", ".pdf")
 PICTURES = (".png",)  # those among them that are read from a folder of images
@@ -157,10 +157,10 @@ class OutputFiles:
         if not self.faults:
             return
         sentences = [
-            str(fault) if isinstance(fault, FileFault) else f"cannot write {str(path)!r}: {_one_line(fault)}"
+            str(fault) if isinstance(fault, FileError) else f"cannot write {str(path)!r}: {_one_line(fault)}"
             for path, fault in self.faults
         ]
-        raise FileFault(" ".join(sentences)) from self.faults[0][1]
+        raise FileError(" ".join(sentences)) from self.faults[0][1]
 
     def _refuse_among_images(self, option: str, path: Path) -> None:
         """Refuse a picture in a folder of images that is read, of which it would be one."""
@@ -168,7 +168,7 @@ class OutputFiles:
 
         folder = next((one for one in self.images if files.is_inside(path, os.path.expanduser(one))), None)
         if folder is not None and not self.force and path.suffix.lower() in PICTURES:
-            raise FileFault(
+            raise FileError(
                 f"{option} would write {str(path)!r} into {folder!r}, whose images are read; choose another folder, or "
                 "give --force."
             )
@@ -251,7 +251,7 @@ def with_refusals(command: Callable[..., None]) -> Callable[..., None]:
             with commanded(_command_line()), showing(False if silent else None), _collecting(unsaved, context):
                 command(*arguments, **options)
             if unsaved:
-                raise FileFault(unsaved.pop(0))
+                raise FileError(unsaved.pop(0))
         except KeyboardInterrupt as stop:  # a job that was cancelled says so
             click.echo(err=True)  # progress may have left its line unfinished
             _leave(" ".join([str(stop) or "interrupted.", *unsaved]), INTERRUPTED)

@@ -83,7 +83,7 @@ def refuse_unknown_names(options: Mapping[str, Any], specs: Sequence[str]) -> No
     if options["measures"]:
         found_measures(list(options["measures"]))
     if options.get("engine") != "ray":  # whose workers may have others
-        refuse_absent_device(options["device"] if options.get("engine") != "distributed" else None)
+        require_device(options["device"] if options.get("engine") != "distributed" else None)
         for spec in dict.fromkeys(specs):
             refuse_unknown_model(spec)
 
@@ -98,7 +98,7 @@ def prepare(options: dict[str, Any], specs: Sequence[str], place: Destination | 
         return data and _data_spec(data, batch_size, options, balanced)
     if options["device"] == "cuda" and options.get("engine") == "distributed":
         options["device"] = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process of a machine has its own
-    refuse_absent_device(options["device"])
+    require_device(options["device"])
     return data and load_batches(data, batch_size, options["examples"], options["seed"], balanced, specs)
 
 
@@ -250,7 +250,7 @@ def one_or_each(given: Sequence[Any]) -> Any:
     return list(given) if len(given) > 1 else next(iter(given), None)
 
 
-def refuse_absent_device(name: str | None) -> None:
+def require_device(name: str | None) -> None:
     """Refuse a device that this machine does not have."""
     if name is None:
         return

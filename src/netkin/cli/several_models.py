@@ -19,7 +19,7 @@ from netkin.cli.running import (
     load_batches,
     load_models,
     named_models,
-    refuse_absent_device,
+    require_device,
     tell_random_weights,
 )
 from netkin.errors import NameClash
@@ -85,7 +85,7 @@ def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
     """Call the library."""
     from netkin.applications.transfer import recommend as rank
 
-    refuse_absent_device(options["device"])
+    require_device(options["device"])
     first, *others = options["scores"] or (None,)  # beside scores that are named no others are shown
     return rank(
         models,
@@ -157,7 +157,7 @@ def _compare_tasks(
     """Load what was named and call the library."""
     from netkin.applications.transfer import compare_tasks
 
-    refuse_absent_device(options["device"])
+    require_device(options["device"])
     specs = {name: parts[0] for name, parts in given.items() if len(parts) == 2}
     models = dict(zip(specs, load_models(list(specs.values())), strict=True))
     made: dict[str, Any] = {}

@@ -27,7 +27,7 @@ from netkin.cli.running import (
     load_batches,
     load_models,
     named_models,
-    refuse_absent_device,
+    require_device,
     tell_random_weights,
 )
 
@@ -193,7 +193,7 @@ def _study(
     from netkin.applications.sparsity import sparsity_study
     from netkin.representations.layers import refuse_lazy
 
-    refuse_absent_device(device)
+    require_device(device)
     specs = list(named.values())
     models = load_models(specs)
     tell_random_weights(models)
@@ -271,7 +271,7 @@ def _sensitivity(
     from netkin.applications.interpretation import class_sensitivity
     from netkin.sources.batches import class_names
 
-    refuse_absent_device(options["device"])
+    require_device(options["device"])
     models = load_models([model])
     batches = load_batches(data, 128, options["examples"], options["seed"], balanced, [model])
     known = names.split(",") if names else None

@@ -28,7 +28,7 @@ from netkin.cli.running import (
     load_batches,
     load_models,
     named_models,
-    refuse_absent_device,
+    require_device,
     resume_hint,
     tell_random_weights,
 )
@@ -215,7 +215,7 @@ def _load(
     specs: list[str], data: str, test: str | None, batch_size: int, **options: Any
 ) -> tuple[list[Any], Any, Any, dict[str, Any]]:
     """Return the models, the data to fit and to evaluate on, and the other options as the library calls them."""
-    refuse_absent_device(options["device"])
+    require_device(options["device"])
     if options["test_examples"] and not test:
         raise click.UsageError("--test-examples needs --test; without it, stitches are evaluated on --examples.")
     saved = kind_of_file(data) == "statistics"

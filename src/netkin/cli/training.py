@@ -33,13 +33,13 @@ from netkin.cli.running import (
     functions_of,
     prepare,
     read_from_weights,
-    refuse_absent_device,
     refuse_unknown_names,
     remember,
+    require_device,
     runs_elsewhere,
     with_resume_hint,
 )
-from netkin.errors import FileFault, NetkinError
+from netkin.errors import FileError, NetkinError
 
 if TYPE_CHECKING:
     from netkin.results import Federation, TaskAccuracies
@@ -227,7 +227,7 @@ def _folder(folder: Path | None) -> Iterator[None]:
     try:
         folder.mkdir()
     except OSError as fault:
-        raise FileFault(f"cannot make the folder {str(folder)!r}: {fault.strerror or fault}.") from fault
+        raise FileError(f"cannot make the folder {str(folder)!r}: {fault.strerror or fault}.") from fault
     try:
         yield
     finally:
@@ -244,7 +244,7 @@ def _learn(
     from netkin.applications.continual import split_tasks
     from netkin.training.recipe import recipe_of
 
-    refuse_absent_device(options["device"])
+    require_device(options["device"])
     how, own = recipe_of(None, recipe_settings(recipe)), _options(methods, options)
     split, records = split_tasks(data, test, tasks, seed=order), []
     for method in methods:
@@ -353,7 +353,7 @@ def _federate(
     from netkin.representations.filters import decompose
     from netkin.sources import load_model
 
-    refuse_absent_device(device)
+    require_device(device)
     how = local_recipe(None, recipe_settings(recipe))
     network = remember(spec, load_model(spec, seed=options["seed"]))
     network = network if atoms is None else decompose(network, atoms=atoms).model

@@ -16,9 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from netkin.comparing.subjects import Runner
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.representations.shapes import positions, resize_to
-from netkin.statistics.collector import Key, LayerSize, Rectangle, name_of
+from netkin.statistics.collector import Key, LayerSize, PairBlock, name_of
 from netkin.statistics.frequencies import common_grid, mismatch_in_words, placed, shape_in_words
 
 DFT = "dft"
@@ -37,7 +37,7 @@ class Pairs:
         if isinstance(which, str) and which not in ("all", "corresponding"):
             raise UnknownName(f"`pairs` is 'all', 'corresponding' or a list of (layer, layer); got {which!r}.")
 
-    def rectangles(self, layers: Mapping[str, Sequence[str]]) -> list[Rectangle]:
+    def pair_blocks(self, layers: Mapping[str, Sequence[str]]) -> list[PairBlock]:
         """Return the pairs as (keys, keys), each meaning all of the first against all of the second."""
         if self.which == "all":
             return [([(a, x) for x in layers[a]], [(b, y) for y in layers[b]]) for a, b in self.of]
@@ -99,21 +99,23 @@ def size_of_weights(model: str, layer: str, tensors: Mapping[str, Tensor]) -> La
 
 
 class Alignment:
-    """The alignment of the layers of the wanted pairs: `layers` by key, averaged ones too, and their `rectangles`."""
+    """The alignment of the layers of the wanted pairs: `layers` by key, averaged ones too, and their `pair_blocks`."""
 
-    def __init__(self, layers: Iterable[LayerSize], rectangles: Iterable[Rectangle]):
+    def __init__(self, layers: Iterable[LayerSize], pair_blocks: Iterable[PairBlock]):
         given = list(layers)
         # beside layers taken by their frequencies all others count as layers without space
         spectral = any(layer.spectral for layer in given)
         self.given: dict[Key, LayerSize] = {layer.key: replace(layer, spectral=spectral) for layer in given}
         self.layers: dict[Key, LayerSize] = {}
-        self.rectangles: list[Rectangle] = []
+        self.pair_blocks: list[PairBlock] = []
         self._averaged: dict[Key, tuple[LayerSize, LayerSize]] = {}
-        for left, right in rectangles:
+        for left, right in pair_blocks:
             for ours in self._by_size(left):
                 for theirs in self._by_size(right):
                     if (size := _common(ours[0], theirs[0])) is not None:
-                        self.rectangles.append(([self._at(x, size) for x in ours], [self._at(y, size) for y in theirs]))
+                        self.pair_blocks.append(
+                            ([self._at(x, size) for x in ours], [self._at(y, size) for y in theirs])
+                        )
 
     def pair(self, a: Key, b: Key) -> tuple[Key, Key]:
         """Return the keys under which layers `a` and `b` are compared."""
@@ -134,7 +136,7 @@ class Alignment:
         spaces = {key: layer.space for key, layer in self.layers.items() if layer.shape == DFT and layer.space}
         if not spaces:
             return list(self.given.values())
-        sides = [(x, y) for left, right in self.rectangles for x in left for y in right if {x, y} <= spaces.keys()]
+        sides = [(x, y) for left, right in self.pair_blocks for x in left for y in right if {x, y} <= spaces.keys()]
         common = {key for x, y in sides if spaces[x] != spaces[y] for key in (x, y)}
         return [replace(one, shape=COMMON) if key in common else one for key, one in self.given.items()]
 
@@ -220,7 +222,7 @@ def _distinct_pairs(which: Any) -> list[tuple[str, str]]:
     wrong = [pair for pair in found if not (isinstance(pair, (tuple, list)) and len(pair) == 2)]
     if wrong or not found:
         got = repr(wrong[0]) if wrong else "an empty list"
-        raise ValueFault(f"`pairs` must hold (layer, layer), as in [('conv1', 'conv2')]; got {got}.")
+        raise InvalidValue(f"`pairs` must hold (layer, layer), as in [('conv1', 'conv2')]; got {got}.")
     return list(dict.fromkeys((x, y) for x, y in found))
 
 

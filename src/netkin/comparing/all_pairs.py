@@ -22,7 +22,7 @@ from netkin.comparing.pass_statistics import Statistics
 from netkin.comparing.planning import weights_alone
 from netkin.comparing.request import Options, Request
 from netkin.comparing.subjects import ModelRunner, Subject
-from netkin.errors import MemoryLimit, ValueFault
+from netkin.errors import InvalidValue, MemoryLimit
 from netkin.identity import described_call, form_digest, settings_digest, weights_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
@@ -62,12 +62,12 @@ class AllPairs:
         self.failed: Mapping[str, str] = {}  # those that a cluster left out, and why
         if rows is not None:
             if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-                raise ValueFault(f"`rows` is the size of a sample of the examples, 1 or more; got {rows!r}.")
+                raise InvalidValue(f"`rows` is the size of a sample of the examples, 1 or more; got {rows!r}.")
             self._refuse_other_data("rows")
 
     def _refuse_other_data(self, option: str) -> None:
         if any(isinstance(one, Subject) or not isinstance(one, (str, nn.Module)) for one in self.given.values()):
-            raise ValueFault(
+            raise InvalidValue(
                 f"`{option}` goes with models that all see `data`; leave it out, or give them no data of their own."
             )
 
@@ -123,14 +123,14 @@ class AllPairs:
 
     def _refuse_keeping(self) -> None:
         if self.engine != "local":
-            raise ValueFault(
+            raise InvalidValue(
                 "`save` is for one process and for engine='ray'; under torchrun leave it out, and let one rank call "
                 "`.save(path)` of the result."
             )
         if self.partial:
-            raise ValueFault("with `save` all that is finished is kept, also after Ctrl-C; leave `partial` out.")
+            raise InvalidValue("with `save` all that is finished is kept, also after Ctrl-C; leave `partial` out.")
         if isinstance(self.data, Iterator):
-            raise ValueFault("a stream can be read only once, and a job is continued; pass a loader or a list.")
+            raise InvalidValue("a stream can be read only once, and a job is continued; pass a loader or a list.")
         self._refuse_other_data("save")
 
     def _identity(self, measures: Sequence[Measure]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class AllPairs:
     def planner(self, measures: Sequence[Measure]) -> Planner:
         """Return what was found out of the models and the data."""
         if isinstance(self.data, Iterator):
-            raise ValueFault(
+            raise InvalidValue(
                 "many models take several passes, and a stream can be read only once; pass a loader or a list."
             )
         running = named_engine(self.engine)
@@ -238,7 +238,7 @@ class AllPairs:
         """Refuse data that give other examples in another pass."""
         digest = one.provenance.get("data digest", "")
         if before and digest != before:
-            raise ValueFault(
+            raise InvalidValue(
                 "the data give other examples, or another order, in each pass, and so many models need several; pass a "
                 "loader with shuffle=False and without random transforms, or a higher `memory=`."
             )

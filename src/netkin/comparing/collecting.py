@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import refuse_non_finite
+from netkin.arrays import require_finite
 from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer, size_of_weights
 from netkin.comparing.engines import PassEngine
 from netkin.comparing.feed import Feed, content_of
 from netkin.comparing.pass_statistics import Statistics
 from netkin.comparing.planning import Need, make_plan, needs_of, refuse_over, weights_of
 from netkin.comparing.subjects import Keep, Runner
-from netkin.errors import ShapeError, ValueFault, blame
+from netkin.errors import InvalidValue, ShapeError, blame
 from netkin.identity import DataDigest
 from netkin.identity.data import contents
 from netkin.measures.registry import Measure
@@ -177,12 +177,12 @@ class Pass:
             if self.statistics is None:
                 self._layers[runner.name, layer] = size_of_layer(runner, layer, rows)
             if self._searching is not None:
-                refuse_non_finite(rows, self._where(runner, layer))
+                require_finite(rows, self._where(runner, layer))
             try:
                 with exact_matrix_products():
                     reduced = tuple(self._reduce(runner, (runner.name, layer), rows))
-            except ValueFault:
-                refuse_non_finite(rows, self._where(runner, layer))
+            except InvalidValue:
+                require_finite(rows, self._where(runner, layer))
                 raise
             needed = len(self._reducing) + len(self._of_weights) < len(self.needs)
             # the rows themselves are gone by the time the batch is looked at
@@ -207,7 +207,7 @@ class Pass:
             group = (place, self._layers[key].rows)
             if group not in self._reducers:  # before the first batch has named the layers
                 self._reducers[group] = need.candidates[0].start(
-                    need.settings, replace(self.study, layers={}, rectangles=[])
+                    need.settings, replace(self.study, layers={}, pair_blocks=[])
                 )
             yield self._reducers[group].reduce(key, rows, self._numbers)
 
@@ -253,18 +253,18 @@ class Pass:
     def _blame(self, fault: Exception, runner: Runner, batch: Any, number: int) -> None:
         """Give a fault the name of its model; NaN and Inf that were in the inputs are no fault of a layer."""
         blame(fault, runner.name)
-        if isinstance(fault, ValueFault):
-            runner.refuse_non_finite_inputs(batch, number)
+        if isinstance(fault, InvalidValue):
+            runner.require_finite_inputs(batch, number)
 
     def _refuse_non_finite(self, runner: Runner, batch: Any) -> None:
         for layer, value in runner.rows(batch).items():
             if not isinstance(value, KeptLayer):
-                refuse_non_finite(value, self._where(runner, layer))
+                require_finite(value, self._where(runner, layer))
         for target in self._targets:
             for layer, rows in runner.gradients(target).items():
-                refuse_non_finite(rows, f"the gradient at {self._where(runner, layer)}")
+                require_finite(rows, f"the gradient at {self._where(runner, layer)}")
         if self._wants_outputs:
-            refuse_non_finite(runner.outputs(batch)[0], f"the output of {runner.name!r} in batch {self._searching}")
+            require_finite(runner.outputs(batch)[0], f"the output of {runner.name!r} in batch {self._searching}")
 
     def _examples_in(self, kept: Mapping[Key, KeptLayer], known: int | None) -> int:
         """Return the number of examples in a batch, which all models must have kept."""
@@ -353,8 +353,8 @@ class Pass:
             self._layers[key] = replace(layer, rows=rows, examples=examples)
         everything = list(self._layers.values())
         names = {one.name: [layer.name for layer in everything if layer.model == one.name] for one in self.runners}
-        alignment = Alignment(everything, self.pairs.rectangles(names))
-        self.study = replace(self.study, layers=alignment.layers, rectangles=alignment.rectangles)
+        alignment = Alignment(everything, self.pairs.pair_blocks(names))
+        self.study = replace(self.study, layers=alignment.layers, pair_blocks=alignment.pair_blocks)
         self.statistics = Statistics(self.runners, self.pairs, self.study, alignment, self.needs)
         if alignment.layers:
             plan = make_plan(self.needs, self.study)
@@ -377,13 +377,13 @@ class Pass:
         found, place = [], self._reducing.index(need)
         for rows in dict.fromkeys(layer.rows for layer in self.study.layers.values()):
             here = {key: layer for key, layer in self.study.layers.items() if layer.rows == rows}
-            rectangles = [pair for pair in self.study.rectangles if pair[0][0] in here]
-            part = replace(self.study, layers=here, rectangles=rectangles)
+            pair_blocks = [pair for pair in self.study.pair_blocks if pair[0][0] in here]
+            part = replace(self.study, layers=here, pair_blocks=pair_blocks)
             early = self._reducers.get((place, rows))
             if early is None:
                 found.append(kind.start(need.settings, part))
             else:
-                early.open_pairs(rectangles)  # type: ignore[attr-defined]
+                early.open_pairs(pair_blocks)  # type: ignore[attr-defined]
                 found.append(early)
         return found
 
@@ -393,7 +393,7 @@ class Pass:
         grown = replace(self.study, examples=self.examples, seen=True)
         for need, collectors in zip(self.needs, self.statistics.collectors, strict=True):
             for collector in collectors[:1]:
-                price = type(collector).price(need.settings, grown)
+                price = type(collector).cost(need.settings, grown)
                 if price is not None:
                     refuse_over(self.study, price.bytes, price.what, price.ways)
 

@@ -17,7 +17,7 @@ from netkin.comparing.pass_statistics import Statistics, found_measures
 from netkin.comparing.planning import Plan, memory_limit
 from netkin.comparing.request import Options, Request, linear_measures
 from netkin.comparing.subjects import Runner, Subject
-from netkin.errors import InflatedWarning, NameClash, ValueFault, also_called, outside
+from netkin.errors import InflatedWarning, InvalidValue, NameClash, outside
 from netkin.identity import with_call
 from netkin.measures import Directions, svcca_directions
 from netkin.measures.registry import find
@@ -32,7 +32,6 @@ from netkin.statistics.collector import Study
 __all__ = ["collect", "compare", "compare_many", "compare_runners", "explain", "merge"]
 
 
-@also_called(measures="measure")
 @with_call
 @by_name(models="a b", data="data")
 def compare(
@@ -101,7 +100,6 @@ def compare(
         return request.compare(found_measures(measures), shown)[0]
 
 
-@also_called(measures="measure")
 @by_name(models="a b", data="data")
 def explain(
     a: nn.Module | Mapping[str, Any] | Subject,
@@ -165,7 +163,6 @@ def explain(
     return request.explain(found_measures(measures))
 
 
-@also_called(measures="measure")
 @with_call
 @by_name(models="a b", data="data")
 def collect(
@@ -235,7 +232,7 @@ def collect(
     asked, running = locals(), named_engine(engine)
     with showing(progress), running.working():
         if start is not None and (isinstance(start, bool) or not isinstance(start, int) or start < 0):
-            raise ValueFault(f"`start` is the number of the first example, from 0 on; got {start!r}.")
+            raise InvalidValue(f"`start` is the number of the first example, from 0 on; got {start!r}.")
         request, shown = _request(asked, running)
         found = linear_measures(request.given, shape) if measures is None else found_measures(measures)
         return request.collect(found, shown)
@@ -245,10 +242,10 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     """Return the statistics of all parts of the data together, in any order."""
     found = list(parts)
     if not found:
-        raise ValueFault("there is nothing to merge; pass at least one part.")
+        raise InvalidValue("there is nothing to merge; pass at least one part.")
     for one in found:
         if not isinstance(one, Statistics):
-            raise ValueFault(
+            raise InvalidValue(
                 f"`merge` takes statistics, as `nk.collect` or `nk.load` give them; got {type(one).__name__}."
             )
     while len(found) > 1:  # by halves, so that no part is added to all others one by one
@@ -281,7 +278,7 @@ def _request(asked: Mapping[str, Any], engine: Engine) -> tuple[Any, dict[str, s
     """Return one call with all its arguments for an engine, and what the result calls the two models."""
     a, b, names, shape, layers = (asked[name] for name in ("a", "b", "names", "shape", "layers"))
     if not (isinstance(names, (tuple, list)) and len(names) == 2 and all(isinstance(name, str) for name in names)):
-        raise ValueFault(f"`names` must be two texts; got {names!r}.")
+        raise InvalidValue(f"`names` must be two texts; got {names!r}.")
     # whether one model is compared with itself; one name may mean two networks with other random weights
     apart = isinstance(a, str) or (isinstance(layers, Mapping) and "b" in layers)
     alone = b is None or (b is a and asked["transforms"] is None and asked["forward"] is None and not apart)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from netkin.comparing.subjects import Keep, ModelRunner, RecordedRunner, Runner, Tensors, WeightsRunner
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import InvalidValue, ShapeError
 from netkin.representations import batches_of
 from netkin.representations.gradients import Target
 from netkin.representations.inputs import (
@@ -64,7 +64,7 @@ class Feed:
                 if own is None:
                     alone = all(other.data is None for other in runners)
                     what = "`data` is missing" if alone else f"{runner.name!r} has no data"
-                    raise ValueFault(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
+                    raise InvalidValue(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
             if paired:
                 _refuse_other_orders(self._data)
             counts = [examples_in(own, examples) for own in self._by_id().values()]
@@ -85,7 +85,7 @@ class Feed:
 
     def _of_recorded(self, recorded: Sequence[RecordedRunner], data: Any, examples: int | None) -> None:
         if len(recorded) < len(self.runners):
-            raise ValueFault(
+            raise InvalidValue(
                 "a model and recorded rows can't be compared: nothing tells whether they saw the same examples. "
                 "Record both."
             )
@@ -94,9 +94,9 @@ class Feed:
             (a, n), (b, m) = next(iter(counts.items())), next(c for c in counts.items() if c[1] != recorded[0].examples)
             raise ShapeError(f"{a!r} holds {n:,} examples and {b!r} {m:,}; record both on the same examples.")
         if data is not None:
-            raise ValueFault("recorded rows are compared as they are; leave `data` out.")
+            raise InvalidValue("recorded rows are compared as they are; leave `data` out.")
         if examples is not None and examples < 1:
-            raise ValueFault(f"`examples` must be at least 1; got {examples}.")
+            raise InvalidValue(f"`examples` must be at least 1; got {examples}.")
         self.expected = min(recorded[0].examples, examples or recorded[0].examples)
         self._data = dict.fromkeys(recorded, slices(0, self.expected))
 
@@ -104,13 +104,13 @@ class Feed:
         """Leave of all data the part `which` of `count`, a contiguous range of examples."""
         if self.expected is None:
             way = f"shared by {count:,} processes; pass a data set, an array or a loader that has a length."
-            raise ValueFault(
+            raise InvalidValue(
                 "data that do not tell how many they are can't be "
                 + (way if self._shared else "split into parts; give each part `start`.")
             )
         if count > self.expected:
             way = f"shared by {count:,} processes; start" if self._shared else f"split into {count:,} parts; take"
-            raise ValueFault(f"{self.expected:,} examples can't be {way} fewer.")
+            raise InvalidValue(f"{self.expected:,} examples can't be {way} fewer.")
         is_recorded, cut, lengths = isinstance(self.runners[0], RecordedRunner), {}, []
         first = self.expected * (which - 1) // count
         for key, data in self._by_id().items():
@@ -129,14 +129,14 @@ class Feed:
             return False
         self._numbers = {key: numbers for key, numbers in found.items() if numbers is not None}
         if len(self._numbers) < len(found):
-            raise ValueFault(
+            raise InvalidValue(
                 "some of the data are split by a `DistributedSampler` and others are not; split all alike."
             )
         first, *others = self._numbers.values()
         if self.paired and not all(np.array_equal(first, other) for other in others):
-            raise ValueFault("the samplers of the two data sets give other examples; let them have the same seed.")
+            raise InvalidValue("the samplers of the two data sets give other examples; let them have the same seed.")
         if self._examples is not None:
-            raise ValueFault("`examples` does not go with a `DistributedSampler`; take a `Subset` of the data set.")
+            raise InvalidValue("`examples` does not go with a `DistributedSampler`; take a `Subset` of the data set.")
         totals = [len(sampler_of(data).dataset) for data in self._by_id().values()]
         self.expected, self.length = (totals[0], len(first)) if self.paired else (sum(totals), None)
         return True
@@ -179,19 +179,19 @@ def sampled_numbers(data: Any, rank: int, ranks: int) -> np.ndarray | None:
         return None
     total, given = len(sampler.dataset), f"rank {sampler.rank} of {sampler.num_replicas}"  # type: ignore[arg-type]
     if (sampler.rank, sampler.num_replicas) != (rank, ranks):
-        raise ValueFault(
+        raise InvalidValue(
             f"the `DistributedSampler` is for {given} and this is rank {rank} of {ranks}; leave its `rank` and "
             "`num_replicas` out."
         )
     if sampler.total_size < total or (loader_of(data).drop_last and len(sampler) % (loader_of(data).batch_size or 1)):
-        raise ValueFault(
+        raise InvalidValue(
             f"the `DistributedSampler` or its loader drops some of the {total:,} examples; set drop_last=False in "
             "both: what the sampler repeats is left out here."
         )
     numbers = np.fromiter(sampler, np.int64)
     numbers = numbers[rank + ranks * np.arange(len(numbers)) < total]  # behind them come those that are repeated
     if len(np.unique(numbers)) < len(numbers):
-        raise ValueFault(f"the sampler of {given} repeats examples in a way of its own; pass the data set instead.")
+        raise InvalidValue(f"the sampler of {given} repeats examples in a way of its own; pass the data set instead.")
     return numbers
 
 
@@ -211,7 +211,7 @@ def _refuse_other_orders(data: Mapping[Runner, Any]) -> None:
     shuffled = next((runner for runner, own in data.items() if reshuffles(own)), None)
     other = next((runner for runner, own in data.items() if shuffled and own is not data[shuffled]), None)
     if shuffled and other:
-        raise ValueFault(
+        raise InvalidValue(
             f"the data of {shuffled.name!r} are shuffled and do not pair with those of {other.name!r}; give both the "
             "same loader, loaders with shuffle=False, or generators with the same seed."
         )
@@ -234,9 +234,9 @@ def parse_part(part: Any) -> tuple[int, int]:
     try:
         which, count = map(int, part.split("/")) if isinstance(part, str) else map(operator.index, part)
     except (TypeError, ValueError):
-        raise ValueFault(f"a part is written as '3/16', the third of sixteen; got {part!r}.") from None
+        raise InvalidValue(f"a part is written as '3/16', the third of sixteen; got {part!r}.") from None
     if not 1 <= which <= count:
-        raise ValueFault(f"parts are numbered from 1 to their count; got {which}/{count}.")
+        raise InvalidValue(f"parts are numbered from 1 to their count; got {which}/{count}.")
     return which, count
 
 
@@ -324,8 +324,8 @@ class CachedRunner(Runner):
         _, rows, self._valid = kept or self._run(batch)
         return {layer: self._keep(layer, matrix) for layer, matrix in rows.items()}
 
-    def refuse_non_finite_inputs(self, batch: Any, number: int) -> None:
-        self._runner.refuse_non_finite_inputs(batch, number)
+    def require_finite_inputs(self, batch: Any, number: int) -> None:
+        self._runner.require_finite_inputs(batch, number)
 
     def gradients(self, target: Target) -> dict[str, Tensor]:
         return self._runner.gradients(target)

@@ -20,11 +20,11 @@ from netkin.comparing.feed import data_name
 from netkin.comparing.pairs_plan import ModelBlock, PairsWay, Planner, unpacked_way
 from netkin.comparing.pass_statistics import found_measures
 from netkin.comparing.request import Options
-from netkin.errors import MemoryLimit, ValueFault, also_called
+from netkin.errors import InvalidValue, MemoryLimit
 from netkin.identity import with_call
 from netkin.jobs import UnwrittenFiles
 from netkin.measures.registry import Measure
-from netkin.memory import size_in_words
+from netkin.memory import format_bytes
 from netkin.progress import ProgressOption, showing
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
@@ -39,7 +39,6 @@ HOUR = 3600.0  # seconds
 MOST = 2.0**62  # bytes, where `memory` is infinite
 
 
-@also_called(measures="measure")
 @with_call
 def compare_many(
     models: Mapping[str, Any] | Sequence[Any],
@@ -151,7 +150,6 @@ def explain_many(*given: Any, **options: Any) -> PairsPlan:
     return _explain(*given, **options)
 
 
-@also_called(measures="measure")
 def _explain(*given: Any, **options: Any) -> PairsPlan:
     bound = CALL.bind(*given, **options)
     bound.apply_defaults()
@@ -164,7 +162,7 @@ def _all_pairs(asked: Mapping[str, Any]) -> AllPairs:
     """Return the call for all pairs of some models."""
     given = _named(asked["models"])
     if len(given) < 2:
-        raise ValueFault(f"`compare_many` needs at least two models; got {len(given)}.")
+        raise InvalidValue(f"`compare_many` needs at least two models; got {len(given)}.")
     options = Options(
         asked["layers"], {name: name for name in given}, asked["shape"], asked["resize"], asked["transforms"],
         asked["forward"], asked["device"], asked["exact_model"],
@@ -187,7 +185,7 @@ def _named(models: Any) -> dict[str, Any]:
     if isinstance(models, Mapping):
         return dict(models)
     if isinstance(models, str) or not isinstance(models, Iterable):
-        raise ValueFault(f"`models` must be a mapping from names to models, or a list; got {models!r}.")
+        raise InvalidValue(f"`models` must be a mapping from names to models, or a list; got {models!r}.")
     found = list(models)
     if found and all(isinstance(one, str) for one in found):
         return dict(zip(numbered(found), found, strict=True))
@@ -197,11 +195,11 @@ def _named(models: Any) -> dict[str, Any]:
 def study_of(memory: Any, seed: Any, errors: bool, chunks: int) -> Study:
     """Return the study of a call."""
     if errors and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 2):
-        raise ValueFault(f"standard errors need at least 2 chunks of the examples; got chunks={chunks!r}.")
+        raise InvalidValue(f"standard errors need at least 2 chunks of the examples; got chunks={chunks!r}.")
     if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not float(memory) > 0):
-        raise ValueFault(f"`memory` is a number of bytes, such as 2e9; got {memory!r}.")
+        raise InvalidValue(f"`memory` is a number of bytes, such as 2e9; got {memory!r}.")
     if isinstance(seed, bool) or not isinstance(seed, Integral):
-        raise ValueFault(f"`seed` is a whole number; got {seed!r}.")
+        raise InvalidValue(f"`seed` is a whole number; got {seed!r}.")
     # without a limit the device decides, once it is known
     limit = -1 if memory is None else int(min(float(memory), MOST))
     return Study({}, [], limit=limit, chunks=chunks if errors else 0, seed=int(seed))
@@ -283,10 +281,10 @@ def described_plan(planner: Planner, ways: Mapping[str, PairsWay], why: Mapping[
             if way.runs_once
             else f", {way.runs / len(planner.given):.1f} of each model on each batch"
         ),
-        f"memory: {size_in_words(way.bytes)} for statistics, rows and models, whose limit is "
-        f"{size_in_words(planner.study.limit)}, and {size_in_words(result)} for the result",
-        f"  statistics of a pass {size_in_words(way.statistics)}, rows that are kept {size_in_words(way.rows)}, models "
-        f"that are loaded {size_in_words(way.models)}",
+        f"memory: {format_bytes(way.bytes)} for statistics, rows and models, whose limit is "
+        f"{format_bytes(planner.study.limit)}, and {format_bytes(result)} for the result",
+        f"  statistics of a pass {format_bytes(way.statistics)}, rows that are kept {format_bytes(way.rows)}, models "
+        f"that are loaded {format_bytes(way.models)}",
         in_files(*(disk := planner.disk(way))),
         f"time: {in_hours(sum(parts))} on this machine: {in_hours(parts[0])} for forward passes, {in_hours(parts[1])} "
         f"for statistics, {in_hours(parts[2])} for reading the measures",
@@ -299,7 +297,7 @@ def described_plan(planner: Planner, ways: Mapping[str, PairsWay], why: Mapping[
 
 def in_files(most: int, left: int) -> str:
     """Return what a job takes on disk, in words."""
-    return f"disk, with `save`: up to {size_in_words(most)} while it runs, {size_in_words(left)} when it is done"
+    return f"disk, with `save`: up to {format_bytes(most)} while it runs, {format_bytes(left)} when it is done"
 
 
 def _beginning(planner: Planner) -> Iterator[str]:
@@ -317,7 +315,7 @@ def _beginning(planner: Planner) -> Iterator[str]:
 
 def _way_in_words(planner: Planner, way: PairsWay, result: int) -> str:
     seconds = sum(planner.speed.seconds(way, len(planner.pairs.of)))
-    size = size_in_words(way.bytes + result)
+    size = format_bytes(way.bytes + result)
     return f"{way.words}, {way.runs * way.batches:,} forward passes, {size}, {in_hours(seconds)}"
 
 

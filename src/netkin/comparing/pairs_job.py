@@ -10,7 +10,7 @@ from typing import Any
 from netkin.comparing.pairs_plan import ModelBlock, PairsWay, unpacked_way
 from netkin.comparing.pass_statistics import Statistics, from_arrays
 from netkin.comparing.tabulating import comparisons_of
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.identity import DataDigest, in_words, settings_digest
 from netkin.jobs import Job, Part
 from netkin.measures.registry import Measure
@@ -142,7 +142,9 @@ def data_digest(data: Any, examples: int | None) -> str:
     for batch in batches_of(data, examples):
         length = length_if_known(batch)
         if length is None:
-            raise ValueFault("a batch of the data has no length, so they can't be recognised later; leave `save` out.")
+            raise InvalidValue(
+                "a batch of the data has no length, so they can't be recognised later; leave `save` out."
+            )
         digest.update(batch, range(seen, seen + length))
         seen += length
     return digest.hex

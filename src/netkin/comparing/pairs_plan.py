@@ -24,7 +24,7 @@ from netkin.comparing.request import Options, Request
 from netkin.comparing.subjects import Subject
 from netkin.errors import MemoryLimit, blame
 from netkin.measures.registry import Measure
-from netkin.memory import size_in_words
+from netkin.memory import format_bytes
 from netkin.representations.hooks import leaves
 from netkin.representations.shapes import shape_name
 from netkin.results.records import checked
@@ -161,9 +161,9 @@ def pass_plan(
     own = heavy if whole else heavy[:size]
     pairs = list(combinations(own, 2)) + ([] if whole else [(a, b) for a in own for b in heavy[size:]])
     names = {name: [one.name for one in layers[name]] for name in heavy}
-    rectangles = Pairs(pairs, which).rectangles(names)
-    alignment = Alignment([one for name in heavy for one in layers[name]], rectangles)
-    study = replace(study, layers=alignment.layers, rectangles=alignment.rectangles)
+    pair_blocks = Pairs(pairs, which).pair_blocks(names)
+    alignment = Alignment([one for name in heavy for one in layers[name]], pair_blocks)
+    study = replace(study, layers=alignment.layers, pair_blocks=alignment.pair_blocks)
     return make_plan(needs_of(measures), study)
 
 
@@ -304,7 +304,7 @@ class Planner:
         if held > self.study.limit:
             what = "the rows of all models" if keeps_rows else "two models"
             raise MemoryLimit(
-                f"{what} need {size_in_words(held)}, and the limit is {size_in_words(self.study.limit)}; use fewer "
+                f"{what} need {format_bytes(held)}, and the limit is {format_bytes(self.study.limit)}; use fewer "
                 "`layers=` or `examples=`, or a higher `memory=`."
             )
         size = largest_fit(lambda one: self._priced(one, examples, rows) is not None, min(most // 2 + most % 2, GROUP))
@@ -358,8 +358,8 @@ class Planner:
         """Return the entries of the cross moments of two models."""
         layers: dict[Any, int] = {one.key: one.width for name in pair for one in self.layers[name]}
         names = {name: [one.name for one in self.layers[name]] for name in pair}
-        rectangles = Pairs([pair], self.pairs.which).rectangles(names)
-        return sum(layers[x] * layers[y] for left, right in rectangles for x in left for y in right)
+        pair_blocks = Pairs([pair], self.pairs.which).pair_blocks(names)
+        return sum(layers[x] * layers[y] for left, right in pair_blocks for x in left for y in right)
 
 
 def load_if_named(thing: Any, name: str, names: Sequence[str]) -> Any:

@@ -18,7 +18,7 @@ from netkin import __version__, files
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.planning import Need, ready_collectors
 from netkin.comparing.subjects import Runner
-from netkin.errors import FileFault, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import FileError, InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.identity import DataDigest, settings_digest, with_call
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, command, showing
@@ -146,7 +146,7 @@ class Statistics:
                 elif key is None or key in getattr(collector, "names", [key]):
                     return collector
         held = ", ".join(dict.fromkeys(lacking or [one.kind for one in self.every()])) or "nothing"
-        raise ValueFault(
+        raise InvalidValue(
             f"these statistics can't serve {measure.id!r}: they hold {held}. Collect with measures=[{measure.id!r}]."
         )
 
@@ -248,7 +248,7 @@ def _refuse_absent_measures(path: str | os.PathLike[str], header: Mapping[str, A
             try:
                 find(measures[0])
             except UnknownName as absent:
-                raise FileFault(
+                raise FileError(
                     f"{str(path)!r} holds a statistic of a package that is not installed: {absent} Install the package."
                 ) from absent
 
@@ -265,9 +265,9 @@ def from_parts(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -
     pairs, given = Pairs(of, which), typed(header["layers"], list[LayerSize], "layers")
     plain = {name: typed(header[name], hint, name) for name, hint in PLAIN.items()}
     names = {model: [layer.name for layer in given if layer.model == model] for model in plain["models"]}
-    alignment = Alignment(given, pairs.rectangles(names))
+    alignment = Alignment(given, pairs.pair_blocks(names))
     counts = {name: typed(header["study"][name], hint, name) for name, hint in STUDY.items()}
-    study, needs = Study(alignment.layers, alignment.rectangles, **counts), [_need(one) for one in header["needs"]]
+    study, needs = Study(alignment.layers, alignment.pair_blocks, **counts), [_need(one) for one in header["needs"]]
     statistics = Statistics([], pairs, study, alignment, needs)
     for name, value in plain.items():
         setattr(statistics, name, value)
@@ -340,7 +340,7 @@ def found_measures(asked: Any) -> list[Measure]:
     listed = [asked] if isinstance(asked, str) or not isinstance(asked, Iterable) else asked
     found = list({measure.id: measure for measure in map(find, listed)}.values())
     if not found:
-        raise ValueFault("`measures` is empty; name at least one, e.g. 'cka'.")
+        raise InvalidValue("`measures` is empty; name at least one, e.g. 'cka'.")
     return found
 
 

@@ -18,12 +18,12 @@ from torch import Tensor
 from netkin.comparing.alignment import Alignment, Pairs, size_of_layer, size_of_weights
 from netkin.comparing.feed import Feed
 from netkin.comparing.subjects import RecordedRunner, Runner
-from netkin.errors import MemoryLimit, NetkinError, ValueFault
+from netkin.errors import InvalidValue, MemoryLimit, NetkinError
 from netkin.measures.registry import Measure
-from netkin.memory import free_memory, size_in_words, total_memory
+from netkin.memory import format_bytes, free_memory, total_memory
 from netkin.representations.gradients import Target
 from netkin.representations.inputs import take
-from netkin.statistics.collector import Collector, LayerSize, Price, Study
+from netkin.statistics.collector import Collector, CostEstimate, LayerSize, Study
 
 LITTLE = 2**24  # bytes that are taken whatever is free
 LOOK = 2  # examples run: with a single one, a table of positions (1 × t × d) would pass for an example
@@ -47,13 +47,13 @@ class Need:
         """The loss whose gradients are wanted, if any are."""
         return Target(**self.candidates[0].loss_for(self.settings)) if "gradients" in self.feeds else None
 
-    def chosen(self, study: Study) -> tuple[type[Collector], Price]:
+    def chosen(self, study: Study) -> tuple[type[Collector], CostEstimate]:
         """Return the first candidate that fits the memory, in the order of their ranks, and its price."""
-        offers = [(one, price) for one in self.candidates if (price := one.price(self.settings, study)) is not None]
+        offers = [(one, price) for one in self.candidates if (price := one.cost(self.settings, study)) is not None]
         if not offers:
             name = self.measures[0].partition("(")[0]
             unfit = self.candidates[0].unfit(name) if study.spectral else f"no collector of {name!r} fits these layers."
-            raise ValueFault(unfit)
+            raise InvalidValue(unfit)
         offers.sort(key=lambda offer: offer[1].rank)
         for kind, price in offers:
             if price.bytes <= study.limit:
@@ -93,7 +93,9 @@ def weights_of(runner: Runner, needs: Sequence[Need]) -> dict[str, Mapping[str, 
     fit = {name: own for name, own in found.items() if any(kind.takes(settings, own) for kind, settings in kinds)}
     if not fit:
         measures = ", ".join(dict.fromkeys(name for need in needs for name in need.measures))
-        raise ValueFault(f"{runner.name!r} has no layer with {kinds[0][0].needs}, which {measures} would be read from.")
+        raise InvalidValue(
+            f"{runner.name!r} has no layer with {kinds[0][0].needs}, which {measures} would be read from."
+        )
     return fit
 
 
@@ -103,13 +105,13 @@ def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
     given = getattr(reads, "collectors", ())
     found = tuple(given) if isinstance(given, (tuple, list)) else (given,)
     if not found:
-        raise ValueFault(
+        raise InvalidValue(
             f"{measure.name!r} can be called with two matrices and no more: {reads.__name__}, which it reads, names no "
             f"`collectors`; set `{reads.__name__}.collectors` to a tuple of `Collector` classes."
         )
     for kind in found:
         if not (isinstance(kind, type) and issubclass(kind, Collector)):
-            raise ValueFault(
+            raise InvalidValue(
                 f"{reads.__name__}.collectors, for {measure.name!r}, holds {kind!r}, which is no `Collector`."
             )
         lacks = sorted(getattr(kind, "__abstractmethods__", ()))
@@ -117,9 +119,11 @@ def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
         lacks += [] if isinstance(getattr(kind, "kind", None), str) else ["kind"]
         lacks += ["open_pairs"] if kind.reduces and not hasattr(kind, "open_pairs") else []
         if lacks:
-            raise ValueFault(f"the collector {kind.__name__} of {measure.name!r} lacks {', '.join(lacks)}; define it.")
+            raise InvalidValue(
+                f"the collector {kind.__name__} of {measure.name!r} lacks {', '.join(lacks)}; define it."
+            )
         if kind.feeds != {"weights"} and not kind.feeds <= {"activations", "gradients", "outputs"}:
-            raise ValueFault(
+            raise InvalidValue(
                 f"the collector {kind.__name__} of {measure.name!r} wants {' and '.join(sorted(kind.feeds))}; "
                 "a pass feeds activations, gradients and outputs, or weights."
             )
@@ -157,7 +161,7 @@ def make_plan(needs: Sequence[Need], study: Study) -> Plan:
         name: price.words + price.why for need, (_, price) in zip(needs, offers, strict=True) for name in need.measures
     }
     return Plan(
-        total, study.limit, tuple(f"{price.words}: {size_in_words(price.bytes)}" for _, price in offers),
+        total, study.limit, tuple(f"{price.words}: {format_bytes(price.bytes)}" for _, price in offers),
         tuple(kind for kind, _ in offers), measures=why,
         operations=None if None in counts else sum(count or 0 for count in counts),
     )  # fmt: skip
@@ -170,9 +174,9 @@ def refuse_over(study: Study, size: int, what: str, ways: str = "", limit: int |
         return
     widest = max(study.sizes, key=lambda layer: layer.width)
     raise MemoryLimit(
-        f"{what} need {size_in_words(size)} and {'the limit is' if limit is None else 'the free memory is'} "
-        f"{size_in_words(most)}; the widest layer is {widest.name!r} of {widest.model!r} with {widest.width:,} "
-        f"features. Use {ways or Price.ways}, fewer `layers=`, "
+        f"{what} need {format_bytes(size)} and {'the limit is' if limit is None else 'the free memory is'} "
+        f"{format_bytes(most)}; the widest layer is {widest.name!r} of {widest.model!r} with {widest.width:,} "
+        f"features. Use {ways or CostEstimate.ways}, fewer `layers=`, "
         + ("fewer `chunks=` or `pairs=`, " if study.chunks else "")
         + "or a higher `memory=`."
     )
@@ -214,7 +218,7 @@ def make_explanation(
 def refuse_stream(data: Any) -> None:
     """Refuse data that can be read only once: reading the first batch would remove it."""
     if isinstance(data, Iterator):
-        raise ValueFault(
+        raise InvalidValue(
             "`explain` reads the first batch, and what it takes from an iterator is gone; pass a loader or a list."
         )
 
@@ -258,13 +262,13 @@ class Findings:
         """Find out which pairs are wanted, and which of them will have no value."""
         names = {model: list(found) for model, found in self.layers.items()}
         everything = [layer for found in self.layers.values() for layer in found.values()]
-        self.alignment = Alignment(everything, self.pairs.rectangles(names))
+        self.alignment = Alignment(everything, self.pairs.pair_blocks(names))
         self.wanted = [((a, x), (b, y)) for a, b in self.pairs.of for x, y in self.pairs.layer_pairs(names, a, b)]
         self.holes = [reason for pair in self.wanted if (reason := self.alignment.mismatch(*pair))]
 
     def choose(self) -> None:
         """Choose the collectors as `compare` does, and count their work."""
-        self.study = replace(self.study, layers=self.alignment.layers, rectangles=self.alignment.rectangles)
+        self.study = replace(self.study, layers=self.alignment.layers, pair_blocks=self.alignment.pair_blocks)
         if self.alignment.layers:
             self.chosen = make_plan(needs_of(self.measures), self.study)
             self.unchunked = make_plan(needs_of(self.measures), replace(self.study, chunks=0)).bytes
@@ -330,10 +334,10 @@ class Findings:
 
     def _lines_of_costs(self, plan: Plan) -> Iterator[str]:
         if plan.limit:
-            yield f"memory: {size_in_words(plan.bytes)} for statistics; the limit is {size_in_words(plan.limit)}"
+            yield f"memory: {format_bytes(plan.bytes)} for statistics; the limit is {format_bytes(plan.limit)}"
             yield from (f"  {line}" for line in self.chosen.lines if len(self.chosen.lines) > 1)
         if self.study.chunks:
-            without = f", {size_in_words(self.unchunked)} without them" if self.unchunked else ""
+            without = f", {format_bytes(self.unchunked)} without them" if self.unchunked else ""
             yield (
                 f"error bars: {self.study.chunks} chunks of the examples, whose sums are in that memory{without}; "
                 f"every value is read {self.study.chunks + 1} times"

@@ -27,7 +27,7 @@ from netkin.comparing.planning import (
 )
 from netkin.comparing.subjects import ModelRunner, RecordedRunner, Runner, Subject, WeightsRunner, function_name
 from netkin.comparing.tabulating import comparisons_of
-from netkin.errors import UnknownName, ValueFault, refuse_half_characters
+from netkin.errors import InvalidValue, UnknownName, refuse_half_characters
 from netkin.identity import function_digest, in_words
 from netkin.measures.registry import Measure, find
 from netkin.measures.registry import measures as all_measures
@@ -58,7 +58,7 @@ class Options:
         if resize not in (None, "average"):
             raise UnknownName(f"`resize` is None or 'average'; got {resize!r}.")
         if resize and shape not in ("positions", positions, "dft", dft):
-            raise ValueFault(f"`resize` goes with shape='positions' or shape='dft'; got shape={shape!r}.")
+            raise InvalidValue(f"`resize` goes with shape='positions' or shape='dft'; got shape={shape!r}.")
         _refuse_beside_dft(shape)
         refuse_half_characters(places)
         self.layers, self.places, self.device, self.exact_model = layers, places, device, exact_model
@@ -71,7 +71,7 @@ class Options:
             return self.layers
         unknown = set(self.layers) - set(self.places.values()) - set(self.places)
         if unknown:
-            raise ValueFault(
+            raise InvalidValue(
                 f"`layers` names {sorted(unknown)[0]!r}; the models are {', '.join(map(repr, self.places))}."
             )
         return self.layers.get(name, self.layers.get(self.places[name]))
@@ -98,7 +98,7 @@ class Options:
             return ModelRunner(name, thing, layers, shape, forward, transform, device, self.exact_model)
         if isinstance(thing, Mapping):
             return RecordedRunner(name, thing, layers, shape)
-        raise ValueFault(
+        raise InvalidValue(
             f"{name!r} must be a torch module or a mapping of layer names to arrays; got {type(thing).__name__}."
             + (" `nk.load_model` makes a model of a text." if isinstance(thing, str) else "")
             + " `torch.export.unflatten` makes a module of it." * isinstance(thing, torch.export.ExportedProgram)
@@ -110,7 +110,7 @@ def _refuse_beside_dft(shape: Any) -> None:
     shapes = [shape_name(one) for one in shape.values()] if isinstance(shape, Mapping) else []
     several = next((one for one in shapes if one in ("positions", "tokens")), None)
     if "dft" in shapes and several:
-        raise ValueFault(
+        raise InvalidValue(
             f"with 'dft' every layer must give one row per example, and {several!r} gives several; "
             "use 'pool' or 'mean' for the others."
         )
@@ -122,7 +122,9 @@ def _one_each(what: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
     if isinstance(given, Mapping):
         return {name: given.get(name) for name in names}
     if len(given) != len(names):
-        raise ValueFault(f"`{what}` must be one function or one for each of the {len(names)} models; got {len(given)}.")
+        raise InvalidValue(
+            f"`{what}` must be one function or one for each of the {len(names)} models; got {len(given)}."
+        )
     return dict(zip(names, given, strict=True))
 
 
@@ -235,7 +237,7 @@ class Request:
         given = {"part": self.part is not None, "start": self.start is not None, "partial": self.partial}
         if share is not None and any(given.values()):
             name = next(name for name, is_given in given.items() if is_given)
-            raise ValueFault(f"`{name}` is for one process, and here {share[1]} share the data; leave it out.")
+            raise InvalidValue(f"`{name}` is for one process, and here {share[1]} share the data; leave it out.")
         part = self.part if share is None else share
         feed = Feed(self.runners, self.data, self.examples, part, self.start or 0, paired, shared=share is not None)
         if feed.expected is not None:
@@ -245,7 +247,7 @@ class Request:
     def _refuse_few(self, examples: int) -> None:
         """Refuse more chunks than examples, but of a part that is given apart, which may be small."""
         if self.start is None and examples < self.study.chunks:
-            raise ValueFault(
+            raise InvalidValue(
                 f"chunks={self.study.chunks} are more than the {examples:,} examples; take fewer chunks or more "
                 "examples."
             )

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from netkin.arrays import as_tensor, resolution_of
-from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import form_digest, weights_digest
-from netkin.representations import Reader, guest, model_lock, model_precision, rows_of, shape_for
+from netkin.representations import Reader, inference_mode_of, model_lock, model_precision, rows_of, shape_for
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target, logits_of
-from netkin.representations.inputs import Forward, Transform, labels_of, length_if_known, refuse_non_finite_inputs
+from netkin.representations.inputs import Forward, Transform, labels_of, length_if_known, require_finite_inputs
 from netkin.representations.layer_weights import REMEDY, parts_of_computed_weights
 from netkin.representations.layers import (
     Spec,
@@ -112,11 +112,11 @@ class Runner(ABC):
 
     def gradients(self, target: Target) -> dict[str, Tensor]:
         """Return the gradients of a loss at the layers' outputs, in rows like the latest ones."""
-        raise ValueFault(f"{self.name!r} holds recorded rows, which have no gradients; pass the model.")
+        raise InvalidValue(f"{self.name!r} holds recorded rows, which have no gradients; pass the model.")
 
     def outputs(self, batch: Any) -> tuple[Tensor, Any]:
         """Return the logits of the model for its latest batch, and the labels in it or None."""
-        raise ValueFault(f"{self.name!r} holds recorded rows, which have no outputs; pass the model.")
+        raise InvalidValue(f"{self.name!r} holds recorded rows, which have no outputs; pass the model.")
 
     def space(self, layer: str) -> tuple[int, ...]:
         """Return the size of the map that a layer's latest rows came from, where they are places of a map."""
@@ -143,13 +143,13 @@ class Runner(ABC):
         """Return what of a batch the digest of the data is taken of."""
         return batch
 
-    def refuse_non_finite_inputs(self, batch: Any, number: int) -> None:
+    def require_finite_inputs(self, batch: Any, number: int) -> None:
         """Refuse the batch of this number if NaN or Inf are in its inputs, and not made by the model."""
-        refuse_non_finite_inputs(batch, self._transform, number)
+        require_finite_inputs(batch, self._transform, number)
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         """Return the tensors of each layer, by their names in it, in the order of modules; of `layers` if given."""
-        raise ValueFault(f"{self.name!r} has no weights; pass the model, or `nk.Subject(weights=...)`.")
+        raise InvalidValue(f"{self.name!r} has no weights; pass the model, or `nk.Subject(weights=...)`.")
 
 
 class ModelRunner(Runner):
@@ -195,7 +195,7 @@ class ModelRunner(Runner):
     @contextmanager
     def ready(self, keep: Keep) -> Iterator[None]:
         # a guest keeps the random state of the device, too
-        with model_lock(), on_device(self.model, self._device), guest(self.model, exact=self._exact):
+        with model_lock(), on_device(self.model, self._device), inference_mode_of(self.model, exact=self._exact):
             self._form = form_digest(self.model)  # before the model runs, which may change its attributes
             taps = Taps(self.model, self.targets) if self.targets else None
             functions: dict[str, Any] = {"forward": self._forward, "transform": self._transform}
@@ -257,7 +257,7 @@ class RecordedRunner(Runner):
 
     def __init__(self, name: str, arrays: Mapping[str, Any], layers: Spec, shape: Shape | Mapping[str, Shape]):
         if hasattr(arrays, "_metadata") or any(str(layer).rpartition(".")[2] == "weight" for layer in arrays):
-            raise ValueFault(
+            raise InvalidValue(
                 f"{name!r} is a state dict, which holds weights, and not what layers gave for examples. Load it into "
                 "its model to compare what layers give; to compare weights, pass `nk.Subject(weights=...)` and a "
                 "measure that reads them, such as 'weight_cosine'."
@@ -330,13 +330,15 @@ class WeightsRunner(Runner):
         raise self.refusal
 
     @property
-    def refusal(self) -> ValueFault:
+    def refusal(self) -> InvalidValue:
         """The refusal of what needs data to be run."""
-        return ValueFault(f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures.")
+        return InvalidValue(
+            f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures."
+        )
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         for weight, parts in parts_of_computed_weights(self._tensors).items():
-            raise ValueFault(
+            raise InvalidValue(
                 f"{self.name!r} holds {' and '.join(map(repr, parts[:2]))}, from which {weight!r} is computed, not the "
                 f"weight itself; pass the model, or {REMEDY}."
             )
@@ -351,12 +353,12 @@ class WeightsRunner(Runner):
 def _chosen(name: str, known: list[str], layers: Spec) -> list[str]:
     """Return the recorded layers that `layers` requests, by name or glob; all for None."""
     if not known:
-        raise ValueFault(f"{name!r} is an empty mapping; give it at least one layer.")
+        raise InvalidValue(f"{name!r} is an empty mapping; give it at least one layer.")
     if layers is None:
         return known
     wanted = [layers] if isinstance(layers, (str, type)) else list(layers)
     if not wanted or not all(isinstance(one, str) for one in wanted):
-        raise ValueFault(f"the recorded layers of {name!r} are chosen by name or glob; got {wanted}.")
+        raise InvalidValue(f"the recorded layers of {name!r} are chosen by name or glob; got {wanted}.")
     found = {str(one): [one] if one in known else matching_names(known, str(one)) for one in wanted}
     for one, matching in found.items():
         if not matching:
@@ -409,17 +411,19 @@ def on_device(model: nn.Module, device: torch.device | str | None) -> Iterator[N
     _refuse_absent(device)
     homes = _devices_of(model)
     if any(hasattr(module, "_hf_hook") for module in model.modules()) and torch.device("meta") in homes:
-        raise ValueFault(
+        raise InvalidValue(
             "the model is offloaded by accelerate, so that weights are fetched when a layer runs and can't be "
             "identified; load it with a `device_map` that keeps all of it on devices."
         )
     if any(home.type == "meta" for home in homes) or (device is not None and torch.device(device).type == "meta"):
-        raise ValueFault("a model on the 'meta' device computes no numbers; load its weights and choose a real device.")
+        raise InvalidValue(
+            "a model on the 'meta' device computes no numbers; load its weights and choose a real device."
+        )
     if device is None or homes == {torch.device(device)}:
         yield
         return
     if len(homes) > 1:
-        raise ValueFault(
+        raise InvalidValue(
             f"the model is spread over {', '.join(sorted(map(str, homes)))}; leave `device` out to run it where it is."
         )
     try:

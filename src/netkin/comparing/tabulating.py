@@ -67,7 +67,7 @@ def _replicate(statistics: Statistics, every: Sequence[Tables]) -> None:
     most = max((len(sizes) for tables in every for sizes in tables.sizes.values()), default=0)
     for chunk in reported(range(most), "leaving out", "chunks"):
         for collector in statistics.every():  # what was computed with all chunks, or without another one
-            collector.release()
+            collector.clear_cache()
         for tables in every:
             tables.replicate(chunk)
 

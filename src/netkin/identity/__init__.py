@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.identity.code import HookParts
 from netkin.identity.data import PLAIN, DataDigest, UnorderedDigest
 from netkin.identity.objects import Texts, digest_of, weights_digest
@@ -103,7 +103,7 @@ def function_digest(function: Callable[..., Any]) -> str:
         False
     """
     if not callable(function):
-        raise ValueFault(f"a function is needed; got {type(function).__name__}.")
+        raise InvalidValue(f"a function is needed; got {type(function).__name__}.")
     return digest_of(Texts().of(function, "function", False))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import InvalidValue, ShapeError
 
 PLAIN = (bool, int, float, complex, str, bytes)
 LABELS = frozenset({"labels", "label", "targets", "target", "y"})  # in a mapping
@@ -61,7 +61,7 @@ class DataDigest:
     def merge(self, other: DataDigest) -> None:
         """Add the examples of another digest; those that are in both are refused."""
         if self.labels != other.labels:
-            raise ValueFault("labels count in one of the two digests of data and not in the other; make both alike.")
+            raise InvalidValue("labels count in one of the two digests of data and not in the other; make both alike.")
         for one in (self, other):
             one._fold()
         self._ranges = _merged_ranges(np.concatenate([self._ranges, other._ranges]))
@@ -292,7 +292,7 @@ def _merged_ranges(ranges: np.ndarray) -> np.ndarray:
     twice = int(np.diff(ranges).sum() - np.diff(united).sum())
     if twice:
         first = int(ranges[1:, 0][ranges[1:, 0] < ends[:-1]][0])
-        raise ValueFault(
+        raise InvalidValue(
             f"{twice:,} examples are counted twice, the first of them number {first}; parts of data must not overlap."
         )
     return united
@@ -306,6 +306,6 @@ def tensor_of(array: Tensor | np.ndarray, place: str) -> Tensor:
         hashes = [blake2b(repr(one).encode(), digest_size=8).digest() for one in array.reshape(-1).tolist()]
         return torch.frombuffer(bytearray(b"".join(hashes)), dtype=torch.int64).reshape(array.shape)
     if array.dtype.itemsize > {"f": 8, "i": 8, "u": 8, "b": 1, "c": 16}.get(array.dtype.kind, 0):
-        raise ValueFault(f"an array of dtype {array.dtype} has no digest{place and f' ({place})'}; give numbers.")
+        raise InvalidValue(f"an array of dtype {array.dtype} has no digest{place and f' ({place})'}; give numbers.")
     array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
     return torch.from_numpy(array if array.flags.writeable else array.copy())

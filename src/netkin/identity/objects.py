@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.identity.code import (
     IN_FULL,
     HookParts,
@@ -75,9 +75,9 @@ def weights_digest(weights: nn.Module | Mapping[str, Tensor], precision: torch.d
 def _add_tensor(total: Any, name: str, tensor: Tensor, precision: torch.dtype | None) -> None:
     """Add a tensor's name, precision, shape and bytes to a hash."""
     if tensor.is_meta:
-        raise ValueFault(f"weight {name!r} lies on the meta device and holds no values; load the weights first.")
+        raise InvalidValue(f"weight {name!r} lies on the meta device and holds no values; load the weights first.")
     if is_lazy(tensor):
-        raise ValueFault(f"layer {name.rpartition('.')[0]!r} {LAZY}")
+        raise InvalidValue(f"layer {name.rpartition('.')[0]!r} {LAZY}")
     if tensor.is_nested:
         for place, part in enumerate(tensor.unbind()):
             _add_tensor(total, f"{name}[{place}]", part, precision)
@@ -174,7 +174,7 @@ class Texts:
 
     def _read_object(self, value: Any, place: str, strict: bool) -> str:
         if strict and not callable(value):
-            raise ValueFault(
+            raise InvalidValue(
                 f"`{place}` is an object of type {type(value).__name__}, which has no digest; use numbers, texts, "
                 "lists, mappings, arrays or functions."
             )
@@ -193,7 +193,7 @@ class Texts:
                 try:
                     text = self.of(value, name, _is_of_a_package(value))
                     found[f"{place}.{name}"] = text if isinstance(value, (int, float)) else digest_of(text)
-                except ValueFault:  # it may hold the state of a whole program, such as a trainer
+                except InvalidValue:  # it may hold the state of a whole program, such as a trainer
                     found[f"{place}.{name}"] = _without_places(repr(value))
             for kind in ("_forward_pre_hooks", "_forward_hooks"):
                 hooks = getattr(module, kind).values()

@@ -31,7 +31,7 @@ from netkin.applications.federated.local_training import (
     local_recipe,
     state_of,
 )
-from netkin.errors import ValueFault, needed, refuse_below
+from netkin.errors import InvalidValue, needed, require_at_least
 from netkin.results.federation import RoundRecord
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
@@ -236,19 +236,19 @@ class _Answer:
 def _plan(model: nn.Module, algorithm: str, coefficients: str | None, head: str | None) -> FederatedPlan:
     found = plan_for(model, algorithm, coefficients, head)
     if found.algorithm.pretrains or coefficients == "pretrained":
-        raise ValueFault(
+        raise InvalidValue(
             "clients of a real federation do not pretrain: train the network on public data first, and give it with "
             "coefficients='fixed' or 'evolving'."
         )
     if not found.travelling:
-        raise ValueFault(f"with {algorithm!r} nothing travels, so that there is nothing to federate.")
+        raise InvalidValue(f"with {algorithm!r} nothing travels, so that there is nothing to federate.")
     return found
 
 
 def _refuse_numbers(share: Any, nodes: Any) -> None:
     if not 0 < share <= 1:
-        raise ValueFault(f"`share` is a share of the nodes, above 0 and at most 1; got {share!r}.")
-    refuse_below(1, nodes=nodes)
+        raise InvalidValue(f"`share` is a share of the nodes, above 0 and at most 1; got {share!r}.")
+    require_at_least(1, nodes=nodes)
 
 
 def _app() -> Any:

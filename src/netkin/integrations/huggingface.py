@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from netkin.applications.dynamics import DynamicsRecorder
 from netkin.applications.dynamics.recorder import read
 from netkin.applications.sparsity import CKASparsityLoss
-from netkin.errors import FileFault, ValueFault, needed
+from netkin.errors import FileError, InvalidValue, needed
 from netkin.integrations.training_loops import LateFreezing, LateRecorder, with_term
 
 DYNAMICS, FREEZING, SPARSITY = "dynamics.netkin", "freezing.pt", "sparsity_loss.json"  # beside each checkpoint
@@ -90,7 +90,7 @@ class _FreezingEvents(LateFreezing):
         if saved.exists():
             freezing.load_state_dict(torch.load(saved, map_location="cpu", weights_only=True))
         elif state.global_step and self.schedule == "similarity":
-            raise FileFault(
+            raise FileError(
                 f"{str(saved)!r} is missing, and without it what was frozen is unknown; train from the start, without "
                 "`resume_from_checkpoint`."
             )
@@ -125,7 +125,7 @@ class _SparsityEvents:
         if path.exists():
             self.penalty.load_state_dict(json.loads(path.read_text()))
         elif state.global_step:
-            raise FileFault(
+            raise FileError(
                 f"{str(path)!r} is missing, and without it the batches so far are unknown; train from the start, "
                 "without `resume_from_checkpoint`."
             )
@@ -169,7 +169,7 @@ class _SparsityEvents:
 
     def _refuse_unused(self) -> None:
         if self._unused:
-            raise ValueFault(
+            raise InvalidValue(
                 "the Trainer does not use the loss that the model returns, to which the CKA sparsity loss was added; "
                 "add `term()` of a `CKASparsityLoss` to yours in `compute_loss`."
             )
@@ -194,7 +194,7 @@ def _refuse_waiting(args: Any, model: Any) -> None:
         looks = not (args.gradient_checkpointing or getattr(model, "is_gradient_checkpointing", False))
     waits = not looks or getattr(args, "ddp_static_graph", None)  # which older versions do not have
     if args.parallel_mode.value == "distributed" and waits:
-        raise ValueFault(
+        raise InvalidValue(
             "with several processes the Trainer would wait for the gradients of frozen parameters; pass "
             "`ddp_find_unused_parameters=True` and no static graph in its arguments."
         )

@@ -14,7 +14,7 @@ from torch import nn
 
 from netkin.applications.dynamics import DynamicsRecorder
 from netkin.applications.sparsity import CKASparsityLoss
-from netkin.errors import MissingExtra, UnknownName, ValueFault, needed
+from netkin.errors import InvalidValue, MissingExtra, UnknownName, needed
 from netkin.integrations.training_loops import LateFreezing, LateRecorder, with_term
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -132,7 +132,7 @@ class _SparsityHooks:
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if not pl_module.automatic_optimization:
-            raise ValueFault(
+            raise InvalidValue(
                 "under manual optimization Lightning takes no loss of `training_step`; add `term()` of a "
                 "`CKASparsityLoss` to yours."
             )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from netkin.applications.dynamics import DynamicsRecorder
 from netkin.applications.freezing import FreezeTraining
-from netkin.errors import UnknownName, ValueFault, needed
+from netkin.errors import InvalidValue, UnknownName, needed
 
 
 class LateRecorder:
@@ -102,7 +102,7 @@ def with_term(output: Any, term: Tensor) -> Any:
         changed: Any = output.copy() if hasattr(output, "copy") else dict(output)
         changed["loss"] = output["loss"] + term
         return changed
-    raise ValueFault(
+    raise InvalidValue(
         "the model returns no loss to which the CKA sparsity loss could be added, as under label smoothing or "
         "`compute_loss_func`; add `term()` of a `CKASparsityLoss` to yours."
     )
@@ -153,7 +153,7 @@ class MlflowLog:
             needed("matplotlib", "figures", "a figure in MLflow")
         active = mlflow.active_run()
         if run_id is None and active is None:
-            raise ValueFault("no MLflow run is active; call `mlflow.start_run()` first, or pass `run_id=`.")
+            raise InvalidValue("no MLflow run is active; call `mlflow.start_run()` first, or pass `run_id=`.")
         self.run_id = run_id or active.info.run_id
         self.prefix, self.figure, self._client = prefix, figure, mlflow.MlflowClient()
 

@@ -21,7 +21,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from netkin import files
-from netkin.errors import FileFault
+from netkin.errors import FileError
 from netkin.jobs.parts import Part, Parts, UnwrittenFiles, damaged_part_reported
 from netkin.jobs.state import (
     CANCEL,
@@ -100,7 +100,7 @@ class Job:
         [0.5, 0.6]
         >>> Job(folder, "training", {"data digest": "77ab", "epochs": 3}).__enter__()  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        netkin.errors.FileFault: '...' holds a training that differs in data ('5c1e', not '77ab'); ...
+        netkin.errors.FileError: '...' holds a training that differs in data ('5c1e', not '77ab'); ...
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class Job:
             except BaseException as fault:
                 self._stack.close()
                 if isinstance(fault, OSError):
-                    raise FileFault(f"cannot write {str(self.folder)!r}: {fault.strerror or fault}.") from fault
+                    raise FileError(f"cannot write {str(self.folder)!r}: {fault.strerror or fault}.") from fault
                 raise
         self._last = time.perf_counter()
         return self
@@ -298,11 +298,11 @@ class Job:
         if self.result is None:
             return
         if not self.result.parent.is_dir():
-            raise FileFault(f"cannot write {str(self.result)!r}: there is no folder {str(self.result.parent)!r}.")
+            raise FileError(f"cannot write {str(self.result)!r}: there is no folder {str(self.result.parent)!r}.")
         if self.result.exists() and not self.result.is_file():
-            raise FileFault(f"cannot write {str(self.result)!r}: it is no ordinary file.")
+            raise FileError(f"cannot write {str(self.result)!r}: it is no ordinary file.")
         if files.is_filled(self.result) and not (self.overwrite or (folder / STATE).exists()):
-            raise FileFault(
+            raise FileError(
                 f"{str(self.result)!r} is there, and the parts it was made from are not in {str(folder)!r}; give "
                 f"another path or delete it, or {RESTART}."
             )
@@ -318,7 +318,7 @@ class Job:
             for old in (*parts, folder / STATE):
                 old.unlink(missing_ok=True)
         elif parts and not (folder / STATE).exists():
-            raise FileFault(f"{str(folder)!r} holds parts of a job without its {STATE}; delete it, or {RESTART}.")
+            raise FileError(f"{str(folder)!r} holds parts of a job without its {STATE}; delete it, or {RESTART}.")
 
     def _ending(self, fault: BaseException | None) -> tuple[str, str]:
         if self._state.status == "cancelled":
@@ -379,7 +379,7 @@ def _wait_if_killed(lock: FileLock, folder: Path) -> None:
         lock.acquire(timeout=PATIENCE if owner is not None and owner.condition == "killed" else 0)
     except Timeout:
         who = "" if owner is None else f" ({owner.pid} on {owner.host}, {owner.progress} done)"
-        raise FileFault(
+        raise FileError(
             f"{str(folder)!r} is being worked on by another process{who}; wait for it, watch it by "
             f"`netkin jobs watch {folder}`, or give another path."
         ) from None
@@ -390,7 +390,7 @@ def _refuse_no_job(folder: Path) -> None:
         return
     strange = next((one for one in os.listdir(folder) if one not in (LOCK, PARTS) and not one.startswith(".")), None)
     if strange is not None:
-        raise FileFault(f"{str(folder)!r} holds {strange!r} and no job; give a new or an empty folder.")
+        raise FileError(f"{str(folder)!r} holds {strange!r} and no job; give a new or an empty folder.")
 
 
 def _merged_identity(held: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import numpy as np
 
 from netkin import files
-from netkin.errors import FileFault, UnsavedWarning, outside
+from netkin.errors import FileError, UnsavedWarning, outside
 from netkin.jobs.state import STATE
 
 LONGEST = 100  # characters of a part's name that its file's name shows
@@ -35,14 +35,14 @@ class UnwrittenFiles:
     """Files that could not be written, as on a full disk: the work goes on, and they are named when it is done."""
 
     def __init__(self) -> None:
-        self.faults: dict[str, FileFault] = {}
+        self.faults: dict[str, FileError] = {}
 
     @contextmanager
     def writing(self, path: files.Location) -> Iterator[None]:
         """Inside the `with`, a file that can't be written is noted; one that is written later is forgotten."""
         try:
             yield
-        except FileFault as fault:
+        except FileError as fault:
             self.faults[str(path)] = fault
         else:
             self.faults.pop(str(path), None)
@@ -115,12 +115,12 @@ def damaged_part_reported(path: Path | str) -> Iterator[None]:
     try:
         with files.damage_reported(path):
             yield
-    except FileFault as fault:
+    except FileError as fault:
         words = str(fault).removesuffix(".").removesuffix(f"; {files.AGAIN}")
         is_short = type(fault.__cause__).__name__ in ("MemoryError", "OutOfMemoryError")  # the latter is torch's
         if is_short or not any(damage in words for damage in ("is damaged", "is no netkin file")):
             raise
-        raise FileFault(f"{words}; delete this file and repeat the call, which computes the part again.") from fault
+        raise FileError(f"{words}; delete this file and repeat the call, which computes the part again.") from fault
 
 
 def _read_part(path: Path, name: str) -> Part:

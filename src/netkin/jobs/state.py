@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from netkin import files
-from netkin.errors import FileFault, ValueFault
+from netkin.errors import FileError, InvalidValue
 
 FORMAT = 1
 STATE, LOCK, CANCEL, PARTS = "job.json", "lock", "cancel", "parts"  # what lies in a job's folder
@@ -104,17 +104,17 @@ def read(path: str | os.PathLike[str]) -> State:
     Example:
         >>> read("no such job")
         Traceback (most recent call last):
-        netkin.errors.FileFault: there is no job at 'no such job'; `netkin jobs` lists those below a folder.
+        netkin.errors.FileError: there is no job at 'no such job'; `netkin jobs` lists those below a folder.
     """
     folder = folder_of(path)
     if not (folder / STATE).exists():
-        raise FileFault(f"there is no job at {str(path)!r}; `netkin jobs` lists those below a folder.")
+        raise FileError(f"there is no job at {str(path)!r}; `netkin jobs` lists those below a folder.")
     file = folder / STATE
     contents = files.read_whole(file)
     with files.damage_reported(file):
         header = json.loads(contents.decode("utf-8"))
         if int(header.pop("format")) > FORMAT:
-            raise FileFault(f"{str(file)!r} was written by a newer netkin; update with `pip install -U netkin`.")
+            raise FileError(f"{str(file)!r} was written by a newer netkin; update with `pip install -U netkin`.")
         return _checked(State(**header, folder=str(folder)))
 
 
@@ -133,7 +133,7 @@ def beside(result: str | os.PathLike[str]) -> Path:
     """
     result = Path(result)
     if not result.name:
-        raise FileFault(f"a result is saved in a file; got the path {str(result)!r}, which names none.")
+        raise FileError(f"a result is saved in a file; got the path {str(result)!r}, which names none.")
     return result.with_name(result.name + SUFFIX)
 
 
@@ -146,7 +146,7 @@ def list_jobs(folder: str | os.PathLike[str] = ".") -> list[State]:
         if (beside(folder) / STATE).exists():
             return [read(folder)]
         what = f"{str(folder)!r} has no job beside it" if Path(folder).exists() else f"there is no {str(folder)!r}"
-        raise FileFault(f"{what}; name a folder to look for jobs in.")
+        raise FileError(f"{what}; name a folder to look for jobs in.")
     return sorted(map(_read_if_whole, _places(Path(folder))), key=lambda state: state.heartbeat, reverse=True)
 
 
@@ -154,14 +154,14 @@ def _read_if_whole(folder: Path) -> State:
     """Return the state of a job, or, where it can't be read, one that says why, so that others are still listed."""
     try:
         return read(folder)
-    except FileFault as fault:
+    except FileError as fault:
         return State("job", status="damaged", error=str(fault), heartbeat=EPOCH, folder=str(folder))
 
 
 def refuse_other(held: State, asked: State) -> None:
     """Refuse to go on with work of another kind or identity, in a sentence that names what differs."""
     if held.kind != asked.kind:
-        raise FileFault(
+        raise FileError(
             f"{held.folder!r} holds a {held.kind}, not a {asked.kind}; give another path or delete it, or {RESTART}."
         )
     models = (set(identity.get("models", ())) for identity in (held.identity, asked.identity))
@@ -174,7 +174,7 @@ def refuse_other(held: State, asked: State) -> None:
             "data" in name and not any(one in (None, "none") for one in both) for name, both in differing.items()
         )
         hint = "a loader that shuffles or draws at random gives other data each time; " if redrawn else ""
-        raise FileFault(
+        raise FileError(
             f"{held.folder!r} holds a {held.kind} that differs in {words}; {hint}ask for the same again, give "
             f"another path or delete it, or {RESTART}."
         )
@@ -213,7 +213,7 @@ def cancel(path: str | os.PathLike[str]) -> State:
     """Request that the job at `path` stops after its current part, and return its state; finished parts are kept."""
     state = read(path)
     if state.condition != "running":
-        raise ValueFault(
+        raise InvalidValue(
             f"{state.folder!r} is {state.condition}, with {state.progress} done; only a running job can be cancelled."
         )
     files.write_text(Path(state.folder) / CANCEL, "")

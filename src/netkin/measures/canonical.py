@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import exact_products, summing_dtype
-from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import InflatedWarning, InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.measures.cuts import Cut
 from netkin.measures.directions import arccos, leading, partial_roots, partly_whitened, root, spectrum, ties
 from netkin.measures.registry import AFFINE, FEW_EXAMPLES, RIGID, measure
@@ -124,7 +124,7 @@ def svcca_by_sum(moments: Moments, *, variance: float = 0.99) -> Tensor:
 def svcca_k(moments: Moments, *, k: int = 10) -> Tensor:
     """Return the mean canonical correlation of two layers' `k` leading principal directions, from 0 to 1."""
     if k < 1:
-        raise ValueFault(f"`k` must be at least 1; got {k}.")
+        raise InvalidValue(f"`k` must be at least 1; got {k}.")
     return _truncated(moments, *(_first(side, k) for side in (moments.x, moments.y)))
 
 
@@ -249,7 +249,7 @@ def shape_distance(moments: Moments, *, alpha: float = 0.5, whitening: str = "se
     With ``whitening="covariance"``, ``C = XᵀX/n``, it tends to a value of its own.
     """
     if not 0 <= alpha <= 1:
-        raise ValueFault(f"`alpha` must lie between 0 and 1; got {alpha}.")
+        raise InvalidValue(f"`alpha` must lie between 0 and 1; got {alpha}.")
     if whitening not in ("second_moment", "covariance"):
         raise UnknownName(f"`whitening` is 'second_moment' (XᵀX) or 'covariance' (XᵀX/n); got {whitening!r}.")
     examples = moments.n if whitening == "covariance" else 1
@@ -283,7 +283,7 @@ def gulp(moments: Moments, *, ridge: float = 1e-2) -> Tensor:
     leading directions alone; a small one is nearer to CCA.
     """
     if not 0 < ridge < math.inf:
-        raise ValueFault(f"`ridge` must be above 0; got {ridge}.")
+        raise InvalidValue(f"`ridge` must be above 0; got {ridge}.")
     if not moments.needs_gradient:
         (x, x_own), (y, y_own) = (_ridge_weights(side, ridge) for side in (moments.x, moments.y))
         mixed = (x.unsqueeze(-2) @ moments.principal.abs().square() @ y.unsqueeze(-1)).sum()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import as_matrix, exact_products, summing_dtype
-from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import InflatedWarning, InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.statistics import Moments
 from netkin.statistics.covariances import Side
 
@@ -89,9 +89,9 @@ class AlignedSide:
     def checked(self, k: Any) -> int:
         """Return `k` if there are that many directions."""
         if not isinstance(k, Integral):
-            raise ValueFault(f"`k` must be a whole number of directions, up to {self.kept:,}; got {k!r}.")
+            raise InvalidValue(f"`k` must be a whole number of directions, up to {self.kept:,}; got {k!r}.")
         if not 1 <= int(k) <= self.kept:
-            raise ValueFault(
+            raise InvalidValue(
                 f"`k` must lie between 1 and {self.kept:,}, the directions kept of {self.width:,} features; got {k:,}. "
                 "A higher `variance` keeps more."
             )
@@ -144,12 +144,14 @@ def svcca_directions(X: Any, Y: Any = None, /, *, variance: float = 0.99, by: st
 def _moments(X: Any, Y: Any) -> Moments:
     if not isinstance(X, Moments):
         if Y is None:
-            raise ValueFault(f"`svcca_directions` takes two matrices, or one `Moments`; got {type(X).__name__}.")
+            raise InvalidValue(f"`svcca_directions` takes two matrices, or one `Moments`; got {type(X).__name__}.")
         X = Moments.of(as_matrix(X, "X").detach(), as_matrix(Y, "Y").detach())
         if X.few_examples:
             warnings.warn(X.few_examples, InflatedWarning, stacklevel=3)
     elif Y is not None:
-        raise ValueFault("`svcca_directions` takes two matrices, or one `Moments`; got a `Moments` and something else.")
+        raise InvalidValue(
+            "`svcca_directions` takes two matrices, or one `Moments`; got a `Moments` and something else."
+        )
     return X
 
 
@@ -248,7 +250,7 @@ def holding(weights: Tensor, share: float) -> Tensor:
 def leading(side: Side, variance: float, by: str = "variance") -> Tensor:
     """Mark the fewest principal directions of a layer, (blocks, r), that hold `variance` of Σσ², or by "sum" of Σσ."""
     if not 0 < variance <= 1:
-        raise ValueFault(f"`variance` must lie above 0 and at most at 1; got {variance}.")
+        raise InvalidValue(f"`variance` must lie above 0 and at most at 1; got {variance}.")
 
     def cut() -> Tensor:
         values = spectrum(side)

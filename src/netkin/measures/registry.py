@@ -21,7 +21,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, get_typ
 import torch
 from torch import Tensor
 
-from netkin.errors import InflatedWarning, NameClash, NoValue, PackageWarning, UnknownName, ValueFault, did_you_mean
+from netkin.errors import InflatedWarning, InvalidValue, NameClash, NoValue, PackageWarning, UnknownName, did_you_mean
 from netkin.measures.specs import defaults_of, keywords_of, parsed, typed
 from netkin.settings import exact_matrix_products
 
@@ -248,7 +248,7 @@ def _invariances(given: Iterable[str]) -> frozenset[str]:
     """Return the changes that leave a value as it is, or refuse those that have no test."""
     unknown = set(given) - set(INVARIANCES)
     if unknown:
-        raise ValueFault(f"`unchanged_by` takes {', '.join(INVARIANCES)}; got {', '.join(sorted(unknown))}.")
+        raise InvalidValue(f"`unchanged_by` takes {', '.join(INVARIANCES)}; got {', '.join(sorted(unknown))}.")
     return frozenset(given)
 
 
@@ -260,7 +260,7 @@ def _pair_type(function: Callable[..., Any]) -> type[Any]:
     if isinstance(reads, type) and not needs:
         return reads
     lacks = f"; {reads.__name__} is no pair type, it lacks {', '.join(needs)}" if isinstance(reads, type) else ""
-    raise ValueFault(
+    raise InvalidValue(
         f"annotate the first argument of {function.__name__!r} with the statistic it reads, e.g. `Moments`{lacks}."
     )
 
@@ -330,7 +330,7 @@ def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Calla
             with exact_matrix_products():
                 return function(X, **parameters)
         if Y is None:
-            raise ValueFault(
+            raise InvalidValue(
                 f"`{function.__name__}` takes two matrices, or one `{facts.reads.__name__}`; got {type(X).__name__}."
             )
         settings = defaults_of(function) | parameters

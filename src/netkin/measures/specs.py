@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import InvalidValue, UnknownName
 
 
 def parsed(spec: str) -> tuple[str, dict[str, Any]]:
@@ -56,7 +56,7 @@ def typed(key: str, value: Any, default: Any, annotation: Any) -> Any:
     if float in classes and type(value) is int and abs(value) < 2**1000:
         return float(value)
     names = " or ".join("None" if one is type(None) else one.__name__ for one in classes)
-    raise ValueFault(f"`{key}` must be of type {names}, like its default {default!r}; got {value!r}.")
+    raise InvalidValue(f"`{key}` must be of type {names}, like its default {default!r}; got {value!r}.")
 
 
 def _classes(annotation: Any) -> tuple[type, ...]:

@@ -4,7 +4,7 @@ from netkin.representations import shapes
 from netkin.representations.activations import Reader, activations
 from netkin.representations.cutting import replacing, run_from, run_until
 from netkin.representations.gradients import gradients
-from netkin.representations.hooks import guest, recording
+from netkin.representations.hooks import inference_mode_of, recording
 from netkin.representations.inputs import batches_of, model_precision
 from netkin.representations.layers import layers
 from netkin.representations.shapes import (
@@ -30,7 +30,7 @@ __all__ = [
     "dft",
     "flatten",
     "gradients",
-    "guest",
+    "inference_mode_of",
     "last",
     "layers",
     "mean",

@@ -9,10 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.arrays import refuse_non_finite
-from netkin.errors import ForwardError, NetkinError, ShapeError, ValueFault
+from netkin.arrays import require_finite
+from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError
 from netkin.progress import ProgressOption, reported
-from netkin.representations.hooks import Repeats, apart, copied, guest, keeping, main_tensor, unrecordable, watching
+from netkin.representations.hooks import (
+    Repeats,
+    apart,
+    copied,
+    inference_mode_of,
+    keeping,
+    main_tensor,
+    unrecordable,
+    watching,
+)
 from netkin.representations.inputs import (
     Forward,
     Transform,
@@ -21,8 +30,8 @@ from netkin.representations.inputs import (
     device_of,
     dtype_of,
     length_if_known,
-    refuse_non_finite_inputs,
     repeated,
+    require_finite_inputs,
     run_unwrapped,
     to_model,
     transformed,
@@ -89,7 +98,7 @@ def activations(
     kept: dict[str, list[Tensor]] = {}
     refuse_strange_layers(shape, model)
     read = Reader(model, layers, shape=shape, forward=forward, transform=transform)
-    with guest(model, exact=exact_model):
+    with inference_mode_of(model, exact=exact_model):
         for batch in reported(batches_of(data, examples), "reading", "batches", progress):
             for name, rows in read(batch).items():
                 kept.setdefault(name, []).append(rows.to(device or "cpu"))
@@ -190,8 +199,8 @@ class Reader:
                 self._refuse_non_finite(rows)
                 for own in self.gradients.values():
                     self._refuse_non_finite(own, "the gradient at ")
-            except ValueFault:
-                refuse_non_finite_inputs(given, self.transform, self.batches)
+            except InvalidValue:
+                require_finite_inputs(given, self.transform, self.batches)
                 raise
         self.batches += 1
         return rows
@@ -375,7 +384,7 @@ class Reader:
         sums = [matrix.detach().sum().float() for matrix in rows.values()]
         if sums and not torch.isfinite(torch.stack([total.to(sums[0].device) for total in sums])).all():
             for name, matrix in rows.items():
-                refuse_non_finite(matrix, f"{what}{layer_label(name)} in batch {self.batches}")
+                require_finite(matrix, f"{what}{layer_label(name)} in batch {self.batches}")
 
 
 def _resolution(output: Tensor, shape: str, rows: Tensor) -> float:

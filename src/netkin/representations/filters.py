@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
-from netkin.arrays import refuse_non_finite
-from netkin.errors import UnknownName, ValueFault
+from netkin.arrays import require_finite
+from netkin.errors import InvalidValue, UnknownName
 from netkin.representations.layer_weights import REMEDY, computed_by, copied, own_weights
 from netkin.representations.layers import layer_label, modules, refuse_uncopyable, unwrapped
 from netkin.sources.names import by_name
@@ -76,7 +76,7 @@ class AtomConv2d(nn.Module):
         frame = nn.Conv2d(in_channels, out_channels, kernel_size, **shape, padding_mode=padding_mode, device="meta")  # type: ignore[arg-type]
         refuse_atoms(atoms)
         if frame.kernel_size == (1, 1):
-            raise ValueFault("a 1 × 1 kernel is a single number and has no atoms to be made of; use `nn.Conv2d`.")
+            raise InvalidValue("a 1 × 1 kernel is a single number and has no atoms to be made of; use `nn.Conv2d`.")
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, frame.kernel_size
         self.stride, self.padding, self.dilation, self.groups = frame.stride, frame.padding, frame.dilation, groups
         self.padding_mode, self.fused, self.block = padding_mode, fused, _block(block, frame)
@@ -143,14 +143,14 @@ class AtomConv2d(nn.Module):
 def refuse_atoms(atoms: Any) -> None:
     """Refuse what is no number of atoms."""
     if isinstance(atoms, bool) or not isinstance(atoms, int) or atoms < 1:
-        raise ValueFault(f"`atoms` is a number of atoms, 1 or more; got {atoms!r}.")
+        raise InvalidValue(f"`atoms` is a number of atoms, 1 or more; got {atoms!r}.")
 
 
 def _block(block: tuple[int, int] | None, frame: nn.Conv2d) -> tuple[int, int]:
     whole = (frame.in_channels // frame.groups, frame.out_channels)
     found = whole if block is None else tuple(block)
     if len(found) != 2 or min(found) < 1 or any(size % part for size, part in zip(whole, found, strict=True)):
-        raise ValueFault(f"a block of {found} coefficients can't be repeated over {whole[0]} × {whole[1]} channels.")
+        raise InvalidValue(f"a block of {found} coefficients can't be repeated over {whole[0]} × {whole[1]} channels.")
     return found[0], found[1]
 
 
@@ -246,7 +246,7 @@ def freeze_except(model: nn.Module, parts: str | Sequence[str]) -> nn.Module:
     if strange:
         raise UnknownName(f"no part {strange[0]!r} to be trained: name 'atoms', or layers of the model.")
     if "atoms" in wanted and not any(isinstance(one, AtomConv2d) for one in known.values()):
-        raise ValueFault("the model has no atoms to be trained; `nk.decompose` makes some of its filters.")
+        raise InvalidValue("the model has no atoms to be trained; `nk.decompose` makes some of its filters.")
     model.requires_grad_(False)
     for name in wanted:
         for part in [one.atoms for _, one in atom_layers(model)] if name == "atoms" else known[name].parameters():
@@ -268,9 +268,9 @@ def filters_in(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Conv2d | AtomC
             found |= {} if why else {name: module}  # type: ignore[dict-item]
     if not found:
         reason = "".join(f"; {layer_label(name)} is left: {why}" for name, why in list(left.items())[:1])
-        raise ValueFault(f"the model has no convolution whose filters could be made of atoms{reason}.")
+        raise InvalidValue(f"the model has no convolution whose filters could be made of atoms{reason}.")
     for name, module in found.items():
-        refuse_non_finite(module.weight.detach(), f"the filters of {layer_label(name)}")
+        require_finite(module.weight.detach(), f"the filters of {layer_label(name)}")
     return made, found, left
 
 
@@ -330,7 +330,7 @@ def put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Replace a module by another everywhere in the model."""
     places = [(one, key) for one in model.modules() for key, child in one._modules.items() if child is old]
     if not places:
-        raise ValueFault("the model is itself the convolution; put it into an `nn.Sequential`.")
+        raise InvalidValue("the model is itself the convolution; put it into an `nn.Sequential`.")
     for module, key in places:
         module._modules[key] = new
 

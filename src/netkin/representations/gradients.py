@@ -16,10 +16,18 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax
 
 from netkin.arrays import HALF, at_least_single, label_tensor
-from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName, did_you_mean
 from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader, joined
-from netkin.representations.hooks import copied, guest, leaves, main_tensor, parts, path_to_tensor, replaced_at
+from netkin.representations.hooks import (
+    copied,
+    inference_mode_of,
+    leaves,
+    main_tensor,
+    parts,
+    path_to_tensor,
+    replaced_at,
+)
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, labels_of
 from netkin.representations.layers import Spec, layer_label, unwrapped
 from netkin.representations.shapes import Shape
@@ -59,12 +67,12 @@ class Target:
                 hint = did_you_mean(str(value), known) or "."
                 raise UnknownName(f"no {what} named {value!r}{hint} There are {', '.join(map(repr, known))}.")
         if not 0 <= self.beta < 1:
-            raise ValueFault(
+            raise InvalidValue(
                 f"`beta` must be at least 0 and below 1; got {self.beta:g}. At 1 the prediction is not tempered, and "
                 "every gradient is zero."
             )
         if self.outputs == "continuous" and self.kind in ("tempered", "predicted"):
-            raise ValueFault(
+            raise InvalidValue(
                 f"with continuous outputs the {self.kind} gradient of every example is zero, since the outputs are the "
                 "mean of what they predict; pass target='labels', or a function of (outputs, labels)."
             )
@@ -199,7 +207,7 @@ class ModelReading:
         taps = None if self.target is None else Taps(self.model, [self.target])
         options: dict[str, Any] = {"shape": self.shape, "forward": self.forward, "transform": self.transform}
         read = Reader(self.model, layers, taps=taps, **options)
-        with guest(self.model, exact=self.exact_model), read.open():
+        with inference_mode_of(self.model, exact=self.exact_model), read.open():
             for batch in reported(batches_of(data, examples), "reading", "batches", progress):
                 features, gradients = read(batch), read.gradients.get(self.target, {})
                 if taps is not None and taps.severed and not (read.by_default and gradients):
@@ -373,7 +381,7 @@ def _classes(labels: Any, logits: Tensor) -> Tensor:
     """Return labels as class numbers that fit the logits, or refuse them."""
     given = _given(labels).to(logits.device)
     if given.is_floating_point() or given.is_complex():
-        raise ValueFault(f"labels of classes are whole numbers; got {given.dtype}.")
+        raise InvalidValue(f"labels of classes are whole numbers; got {given.dtype}.")
     if given.shape != logits.shape[:-1]:
         raise ShapeError(
             f"the labels have shape {tuple(given.shape)}, and the logits ask for {tuple(logits.shape[:-1])}."
@@ -381,7 +389,7 @@ def _classes(labels: Any, logits: Tensor) -> Tensor:
     given, valid = given.long(), given != IGNORED
     if bool(((given < 0) | (given >= logits.shape[-1]))[valid].any()):
         low, high = int(given[valid].min()), int(given[valid].max())
-        raise ValueFault(
+        raise InvalidValue(
             f"the labels run from {low} to {high}, and the model has {logits.shape[-1]} classes, 0 to "
             f"{logits.shape[-1] - 1}; give labels of its own classes, or another `target`."
         )
@@ -397,7 +405,7 @@ def _like(labels: Any, outputs: Tensor) -> Tensor:
 
 def _given(labels: Any) -> Tensor:
     if labels is None:
-        raise ValueFault("target='labels' needs labels, and the batches hold none; give batches of (inputs, labels).")
+        raise InvalidValue("target='labels' needs labels, and the batches hold none; give batches of (inputs, labels).")
     return label_tensor(labels)
 
 

@@ -1,4 +1,4 @@
-"""Hooks: observing the calls of a model's modules, and recording their outputs; `guest` leaves a model as it was.
+"""Hooks: watching a model's calls and recording outputs; `inference_mode_of` leaves it as it was.
 
 All code that reads intermediate values uses `watching`: `recording` keeps a layer's output, `cutting` stops there or
 replaces it. While hooks are on a model
@@ -105,7 +105,7 @@ def watching(
 
 
 @contextmanager
-def guest(*models: nn.Module, exact: bool = False) -> Iterator[None]:
+def inference_mode_of(*models: nn.Module, exact: bool = False) -> Iterator[None]:
     """Inside the `with`, the models are in evaluation mode and build no graph; afterwards all is as it was.
 
     That is each module's own training flag, and the random states of torch (on the CPU and on the models' CUDA

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from netkin.arrays import plain_array, refuse_masked
-from netkin.errors import ForwardError, NetkinError, ShapeError, ValueFault
+from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError
 from netkin.identity.data import LABELS
 from netkin.progress import reporting
 from netkin.representations.hooks import copied, copied_leaf, end_forward, leaves, mapped, one_forward, parts, rebuilt
@@ -215,7 +215,7 @@ def model_precision(*models: nn.Module, exact: bool = False) -> str:
     """Return the precision in which the models run now, as text for the provenance of a result.
 
     Such as ``"float32, exact"``, ``"float32, TF32 in convolutions and recurrent layers"`` or ``"bfloat16"``. `exact` is
-    that of `guest`.
+    that of `inference_mode_of`.
     """
     rounded = tf32_in() if not exact and any(device_of(model).type == "cuda" for model in models) else ()
     dtypes = [str(dtype).removeprefix("torch.") for dtype in dict.fromkeys(map(dtype_of, models)) if dtype is not None]
@@ -237,14 +237,14 @@ def precision_in_words(dtype: str, rounded: Sequence[str]) -> str:
     return f"float32, TF32 in {', '.join(most)}{' and ' * bool(most)}{last}" if last else "float32, exact"
 
 
-def refuse_non_finite_inputs(batch: Any, transform: Transform | None, number: int) -> None:
+def require_finite_inputs(batch: Any, transform: Transform | None, number: int) -> None:
     """Refuse the batch of this number if its inputs hold NaN or Inf where a model gets them, after the transform."""
     broken = _non_finite(inputs_of(transformed(batch, transform)))
     if not broken:
         return
     made = "what `transform` makes of " if transform and not _non_finite(inputs_of(batch)) else ""
     count, of, first = broken
-    raise ValueFault(
+    raise InvalidValue(
         f"{made}the inputs in batch {number} hold {count:,} NaN or Inf among {of:,} values, the first in its example "
         f"{first}; mend the data or leave such examples out."
     )
@@ -268,19 +268,21 @@ def batches_of(data: Any, examples: int | None = None, batch_size: int = 128) ->
     which are split into batches of `batch_size`. Batches without examples are passed over.
     """
     if examples is not None and examples < 1:
-        raise ValueFault(f"`examples` must be at least 1; got {examples}.")
+        raise InvalidValue(f"`examples` must be at least 1; got {examples}.")
     batches = (batch for batch in _iterated(data, batch_size) if length_if_known(batch) != 0)
     gave_some = False
     for batch in batches if examples is None else _limited(batches, examples):
         if batch is None:
-            raise ValueFault("the data gave None instead of a batch; a batch is a tensor, or inputs with their labels.")
+            raise InvalidValue(
+                "the data gave None instead of a batch; a batch is a tensor, or inputs with their labels."
+            )
         gave_some = True
         yield batch
     if not gave_some and isinstance(data, Iterator):
-        raise ValueFault("the data gave no batches; an iterator can be read only once, so pass a loader or a list.")
+        raise InvalidValue("the data gave no batches; an iterator can be read only once, so pass a loader or a list.")
     if not gave_some:
         held = f" (shape {tuple(data.shape)})" if _is_array(data) else ""
-        raise ValueFault(f"the data gave no batches: they hold no examples{held}; give at least one.")
+        raise InvalidValue(f"the data gave no batches: they hold no examples{held}; give at least one.")
 
 
 def watched(data: Any, examples: int | None, doing: str) -> Iterator[Any]:
@@ -356,7 +358,7 @@ def part_of(data: Any, start: int, stop: int) -> Any:
     if callable(getattr(data, "part", None)):  # data of netkin's own
         return data.part(start, stop)
     if isinstance(data, Iterator):
-        raise ValueFault("a stream can be read only once, so it can't be split into parts; pass a loader or a list.")
+        raise InvalidValue("a stream can be read only once, so it can't be split into parts; pass a loader or a list.")
     return (
         list(_batches_between(_iterated(data, 128), start, stop))
         if isinstance(data, (list, tuple))
@@ -394,7 +396,7 @@ def _batches_between(batches: Iterable[Any], start: int, stop: int) -> Iterator[
 def _loader_part(loader: DataLoader, start: int, stop: int) -> DataLoader:
     plain = loader.batch_size is not None and isinstance(sampler_of(loader), SequentialSampler)
     if not plain or isinstance(loader.dataset, IterableDataset):
-        raise ValueFault(
+        raise InvalidValue(
             "a loader that shuffles, or samples in a way of its own, can't be split into parts: nothing tells which "
             "examples a part holds. Pass the data set, or a loader with shuffle=False."
         )
@@ -454,14 +456,14 @@ def _iterated(data: Any, batch_size: int) -> Iterable[Any]:
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return DataLoader(data, batch_size=batch_size)
     if isinstance(data, tuple) and any(_is_array(part) for part in data):
-        raise ValueFault(
+        raise InvalidValue(
             "`data` is a tuple of arrays, which may be one batch or several; pass a list of batches such as "
             "`[(inputs, labels)]`, or the inputs alone."
         )
     if not isinstance(data, Iterable) or isinstance(data, (str, bytes)):
         hint = " `nk.load_data` makes data of a text." if isinstance(data, str) else ""
         kind = type(data).__name__
-        raise ValueFault(f"`data` must be an iterable of batches, or one array of inputs; got {kind}.{hint}")
+        raise InvalidValue(f"`data` must be an iterable of batches, or one array of inputs; got {kind}.{hint}")
     return data
 
 

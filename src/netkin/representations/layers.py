@@ -34,7 +34,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
-from netkin.errors import ForwardError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import ForwardError, InvalidValue, UnknownName, did_you_mean
 from netkin.identity.objects import LAZY, without_wrappers
 from netkin.sources.names import by_name
 
@@ -153,7 +153,7 @@ def whole_remark(model: nn.Module, name: str) -> str:
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside `DataParallel`, `DistributedDataParallel` and `torch.compile`."""
     if not isinstance(model, nn.Module):
-        raise ValueFault(
+        raise InvalidValue(
             f"a model must be a `torch.nn.Module`; got {type(model).__name__}."
             + " `nk.load_model` makes a model of a text." * isinstance(model, str)
             + " `torch.export.unflatten` makes a module of it." * isinstance(model, torch.export.ExportedProgram)
@@ -167,9 +167,9 @@ def refuse_lazy(*models: nn.Module) -> None:
         unwrapped(model)  # refuses what is no module
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if is_lazy(tensor):
-                raise ValueFault(f"{layer_label(name.rpartition('.')[0])} {LAZY}")
+                raise InvalidValue(f"{layer_label(name.rpartition('.')[0])} {LAZY}")
             if tensor.is_meta:
-                raise ValueFault(
+                raise InvalidValue(
                     "a model on the 'meta' device computes no numbers; load its weights and choose a real device."
                 )
 
@@ -179,7 +179,7 @@ def refuse_uncopyable(model: nn.Module) -> None:
     refuse_lazy(model)
     kinds = {kind.__name__ for one in model.modules() for kind in type(one).__mro__}
     if "InterpreterModule" in kinds:  # a class of torch that takes long to import
-        raise ValueFault(
+        raise InvalidValue(
             "torch can't copy a network that was made of an exported program, so it can't be trained or decomposed "
             "here; give the model that was exported."
         )
@@ -268,13 +268,13 @@ def _joined(name: str, key: str) -> str:
 def _listed(spec: Any) -> list[Any]:
     wanted = list(spec) if isinstance(spec, Iterable) and not isinstance(spec, nn.Module) else [spec]
     if not wanted:
-        raise ValueFault("no layers are asked for: the list is empty; leave `layers` out for the default ones.")
+        raise InvalidValue("no layers are asked for: the list is empty; leave `layers` out for the default ones.")
     return wanted
 
 
 def _matching(known: dict[str, nn.Module], one: Any) -> list[str]:
     if not isinstance(one, (str, type)):
-        raise ValueFault(
+        raise InvalidValue(
             f"a layer is chosen by name, glob or module type; got {type(one).__name__}. Data go after `data=`."
         )
     if isinstance(one, str) and split_call(one)[0] in known:

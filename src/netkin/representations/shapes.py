@@ -39,7 +39,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.representations.hooks import leaves
 from netkin.representations.layers import hint_for, matching_names, modules, split_call
 
@@ -64,7 +64,7 @@ class TokenMask:
     def tokens(self) -> Tensor:
         """The mask, true for valid tokens, where it came."""
         if self._given.is_floating_point() or self._given.is_complex():
-            raise ValueFault(f"a mask must be boolean or integer, true for valid tokens; got {self._given.dtype}.")
+            raise InvalidValue(f"a mask must be boolean or integer, true for valid tokens; got {self._given.dtype}.")
         return self._given != 0
 
     @cached_property
@@ -89,7 +89,7 @@ class TokenMask:
     def refuse_empty(self) -> None:
         """Refuse examples without a valid token."""
         if self.empty:
-            raise ValueFault(
+            raise InvalidValue(
                 f"{self.empty} of {len(self.tokens)} examples have no valid token in their mask; "
                 "leave these examples out."
             )
@@ -218,7 +218,7 @@ def adjoint_rows(gradient: Tensor, name: str, mask: Mask = None) -> Tensor:
         kept = gradient if valid is None else gradient.masked_fill(~valid[..., None], 0)
         return kept.sum(dim=1, dtype=_summing_dtype(gradient))
     if name not in ("matrix", *SHAPES):
-        raise ValueFault(f"gradients can't be put in the rows of the function {name!r}; choose {_list(SHAPES)}.")
+        raise InvalidValue(f"gradients can't be put in the rows of the function {name!r}; choose {_list(SHAPES)}.")
     return rows_of(gradient, None if name == "matrix" else name, mask)[0]
 
 

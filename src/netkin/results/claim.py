@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from netkin import files
-from netkin.errors import FileFault, ShapeError, ValueFault
+from netkin.errors import FileError, InvalidValue, ShapeError
 from netkin.results.records import FrozenRecord, checked, freeze, frozen_mapping, now, plain_fields, rebuild
 from netkin.results.values import student_quantile
 from netkin.results.verdicts import (
@@ -61,7 +61,7 @@ class Measured:
         freeze(self, value=_finite("value", self.value), n=None if self.n is None else int(self.n))
         freeze(self, error=None if self.error is None else _finite("error", self.error))
         if self.error is not None and self.error < 0:
-            raise ValueFault(f"a measured error must be zero or more; got {self.error:g}.")
+            raise InvalidValue(f"a measured error must be zero or more; got {self.error:g}.")
 
     @classmethod
     def over(cls, values: Iterable[float], unit: str = "") -> Measured:
@@ -73,7 +73,7 @@ class Measured:
         """
         numbers = np.array([float(value) for value in values])
         if not len(numbers):
-            raise ValueFault("a mean needs at least one value; got none.")
+            raise InvalidValue("a mean needs at least one value; got none.")
         error = numbers.std(ddof=1) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
         return cls(float(numbers.mean()), error, len(numbers), unit)
 
@@ -341,7 +341,7 @@ def figure_order(figure: str) -> tuple[bool, list[int], str]:
 def checked_id(id: str) -> str:
     """Return `id` if it is a paper and a name, as in ``svcca/few-directions``; refuse it otherwise."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*", id):
-        raise ValueFault(f"a claim's id is a paper and a name in small letters, as in 'svcca/bottom-up'; got {id!r}.")
+        raise InvalidValue(f"a claim's id is a paper and a name in small letters, as in 'svcca/bottom-up'; got {id!r}.")
     return id
 
 
@@ -350,7 +350,7 @@ def refuse_other_record(path: Path, id: str, scale: str) -> None:
     if files.is_filled(path) and files.kind_of(path) == "claim":
         held = files.read_json(path)
         if (held.get("id"), held.get("scale")) != (id, scale):
-            raise FileFault(
+            raise FileError(
                 f"this would write over {str(path)!r}, which holds the record of {held.get('id')!r} at the scale "
                 f"{held.get('scale')!r}, not of {id!r} at {scale!r}; choose another folder, or give `overwrite=True`."
             )
@@ -359,7 +359,7 @@ def refuse_other_record(path: Path, id: str, scale: str) -> None:
 def _finite(what: str, value: Any) -> float:
     number = float(value)
     if not math.isfinite(number):
-        raise ValueFault(f"a measured {what} must be a finite number; got {number}.")
+        raise InvalidValue(f"a measured {what} must be a finite number; got {number}.")
     return number
 
 
@@ -405,7 +405,7 @@ def _content(path: str | os.PathLike[str]) -> Any:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as fault:
-        raise FileFault(f"cannot read {str(path)!r}: {fault.strerror or fault}.") from fault
+        raise FileError(f"cannot read {str(path)!r}: {fault.strerror or fault}.") from fault
     with files.damage_reported(path):
         return json.loads(text)
 
@@ -415,7 +415,7 @@ def _without_format(path: str | os.PathLike[str], given: Mapping[str, Any]) -> d
         content = {**given}
         kind, version = content.pop("kind"), int(content.pop("format"))
     if kind != "claim" or version > FORMAT:
-        raise FileFault(
+        raise FileError(
             f"{str(path)!r} holds {kind!r} in format {version}; this netkin reads claims up to format {FORMAT}."
         )
     return content

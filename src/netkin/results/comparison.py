@@ -15,7 +15,7 @@ from typing import Any, overload
 import numpy as np
 
 from netkin import files
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, also_called, did_you_mean
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.labels import NOT_ASKED, asks_for, fits
 from netkin.results.packing import packed, unpacked
 from netkin.results.records import FrozenRecord, distinct, freeze, frozen_mapping, now, optional
@@ -99,24 +99,20 @@ class Comparison(FrozenRecord):
     def __str__(self) -> str:
         return comparison_as_text(self)
 
-    @also_called(measures="measure")
     def table(self, measures: str | None = None) -> Values:
         """Return the table of the measure that is named; with one measure it need not be named."""
         return self._only() if measures is None else self._named(measures)
 
-    @also_called(measures="measure")
     def best_matches(self, measures: str | None = None) -> dict[str, Match]:
         """Return for every layer of the first model its closest layer of the second and the value there."""
         return self.table(measures).best_matches()
 
-    @also_called(measures="measure")
     def to_numpy(self, measures: str | None = None) -> np.ndarray:
         """Return a measure's matrix; of several, where none is named, measures × rows × columns."""
         if measures is None and len(self.tables) != 1:
             return np.array([table.values for table in self.tables.values()])
         return self.table(measures).to_numpy()
 
-    @also_called(measures="measure")
     def to_pandas(self, measures: str | None = None, *, long: bool = False) -> Any:
         """Return a measure's table as a data frame, or one row for each number.
 
@@ -141,7 +137,6 @@ class Comparison(FrozenRecord):
         facts = dict(self.provenance) | {word: getattr(self, word) for word in words}
         return optional("xarray").Dataset(arrays, attrs=facts)
 
-    @also_called(measures="measure")
     def plot(
         self,
         measures: str | Sequence[str] | None = None,
@@ -211,7 +206,6 @@ class Comparison(FrozenRecord):
     def _listed(self) -> str:
         return ", ".join(self.tables) or "none"
 
-    @also_called(measures="measure")
     def numbers(self, measures: str | None = None) -> Iterator[tuple[str, str, str, float, float, float, float, str]]:
         """Yield `NUMBERS` for each value and each hole requested, of the measure that is named or of all.
 
@@ -227,7 +221,7 @@ class Comparison(FrozenRecord):
 
     def _refuse_stranger(self, name: str, table: Values) -> None:
         if table.id != name:
-            raise ValueFault(f"the table under {name!r} calls itself {table.id!r}; file it under its id.")
+            raise InvalidValue(f"the table under {name!r} calls itself {table.id!r}; file it under its id.")
         if (table.layers_a, table.layers_b) != (self.layers_a, self.layers_b):
             raise ShapeError(
                 f"the table of {name!r} has {len(table.layers_a)} × {len(table.layers_b)} layers, the comparison "
@@ -316,7 +310,7 @@ def clusters_of(distances: np.ndarray, count: int | None = None) -> tuple[int, .
 
     most = len(distances)
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most):
-        raise ValueFault(f"`count` is a number of clusters, 1 to {most}; got {count!r}.")
+        raise InvalidValue(f"`count` is a number of clusters, 1 to {most}; got {count!r}.")
     tree = tree_of(distances)
     if count is not None:
         return _numbered(fcluster(tree, count, "maxclust"))

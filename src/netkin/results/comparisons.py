@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from netkin import files
-from netkin.errors import NameClash, NoValue, UnknownName, also_called, did_you_mean
+from netkin.errors import NameClash, NoValue, UnknownName, did_you_mean
 from netkin.results.comparison import NUMBERS, Comparison, clusters_of, distances_of, plane_of, tree_of
 from netkin.results.labels import HOLE, NOT_ASKED, column_label, is_worth, pair_label, plural, same_depth
 from netkin.results.packing import all_unpacked, packed_columns
@@ -225,7 +225,6 @@ class Comparisons(Mapping[Pair, Comparison]):
         """The ids of the measures, in the order they were requested."""
         return tuple(dict.fromkeys(name for comparison in self.pairs.values() for name in comparison.measures))
 
-    @also_called(measures="measure")
     def summary(self, measures: str | None = None, *, match: str = "depth") -> np.ndarray:
         """Return one number for each pair of models, models × models in the order of `models`.
 
@@ -246,7 +245,6 @@ class Comparisons(Mapping[Pair, Comparison]):
             means[place] = known.mean() if isinstance(known, np.ndarray) and len(known) else np.nan
         return means
 
-    @also_called(measures="measure")
     def layer_counts(self, measures: str | None = None, *, match: str = "depth") -> np.ndarray:
         """Return over how many pairs of layers each number of `summary` is the mean; 0 where it has none."""
         counts = np.zeros((len(self.models), len(self.models)), dtype=int)
@@ -321,7 +319,6 @@ class Comparisons(Mapping[Pair, Comparison]):
         other = (b, a) in self.pairs
         return "compared in the other direction alone" if other else "these two were not compared"
 
-    @also_called(measures="measure")
     def tree(self, measures: str | None = None, *, match: str = "depth") -> np.ndarray:
         """Return which models join at which distance, by average linkage, as `scipy.cluster.hierarchy` has it.
 
@@ -330,13 +327,11 @@ class Comparisons(Mapping[Pair, Comparison]):
         """
         return tree_of(distances_of(self.summaries(match=match).table(measures)))
 
-    @also_called(measures="measure")
     def plane(self, measures: str | None = None, *, match: str = "depth") -> dict[str, tuple[float, float]]:
         """Return a place in the plane for each model, by classical scaling of the distances of `tree`."""
         places, _ = plane_of(distances_of(self.summaries(match=match).table(measures)))
         return {name: (float(x), float(y)) for name, (x, y) in zip(self.models, places, strict=True)}
 
-    @also_called(measures="measure")
     def clusters(
         self, count: int | None = None, measures: str | None = None, *, match: str = "depth"
     ) -> dict[str, int]:
@@ -344,7 +339,6 @@ class Comparisons(Mapping[Pair, Comparison]):
         distances = distances_of(self.summaries(match=match).table(measures))
         return dict(zip(self.models, clusters_of(distances, count), strict=True))
 
-    @also_called(measures="measure")
     def to_pandas(self, measures: str | None = None, *, long: bool = False) -> Any:
         """Return the summary of a measure as a data frame of models by models, or one row for each number.
 
@@ -393,7 +387,6 @@ class Comparisons(Mapping[Pair, Comparison]):
         """Return the mean and the standard deviation over the pairs of models, layer by layer."""
         return Spread.of(list(self.pairs.values()))
 
-    @also_called(measures="measure")
     def plot(
         self,
         measures: str | Sequence[str] | None = None,

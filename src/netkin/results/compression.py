@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from netkin import __version__, files
-from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, UnknownName, did_you_mean
 from netkin.results.records import checked, now, optional, plain
 
 KIND = "compressed"
@@ -37,7 +37,7 @@ class CompressedLayer:
 
     def __post_init__(self) -> None:
         if not 0 <= self.kept <= self.width or self.width < 1:
-            raise ValueFault(f"layer {self.layer!r} can't keep {self.kept:,} of {self.width:,} directions.")
+            raise InvalidValue(f"layer {self.layer!r} can't keep {self.kept:,} of {self.width:,} directions.")
 
 
 @dataclass(frozen=True)

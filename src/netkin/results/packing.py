@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from netkin import files
-from netkin.errors import FileFault, NoValue
+from netkin.errors import FileError, NoValue
 from netkin.results.records import (
     HeaderFacts,
     NamedArrays,
@@ -358,7 +358,7 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
     if start == b"[":
         listed = files.read_list(path)
         if not listed:
-            raise FileFault(f"{str(path)!r} holds an empty list; a list must hold one result or more.")
+            raise FileError(f"{str(path)!r} holds an empty list; a list must hold one result or more.")
         return [_from_json(path, one, models) for one in listed]
     if start == b"{":
         return _from_json(path, files.read_document(path), models)
@@ -366,21 +366,21 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
     if kind in READERS:
         module, name, count = READERS[kind]
         if models and len(models) != count:
-            raise FileFault(f"{str(path)!r} holds a {kind!r}, which takes {count or 'no'} models; got {len(models)}.")
+            raise FileError(f"{str(path)!r} holds a {kind!r}, which takes {count or 'no'} models; got {len(models)}.")
         return getattr(import_module(module), name)(path, *models)
     if models:
-        raise FileFault(f"{str(path)!r} holds {kind!r}, which takes no models; got {len(models)}.")
+        raise FileError(f"{str(path)!r} holds {kind!r}, which takes no models; got {len(models)}.")
     if kind in COLLECTORS:
         return getattr(import_module("netkin.statistics"), kind).from_file(path)
     header, arrays = files.read(path)
     if kind not in RESULTS:
         if kind == "training":
-            raise FileFault(
+            raise FileError(
                 f"{str(path)!r} holds where a training stands, which is no result; the same `nk.train(..., save=...)` "
                 "goes on from it, and when it is done gives its history and weights at once."
             )
         known = ", ".join(map(repr, [*RESULTS, *READERS, "claim"]))
-        raise FileFault(f"{str(path)!r} holds {kind!r}, which is no result; those are {known}.")
+        raise FileError(f"{str(path)!r} holds {kind!r}, which is no result; those are {known}.")
     with files.damage_reported(path):
         return RESULTS[kind](header, arrays)
 
@@ -390,10 +390,10 @@ def _from_json(path: str | os.PathLike[str], content: Mapping[str, Any], models:
     if models or kind not in (*RESULTS, *DOCUMENTS, "claim"):
         other = "; those that can be opened are claims and documents of --json."
         told = ", which takes no models." if models else other
-        raise FileFault(f"{str(path)!r} is a JSON file of kind {kind!r}{told}")
+        raise FileError(f"{str(path)!r} is a JSON file of kind {kind!r}{told}")
     if kind == "claim":
         return import_module("netkin.results.claim").Claim.from_content(path, content)
     if content.get("format") != files.FORMAT:
-        raise FileFault(f"{str(path)!r} has format {content.get('format')!r}; this netkin reads {files.FORMAT}.")
+        raise FileError(f"{str(path)!r} has format {content.get('format')!r}; this netkin reads {files.FORMAT}.")
     with files.damage_reported(path):
         return from_document(content)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from netkin import files
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.labels import HOLE, plural, short_names
 from netkin.results.packing import packed, ranking_unpacked
 from netkin.results.records import FrozenRecord, distinct, freeze, frozen_mapping, now, optional
@@ -335,7 +335,7 @@ class Ranking(FrozenRecord):
 
     def _refuse_stranger(self, name: str, table: Values) -> None:
         if table.id != name:
-            raise ValueFault(f"the table under {name!r} calls itself {table.id!r}; file it under its id.")
+            raise InvalidValue(f"the table under {name!r} calls itself {table.id!r}; file it under its id.")
         if (table.layers_a, table.layers_b) != ((self.data,), self._given):
             raise ShapeError(
                 f"the table of {name!r} has the rows {', '.join(table.layers_a)} and {len(table.layers_b)} columns; "

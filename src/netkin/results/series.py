@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from netkin import files
-from netkin.errors import NameClash, NoValue, ShapeError, UnknownName, ValueFault, also_called, did_you_mean
+from netkin.errors import InvalidValue, NameClash, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.comparison import NUMBERS, Comparison
 from netkin.results.packing import facts, packed, packed_many, series_unpacked
 from netkin.results.records import FrozenRecord, freeze, frozen_mapping, optional
@@ -124,17 +124,14 @@ class Series(FrozenRecord):
     def __str__(self) -> str:
         return series_as_text(self)
 
-    @also_called(measures="measure")
     def table(self, measures: str | None = None) -> Values:
         """Return the final step's table of the measure that is named, with its labels and facts."""
         return self.comparisons[-1].table(measures)
 
-    @also_called(measures="measure")
     def to_numpy(self, measures: str | None = None) -> np.ndarray:
         """Return a measure's values, steps × layers of the checkpoint × layers of the final one, NaN in holes."""
         return np.array([comparison.table(measures).values for comparison in self.comparisons])
 
-    @also_called(measures="measure")
     def own(self, measures: str | None = None) -> np.ndarray:
         """Return each layer against its own final state, steps × layers, NaN where the measure has no value."""
         final = self.comparisons[-1]
@@ -142,7 +139,6 @@ class Series(FrozenRecord):
         columns = [final.layers_b.index(layer) for layer in self.layers]
         return self.to_numpy(measures)[:, rows, columns]
 
-    @also_called(measures="measure")
     def between_steps(self, layer: str, measures: str | None = None) -> np.ndarray:
         """Return a layer at every step against itself at every other, steps × steps."""
         name = f"{self.table(measures).id} of {layer}"
@@ -153,7 +149,6 @@ class Series(FrozenRecord):
             )
         return self.between.tables[name].to_numpy()
 
-    @also_called(measures="measure")
     def reached(self, threshold: float, measures: str | None = None, *, rule: str = "stays") -> dict[str, int | None]:
         """Return for each layer the step at which it has reached `threshold` of its final state, or None.
 
@@ -173,13 +168,11 @@ class Series(FrozenRecord):
             for i, (layer, place) in enumerate(zip(self.layers, found.tolist(), strict=True))
         }
 
-    @also_called(measures="measure")
     def marks(self, measures: str | None = None) -> tuple[float, ...]:
         """Return 0.9, 0.99 and 0.999 for a similarity that ends at 1; any other measure has no such marks."""
         table = self.table(measures)
         return THRESHOLDS if table.higher_is_closer and math.isclose(table.bounds[1], 1) else ()
 
-    @also_called(measures="measure")
     def bottom_up(
         self, threshold: float, measures: str | None = None, *, layers: Sequence[str] | None = None, rule: str = "stays"
     ) -> Trend:
@@ -199,7 +192,6 @@ class Series(FrozenRecord):
         late = [self.final_step if step is None else step for step in settling]
         return trend(late, never=settling.count(None), early=len(steps) - len(settling))
 
-    @also_called(measures="measure")
     def mean_over_time(self, measures: str | None = None) -> dict[str, float]:
         """Return each layer's mean value against its own final state over the run, by the trapezium rule.
 
@@ -211,7 +203,6 @@ class Series(FrozenRecord):
         means = ((own[1:] + own[:-1]) / 2 * gaps).sum(0) / gaps.sum() if len(steps) > 1 else own[0]
         return {layer: float(mean) for layer, mean in zip(self.layers, means, strict=True) if np.isfinite(mean)}
 
-    @also_called(measures="measure")
     def to_pandas(self, measures: str | None = None) -> Any:
         """Return `own` as a data frame, steps × layers; of several measures and none named, one row for each number."""
         pandas = optional("pandas")
@@ -233,7 +224,6 @@ class Series(FrozenRecord):
         facts = {"run": self.run, "final_step": self.final_step} | {word: getattr(final, word) for word in words}
         return xarray.Dataset(arrays, attrs=dict(self.provenance) | facts)
 
-    @also_called(measures="measure")
     def plot(
         self,
         measures: str | Sequence[str] | None = None,
@@ -277,7 +267,7 @@ class Series(FrozenRecord):
         table, own = self.table(measure), self.own(measure)
         low, high = table.bounds
         if not low <= threshold <= high:
-            raise ValueFault(f"{table.id} lies between {low:g} and {high:g}; a threshold of {threshold:g} does not.")
+            raise InvalidValue(f"{table.id} lies between {low:g} and {high:g}; a threshold of {threshold:g} does not.")
         return own >= threshold if table.higher_is_closer else own <= threshold
 
     def _refuse_disorder(self) -> None:
@@ -287,7 +277,9 @@ class Series(FrozenRecord):
                 f"{len(self.comparisons)} comparisons."
             )
         if not self.steps or self.steps[-1] != self.final_step:
-            raise ValueFault(f"a series ends with its final {self.unit} {self.final_step}; got {_listed(self.steps)}.")
+            raise InvalidValue(
+                f"a series ends with its final {self.unit} {self.final_step}; got {_listed(self.steps)}."
+            )
         twice = [one for one, other in zip(self.steps, self.steps[1:], strict=False) if one >= other]
         if twice:
             raise NameClash(f"the {self.unit}s of a series rise; got {_listed(self.steps)}.")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from netkin import files
-from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.labels import HOLE, plural
 from netkin.results.records import (
     FrozenRecord,
@@ -291,7 +291,7 @@ def _save(record: Any, path: str | os.PathLike[str], kind: str, overwrite: bool)
 def _refuse_beyond_one(name: str, values: np.ndarray) -> None:
     wrong = values[~((values >= 0) & (values <= 1))]
     if len(wrong):
-        raise ValueFault(f"`{name}` are shares of examples, from 0 to 1; got {wrong[0]}.")
+        raise InvalidValue(f"`{name}` are shares of examples, from 0 to 1; got {wrong[0]}.")
 
 
 def _spread(values: np.ndarray) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.records import FrozenRecord, distinct, freeze, frozen_array, frozen_mapping, optional
 from netkin.results.text import values_as_text
 
@@ -119,7 +119,7 @@ class Values(FrozenRecord):
             freeze(self, **{name: frozen_mapping(getattr(self, name), shared=True)})
         freeze(self, kind=self.kind or ("similarity" if self.higher_is_closer else "distance"), axes=tuple(self.axes))
         if self.kind not in KINDS:
-            raise ValueFault(f"a table is of kind {', '.join(map(repr, KINDS))}; got {self.kind!r}.")
+            raise InvalidValue(f"a table is of kind {', '.join(map(repr, KINDS))}; got {self.kind!r}.")
         self._refuse_nan_without_reason()
         self._settle_errors()
 
@@ -237,7 +237,7 @@ class Values(FrozenRecord):
         ends = [abs(one) for one in self.bounds if math.isfinite(one)]
         largest = float(np.max(np.abs(table), initial=max(ends, default=0), where=np.isfinite(table)))
         if largest > LARGEST:
-            raise ValueFault(f"the {what} and bounds of {self.id!r} must lie within ±{LARGEST:g}; got {largest:g}.")
+            raise InvalidValue(f"the {what} and bounds of {self.id!r} must lie within ±{LARGEST:g}; got {largest:g}.")
         return table
 
     def _settle_errors(self) -> None:
@@ -262,7 +262,7 @@ class Values(FrozenRecord):
             freeze(self, errors=self._shaped(self.errors, "standard errors"))
             wrong = self.errors[(self.errors < 0) | np.isinf(self.errors)]
             if len(wrong):
-                raise ValueFault(f"a standard error is finite and not negative; got {wrong[0]:g}.")
+                raise InvalidValue(f"a standard error is finite and not negative; got {wrong[0]:g}.")
             self._refuse_error_with_reason(places)
         freeze(self, error_reasons=frozen_mapping(reasons, shared=True))
 
@@ -290,7 +290,7 @@ class Values(FrozenRecord):
     def _refuse_error_with_reason(self, places: Mapping[tuple[int, int], Pair]) -> None:
         both = next((pair for place, pair in places.items() if np.isfinite(self.to_errors()[place])), None)
         if both is not None:
-            raise ValueFault(
+            raise InvalidValue(
                 f"the table of {self.id!r} has a standard error for {both[0]!r} and {both[1]!r}, and a reason why "
                 "it has none; give one of the two."
             )
@@ -303,7 +303,7 @@ class Values(FrozenRecord):
         wrong = np.argwhere(explained == np.isfinite(self.values)).tolist()
         if wrong:
             i, j = wrong[0]
-            raise ValueFault(
+            raise InvalidValue(
                 f"the table of {self.id!r} needs a finite value or a reason, and not both, for every pair; "
                 f"{len(wrong)} differ, first {self.layers_a[i]!r} and {self.layers_b[j]!r} with {self.values[i, j]}."
             )
@@ -386,9 +386,9 @@ def student_quantile(chunks: int, level: float = 0.95) -> float:
     from scipy.special import stdtrit
 
     if chunks < 2:
-        raise ValueFault(f"an interval needs at least 2 chunks; got {chunks}.")
+        raise InvalidValue(f"an interval needs at least 2 chunks; got {chunks}.")
     if not 0 < level < 1:
-        raise ValueFault(f"the level of an interval must lie between 0 and 1, as 0.95; got {level}.")
+        raise InvalidValue(f"the level of an interval must lie between 0 and 1, as 0.95; got {level}.")
     return float(stdtrit(chunks - 1, (1 + level) / 2))
 
 
@@ -413,6 +413,6 @@ def _checked(value: Any, replicates: Any, sizes: Sequence[int]) -> tuple[np.ndar
 def refuse_chunks(sizes: Sequence[int]) -> None:
     """Refuse fewer than two chunks, and chunks without examples."""
     if len(sizes) < 2:
-        raise ValueFault(f"a jackknife needs at least 2 chunks; got {len(sizes)}.")
+        raise InvalidValue(f"a jackknife needs at least 2 chunks; got {len(sizes)}.")
     if min(sizes) < 1:
-        raise ValueFault(f"every chunk needs at least one example; got sizes {', '.join(map(str, sizes))}.")
+        raise InvalidValue(f"every chunk needs at least one example; got sizes {', '.join(map(str, sizes))}.")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 
 HOLDS, IN_PART, UNDECIDED, FAILS = VERDICTS = ("holds", "holds in part", "undecided", "does not hold")
 Decision = bool | None  # None: the numbers do not decide
@@ -122,7 +122,7 @@ def checked_verdict(verdict: str) -> str:
 def refuse_stranger(what: str, value: str, known: Sequence[str]) -> None:
     """Refuse a value that is not one of those known."""
     if value not in known:
-        raise ValueFault(f"a {what} is one of {', '.join(map(repr, known))}; got {value!r}.")
+        raise InvalidValue(f"a {what} is one of {', '.join(map(repr, known))}; got {value!r}.")
 
 
 def _listed(words: Sequence[str]) -> str:

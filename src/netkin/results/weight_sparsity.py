@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from netkin import files
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import InvalidValue, ShapeError
 from netkin.results.comparison import Comparison
 from netkin.results.compression import aligned
 from netkin.results.packing import document as described
@@ -166,7 +166,7 @@ class SparsityStudy:
 
     def __post_init__(self) -> None:
         if not self.networks or "sparsity" in self.networks or not all(one.layers for one in self.networks.values()):
-            raise ValueFault("a study holds one network or more, each with layers, none of them named 'sparsity'.")
+            raise InvalidValue("a study holds one network or more, each with layers, none of them named 'sparsity'.")
         for what in ("histograms", "sizes", "interlayer", "costs"):
             _refuse_strangers(self, what, partly=what in ("interlayer", "costs"))
         counts = {len(self.edges) - 1, *(len(one) for one in self.histograms.values())}
@@ -180,7 +180,9 @@ class SparsityStudy:
             size for x in known for size in (x.dense_bytes, x.dense_seconds)
         ]
         if not all(size > 0 for size in whole):
-            raise ValueFault("what a dense network or layer takes, in bytes and in seconds, must be more than nothing.")
+            raise InvalidValue(
+                "what a dense network or layer takes, in bytes and in seconds, must be more than nothing."
+            )
 
     @property
     def names(self) -> tuple[str, ...]:

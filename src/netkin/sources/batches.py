@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from netkin.arrays import label_tensor, plain_array
-from netkin.errors import NetkinError, SourceError, ValueFault
+from netkin.errors import InvalidValue, NetkinError, SourceError
 from netkin.identity.data import contents
 from netkin.sources.names import in_short
 
@@ -134,7 +134,7 @@ def sample(data: Data, examples: int | None, *, seed: int = 0, balanced: bool = 
     if examples is None:
         return data
     if examples < 1:
-        raise ValueFault(f"`examples` must be at least 1; got {examples}.")
+        raise InvalidValue(f"`examples` must be at least 1; got {examples}.")
     total = data.examples if _is_indexable(data) else None
     if total is None:
         if balanced:
@@ -221,7 +221,7 @@ def _balanced(data: Data, examples: int, drawn: torch.Generator) -> Tensor:
         raise SourceError(_without_labels(data))
     classes, counts = labels.unique(return_counts=True)
     if examples < len(classes):
-        raise ValueFault(
+        raise InvalidValue(
             f"{examples:,} examples can't be spread over the {len(classes):,} classes of {data.name!r}; take at least "
             f"{len(classes):,}."
         )
@@ -229,7 +229,7 @@ def _balanced(data: Data, examples: int, drawn: torch.Generator) -> Tensor:
     wanted[torch.randperm(len(classes), generator=drawn)[: examples % len(classes)]] += 1
     if (wanted > counts).any():
         rare = int(counts.argmin())
-        raise ValueFault(
+        raise InvalidValue(
             f"class {int(classes[rare])} of {data.name!r} has {int(counts[rare]):,} examples, too few for a balanced "
             f"sample of {examples:,} over {len(classes):,} classes; take at most {int(counts[rare]) * len(classes):,}."
         )

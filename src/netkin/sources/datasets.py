@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, uint8
 from torch.utils.data import DataLoader, Dataset
 
-from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean, refuse_half_characters
+from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean, refuse_half_characters
 from netkin.sources.architectures import CharLSTM
 from netkin.sources.batches import Batches, Borrowed, LoadedExamples, as_they_are
 from netkin.sources.examples import class_folders, digits, image_folder, npz, text
@@ -156,7 +156,7 @@ def load_data(spec: str, batch_size: int = 128, *, models: Sequence[Any] = (), *
 
 def _loaded(spec: str, batch_size: int, models: Sequence[Any], options: dict[str, Any]) -> Batches | Borrowed:
     if batch_size < 1:
-        raise ValueFault(f"a batch must hold at least one example; got batch_size={batch_size}.")
+        raise InvalidValue(f"a batch must hold at least one example; got batch_size={batch_size}.")
     head, colon, place = spec.partition(":")
     name = head.partition(",")[0]
     if name in NAMED:
@@ -168,7 +168,7 @@ def _loaded(spec: str, batch_size: int, models: Sequence[Any], options: dict[str
             near = f"; it is a folder: did you mean 'images:{spec}'?"
         raise UnknownName(f"no data set named {name!r}{near or '.'} Data is {KINDS}.")
     if options:
-        raise ValueFault(f"{spec!r} is a function and takes no options; got {', '.join(options)}.")
+        raise InvalidValue(f"{spec!r} is a function and takes no options; got {', '.join(options)}.")
     return _from_function(spec, batch_size)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import label_tensor
-from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean
 from netkin.sources.batches import LoadedExamples, as_they_are
 from netkin.sources.models import load_tokenizer
 from netkin.sources.names import LARGEST, content, near, refuse_absent, refuse_bomb, unreadable
@@ -88,7 +88,7 @@ def image_folder(directory: str, normalise: str = "none", size: int = 0, broken:
     """
     prepare = normalisation(normalise)
     if broken not in ("refuse", "skip"):
-        raise ValueFault(f"`broken` must be 'refuse' or 'skip'; got {broken!r}.")
+        raise InvalidValue(f"`broken` must be 'refuse' or 'skip'; got {broken!r}.")
     paths, labels = _image_paths(Path(directory).expanduser())
     images, kept, faults = _read(paths, size, broken == "skip", directory)
     stored = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
@@ -184,7 +184,7 @@ def npz(file: str, channels: str = "first", normalise: str = "none") -> LoadedEx
     """
     path = Path(file).expanduser()
     if channels not in ("first", "last"):
-        raise ValueFault(f"`channels` must be 'first' or 'last'; got {channels!r}.")
+        raise InvalidValue(f"`channels` must be 'first' or 'last'; got {channels!r}.")
     inputs, labels = _arrays(path)
     if channels == "last":
         inputs = np.moveaxis(inputs, -1, 1)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.errors import FileFault, MissingExtra, SourceError, did_you_mean
+from netkin.errors import FileError, MissingExtra, SourceError, did_you_mean
 from netkin.files import read_header
 from netkin.sources.architectures import ARCHITECTURES, architecture, seeded
 from netkin.sources.exported import load_exported
@@ -126,7 +126,7 @@ def _is_compressed(path: Path) -> bool:
     """Return whether a file holds a compressed model, by the header that netkin writes."""
     try:
         return path.is_file() and read_header(path)["kind"] == "compressed"
-    except FileFault:  # weights of others
+    except FileError:  # weights of others
         return False
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, TypeVar, cast
 
-from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean
 from netkin.settings import loaders_kept
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -42,7 +42,7 @@ def split_options(text: str) -> tuple[str, dict[str, str]]:
     pairs = [part.partition("=") for part in rest]
     for option, equals, value in pairs:
         if not (option and equals and value):
-            raise ValueFault(f"{option!r} in {text!r} is no option; write NAME,option=value.")
+            raise InvalidValue(f"{option!r} in {text!r} is no option; write NAME,option=value.")
     return name, {option: value for option, _, value in pairs}
 
 
@@ -63,7 +63,7 @@ def _value(option: str, value: Any, known: Mapping[str, Any], name: str) -> Any:
     if not isinstance(known[option], int):
         return value
     if not str(value).isdecimal() or not 0 < int(value) < 2**31:
-        raise ValueFault(f"option {option!r} of {name!r} must be a whole number from 1; got {value!r}.")
+        raise InvalidValue(f"option {option!r} of {name!r} must be a whole number from 1; got {value!r}.")
     return int(value)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.errors import SourceError, ValueFault
+from netkin.errors import InvalidValue, SourceError
 from netkin.sources.batches import LoadedExamples
 from netkin.sources.examples import normalisation
 from netkin.sources.names import content, most_in_memory
@@ -64,7 +64,7 @@ def cifar100(
     """Return CIFAR-100's `test` or `train` images in the order of the files, with `fine` or `coarse` labels."""
     prepare = normalisation(normalise)
     if labels not in ("fine", "coarse"):
-        raise ValueFault(f"CIFAR-100 has `labels=fine` (100 classes) and `labels=coarse` (20); got {labels!r}.")
+        raise InvalidValue(f"CIFAR-100 has `labels=fine` (100 classes) and `labels=coarse` (20); got {labels!r}.")
     records = _records(Path(directory).expanduser(), CIFAR100, _part)
     return records[:, 2:].reshape(-1, 3, 32, 32), records[:, int(labels == "fine")].long(), prepare
 

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from netkin.errors import NameClash, SourceError, UnknownName, ValueFault
-from netkin.identity import weights_digest
+from netkin.errors import InvalidValue, NameClash, SourceError, UnknownName
 from netkin.sources.architectures import seeded
 from netkin.sources.datasets import load_data
 from netkin.sources.models import in_evaluation, load_model
@@ -35,7 +34,6 @@ _THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 Architecture = str | nn.Module | Callable[[], nn.Module]
 Given = Path | Mapping[str, Tensor] | nn.Module
-digest = weights_digest  # its earlier name
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ def built(architecture: Architecture) -> nn.Module:
     if isinstance(architecture, nn.Module):
         return copy.deepcopy(architecture)
     if not callable(architecture):
-        raise ValueFault(
+        raise InvalidValue(
             f"`model` must be a builder's name, a torch module or a function that returns one; got "
             f"{type(architecture).__name__}."
         )
@@ -148,10 +146,10 @@ def as_checkpoint(given: Any, step: int, unit: str = "step") -> Checkpoint:
         strange = [str(key) for key, value in given.items() if not isinstance(value, Tensor)]
         if strange or not given:
             held = f"{strange[0]!r} is no tensor" if strange else "it is empty"
-            raise ValueFault(f"the state dict of {unit} {step} must hold tensors by name; {held}.")
+            raise InvalidValue(f"the state dict of {unit} {step} must hold tensors by name; {held}.")
         return Checkpoint(step, given, unit)
     if not isinstance(given, (str, Path)):
-        raise ValueFault(f"{unit} {step} must be a file, a state dict or a torch module; got {type(given).__name__}.")
+        raise InvalidValue(f"{unit} {step} must be a file, a state dict or a torch module; got {type(given).__name__}.")
     path = Path(given).expanduser()
     if not path.exists() and ":" in str(given):
         from netkin.sources.models import load_model
@@ -233,14 +231,14 @@ class Run:
         if steps is None:
             return self
         if isinstance(steps, str) or not isinstance(steps, (Integral, Iterable)):
-            raise ValueFault(f"`steps` is a list of {self.unit}s or how many of them; got {steps!r}.")
+            raise InvalidValue(f"`steps` is a list of {self.unit}s or how many of them; got {steps!r}.")
         chosen = self._spread(steps) if isinstance(steps, Integral) else self._listed(steps)
         kept = tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.step in chosen)
         return Run(self.name, _enough(kept, self.name), self.architecture, self.passed_over)
 
     def _spread(self, count: Any) -> set[int]:
         if count < LEAST:
-            raise ValueFault(f"a run needs at least {LEAST} {self.unit}s; got steps={count}.")
+            raise InvalidValue(f"a run needs at least {LEAST} {self.unit}s; got steps={count}.")
         places = np.linspace(0, len(self.steps) - 1, min(int(count), len(self.steps))).round().astype(int)
         return {self.steps[place] for place in places.tolist()}
 
@@ -282,7 +280,7 @@ def open_run(run: Any, model: Architecture | None = None, *, name: str | None = 
         return _ordered(name or "run", found, model)
     if isinstance(run, Sequence) or (isinstance(run, Iterable) and not isinstance(run, (nn.Module, Tensor))):
         return _ordered(name or "run", [_from_name(given) for given in run], model)
-    raise ValueFault(
+    raise InvalidValue(
         f"a run is a folder, a list of files, or a mapping from steps to checkpoints; got {type(run).__name__}."
     )
 
@@ -327,7 +325,7 @@ def _is_checkpoint(entry: Path) -> bool:
 
 def _from_name(given: Any) -> Checkpoint:
     if not isinstance(given, (str, os.PathLike)):
-        raise ValueFault(
+        raise InvalidValue(
             f"a list of checkpoints holds files, whose names tell the steps; got {type(given).__name__}. Pass a "
             "mapping from steps to checkpoints."
         )
@@ -341,7 +339,7 @@ def _from_name(given: Any) -> Checkpoint:
 
 def _whole(step: Any) -> int:
     if isinstance(step, bool) or not isinstance(step, Integral):
-        raise ValueFault(f"the steps of a run are whole numbers; got {step!r}.")
+        raise InvalidValue(f"the steps of a run are whole numbers; got {step!r}.")
     return int(step)
 
 
@@ -359,7 +357,7 @@ def _ordered(name: str, found: list[Checkpoint], model: Architecture | None, pas
 def _refuse_two_units(found: Sequence[Checkpoint]) -> None:
     by_unit = {checkpoint.unit: checkpoint for checkpoint in found}
     if len(by_unit) > 1:
-        raise ValueFault(
+        raise InvalidValue(
             f"{str(by_unit['step'].given)!r} tells its step and {str(by_unit['epoch'].given)!r} its epoch; pass a "
             "mapping from steps to files."
         )

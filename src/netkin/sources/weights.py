@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from netkin.errors import FileFault, SourceError
+from netkin.errors import FileError, SourceError
 from netkin.files import read_header
 from netkin.sources.names import refuse_absent, unreadable
 from netkin.sources.pickles import Refused, vet_torch_file
@@ -191,7 +191,7 @@ def _kind_of_ours(path: Path) -> str:
     """Return what a file of netkin's holds; nothing for the files of others."""
     try:
         return str(read_header(path)["kind"])
-    except FileFault:
+    except FileError:
         return ""
 
 

@@ -2,8 +2,8 @@
 
 from netkin.statistics.collector import (
     Collector,
+    CostEstimate,
     LayerSize,
-    Price,
     Settings,
     Study,
     chunk_of,
@@ -36,6 +36,7 @@ Filters.collectors = (LayerFilters,)
 
 __all__ = [
     "Collector",
+    "CostEstimate",
     "CrossMoments",
     "Filters",
     "Grams",
@@ -54,7 +55,6 @@ __all__ = [
     "Moments",
     "OneSidedMoments",
     "Outputs",
-    "Price",
     "Rows",
     "Settings",
     "Sketch",

@@ -29,7 +29,7 @@ READ = 2**22  # entries of the cross moments of pairs that are read together
 WAYS = "shape='pool', the measure 'cka_minibatch', fewer `examples=`"
 
 Key = Hashable  # (model, layer) in a study; any name in a collector that is fed by hand
-Rectangle = tuple[Sequence[Key], Sequence[Key]]
+PairBlock = tuple[Sequence[Key], Sequence[Key]]
 
 SALT = 0x6E65746B  # of the hash that gives an example its chunk, so that chunks and samples are independent
 
@@ -74,7 +74,7 @@ class Study:
     """
 
     layers: Mapping[Key, LayerSize]
-    rectangles: Sequence[Rectangle]
+    pair_blocks: Sequence[PairBlock]
     examples: int | None = None
     limit: int = 2**62
     chunks: int = 0
@@ -101,7 +101,7 @@ class Study:
 
     def pairs(self) -> Iterator[tuple[LayerSize, LayerSize]]:
         """Yield the layers of every wanted pair."""
-        for left, right in self.rectangles:
+        for left, right in self.pair_blocks:
             yield from ((self.layers[x], self.layers[y]) for x in left for y in right)
 
     def read_at_once(
@@ -123,7 +123,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Price:
+class CostEstimate:
     """What a collector would cost: bytes at its peak, multiply-adds, and the text that a plan shows.
 
     Of the candidates that fit the memory the one of the lowest `rank` is taken. `why` follows the words where a
@@ -166,7 +166,7 @@ class Settings:
 class Collector(Statistic):
     """A statistic of many layers, driven by the pass.
 
-    A collector outside the package needs `kind`, `stored`, `update`, `merge`, `pair`, `price` and `start`; what else
+    A collector outside the package needs `kind`, `stored`, `update`, `merge`, `pair`, `cost` and `start`; what else
     stands here suits most. A pass calls ``update({feed: {(model, layer): rows}}, numbers)`` with the numbers
     of the batch's examples, and ``owners={key: places}`` where a layer's examples have different numbers of rows.
     Weights come once and without numbers, as ``{"weights": {(model, layer): {name: tensor}}}``; outputs, of a whole
@@ -204,7 +204,7 @@ class Collector(Statistic):
 
     @classmethod
     @abstractmethod
-    def price(cls, settings: Any, study: Study) -> Price | None:
+    def cost(cls, settings: Any, study: Study) -> CostEstimate | None:
         """Return what collecting costs, None where this collector is not for such layers."""
 
     @classmethod
@@ -280,19 +280,19 @@ def name_of(key: Key) -> str:
     return "/".join(map(str, key)) if isinstance(key, tuple) else str(key)
 
 
-def keys_of(rectangles: Sequence[Rectangle]) -> list[Key]:
-    """Return every layer of some rectangles once."""
-    return list(dict.fromkeys(key for pair in rectangles for side in pair for key in side))
+def keys_of(pair_blocks: Sequence[PairBlock]) -> list[Key]:
+    """Return every layer of some pair_blocks once."""
+    return list(dict.fromkeys(key for pair in pair_blocks for side in pair for key in side))
 
 
-def refuse_unknown(a: Key, b: Key, known: Sequence[Key], where: str, rectangles: Sequence[Rectangle] = ()) -> None:
-    """Refuse a pair of which a layer is not known, or that is in none of the `rectangles`, either way round."""
+def refuse_unknown(a: Key, b: Key, known: Sequence[Key], where: str, pair_blocks: Sequence[PairBlock] = ()) -> None:
+    """Refuse a pair of which a layer is not known, or that is in none of the `pair_blocks`, either way round."""
     for key in (a, b):
         if key not in known:
             hint = did_you_mean(name_of(key), map(name_of, known))
             raise UnknownName(f"no layer {name_of(key)!r} in these {where}{hint}")
-    sides = (side for left, right in rectangles for side in ((left, right), (right, left)))
-    if rectangles and not any(a in left and b in right for left, right in sides):
+    sides = (side for left, right in pair_blocks for side in ((left, right), (right, left)))
+    if pair_blocks and not any(a in left and b in right for left, right in sides):
         raise NoValue(f"the pair {name_of(a)!r}, {name_of(b)!r} was not collected.")
 
 

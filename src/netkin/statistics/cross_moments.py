@@ -20,10 +20,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_tensor, refuse_non_finite, summing_dtype
-from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.arrays import as_tensor, require_finite, summing_dtype
+from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.statistics import schema
-from netkin.statistics.collector import Collector, Key, Price, Settings, Study, label, name_of, one_feed, refuse_missing
+from netkin.statistics.collector import (
+    Collector,
+    CostEstimate,
+    Key,
+    Settings,
+    Study,
+    label,
+    name_of,
+    one_feed,
+    refuse_missing,
+)
 from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.moments import Moments
 from netkin.statistics.statistic import Stored
@@ -58,7 +68,7 @@ class CrossMoments(Collector):
         self._first: dict[Key, OneSideSums] = {}
         self._second: dict[Key, OneSideSums] = {}
         self._cross: dict[tuple[Key, Key], Tensor] = {}
-        self.release()
+        self.clear_cache()
 
     def check(self) -> None:
         first, second = self._first, self._second
@@ -70,7 +80,7 @@ class CrossMoments(Collector):
             schema.refuse_unless(fit and first[x].n == second[y].n > 0, "the sums of layers and those of their pairs")
 
     @classmethod
-    def price(cls, settings: Settings, study: Study) -> Price | None:
+    def cost(cls, settings: Settings, study: Study) -> CostEstimate | None:
         pairs = [(x, y) for x, y in study.pairs() if x.rows == y.rows and not study.spectral]
         if not pairs:
             return None
@@ -79,11 +89,11 @@ class CrossMoments(Collector):
         operations = sum(x.rows_of(study.examples or 1) * x.width**2 for x in firsts)
         operations += sum(x.rows_of(study.examples or 1) * x.width * y.width for x, y in pairs)
         words = f"second moments of {len(firsts):,} layers and cross moments of {len(pairs):,} pairs"
-        return Price(8 * numbers, words, words, operations)
+        return CostEstimate(8 * numbers, words, words, operations)
 
     @classmethod
     def start(cls, settings: Settings, study: Study) -> Self:
-        return cls((x, y) for left, right in study.rectangles for x in left for y in right)
+        return cls((x, y) for left, right in study.pair_blocks for x in left for y in right)
 
     @classmethod
     def of(cls, rows: Mapping[Key, Any]) -> Self:
@@ -130,12 +140,12 @@ class CrossMoments(Collector):
         """Forget the activations that are held."""
         self._held.clear()
 
-    def release(self) -> None:
+    def clear_cache(self) -> None:
         self._held: dict[Key, Tensor] = {}
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         for sums in (*self._first.values(), *self._second.values()):
-            sums.settle()
+            sums.flush()
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> OneSidedMoments:
         """Return what was summed of a pair, as direct methods read it."""
@@ -143,7 +153,7 @@ class CrossMoments(Collector):
             raise NoValue("cross moments are kept in no chunks; standard errors need other statistics.")
         if (a, b) not in self._cross:
             raise NoValue(f"the pair {name_of(a)!r}, {name_of(b)!r} was not collected, or no batch has come yet.")
-        self.settle()
+        self.flush()
         x, y = self._first[a], self._second[b]
         cross = self._cross[a, b] - torch.outer(x.total.to(y.total), y.total) / y.n
         second = SecondSide(y.name, y.n, y.mean.unsqueeze(0), y.resolution)
@@ -247,7 +257,7 @@ class OneSideSums(Stored):
         self.total: Tensor = torch.zeros(())
         self.own: Tensor = torch.zeros(())
         self.resolution, self.dtype, self.rounded = 0.0, torch.float32, False
-        self.release()
+        self.clear_cache()
 
     def check(self) -> None:
         width, total, own = (self.width,), tuple(self.total.shape), tuple(self.own.shape)
@@ -257,11 +267,11 @@ class OneSideSums(Stored):
         fit = fit and (self.shift is None or tuple(self.shift.shape) in (width, (*width, 1)))
         schema.refuse_unless(fit if self.batches else total in nothing and own in nothing, "the sums of a layer")
 
-    def release(self) -> None:
+    def clear_cache(self) -> None:
         self._sides: dict[torch.device, FirstSide] = {}
-        self.settle()
+        self.flush()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         self._room: Tensor | None = None
 
     @property
@@ -276,7 +286,7 @@ class OneSideSums(Stored):
         raw, output = output, output.to(self.dtype) if self.shift is None else self._shifted(output, self.shift)
         total = output.sum(0, dtype=self.total.dtype) if output.ndim == 2 else output.sum(2).sum(0).to(self.total)
         if output.device.type == "cpu" and not bool(torch.isfinite(total).all()):
-            refuse_non_finite(raw, f"{self.name} in batch {self.batches}")
+            require_finite(raw, f"{self.name} in batch {self.batches}")
         self._sides, self.total, self.batches = {}, self.total + total, self.batches + 1
         self.n += output.numel() // self.width
         return output
@@ -295,7 +305,7 @@ class OneSideSums(Stored):
         double = summing_dtype(output.device)
         some = _some(output.detach(), SAMPLE * self.width).to(double)
         if not bool(torch.isfinite(some).all()):
-            refuse_non_finite(output, f"{self.name} in batch 0")
+            require_finite(output, f"{self.name} in batch 0")
         mean = some.mean(0)
         about = some - mean if self.centred else some
         largest = float(about.abs().max())
@@ -322,7 +332,7 @@ class OneSideSums(Stored):
         second = self.own - torch.outer(self.total, self.total) / self.n
         if not bool(torch.isfinite(second).all()):
             precision = str(self.dtype).removeprefix("torch.")
-            raise ValueFault(
+            raise InvalidValue(
                 f"{self.name} gave NaN or Inf, or numbers whose squares leave {precision}; fix the model or leave out "
                 "the examples that cause them."
             )

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from netkin.arrays import as_maps, summing_dtype
 from netkin.errors import NoValue, ShapeError
-from netkin.statistics.collector import Key, LayerSize, Price, Study, name_of
+from netkin.statistics.collector import CostEstimate, Key, LayerSize, Study, name_of
 from netkin.statistics.linear_algebra import power_of_two
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _number(places: Tensor, grid: Grid) -> Tensor:
 # --- the cost of spectra ------------------------------------------------------------------------------------------
 
 
-def price_of_spectra(settings: LinearSettings, study: Study, fold: int, sample: int) -> Price:
+def price_of_spectra(settings: LinearSettings, study: Study, fold: int, sample: int) -> CostEstimate:
     """Return what streamed spectra cost, of which `fold` maps wait to be transformed and `sample` are kept."""
     seen, cross = views(study), sum(_cross_entries(x, y) for x, y in study.pairs())
     own = sum(half(grid) * (layer.width // math.prod(grid)) ** 2 for layer, grid in seen)
@@ -204,7 +204,7 @@ def price_of_spectra(settings: LinearSettings, study: Study, fold: int, sample: 
     total = 16 * max(study.chunks, 1) * (own + cross) + 2 * sample * maps + max(reading, 16 * (sides + pairs))
     # of one example the transforms, and the complex products of every view and every pair
     each = 4 * (own + cross) + sum(int(layer.width * math.log2(math.prod(grid))) for layer, grid in seen)
-    return Price(
+    return CostEstimate(
         total, f"Spectra, streamed, products in {settings.precision_name(study)}", "spectra",
         None if study.examples is None else study.examples * each,
         why=", as they hold any number of examples", ways=SPECTRA_WAYS,
@@ -221,7 +221,7 @@ def _cross_entries(x: LayerSize, y: LayerSize) -> int:
 def views(study: Study) -> list[tuple[LayerSize, Grid]]:
     """Return every layer on every grid on which it is compared."""
     found: dict[tuple[Key, Grid], None] = {}
-    for left, right in study.rectangles:
+    for left, right in study.pair_blocks:
         grid = common_grid(study.layers[left[0]].space, study.layers[right[0]].space)
         found |= {(key, grid or study.layers[key].space): None for key in (*left, *right)}
     return [(study.layers[key], grid) for key, grid in found]
@@ -236,7 +236,7 @@ def transform_bytes(study: Study, views: list[tuple[LayerSize, Grid]]) -> int:
     """Return the bytes of what is transformed at a time: the steps of a layer, its conjugate, and both side by side."""
     largest = max(layer.width for layer, _ in views)
     step = examples_at_once(largest, max(layer.width // math.prod(grid) for layer, grid in views))
-    once = all(len(side) == 1 for rectangle in study.rectangles for side in rectangle)
+    once = all(len(side) == 1 for rectangle in study.pair_blocks for side in rectangle)
     held = 2 * largest if once else sum(layer.width for layer, _ in views)
     return 8 * step * (5 * largest + 4 * held)
 

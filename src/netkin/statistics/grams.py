@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_matrix, at_least_single, paired, refuse_non_finite, summing_dtype, to_device
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
+from netkin.arrays import as_matrix, at_least_single, paired, require_finite, summing_dtype, to_device
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.statistics import schema
 from netkin.statistics.collector import (
     Collector,
+    CostEstimate,
     Key,
     Numbers,
-    Price,
-    Rectangle,
+    PairBlock,
     Settings,
     Study,
     chunk_of,
@@ -96,7 +96,7 @@ class LayerGrams(Collector):
     holds = "Grams"
     reduces = True
     stored = schema.fields(
-        rectangles=schema.RECTANGLES, names=schema.NAMES, batch=schema.none_or(schema.COUNT),
+        pair_blocks=schema.PAIR_BLOCKS, names=schema.NAMES, batch=schema.none_or(schema.COUNT),
         kernel=schema.one_of(*KERNELS), fraction=schema.NUMBER, chunks=schema.COUNT,
         widths=schema.mapping_of(schema.COUNT), _sums=schema.tensor("parts", "layers", "layers"),
         _counts=schema.whole_numbers("parts"), _weights=schema.numbers("parts"), _numbers=schema.object_of(Numbers),
@@ -105,15 +105,15 @@ class LayerGrams(Collector):
     )  # fmt: skip
 
     def __init__(
-        self, rectangles: Sequence[Rectangle], *, batch: int | None = None, kernel: str = "linear",
+        self, pair_blocks: Sequence[PairBlock], *, batch: int | None = None, kernel: str = "linear",
         fraction: float = 0.4, chunks: int = 0,
     ):  # fmt: skip
         if kernel not in KERNELS:
             raise UnknownName(f"no kernel named {kernel!r}; choose one of {', '.join(KERNELS)}.")
         if batch is not None and batch < 4:
-            raise ValueFault(f"a mini-batch needs at least 4 examples for HSIC₁; got batch={batch}.")
+            raise InvalidValue(f"a mini-batch needs at least 4 examples for HSIC₁; got batch={batch}.")
         self.batch, self.kernel, self.fraction, self.chunks = batch, kernel, fraction, chunks
-        self.open_pairs(rectangles)
+        self.open_pairs(pair_blocks)
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of mini-batches
         self._weights = np.zeros(max(chunks, 1))  # the sum of their m(m - 3)
         self._waiting: dict[int, IncompleteBatch] = {}
@@ -122,22 +122,22 @@ class LayerGrams(Collector):
         self.widths: dict[Key, int] = {}
         self._scales: dict[Key, float] = {}
         self._centres: dict[Key, bool] = {}
-        self.release()
+        self.clear_cache()
 
     def check(self) -> None:
         parts, layers, _ = self._sums.shape
-        fit = self.names == keys_of(self.rectangles) and len(self.names) == layers and parts == max(self.chunks, 1)
+        fit = self.names == keys_of(self.pair_blocks) and len(self.names) == layers and parts == max(self.chunks, 1)
         fit = fit and {*self.widths} in ({*self.names}, set()) and bool((self._counts >= 0).all())
         fit = fit and {*self._scales, *self._centres} <= {*self.names} and (self.batch is None or self.batch >= 4)
         fit = fit and all(one.fits(self.widths, self.batch or 0) for one in self._waiting.values())
         schema.refuse_unless(fit, "the layers and their mini-batches")
 
-    def open_pairs(self, rectangles: Sequence[Rectangle]) -> None:
+    def open_pairs(self, pair_blocks: Sequence[PairBlock]) -> None:
         """Set which pairs are wanted, where the layers' names are learnt from the first batch."""
-        self.rectangles, self.names = [(list(left), list(right)) for left, right in rectangles], keys_of(rectangles)
+        self.pair_blocks, self.names = [(list(left), list(right)) for left, right in pair_blocks], keys_of(pair_blocks)
         self._sums = torch.zeros(max(self.chunks, 1), len(self.names), len(self.names), dtype=torch.float64)
 
-    def release(self) -> None:
+    def clear_cache(self) -> None:
         self._finished: tuple[Tensor, np.ndarray, np.ndarray] | None = None
 
     @classmethod
@@ -145,7 +145,7 @@ class LayerGrams(Collector):
         return GramSettings(**Grams.options(None, measure.settings))
 
     @classmethod
-    def price(cls, settings: GramSettings, study: Study) -> Price | None:
+    def cost(cls, settings: GramSettings, study: Study) -> CostEstimate | None:
         if study.spectral:
             return None
         batch, layers = settings.batch, study.sizes
@@ -157,14 +157,14 @@ class LayerGrams(Collector):
         if study.examples is not None:
             operations = sum(layer.rows_of(study.examples) * batch * layer.width for layer in layers)
             operations += sum(x.rows_of(study.examples) * batch for x, _ in study.pairs())
-        return Price(
+        return CostEstimate(
             waiting + passing + kernels, f"Grams of mini-batches of {batch}, {settings.kernel} kernel",
             "the Gram matrices", operations, why=", by which it is defined",
         )  # fmt: skip
 
     @classmethod
     def start(cls, settings: GramSettings, study: Study) -> Self:
-        return cls(study.rectangles, chunks=study.chunks, **settings.to_json())
+        return cls(study.pair_blocks, chunks=study.chunks, **settings.to_json())
 
     @classmethod
     def of(cls, rows: Mapping[Key, Any], **options: Any) -> Self:
@@ -249,7 +249,7 @@ class LayerGrams(Collector):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Grams:
         """Return the HSIC of the layers `a` and `b`, in that order."""
-        refuse_unknown(a, b, self.names, "Gram matrices", self.rectangles)
+        refuse_unknown(a, b, self.names, "Gram matrices", self.pair_blocks)
         sums, counts, weights = self._with_remainder()
         stays = np.arange(len(counts)) != (-1 if without is None else without)
         batches, weight = int(counts[stays].sum()), float(weights[stays].sum())
@@ -293,7 +293,7 @@ class LayerGrams(Collector):
 
         Collectors that counted their examples themselves both begin at 0: what waits in them stays apart.
         """
-        self._refuse_unlike(other, layers="rectangles", kernel="kernel", fraction="fraction", chunks="chunks")
+        self._refuse_unlike(other, layers="pair_blocks", kernel="kernel", fraction="fraction", chunks="chunks")
         for fact in ("batch", "widths"):
             if getattr(self, fact) and getattr(other, fact):
                 self._refuse_unlike(other, **{fact: fact})
@@ -325,11 +325,11 @@ class LayerGrams(Collector):
 
     def restricted(self, keys: Collection[Key]) -> Self:
         """Return the sums of some layers alone, in a collector of their own."""
-        rectangles = [
-            ([x for x in left if x in keys], [y for y in right if y in keys]) for left, right in self.rectangles
+        pair_blocks = [
+            ([x for x in left if x in keys], [y for y in right if y in keys]) for left, right in self.pair_blocks
         ]
         part = self._copy()
-        part.open_pairs([(left, right) for left, right in rectangles if left and right])
+        part.open_pairs([(left, right) for left, right in pair_blocks if left and right])
         places = [self.names.index(key) for key in part.names]
         part._sums = self._sums[:, places][:, :, places]
         part._waiting = {place: one.restricted(part.names) for place, one in self._waiting.items()}
@@ -350,7 +350,7 @@ class LayerGrams(Collector):
 
     def _rbf(self, name: Key, rows: Tensor) -> Tensor:
         """Return the RBF kernel; nothing but zeros where it has no width, so that this layer alone has no value."""
-        refuse_non_finite(rows, f"{label(name)} in mini-batch {self._counts.sum()}")
+        require_finite(rows, f"{label(name)} in mini-batch {self._counts.sum()}")
         try:
             return rbf_kernel(rows, self.fraction)
         except NoValue:
@@ -369,7 +369,7 @@ class LayerGrams(Collector):
         if 1e-20 < size < 1e25 or (name in self._scales and size <= 1e-20):
             self._scales[name] = scale
             return gram
-        refuse_non_finite(given, f"{label(name)} in mini-batch {self._counts.sum()}")
+        require_finite(given, f"{label(name)} in mini-batch {self._counts.sum()}")
         scale = power_of_two(rows)
         if not scale:  # all zero so far: the scale is still free
             return gram

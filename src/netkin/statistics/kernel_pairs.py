@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_matrix, refuse_non_finite, summing_dtype
+from netkin.arrays import as_matrix, require_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.statistics import schema
-from netkin.statistics.collector import Collector, Key, Price, Settings, Study, keys_of, label
+from netkin.statistics.collector import Collector, CostEstimate, Key, Settings, Study, keys_of, label
 from netkin.statistics.layer_rows import CAP, LayerRows, SampleSettings
 from netkin.statistics.linear_algebra import power_of_two
 
@@ -55,7 +55,7 @@ class KernelSide:
     ):
         self.name, self.signs, self.n, self.resolution, self.is_exact = name, signs, n, resolution, is_exact
         for part, one in sums.items():
-            refuse_non_finite(one.detach(), f"{part} of {name}")  # a GPU is not waited for while batches come
+            require_finite(one.detach(), f"{part} of {name}")  # a GPU is not waited for while batches come
         scales = _scales(sums)  # kernels are products of four such numbers, and their cosines of eight
         self.sums = {part: one * scales[part] for part, one in sums.items()}
         self.totals = {part: one * scales[part] for part, one in totals.items()}
@@ -221,7 +221,7 @@ class LayerKernels(LossCollector):
         self.names, self.settled = list(names), settings.to_json()
         self.features = LayerRows(self.names, cap=CAP, seed=seed, chunks=chunks)
         self.gradients: LayerRows | None = None  # whose layers are known from the first batch
-        self.release()
+        self.clear_cache()
 
     def check(self) -> None:
         super().check()
@@ -241,8 +241,8 @@ class LayerKernels(LossCollector):
         return KernelSettings(needs, **{name: own[name] for name in LOSS})
 
     @classmethod
-    def price(cls, settings: KernelSettings, study: Study) -> Price | None:
-        rows = LayerRows.price(SampleSettings(CAP, 2), study)
+    def cost(cls, settings: KernelSettings, study: Study) -> CostEstimate | None:
+        rows = LayerRows.cost(SampleSettings(CAP, 2), study)
         if rows is None:
             return None
         twice = 2 if settings.gradients else 1
@@ -254,7 +254,7 @@ class LayerKernels(LossCollector):
 
     @classmethod
     def start(cls, settings: KernelSettings, study: Study) -> Self:
-        made = cls(keys_of(study.rectangles), settings, seed=study.seed, chunks=study.chunks)
+        made = cls(keys_of(study.pair_blocks), settings, seed=study.seed, chunks=study.chunks)
         made.features.resolutions = study.resolutions
         return made
 
@@ -275,7 +275,7 @@ class LayerKernels(LossCollector):
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, **more: Any) -> None:
         """Add rows of features and gradients of the same examples."""
-        self.release()
+        self.clear_cache()
         self.features.update({"activations": rows["activations"]}, numbers, **more)
         found = rows.get("gradients")
         if found:
@@ -307,7 +307,7 @@ class LayerKernels(LossCollector):
         assert rows.n > 0
         return Kernels(self.side(a, without), self.side(b, without))
 
-    def release(self) -> None:
+    def clear_cache(self) -> None:
         self._sides: dict[tuple[Key, int | None], KernelSide] = {}
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_tensor, at_least_single, refuse_non_finite
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
+from netkin.arrays import as_tensor, at_least_single, require_finite
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.identity import weights_digest
 from netkin.statistics import schema
-from netkin.statistics.collector import Collector, Key, Price, Settings, Study, refuse_unknown
+from netkin.statistics.collector import Collector, CostEstimate, Key, Settings, Study, refuse_unknown
 from netkin.statistics.frequencies import shape_in_words
 from netkin.statistics.statistic import Stored
 
@@ -53,7 +53,7 @@ class FilterSide(Stored):
     def basis(self, count: int) -> Tensor:
         """Return an orthonormal basis of the span of the atoms, or of the `count` leading directions of the filters."""
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise ValueFault(f"`atoms` is a number of directions, or 0 for the layer's own atoms; got {count!r}.")
+            raise InvalidValue(f"`atoms` is a number of directions, or 0 for the layer's own atoms; got {count!r}.")
         if self.atoms is None and not count:
             raise NoValue(f"{self.name} has plain filters; say how many directions: 'grassmann(atoms=4)'.")
         self.refuse_no_filters()
@@ -224,7 +224,7 @@ def orthonormal_gauge(atoms: Tensor, coefficients: Tensor) -> Tensor:
 
 def _given(array: Any, name: str) -> FilterSide:
     tensor = as_tensor(array, name)
-    refuse_non_finite(tensor, f"`{name}`")
+    require_finite(tensor, f"`{name}`")
     if tensor.ndim < 2:
         raise ShapeError(
             f"`{name}` must hold atoms, m × height × width, or the weights of a layer; got shape {tuple(tensor.shape)}."
@@ -273,10 +273,10 @@ class LayerFilters(Collector):
         return FilterSettings(not {"gauge", "atoms"} & set(measure.settings))
 
     @classmethod
-    def price(cls, settings: FilterSettings, study: Study) -> Price:
+    def cost(cls, settings: FilterSettings, study: Study) -> CostEstimate:
         if settings.whole:
-            return Price(8 * sum(layer.width for layer in study.sizes), "weights as they are", "the weights", 0)
-        return Price(2**14 * len(study.layers), "atoms and small Gram matrices of filters", "the atoms", 0)
+            return CostEstimate(8 * sum(layer.width for layer in study.sizes), "weights as they are", "the weights", 0)
+        return CostEstimate(2**14 * len(study.layers), "atoms and small Gram matrices of filters", "the atoms", 0)
 
     @classmethod
     def start(cls, settings: FilterSettings, study: Study) -> LayerFilters:
@@ -340,7 +340,7 @@ def has_filters(tensors: Mapping[str, Tensor]) -> bool:
 def side_of(name: str, tensors: Mapping[str, Tensor], whole: bool) -> FilterSide:
     """Return what is kept of a layer with these tensors, by their names in it."""
     for own, tensor in tensors.items():
-        refuse_non_finite(tensor, f"{own!r} of {name}")
+        require_finite(tensor, f"{own!r} of {name}")
     if "atoms" not in tensors:
         held = [_raised(one) for one in weights_in(tensors).values()] if whole else []
         weight = held[0] if len(held) == 1 else torch.cat([one.flatten() for one in held]) if held else None

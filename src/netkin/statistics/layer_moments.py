@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_matrix, refuse_non_finite, summing_dtype
-from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.arrays import as_matrix, require_finite, summing_dtype
+from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.statistics import schema
 from netkin.statistics.block_sums import (
     Columns,
@@ -39,11 +39,11 @@ from netkin.statistics.block_sums import (
 )
 from netkin.statistics.collector import (
     Collector,
+    CostEstimate,
     Key,
     Numbers,
     Owned,
-    Price,
-    Rectangle,
+    PairBlock,
     Study,
     chunk_of,
     keys_of,
@@ -70,7 +70,7 @@ CHUNKED_FOLD = 2048  # the same where products are taken chunk by chunk
 class LayerMoments(Collector):
     """Moments of many layers; `collector[a, b]` is the pair that a measure reads.
 
-    `rectangles` are the wanted pairs: each is (names, names), and all of the first are paired with all of the
+    `pair_blocks` are the wanted pairs: each is (names, names), and all of the first are paired with all of the
     second by one product. `precision` is that of the products; sums are kept in float64, in `chunks` parts.
 
     Example:
@@ -87,7 +87,7 @@ class LayerMoments(Collector):
     numbers_rows = False
     settings_for = LinearSettings.of
     stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
-        rectangles=schema.RECTANGLES, names=schema.NAMES, precision=schema.DTYPE, debiased=schema.FLAG,
+        pair_blocks=schema.PAIR_BLOCKS, names=schema.NAMES, precision=schema.DTYPE, debiased=schema.FLAG,
         chunks=schema.COUNT, resolutions=schema.RESOLUTIONS, _layers=schema.mapping_of(schema.object_of(LayerSums)),
         _blocks=schema.list_of(schema.object_of(CrossSums)), _waiting=schema.EMPTY, _batches=schema.COUNT,
         _numbers=schema.object_of(Numbers), _counts=schema.whole_numbers(None),
@@ -96,14 +96,14 @@ class LayerMoments(Collector):
 
     def __init__(
         self,
-        rectangles: Sequence[Rectangle],
+        pair_blocks: Sequence[PairBlock],
         *,
         precision: torch.dtype = torch.float64,
         debiased: bool = False,
         chunks: int = 0,
     ):
-        self.rectangles = [(list(left), list(right)) for left, right in rectangles]
-        self.names = keys_of(self.rectangles)
+        self.pair_blocks = [(list(left), list(right)) for left, right in pair_blocks]
+        self.names = keys_of(self.pair_blocks)
         self.precision, self.debiased, self.chunks = precision, debiased, chunks
         self._layers: dict[Key, LayerSums] = {}
         self._blocks: list[CrossSums] = []
@@ -112,10 +112,10 @@ class LayerMoments(Collector):
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
         self.sizes: dict[Key, tuple[int, ...]] = {}  # of one row of every layer seen so far
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
-        self.release()
+        self.clear_cache()
 
     def check(self) -> None:
-        schema.refuse_unless(self.names == keys_of(self.rectangles), "the layers and their pairs")
+        schema.refuse_unless(self.names == keys_of(self.pair_blocks), "the layers and their pairs")
         fit = len(self._counts) == max(self.chunks, 1) and bool((self._counts >= 0).all())
         schema.refuse_unless(fit and {*self.sizes} in ({*self.names}, set()), "the layers and their counts")
         self.check_layers()
@@ -128,13 +128,13 @@ class LayerMoments(Collector):
         schema.refuse_unless(fit, "the layers and their widths")
 
     @classmethod
-    def price(cls, settings: LinearSettings, study: Study) -> Price | None:
+    def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:
         return None if study.spectral else price_of_moments(settings, study, CHUNKED_FOLD if study.chunks else FOLD)
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
         precision = settings.precision(study)
-        made = cls(study.rectangles, precision=precision, debiased=settings.debiased, chunks=study.chunks)
+        made = cls(study.pair_blocks, precision=precision, debiased=settings.debiased, chunks=study.chunks)
         made.resolutions = study.resolutions
         return made
 
@@ -180,7 +180,7 @@ class LayerMoments(Collector):
             matrices = {name: matrix.clone() for name, matrix in matrices.items()}
         self._waiting.append((matrices, chunks))
         if fold:
-            self.settle()
+            self.flush()
 
     def _enough(self, rows: Tensor) -> int:
         """Return how many rows are worth a product."""
@@ -194,10 +194,10 @@ class LayerMoments(Collector):
             matrix = matrices[name] = as_matrix(rows[name], name_of(name), check=False).detach()
             refuse_other_width(name, matrix.shape[1], widths.get(name, matrix.shape[1]), f" in batch {self._batches}")
             if matrix.device.type == "cpu" and not owned:
-                refuse_non_finite(matrix, f"{label(name)} in batch {self._batches}")
+                require_finite(matrix, f"{label(name)} in batch {self._batches}")
         return matrices
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Take the products of the rows that wait."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
@@ -209,9 +209,9 @@ class LayerMoments(Collector):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
         """Return the moments of the layers `a` and `b`, in that order, `without` one chunk of the examples."""
-        self.settle()
-        if not {(a, b), (b, a)} & self._homes.keys():  # of many networks there are many rectangles to look through
-            refuse_unknown(a, b, self.names, "moments", self.rectangles)
+        self.flush()
+        if not {(a, b), (b, a)} & self._homes.keys():  # of many networks there are many pair_blocks to look through
+            refuse_unknown(a, b, self.names, "moments", self.pair_blocks)
         block, turned = self._find(a, b)
         x, y = (b, a) if turned else (a, b)
         cross, norm_product = block.centred(x, y, without, self.debiased)
@@ -226,14 +226,14 @@ class LayerMoments(Collector):
             total = side.total.detach()
             if not bool(torch.isfinite(total.square())):
                 gave = "numbers whose squares are too large" if bool(torch.isfinite(total)) else "NaN or Inf"
-                raise ValueFault(f"{side.name} gave {gave}; fix the model or leave out the examples that cause them.")
+                raise InvalidValue(f"{side.name} gave {gave}; fix the model or leave out the examples that cause them.")
             self._sides[key, without] = side
         return self._sides[key, without]
 
     def _new_side(self, key: Any, without: int | None) -> Side:
         return self._layers[key].side(without, torch.finfo(self.precision).eps)
 
-    def release(self) -> None:
+    def clear_cache(self) -> None:
         self._sides: dict[tuple[Key, int | None], Side] = {}
         self._homes: dict[tuple[Key, Key], CrossSums] = getattr(self, "_homes", {})  # until the blocks change
 
@@ -266,7 +266,7 @@ class LayerMoments(Collector):
 
     def rows_of(self, name: Key) -> int:
         """Return how many rows layer `name` has given so far."""
-        self.settle()
+        self.flush()
         return self._layers[name].n if name in self._layers else 0
 
     @property
@@ -277,9 +277,9 @@ class LayerMoments(Collector):
 
     def merge(self, other: Self) -> Self:
         """Return the moments of the data of both."""
-        self._refuse_unlike(other, layers="rectangles", precision="precision", debiased="debiased", chunks="chunks")
-        self.settle()
-        other.settle()
+        self._refuse_unlike(other, layers="pair_blocks", precision="precision", debiased="debiased", chunks="chunks")
+        self.flush()
+        other.flush()
         first, second = (self, other) if self._layers else (other, self)
         merged = first._copy()
         if first._layers and second._layers:
@@ -299,7 +299,7 @@ class LayerMoments(Collector):
         self._numbers.next = max(self._numbers.next, other._numbers.next)
 
     def frame(self) -> dict[Key, tuple[Tensor, float]]:
-        self.settle()
+        self.flush()
         return {key: (layer.shift, layer.scale if layer.varies else 0.0) for key, layer in self._layers.items()}
 
     # --- folding ------------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ class LayerMoments(Collector):
                 shift, scale = self.given_frame.get(name) or (first_shift(matrix, self.precision).unsqueeze(0), 0.0)
                 layer = self._open_layer(name, shift.to(matrix.device), self.resolutions.get(name, 0.0))
                 layer.scale, layer.varies = scale or 1.0, scale > 0
-            self._open_blocks(self.rectangles, lengths)
+            self._open_blocks(self.pair_blocks, lengths)
         self._blocks = [part for block in self._blocks for part in block.split(lengths, self._layers)]
         sorted_rows = {name: by_chunk(chunks[name]) for name in self.names} if self.chunks else {}
 
@@ -332,9 +332,9 @@ class LayerMoments(Collector):
         self._layers[key] = LayerSums(key, shift, 1.0, resolution, own, self.debiased)
         return self._layers[key]
 
-    def _open_blocks(self, rectangles: Sequence[Rectangle], groups: Mapping[Key, Any]) -> None:
+    def _open_blocks(self, pair_blocks: Sequence[PairBlock], groups: Mapping[Key, Any]) -> None:
         """Begin the sums of all wanted pairs of layers that are alike in `groups`."""
-        for left, right in rectangles:
+        for left, right in pair_blocks:
             for group in dict.fromkeys(groups[name] for name in left):
                 here = [name for name in left if groups[name] == group]
                 there = [name for name in right if groups[name] == group]

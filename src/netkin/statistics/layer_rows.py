@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_matrix, refuse_non_finite
-from netkin.errors import NoValue, ShapeError, ValueFault
-from netkin.memory import size_in_words
+from netkin.arrays import as_matrix, require_finite
+from netkin.errors import InvalidValue, NoValue, ShapeError
+from netkin.memory import format_bytes
 from netkin.statistics import schema
 from netkin.statistics.collector import (
     Collector,
+    CostEstimate,
     Key,
     LayerSize,
     Numbers,
-    Price,
-    Rectangle,
+    PairBlock,
     Settings,
     Study,
     chunk_of,
@@ -77,13 +77,13 @@ class LayerRows(Collector):
 
     def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
         if cap is not None and cap < 1:
-            raise ValueFault(f"`cap` must be at least 1; got {cap}.")
+            raise InvalidValue(f"`cap` must be at least 1; got {cap}.")
         self.names, self.cap, self.seed, self.chunks = list(names), cap, seed, chunks
         self._numbers = Numbers()
         self._layers = {name: KeptRows() for name in self.names}
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
-        self.release()
+        self.clear_cache()
 
     def check(self) -> None:
         fit = self.cap != 0 and len(self._counts) == max(self.chunks, 1) and bool((self._counts >= 0).all())
@@ -103,7 +103,7 @@ class LayerRows(Collector):
         return SampleSettings(CAP)
 
     @classmethod
-    def price(cls, settings: Any, study: Study) -> Price | None:
+    def cost(cls, settings: Any, study: Study) -> CostEstimate | None:
         if study.spectral:
             return None
         total, passing, n, cap = 0, 0, study.examples, settings.cap
@@ -120,7 +120,7 @@ class LayerRows(Collector):
             own = sum(min(layer.rows_of(n), cap) ** 2 * layer.width for layer in study.sizes)
             operations = settings.kernels * (own + sum(min(x.rows_of(n), cap) ** 2 for x, _ in study.pairs()))
         words = f"Rows, a sample of at most {cap:,}"
-        return Price(
+        return CostEstimate(
             total + passing,
             words,
             "the sampled rows",
@@ -130,7 +130,7 @@ class LayerRows(Collector):
 
     @classmethod
     def start(cls, settings: Any, study: Study) -> Self:
-        made = cls(keys_of(study.rectangles), cap=settings.cap, seed=study.seed, chunks=study.chunks)
+        made = cls(keys_of(study.pair_blocks), cap=settings.cap, seed=study.seed, chunks=study.chunks)
         made.resolutions = study.resolutions
         return made
 
@@ -173,7 +173,7 @@ class LayerRows(Collector):
             layer.update(matrix, row_numbers(places, len(matrix), owner), examples, self.seed)
             if self.cap is not None and layer.held > 2 * self.cap:
                 layer.shrink(self.cap, self.seed)
-        self.release()
+        self.clear_cache()
 
     def _checked(self, rows: Mapping[Key, Any]) -> dict[Key, Tensor]:
         """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
@@ -181,7 +181,7 @@ class LayerRows(Collector):
         matrices = {name: as_matrix(rows[name], name_of(name), check=False).detach() for name in self.names}
         for name, matrix in matrices.items():
             if matrix.device.type == "cpu":  # a GPU is not waited for: NaN is refused when the rows are read
-                refuse_non_finite(matrix, label(name))
+                require_finite(matrix, label(name))
         self._refuse_other_widths({name: matrix.shape[1] for name, matrix in matrices.items()})
         return matrices
 
@@ -242,13 +242,13 @@ class LayerRows(Collector):
             self._samples[name, without] = SampledRows(rows, label(name), self.resolutions.get(name) or None)
         return self._samples[name, without]
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Put the rows of each layer in order, at most as many as are to be kept."""
         for layer in self._layers.values():
             if layer.parts:
                 layer.in_order(self.cap, self.seed)
 
-    def release(self) -> None:
+    def clear_cache(self) -> None:
         self._samples: dict[tuple[Key, int | None], SampledRows] = {}
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
@@ -261,7 +261,7 @@ class LayerRows(Collector):
     def chunk_sizes(self) -> tuple[int, ...]:
         if not self.chunks:
             return ()
-        self.settle()
+        self.flush()
         kept = np.unique(np.concatenate(self._layers[self.names[0]].examples))
         return tuple(np.bincount(chunk_of(kept, self.chunks), minlength=self.chunks).tolist())
 
@@ -272,7 +272,7 @@ class LayerRows(Collector):
         self._refuse_unlike(other, layers="names", cap="cap", seed="seed", chunks="chunks")
         self._refuse_other_widths(other.widths)
         merged = copy(self)
-        merged.release()
+        merged.clear_cache()
         merged._counts, merged._layers = self._counts + other._counts, {}
         merged._numbers = Numbers(max(self._numbers.next, other._numbers.next))
         for name in self.names:
@@ -296,28 +296,28 @@ class LinearRows(LayerRows):
     kind = "LinearRows"
     settings_for = LinearSettings.of
     stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
-        rectangles=schema.RECTANGLES, precision=schema.DTYPE, **LayerRows.stored,
+        pair_blocks=schema.PAIR_BLOCKS, precision=schema.DTYPE, **LayerRows.stored,
     )  # fmt: skip
 
-    def __init__(self, rectangles: Sequence[Rectangle], *, precision: torch.dtype = torch.float64, chunks: int = 0):
-        self.rectangles, self.precision = [(list(left), list(right)) for left, right in rectangles], precision
-        super().__init__(keys_of(self.rectangles), chunks=chunks)
+    def __init__(self, pair_blocks: Sequence[PairBlock], *, precision: torch.dtype = torch.float64, chunks: int = 0):
+        self.pair_blocks, self.precision = [(list(left), list(right)) for left, right in pair_blocks], precision
+        super().__init__(keys_of(self.pair_blocks), chunks=chunks)
 
     def check(self) -> None:
         super().check()
-        schema.refuse_unless(self.names == keys_of(self.rectangles), "the layers and their pairs")
+        schema.refuse_unless(self.names == keys_of(self.pair_blocks), "the layers and their pairs")
 
     def extent(self, layer: LayerSize, examples: int) -> int:
         return min(layer.width, layer.rows_of(examples))
 
     @classmethod
-    def price(cls, settings: LinearSettings, study: Study) -> Price | None:
-        streamed = LayerMoments.price(settings, study)
+    def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:
+        streamed = LayerMoments.cost(settings, study)
         return None if streamed is None else price_of_rows(settings, study, streamed)
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
-        made = cls(study.rectangles, precision=settings.precision(study), chunks=study.chunks)
+        made = cls(study.pair_blocks, precision=settings.precision(study), chunks=study.chunks)
         made.resolutions = study.resolutions
         return made
 
@@ -331,28 +331,28 @@ class LinearRows(LayerRows):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
         """Return the moments of the layers `a` and `b`, in that order."""
-        refuse_unknown(a, b, self.names, "rows", self.rectangles)
+        refuse_unknown(a, b, self.names, "rows", self.pair_blocks)
         return super().pair(a, b, without).moments(self.precision)
 
     def like(self, other: Collector) -> Collector:
         """Return the moments of these rows, where `other` holds moments."""
         if not isinstance(other, LayerMoments):
             return self
-        moments = LayerMoments(self.rectangles, precision=other.precision, debiased=other.debiased, chunks=self.chunks)
+        moments = LayerMoments(self.pair_blocks, precision=other.precision, debiased=other.debiased, chunks=self.chunks)
         moments.resolutions, layers = self.resolutions, self._layers
         if all(layer.parts for layer in layers.values()):
-            self.settle()
+            self.flush()
             chunks = {name: [chunk_of(part, self.chunks) for part in layer.examples] for name, layer in layers.items()}
             moments.add_rows({name: list(layer.parts) for name, layer in layers.items()}, chunks, self._counts)
         return moments
 
     def merge(self, other: Self) -> Self:
         """Return the rows of both."""
-        self._refuse_unlike(other, layers="rectangles", precision="precision")
+        self._refuse_unlike(other, layers="pair_blocks", precision="precision")
         return super().merge(other)
 
 
-def price_of_rows(settings: LinearSettings, study: Study, streamed: Price) -> Price:
+def price_of_rows(settings: LinearSettings, study: Study, streamed: CostEstimate) -> CostEstimate:
     """Return what all rows cost, where moments would take the price `streamed`."""
     sizes, n = study.sizes, study.examples
     # data of unknown length begin with one batch, and are monitored
@@ -366,13 +366,13 @@ def price_of_rows(settings: LinearSettings, study: Study, streamed: Price) -> Pr
     passing = max(2 * item * layer.rows_of(count) * layer.width + 24 * smaller[layer.key] ** 2 for layer in sizes)
     size = held + pairs + passing
     if n is None:
-        words = f"Rows, as moments would need {size_in_words(streamed.bytes)}; watched, to stay below "
-        return Price(size, words + size_in_words(study.limit), "the rows of the first batch", None, 2)
+        words = f"Rows, as moments would need {format_bytes(streamed.bytes)}; watched, to stay below "
+        return CostEstimate(size, words + format_bytes(study.limit), "the rows of the first batch", None, 2)
     wide = any(layer.width > layer.rows_of(n) for layer in sizes)
-    why = "some layers are wider than that" if wide else f"moments would need {size_in_words(streamed.bytes)}"
+    why = "some layers are wider than that" if wide else f"moments would need {format_bytes(streamed.bytes)}"
     operations = sum(layer.rows_of(n) * layer.width * smaller[layer.key] for layer in sizes)
     operations += sum(x.rows_of(n) * smaller[x.key] * smaller[y.key] for x, y in study.pairs())
-    return Price(
+    return CostEstimate(
         size, f"Rows, all {n:,} examples, as {why}", f"the rows of {'the first ' * study.seen}{n:,} examples",
         operations, 0 if wide and held < streamed.held else 2,
     )  # fmt: skip

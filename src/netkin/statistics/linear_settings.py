@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from netkin.memory import is_cuda
-from netkin.statistics.collector import Price, Settings, Study
+from netkin.statistics.collector import CostEstimate, Settings, Study
 
 ON_GPU = 8  # times as many rows wait on a GPU, which is kept busy by few large products
 
@@ -56,11 +56,11 @@ class LinearSettings(Settings):
         return (6 if self.rotates else 1) + (2 if self.uncentred else 0)
 
 
-def price_of_moments(settings: LinearSettings, study: Study, fold: int) -> Price:
+def price_of_moments(settings: LinearSettings, study: Study, fold: int) -> CostEstimate:
     """Return what streamed moments cost, of which `fold` rows wait for a product."""
     extra, n, item = 2 if settings.debiased else 1, study.examples, settings.precision(study).itemsize
     widths = {key: layer.width + extra for key, layer in study.layers.items()}
-    blocks = [(sum(widths[x] for x in left), sum(widths[y] for y in right)) for left, right in study.rectangles]
+    blocks = [(sum(widths[x] for x in left), sum(widths[y] for y in right)) for left, right in study.pair_blocks]
     own, twice = sum(layer.width**2 for layer in study.sizes), 2 if settings.uncentred else 1
     sums = 8 * max(study.chunks, 1) * (sum(width**2 for width in widths.values()) + sum(x * y for x, y in blocks))
     widest = max(widths.values(), default=0)
@@ -79,7 +79,7 @@ def price_of_moments(settings: LinearSettings, study: Study, fold: int) -> Price
         operations = sum(layer.rows_of(n) * layer.width**2 for layer in study.sizes)
         operations += sum(x.rows_of(n) * x.width * y.width for x, y in study.pairs())
     waiting = sum(fold * layer.width * layer.itemsize for layer in study.sizes)
-    return Price(
+    return CostEstimate(
         sums + max(folding, reading, decomposing),
         f"Moments, streamed, products in {settings.precision_name(study)}", "moments", operations, 1,
         ", as they hold any number of examples",

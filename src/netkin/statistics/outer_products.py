@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from netkin.arrays import as_matrix, summing_dtype
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.statistics import schema
 from netkin.statistics.collector import label, name_of, refuse_missing
 from netkin.statistics.layer_rows import CAP, LayerRows
@@ -129,7 +129,7 @@ class LayerEmbeddings(Statistic):
 
     def __init__(self, names: Sequence[str], *, sample: int = CAP, buckets: int = 0, seed: int = 0):
         if sample < 2 or buckets < 0:
-            raise ValueFault(
+            raise InvalidValue(
                 f"`sample` must be at least 2 and `buckets` at least 0; got {sample} and {buckets}: the size of a "
                 "kernel is read off pairs of examples."
             )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from netkin.arrays import paired, refuse_non_finite, summing_dtype
+from netkin.arrays import paired, require_finite, summing_dtype
 from netkin.errors import NoValue
 from netkin.statistics.covariances import Side, principal_directions
 from netkin.statistics.linear_algebra import centred, few_for_bias, power_of_two, rbf_kernel, self_product, squared_norm
@@ -123,7 +123,7 @@ class RowsSide(Side):
         X = self._X.to(self._precision)
         mean = X.mean(0, keepdim=True)
         if not bool(torch.isfinite(mean.detach().sum())):
-            refuse_non_finite(self._X, self.name)
+            require_finite(self._X, self.name)
             mean = (X / self.n).sum(0, keepdim=True)  # finite values whose sum overflowed
         return mean
 

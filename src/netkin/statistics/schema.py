@@ -185,7 +185,7 @@ def _in_words(axes: tuple[str | None, ...]) -> str:
 
 
 NAMES = list_of(KEY)
-RECTANGLES = list_of(tuple_of(list_of(KEY), 2))
+PAIR_BLOCKS = list_of(tuple_of(list_of(KEY), 2))
 ANYTHING = Field("anything", lambda value, sizes: True)  # the object checks it itself
 SETTINGS = mapping_of(ANYTHING, TEXT)
 RESOLUTIONS = mapping_of(SIZE)

@@ -24,12 +24,12 @@ from scipy.sparse import csc_matrix
 from torch import Tensor
 
 from netkin.arrays import as_matrix, summing_dtype
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.statistics import schema
 from netkin.statistics.bucket_sums import LABELS, BucketSums, psi_width
 from netkin.statistics.collector import (
+    CostEstimate,
     Key,
-    Price,
     Study,
     hashes,
     label,
@@ -81,7 +81,7 @@ class SketchSettings(LossSettings):
 
     def __post_init__(self) -> None:
         if self.buckets < 1 or self.stacks < 1 or self.buckets % self.stacks:
-            raise ValueFault(
+            raise InvalidValue(
                 f"a sketch needs at least 1 bucket, in stacks of equal height; got buckets={self.buckets}, "
                 f"stacks={self.stacks}."
             )
@@ -108,7 +108,7 @@ class LayerSketches(LossCollector):
     def __init__(self, names: Sequence[Key], settings: SketchSettings):
         self.names, self.settled = list(names), settings.to_json()
         self._layers = {name: BucketSums(settings.buckets) for name in self.names}
-        self.release()
+        self.clear_cache()
 
     def check(self) -> None:
         buckets, parts = self.settings.buckets, {*self.settings.parts, *LABELS}
@@ -127,7 +127,7 @@ class LayerSketches(LossCollector):
         return SketchSettings(**kept, parts=KERNELS[checked_kernel(own["kernel"])])
 
     @classmethod
-    def price(cls, settings: SketchSettings, study: Study) -> Price | None:
+    def cost(cls, settings: SketchSettings, study: Study) -> CostEstimate | None:
         if study.spectral:
             return None
         summed = [part for part in settings.parts if part != "labels"]  # whose classes are few
@@ -138,7 +138,7 @@ class LayerSketches(LossCollector):
         ]
         rows = study.examples and sum(one.rows_of(study.examples) * one.width for one in study.sizes)
         words = f"Sketch of {', '.join(settings.parts)} in {settings.buckets:,} buckets"
-        return Price(8 * settings.buckets * sum(widths), words, "sketches", rows)
+        return CostEstimate(8 * settings.buckets * sum(widths), words, "sketches", rows)
 
     @classmethod
     def start(cls, settings: SketchSettings, study: Study) -> Self:
@@ -175,7 +175,7 @@ class LayerSketches(LossCollector):
 
     def _take(self, rows: Mapping[Any, Any], numbers: Any, owners: Mapping[Key, np.ndarray] | None = None) -> None:
         features, gradients = rows.get("activations", {}), rows.get("gradients", {})
-        self.release()
+        self.clear_cache()
         placings: dict[Any, Placing] = {}  # which most layers share
         for key in (key for key in self.names if key in features or key in gradients):
             found = {"features": features.get(key), "gradients": gradients.get(key)}
@@ -228,13 +228,13 @@ class LayerSketches(LossCollector):
             raise NoValue(f"{label(key)} was fed no rows, or no path leads from it to the loss.")
         strange = [part for part, total in own.totals.items() if not bool(total.isfinite().all())]
         if strange:  # seen here and not batch by batch, for which a GPU would be waited for
-            raise ValueFault(f"{strange[0]} of {label(key)} hold NaN or Inf; fix the model or leave those out.")
+            raise InvalidValue(f"{strange[0]} of {label(key)} hold NaN or Inf; fix the model or leave those out.")
         return own
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Sketch:
         return Sketch(self.side(a), self.side(b))
 
-    def release(self) -> None:
+    def clear_cache(self) -> None:
         self._sides: dict[Key, KernelSide] = {}
 
 
@@ -271,7 +271,7 @@ class Placing:
         """Return the sums of one-hot labels in all buckets, with their signs and without; on the host."""
         classes = int(labels.max()) + 1
         if classes > self.count:
-            raise ValueFault(
+            raise InvalidValue(
                 f"the label {classes - 1} means at least {classes:,} classes, which {self.count:,} buckets can't "
                 "keep apart; use at least as many buckets as classes."
             )
@@ -343,14 +343,14 @@ def sketched_part(part: str, features: Any, gradients: Any, seed: int, width: in
 def class_labels(given: Any, count: int) -> np.ndarray:
     """Return the labels of `count` examples as whole numbers from 0 on, or refuse them."""
     if given is None:
-        raise ValueFault("there are no labels in the batches; give batches of (inputs, labels).")
+        raise InvalidValue("there are no labels in the batches; give batches of (inputs, labels).")
     found = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
     if found.shape != (count,) or found.dtype.kind not in "iub":
         raise ShapeError(
             f"labels are one whole number for each of {count:,} examples; got shape {found.shape} of {found.dtype}."
         )
     if found.min() < 0:
-        raise ValueFault(f"labels count the classes from 0; got {found.min()}.")
+        raise InvalidValue(f"labels count the classes from 0; got {found.min()}.")
     return found.astype(np.int64)
 
 

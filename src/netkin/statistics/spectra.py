@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_maps, refuse_non_finite, summing_dtype
-from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.arrays import as_maps, require_finite, summing_dtype
+from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.statistics import schema
 from netkin.statistics.block_sums import Columns, Parts, by_chunk, first_shift, joined
 from netkin.statistics.collector import (
+    CostEstimate,
     Key,
-    Price,
-    Rectangle,
+    PairBlock,
     Study,
     keys_of,
     label,
@@ -84,7 +84,7 @@ class Spectra(Moments):
                 "Run both models on the same probe batch."
             )
         for name, maps in (("`X`", X), ("`Y`", Y)):
-            refuse_non_finite(maps, name)
+            require_finite(maps, name)
         collector = LayerSpectra([(["X"], ["Y"])], precision=precision or X.dtype, sample=0)
         collector.called = {"X": "`X`", "Y": "`Y`"}
         collector._fold({"X": [X], "Y": [Y.to(X.device)]}, {})
@@ -94,7 +94,7 @@ class Spectra(Moments):
 class LayerSpectra(LayerMoments):
     """Spectra of many layers; `collector[a, b]` is the pair that a measure reads.
 
-    `rectangles` are the wanted pairs: each is (names, names), all of the first with all of the second.
+    `pair_blocks` are the wanted pairs: each is (names, names), all of the first with all of the second.
     `precision` is that of transforms and products; sums are kept in float64. Of `sample` examples the maps are kept, to
     tell how much of the covariance lies off the blocks.
 
@@ -116,14 +116,14 @@ class LayerSpectra(LayerMoments):
 
     def __init__(
         self,
-        rectangles: Sequence[Rectangle],
+        pair_blocks: Sequence[PairBlock],
         *,
         precision: torch.dtype = torch.float64,
         sample: int = SAMPLE,
         seed: int = 0,
         chunks: int = 0,
     ):
-        super().__init__(rectangles, precision=precision, chunks=chunks)
+        super().__init__(pair_blocks, precision=precision, chunks=chunks)
         self.sample, self.seed = sample, seed
         self.called: dict[Key, str] = {}  # what messages call a layer, where not by its name
         self._shifts: dict[Key, Tensor] = {}  # what is taken off the maps of each layer
@@ -147,7 +147,7 @@ class LayerSpectra(LayerMoments):
             schema.refuse_unless(fit and layer.key == (name, grid), "the maps and their sums")
 
     @classmethod
-    def price(cls, settings: LinearSettings, study: Study) -> Price | None:
+    def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:
         if not study.spectral:
             return None
         cls._refuse_unfit_for_spectra(settings)
@@ -156,11 +156,11 @@ class LayerSpectra(LayerMoments):
     @classmethod
     def _refuse_unfit_for_spectra(cls, settings: LinearSettings) -> None:
         if settings.unfit_for_spectra:
-            raise ValueFault(cls.unfit(settings.unfit_for_spectra))
+            raise InvalidValue(cls.unfit(settings.unfit_for_spectra))
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
-        made = cls(study.rectangles, precision=settings.precision(study), seed=study.seed, chunks=study.chunks)
+        made = cls(study.pair_blocks, precision=settings.precision(study), seed=study.seed, chunks=study.chunks)
         made.resolutions = study.resolutions
         return made
 
@@ -171,7 +171,7 @@ class LayerSpectra(LayerMoments):
         given = {key: placed(as_maps(array, name_of(key))) for key, array in maps.items()}
         refuse_unpaired(given)
         for key, array in given.items():
-            refuse_non_finite(array, label(key))
+            require_finite(array, label(key))
         collector._counts += len(next(iter(given.values())))
         collector._fold({key: [array] for key, array in given.items()}, {})
         return collector
@@ -184,8 +184,8 @@ class LayerSpectra(LayerMoments):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Spectra:
         """Return the spectra of the layers `a` and `b`, in that order."""
-        self.settle()
-        refuse_unknown(a, b, self.names, "spectra", self.rectangles)
+        self.flush()
+        refuse_unknown(a, b, self.names, "spectra", self.pair_blocks)
         if not self._shifts:
             raise NoValue("no batch has been folded in yet; call `update` first.")
         grid = common_grid(self._grid(a), self._grid(b))
@@ -214,8 +214,8 @@ class LayerSpectra(LayerMoments):
         )  # fmt: skip
         return side.in_complex if in_complex and not side.mean.is_complex() else side
 
-    def release(self) -> None:
-        super().release()
+    def clear_cache(self) -> None:
+        super().clear_cache()
         self._shares: dict[View, float] = {}
         self._workspace = torch.empty(0)
 
@@ -235,7 +235,7 @@ class LayerSpectra(LayerMoments):
         The blocks are those of the grid on which it is compared with the layer `other`; by default those of its own
         grid.
         """
-        self.settle()
+        self.flush()
         if self._kept is None or not self._kept.n:
             raise NoValue("no examples have been kept; collect with `sample=64`, and call `update` first.")
         own = self._grid(name)
@@ -247,7 +247,7 @@ class LayerSpectra(LayerMoments):
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         """Return how exact blocks for each frequency are for the layers of these pairs."""
-        self.settle()
+        self.flush()
         exact = "exact for data closed under translation"
         mapped = [(x, y) for pair in pairs for x, y in (pair, pair[::-1]) if self._grid(x)]
         if self.sampled < 4 or not mapped:
@@ -260,7 +260,7 @@ class LayerSpectra(LayerMoments):
     # --- folding ------------------------------------------------------------------------------------------------------
 
     def frame(self) -> dict[Key, tuple[Tensor, float]]:
-        self.settle()
+        self.flush()
         return {name: (shift, 0.0) for name, shift in self._shifts.items()}
 
     def update(self, maps: Mapping[Any, Any], numbers: Any = None, *, owners: Any = None) -> None:
@@ -288,7 +288,7 @@ class LayerSpectra(LayerMoments):
                     "bring all inputs to one size, or choose the shape 'pool'."
                 )
             if array.device.type == "cpu" and not owned:
-                refuse_non_finite(array, f"{self._label(name)} in batch {self._batches}")
+                require_finite(array, f"{self._label(name)} in batch {self._batches}")
         refuse_unpaired(maps)
         return maps
 
@@ -298,7 +298,7 @@ class LayerSpectra(LayerMoments):
     def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
         """Transform what waits, some examples at a time."""
         maps = {name: joined(parts) for name, parts in waiting.items()}
-        self.release()
+        self.clear_cache()
         if not self._shifts:
             self._begin(maps)
         every = np.concatenate(chunks[self.names[0]]) if self.chunks else np.zeros(0)
@@ -358,24 +358,24 @@ class LayerSpectra(LayerMoments):
         self._shifts = given or {name: first_shift(array, self.precision) for name, array in maps.items()}
         self._open(self._rectangles_of_views())
 
-    def _rectangles_of_views(self) -> list[Rectangle]:
+    def _rectangles_of_views(self) -> list[PairBlock]:
         """Return the wanted pairs as layers on the grids on which they are compared."""
-        sides = ((x, y) for left, right in self.rectangles for x in self._by_size(left) for y in self._by_size(right))
+        sides = ((x, y) for left, right in self.pair_blocks for x in self._by_size(left) for y in self._by_size(right))
         return [views for x, y in sides if (views := self._common_views(x, y))]
 
-    def _open(self, rectangles: list[Rectangle]) -> None:
-        for view in keys_of(rectangles):
+    def _open(self, pair_blocks: list[PairBlock]) -> None:
+        for view in keys_of(pair_blocks):
             name, grid = cast(View, view)
             shift, here = self._shifts[name], frequencies(grid, self._shifts[name].device)
             blocks = here.blocks(regrouped(shift.unsqueeze(0), grid))
             self._open_layer(view, blocks[:, 0], self.resolutions.get(name, 0.0))
-        self._open_blocks(rectangles, dict.fromkeys(self._layers))
+        self._open_blocks(pair_blocks, dict.fromkeys(self._layers))
 
     def _by_size(self, names: Sequence[Key]) -> list[list[Key]]:
         sizes = {name: self._grid(name) for name in names}
         return [[name for name in names if sizes[name] == size] for size in dict.fromkeys(sizes.values())]
 
-    def _common_views(self, left: list[Key], right: list[Key]) -> Rectangle | None:
+    def _common_views(self, left: list[Key], right: list[Key]) -> PairBlock | None:
         """Return layers of one size and layers of another as views on the grid that they have in common."""
         ours, theirs = self._grid(left[0]), self._grid(right[0])
         grid = common_grid(ours, theirs)

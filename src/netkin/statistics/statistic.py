@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from netkin import files
-from netkin.arrays import as_tensor, label_tensor, refuse_non_finite, summing_dtype
-from netkin.errors import FileFault, NoValue, ShapeError, ValueFault
+from netkin.arrays import as_tensor, label_tensor, require_finite, summing_dtype
+from netkin.errors import FileError, InvalidValue, NoValue, ShapeError
 from netkin.statistics import schema
 
 if TYPE_CHECKING:
@@ -48,19 +48,19 @@ class Stored:
         super().__init_subclass__(**options)
         _CLASSES[_name_of_class(cls)] = cls
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Bring the object into the form in which it is stored."""
 
     def check(self) -> None:
         """Refuse attributes from a file that do not fit each other, by a `ValueError`; each fits its own field."""
 
-    def release(self) -> None:
+    def clear_cache(self) -> None:
         """Forget what was computed from the stored attributes, and can be computed again."""
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what a file must hold: named tensors, and the rest as JSON."""
         tensors: dict[str, Tensor] = {}
-        self.settle()
+        self.flush()
         return tensors, {name: to_plain(getattr(self, name), tensors, name) for name in self.stored}
 
     @classmethod
@@ -73,7 +73,7 @@ class Stored:
         if isinstance(cls.stored, Mapping):
             schema.check_fields(made, cls.stored)
         made.check()
-        made.release()
+        made.clear_cache()
         return made
 
 
@@ -146,7 +146,7 @@ def to_plain(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
         return {"float": str(value)}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise FileFault(
+    raise FileError(
         f"a file can't hold a {type(value).__name__}; let what is saved be tensors, numbers, texts, lists and mappings."
     )
 
@@ -207,7 +207,7 @@ class Outputs(Statistic):
 
     def __init__(self, classes: int):
         if classes < 2:
-            raise ValueFault(f"a classifier has at least 2 classes; got {classes}.")
+            raise InvalidValue(f"a classifier has at least 2 classes; got {classes}.")
         self.classes, self.n = classes, 0
         self.joint = torch.zeros(classes, classes, dtype=torch.int64)
         self._sums = dict.fromkeys(self._SUMS, 0.0)
@@ -245,14 +245,14 @@ class Outputs(Statistic):
             raise ShapeError(f"there are {len(labels)} labels for {len(logits)} examples.")
         outside = labels[(labels < 0) | (labels >= self.classes)]
         if len(outside):
-            raise ValueFault(f"labels must lie between 0 and {self.classes - 1}; got {int(outside[0])}.")
+            raise InvalidValue(f"labels must lie between 0 and {self.classes - 1}; got {int(outside[0])}.")
         return labels.long()
 
     def _logits(self, logits: Any, name: str) -> Tensor:
         logits = as_tensor(logits, name).detach()
         if logits.ndim != 2 or logits.shape[1] != self.classes:
             raise ShapeError(f"`{name}` must be logits of shape (n, {self.classes}); got {tuple(logits.shape)}.")
-        refuse_non_finite(logits, f"`{name}`")
+        require_finite(logits, f"`{name}`")
         return logits.to(summing_dtype(logits.device))
 
     def merge(self, other: Self) -> Self:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault, refuse_below
+from netkin.errors import InvalidValue, NameClash, ShapeError, UnknownName, require_at_least
 from netkin.identity import DataDigest
 from netkin.sources.batches import LabelledData
 from netkin.training.example_order import arrays_in, labelled_arrays
@@ -32,12 +32,12 @@ class Task:
             object.__setattr__(self, name, (inputs, labels.long()))
         for part, (inputs, labels) in (("train", self.train), ("test", self.test)):
             if not len(labels) or len(inputs) != len(labels):
-                raise ValueFault(
+                raise InvalidValue(
                     f"task {self.name!r} has {len(inputs):,} inputs and {len(labels):,} labels to {part} on; it needs "
                     "as many of both, and at least one."
                 )
             if int(labels.min()) < 0 or int(labels.max()) >= self.classes:
-                raise ValueFault(
+                raise InvalidValue(
                     f"task {self.name!r} has labels from {int(labels.min())} to {int(labels.max())} to {part} on; "
                     f"with {self.classes} classes they must lie from 0 to {self.classes - 1}."
                 )
@@ -63,12 +63,12 @@ def split_tasks(train: Any, test: Any, tasks: int = 5, *, seed: int | None = Non
     parts = labelled_arrays(train, "`train`"), labelled_arrays(test, "`test`")
     classes = parts[0][1].unique()
     if isinstance(tasks, bool) or not isinstance(tasks, int) or not 1 <= tasks <= len(classes) // 2:
-        raise ValueFault(
+        raise InvalidValue(
             f"`tasks` is a number of tasks with 2 classes or more each, 1 to {len(classes) // 2} for {len(classes)} "
             f"classes; got {tasks!r}."
         )
     if len(classes) % tasks:
-        raise ValueFault(f"{len(classes)} classes can't be split into {tasks} tasks of equally many.")
+        raise InvalidValue(f"{len(classes)} classes can't be split into {tasks} tasks of equally many.")
     if seed is not None:
         classes = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))]
     return tuple(_task(group, *parts) for group in classes.split(len(classes) // tasks))
@@ -79,9 +79,9 @@ def refuse_tasks(tasks: Sequence[Task], least: int = 1) -> tuple[Task, ...]:
     found = tuple(tasks)
     stranger = next((type(one).__name__ for one in found if not isinstance(one, Task)), None)
     if stranger is not None:
-        raise ValueFault(f"`tasks` holds tasks, as `nk.split_tasks` makes them; got a {stranger}.")
+        raise InvalidValue(f"`tasks` holds tasks, as `nk.split_tasks` makes them; got a {stranger}.")
     if len(found) < least:
-        raise ValueFault(f"a sequence needs {least} task{'s' if least > 1 else ''} or more; got {len(found)}.")
+        raise InvalidValue(f"a sequence needs {least} task{'s' if least > 1 else ''} or more; got {len(found)}.")
     names = [task.name for task in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -169,15 +169,15 @@ def split_by_classes(
 
 
 def _refuse_counts(clients: Any, classes: Any, available: int) -> None:
-    refuse_below(1, clients=clients, classes=classes)
+    require_at_least(1, clients=clients, classes=classes)
     if classes > available:
-        raise ValueFault(f"a client can't have {classes} classes: the data have {available}.")
+        raise InvalidValue(f"a client can't have {classes} classes: the data have {available}.")
 
 
 def _grouped(every: list[int], clients: int, classes: int) -> list[tuple[int, ...]]:
     groups = [tuple(every[start : start + classes]) for start in range(0, len(every), classes)]
     if len(every) % classes or clients % len(groups):
-        raise ValueFault(
+        raise InvalidValue(
             f"{len(every)} classes in groups of {classes} can't be given to {clients} clients, as many to each group; "
             "choose numbers that divide each other, or deal='random'."
         )
@@ -219,7 +219,7 @@ def as_examples(data: Any, what: str) -> LabelledData:
     data = labelled_arrays(data, what) if isinstance(data, str) else data
     found = arrays_in(tuple(data)) if isinstance(data, (tuple, list)) else None
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(one, Tensor) for one in found):
-        raise ValueFault(f"{what} must be arrays `(inputs, labels)`; got {type(data).__name__}.")
+        raise InvalidValue(f"{what} must be arrays `(inputs, labels)`; got {type(data).__name__}.")
     inputs, labels = found
     if labels.ndim != 1 or labels.is_floating_point() or (len(labels) and int(labels.min()) < 0):
         raise ShapeError(

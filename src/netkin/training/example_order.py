@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from netkin.arrays import label_tensor, plain_array, refuse_non_finite
-from netkin.errors import ShapeError, ValueFault, outside
+from netkin.arrays import label_tensor, plain_array, require_finite
+from netkin.errors import InvalidValue, ShapeError, outside
 from netkin.identity import DataDigest, settings_digest
 from netkin.representations.hooks import leaves, mapped, rebuilt
 from netkin.representations.inputs import batch_length, batches_of, inputs_of, labels_of
@@ -93,11 +93,11 @@ def _inputs_and_labels(batch: Any, what: str) -> tuple[Tensor, Tensor]:
     inputs, labels = inputs_of(batch), labels_of(batch)
     if labels is None or not isinstance(inputs, (Tensor, np.ndarray)):
         fact = "there are no labels here" if labels is None else f"the inputs here are a {type(inputs).__name__}"
-        raise ValueFault(f"{what} must be arrays `(inputs, labels)`, or batches of both; {fact}.")
+        raise InvalidValue(f"{what} must be arrays `(inputs, labels)`, or batches of both; {fact}.")
     inputs, labels = torch.as_tensor(plain_array(inputs)), label_tensor(labels)
     if inputs.layout != torch.strided:
-        raise ValueFault(f"the inputs of {what} are sparse; make them dense with `to_dense()`.")
-    refuse_non_finite(inputs, f"a batch of {what}")
+        raise InvalidValue(f"the inputs of {what} are sparse; make them dense with `to_dense()`.")
+    require_finite(inputs, f"a batch of {what}")
     unfit = (labels < 0) | (labels != labels.long())
     if labels.ndim != 1 or len(labels) != len(inputs) or bool(unfit.any()):
         raise ShapeError(
@@ -117,7 +117,7 @@ class Arrays:
         self.place = next(leaf for _, leaf in leaves(arrays)).device  # where picks are handed out
         self.generator = torch.Generator().manual_seed(seed)
         if recipe.drop_last and self.count < recipe.batch:
-            raise ValueFault(
+            raise InvalidValue(
                 f"{self.count:,} examples fill no batch of {recipe.batch:,}; take a smaller `batch` or drop_last=False."
             )
         self._augmented = bool(recipe.shift or recipe.flip)
@@ -190,7 +190,7 @@ class Loaded:
 
     def __init__(self, data: Any, recipe: Recipe, seed: int):
         if recipe.shift or recipe.flip:
-            raise ValueFault(
+            raise InvalidValue(
                 "`shift` and `flip` move images that are given as one array, `(images, labels)`; let a loader do it "
                 "by itself."
             )
@@ -202,12 +202,12 @@ class Loaded:
         elif isinstance(data, IterableDataset):
             self.data = DataLoader(data, recipe.batch, drop_last=recipe.drop_last)
         elif not isinstance(data, Iterable) or isinstance(data, (bytes, Tensor, Mapping)):
-            raise ValueFault(
+            raise InvalidValue(
                 "`data` must be arrays `(inputs, labels)`, a data set, or a loader of batches; got "
                 f"{type(data).__name__}."
             )
         elif isinstance(data, Iterator):
-            raise ValueFault(
+            raise InvalidValue(
                 "`data` can be read only once; pass a loader or a list, which can be read again in each epoch."
             )
 
@@ -257,7 +257,7 @@ class Loaded:
     def digest(self) -> str:
         """Return a digest of the examples in their order and of the batches they come in; this reads all of them."""
         if getattr(self.data, "persistent_workers", False):
-            raise ValueFault(
+            raise InvalidValue(
                 "with `save=` a loader can't have persistent_workers=True, since its workers draw random numbers from "
                 "states that no file holds; pass persistent_workers=False, or leave `save` out."
             )

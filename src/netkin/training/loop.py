@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LinearLR
 
 from netkin.arrays import label_tensor, refuse_beyond_classes
-from netkin.errors import ForwardError, ShapeError, ValueFault
+from netkin.errors import ForwardError, InvalidValue, ShapeError
 from netkin.files import Location, damage_reported
 from netkin.identity import described_call
 from netkin.progress import ProgressOption, Report, reporting
@@ -175,7 +175,7 @@ class _Training:
                 break
         self.seconds = before + self._now() - started
         if not self.within:
-            raise ValueFault(f"the data gave no batches in epoch {self.epoch + 1}; pass data that can be read again.")
+            raise InvalidValue(f"the data gave no batches in epoch {self.epoch + 1}; pass data that can be read again.")
         self._finish_epoch()
 
     def _update(self, batch: Any) -> None:
@@ -207,7 +207,7 @@ class _Training:
     def _finish_epoch(self) -> None:
         self.epoch, self.within = self.epoch + 1, 0
         record: Record = {"epoch": self.epoch, "step": self.step, "loss": torch.stack(self.losses).mean().item()}
-        refuse_non_finite(record, self.recipe)
+        require_finite(record, self.recipe)
         if self.test is not None:
             record |= loss_and_accuracy(self.model, self.test, self.loss, self.dtype, by_classes=self.by_classes)
         self.history.append(record | {"seconds": self.seconds})
@@ -263,7 +263,7 @@ def default_loss(recipe: Recipe) -> Loss:
 def _cross_entropy(outputs: Any, labels: Any, smoothing: float) -> Tensor:
     logits = main_tensor(outputs, "")
     if labels is None:
-        raise ValueFault("the batches have no labels; give `(inputs, labels)`, or a `loss=` that needs none.")
+        raise InvalidValue("the batches have no labels; give `(inputs, labels)`, or a `loss=` that needs none.")
     labels = label_tensor(labels, logits.device)
     if class_axis(logits, labels) != 1:
         logits, labels = logits.flatten(0, -2), labels.flatten()
@@ -297,7 +297,7 @@ def autocasting(device: torch.device, dtype: torch.dtype | None) -> AbstractCont
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
-def refuse_non_finite(record: Record, recipe: Recipe) -> None:
+def require_finite(record: Record, recipe: Recipe) -> None:
     """Refuse to go on from a loss that is no number."""
     if not abs(record["loss"]) < float("inf"):
         raise ForwardError(
@@ -328,13 +328,13 @@ def loss_and_accuracy(
 
 def _summed(parts: list[tuple[Tensor, Tensor, Tensor, int]], loss: Loss | None) -> Record:
     if not parts:
-        raise ValueFault("the data to test on gave no batches; pass a loader or a list that can be read again.")
+        raise InvalidValue("the data to test on gave no batches; pass a loader or a list that can be read again.")
     right, seen, losses, counts = zip(*parts, strict=True)
     counted, found = int(torch.stack(seen).sum()), {}
     if counted:
         found["accuracy"] = int(torch.stack(right).sum()) / counted
     elif loss is None:
-        raise ValueFault("none of the labels is a class number of 0 or more, so that there is no accuracy.")
+        raise InvalidValue("none of the labels is a class number of 0 or more, so that there is no accuracy.")
     if loss is not None:
         found["test_loss"] = torch.stack(losses).sum().item() / sum(counts)
     return found
@@ -354,7 +354,7 @@ def refuse_untrainable(model: nn.Module) -> None:
     """Refuse a network whose weights have no values yet, or that has no mode for training."""
     refuse_lazy(unwrapped(model))
     if "_guards_fn" in unwrapped(model)._modules:
-        raise ValueFault(
+        raise InvalidValue(
             "the module of an exported program can't be trained, since it stays in the mode of its export; "
             "train the model it was made from."
         )
@@ -362,11 +362,11 @@ def refuse_untrainable(model: nn.Module) -> None:
 
 def _refuse_settings(recipe: Recipe, loss: Loss | None, save: Location | None, every: int | None) -> None:
     if loss is not None and recipe.smoothing:
-        raise ValueFault("`smoothing` belongs to the cross entropy; build it into your own `loss`.")
+        raise InvalidValue("`smoothing` belongs to the cross entropy; build it into your own `loss`.")
     if every is not None and save is None:
-        raise ValueFault(f"every={every!r} says how often a training is saved; say where with `save=FILE`.")
+        raise InvalidValue(f"every={every!r} says how often a training is saved; say where with `save=FILE`.")
     if every is not None and every < 1:
-        raise ValueFault(f"`every` is a number of steps, 1 or more, between two saves; got {every!r}.")
+        raise InvalidValue(f"`every` is a number of steps, 1 or more, between two saves; got {every!r}.")
 
 
 def untrained_digits_net(seed: int) -> nn.Module:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean, outside
+from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName, did_you_mean, outside
 from netkin.identity import form_of
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.inputs import device_of, dtype_of
@@ -76,9 +76,9 @@ def train_many(
         [1.0, 2.0, 3.0]
     """
     if "save" in settings:
-        raise ValueFault("`train_many` saves nothing; to resume, train each network by `nk.train(..., save=FILE)`.")
+        raise InvalidValue("`train_many` saves nothing; to resume, train each network by `nk.train(..., save=FILE)`.")
     if isinstance(seeds, int):
-        raise ValueFault(f"`seeds` must hold one for each network, as `range({seeds})`; got {seeds}.")
+        raise InvalidValue(f"`seeds` must hold one for each network, as `range({seeds})`; got {seeds}.")
     chosen, work = recipe_of(recipe, settings), list(models)
     data_of_each = _data_for(work, data, data_of_each)
     seeds = list(range(len(work)) if seeds is None else seeds)
@@ -112,7 +112,7 @@ class Trainings:
             raise UnknownName(f"no way {how!r} to train{hint} There are auto, {', '.join(WAYS)}.")
         reason = self.reason_against(how)
         if reason:
-            raise ValueFault(f"these networks can't be trained {WAYS[how]}: {reason}; how='auto' takes another way.")
+            raise InvalidValue(f"these networks can't be trained {WAYS[how]}: {reason}; how='auto' takes another way.")
         try:
             return self._by(how)
         except _Unfit as fault:
@@ -367,13 +367,13 @@ def _words(fault: Exception) -> str:
 
 def _data_for(models: list[nn.Module], data: Any, data_of_each: Sequence[Any] | None) -> Sequence[Any]:
     if (data is None) == (data_of_each is None):
-        raise ValueFault("give either `data`, for all networks, or `data_of_each`, a list with data for each.")
+        raise InvalidValue("give either `data`, for all networks, or `data_of_each`, a list with data for each.")
     return [data] * len(models) if data_of_each is None else data_of_each
 
 
 def _refuse_counts(models: list[nn.Module], data: Sequence[Any], seeds: list[int]) -> None:
     if not models:
-        raise ValueFault("there are no networks to train; give a list of one or more.")
+        raise InvalidValue("there are no networks to train; give a list of one or more.")
     for model in models:
         refuse_untrainable(model)
     for name, given in (("data_of_each", data), ("seeds", seeds)):
@@ -381,6 +381,6 @@ def _refuse_counts(models: list[nn.Module], data: Sequence[Any], seeds: list[int
             raise ShapeError(f"`{name}` must hold one for each of the {len(models)} networks; got {len(given)}.")
     owners = [id(weight) for model in models for weight in {id(w): w for w in model.parameters()}.values()]
     if len(set(owners)) < len(owners):
-        raise ValueFault("two of the networks share weights; train copies, by `copy.deepcopy`.")
+        raise InvalidValue("two of the networks share weights; train copies, by `copy.deepcopy`.")
     if len({device_of(model) for model in models}) > 1:
-        raise ValueFault("the networks lie on several devices; train those of one device at a time.")
+        raise InvalidValue("the networks lie on several devices; train those of one device at a time.")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, ReduceLROnPlateau
 
-from netkin.errors import UnknownName, ValueFault, did_you_mean, refuse_below, refuse_unlisted
+from netkin.errors import InvalidValue, UnknownName, did_you_mean, require_at_least, require_listed
 
 Record = dict[str, float]
 METHODS = ("begin", "loss", "after_backward", "after_step", "after_epoch", "state_dict", "load_state_dict")
@@ -76,23 +76,23 @@ class Recipe:
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             got = "neither" if self.epochs is None else "both"
-            raise ValueFault(f"a recipe needs either `epochs` or `steps`, such as epochs=10; got {got}.")
+            raise InvalidValue(f"a recipe needs either `epochs` or `steps`, such as epochs=10; got {got}.")
         counts = {"epochs": self.epochs, "steps": self.steps, "batch": self.batch}
-        refuse_below(1, **{name: count for name, count in counts.items() if count is not None})
-        refuse_below(0, warmup=self.warmup, shift=self.shift)
+        require_at_least(1, **{name: count for name, count in counts.items() if count is not None})
+        require_at_least(0, warmup=self.warmup, shift=self.shift)
         for name in ("rate", "momentum", "decay", "end", "smoothing"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueFault(f"`{name}` must be a number of 0 or more; got {getattr(self, name)!r}.")
+                raise InvalidValue(f"`{name}` must be a number of 0 or more; got {getattr(self, name)!r}.")
         if self.clip is not None and not self.clip > 0:
-            raise ValueFault(f"`clip` must be a norm above 0, or None; got {self.clip!r}.")
+            raise InvalidValue(f"`clip` must be a norm above 0, or None; got {self.clip!r}.")
         if not callable(self.optimizer):
-            refuse_unlisted("optimizer", self.optimizer, OPTIMIZERS)
+            require_listed("optimizer", self.optimizer, OPTIMIZERS)
         if not callable(self.schedule):
-            refuse_unlisted("schedule", self.schedule, SCHEDULES)
-        refuse_unlisted("precision", self.precision, (*PRECISIONS, "auto"))
-        refuse_unlisted("order", self.order, ORDERS)
+            require_listed("schedule", self.schedule, SCHEDULES)
+        require_listed("precision", self.precision, (*PRECISIONS, "auto"))
+        require_listed("order", self.order, ORDERS)
         if self.warmup and self.warmup >= (self.epochs or self.steps or 0):
-            raise ValueFault(f"the warm-up, {self.warmup}, must be shorter than the training; got {self.words}.")
+            raise InvalidValue(f"the warm-up, {self.warmup}, must be shorter than the training; got {self.words}.")
 
     @property
     def words(self) -> str:
@@ -114,7 +114,7 @@ class Recipe:
         """Return an optimizer of the parameters."""
         parameters = list(parameters)
         if not parameters:
-            raise ValueFault("the model has no weights that can be trained; those of quantised layers are fixed.")
+            raise InvalidValue("the model has no weights that can be trained; those of quantised layers are fixed.")
         if not isinstance(self.optimizer, str):
             made = self.optimizer(parameters)
             _refuse_closure(made)
@@ -154,7 +154,7 @@ def _rates_of(schedule: Callable[[Optimizer], LRScheduler], first: Sequence[floa
     optimizer = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": rate} for rate in first], lr=1.0)
     scheduler, found = schedule(optimizer), []
     if isinstance(scheduler, ReduceLROnPlateau):
-        raise ValueFault(
+        raise InvalidValue(
             "a schedule gives the rates of all steps beforehand, and ReduceLROnPlateau waits for losses; pass another, "
             f"or one of {', '.join(map(repr, SCHEDULES))}."
         )
@@ -169,7 +169,7 @@ def _refuse_closure(optimizer: Optimizer) -> None:
     """Refuse an optimizer that computes the loss itself, several times a step."""
     parameters = signature(optimizer.step).parameters.values()
     if any(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters):
-        raise ValueFault(
+        raise InvalidValue(
             f"{type(optimizer).__name__} takes the loss as a function, which it calls several times a step, and here "
             "gets gradients alone; pass an optimizer whose `step()` needs nothing, such as 'sgd' or 'adam'."
         )
@@ -179,7 +179,7 @@ def set_rates(optimizer: Optimizer, rates: Sequence[float]) -> None:
     """Give each group of an optimizer its learning rate of this step."""
     groups = optimizer.param_groups
     if len(groups) != len(rates):
-        raise ValueFault(
+        raise InvalidValue(
             f"the optimizer has {len(groups)} groups of parameters, and had {len(rates)} when the training began; a "
             "hook may add groups in `begin` alone."
         )
@@ -237,7 +237,7 @@ class WrappedHook(Hook):
         if not methods and callable(what):
             methods["after_step"] = what
         if not methods:
-            raise ValueFault(
+            raise InvalidValue(
                 f"a hook is a function of (model, step), or has some of the methods {', '.join(METHODS)}; got "
                 f"{type(what).__name__}."
             )
@@ -257,7 +257,7 @@ def recipe_of(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
     """Return a recipe with some settings changed, or one made of settings alone; unknown names are refused."""
     known = [field.name for field in fields(Recipe)]
     if recipe is not None and not isinstance(recipe, Recipe):
-        raise ValueFault(f"a recipe is an `nk.Recipe`, or settings by name as `epochs=10`; got {recipe!r}.")
+        raise InvalidValue(f"a recipe is an `nk.Recipe`, or settings by name as `epochs=10`; got {recipe!r}.")
     for name in settings:
         if name not in known:
             raise UnknownName(f"a recipe has no {name!r}{did_you_mean(name, known) or '.'} It has {', '.join(known)}.")

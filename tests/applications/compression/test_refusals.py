@@ -8,7 +8,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.compression import layer_sizes
-from netkin.errors import ForwardError, MemoryLimit, NameClash, NetkinError, ShapeError, UnknownName, ValueFault
+from netkin.errors import ForwardError, InvalidValue, MemoryLimit, NameClash, NetkinError, ShapeError, UnknownName
 
 
 def net(*widths):
@@ -23,27 +23,35 @@ NET, DATA = net(4, 8, 3), torch.randn(20, 4, generator=torch.Generator().manual_
 @pytest.mark.parametrize(
     "options, error, message",
     [
-        ({"k": 9}, ValueFault, "layer '2' is fed 8 features, so `k` must lie between 1 and 8; got 9."),
-        ({"k": 0}, ValueFault, "must lie between 1 and 8; got 0."),
-        ({"k": 1.5}, ValueFault, "a whole number up to that, or a share above 0 and up to 1.0; got 1.5."),
-        ({"k": "3"}, ValueFault, "`k` must be a whole number, or a share such as 0.35; got str."),
-        ({"k": True}, ValueFault, "got bool."),
+        ({"k": 9}, InvalidValue, "layer '2' is fed 8 features, so `k` must lie between 1 and 8; got 9."),
+        ({"k": 0}, InvalidValue, "must lie between 1 and 8; got 0."),
+        ({"k": 1.5}, InvalidValue, "a whole number up to that, or a share above 0 and up to 1.0; got 1.5."),
+        ({"k": "3"}, InvalidValue, "`k` must be a whole number, or a share such as 0.35; got str."),
+        ({"k": True}, InvalidValue, "got bool."),
         ({"k": {"2": 3, "3": 1}}, UnknownName, "`k` names '3', which is not among the layers."),
         ({"k": {}}, UnknownName, "`k` has no number for layer '2'; give one for every layer."),
-        ({}, ValueFault, "pass one of `k`, `variance` and `accuracy_drop`.*got none of them."),
-        ({"k": 2, "variance": 0.9}, ValueFault, "got `k` and `variance`."),
-        ({"variance": 0.0}, ValueFault, "`variance` must lie above 0 and at most at 1; got 0.0."),
-        ({"accuracy_drop": 1}, ValueFault, "`accuracy_drop` must lie from 0 to below 1, .*; got 1."),
-        ({"accuracy_drop": 0.1}, ValueFault, "the accuracy is measured on `data`, whose batches have no labels"),
-        ({"k": 2, "test": DATA}, ValueFault, "the accuracy is measured on `test`, whose batches have no labels"),
+        ({}, InvalidValue, "pass one of `k`, `variance` and `accuracy_drop`.*got none of them."),
+        ({"k": 2, "variance": 0.9}, InvalidValue, "got `k` and `variance`."),
+        ({"variance": 0.0}, InvalidValue, "`variance` must lie above 0 and at most at 1; got 0.0."),
+        ({"accuracy_drop": 1}, InvalidValue, "`accuracy_drop` must lie from 0 to below 1, .*; got 1."),
+        ({"accuracy_drop": 0.1}, InvalidValue, "the accuracy is measured on `data`, whose batches have no labels"),
+        ({"k": 2, "test": DATA}, InvalidValue, "the accuracy is measured on `test`, whose batches have no labels"),
         ({"k": 2, "against": "logit"}, UnknownName, "`against` is 'logits' or another model; got 'logit'; did you me"),
         ({"k": 2, "projection": "oblique"}, UnknownName, "`projection` is 'least_squares' or 'orthogonal'; got 'obl"),
         ({"k": 2, "order": "from_top"}, UnknownName, "got 'from_top'; did you mean 'from_the_top'?"),
-        ({"k": 2, "data": None}, ValueFault, "`data` must be an iterable of batches, or one array of inputs; got None"),
-        ({"k": 2, "data": iter([DATA])}, ValueFault, "read several times, and an iterator only once; pass a loader or"),
+        (
+            {"k": 2, "data": None},
+            InvalidValue,
+            "`data` must be an iterable of batches, or one array of inputs; got None",
+        ),
+        (
+            {"k": 2, "data": iter([DATA])},
+            InvalidValue,
+            "read several times, and an iterator only once; pass a loader or",
+        ),
         ({"k": 2, "data": torch.ones(20, 4)}, NetkinError, "layer '2' is constant over the 20 examples"),
-        ({"k": 2, "data": DATA / 0}, ValueFault, "the model's output in batch 0 holds .* NaN or Inf"),
-        ({"k": 2, "cut": 2.0}, ValueFault, "`cut` must lie above 0 and at most at 1; got 2.0."),
+        ({"k": 2, "data": DATA / 0}, InvalidValue, "the model's output in batch 0 holds .* NaN or Inf"),
+        ({"k": 2, "cut": 2.0}, InvalidValue, "`cut` must lie above 0 and at most at 1; got 2.0."),
         ({"k": 2, "against": net(4, 3)}, UnknownName, "the model to compress against has no layer '2'."),
     ],
 )
@@ -135,7 +143,7 @@ def test_labels_of_another_shape_are_refused(draw):
 
 def test_labels_missing_from_a_later_batch_are_refused(draw):
     batches = [(draw(5, 4), torch.zeros(5).long()), draw(5, 4)]
-    with pytest.raises(ValueFault, match="batch 1 has no labels, which the accuracy needs"):
+    with pytest.raises(InvalidValue, match="batch 1 has no labels, which the accuracy needs"):
         nk.compress(net(4, 8, 3).double(), "2", k=2, data=batches)
 
 
@@ -156,7 +164,7 @@ def test_too_wide_layers_are_refused(monkeypatch):
 
 def test_labels_of_which_none_counts_are_refused(draw):
     batches = [(draw(5, 4), torch.full((5,), -100))]
-    with pytest.raises(ValueFault, match="none of the labels is a class number of 0 or more; give labels that are"):
+    with pytest.raises(InvalidValue, match="none of the labels is a class number of 0 or more; give labels that are"):
         nk.compress(net(4, 8, 3).double(), "2", k=2, data=batches)
 
 
@@ -165,6 +173,6 @@ def test_a_layer_whose_hooks_would_be_lost_is_refused(draw, register):
     model = net(4, 8, 3).double()
     getattr(model[2], register)(lambda *given: None)
     with pytest.raises(
-        ValueFault, match="layer '2' has 1 hook of its own, which the two layers would not have; remove"
+        InvalidValue, match="layer '2' has 1 hook of its own, which the two layers would not have; remove"
     ):
         nk.compress(model, "2", k=2, data=draw(20, 4))

@@ -8,7 +8,7 @@ from torch import nn
 
 import netkin as nk
 from netkin import files
-from netkin.errors import FileFault, SourceError, ValueFault
+from netkin.errors import FileError, InvalidValue, SourceError
 from netkin.sources.architectures import digits
 from netkin.sources.weights import load_weights
 
@@ -70,7 +70,9 @@ def test_the_file_is_smaller_by_what_was_saved(small, digits_net, tmp_path):
 
 
 def test_a_plain_model_is_not_saved(digits_net, tmp_path):
-    with pytest.raises(ValueFault, match="was not compressed by netkin: it has no table `compression`; save its state"):
+    with pytest.raises(
+        InvalidValue, match="was not compressed by netkin: it has no table `compression`; save its state"
+    ):
         nk.save_compressed(digits_net, tmp_path / "plain.netkin")
 
 
@@ -83,19 +85,19 @@ def test_a_plain_model_is_not_saved(digits_net, tmp_path):
 )
 def test_another_architecture_is_refused(small, tmp_path, model, message):
     nk.save_compressed(small, tmp_path / "small.netkin")
-    with pytest.raises(FileFault, match=message):
+    with pytest.raises(FileError, match=message):
         nk.load_compressed(tmp_path / "small.netkin", model)
 
 
 def test_a_file_of_another_kind_and_a_damaged_one_are_refused(small, tmp_path):
     files.write(tmp_path / "other.netkin", "moments", {}, {})
-    with pytest.raises(FileFault, match="holds 'moments', not 'compressed'"):
+    with pytest.raises(FileError, match="holds 'moments', not 'compressed'"):
         nk.load_compressed(tmp_path / "other.netkin", digits())
     files.write(tmp_path / "damaged.netkin", "compressed", {"layers": []}, {})
-    with pytest.raises(FileFault, match="is damaged: KeyError"):
+    with pytest.raises(FileError, match="is damaged: KeyError"):
         nk.load_compressed(tmp_path / "damaged.netkin", digits())
     nk.save_compressed(small, tmp_path / "small.netkin")
-    with pytest.raises(FileFault, match="holds a 'compressed', which takes 1 models; got 2"):
+    with pytest.raises(FileError, match="holds a 'compressed', which takes 1 models; got 2"):
         nk.load(tmp_path / "small.netkin", digits(), digits())
 
 
@@ -125,7 +127,7 @@ def test_the_file_says_of_what_weights_data_and_settings_it_is(digits_net, digit
 
 def test_a_compressed_model_is_not_written_over_something_else(small, tmp_path):
     (tmp_path / "weights.pt").write_bytes(b"precious")
-    with pytest.raises(FileFault, match="this would write over '.*weights.pt', which holds no compressed model"):
+    with pytest.raises(FileError, match="this would write over '.*weights.pt', which holds no compressed model"):
         nk.save_compressed(small, tmp_path / "weights.pt")
     nk.save_compressed(small, tmp_path / "weights.pt", overwrite=True)
 
@@ -142,7 +144,7 @@ def test_a_file_of_a_compressed_model_is_a_model_wherever_one_is_named(small, im
 
 def test_the_file_of_another_network_is_refused_by_name(small, tmp_path):
     nk.save_compressed(small, tmp_path / "small.netkin")
-    with pytest.raises(FileFault, match="small.netkin' does not fit this model: .* build the architecture"):
+    with pytest.raises(FileError, match="small.netkin' does not fit this model: .* build the architecture"):
         nk.load_model(f"netkin:tiny10@{tmp_path / 'small.netkin'}")
 
 
@@ -151,7 +153,7 @@ def test_a_damaged_file_of_a_compressed_model_is_refused(small, tmp_path):
     contents = bytearray((tmp_path / "small.netkin").read_bytes())
     contents[-1] ^= 1
     (tmp_path / "small.netkin").write_bytes(contents)
-    with pytest.raises(FileFault, match="is damaged"):
+    with pytest.raises(FileError, match="is damaged"):
         nk.load_model(f"netkin:digits@{tmp_path / 'small.netkin'}")
 
 

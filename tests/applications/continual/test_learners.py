@@ -14,7 +14,7 @@ from netkin.applications.continual.learners import (
     refuse_options,
     with_heads,
 )
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import InvalidValue, UnknownName
 from netkin.sources.architectures import seeded
 from netkin.training import Recipe
 
@@ -160,7 +160,7 @@ def test_networks_without_a_linear_layer_are_refused(tasks):
 
 
 def test_networks_without_convolutions_have_no_atoms(tasks):
-    with pytest.raises(ValueFault, match="no convolution whose filters could be made of atoms"):
+    with pytest.raises(InvalidValue, match="no convolution whose filters could be made of atoms"):
         learn_tasks(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), tasks, "atoms", **RECIPE)
 
 
@@ -172,5 +172,5 @@ def test_networks_without_convolutions_have_no_atoms(tasks):
     ("replay", {"examples": 0}, "`examples` is a number of examples of each task, 1 or more; got 0"),
 ])  # fmt: skip
 def test_ways_and_options_that_there_are_not_are_refused(method, options, words):
-    with pytest.raises((UnknownName, ValueFault), match=words):
+    with pytest.raises((UnknownName, InvalidValue), match=words):
         refuse_options(method, options)

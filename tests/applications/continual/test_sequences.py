@@ -12,7 +12,7 @@ from continual_worlds import RECIPE, small_net
 from netkin.applications import continual
 from netkin.applications.continual import Task, learn_tasks
 from netkin.applications.continual.learners import LEARNERS, ElasticLearner
-from netkin.errors import FileFault, UnknownName, ValueFault
+from netkin.errors import FileError, InvalidValue, UnknownName
 from processes import ended, started
 
 METHODS = list(LEARNERS)
@@ -89,7 +89,7 @@ def test_a_sequence_that_is_done_is_not_learnt_again(tasks, tmp_path, monkeypatc
 def test_another_sequence_in_the_same_place_is_refused(change, tasks, tmp_path):
     call = {"save": tmp_path / "run.netkin", **RECIPE}
     learn_tasks(small_net, tasks[:1], **call)
-    with pytest.raises(FileFault, match="holds a task sequence that differs in"):
+    with pytest.raises(FileError, match="holds a task sequence that differs in"):
         learn_tasks(small_net, tasks[:1], **call | change)
     learn_tasks(small_net, tasks[:1], **call | change, overwrite=True)
 
@@ -97,7 +97,7 @@ def test_another_sequence_in_the_same_place_is_refused(change, tasks, tmp_path):
 def test_other_files_are_not_written_over(tasks, tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("mine")
-    with pytest.raises(FileFault, match=r"notes\.txt"):
+    with pytest.raises(FileError, match=r"notes\.txt"):
         learn_tasks(small_net, tasks, save=path, **RECIPE)
     assert path.read_text() == "mine"
     assert list(tmp_path.iterdir()) == [path]
@@ -145,12 +145,12 @@ def test_a_network_by_its_name_is_learnt_too(tasks):
 
 @pytest.mark.parametrize("seeds", [(), (0, 0), (-1,), (0.5,), 3, (True,)])
 def test_seeds_that_are_none_are_refused(seeds, tasks):
-    with pytest.raises(ValueFault, match="`seeds`"):
+    with pytest.raises(InvalidValue, match="`seeds`"):
         learn_tasks(small_net, tasks, seeds=seeds, **RECIPE)
 
 
 def test_other_things_than_networks_are_refused(tasks):
-    with pytest.raises(ValueFault, match="got int"):
+    with pytest.raises(InvalidValue, match="got int"):
         learn_tasks(3, tasks, **RECIPE)
 
 

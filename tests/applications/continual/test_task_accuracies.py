@@ -8,7 +8,7 @@ import netkin as nk
 from continual_worlds import RECIPE, small_net
 from netkin import files
 from netkin.applications.continual import TaskAccuracies, learn_tasks
-from netkin.errors import FileFault, ShapeError, UnknownName
+from netkin.errors import FileError, ShapeError, UnknownName
 from netkin.results.task_accuracies import load_tasks
 
 
@@ -84,7 +84,7 @@ def test_the_matrix_is_labelled(learnt):
 
 def test_a_file_of_another_kind_is_refused_as_that(tmp_path):
     files.write(tmp_path / "a.netkin", "series", {}, {})
-    with pytest.raises(FileFault, match="a.netkin' holds 'series', not 'task accuracies'; load it as what it is"):
+    with pytest.raises(FileError, match="a.netkin' holds 'series', not 'task accuracies'; load it as what it is"):
         load_tasks(tmp_path / "a.netkin")
 
 
@@ -96,7 +96,7 @@ def test_a_record_comes_back_from_its_file(learnt, tasks, tmp_path):
         assert found == record
         assert str(found) == str(record)
     (tmp_path / "other.txt").write_text("mine")
-    with pytest.raises(FileFault):
+    with pytest.raises(FileError):
         record.save(tmp_path / "other.txt")
 
 

@@ -8,7 +8,7 @@ import torch
 import netkin as nk
 from continual_worlds import RECIPE, small_net
 from netkin.applications.continual import ensemble_tasks, learn_tasks
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.training import train
 
 HEADS = {"epochs": 2, "batch": 16, "rate": 0.05, "progress": False}
@@ -124,7 +124,7 @@ def test_what_makes_no_sense_is_refused(options, words, learnt):
 
 
 def test_other_learners_and_single_tasks_make_no_ensembles(tasks):
-    with pytest.raises(ValueFault, match="these were learnt by 'finetune'"):
+    with pytest.raises(InvalidValue, match="these were learnt by 'finetune'"):
         ensemble_tasks(learn_tasks(small_net, tasks[:2], "finetune", **RECIPE), 1, **HEADS)
-    with pytest.raises(ValueFault, match="two tasks or more; there is 1"):
+    with pytest.raises(InvalidValue, match="two tasks or more; there is 1"):
         ensemble_tasks(learn_tasks(small_net, tasks[:1], **RECIPE), 1, **HEADS)

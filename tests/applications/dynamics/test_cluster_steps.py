@@ -7,8 +7,8 @@ from torch import nn
 import netkin as nk
 import ray_worlds
 from netkin.comparing.engines.ray import Ray
-from netkin.errors import SourceError, ValueFault, WorkerFault
-from netkin.memory import size_in_words
+from netkin.errors import InvalidValue, SourceError, WorkerError
+from netkin.memory import format_bytes
 
 CALL = {
     "data": "ray_worlds:loader",
@@ -63,8 +63,8 @@ def test_a_cluster_explains_a_run_in_passes_bytes_and_hours(run):
     batches = plan.each.passes // 2
     assert plan.passes == batches * (4 + 2 - 1)  # the final model runs in each of the two workers
     assert plan.lines[-2] == (
-        f"memory: {size_in_words(plan.each.bytes)} for the statistics of a task, whose limit is "
-        f"{size_in_words(plan.each.limit)}"
+        f"memory: {format_bytes(plan.each.bytes)} for the statistics of a task, whose limit is "
+        f"{format_bytes(plan.each.limit)}"
     )
     assert plan.lines[-1].startswith("cluster: 2 tasks at once on 2 nodes, about ")
     assert 0 < plan.seconds < 600
@@ -93,7 +93,7 @@ def test_steps_that_fail_are_named_and_the_others_compared(run):
 def test_a_step_is_left_out_only_if_no_node_can_read_it(run):
     found = nk.dynamics("run", engine="ray", **CALL | {"model": "ray_worlds:read_elsewhere"})
     assert (found.steps, found.missing) == ((0, 10, 20, 30), ())
-    with pytest.raises(WorkerFault, match="inspection of 30 to 30 was lost 4 times, .*Input/output error"):
+    with pytest.raises(WorkerError, match="inspection of 30 to 30 was lost 4 times, .*Input/output error"):
         nk.dynamics("run", engine="ray", **CALL | {"model": "ray_worlds:unreadable"})
 
 
@@ -130,6 +130,6 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_cluster_can_not_do_is_refused(name, run):
     options, words = REFUSED[name]
-    with pytest.raises(ValueFault) as refusal:
+    with pytest.raises(InvalidValue) as refusal:
         nk.dynamics(**{"run": "run", "engine": "ray", **CALL, **options})
     assert words in str(refusal.value)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin.applications.dynamics import dynamics, steps
 from netkin.comparing.feed import CachedRunner
-from netkin.errors import FileFault, MemoryLimit, SourceError, UnknownName, ValueFault
+from netkin.errors import FileError, InvalidValue, MemoryLimit, SourceError, UnknownName
 from netkin.representations.shapes import dft
 from run_worlds import LAYERS, WIDTH, Fan, run_of
 
@@ -245,7 +245,7 @@ def test_another_study_is_refused_and_the_file_stays(rows, studied, tmp_path, ch
     before, changes = file.read_bytes(), dict(changes)
     models = {0: Fan(0), 10: Fan(10), 20: Fan(changes.pop("models", 20))}
     data = rows + changes.pop("data", 0)
-    with pytest.raises(FileFault, match=f"run.netkin.job' holds a series that .*{re.escape(words)}"):
+    with pytest.raises(FileError, match=f"run.netkin.job' holds a series that .*{re.escape(words)}"):
         dynamics(models, data, save=file, **asked | changes)
     assert not any(model.calls for model in models.values())
     assert file.read_bytes() == before
@@ -263,7 +263,7 @@ def test_numbers_of_a_function_that_has_changed_are_not_taken_for_those_of_the_n
     }[option]
     models, file = {0: Fan(0), 10: Fan(10), 20: Fan(20)}, tmp_path / "run.netkin"
     dynamics(models, rows, save=file, **{option: given(1.0)})
-    with pytest.raises(FileFault, match=f"differs in {option}; "):
+    with pytest.raises(FileError, match=f"differs in {option}; "):
         dynamics(models, rows, save=file, **{option: given(2.0)})
     again = dynamics(models, rows, save=file, **{option: given(1.0)})
     np.testing.assert_array_equal(again.to_numpy(), dynamics(models, rows, **{option: given(1.0)}).to_numpy())
@@ -277,9 +277,9 @@ def test_data_that_do_not_fit_are_known_by_all_of_them(rows, tmp_path, monkeypat
     loader, other = (DataLoader(part, batch_size=50) for part in (rows, torch.cat([rows[:-1], rows[-1:] + 1])))
     assert dynamics(models, loader).provenance["data digest"] == whole
     assert dynamics(models, loader, save=file).provenance["data digest"] == whole
-    with pytest.raises(FileFault, match="differs in data;"):
+    with pytest.raises(FileError, match="differs in data;"):
         dynamics(models, other, save=file)
-    with pytest.raises(FileFault, match=r"and examples \('None', not '100'\)"):
+    with pytest.raises(FileError, match=r"and examples \('None', not '100'\)"):
         dynamics(models, loader, save=file, examples=100)
 
 
@@ -287,7 +287,7 @@ def test_a_file_without_its_parts_is_refused(rows, tmp_path):
     file, models = tmp_path / "run.netkin", {0: Fan(0), 20: Fan(20)}
     dynamics(models, rows).save(file)
     before = file.read_bytes()
-    with pytest.raises(FileFault, match="run.netkin' is there, and the parts .* are not in '.*run.netkin.job'; give"):
+    with pytest.raises(FileError, match="run.netkin' is there, and the parts .* are not in '.*run.netkin.job'; give"):
         dynamics(models, rows, save=file)
     assert file.read_bytes() == before
 
@@ -337,7 +337,7 @@ def test_a_step_with_other_weights_is_done_again(rows, tmp_path):
 def test_another_kind_of_file_is_not_written_over(rows, tmp_path):
     file = tmp_path / "ab.netkin"
     nk.compare(Fan(0), Fan(1), rows).save(file)
-    with pytest.raises(FileFault, match="would write over '.*ab.netkin', which holds a comparison and no series"):
+    with pytest.raises(FileError, match="would write over '.*ab.netkin', which holds a comparison and no series"):
         dynamics({0: Fan(0), 10: Fan(10)}, rows, save=file)
 
 
@@ -358,7 +358,7 @@ def test_a_damaged_checkpoint_is_named_before_the_work(rows, tmp_path):
         ({0: Fan(0).state_dict(), 1: Fan(1).state_dict()}, {}, SourceError, "step 1 holds weights alone"),
         ({0: Fan(0), 1: nn.Linear(6, 6)}, {}, SourceError, "the architecture changes within the run: at step 0,"),
         ({0: Fan(0), 1: Fan(1)}, {"measure": "svca"}, UnknownName, "no measure named 'svca'; did you mean 'svcca'?"),
-        ({0: Fan(0), 1: Fan(1)}, {"measure": []}, ValueFault, "`measures` is empty"),
+        ({0: Fan(0), 1: Fan(1)}, {"measure": []}, InvalidValue, "`measures` is empty"),
         ({0: Fan(0), 1: Fan(1)}, {"layers": "lo"}, UnknownName, "no layer named 'lo'; did you mean 'low'?"),
         ({0: Fan(0), 1: Fan(1)}, {"steps": [7]}, UnknownName, "no step 7 in this run; it has 0, 1"),
     ],
@@ -369,7 +369,7 @@ def test_bad_input_is_refused_in_one_sentence(rows, run, options, fault, words):
 
 
 def test_missing_data_are_refused():
-    with pytest.raises(ValueFault, match="`data` is missing"):
+    with pytest.raises(InvalidValue, match="`data` is missing"):
         dynamics({0: Fan(0), 1: Fan(1)}, None)
 
 
@@ -404,5 +404,5 @@ def test_a_function_hears_of_the_progress_and_nothing_else_is_shown(rows, capsys
     assert (2, 2, "looking at checkpoints") in heard
     assert heard[-1] == (2, 2, "comparing")
     assert capsys.readouterr().out == ""
-    with pytest.raises(ValueFault, match="`progress` is None"):
+    with pytest.raises(InvalidValue, match="`progress` is None"):
         dynamics({0: Fan(0), 10: Fan(10)}, rows, progress="yes")

@@ -59,11 +59,11 @@ def test_what_would_be_refused_is_told_in_the_same_words(rows):
 
 def test_weights_alone_take_no_passes_and_no_data():
     run = run_of(low=10, middle=20, high=40)
-    plan = nk.explain_dynamics(run, measure="weight_cosine", model=Fan, steps=3)
+    plan = nk.explain_dynamics(run, measures="weight_cosine", model=Fan, steps=3)
     assert plan.passes == 0
     assert len(plan.steps) == 3
     assert plan.each.pairs == int(
-        np.isfinite(nk.dynamics(run, measure="weight_cosine", model=Fan)[50].to_numpy()).sum()
+        np.isfinite(nk.dynamics(run, measures="weight_cosine", model=Fan)[50].to_numpy()).sum()
     )
     assert str(plan).endswith("forward passes in all: none")
 

@@ -40,7 +40,7 @@ SLOW = pytest.mark.slow
 )
 def test_a_recorder_gives_the_numbers_of_saved_checkpoints(shape):
     model = net()
-    recorder = nk.DynamicsRecorder(model, images(), measure=FIT, shape=shape)
+    recorder = nk.DynamicsRecorder(model, images(), measures=FIT, shape=shape)
     ours, theirs = (saved := run(recorder, model)) and recorder.series(), nk.dynamics(saved, images(), FIT, shape=shape)
     assert ours.steps == theirs.steps
     assert ours.measures == theirs.measures
@@ -59,7 +59,7 @@ def test_a_recorder_gives_the_numbers_of_saved_checkpoints(shape):
 
 def test_the_holes_have_the_reasons_of_a_comparison():
     model = net()
-    recorder = nk.DynamicsRecorder(model, images(), measure="cka", shape="positions", layers=["0", "4"])
+    recorder = nk.DynamicsRecorder(model, images(), measures="cka", shape="positions", layers=["0", "4"])
     saved = run(recorder, model, range(2))
     ours, theirs = (
         recorder.series()[0]["cka"],
@@ -71,7 +71,7 @@ def test_the_holes_have_the_reasons_of_a_comparison():
 
 def test_other_measures_may_be_asked_for_afterwards():
     model = net()
-    recorder = nk.DynamicsRecorder(model, images(), measure="svcca")
+    recorder = nk.DynamicsRecorder(model, images(), measures="svcca")
     saved = run(recorder, model)
     ours = recorder.series(["nbs", "svcca(variance=0.9)"], pairs="corresponding")
     theirs = nk.dynamics(saved, images(), ["nbs", "svcca(variance=0.9)"])
@@ -84,7 +84,7 @@ def test_other_measures_may_be_asked_for_afterwards():
 def test_the_log_tells_each_layer_against_its_previous_and_first_probe():
     model, told = net(), []
     recorder = nk.DynamicsRecorder(
-        model, images(), measure=["cka", "svcca"], layers=["0", "7"], first=True, log=lambda *news: told.append(news)
+        model, images(), measures=["cka", "svcca"], layers=["0", "7"], first=True, log=lambda *news: told.append(news)
     )
     saved = run(recorder, model)
     rows = {step: nk.activations(one, ["0", "7"], images()) for step, one in saved.items()}
@@ -145,7 +145,7 @@ def test_only_multiples_of_every_count_unless_anyway():
 def test_the_examples_may_come_in_any_form(given, shape):
     model = net()
     recorder, plain = (
-        nk.DynamicsRecorder(model, data, measure="cka", shape=shape, examples=36)
+        nk.DynamicsRecorder(model, data, measures="cka", shape=shape, examples=36)
         for data in (given(images()), images(36))
     )
     recorder.probe(0), plain.probe(0)
@@ -171,7 +171,7 @@ def test_a_loader_that_shuffles_is_read_once_and_left_in_its_state():
 
 def test_the_examples_are_kept_when_the_callers_array_changes():
     data = images()
-    recorder = nk.DynamicsRecorder(net(), data, measure="cka")
+    recorder = nk.DynamicsRecorder(net(), data, measures="cka")
     recorder.probe(0)
     data += torch.randn_like(data)
     assert min(recorder.probe(1).previous.values()) == pytest.approx(1.0)
@@ -209,7 +209,7 @@ def test_batch_norm_statistics_do_not_move():
 
 
 def test_autocast_around_the_probe_does_not_reach_the_model():
-    recorder = nk.DynamicsRecorder(net(), images(), measure="cka")
+    recorder = nk.DynamicsRecorder(net(), images(), measures="cka")
     recorder.probe(0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         recorder.probe(1)
@@ -219,7 +219,7 @@ def test_autocast_around_the_probe_does_not_reach_the_model():
 
 
 def test_a_model_in_half_precision_is_recorded_in_float32():
-    recorder = nk.DynamicsRecorder(net().bfloat16(), images(), measure="cka")
+    recorder = nk.DynamicsRecorder(net().bfloat16(), images(), measures="cka")
     recorder.probe(0)
     assert {state.rows.dtype for state in recorder._moments[0].states.values()} == {torch.float32, torch.float64}
 
@@ -235,7 +235,7 @@ def test_a_compiled_model_is_looked_through_and_not_compiled_anew():
 
     model = net()
     compiled = torch.compile(model, backend=backend)
-    recorder, plain = nk.DynamicsRecorder(compiled, images(), measure="cka"), nk.DynamicsRecorder(model, images())
+    recorder, plain = nk.DynamicsRecorder(compiled, images(), measures="cka"), nk.DynamicsRecorder(model, images())
     train(compiled, steps=1)
     before = len(compilations)
     recorder.probe(0), plain.probe(0)
@@ -278,7 +278,7 @@ def test_a_recording_goes_on_from_a_file(tmp_path):
 
 def test_a_recording_is_read_without_the_model(tmp_path):
     model = net()
-    recorder = nk.DynamicsRecorder(model, images(), measure=["cka", "nbs"], run="mine", unit="epoch")
+    recorder = nk.DynamicsRecorder(model, images(), measures=["cka", "nbs"], run="mine", unit="epoch")
     run(recorder, model)
     recorder.save(tmp_path / "run.netkin")
     found = nk.load(tmp_path / "run.netkin")
@@ -301,7 +301,7 @@ def test_a_recording_is_read_without_the_model(tmp_path):
     assert np.array_equal(found.series("svcca").to_numpy(), recorder.series("svcca").to_numpy(), equal_nan=True)
     assert found.provenance["final weights"] == nk.identity.weights_digest(model)
     assert found.provenance["call"].startswith("nk.DynamicsRecorder(model=Sequential, probe='Tensor', run='mine'")
-    other = nk.DynamicsRecorder(model, images().flip(0), measure=["cka", "nbs"], run="mine", shape="flatten")
+    other = nk.DynamicsRecorder(model, images().flip(0), measures=["cka", "nbs"], run="mine", shape="flatten")
     other.probe(0)
     for digest in ("data digest", "settings digest"):
         assert other.series().provenance[digest] != found.provenance[digest]
@@ -322,7 +322,7 @@ def test_a_recording_goes_on_from_a_checkpoint(tmp_path):
 
 def test_a_layer_with_nan_is_a_hole_and_training_goes_on():
     model = net()
-    recorder = nk.DynamicsRecorder(model, images(), measure="cka", layers=["0", "7"])
+    recorder = nk.DynamicsRecorder(model, images(), measures="cka", layers=["0", "7"])
     recorder.probe(0)
     with torch.no_grad():
         model[7].weight[0, 0] = float("nan")
@@ -359,7 +359,7 @@ def test_texts_without_tensors_can_be_probes():
             return self.embed(torch.tensor([[len(text), text.count("a"), 1.0] for text in texts["text"]]))
 
     data = [{"text": ["a", "banana", "tree"]}, {"text": ["house", "x"]}]
-    recorder = nk.DynamicsRecorder(Reader(), data, measure="cka", layers=["embed"], examples=None,
+    recorder = nk.DynamicsRecorder(Reader(), data, measures="cka", layers=["embed"], examples=None,
                                    forward=lambda model, batch: model(batch))  # fmt: skip
     with pytest.raises(ForwardError, match="examples of these batches can't be counted; take one probe"):
         recorder.memory_per_probe  # noqa: B018

@@ -34,7 +34,7 @@ def record(rank, folder):
     """Train one of two networks, and leave what its recorder has, says and logs."""
     torch.manual_seed(0)
     model, probe, logged = DistributedDataParallel(network()), torch.randn(30, 5), []
-    recorder = nk.DynamicsRecorder(model, probe, measure="cka", log=lambda step, values: logged.append(step))
+    recorder = nk.DynamicsRecorder(model, probe, measures="cka", log=lambda step, values: logged.append(step))
     saved = learn(model, recorder, rank)
     weights = [torch.zeros(9, 5) for _ in range(2)]
     distributed.all_gather(weights, model.module[0].weight.detach())

@@ -7,38 +7,38 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.dynamics.states import Moment
-from netkin.errors import FileFault, ForwardError, UnknownName, ValueFault
+from netkin.errors import FileError, ForwardError, InvalidValue, UnknownName
 from recorder_worlds import images, net
 
 
 def test_a_measure_that_looks_at_single_units_is_refused():
     with pytest.raises(
-        ValueFault, match="keeps each layer up to a rotation, and 'pwcca' looks at single neurons; save ch"
+        InvalidValue, match="keeps each layer up to a rotation, and 'pwcca' looks at single neurons; save ch"
     ):
-        nk.DynamicsRecorder(net(), images(), measure="pwcca")
-    with pytest.raises(ValueFault, match="keeps what linear measures read, and 'cka_rbf' is none; save checkpoints"):
+        nk.DynamicsRecorder(net(), images(), measures="pwcca")
+    with pytest.raises(InvalidValue, match="keeps what linear measures read, and 'cka_rbf' is none; save checkpoints"):
         nk.DynamicsRecorder(net(), images()).series(["cka", "cka_rbf"])
-    with pytest.raises(ValueFault, match="`measures` is empty"):
-        nk.DynamicsRecorder(net(), images(), measure=[])
+    with pytest.raises(InvalidValue, match="`measures` is empty"):
+        nk.DynamicsRecorder(net(), images(), measures=[])
 
 
 def test_frequencies_are_refused():
     with pytest.raises(
-        ValueFault, match="shape 'dft' has a block for each frequency; save checkpoints and use `nk.dyn"
+        InvalidValue, match="shape 'dft' has a block for each frequency; save checkpoints and use `nk.dyn"
     ):
         nk.DynamicsRecorder(net(), images(), shape="dft")
-    with pytest.raises(ValueFault, match="shape 'dft'"):
+    with pytest.raises(InvalidValue, match="shape 'dft'"):
         nk.DynamicsRecorder(net(), images(), shape={"0": "dft"})
 
 
 def test_wrong_options_are_refused_before_training():
-    with pytest.raises(ValueFault, match="`every` must be a whole number of 1 or more; got 0"):
+    with pytest.raises(InvalidValue, match="`every` must be a whole number of 1 or more; got 0"):
         nk.DynamicsRecorder(net(), images(), every=0)
-    with pytest.raises(ValueFault, match="`batch` must be a whole number of 1 or more; got 2.5"):
+    with pytest.raises(InvalidValue, match="`batch` must be a whole number of 1 or more; got 2.5"):
         nk.DynamicsRecorder(net(), images(), batch=2.5)
     with pytest.raises(UnknownName, match="no layer named 'conv9'"):
         nk.DynamicsRecorder(net(), images(), layers=["conv9"])
-    with pytest.raises(ValueFault, match="`examples` must be at least 1; got 0"):
+    with pytest.raises(InvalidValue, match="`examples` must be at least 1; got 0"):
         nk.DynamicsRecorder(net(), images(), examples=0)
 
 
@@ -46,7 +46,7 @@ def test_a_step_that_is_not_after_the_last_is_refused():
     recorder = nk.DynamicsRecorder(net(), images(), layers=["0"])
     recorder.probe(5)
     with pytest.raises(
-        ValueFault, match="last probe was taken at step 5, and step 3 is not after it; `recorder.forget.*2"
+        InvalidValue, match="last probe was taken at step 5, and step 3 is not after it; `recorder.forget.*2"
     ):
         recorder.probe(3)
     recorder.forget(after=2)
@@ -54,7 +54,7 @@ def test_a_step_that_is_not_after_the_last_is_refused():
 
 
 def test_a_series_without_probes_is_refused():
-    with pytest.raises(ValueFault, match="no probe has been taken yet"):
+    with pytest.raises(InvalidValue, match="no probe has been taken yet"):
         nk.DynamicsRecorder(net(), images()).series()
 
 
@@ -62,7 +62,7 @@ def test_other_examples_are_refused_when_a_recording_goes_on(tmp_path):
     recorder = nk.DynamicsRecorder(net(), images())
     recorder.probe(0)
     recorder.save(tmp_path / "run.netkin")
-    with pytest.raises(ValueFault, match="taken on other examples of 'Tensor' than those of 'Tensor' given now"):
+    with pytest.raises(InvalidValue, match="taken on other examples of 'Tensor' than those of 'Tensor' given now"):
         nk.DynamicsRecorder(net(), images().flip(0)).load(tmp_path / "run.netkin")
 
 
@@ -70,13 +70,13 @@ def test_a_file_of_another_kind_or_a_damaged_one_is_refused(tmp_path):
     recorder = nk.DynamicsRecorder(net(), images())
     recorder.probe(0)
     recorder.series().save(tmp_path / "series.netkin")
-    with pytest.raises(FileFault, match="holds 'series', not 'recording'"):
+    with pytest.raises(FileError, match="holds 'series', not 'recording'"):
         recorder.load(tmp_path / "series.netkin")
     nk.files.write(tmp_path / "bad.netkin", "recording", {"moments": [{"step": 1}]}, {"x": np.ones(1)})
-    with pytest.raises(FileFault, match="bad.netkin' is damaged: .*missing 2 required"):
+    with pytest.raises(FileError, match="bad.netkin' is damaged: .*missing 2 required"):
         recorder.load(tmp_path / "bad.netkin")
     recorder.save(tmp_path / "run.netkin")
-    with pytest.raises(FileFault, match="holds a 'recording', which takes no models; got 1"):
+    with pytest.raises(FileError, match="holds a 'recording', which takes no models; got 1"):
         nk.load(tmp_path / "run.netkin", net())
 
 
@@ -101,7 +101,7 @@ def test_another_shape_is_refused_when_a_recording_goes_on():
     recorder, other = (nk.DynamicsRecorder(net(), images(), shape=shape) for shape in ("pool", "flatten"))
     recorder.probe(0)
     other.load_state_dict(recorder.state_dict())
-    with pytest.raises(ValueFault, match="layer '0' was recorded with shape 'pool' and now has 'flatten'"):
+    with pytest.raises(InvalidValue, match="layer '0' was recorded with shape 'pool' and now has 'flatten'"):
         other.probe(1)
 
 

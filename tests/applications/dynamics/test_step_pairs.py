@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import InvalidValue, UnknownName
 from netkin.results.packing import from_document
 
 
@@ -33,7 +33,7 @@ def cosine(a, b):
 
 
 def test_a_run_is_followed_without_data_and_every_step_meets_every_other(run):
-    series = nk.dynamics(run, measure="atom_cosine")
+    series = nk.dynamics(run, measures="atom_cosine")
     assert series.layers == ("0", "2")
     assert series.comparisons[0].needs_no_data
     for layer in (0, 2):
@@ -46,16 +46,16 @@ def test_a_run_is_followed_without_data_and_every_step_meets_every_other(run):
 
 
 def test_the_series_is_saved_continued_and_written_as_json_with_all_pairs(run, tmp_path):
-    series = nk.dynamics(run, measure=["atom_cosine", "atom_angular"], save=tmp_path / "run.netkin")
+    series = nk.dynamics(run, measures=["atom_cosine", "atom_angular"], save=tmp_path / "run.netkin")
     assert nk.load(tmp_path / "run.netkin") == series
-    again = nk.dynamics(run, measure=["atom_cosine", "atom_angular"], save=tmp_path / "run.netkin")
+    again = nk.dynamics(run, measures=["atom_cosine", "atom_angular"], save=tmp_path / "run.netkin")
     np.testing.assert_array_equal(again.between_steps("0", "atom_angular"), series.between_steps("0", "atom_angular"))
     found = from_document(json.loads(json.dumps(nk.document(series), allow_nan=False)))
     np.testing.assert_array_equal(found.between_steps("2", "atom_cosine"), series.between_steps("2", "atom_cosine"))
 
 
 def test_the_page_draws_each_layer_with_its_lines(run, tmp_path):
-    page = nk.report(nk.dynamics(run, measure="atom_cosine"), tmp_path / "run.html").read_text()
+    page = nk.report(nk.dynamics(run, measures="atom_cosine"), tmp_path / "run.html").read_text()
     assert page.count('class="framed"') == 2
     assert "0.99 from 3, 0.999 from 3" in page
     assert "0.999 not before the last" in page
@@ -64,7 +64,7 @@ def test_the_page_draws_each_layer_with_its_lines(run, tmp_path):
 def test_plain_networks_have_holes_for_atoms_and_values_for_weights():
     torch.manual_seed(0)
     run = {step: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2)) for step in range(3)}
-    series = nk.dynamics(run, measure=["weight_cosine", "atom_cosine", "grassmann(atoms=3)"], layers=["0"])
+    series = nk.dynamics(run, measures=["weight_cosine", "atom_cosine", "grassmann(atoms=3)"], layers=["0"])
     assert np.isfinite(series.between_steps("0", "weight_cosine")).all()
     assert np.isfinite(series.between_steps("0", "grassmann(atoms=3)")).all()
     assert np.isnan(series.between_steps("0", "atom_cosine")).all()
@@ -79,5 +79,5 @@ def test_with_data_measures_of_both_kinds_go_together(run):
 
 
 def test_other_measures_still_need_data(run):
-    with pytest.raises(ValueFault, match="`data` is missing"):
-        nk.dynamics(run, measure="cka")
+    with pytest.raises(InvalidValue, match="`data` is missing"):
+        nk.dynamics(run, measures="cka")

@@ -8,7 +8,7 @@ from torch.nn.functional import conv2d, cross_entropy
 
 from federated_worlds import network
 from netkin.applications.federated import ALGORITHMS, federate, plan_for
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import InvalidValue, UnknownName
 
 RATE, MOMENTUM, EPOCHS, PULL, ROUNDS = 0.2, 0.9, 2, 0.3, 2
 ATOMS, ALPHA, BIAS, HEAD = ["0.atoms"], ["0.coefficients"], ["0.bias"], ["3.weight", "3.bias"]
@@ -186,20 +186,20 @@ def test_what_travels_is_said_with_what_it_leaks():
     ],
 )
 def test_unknown_ways_are_refused(algorithm, source, fault):
-    with pytest.raises((UnknownName, ValueFault), match=fault):
+    with pytest.raises((UnknownName, InvalidValue), match=fault):
         plan_for(network(), algorithm, source)
 
 
 def test_a_network_without_atoms_head_or_gradients_is_refused_where_it_needs_them():
     plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
     assert plan_for(plain, "fedavg").travelling == ("0.weight", "0.bias")
-    with pytest.raises(ValueFault, match="no `nn.Linear` that could be its head; name a layer by `head=`"):
+    with pytest.raises(InvalidValue, match="no `nn.Linear` that could be its head; name a layer by `head=`"):
         plan_for(plain, "fedper")
     with pytest.raises(UnknownName, match="no layer 'fc' to be its head"):
         plan_for(plain, "fedper", head="fc")
     with pytest.raises(
-        ValueFault, match=r"no layers made of atoms; make some by `nk.decompose\(model, atoms=...\).model`"
+        InvalidValue, match=r"no layers made of atoms; make some by `nk.decompose\(model, atoms=...\).model`"
     ):
         plan_for(plain, "fedavg", "fixed")
-    with pytest.raises(ValueFault, match="none of the model's weights may be trained"):
+    with pytest.raises(InvalidValue, match="none of the model's weights may be trained"):
         plan_for(plain.requires_grad_(False), "fedavg")

@@ -18,7 +18,7 @@ from file_worlds import write_unchecked
 from netkin import files
 from netkin.applications.federated import ALGORITHMS, Simulation, federate, local_training
 from netkin.applications.federated.algorithms import sampled
-from netkin.errors import FileFault, ForwardError, NetkinError, ShapeError, UnknownName
+from netkin.errors import FileError, ForwardError, NetkinError, ShapeError, UnknownName
 from processes import ended, started
 
 
@@ -134,7 +134,7 @@ def test_weights_of_another_shape_and_those_not_finite_in_a_stopped_federation_a
     for kind in ("shared", "kept"):
         name = next(key for key in arrays if key.startswith(f"{kind}/"))
         write_unchecked(path, header, arrays | {name: spoilt(arrays[name])})
-        with pytest.raises(FileFault, match=f"standing.netkin' is damaged: ValueError: '{name}' {fault}"):
+        with pytest.raises(FileError, match=f"standing.netkin' is damaged: ValueError: '{name}' {fault}"):
             federate(network(), clients(), **options)
 
 
@@ -144,7 +144,7 @@ def test_pretrained_weights_of_another_shape_are_refused(tmp_path):
     (path,) = tmp_path.rglob("pretraining.netkin")
     header, arrays = files.read(path)
     write_unchecked(path, header, {name: all_ones(array) for name, array in arrays.items()})
-    with pytest.raises(FileFault, match=r"pretraining.netkin' is damaged: ValueError: 'base/.*' has shape .*; delete"):
+    with pytest.raises(FileError, match=r"pretraining.netkin' is damaged: ValueError: 'base/.*' has shape .*; delete"):
         federate(network(), clients(), **options)
 
 
@@ -222,7 +222,7 @@ def test_more_rounds_go_on_from_those_that_are_done_and_fewer_are_refused(tmp_pa
     )
     assert same(found, federate(network(), clients(), **longer))
     assert not [done for what, done in asked if what == "federating" and done < 4]
-    with pytest.raises(FileFault, match="holds 5 rounds, more than the 3 asked for"):
+    with pytest.raises(FileError, match="holds 5 rounds, more than the 3 asked for"):
         federate(network(), clients(), save=path, **OPTIONS)
 
 
@@ -232,9 +232,9 @@ def test_more_rounds_go_on_from_those_that_are_done_and_fewer_are_refused(tmp_pa
 def test_another_federation_in_its_place_is_refused(tmp_path, change):
     options = {"save": tmp_path / "f.netkin", **OPTIONS, "rounds": 1}
     federate(network(), clients(), **options)
-    with pytest.raises(FileFault, match="holds a federation that differs in"):
+    with pytest.raises(FileError, match="holds a federation that differs in"):
         federate(network(), clients(), **options | change)
-    with pytest.raises(FileFault, match="differs in set of data"):
+    with pytest.raises(FileError, match="differs in set of data"):
         federate(network(), clients(size=9), **options)
 
 
@@ -249,7 +249,7 @@ def test_a_saved_federation_is_opened_as_it_was(tmp_path):
     with pytest.raises(ValueError, match="read-only"):
         opened.personal["0.atoms"][0] = 0
     (tmp_path / "other.netkin").write_text("mine")
-    with pytest.raises(FileFault, match="other.netkin"):
+    with pytest.raises(FileError, match="other.netkin"):
         found.save(tmp_path / "other.netkin")
 
 
@@ -353,5 +353,5 @@ def test_accuracies_of_rounds_are_continued_with_the_same_test_data_alone(tmp_pa
     found = federate(network(), clients(), save=tmp_path / "f.netkin", **options)
     assert found.accuracies == federate(network(), clients(), **options).accuracies
     assert nk.load(tmp_path / "f.netkin").accuracies == found.accuracies
-    with pytest.raises(FileFault, match="test data"):
+    with pytest.raises(FileError, match="test data"):
         federate(network(), clients(), save=tmp_path / "f.netkin", **options | {"test": clients(size=7), "rounds": 4})

@@ -18,7 +18,7 @@ from netkin.applications.federated import (
     user_similarity,
 )
 from netkin.applications.federated.ensembles import before_head
-from netkin.errors import NetkinError, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, NetkinError, NoValue, ShapeError, UnknownName
 from netkin.representations.filters import AtomConv2d
 from netkin.results.comparison import _silhouette
 
@@ -82,7 +82,7 @@ def test_any_other_measure_is_the_mean_over_layers_of_pairs_of_networks(federati
     by_weights = user_similarity(federation, "weight_cosine", like=network())
     assert by_weights["3", "3"] == 1
     assert by_weights.needs_no_data
-    with pytest.raises(ValueFault, match="'cka' compares the clients' networks; give `like=`"):
+    with pytest.raises(InvalidValue, match="'cka' compares the clients' networks; give `like=`"):
         user_similarity(federation, "cka")
 
 
@@ -118,7 +118,7 @@ def test_the_index_and_the_silhouette_agree_with_another_library():
     ("gaussian_mutual_information", "has no value of a network with itself"),
 ])  # fmt: skip
 def test_measures_that_give_no_number_for_a_pair_of_clients_are_refused(federation, digits, measure, why):
-    with pytest.raises(ValueFault, match=f"'{measure}' {why}, and clients are compared by one number"):
+    with pytest.raises(InvalidValue, match=f"'{measure}' {why}, and clients are compared by one number"):
         user_similarity(federation, measure, like=network(), data=digits.test["0"][0])
 
 
@@ -163,9 +163,9 @@ def test_what_can_not_be_compared_is_refused(digits):
         user_similarity(federate(network(), data, "local", rounds=1))
     with pytest.raises(NoValue, match="all clients have the same atoms, which tell nothing of them"):
         user_similarity(federate(network(), data, "fedavg", rounds=1))
-    with pytest.raises(ValueFault, match="have no atoms that 'atom_cosine' could compare"):
+    with pytest.raises(InvalidValue, match="have no atoms that 'atom_cosine' could compare"):
         user_similarity(federate(nk.recompose(network()), data, "local", rounds=1))
-    with pytest.raises(ValueFault, match="needs two clients or more; got 1"):
+    with pytest.raises(InvalidValue, match="needs two clients or more; got 1"):
         user_similarity(federate(network(), {"0": data["0"]}, "local", coefficients="fixed", rounds=1))
     dead = network()
     dead[0].atoms.data.zero_()
@@ -175,7 +175,7 @@ def test_what_can_not_be_compared_is_refused(digits):
     assert "the atoms '0.atoms' of client '0' are all zero" in found.provenance["no similarity"]
     with pytest.raises(NoValue, match="the atoms '0.atoms' of client '0' are all zero"):
         user_similarity(found)
-    with pytest.raises(ValueFault, match="`count` is a number of clusters, 1 to 2; got 3"):
+    with pytest.raises(InvalidValue, match="`count` is a number of clusters, 1 to 2; got 3"):
         user_clusters(np.eye(2), 3)
     with pytest.raises(ShapeError, match="similarities of all pairs"):
         user_clusters(np.ones((2, 3)))
@@ -255,13 +255,13 @@ def test_random_members_need_no_similarity_and_are_not_said_to_come_from_one(dig
     assert all(len(set(own)) == 3 and own[0] == name for name, own in found.members.items())
     alone = similar_users_ensemble(plain, net, digits.train, digits.test, members=0, epochs=1)
     assert alone.together == alone.alone
-    with pytest.raises(ValueFault, match="have no atoms that 'atom_cosine' could compare"):
+    with pytest.raises(InvalidValue, match="have no atoms that 'atom_cosine' could compare"):
         similar_users_ensemble(plain, net, digits.train, digits.test, members=2, epochs=1)
 
 
 def test_a_head_that_is_not_last_is_refused():
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3), nn.LogSoftmax(1))
-    with pytest.raises(ValueFault, match="the head must be the last layer of the network, and '1' is not"):
+    with pytest.raises(InvalidValue, match="the head must be the last layer of the network, and '1' is not"):
         before_head(net, "1", torch.randn(5, 4))
     assert not net[1]._forward_hooks
 

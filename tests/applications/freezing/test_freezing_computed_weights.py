@@ -15,7 +15,7 @@ import netkin as nk
 from freezing_worlds import same, sgd, weights
 from late_packages import lightning as pl
 from late_packages import transformers
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.integrations.huggingface import freezing_callback as trainer_callback
 from netkin.integrations.lightning import freezing_callback as lightning_callback
 from netkin.sources.architectures import seeded
@@ -247,9 +247,9 @@ def test_what_computes_a_weight_of_the_model_itself_is_frozen_with_what_depends_
 @pytest.mark.filterwarnings("ignore:.torch.jit")
 def test_scripted_layers_are_refused():
     net = nn.Sequential(nn.Linear(8, 8), torch.jit.script(nn.Linear(8, 8)), nn.Linear(8, 3))
-    with pytest.raises(ValueFault, match="layer '1' is a ScriptModule"):
+    with pytest.raises(InvalidValue, match="layer '1' is a ScriptModule"):
         nk.FreezeTraining(net, steps=4)
-    with pytest.raises(ValueFault, match="the model is a ScriptModule"):
+    with pytest.raises(InvalidValue, match="the model is a ScriptModule"):
         nk.FreezeTraining(torch.jit.script(nn.Linear(8, 8)), steps=4)
 
 

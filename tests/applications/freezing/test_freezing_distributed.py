@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import netkin as nk
 from freezing_worlds import Net, data, same, sgd, train, update, weights
-from netkin.errors import ForwardError, ValueFault
+from netkin.errors import ForwardError, InvalidValue
 from netkin.sources.architectures import seeded
 from processes import run_ranks
 
@@ -59,7 +59,9 @@ def refused(rank):
     """Return how many ways of wrapping that wait for all gradients are refused at once."""
     ways = [{}, {"static_graph": True}]
     for options in ways:
-        with pytest.raises(ValueFault, match="`DistributedDataParallel` waits for the gradients of all.*wrap it again"):
+        with pytest.raises(
+            InvalidValue, match="`DistributedDataParallel` waits for the gradients of all.*wrap it again"
+        ):
             nk.FreezeTraining(DistributedDataParallel(seeded(Net, 0), **options), steps=STEPS)
     return len(ways)
 
@@ -69,12 +71,12 @@ def faulty(rank):
 
     def forward(model, batch):
         if rank == 0:
-            raise ValueFault("no such batch.")
+            raise InvalidValue("no such batch.")
         return model(batch)
 
-    words = "" if rank == 0 else "the first process could not probe the model: ValueFault: "
+    words = "" if rank == 0 else "the first process could not probe the model: InvalidValue: "
     options = {"steps": STEPS, "probe": data(1)[0][0], "every": 1, "forward": forward}
-    with pytest.raises(ForwardError if rank else ValueFault, match=f"^{words}no such batch.$"):
+    with pytest.raises(ForwardError if rank else InvalidValue, match=f"^{words}no such batch.$"):
         nk.FreezeTraining(wrapped(seeded(Net, 0)), "similarity", **options)
     return 1
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import netkin as nk
 from freezing_worlds import Net, data, same, sgd, train, update, weights
-from netkin.errors import ForwardError, ValueFault
+from netkin.errors import ForwardError, InvalidValue
 from netkin.sources.architectures import seeded
 
 
@@ -87,13 +87,13 @@ def test_loading_an_earlier_state_thaws_what_was_not_frozen_then(net):
 def test_a_state_of_something_else_is_refused(net):
     freezing = nk.FreezeTraining(net, "linear", steps=8)
     state = freezing.state_dict()
-    with pytest.raises(ValueFault, match="the state is of a 'linear' schedule and this is 'fractions'"):
+    with pytest.raises(InvalidValue, match="the state is of a 'linear' schedule and this is 'fractions'"):
         nk.FreezeTraining(net, {"conv1": 0.5}, steps=8).load_state_dict(state)
-    with pytest.raises(ValueFault, match="the state is of the groups .'conv1', .* and these are .'conv1', 'conv2'.;"):
+    with pytest.raises(InvalidValue, match="the state is of the groups .'conv1', .* and these are .'conv1', 'conv2'.;"):
         nk.FreezeTraining(net, "linear", steps=8, layers=["conv1", "conv2"]).load_state_dict(state)
-    with pytest.raises(ValueFault, match="the state has format 9 and this netkin reads up to 1"):
+    with pytest.raises(InvalidValue, match="the state has format 9 and this netkin reads up to 1"):
         freezing.load_state_dict(state | {"format": 9})
-    with pytest.raises(ValueFault, match="no state of `FreezeTraining`, as it has no 'format'; pass its `state_dict"):
+    with pytest.raises(InvalidValue, match="no state of `FreezeTraining`, as it has no 'format'; pass its `state_dict"):
         freezing.load_state_dict({"param_groups": []})
 
 
@@ -195,7 +195,7 @@ def test_the_whole_training_can_also_be_told_by_its_number_of_steps(net):
     assert freezing.at(5) == []
     assert (freezing.step(), freezing.frozen) == (["conv3"], ["conv1", "conv2", "conv3"])
     assert repr(freezing) == "<FreezeTraining linear: 3 of 4 groups frozen after 6 of 8 steps>"
-    with pytest.raises(ValueFault, match="6 steps are done already; got 3"):
+    with pytest.raises(InvalidValue, match="6 steps are done already; got 3"):
         freezing.at(3)
 
 

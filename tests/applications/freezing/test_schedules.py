@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from netkin.applications.freezing.schedules import fractions, linear
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import InvalidValue, UnknownName
 
 
 @given(count=some.integers(2, 40), steps=some.integers(1, 5000))
@@ -51,14 +51,14 @@ def test_a_plan_goes_on_from_its_state():
 
 
 def test_one_unit_alone_has_no_linear_schedule():
-    with pytest.raises(ValueFault, match="'linear' freezes all groups but the last, and 'fc' is the only one"):
+    with pytest.raises(InvalidValue, match="'linear' freezes all groups but the last, and 'fc' is the only one"):
         linear(["fc"], 10)
 
 
 def test_a_unit_before_a_frozen_one_cannot_be_live():
-    with pytest.raises(ValueFault, match="'b' would be frozen at 0.2 of the training while 'a'.*until 0.5"):
+    with pytest.raises(InvalidValue, match="'b' would be frozen at 0.2 of the training while 'a'.*until 0.5"):
         fractions(["a", "b"], {"a": 0.5, "b": 0.2}, 10)
-    with pytest.raises(ValueFault, match="'b' would be frozen at 0.2 of the training while 'a'.*until 1;"):
+    with pytest.raises(InvalidValue, match="'b' would be frozen at 0.2 of the training while 'a'.*until 1;"):
         fractions(["a", "b"], {"b": 0.2}, 10)
 
 
@@ -68,7 +68,7 @@ def test_numbers_of_numpy_and_fractions_are_numbers():
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.5, float("nan"), "half", None])
 def test_a_fraction_lies_between_zero_and_one(fraction):
-    with pytest.raises(ValueFault, match="lies between 0 and 1; got .* for 'a'"):
+    with pytest.raises(InvalidValue, match="lies between 0 and 1; got .* for 'a'"):
         fractions(["a"], {"a": fraction}, 10)
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import netkin as nk
 from freezing_worlds import Net, data, sgd, train, update
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.sources.architectures import seeded
 
 
@@ -142,15 +142,15 @@ def test_a_measure_of_rows_serves_as_well(model, probe):
 
 
 def test_a_similarity_schedule_without_what_it_needs_is_refused(model, probe):
-    with pytest.raises(ValueFault, match="'similarity' needs `probe=`"):
+    with pytest.raises(InvalidValue, match="'similarity' needs `probe=`"):
         nk.FreezeTraining(model, "similarity", steps=100)
-    with pytest.raises(ValueFault, match="`steps` must be the number of steps in all.*got None"):
+    with pytest.raises(InvalidValue, match="`steps` must be the number of steps in all.*got None"):
         nk.FreezeTraining(model, "similarity", probe=probe)
-    with pytest.raises(ValueFault, match="`patience` must be a whole number, at least 1; got 0"):
+    with pytest.raises(InvalidValue, match="`patience` must be a whole number, at least 1; got 0"):
         nk.FreezeTraining(model, "similarity", probe=probe, every=1, patience=0)
-    with pytest.raises(ValueFault, match="'procrustes_distance' is a distance, which falls as groups settle"):
-        nk.FreezeTraining(model, "similarity", probe=probe, every=1, measure="procrustes_distance")
-    with pytest.raises(ValueFault, match="cka lies between 0 and 1; a threshold of 99 does not"):
+    with pytest.raises(InvalidValue, match="'procrustes_distance' is a distance, which falls as groups settle"):
+        nk.FreezeTraining(model, "similarity", probe=probe, every=1, measures="procrustes_distance")
+    with pytest.raises(InvalidValue, match="cka lies between 0 and 1; a threshold of 99 does not"):
         nk.FreezeTraining(model, "similarity", probe=probe, every=1, threshold=99)
 
 
@@ -181,6 +181,6 @@ def test_a_probe_that_crashes_leaves_the_model_as_it_was(model):
 
 
 def test_a_probe_too_small_for_the_measure_is_refused(model, probe):
-    freezing = nk.FreezeTraining(model, "similarity", probe=probe[:8], every=1, past=1, measure="svcca")
-    with pytest.raises(ValueFault, match="the probe is too small for group '0': 8 examples are fewer than the 6 . 6"):
+    freezing = nk.FreezeTraining(model, "similarity", probe=probe[:8], every=1, past=1, measures="svcca")
+    with pytest.raises(InvalidValue, match="the probe is too small for group '0': 8 examples are fewer than the 6 . 6"):
         freezing.step()

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.errors import ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, ShapeError, UnknownName
 
 LIVE = 3
 
@@ -318,7 +318,9 @@ def test_the_gpu_gives_the_numbers_of_the_cpu(data, found_on):
 
 def test_more_directions_than_the_width_are_refused(layer):
     model, _, found = layer
-    refused(ValueFault, "`k` must lie between 1 and 8, the directions kept of 8 features; got 9", model, "1", found, 9)
+    refused(
+        InvalidValue, "`k` must lie between 1 and 8, the directions kept of 8 features; got 9", model, "1", found, 9
+    )
 
 
 def test_an_unknown_layer_is_refused_with_a_suggestion(layer):
@@ -339,7 +341,7 @@ def test_another_width_is_refused_when_the_layer_runs(layer, data):
 def test_k_beside_chosen_units_is_refused(layer):
     model, _, found = layer
     refused(
-        ValueFault,
+        InvalidValue,
         "3 neurons are chosen already; leave `k` out, or choose 2 neurons",
         model,
         "1",
@@ -351,11 +353,11 @@ def test_k_beside_chosen_units_is_refused(layer):
 def test_more_units_than_the_layer_has_are_refused(layer):
     _, _, found = layer
     for choose in (nk.random_neurons, nk.largest_neurons):
-        with pytest.raises(ValueFault, match="`k` must lie between 1 and the layer's 8 neurons; got 9"):
+        with pytest.raises(InvalidValue, match="`k` must lie between 1 and the layer's 8 neurons; got 9"):
             choose(found, 9)
-        with pytest.raises(ValueFault, match=r"`k` must be a whole number of neurons, up to 8; got 2\.5"):
+        with pytest.raises(InvalidValue, match=r"`k` must be a whole number of neurons, up to 8; got 2\.5"):
             choose(found, 2.5)
-    with pytest.raises(ValueFault, match="`m` must lie between 1 and the layer's 8 neurons; got 0"):
+    with pytest.raises(InvalidValue, match="`m` must lie between 1 and the layer's 8 neurons; got 0"):
         nk.aligned_neurons(found, 2, 0)
 
 
@@ -365,4 +367,4 @@ def test_another_rest_is_refused(layer):
 
 
 def test_what_are_no_directions_are_refused(layer):
-    refused(ValueFault, "directions come from `nk.svcca_directions` .*; got Tensor", layer[0], "1", torch.eye(8), 2)
+    refused(InvalidValue, "directions come from `nk.svcca_directions` .*; got Tensor", layer[0], "1", torch.eye(8), 2)

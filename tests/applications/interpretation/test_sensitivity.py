@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
-from netkin.errors import NameClash, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, NameClash, NoValue, ShapeError, UnknownName
 from netkin.reporting.words import headline
 from netkin.results.text import has_classes
 
@@ -177,7 +177,7 @@ def test_one_pass_over_the_data_is_enough(model, batches):
 
 def test_several_measures_and_shapes(model, images):
     measures = ["cca_mean", "cka", "linear_regression_r2"]
-    found = nk.class_sensitivity(model, images, measure=measures, layers="conv*", shape="flatten")
+    found = nk.class_sensitivity(model, images, measures=measures, layers="conv*", shape="flatten")
     rows = nk.activations(model, ["conv1", "conv2", "fc"], images, shape="flatten")
     assert found.measures == tuple(measures)
     assert found.shapes_a["conv1"] == "flatten"
@@ -285,7 +285,7 @@ def test_a_name_that_no_class_has_is_refused(model, images):
 
 
 def test_a_class_without_examples_is_refused(model, batches):
-    with pytest.raises(ValueFault, match="class '2' does not occur among the 200 labels of the data; pass data that"):
+    with pytest.raises(InvalidValue, match="class '2' does not occur among the 200 labels of the data; pass data that"):
         nk.class_sensitivity(model, batches, [0, 2])
     assert nk.class_sensitivity(model, batches, [0, 1]).layers_b == ("0", "1")
     assert nk.class_sensitivity(model, batches).layers_b == ("0", "1", "2")  # nobody asked for it
@@ -294,7 +294,7 @@ def test_a_class_without_examples_is_refused(model, batches):
 def test_labels_in_mappings_are_counted(model, images):
     forward = lambda net, batch: net(batch["images"])  # noqa: E731
     batches = [{"images": images, "labels": torch.zeros(200, dtype=torch.long)}]
-    with pytest.raises(ValueFault, match="class '1' does not occur among the 200 labels"):
+    with pytest.raises(InvalidValue, match="class '1' does not occur among the 200 labels"):
         nk.class_sensitivity(model, batches, 1, forward=forward)
     soft = [{"images": images, "labels": torch.zeros(200, 3)}]
     assert nk.class_sensitivity(model, soft, 1, forward=forward).layers_b == ("1",)
@@ -308,14 +308,14 @@ def test_wrong_names_are_refused(model, images):
 
 
 def test_what_is_no_class_is_refused(model, images):
-    with pytest.raises(ValueFault, match="a class is the number of an output or its name; got 1.5"):
+    with pytest.raises(InvalidValue, match="a class is the number of an output or its name; got 1.5"):
         nk.class_sensitivity(model, images, [1.5])
-    with pytest.raises(ValueFault, match="a class is the number of an output or its name; got 1.0"):
+    with pytest.raises(InvalidValue, match="a class is the number of an output or its name; got 1.0"):
         nk.class_sensitivity(model, images, 1.0)
 
 
 def test_no_classes_are_refused(model, images):
-    with pytest.raises(ValueFault, match="`classes` is empty; leave it out for all classes"):
+    with pytest.raises(InvalidValue, match="`classes` is empty; leave it out for all classes"):
         nk.class_sensitivity(model, images, [])
 
 

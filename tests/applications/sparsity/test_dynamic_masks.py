@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from netkin.applications.sparsity.masks import bake_masks, mask_of, masked_layers, masks_of, put_masks, weight_behind
 from netkin.applications.sparsity.sparse_training import DynamicMasks
 from netkin.applications.sparsity.sparsify import sparsify
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import InvalidValue, UnknownName
 from netkin.training import Recipe, train
 from processes import run_ranks
 from sparsity_worlds import labelled
@@ -223,7 +223,7 @@ def test_gradients_that_are_not_finite_move_nothing():
 def test_rigl_refuses_a_compiled_model_whose_gradients_it_can_not_see():
     model = net().float()
     compiled = torch.compile(model, backend="eager")
-    with pytest.raises(ValueFault, match="no gradient of a masked weight before step 2: a compiled model hides them"):
+    with pytest.raises(InvalidValue, match="no gradient of a masked weight before step 2: a compiled model hides them"):
         train(compiled, labelled(), steps=4, hooks=[DynamicMasks("rigl", every=2, until=9)], progress=False)
 
 
@@ -231,7 +231,7 @@ def test_rigl_refuses_steps_that_it_was_not_prepared_for():
     model = net()
     moving = DynamicMasks("rigl", every=2, until=9)
     model(labelled()[0].double()).sum().backward()
-    with pytest.raises(ValueFault, match="calls `begin`, and then `after_backward` and `after_step` at each step"):
+    with pytest.raises(InvalidValue, match="calls `begin`, and then `after_backward` and `after_step` at each step"):
         moving.after_backward(model, 2)
 
 
@@ -259,11 +259,11 @@ def test_masks_stay_from_the_given_step_on():
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(UnknownName, match="no dynamic method 'rigel'; did you mean 'rigl'"):
         DynamicMasks("rigel", until=5)
-    with pytest.raises(ValueFault, match="`every` must be a whole number of steps, 1 or more; got 0"):
+    with pytest.raises(InvalidValue, match="`every` must be a whole number of steps, 1 or more; got 0"):
         DynamicMasks(every=0, until=5)
-    with pytest.raises(ValueFault, match="between 0 and 1; got 1.5"):
+    with pytest.raises(InvalidValue, match="between 0 and 1; got 1.5"):
         DynamicMasks(until=5, fraction=1.5)
-    with pytest.raises(ValueFault, match="no masks that could move; `nk.sparsify"):
+    with pytest.raises(InvalidValue, match="no masks that could move; `nk.sparsify"):
         DynamicMasks(until=5).begin(nn.Linear(2, 2), None)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import netkin as nk
-from netkin.errors import FileFault, ShapeError, ValueFault
+from netkin.errors import FileError, InvalidValue, ShapeError
 from netkin.sources.architectures import seeded, thin
 from sparsity_worlds import ALL, batches, double_sum, hooks_on, listing, outputs, staged, term_of
 from transcriptions import TRANSCRIPTIONS
@@ -221,12 +221,12 @@ def test_a_training_saved_with_another_beta_is_not_continued(tmp_path):
             if beta == 0.1:
                 nk.train(model, batches(2), **options)
             else:
-                with pytest.raises(FileFault, match="differs in hooks"):
+                with pytest.raises(FileError, match="differs in hooks"):
                     nk.train(model, batches(2), **options)
 
 
 def test_the_training_of_another_model_is_refused():
-    with nk.CKASparsityLoss(staged(), beta=0.1) as penalty, pytest.raises(ValueFault, match="watches another model"):
+    with nk.CKASparsityLoss(staged(), beta=0.1) as penalty, pytest.raises(InvalidValue, match="watches another model"):
         nk.train(staged(), batches(2), epochs=1, hooks=[penalty], progress=False)
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault
+from netkin.errors import ForwardError, InvalidValue, ShapeError, UnknownName
 from sparsity_worlds import batches, hooks_on, staged, term_of
 
 
@@ -25,7 +25,7 @@ from sparsity_worlds import batches, hooks_on, staged, term_of
 )
 def test_bad_settings_are_told_in_a_sentence(options, sentence):
     model = staged()
-    with pytest.raises(ValueFault, match=sentence):
+    with pytest.raises(InvalidValue, match=sentence):
         nk.CKASparsityLoss(model, **{"beta": 1.0, **options})
     assert hooks_on(model) == []
 
@@ -40,7 +40,7 @@ def test_unknown_names_are_told():
 
 
 def test_a_model_without_two_layers_is_refused():
-    with pytest.raises(ValueFault, match="the model has no stage of two layers or more; name its `stages`"):
+    with pytest.raises(InvalidValue, match="the model has no stage of two layers or more; name its `stages`"):
         nk.CKASparsityLoss(nn.Linear(3, 3), beta=1.0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 6))
     with pytest.raises(ShapeError, match="no two layers of a stage have outputs of one shape"):
@@ -85,15 +85,15 @@ def test_a_term_needs_a_forward_pass_with_gradients():
     model, x = staged(), batches(1)[0][0]
     with nk.CKASparsityLoss(model, beta=1.0) as penalty:
         for _ in range(2):
-            with pytest.raises(ValueFault, match="needs a forward pass of the model with gradients first"):
+            with pytest.raises(InvalidValue, match="needs a forward pass of the model with gradients first"):
                 penalty.term()
             with torch.no_grad():
                 model(x)
         model(x)
         penalty.term()
-        with pytest.raises(ValueFault, match="one for each term"):
+        with pytest.raises(InvalidValue, match="one for each term"):
             penalty.term()
-    with pytest.raises(ValueFault, match="the loss is closed"):
+    with pytest.raises(InvalidValue, match="the loss is closed"):
         penalty.term()
 
 
@@ -129,5 +129,5 @@ def test_replicas_of_data_parallel_are_refused():
 def test_a_state_that_is_none_is_refused():
     with nk.CKASparsityLoss(staged(), beta=1.0) as penalty:
         for state in ({}, {"batches": -1}, {"batches": "3"}):
-            with pytest.raises(ValueFault, match="the state of a CKA sparsity loss is a number of `batches`; got"):
+            with pytest.raises(InvalidValue, match="the state of a CKA sparsity loss is a number of `batches`; got"):
                 penalty.load_state_dict(state)

@@ -25,7 +25,7 @@ from netkin.applications.sparsity.masks import (
 )
 from netkin.applications.sparsity.sparsify import layer_counts, sparsify
 from netkin.applications.sparsity.sparsity_study import linear_costs
-from netkin.errors import EmptyLayerWarning, FileFault, ShapeError, UnknownName, ValueFault
+from netkin.errors import EmptyLayerWarning, FileError, InvalidValue, ShapeError, UnknownName
 from netkin.representations.layers import choose, layers
 from netkin.sources import load_model
 from sparsity_worlds import labelled, net, zeros_hold
@@ -181,7 +181,7 @@ def test_a_saved_sparse_model_is_small_and_loads_without_netkin(tmp_path):
     )
     subprocess.run([sys.executable, "-c", program, tmp_path / "sparse.pt", tmp_path / "outputs.pt"], check=True)
     assert zeros_hold(model)
-    with pytest.raises(FileFault, match=r"would write over .*sparse.pt.*overwrite=True"):
+    with pytest.raises(FileError, match=r"would write over .*sparse.pt.*overwrite=True"):
         save_sparse(model, tmp_path / "sparse.pt")
     save_sparse(model, tmp_path / "sparse.pt", overwrite=True)
 
@@ -257,9 +257,9 @@ def test_a_masked_model_is_pruned_further(method):
 def test_less_sparsity_than_there_is_is_refused():
     model = net()
     sparsify(model, 0.9)
-    with pytest.raises(ValueFault, match=r"masks that leave 59 of 594 weights, and sparsity=0.5 would keep 297"):
+    with pytest.raises(InvalidValue, match=r"masks that leave 59 of 594 weights, and sparsity=0.5 would keep 297"):
         sparsify(model, 0.5)
-    with pytest.raises(ValueFault, match=r"layer '7' would keep .* at random, and its mask leaves"):
+    with pytest.raises(InvalidValue, match=r"layer '7' would keep .* at random, and its mask leaves"):
         sparsify(magnitude_without_head(), 0.9, method="uniform")
 
 
@@ -283,14 +283,14 @@ def test_emptied_layers_are_named():
 
 @pytest.mark.parametrize("sparsity", [-0.1, 1, 1.0, 1.5, float("nan"), True, "0.5"])
 def test_a_sparsity_outside_its_range_is_refused(sparsity):
-    with pytest.raises(ValueFault, match="from 0 to below 1; got"):
+    with pytest.raises(InvalidValue, match="from 0 to below 1; got"):
         sparsify(net(), sparsity)
 
 
 def test_a_sparsity_that_leaves_nothing_is_told_with_its_digits():
-    with pytest.raises(ValueFault, match="sparsity=0.99999 would leave none of 594 weights"):
+    with pytest.raises(InvalidValue, match="sparsity=0.99999 would leave none of 594 weights"):
         sparsify(net(), 0.99999)
-    with pytest.raises(ValueFault, match="sparsity=0.9999999 would leave none"):
+    with pytest.raises(InvalidValue, match="sparsity=0.9999999 would leave none"):
         sparsify(net(), 0.9999999)
 
 
@@ -300,15 +300,15 @@ def test_numbers_of_numpy_are_numbers():
 
 
 def test_what_cannot_be_pruned_is_refused_in_a_sentence():
-    with pytest.raises(ValueFault, match="nothing to prune: the model has no linear and convolutional layers"):
+    with pytest.raises(InvalidValue, match="nothing to prune: the model has no linear and convolutional layers"):
         sparsify(nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3)), 0.5)
-    with pytest.raises(ValueFault, match=r"nothing to prune: layers='1' names no"):
+    with pytest.raises(InvalidValue, match=r"nothing to prune: layers='1' names no"):
         sparsify(net(), 0.5, layers="1")
-    with pytest.raises(ValueFault, match="would leave none of 4 weights"):
+    with pytest.raises(InvalidValue, match="would leave none of 4 weights"):
         sparsify(nn.Linear(2, 2), 0.99)
     with pytest.raises(UnknownName, match="no method 'erkk' to choose weights; did you mean 'erk'"):
         sparsify(net(), 0.5, method="erkk")
-    with pytest.raises(ValueFault, match="`examples` must be a whole number of 1 or more; got 0"):
+    with pytest.raises(InvalidValue, match="`examples` must be a whole number of 1 or more; got 0"):
         sparsify(net(), 0.5, examples=0)
 
 
@@ -316,11 +316,11 @@ def test_weights_that_are_computed_or_shared_are_refused():
     normed, pruned = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4))), nn.Sequential(nn.Linear(4, 4))
     prune.random_unstructured(pruned[0], "weight", 0.5)
     for model in (normed, pruned):
-        with pytest.raises(ValueFault, match="the weight of layer '0' is computed by something else already"):
+        with pytest.raises(InvalidValue, match="the weight of layer '0' is computed by something else already"):
             sparsify(model, 0.5)
     tied = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
     tied[1].weight = tied[0].weight
-    with pytest.raises(ValueFault, match=r"layer '1' is shared as '0.weight' and '1.weight'"):
+    with pytest.raises(InvalidValue, match=r"layer '1' is shared as '0.weight' and '1.weight'"):
         sparsify(tied, 0.5)
     assert not masked_layers(tied)
 
@@ -328,7 +328,7 @@ def test_weights_that_are_computed_or_shared_are_refused():
 def test_masks_of_other_shapes_or_layers_are_refused():
     with pytest.raises(ShapeError, match=r"shape of its weight, \(3, 6\); got \(6, 3\)"):
         put_masks(net(), {"7": torch.ones(6, 3, dtype=torch.bool)})
-    with pytest.raises(ValueFault, match="layer '1' is a BatchNorm2d; masks go on"):
+    with pytest.raises(InvalidValue, match="layer '1' is a BatchNorm2d; masks go on"):
         put_masks(net(), {"1": torch.ones(8, dtype=torch.bool)})
 
 
@@ -350,7 +350,7 @@ def test_one_module_under_two_names_is_masked_once():
 
 def test_nothing_is_masked_where_one_layer_is_refused():
     model = nn.Sequential(nn.Linear(4, 4), parametrizations.weight_norm(nn.Linear(4, 4)))
-    with pytest.raises(ValueFault, match="layer '1'"):
+    with pytest.raises(InvalidValue, match="layer '1'"):
         sparsify(model, 0.5)
     assert not masked_layers(model)
 

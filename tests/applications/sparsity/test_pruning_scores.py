@@ -16,7 +16,7 @@ from netkin.applications.sparsity.sparsify import (
     sparsify,
     synflow_scores,
 )
-from netkin.errors import EmptyLayerWarning, ValueFault
+from netkin.errors import EmptyLayerWarning, InvalidValue
 from netkin.training import accuracy
 
 
@@ -205,15 +205,15 @@ def test_a_batch_is_drawn_by_the_seed_and_of_the_size_asked_for():
 
 
 def test_scores_without_data_or_labels_are_refused():
-    with pytest.raises(ValueFault, match=r"method='snip' needs a batch of labelled examples; give `data=`"):
+    with pytest.raises(InvalidValue, match=r"method='snip' needs a batch of labelled examples; give `data=`"):
         sparsify(net(), 0.5, method="snip")
-    with pytest.raises(ValueFault, match=r"method='synflow' needs the shape of inputs; give `data=`"):
+    with pytest.raises(InvalidValue, match=r"method='synflow' needs the shape of inputs; give `data=`"):
         sparsify(net(), 0.5, method="synflow")
-    with pytest.raises(ValueFault, match="the batches have no labels"):
+    with pytest.raises(InvalidValue, match="the batches have no labels"):
         sparsify(net(), 0.5, method="grasp", data=batch()[0])
-    with pytest.raises(ValueFault, match="the data gave none"):
+    with pytest.raises(InvalidValue, match="the data gave none"):
         sparsify(net(), 0.5, method="snip", data=[])
-    with pytest.raises(ValueFault, match="one array of real numbers"):
+    with pytest.raises(InvalidValue, match="one array of real numbers"):
         sparsify(
             nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2)), 0.5, method="synflow", data=torch.ones(2, 3).long()
         )
@@ -221,13 +221,13 @@ def test_scores_without_data_or_labels_are_refused():
 
 def test_scores_that_say_nothing_are_refused():
     flat = nn.Sequential(nn.LayerNorm(5), nn.Linear(5, 3))
-    with pytest.raises(ValueFault, match=r"all 15 scores of 'synflow' are zero.*layer norms"):
+    with pytest.raises(InvalidValue, match=r"all 15 scores of 'synflow' are zero.*layer norms"):
         sparsify(flat, 0.5, method="synflow", data=torch.ones(2, 5))
     broken = net()
     broken[0].weight.data[0, 0] = math.nan
-    with pytest.raises(ValueFault, match="of 32 scores of 'snip' are not finite"):
+    with pytest.raises(InvalidValue, match="of 32 scores of 'snip' are not finite"):
         sparsify(broken, 0.5, method="snip", data=batch())
-    with pytest.raises(ValueFault, match="the loss must be one number"):
+    with pytest.raises(InvalidValue, match="the loss must be one number"):
         sparsify(net(), 0.5, method="snip", data=batch(), loss=lambda outputs, labels: outputs)
 
 

@@ -28,7 +28,7 @@ from netkin.applications.sparsity.sparsity_study import (
     two_four_cost,
     two_four_mask,
 )
-from netkin.errors import FileFault, NetkinError, ValueFault
+from netkin.errors import FileError, InvalidValue, NetkinError
 from netkin.results.weight_sparsity import LinearCost
 
 
@@ -123,14 +123,14 @@ def test_weights_in_half_precision_are_counted_in_double(dtype):
 
 @pytest.mark.parametrize("epsilon", [0, -1.0, float("inf"), float("nan"), True])
 def test_an_epsilon_that_is_no_size_is_refused(epsilon):
-    with pytest.raises(ValueFault, match="ε is a size above 0"):
+    with pytest.raises(InvalidValue, match="ε is a size above 0"):
         epsilon_sparsity(net(), epsilon)
 
 
 def test_weights_that_are_not_finite_are_refused():
     model = net()
     model[3].weight.data[0, 0] = math.nan
-    with pytest.raises(ValueFault, match="1 of 960 weights of layer '3' are not finite"):
+    with pytest.raises(InvalidValue, match="1 of 960 weights of layer '3' are not finite"):
         epsilon_sparsity(model, 0.1)
 
 
@@ -163,9 +163,9 @@ def test_a_model_that_is_as_sparse_already_is_as_it_is():
 
 
 def test_shares_outside_their_range_and_data_without_labels_are_refused():
-    with pytest.raises(ValueFault, match="from 0 to below 1; got 1.0"):
+    with pytest.raises(InvalidValue, match="from 0 to below 1; got 1.0"):
         accuracy_after_pruning(net(), labelled(), [0.5, 1.0])
-    with pytest.raises(ValueFault, match="none of the labels is a class number"):
+    with pytest.raises(InvalidValue, match="none of the labels is a class number"):
         accuracy_after_pruning(net(), labelled()[0], [0.5])
 
 
@@ -201,7 +201,7 @@ def test_a_format_that_is_not_there_says_why():
 
 def test_linear_layers_alone_are_measured():
     assert [(row.layer, row.format) for row in linear_costs(net(), seconds=0.0)] == [("3", "CSR"), ("5", "CSR")]
-    with pytest.raises(ValueFault, match="layer '0' is a Conv2d; PyTorch has sparse formats for linear ones"):
+    with pytest.raises(InvalidValue, match="layer '0' is a Conv2d; PyTorch has sparse formats for linear ones"):
         linear_costs(net(), layers=["0"], seconds=0.0)
     assert linear_costs(nn.Conv2d(1, 1, 3), seconds=0.0) == []
 
@@ -266,14 +266,14 @@ def test_what_a_study_cannot_read_is_refused_before_the_data_are_read():
         ([net()], "by name, as {'before': a, 'after': b}; got a list"),
         ({"sparsity": net()}, "call the network something else"),
     ]:
-        with pytest.raises(ValueFault, match=words):
+        with pytest.raises(InvalidValue, match=words):
             sparsity_study(models)
 
     def unread():
         raise AssertionError("the data were read")
         yield
 
-    with pytest.raises(ValueFault, match="ε is a size above 0"):
+    with pytest.raises(InvalidValue, match="ε is a size above 0"):
         sparsity_study(net(), unread(), epsilons=[0.1, -1.0])
 
 
@@ -287,7 +287,7 @@ def test_masks_that_leave_nothing_are_told():
     model = nn.Linear(2, 2)
     put_masks(model, {"": torch.zeros(2, 2, dtype=torch.bool)})
     assert sparsity_study(model).networks["model"].emptied == ("",)
-    with pytest.raises(ValueFault, match="no weight is left"):
+    with pytest.raises(InvalidValue, match="no weight is left"):
         epsilon_sparsity(model, 0.1, of_left=True)
 
 
@@ -335,6 +335,6 @@ def test_a_study_that_does_not_fit_together_is_refused(change):
 
 def test_no_other_file_is_written_over(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FileFault):
+    with pytest.raises(FileError):
         sparsity_study(net()).save(tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -10,7 +10,7 @@ from netkin.applications.sparsity.loss import CKASparsityLoss
 from netkin.applications.sparsity.masks import masks_of, put_masks
 from netkin.applications.sparsity.sparse_training import lottery_tickets
 from netkin.applications.sparsity.sparsify import sparsify
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.training import Recipe, train
 
 
@@ -155,15 +155,15 @@ def test_the_last_round_has_the_sparsity_asked_for_though_one_less_it_is_rounded
 
 
 def test_settings_that_make_no_sense_are_refused():
-    with pytest.raises(ValueFault, match="from 0 to below 1; got 1"):
+    with pytest.raises(InvalidValue, match="from 0 to below 1; got 1"):
         lottery_tickets(net(), labelled(), RECIPE, sparsity=1)
-    with pytest.raises(ValueFault, match="rewind=13 lies beyond the last step, 12"):
+    with pytest.raises(InvalidValue, match="rewind=13 lies beyond the last step, 12"):
         lottery_tickets(net(), labelled(), RECIPE, sparsity=0.5, rewind=13)
-    with pytest.raises(ValueFault, match="rewind=9 lies beyond the last step, 4"):
+    with pytest.raises(InvalidValue, match="rewind=9 lies beyond the last step, 4"):
         lottery_tickets(net(), labelled(), epochs=1, batch=16, sparsity=0.5, rewind=9)
-    with pytest.raises(ValueFault, match="`rounds` must be a whole number of 1 or more; got 0"):
+    with pytest.raises(InvalidValue, match="`rounds` must be a whole number of 1 or more; got 0"):
         lottery_tickets(net(), labelled(), RECIPE, sparsity=0.5, rounds=0)
     masked = net()
     sparsify(masked, 0.5)
-    with pytest.raises(ValueFault, match="tickets begin with a dense network"):
+    with pytest.raises(InvalidValue, match="tickets begin with a dense network"):
         lottery_tickets(masked, labelled(), RECIPE, sparsity=0.8)

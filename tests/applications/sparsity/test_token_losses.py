@@ -9,7 +9,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.sparsity.tokens import distillation_loss, ratio_loss, token_loss
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import InvalidValue, ShapeError
 from token_worlds import hugging_face, pictures, small_vit
 
 
@@ -169,15 +169,15 @@ def test_training_runs_under_autocast(precision):
 
 def test_losses_without_a_pass_or_of_other_models_are_refused():
     sparse = nk.sparsify_tokens(small_vit())
-    with pytest.raises(ValueFault, match="need a forward pass in training mode first"):
+    with pytest.raises(InvalidValue, match="need a forward pass in training mode first"):
         nk.TokenLosses(sparse).parts(pictures(), torch.zeros(3, 5))
-    with pytest.raises(ValueFault, match="what `nk.sparsify_tokens` returns; got VisionTransformer"):
+    with pytest.raises(InvalidValue, match="what `nk.sparsify_tokens` returns; got VisionTransformer"):
         nk.TokenLosses(small_vit())
-    with pytest.raises(ValueFault, match="`ratio` is the factor of a loss"):
+    with pytest.raises(InvalidValue, match="`ratio` is the factor of a loss"):
         nk.TokenLosses(sparse, ratio=-1)
-    with pytest.raises(ValueFault, match="`tokens` is the factor of a loss, a number of 0 or more; got 'mean'"):
+    with pytest.raises(InvalidValue, match="`tokens` is the factor of a loss, a number of 0 or more; got 'mean'"):
         nk.TokenLosses(sparse, tokens="mean")
-    with pytest.raises(ValueFault, match=r"must be a `torch.nn.Module`; got str"):
+    with pytest.raises(InvalidValue, match=r"must be a `torch.nn.Module`; got str"):
         nk.TokenLosses(sparse, teacher="vit")
 
 
@@ -196,7 +196,7 @@ def test_a_teacher_elsewhere_is_refused():
     sparse, images = nk.sparsify_tokens(small_vit()), pictures()
     losses = nk.TokenLosses(sparse, teacher=small_vit())
     losses.teacher.to("meta")
-    with pytest.raises(ValueFault, match="the teacher lies on meta and the network on cpu; put both on one device"):
+    with pytest.raises(InvalidValue, match="the teacher lies on meta and the network on cpu; put both on one device"):
         losses.parts(images, sparse.train()(images))
 
 

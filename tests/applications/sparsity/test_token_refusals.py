@@ -6,13 +6,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import netkin as nk
-from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault
+from netkin.errors import ForwardError, InvalidValue, ShapeError, UnknownName
 from token_worlds import HF, hugging_face, mean_vit, pictures, small_vit
 
 
 @pytest.mark.parametrize("keep", [0, -0.1, 1.01, float("nan"), True, "half"])
 def test_a_share_outside_0_and_1_is_refused(keep):
-    with pytest.raises(ValueFault, match="`keep` is the share of tokens that each stage keeps, above 0 and up to 1"):
+    with pytest.raises(InvalidValue, match="`keep` is the share of tokens that each stage keeps, above 0 and up to 1"):
         nk.sparsify_tokens(small_vit(), keep=keep)
 
 
@@ -27,7 +27,7 @@ def test_a_share_outside_0_and_1_is_refused(keep):
     ],
 )
 def test_a_stage_that_does_not_exist_is_refused(at, said):
-    with pytest.raises(ValueFault, match=said):
+    with pytest.raises(InvalidValue, match=said):
         nk.sparsify_tokens(small_vit(), at=at)
 
 
@@ -36,7 +36,7 @@ def test_a_stage_that_does_not_exist_is_refused(at, said):
     [{"similarity": -1}, {"similarity": float("nan")}, {"similarity": "yes"}, {"prefix": -1}, {"prefix": 1.5}],
 )
 def test_other_settings_out_of_range_are_refused(options):
-    with pytest.raises(ValueFault, match=f"`{next(iter(options))}` is"):
+    with pytest.raises(InvalidValue, match=f"`{next(iter(options))}` is"):
         nk.sparsify_tokens(small_vit(), **options)
 
 
@@ -47,19 +47,19 @@ def test_costs_of_no_image_are_refused():
 
 @pytest.mark.parametrize("name", ["resnet20", "char_lstm", "digits"])
 def test_models_without_tokens_of_images_are_refused(name):
-    with pytest.raises(ValueFault, match="has no tokens of an image to drop"):
+    with pytest.raises(InvalidValue, match="has no tokens of an image to drop"):
         nk.sparsify_tokens(nk.load_model(f"netkin:{name}"))
 
 
 def test_a_model_that_drops_tokens_already_is_refused():
-    with pytest.raises(ValueFault, match="drops tokens already"):
+    with pytest.raises(InvalidValue, match="drops tokens already"):
         nk.sparsify_tokens(nk.sparsify_tokens(small_vit()))
 
 
 def test_two_lists_of_blocks_ask_for_a_name():
     both = nn.Module()
     both.first, both.middle, both.second = small_vit(), nn.ReLU(), small_vit()
-    with pytest.raises(ValueFault, match="2 lists of blocks, first.blocks, second.blocks"):
+    with pytest.raises(InvalidValue, match="2 lists of blocks, first.blocks, second.blocks"):
         nk.sparsify_tokens(both)
     with pytest.raises(UnknownName, match="no list of blocks named 'first.block'; did you mean 'first.blocks'"):
         nk.sparsify_tokens(both, blocks="first.block")

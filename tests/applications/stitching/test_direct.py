@@ -10,7 +10,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import Lasso, Ridge
 
 from netkin.applications.stitching.direct import METHODS, find, lasso, matched, optimality_gap
-from netkin.errors import NoValue, UnknownName, ValueFault
+from netkin.errors import InvalidValue, NoValue, UnknownName
 from netkin.statistics import LayerMoments, Moments
 
 
@@ -193,10 +193,10 @@ def test_known_worlds_are_recovered(width):
         ("spline", UnknownName, "no matching method named 'spline'; there are least_squares, ridge"),
         ("reduced_rank(rank=3)", UnknownName, "'reduced_rank' has no parameter 'rank'; its parameters are k, affine"),
         ("identity(k=3)", UnknownName, "'identity' has no parameter 'k'; it has none"),
-        ("reduced_rank(k=2.5)", ValueFault, "`k` must be of type int, like its default 8; got 2.5"),
-        ("reduced_rank(k=5)", ValueFault, "between 1 and the smaller width, 4; got 5"),
-        ("ridge(alpha=0)", ValueFault, "`alpha` must be above 0; got 0"),
-        ("lasso(alpha=-1)", ValueFault, "`alpha` must be above 0; got -1"),
+        ("reduced_rank(k=2.5)", InvalidValue, "`k` must be of type int, like its default 8; got 2.5"),
+        ("reduced_rank(k=5)", InvalidValue, "between 1 and the smaller width, 4; got 5"),
+        ("ridge(alpha=0)", InvalidValue, "`alpha` must be above 0; got 0"),
+        ("lasso(alpha=-1)", InvalidValue, "`alpha` must be above 0; got -1"),
         ("a b", UnknownName, "'a b' is no matching method; write a name"),
         (3, UnknownName, "3 is no matching method"),
     ],

@@ -8,7 +8,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.stitching import fit_all
-from netkin.errors import FileFault, UnknownName, ValueFault
+from netkin.errors import FileError, InvalidValue, UnknownName
 from stitching_worlds import Maps, Rows, built, drawn, labelled
 
 IMAGES = (3, 12, 12)
@@ -82,32 +82,32 @@ def test_maps_that_shrink_are_read_where_they_were_averaged():
     found = fit_all(a, b, [("mid", "mid")], data, statistics=kept)[("mid", "mid"), "least_squares"]
     expected = nk.stitch(a, "mid", b, "mid", data)
     assert torch.allclose(found.map.weight, expected.map.weight, atol=1e-7)
-    with pytest.raises(ValueFault, match=r"averaged down to the smaller size, and this stitch needs .*bilinear"):
+    with pytest.raises(InvalidValue, match=r"averaged down to the smaller size, and this stitch needs .*bilinear"):
         nk.stitch(a, "mid", b, "mid", data, resize="bilinear", statistics=kept)
     back = nk.collect(b, a, data, measures=["cka"], shape="positions", resize="average", layers=["mid"])
-    with pytest.raises(ValueFault, match="averaged down to the smaller size"):
+    with pytest.raises(InvalidValue, match="averaged down to the smaller size"):
         nk.stitch(b, "mid", a, "mid", data, statistics=back)
 
 
 def test_statistics_of_something_else_are_refused():
     a, b, data = built(Maps), built(Maps, seed=1), drawn(60, *IMAGES)
     pooled = nk.collect(a, b, data, measures=["cka"], layers=["mid"])
-    with pytest.raises(ValueFault, match="hold layer 'mid' of 'a' by 'pool', and a stitch maps it by 'positions'"):
+    with pytest.raises(InvalidValue, match="hold layer 'mid' of 'a' by 'pool', and a stitch maps it by 'positions'"):
         nk.stitch(a, "mid", b, "mid", data, statistics=pooled)
     with pytest.raises(UnknownName, match="hold no layer 'after' of 'a'; collect with layers that name it"):
         nk.stitch(a, "after", b, "after", data, statistics=pooled)
     other = built(Maps, seed=2)
-    with pytest.raises(ValueFault, match="collected of other weights than those of 'b'"):
+    with pytest.raises(InvalidValue, match="collected of other weights than those of 'b'"):
         nk.stitch(a, "mid", other, "mid", data, statistics=pooled)
-    with pytest.raises(ValueFault, match="no `statistics` are of 'a' and 'b' together; collect those of this pair"):
+    with pytest.raises(InvalidValue, match="no `statistics` are of 'a' and 'b' together; collect those of this pair"):
         nk.stitch(a, "mid", other, "mid", data, statistics=[pooled, nk.collect(b, other, data, layers=["mid"])])
     for strange in (3, {("a", "b"): pooled}, [pooled, 3]):
         with pytest.raises(
-            ValueFault, match="is what `nk.collect` returned, its file, or a list of these; got (int|dict)"
+            InvalidValue, match="is what `nk.collect` returned, its file, or a list of these; got (int|dict)"
         ):
             nk.stitch(a, "mid", b, "mid", data, statistics=strange)
     kernels = nk.collect(a, b, data, measures=["cka_minibatch"], layers=["mid"], shape="positions")
-    with pytest.raises(ValueFault, match="hold no moments; collect them with a linear measure"):
+    with pytest.raises(InvalidValue, match="hold no moments; collect them with a linear measure"):
         nk.stitch(a, "mid", b, "mid", data, statistics=kernels)
 
 
@@ -156,18 +156,20 @@ def test_layers_that_statistics_lack_are_holes_of_a_sweep_and_none_at_all_are_re
     with pytest.raises(UnknownName, match="hold no layer 'after' of 'a'"):
         nk.stitch_all(a, b, data, data, layers=["after"], statistics=kept)
     both = nk.collect(a, b, data, layers=["mid", "after"], shape="positions", pairs="corresponding")
-    with pytest.raises(ValueFault, match="no moments of 'mid' of 'a' and 'after' of 'b' together; collect with pairs="):
+    with pytest.raises(
+        InvalidValue, match="no moments of 'mid' of 'a' and 'after' of 'b' together; collect with pairs="
+    ):
         nk.stitch(a, "mid", b, "after", data, statistics=both)
 
 
 def test_statistics_alone_give_no_training_and_no_evaluation():
     a, b, data = built(Rows), built(Rows, seed=1), drawn(60, 5)
     kept = nk.collect(a, b, data, layers=["mid"])
-    with pytest.raises(ValueFault, match="pass `data` for a training, and `test`"):
+    with pytest.raises(InvalidValue, match="pass `data` for a training, and `test`"):
         nk.stitch_all(a, b, statistics=kept)
-    with pytest.raises(ValueFault, match="pass `data` for a training, and `test`"):
+    with pytest.raises(InvalidValue, match="pass `data` for a training, and `test`"):
         nk.stitch(a, "mid", b, "mid", None, "task_loss", data, statistics=kept)
-    with pytest.raises(ValueFault, match="`data` is missing"):
+    with pytest.raises(InvalidValue, match="`data` is missing"):
         nk.stitch_all(a, b, test=data)
     one = nk.stitch(a, "mid", b, "mid", test=data, statistics=kept)
     assert torch.allclose(one.map.weight, nk.stitch(a, "mid", b, "mid", data).map.weight, atol=1e-7)
@@ -180,7 +182,7 @@ def test_products_in_float32_are_refused_where_units_nearly_depend_on_each_other
             weight[1] = weight[0] * (1 + 1e-4)
         a.mid.weight[1, 0] += 1e-3
     coarse = nk.collect(a, b, data, measures=["cka"], layers=["mid"])
-    with pytest.raises(ValueFault, match=r"too coarse for 'least_squares'.*measures=\['linear_regression_r2'\]"):
+    with pytest.raises(InvalidValue, match=r"too coarse for 'least_squares'.*measures=\['linear_regression_r2'\]"):
         nk.stitch(a, "mid", b, "mid", data, statistics=coarse)
     nk.stitch(a, "mid", b, "mid", data, "procrustes", statistics=coarse)
     fine = nk.collect(a, b, data, measures=["linear_regression_r2"], layers=["mid"])
@@ -196,7 +198,7 @@ def test_a_saved_sweep_goes_on_with_the_same_statistics_alone(tmp_path):
     more = nk.stitch_all(a, b, test=data, layers=["mid", "after"], statistics=kept, save=save)
     assert more == nk.load(save)
     assert not more["agreement(how=least_squares)"].holes.keys() & {("mid", "mid"), ("after", "after")}
-    with pytest.raises(FileFault, match="differs in fitting data"):
+    with pytest.raises(FileError, match="differs in fitting data"):
         nk.stitch_all(a, b, test=data, layers=["mid", "after"], statistics=other, save=save)
 
 
@@ -223,7 +225,7 @@ def test_many_models_are_stitched_from_the_statistics_of_each_two(tmp_path):
         for name, table in one.tables.items():
             assert found[pair][name].corresponding() == pytest.approx(table.corresponding(), abs=1e-6)
         assert found[pair].provenance["fitted on"] == "statistics of list"
-    with pytest.raises(ValueFault, match="no `statistics` are of 'x' and 'y' together"):
+    with pytest.raises(InvalidValue, match="no `statistics` are of 'x' and 'y' together"):
         nk.stitch_many(models, test=data, layers=layers, statistics=kept)
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.stitching.ends import joints
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import InvalidValue, UnknownName
 from stitching_worlds import Lines, Maps, Residual, built, drawn, labelled
 
 LEAST = "agreement(how=least_squares)"
@@ -36,7 +36,7 @@ def test_one_layer_that_depends_on_the_batch_is_a_hole_and_the_others_are_stitch
     sweep = nk.stitch_all(a, b, data, data)
     assert sweep[LEAST].holes["norm", "norm"].startswith(reason)
     assert 0 <= sweep[LEAST]["two", "two"] <= 1
-    with pytest.raises(ValueFault, match=reason):
+    with pytest.raises(InvalidValue, match=reason):
         joints(a, b, data[0], pairs=[("norm", "norm")]).refuse()
 
 
@@ -95,14 +95,14 @@ class TestCuts:
     def test_a_layer_inside_a_residual_block_is_refused_naming_the_block(self):
         model = built(Residual)
         sentence = "layer 'blocks.1.conv' of 'b' has a path around it.*beside the stitch; choose 'blocks.1', which enc"
-        with pytest.raises(ValueFault, match=sentence):
+        with pytest.raises(InvalidValue, match=sentence):
             can_be_cut(model, self.x, "blocks.1.conv")
         assert not any(module._forward_hooks for module in model.modules())
 
     def test_deeper_inside_the_nearest_good_module_is_named(self):
         model = nn.Sequential(built(Residual))
         model[0].blocks[0].conv = nn.Sequential(model[0].blocks[0].conv, nn.Tanh())
-        with pytest.raises(ValueFault, match="choose '0.blocks.0', which encloses both"):
+        with pytest.raises(InvalidValue, match="choose '0.blocks.0', which encloses both"):
             can_be_cut(model, self.x, "0.blocks.0.conv.0")
 
     def test_a_path_around_with_no_module_around_both_is_refused(self):
@@ -114,7 +114,7 @@ class TestCuts:
             def forward(self, x):
                 return x + self.inner(x)
 
-        with pytest.raises(ValueFault, match="choose a layer that all paths lead through"):
+        with pytest.raises(InvalidValue, match="choose a layer that all paths lead through"):
             can_be_cut(built(Skips), drawn(4, 5), "inner")
 
     def test_what_depends_on_the_data_is_not_cut(self):

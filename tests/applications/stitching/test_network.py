@@ -11,7 +11,7 @@ from torch import nn
 from netkin.applications.stitching.direct import LinearMap, Transformation
 from netkin.applications.stitching.ends import End, Meeting
 from netkin.applications.stitching.network import Stitched, stitched_network
-from netkin.errors import ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, ShapeError, UnknownName
 from netkin.representations.layers import gives_lines, modules
 from stitching_worlds import Maps, Rows, Shares, built, drawn
 
@@ -246,7 +246,7 @@ class TestTransformations:
     def test_maps_that_do_not_fit_are_refused(self):
         with pytest.raises(ShapeError, match=r"the map is \(4, 5\), and the layers need \(3, 5\)"):
             Transformation(linear(4, 5), Meeting(end(3), end(5)))
-        with pytest.raises(ValueFault, match="`rank` must lie between 1 and the smaller width, 3; got 4"):
+        with pytest.raises(InvalidValue, match="`rank` must lie between 1 and the smaller width, 3; got 4"):
             Transformation(linear(3, 5), Meeting(end(3), end(5)), rank=4)
 
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import netkin as nk
 from netkin.applications.stitching import fit_all, stitch
-from netkin.errors import InflatedWarning, NoValue, ValueFault
+from netkin.errors import InflatedWarning, InvalidValue, NoValue
 from netkin.measures import cca_mean, cka, svcca
 from netkin.representations import positions, run_from, run_until
 from netkin.representations.hooks import main_tensor
@@ -99,9 +99,11 @@ class TestOneCall:
         a, b = built(Rows), built(Rows, seed=1)
         data = labelled(b, 5)
         found = stitch(a, "mid", b, "mid", data)
-        with pytest.raises(ValueFault, match="batch 1 of the data has no labels, and the batches before it have some"):
+        with pytest.raises(
+            InvalidValue, match="batch 1 of the data has no labels, and the batches before it have some"
+        ):
             found.evaluate([data[0], data[1][0]])
-        with pytest.raises(ValueFault, match="batch 2 of the data has labels, and the batches before it have none"):
+        with pytest.raises(InvalidValue, match="batch 2 of the data has labels, and the batches before it have none"):
             found.evaluate([data[0][0], data[1][0], data[2]])
 
     def test_examples_limit_the_data(self):
@@ -155,7 +157,7 @@ class TestOneCall:
     def test_a_model_is_lent_to_the_device(self):
         a, b = built(Rows), built(Rows, seed=1)
         assert stitch(a, "mid", b, "mid", labelled(b, 5), device="cpu").transformation.shift.device.type == "cpu"
-        with pytest.raises(ValueFault, match="'meta' device computes no numbers"):
+        with pytest.raises(InvalidValue, match="'meta' device computes no numbers"):
             stitch(a, "mid", b, "mid", labelled(b, 5), device="meta")
 
     def test_task_loss_begins_with_a_direct_method_and_is_trained(self):

@@ -8,7 +8,7 @@ from torch import nn
 
 import netkin as nk
 from netkin import files
-from netkin.errors import FileFault
+from netkin.errors import FileError
 from stitching_worlds import Maps, Rows, Shares, built, drawn, labelled
 
 IMAGES = (3, 12, 12)
@@ -66,10 +66,10 @@ def test_other_architectures_are_refused(saved):
     sentence = (
         "whose first model is another architecture, a Maps: 'front.weight' is 8 × 3 × 3 × 3 there and 8 × 5 in the "
     )
-    with pytest.raises(FileFault, match=f"{sentence}Rows given"):
+    with pytest.raises(FileError, match=f"{sentence}Rows given"):
         nk.load_stitch(path, built(Rows), built(Maps, 7, seed=1))
     with pytest.raises(
-        FileFault, match="second model is another architecture.*'mid.weight' is 7 × 8 × 3 × 3 there and 6"
+        FileError, match="second model is another architecture.*'mid.weight' is 7 × 8 × 3 × 3 there and 6"
     ):
         nk.load_stitch(path, built(Maps, stride=2), built(Maps))
 
@@ -81,7 +81,7 @@ def test_models_without_the_layer_are_refused(tmp_path):
     assert nk.load_stitch(tmp_path / "shared.netkin", model, model).layers == ("relu#2", "relu#2")
     other = built(Shares)
     other.relu, other.gelu = None, nn.ReLU()
-    with pytest.raises(FileFault, match="at layer 'relu#2' of the first model, which has none"):
+    with pytest.raises(FileError, match="at layer 'relu#2' of the first model, which has none"):
         nk.load_stitch(tmp_path / "shared.netkin", other, model)
 
 
@@ -156,14 +156,14 @@ def test_other_files_and_damaged_ones_are_refused(saved, tmp_path):
     _, path = saved
     models = built(Maps, stride=2), built(Maps, 7, seed=1)
     files.write(tmp_path / "other.netkin", "comparison", {}, {})
-    with pytest.raises(FileFault, match="holds 'comparison', not 'stitch'"):
+    with pytest.raises(FileError, match="holds 'comparison', not 'stitch'"):
         nk.load_stitch(tmp_path / "other.netkin", *models)
     header, arrays = files.read(path)
     header = {key: value for key, value in header.items() if key not in ("kind", "format")}
     files.write(tmp_path / "bad.netkin", "stitch", header, {"linear.0.weight": arrays["linear.0.weight"]})
-    with pytest.raises(FileFault, match="'.*bad.netkin' is damaged"):
+    with pytest.raises(FileError, match="'.*bad.netkin' is damaged"):
         nk.load_stitch(tmp_path / "bad.netkin", *models)
-    with pytest.raises(FileFault, match="cannot read"):
+    with pytest.raises(FileError, match="cannot read"):
         nk.load_stitch(tmp_path / "none.netkin", *models)
 
 
@@ -175,7 +175,7 @@ def test_without_models_the_record_comes_back(saved):
     assert torch.equal(record.map.weight, found.map.weight)
     assert str(record).splitlines()[:2] == str(found).splitlines()[:2]
     assert nk.load(path, built(Maps, stride=2), built(Maps, 7, seed=1)).relative_accuracy == found.relative_accuracy
-    with pytest.raises(FileFault, match="holds a 'stitch', which takes 2 models; got 1"):
+    with pytest.raises(FileError, match="holds a 'stitch', which takes 2 models; got 1"):
         nk.load(path, built(Maps))
 
 
@@ -201,5 +201,5 @@ def test_a_claimed_size_takes_no_memory(saved, tmp_path):
     for end in header["ends"]:
         end["width"] = 2**40
     files.write(tmp_path / "large", "stitch", header, arrays)
-    with pytest.raises(FileFault, match="is damaged: ValueError: its layers have 1,099,511,627,776 and"):
+    with pytest.raises(FileError, match="is damaged: ValueError: its layers have 1,099,511,627,776 and"):
         nk.load(tmp_path / "large")

@@ -6,7 +6,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.stitching import fit_all, stitch
-from netkin.errors import ForwardError, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import ForwardError, InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.sources.architectures import architecture, seeded
 from stitching_worlds import Maps, Residual, Rows, built, drawn, labelled
 
@@ -52,15 +52,15 @@ class AlwaysDrops(nn.Module):
             "mid",
             "mid",
             {"how": nk.TaskLoss(), "epochs": 3},
-            ValueFault,
+            InvalidValue,
             "`epochs` is given as well as a `TaskLoss`; set it there",
         ),
         ("mid", "mid", {"device": "cuda:99"}, UnknownName, "there is no device 'cuda:99' here; leave `device` out"),
         ("mid", "mid", {"resize": "cubic"}, UnknownName, "`resize` is None, 'average'"),
-        ("mid", "mid", {"names": ("one",)}, ValueFault, "`names` must be two, one for each model, such as"),
-        ("mid", "mid", {"examples": 0}, ValueFault, "`examples` must be at least 1; got 0"),
+        ("mid", "mid", {"names": ("one",)}, InvalidValue, "`names` must be two, one for each model, such as"),
+        ("mid", "mid", {"examples": 0}, InvalidValue, "`examples` must be at least 1; got 0"),
         ("out", "mid", {}, ShapeError, "rows have no positions, so rows of width 4 can't be stitched into maps"),
-        ("mid", "mid", {"how": "reduced_rank(k=9)"}, ValueFault, "between 1 and the smaller width, 6; got 9"),
+        ("mid", "mid", {"how": "reduced_rank(k=9)"}, InvalidValue, "between 1 and the smaller width, 6; got 9"),
     ],
 )
 def test_one_sentence(x, y, options, error, sentence):
@@ -72,22 +72,22 @@ def test_one_sentence(x, y, options, error, sentence):
 
 def test_what_is_no_model():
     for models in ((1, built(Rows)), (built(Rows), 2)):
-        with pytest.raises(ValueFault, match="a model must be a `torch.nn.Module`; got int."):
+        with pytest.raises(InvalidValue, match="a model must be a `torch.nn.Module`; got int."):
             stitch(models[0], "mid", models[1], "mid", drawn(9, 5))
 
 
 def test_an_iterator_is_no_data_to_train_on():
-    with pytest.raises(ValueFault, match="`data` is an iterator, which gives its batches once, and a training"):
+    with pytest.raises(InvalidValue, match="`data` is an iterator, which gives its batches once, and a training"):
         stitch(built(Rows), "mid", built(Rows), "mid", iter(labelled(built(Rows), 5)), "task_loss")
 
 
 def test_no_pairs():
-    with pytest.raises(ValueFault, match="no pairs of layers to stitch were given"):
+    with pytest.raises(InvalidValue, match="no pairs of layers to stitch were given"):
         fit_all(built(Rows), built(Rows), [], torch.ones(4, 5))
 
 
 def test_a_layer_inside_a_residual_block():
-    with pytest.raises(ValueFault, match="layer 'blocks.0.conv' of 'b' has a path around it.*'blocks.0'"):
+    with pytest.raises(InvalidValue, match="layer 'blocks.0.conv' of 'b' has a path around it.*'blocks.0'"):
         stitch(built(Maps), "mid", built(Residual), "blocks.0.conv", drawn(20, *IMAGES), resize="bilinear")
 
 
@@ -95,7 +95,7 @@ def test_outputs_that_depend_on_the_batch():
     def net(seed):
         return built(lambda: nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6, track_running_stats=False)), seed=seed)
 
-    with pytest.raises(ValueFault, match="layer '1' of 'a' gives other values for an example when other examples"):
+    with pytest.raises(InvalidValue, match="layer '1' of 'a' gives other values for an example when other examples"):
         stitch(net(0), "1", net(1), "1", drawn(20, 5))
 
 
@@ -112,7 +112,7 @@ def test_outputs_that_depend_on_the_batch():
 def test_answers_that_depend_on_more_than_the_example(after, sentence):
     a = built(lambda: nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 4)))
     b = built(lambda: nn.Sequential(nn.Linear(5, 6), after(), nn.Linear(6, 4)), seed=1)
-    with pytest.raises(ValueFault, match=sentence):
+    with pytest.raises(InvalidValue, match=sentence):
         stitch(a, "0", b, "0", drawn(20, 5))
 
 
@@ -120,7 +120,7 @@ def test_nan_in_the_weights_after_the_layer():
     a, b = built(Rows), built(Rows, seed=1)
     with torch.no_grad():
         b.out.weight[0, 0] = float("nan")
-    with pytest.raises(ValueFault, match="the output of 'new' holds 4 NaN or Inf among 16 values for the first 4"):
+    with pytest.raises(InvalidValue, match="the output of 'new' holds 4 NaN or Inf among 16 values for the first 4"):
         stitch(a, "mid", b, "mid", drawn(20, 5), names=("old", "new"))
 
 
@@ -128,7 +128,7 @@ def test_nan_in_the_activations():
     a, b = built(Rows), built(Rows, seed=1)
     data = labelled(b, 5)
     data[1][0][3] = float("nan")
-    with pytest.raises(ValueFault, match="layer 'mid' of 'a' in batch 1 holds 6 NaN or Inf among 240 values"):
+    with pytest.raises(InvalidValue, match="layer 'mid' of 'a' in batch 1 holds 6 NaN or Inf among 240 values"):
         stitch(a, "mid", b, "mid", data)
 
 
@@ -161,7 +161,7 @@ def test_nan_in_the_test_data():
     test = labelled(b, 5)
     test[1][0][3] = float("nan")
     sentence = "what the stitch makes of layer 'mid' of 'old' in batch 1 holds 6 NaN or Inf among 240 values"
-    with pytest.raises(ValueFault, match=sentence):
+    with pytest.raises(InvalidValue, match=sentence):
         found.evaluate(test)
 
 

@@ -8,7 +8,7 @@ import torch
 import netkin as nk
 from netkin.applications.stitching import barrier, distance, interpolate, rank, sparsity, stitch
 from netkin.applications.stitching.direct import LinearMap
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import InvalidValue, ShapeError
 from netkin.reporting.figures import plot_matrix
 from stitching_worlds import Maps, Rows, built, drawn, labelled
 
@@ -34,7 +34,7 @@ def test_rank_counts_singular_values(pair):
     assert rank(found.map) == rank(found.map.weight) == rank(np.diag([1, 1e-3, 1e-4, 1e-6])) == 3
     with pytest.raises(ShapeError, match=r"`stitch` must be a stitch, its map or a matrix; got shape \(6,\)"):
         rank(found.map.bias)
-    with pytest.raises(ValueFault, match="`stitch` must hold numbers"):
+    with pytest.raises(InvalidValue, match="`stitch` must hold numbers"):
         rank("least_squares")
 
 
@@ -44,7 +44,7 @@ def test_sparsity_counts_small_entries(pair):
     assert sparsity(given(pair[0], matrix)) == pytest.approx(3 / 36)
     assert sparsity(pair[0], threshold=1e-3) == pytest.approx(5 / 36)
     assert sparsity(matrix) == sparsity(torch.tensor(matrix)) == sparsity(pair[0].map) == pytest.approx(3 / 36)
-    with pytest.raises(ValueFault, match="`threshold` must be above 0; got 0"):
+    with pytest.raises(InvalidValue, match="`threshold` must be above 0; got 0"):
         sparsity(pair[0], threshold=0)
 
 
@@ -72,7 +72,9 @@ def test_the_line_between_two_stitches(pair):
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), "0.5", None, True, [0.5]])
 def test_a_weight_that_is_no_number_is_refused(pair, weight):
-    with pytest.raises(ValueFault, match="`weight` must be a finite number, 0 for the first stitch and 1 for the sec"):
+    with pytest.raises(
+        InvalidValue, match="`weight` must be a finite number, 0 for the first stitch and 1 for the sec"
+    ):
         interpolate(pair[0], pair[1], weight)
 
 
@@ -140,7 +142,7 @@ def test_without_labels_a_barrier_has_no_accuracies(pair):
     found = barrier(first, second, [batch[0] for batch in data], points=3)
     assert found.accuracies == ()
     assert "–" in str(found)
-    with pytest.raises(ValueFault, match="there is no accuracy without labels"):
+    with pytest.raises(InvalidValue, match="there is no accuracy without labels"):
         found.drop  # noqa: B018
 
 
@@ -148,7 +150,7 @@ def test_labels_that_the_second_model_does_not_know_give_no_relative_accuracy(pa
     first, second, data = pair
     found = barrier(first, second, [(x, (labels + 1) % 4) for x, labels in data], points=3)
     assert len(found.accuracies) == 3
-    with pytest.raises(ValueFault, match="the second model itself gets none of these right, so there is no relative"):
+    with pytest.raises(InvalidValue, match="the second model itself gets none of these right, so there is no relative"):
         found.drop  # noqa: B018
 
 
@@ -166,17 +168,21 @@ def test_a_bottleneck_lies_on_lines_too(pair):
 def test_stitches_without_a_line_between_are_refused(pair):
     first, _, data = pair
     a, b = first.network.a, first.network.b
-    with pytest.raises(ValueFault, match="join different layers [(]mid → mid and front → mid[)]; give two stitches of"):
+    with pytest.raises(
+        InvalidValue, match="join different layers [(]mid → mid and front → mid[)]; give two stitches of"
+    ):
         interpolate(first, stitch(a, "front", b, "mid", data), 0.5)
-    with pytest.raises(ValueFault, match="join different models, even if of the same kind.*give two stitches of the s"):
+    with pytest.raises(
+        InvalidValue, match="join different models, even if of the same kind.*give two stitches of the s"
+    ):
         distance(first, stitch(built(Rows, seed=3), "mid", b, "mid", data))
-    with pytest.raises(ValueFault, match="`points` must be at least 3, the ends and something between; got 2"):
+    with pytest.raises(InvalidValue, match="`points` must be at least 3, the ends and something between; got 2"):
         barrier(first, first, data, points=2)
     images = drawn(9, 3, 12, 12)
     x, y = built(Maps), built(Maps, stride=2)
     one, other = (stitch(x, "mid", y, "mid", images, resize=resize) for resize in ("average", "nearest"))
     with pytest.raises(
-        ValueFault, match=r"\(average\), the other .* \(nearest\), so no line leads .*same data and `res"
+        InvalidValue, match=r"\(average\), the other .* \(nearest\), so no line leads .*same data and `res"
     ):
         interpolate(one, other, 0.5)
 

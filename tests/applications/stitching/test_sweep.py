@@ -10,7 +10,7 @@ from torch import nn
 import netkin as nk
 from netkin.applications.stitching import TaskLoss, evaluating, fit_all
 from netkin.applications.stitching.task_loss import find_way, find_ways
-from netkin.errors import NameClash, NoValue, UnknownName, ValueFault
+from netkin.errors import InvalidValue, NameClash, NoValue, UnknownName
 from netkin.results.labels import NOT_ASKED
 from task_loss_worlds import convnet, images, perceptron, seeded, two_perceptrons
 
@@ -298,17 +298,17 @@ def test_models_without_a_common_layer_have_no_spread(world):
 @pytest.mark.parametrize(
     "options, fault, words",
     [
-        ({"hows": []}, ValueFault, "`hows` is empty"),
+        ({"hows": []}, InvalidValue, "`hows` is empty"),
         ({"hows": "least_square"}, UnknownName, "did you mean 'least_squares'"),
         ({"hows": "task_loss(epoch=1)"}, UnknownName, "did you mean 'epochs'"),
-        ({"hows": TaskLoss(resume="x")}, ValueFault, "`resume` is for a single stitch; a sweep continues by `save`"),
+        ({"hows": TaskLoss(resume="x")}, InvalidValue, "`resume` is for a single stitch; a sweep continues by `save`"),
         ({"scores": "agreements"}, UnknownName, "no score named 'agreements'; did you mean 'agreement'"),
-        ({"scores": []}, ValueFault, "`scores` is empty; name at least one, e.g. 'relative_accuracy'."),
-        ({"examples": 0}, ValueFault, "`examples` must be at least 1; got 0."),
-        ({"test_examples": 0}, ValueFault, "`test_examples` must be at least 1; got 0."),
+        ({"scores": []}, InvalidValue, "`scores` is empty; name at least one, e.g. 'relative_accuracy'."),
+        ({"examples": 0}, InvalidValue, "`examples` must be at least 1; got 0."),
+        ({"test_examples": 0}, InvalidValue, "`test_examples` must be at least 1; got 0."),
         ({"pairs": [("1", "11")]}, UnknownName, "no layer named '11'"),
         ({"pairs": "some"}, UnknownName, "`pairs` is 'all', 'corresponding' or a list"),
-        ({"layers": {"c": "1"}}, ValueFault, "`layers` names 'c'; the models are 'a' and 'b'"),
+        ({"layers": {"c": "1"}}, InvalidValue, "`layers` names 'c'; the models are 'a' and 'b'"),
         ({"names": ("x", "x")}, NameClash, "both models are named 'x'"),
     ],
 )
@@ -320,11 +320,11 @@ def test_what_makes_no_sense_is_refused(world, options, fault, words):
 
 def test_data_that_can_be_read_once_are_refused(world):
     a, b, data = world
-    with pytest.raises(ValueFault, match="`test` is an iterator.*pass a loader or a list"):
+    with pytest.raises(InvalidValue, match="`test` is an iterator.*pass a loader or a list"):
         nk.stitch_all(a, b, data, iter(data))
-    with pytest.raises(ValueFault, match="`data` is missing"):
+    with pytest.raises(InvalidValue, match="`data` is missing"):
         nk.stitch_all(a, b, None)
-    with pytest.raises(ValueFault, match="`stitch_many` needs at least two models; got 1"):
+    with pytest.raises(InvalidValue, match="`stitch_many` needs at least two models; got 1"):
         nk.stitch_many([a], data)
 
 
@@ -344,7 +344,7 @@ def test_a_single_stitch_takes_its_training_as_a_record_too(world):
 def test_options_of_a_training_stand_in_one_place():
     assert find_way("task_loss", 2, {"epochs": 3}).id == "task_loss(epochs=3, seed=2)"
     assert find_way(TaskLoss(epochs=3), 2).id == "task_loss(epochs=3)"
-    with pytest.raises(ValueFault, match="`rank` is given as well as a `TaskLoss`; set it there."):
+    with pytest.raises(InvalidValue, match="`rank` is given as well as a `TaskLoss`; set it there."):
         find_way(TaskLoss(epochs=3), 2, {"rank": 1})
     with pytest.raises(UnknownName, match="'ridge' has no option 'epochs'; such options belong to 'task_loss'."):
         find_way("ridge", 2, {"epochs": 3})
@@ -353,5 +353,5 @@ def test_options_of_a_training_stand_in_one_place():
 @pytest.mark.parametrize("test", [None, "data"])
 def test_no_method_at_all_is_refused(world, test):
     a, b, data = world
-    with pytest.raises(ValueFault, match="`hows` is empty; name at least one method, e.g. 'least_squares'."):
+    with pytest.raises(InvalidValue, match="`hows` is empty; name at least one method, e.g. 'least_squares'."):
         fit_all(a, b, [("1", "1")], data, [], data if test else None)

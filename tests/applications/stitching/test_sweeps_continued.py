@@ -14,7 +14,7 @@ from netkin import files
 from netkin.applications.stitching import TaskLoss, sweep
 from netkin.applications.stitching.fitting import Fit, digest_of
 from netkin.comparing.tabulating import INTERRUPTED
-from netkin.errors import FileFault
+from netkin.errors import FileError
 from netkin.results import Comparison, Comparisons
 from task_loss_worlds import images, perceptron, two_perceptrons
 
@@ -165,7 +165,7 @@ def test_a_second_sweep_into_the_same_file_is_refused_while_the_first_one_runs(w
 
     def watching(done, total, what):
         if what == "evaluating" and not refused:
-            with pytest.raises(FileFault, match="ab.netkin.job' is being worked on by another process"):
+            with pytest.raises(FileError, match="ab.netkin.job' is being worked on by another process"):
                 nk.stitch_all(a, b, data, data, "procrustes", save=save, progress=False)
             refused.append(what)
 
@@ -289,7 +289,7 @@ def test_a_file_with_another_sweep_is_refused_and_stays(world, swept, tmp_path, 
     given = {"data": data, "test": part, "a": a} | changes
     given |= {name: data[one] for name, one in given.items() if isinstance(one, slice)}
     given["a"] = perceptron(9) if given["a"] == 9 else a
-    with pytest.raises(FileFault, match=f"^'{save}(.job)?' .*{words}"):
+    with pytest.raises(FileError, match=f"^'{save}(.job)?' .*{words}"):
         nk.stitch_all(b=b, save=save, **given)
     assert save.read_bytes() == before
 
@@ -299,7 +299,7 @@ def test_a_file_with_a_comparison_is_refused_and_stays(world, tmp_path):
     save = tmp_path / "ab.netkin"
     nk.compare(a, b, data).save(save)
     before = save.read_bytes()
-    with pytest.raises(FileFault, match="ab.netkin' is there, and the parts it was made from are not in"):
+    with pytest.raises(FileError, match="ab.netkin' is there, and the parts it was made from are not in"):
         nk.stitch_all(a, b, data, data, save=save)
     assert save.read_bytes() == before
 
@@ -318,9 +318,9 @@ def test_a_tour_of_other_models_is_refused(world, tmp_path):
     a, b, data = world
     save = tmp_path / "many.netkin"
     nk.stitch_many({"a": a, "b": b}, data, data, save=save)
-    with pytest.raises(FileFault, match="holds a sweep of 'a' into 'b', which is not asked for and would be lost"):
+    with pytest.raises(FileError, match="holds a sweep of 'a' into 'b', which is not asked for and would be lost"):
         nk.stitch_many({"b": b, "c": a}, data, data, save=save)
-    with pytest.raises(FileFault, match=r"holds a sweep that differs in the weights of 'a' and the weights of 'b';"):
+    with pytest.raises(FileError, match=r"holds a sweep that differs in the weights of 'a' and the weights of 'b';"):
         nk.stitch_many({"a": b, "b": a}, data, data, save=save)
     many = nk.stitch_many({"a": a, "b": b, "c": perceptron(7)}, data, data, save=save)
     assert len(many) == len(Comparisons.load(save)) == 6

@@ -16,7 +16,7 @@ from netkin.applications.stitching.task_loss import (
     shrink,
     soft,
 )
-from netkin.errors import ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, ShapeError, UnknownName
 
 # --- how it is written ------------------------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ def test_a_training_is_told_from_a_direct_method():
     ],
 )
 def test_other_ways_of_writing_it_are_refused(how, options, fault):
-    with pytest.raises((UnknownName, ValueFault), match=fault):
+    with pytest.raises((UnknownName, InvalidValue), match=fault):
         TaskLoss.read(how, options)
 
 
@@ -78,7 +78,7 @@ def test_other_ways_of_writing_it_are_refused(how, options, fault):
     ],
 )
 def test_options_out_of_range_are_refused(options, fault):
-    with pytest.raises((UnknownName, ValueFault), match=fault):
+    with pytest.raises((UnknownName, InvalidValue), match=fault):
         TaskLoss(**options)
 
 
@@ -131,7 +131,7 @@ def test_answers_that_are_no_scores_need_a_loss_of_their_own():
     ],
 )
 def test_labels_that_are_no_class_numbers_are_refused(labels, fault):
-    with pytest.raises((ShapeError, ValueFault), match=fault):
+    with pytest.raises((ShapeError, InvalidValue), match=fault):
         refuse_unfit_labels(labels, torch.ones(1, 3))
 
 

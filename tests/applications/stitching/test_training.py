@@ -14,7 +14,7 @@ from netkin.applications.stitching.map_training import objective, train_map
 from netkin.applications.stitching.stitch import stitch
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.applications.stitching.training_batches import portion
-from netkin.errors import ForwardError, ShapeError, ValueFault
+from netkin.errors import ForwardError, InvalidValue, ShapeError
 from netkin.representations import replacing
 from task_loss_worlds import convnet, images, joined, quiet_world, trained_from, two_perceptrons, two_taggers
 
@@ -303,7 +303,7 @@ def test_a_loss_must_be_one_number():
 
 def test_true_labels_must_be_there():
     a, b, data = two_perceptrons()
-    with pytest.raises(ValueFault, match="labels='true' needs labels, and the data have none"):
+    with pytest.raises(InvalidValue, match="labels='true' needs labels, and the data have none"):
         trained_from(a, "1", b, "1", [x for x, _ in data], labels="true")
 
 

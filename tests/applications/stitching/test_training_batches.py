@@ -7,7 +7,7 @@ from netkin.applications.stitching.map_training import train_map
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.applications.stitching.training_batches import Portion, Sampling
 from netkin.applications.stitching.training_batches import join as joined_portions
-from netkin.errors import MemoryLimit, ShapeError, ValueFault
+from netkin.errors import InvalidValue, MemoryLimit, ShapeError
 from task_loss_worlds import joined, trained_from, two_perceptrons
 
 
@@ -137,7 +137,7 @@ def test_data_that_run_dry_are_refused():
             return iter(data[: self.left])
 
     network = joined(a, "1", b, "1", data)
-    with pytest.raises(ValueFault, match="the data gave 7 batches at first and 6 when read again"):
+    with pytest.raises(InvalidValue, match="the data gave 7 batches at first and 6 when read again"):
         train_map(network, Drying(), TaskLoss(memory=0))
 
 

@@ -8,7 +8,7 @@ from netkin import files, jobs
 from netkin.applications.stitching import map_training as training_module
 from netkin.applications.stitching.map_training import train_map
 from netkin.applications.stitching.task_loss import TaskLoss
-from netkin.errors import FileFault
+from netkin.errors import FileError
 from netkin.jobs import Job
 from task_loss_worlds import joined, perceptron, two_perceptrons
 
@@ -72,7 +72,7 @@ def test_a_training_longer_than_asked_for_is_refused(tmp_path):
     a, b, data = two_perceptrons()
     path = tmp_path / "training.job"
     train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=2, resume=path))
-    with pytest.raises(FileFault, match="holds a training of 16 steps, and 8 are asked for; ask for as many or more"):
+    with pytest.raises(FileError, match="holds a training of 16 steps, and 8 are asked for; ask for as many or more"):
         train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
 
 
@@ -81,9 +81,9 @@ def test_a_file_with_other_options_is_refused(tmp_path):
     path = tmp_path / "training.job"
     train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
     fault = r"^'[^']*training.job' holds a training that differs in rate \('0.001', not '0.1'\); ask for the same again"
-    with pytest.raises(FileFault, match=fault):
+    with pytest.raises(FileError, match=fault):
         train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, rate=0.1, resume=path))
-    with pytest.raises(FileFault, match=r"differs in labels \('soft', not '.*<lambda>'\)"):
+    with pytest.raises(FileError, match=r"differs in labels \('soft', not '.*<lambda>'\)"):
         train_map(joined(a, "1", b, "1", data), data, TaskLoss(labels=lambda *_: torch.ones(()), resume=path))
 
 
@@ -110,7 +110,7 @@ def resumed(path, a, b, data, validation, layer):
 def test_a_file_of_other_models_or_layers_is_refused_though_the_start_is_the_same(tmp_path, world, change, fault):
     path = tmp_path / "training.job"
     resumed(path, **world)
-    with pytest.raises(FileFault, match=f"^'[^']*training.job' holds a training that differs in {fault}"):
+    with pytest.raises(FileError, match=f"^'[^']*training.job' holds a training that differs in {fault}"):
         resumed(path, **(world | change))
 
 
@@ -119,12 +119,12 @@ def test_a_file_of_other_data_is_refused_though_the_start_is_the_same(tmp_path, 
     resumed(path, **world)
     other_inputs, other_labels = (first[0] + 0.1, first[1]), (first[0], first[1].flip(0))
     for batch in (other_inputs, other_labels):
-        with pytest.raises(FileFault, match="differs in data and order of the examples; a loader"):
+        with pytest.raises(FileError, match="differs in data and order of the examples; a loader"):
             resumed(path, **(world | {"data": [batch, *others]}))
-    with pytest.raises(FileFault, match=r"validation data \('100 examples', not '50 examples"):
+    with pytest.raises(FileError, match=r"validation data \('100 examples', not '50 examples"):
         resumed(path, **(world | {"validation": others[:1]}))
     joint = tuple(torch.cat(parts) for parts in zip(*world["data"][:2], strict=True))
-    with pytest.raises(FileFault, match=r"batches \('8 an epoch', not '7 an epoch'\)"):
+    with pytest.raises(FileError, match=r"batches \('8 an epoch', not '7 an epoch'\)"):
         resumed(path, **(world | {"data": [joint, *world["data"][2:]]}))
 
 
@@ -133,7 +133,7 @@ def test_a_file_of_the_same_data_in_another_order_is_refused(tmp_path, world, na
     path = tmp_path / "training.job"
     resumed(path, **world)
     what = {"data": "order of the examples", "validation": "order of the validation examples"}[name]
-    with pytest.raises(FileFault, match=f"holds a training that differs in {what}; ask for the same again"):
+    with pytest.raises(FileError, match=f"holds a training that differs in {what}; ask for the same again"):
         resumed(path, **(world | {name: world[name][::-1]}))
 
 
@@ -149,7 +149,7 @@ def test_a_file_from_another_start_is_refused(tmp_path):
     path = tmp_path / "training.job"
     train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
     network = joined(a, "1", b, "1", data, TaskLoss(init="procrustes"))
-    with pytest.raises(FileFault, match="began from another transformation; give the same one, or another path"):
+    with pytest.raises(FileError, match="began from another transformation; give the same one, or another path"):
         train_map(network, data, TaskLoss(epochs=1, resume=path))
 
 
@@ -162,18 +162,18 @@ def test_a_damaged_standing_is_refused(tmp_path):
     train_map(joined(a, "1", b, "1", data), data, settings)
     whole = path.read_bytes()
     path.write_bytes(whole[:500])
-    with pytest.raises(FileFault, match="is no netkin file, or only a part of one"):
+    with pytest.raises(FileError, match="is no netkin file, or only a part of one"):
         train_map(joined(a, "1", b, "1", data), data, settings)
     path.unlink()
     files.write(path, "part", {"name": "standing", "values": {"step": 3}, "seconds": 0, "created": ""}, {})
-    with pytest.raises(FileFault, match="is damaged: KeyError"):
+    with pytest.raises(FileError, match="is damaged: KeyError"):
         train_map(joined(a, "1", b, "1", data), data, settings)
 
 
 def test_the_file_of_an_older_netkin_is_refused(tmp_path):
     a, b, data = two_perceptrons()
     files.write(tmp_path / "old.netkin", "task_loss", {"step": 3}, {})
-    with pytest.raises(FileFault, match="old.netkin' is a file, as older netkins kept a training in; it goes on in a "):
+    with pytest.raises(FileError, match="old.netkin' is a file, as older netkins kept a training in; it goes on in a "):
         train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=tmp_path / "old.netkin"))
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.subspaces import channel_correlation
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import InvalidValue, ShapeError
 
 
 def small_net():
@@ -119,13 +119,13 @@ def test_a_copy_made_inside_the_with_does_not_disturb_it():
 
 def test_misuse_is_told():
     model = small_net()
-    with pytest.raises(ValueFault, match="`beta` is a number of 0 or more; got -1"):
+    with pytest.raises(InvalidValue, match="`beta` is a number of 0 or more; got -1"):
         nk.Decorrelation(model, -1)
-    with pytest.raises(ValueFault, match="no convolutions whose channels could be kept apart; name its `layers`"):
+    with pytest.raises(InvalidValue, match="no convolutions whose channels could be kept apart; name its `layers`"):
         nk.Decorrelation(nn.Linear(2, 2), 1.0)
-    with pytest.raises(ValueFault, match="inside its `with` alone"):
+    with pytest.raises(InvalidValue, match="inside its `with` alone"):
         nk.Decorrelation(model, 1.0).term()
-    with nk.Decorrelation(model, 1.0) as apart, pytest.raises(ValueFault, match="forward pass with gradients"):
+    with nk.Decorrelation(model, 1.0) as apart, pytest.raises(InvalidValue, match="forward pass with gradients"):
         apart.term()
     with pytest.raises(ShapeError, match=r"second axis of a layer's output; got shape \(3,\)"):
         channel_correlation(torch.ones(3))

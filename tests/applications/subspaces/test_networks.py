@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 
 
 def family(count=6, m=4, even=False):
@@ -125,7 +125,9 @@ def test_a_store_of_atoms_alone_is_enough():
     nets = family()
     store = {name: {key: one for key, one in net.state_dict().items() if "atoms" in key} for name, net in nets.items()}
     np.testing.assert_array_equal(nk.atom_similarity(store).to_numpy(), nk.atom_similarity(nets).to_numpy())
-    with pytest.raises(ValueFault, match="'net0' holds atoms alone, and gauge='orthonormal' needs their coefficients"):
+    with pytest.raises(
+        InvalidValue, match="'net0' holds atoms alone, and gauge='orthonormal' needs their coefficients"
+    ):
         nk.atom_similarity(store, gauge="orthonormal")
     with pytest.raises(NoValue, match="has coefficients of its own in 'x', other than in 'net0'"):
         nk.atom_similarity(store | {"x": nets["net0"]})
@@ -151,20 +153,20 @@ def test_networks_that_cannot_be_compared_are_named():
         nk.atom_similarity(nets | {"x": next(iter(family(1, m=5).values()))})
     with pytest.raises(ShapeError, match="'x' and 'net0' must have the same layers of atoms; they differ in '2'"):
         nk.atom_similarity(nets | {"x": nn.Sequential(nets["net0"][0])})
-    with pytest.raises(ValueFault, match="'a' has no layers made of atoms; `nk.share_coefficients` gives"):
+    with pytest.raises(InvalidValue, match="'a' has no layers made of atoms; `nk.share_coefficients` gives"):
         nk.atom_similarity({"a": nn.Conv2d(3, 8, 3), "b": nn.Conv2d(3, 8, 3)})
-    with pytest.raises(ValueFault, match="'a' must be a torch module or a state dict; got int"):
+    with pytest.raises(InvalidValue, match="'a' must be a torch module or a state dict; got int"):
         nk.atom_similarity({"a": 1, "b": 2})
-    with pytest.raises(ValueFault, match="needs two networks or more; got 1"):
+    with pytest.raises(InvalidValue, match="needs two networks or more; got 1"):
         nk.atom_similarity([nets["net0"]])
-    with pytest.raises(ValueFault, match="`models` are several networks, by name or in a row; got one"):
+    with pytest.raises(InvalidValue, match="`models` are several networks, by name or in a row; got one"):
         nk.atom_similarity(nets["net0"])
     zero, broken = copy.deepcopy(nets["net0"]), copy.deepcopy(nets["net0"])
     zero[0].atoms.data.zero_()
     with pytest.raises(NoValue, match="the atoms of layer '0' of 'x' are all zero, and have no cosine"):
         nk.atom_similarity(nets | {"x": zero})
     broken[2].atoms.data[0, 0, 0] = torch.nan
-    with pytest.raises(ValueFault, match="the atoms of layer '2' of 'x' holds 1 NaN or Inf among 24"):
+    with pytest.raises(InvalidValue, match="the atoms of layer '2' of 'x' holds 1 NaN or Inf among 24"):
         nk.atom_similarity(nets | {"x": broken})
 
 
@@ -175,5 +177,5 @@ def test_strange_options_are_refused():
     with pytest.raises(UnknownName, match="`gauge` is 'stored' or 'orthonormal'; got 'other'"):
         nk.atom_similarity(nets, gauge="other")
     for k in (0, 3, True):
-        with pytest.raises(ValueFault, match="`k` is a number of other networks, 1 to 2; got"):
+        with pytest.raises(InvalidValue, match="`k` is a number of other networks, 1 to 2; got"):
             nk.nearest_networks(nets, k)

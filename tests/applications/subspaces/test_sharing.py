@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, NameClash, ShapeError, UnknownName
 
 
 def small_net(seed=0, width=8, kernel=3):
@@ -182,7 +182,7 @@ def test_networks_that_cannot_share_are_refused(relatives):
         nk.share_coefficients([relatives["a"], other])
     with pytest.raises(ShapeError, match="have the same convolutions; '0' and '1' differ in '3'"):
         nk.share_coefficients([relatives["a"], nn.Sequential(nn.Conv2d(3, 8, 3))])
-    with pytest.raises(ValueFault, match="shared by two networks or more; got 1"):
+    with pytest.raises(InvalidValue, match="shared by two networks or more; got 1"):
         nk.share_coefficients([relatives["a"]])
     with pytest.raises(UnknownName, match="`source` is 'joint' or the name of a network. Got 'e'"):
         nk.share_coefficients(relatives, source="e")
@@ -190,13 +190,13 @@ def test_networks_that_cannot_share_are_refused(relatives):
         nk.share_coefficients(relatives, source=3)
     with pytest.raises(NameClash, match="a network can't be named 'joint'"):
         nk.share_coefficients(relatives | {"joint": relatives["a"]})
-    with pytest.raises(ValueFault, match="`models` are several networks, by name or in a row; got one"):
+    with pytest.raises(InvalidValue, match="`models` are several networks, by name or in a row; got one"):
         nk.share_coefficients(relatives["a"])
-    with pytest.raises(ValueFault, match="`atoms` is a number of atoms, 1 or more; got 0"):
+    with pytest.raises(InvalidValue, match="`atoms` is a number of atoms, 1 or more; got 0"):
         nk.share_coefficients(relatives, atoms=0)
-    with pytest.raises(ValueFault, match="`block` is a number of channels, 1 or more; got -2"):
+    with pytest.raises(InvalidValue, match="`block` is a number of channels, 1 or more; got -2"):
         nk.share_coefficients(relatives, block=-2)
-    with pytest.raises(ValueFault, match="no convolution whose filters could be made of atoms"):
+    with pytest.raises(InvalidValue, match="no convolution whose filters could be made of atoms"):
         nk.share_coefficients([nn.Linear(2, 2), nn.Linear(2, 2)])
 
 

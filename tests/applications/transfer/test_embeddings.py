@@ -8,7 +8,7 @@ from torch import nn
 import fisher_worlds
 import netkin as nk
 from netkin.applications.transfer.evidence import adaptation_score, layer_embeddings, mean_embedding_norm
-from netkin.errors import ForwardError, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import ForwardError, InvalidValue, NoValue, ShapeError, UnknownName
 
 
 @pytest.fixture
@@ -130,10 +130,10 @@ def test_layers_without_a_path_to_the_loss_are_left_out_or_refused():
     "options, kind, sentence",
     [
         ({"shape": "positions"}, ShapeError, "layer '0' gives 729 rows for 9 examples with the shape 'positions'"),
-        ({"sample": 1}, ValueFault, "`sample` must be at least 2"),
-        ({"beta": 1.0}, ValueFault, "`beta` must be at least 0 and below 1"),
+        ({"sample": 1}, InvalidValue, "`sample` must be at least 2"),
+        ({"beta": 1.0}, InvalidValue, "`beta` must be at least 0 and below 1"),
         ({"layers": "nine"}, UnknownName, "no layer named 'nine'"),
-        ({"target": "labels"}, ValueFault, "target='labels' needs labels"),
+        ({"target": "labels"}, InvalidValue, "target='labels' needs labels"),
     ],
 )
 def test_what_has_no_embedding_is_told(convnet, pictures, options, kind, sentence):

@@ -17,7 +17,7 @@ from netkin.applications.transfer.fisher import (
     task2vec_cosine,
     task2vec_distance,
 )
-from netkin.errors import ForwardError, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import ForwardError, InvalidValue, NoValue, ShapeError, UnknownName
 
 
 class Recurrent(nn.Module):
@@ -264,10 +264,10 @@ def test_a_model_that_mixes_examples_is_refused(rows):
 @pytest.mark.parametrize(
     "options, kind, sentence",
     [
-        ({"samples": 0}, ValueFault, "at least 1 class for an example, of categorical outputs; got 0"),
-        ({"samples": 1, "outputs": "multilabel"}, ValueFault, "got 1 for multilabel ones.*exact mean"),
+        ({"samples": 0}, InvalidValue, "at least 1 class for an example, of categorical outputs; got 0"),
+        ({"samples": 1, "outputs": "multilabel"}, InvalidValue, "got 1 for multilabel ones.*exact mean"),
         ({"outputs": "categoric"}, UnknownName, "no kind of outputs named 'categoric'; did you mean 'categorical'"),
-        ({"backbone": "2"}, ValueFault, "no weights are left for the embedding.*name the `backbone`"),
+        ({"backbone": "2"}, InvalidValue, "no weights are left for the embedding.*name the `backbone`"),
         ({"backbone": "third"}, UnknownName, "no layer named 'third'"),
         ({"forward": lambda model, batch: model(batch).unsqueeze(1)}, ShapeError, r"the model gives \(1, 4\)"),
     ],
@@ -283,7 +283,7 @@ def test_outputs_without_a_choice_or_a_number_are_refused(rows):
         task2vec(model, rows)
     assert task2vec(model, rows, outputs="multilabel").values.min() > 0
     rows[5, 0] = torch.nan
-    with pytest.raises(ValueFault, match="the Fisher information holds 5 NaN or Inf among 5 values"):
+    with pytest.raises(InvalidValue, match="the Fisher information holds 5 NaN or Inf among 5 values"):
         task2vec(model, rows, outputs="multilabel")
 
 
@@ -302,7 +302,7 @@ def test_a_model_that_can_not_be_trained_is_refused_in_a_sentence(rows):
 
 
 def test_a_network_that_is_all_head_is_refused(rows):
-    with pytest.raises(ValueFault, match="only layer with weights is its head"):
+    with pytest.raises(InvalidValue, match="only layer with weights is its head"):
         task2vec(nn.Linear(4, 3).double(), rows)
 
 
@@ -331,7 +331,7 @@ def test_embeddings_of_two_networks_are_compared_only_if_that_is_said(convnet, p
     other = copy.deepcopy(convnet)
     nn.init.normal_(other[0].weight)
     a, b = task2vec(convnet, pictures), task2vec(other, pictures)
-    with pytest.raises(ValueFault, match="networks with different weights.*independent=True"):
+    with pytest.raises(InvalidValue, match="networks with different weights.*independent=True"):
         task2vec_distance(a, b)
     assert 0 < task2vec_distance(a, b, independent=True) < 1
     nn.init.normal_(convnet[5].weight)  # another head on the same backbone is the same network
@@ -344,7 +344,7 @@ def test_embeddings_that_can_not_be_compared_are_refused():
             compared(embedding([1.0, 2.0]), embedding([1.0]))
         with pytest.raises(NoValue, match="no Fisher information"):
             compared(embedding([1.0]), embedding([0.0]))
-        with pytest.raises(ValueFault, match="independent=True"):
+        with pytest.raises(InvalidValue, match="independent=True"):
             compared(embedding([1.0]), embedding([1.0], network="b"))
 
 

@@ -9,7 +9,7 @@ from torch import nn
 import netkin as nk
 from fisher_worlds import Twice, made, of_classes, of_many, of_numbers
 from netkin.applications.transfer.fisher import fisher_rao_distance, fisher_rao_norm
-from netkin.errors import ShapeError, UnknownName, ValueFault
+from netkin.errors import InvalidValue, ShapeError, UnknownName
 
 
 def plain(*widths, bias=False, seed=0):
@@ -137,7 +137,7 @@ def test_models_with_other_outputs_are_taken(rows):
 def test_the_fisher_rao_distance_is_relative():
     assert fisher_rao_distance(2.0, 8.0) == fisher_rao_distance(8.0, 2.0) == 1.5
     assert fisher_rao_distance(3.0, 3.0) == 0
-    with pytest.raises(ValueFault, match="two norms above 0; got 0 and 1"):
+    with pytest.raises(InvalidValue, match="two norms above 0; got 0 and 1"):
         fisher_rao_distance(0.0, 1.0)
 
 
@@ -146,10 +146,10 @@ def test_the_fisher_rao_distance_is_relative():
     [
         ({"labels": "modell"}, UnknownName, "no distribution of y named 'modell'; did you mean 'model'"),
         ({"outputs": "numbers"}, UnknownName, "no kind of outputs named 'numbers'"),
-        ({"depth": -1}, ValueFault, "number of hidden layers, must be at least 0; got -1"),
-        ({"beta": 1.0}, ValueFault, "`beta` must be at least 0 and below 1; got 1"),
-        ({"labels": "labels"}, ValueFault, "target='labels' needs labels"),
-        ({"labels": "tempered", "beta": 0.0, "outputs": "continuous"}, ValueFault, "`beta` above 0"),
+        ({"depth": -1}, InvalidValue, "number of hidden layers, must be at least 0; got -1"),
+        ({"beta": 1.0}, InvalidValue, "`beta` must be at least 0 and below 1; got 1"),
+        ({"labels": "labels"}, InvalidValue, "target='labels' needs labels"),
+        ({"labels": "tempered", "beta": 0.0, "outputs": "continuous"}, InvalidValue, "`beta` above 0"),
         ({"forward": lambda model, batch: model(batch).unsqueeze(1)}, ShapeError, r"the model gives \(1, 4\)"),
     ],
 )
@@ -159,7 +159,7 @@ def test_what_has_no_fisher_rao_norm_is_told(convnet, pictures, options, kind, s
 
 
 def test_a_model_without_weights_needs_a_depth(rows):
-    with pytest.raises(ValueFault, match="no layer with a matrix of weights to count; pass `depth`"):
+    with pytest.raises(InvalidValue, match="no layer with a matrix of weights to count; pass `depth`"):
         fisher_rao_norm(nn.Identity(), rows)
 
 
@@ -167,5 +167,5 @@ def test_outputs_without_a_choice_or_a_number_are_refused(rows):
     with pytest.raises(ShapeError, match="one class of one is certain"):
         fisher_rao_norm(nn.Linear(4, 1).double(), rows)
     rows[5, 0] = torch.nan
-    with pytest.raises(ValueFault, match="the model's output holds 3 NaN or Inf among 21 values"):
+    with pytest.raises(InvalidValue, match="the model's output holds 3 NaN or Inf among 21 values"):
         fisher_rao_norm(nn.Linear(4, 3).double(), rows)

@@ -15,7 +15,7 @@ from netkin.applications import transfer
 from netkin.applications.transfer import recommend, scores
 from netkin.applications.transfer.evidence import Evidence, evidence_of
 from netkin.applications.transfer.scores import BESIDE, DEFAULT, RELIABILITY, SCORES
-from netkin.errors import ForwardError, NameClash, NoValue, UnknownName, ValueFault
+from netkin.errors import ForwardError, InvalidValue, NameClash, NoValue, UnknownName
 from netkin.results.values import jackknife_error
 from netkin.statistics.collector import chunk_of
 
@@ -248,9 +248,9 @@ def test_models_are_left_as_they_were(models, data):
 def test_every_model_sees_the_same_examples(models, data):
     inputs, labels = (torch.cat(part) for part in zip(*data, strict=True))
     shuffled = DataLoader(TensorDataset(inputs, labels), batch_size=60, shuffle=True)
-    with pytest.raises(ValueFault, match="the same examples in the same order.*shuffle=False"):
+    with pytest.raises(InvalidValue, match="the same examples in the same order.*shuffle=False"):
         recommend(models, shuffled, progress=False)
-    with pytest.raises(ValueFault, match="the same examples in the same order"):
+    with pytest.raises(InvalidValue, match="the same examples in the same order"):
         recommend(models, iter(data), progress=False)
 
     class Turning:
@@ -263,7 +263,7 @@ def test_every_model_sees_the_same_examples(models, data):
             self.turn += 1
             return iter([(inputs + self.turn, labels)])
 
-    with pytest.raises(ValueFault, match="'sees' was given other examples than 'blind'"):
+    with pytest.raises(InvalidValue, match="'sees' was given other examples than 'blind'"):
         recommend(models, Turning(), progress=False)
     plain = DataLoader(TensorDataset(inputs, labels), batch_size=60)
     assert recommend(models, plain, score="knn", progress=False)["sees"] == pytest.approx(
@@ -359,19 +359,19 @@ def test_data_by_name_reach_each_model_as_its_own_folder_says(monkeypatch):
 
 
 def test_what_is_no_set_of_models_is_refused(models, data):
-    with pytest.raises(ValueFault, match="`models` are several; got one str"):
+    with pytest.raises(InvalidValue, match="`models` are several; got one str"):
         recommend("netkin:digits", data)
-    with pytest.raises(ValueFault, match="a list of `models` holds names; got a Sequential"):
+    with pytest.raises(InvalidValue, match="a list of `models` holds names; got a Sequential"):
         recommend(list(models.values()), data)
-    with pytest.raises(ValueFault, match="`models` holds no model"):
+    with pytest.raises(InvalidValue, match="`models` holds no model"):
         recommend({}, data)
     with pytest.raises(NameClash, match="'netkin:digits' occurs 2 times"):
         recommend(["netkin:digits"] * 2, "digits:test")
     with pytest.raises(UnknownName, match="no transfer score named 'logm'; did you mean 'logme'"):
         recommend(models, data, score="logm")
-    with pytest.raises(ValueFault, match="at least 2 chunks; got 1"):
+    with pytest.raises(InvalidValue, match="at least 2 chunks; got 1"):
         recommend(models, data, chunks=1)
-    with pytest.raises(ValueFault, match="needs labels, and the batches hold none"):
+    with pytest.raises(InvalidValue, match="needs labels, and the batches hold none"):
         recommend(models, [data[0][0]], progress=False)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 import netkin as nk
 from netkin import files
 from netkin.applications.transfer.ridge import RIDGES, fitted, held_out_error, kernel_ridge, load_kernel_ridge
-from netkin.errors import FileFault, ForwardError, MemoryLimit, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import FileError, ForwardError, InvalidValue, MemoryLimit, NoValue, ShapeError, UnknownName
 from netkin.statistics.bucket_sums import psi_width
 from netkin.statistics.kernel_pairs import KERNELS
 from netkin.statistics.sketches import LayerSketches, SketchSettings, places, sketched_part
@@ -226,7 +226,7 @@ def test_the_model_is_left_as_it_was():
     before = {name: one.clone() for name, one in model.state_dict().items()}
     fit = kernel_ridge(model, batches, buckets=32)
     fit.predict(batches)
-    with pytest.raises(ValueFault, match="no labels in the batches"):
+    with pytest.raises(InvalidValue, match="no labels in the batches"):
         fit.accuracy([inputs for inputs, _ in batches])
     assert model.training
     assert all(torch.equal(before[name], one) for name, one in model.state_dict().items())
@@ -310,25 +310,25 @@ def test_fits_come_back_from_their_file_for_the_same_model(kernel, tmp_path):
     assert again.reading == fit.reading
     for name, one in fit.predict(test).items():
         assert one.tolist() == again.predict(test)[name].tolist()
-    with pytest.raises(ValueFault, match="reads the model with the weights .*; pass that model"):
+    with pytest.raises(InvalidValue, match="reads the model with the weights .*; pass that model"):
         nk.load(tmp_path / "fit.netkin")
     with torch.no_grad():
         model[0].bias += 1
-    with pytest.raises(ValueFault, match="reads the model with the weights .*; pass that model"):
+    with pytest.raises(InvalidValue, match="reads the model with the weights .*; pass that model"):
         nk.load(tmp_path / "fit.netkin", model)
 
 
 def test_functions_that_no_file_can_hold_are_asked_for(tmp_path):
     model, batches = small_model(), in_batches(*points(60, 1))
     kernel_ridge(model, batches, layers="2", buckets=32, transform=torch.neg).save(tmp_path / "fit.netkin")
-    with pytest.raises(ValueFault, match="was made with a `transform` that no file can hold; pass the same"):
+    with pytest.raises(InvalidValue, match="was made with a `transform` that no file can hold; pass the same"):
         load_kernel_ridge(tmp_path / "fit.netkin", model)
     assert load_kernel_ridge(tmp_path / "fit.netkin", model, transform=torch.neg).layers == ["2"]
 
 
 def test_a_damaged_file_of_fits_is_refused(tmp_path):
     files.write(tmp_path / "fit.netkin", "kernel ridge", {"kernel": "psi", "ridge": {"a": 1.0}}, {})
-    with pytest.raises(FileFault, match="is damaged: KeyError"):
+    with pytest.raises(FileError, match="is damaged: KeyError"):
         nk.load(tmp_path / "fit.netkin", small_model())
     fit = kernel_ridge(small_model(), in_batches(*points(60, 1)), layers="2", kernel="psi", buckets=32)
     fit.save(tmp_path / "whole.netkin")
@@ -341,41 +341,41 @@ def test_a_damaged_file_of_fits_is_refused(tmp_path):
     }.items():
         header_of = {name: one for name, one in {**header, **change}.items() if name not in ("kind", "format")}
         files.write(tmp_path / "harmed.netkin", "kernel ridge", header_of, arrays)
-        with pytest.raises(FileFault, match=f"is damaged: .*{what}"):
+        with pytest.raises(FileError, match=f"is damaged: .*{what}"):
             nk.load(tmp_path / "harmed.netkin", small_model())
     fewer = {**arrays, "0/psi": arrays["0/psi"][:5]}
     del header["kind"], header["format"]
     files.write(tmp_path / "harmed.netkin", "kernel ridge", header, fewer)
-    with pytest.raises(FileFault, match="has 32 coefficients for each class, not one a bucket"):
+    with pytest.raises(FileError, match="has 32 coefficients for each class, not one a bucket"):
         nk.load(tmp_path / "harmed.netkin", small_model())
 
 
 def test_what_can_not_be_fitted_is_refused():
     model, (inputs, labels) = small_model(), points(40, 1)
     batches = in_batches(inputs, labels)
-    with pytest.raises(ValueFault, match="no labels in the batches; give batches of"):
+    with pytest.raises(InvalidValue, match="no labels in the batches; give batches of"):
         kernel_ridge(model, [inputs])
-    with pytest.raises(ValueFault, match="all examples have the label 2; a classifier needs two classes"):
+    with pytest.raises(InvalidValue, match="all examples have the label 2; a classifier needs two classes"):
         kernel_ridge(model, in_batches(inputs, torch.full_like(labels, 2)))
-    with pytest.raises(ValueFault, match="labels count the classes from 0; got -1"):
+    with pytest.raises(InvalidValue, match="labels count the classes from 0; got -1"):
         kernel_ridge(model, in_batches(inputs, labels - 1))
-    with pytest.raises(ValueFault, match="there are 2 classes, 0 to 1, and a label is 2"):
+    with pytest.raises(InvalidValue, match="there are 2 classes, 0 to 1, and a label is 2"):
         kernel_ridge(model, batches, classes=2)
-    with pytest.raises(ValueFault, match="label 2 means at least 3 classes, which 2 buckets can't keep apart"):
+    with pytest.raises(InvalidValue, match="label 2 means at least 3 classes, which 2 buckets can't keep apart"):
         kernel_ridge(model, batches, buckets=2)
-    with pytest.raises(ValueFault, match="at most as many as the 8 buckets; got 10"):
+    with pytest.raises(InvalidValue, match="at most as many as the 8 buckets; got 10"):
         kernel_ridge(model, batches, buckets=8, classes=10)
     with pytest.raises(ShapeError, match=r"one whole number for each of 32 examples; got shape \(32,\) of float64"):
         kernel_ridge(model, in_batches(inputs, labels.double()))
     with pytest.raises(ShapeError, match=r"one whole number for each of 32 examples; got shape \(32, 3\)"):
         kernel_ridge(model, in_batches(inputs, torch.eye(3)[labels].long()))
-    with pytest.raises(ValueFault, match="`ridge` must be above 0; got 0"):
+    with pytest.raises(InvalidValue, match="`ridge` must be above 0; got 0"):
         kernel_ridge(model, batches, ridge=0)
     with pytest.raises(UnknownName, match="no kernel named 'ps'; did you mean 'psi'"):
         kernel_ridge(model, batches, kernel="ps")
-    with pytest.raises(ValueFault, match="'transport' has no value between a bucket and a new example"):
+    with pytest.raises(InvalidValue, match="'transport' has no value between a bucket and a new example"):
         kernel_ridge(model, batches, kernel="transport")
-    with pytest.raises(ValueFault, match="there are 3 classes, 0 to 2, and a label is 3"):
+    with pytest.raises(InvalidValue, match="there are 3 classes, 0 to 2, and a label is 3"):
         kernel_ridge(model, batches, buckets=32).accuracy([(inputs, labels + 1)])
     conv = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
     with pytest.raises(ShapeError, match="layer '0' gives 32 rows for 8 examples.*choose .pool"):

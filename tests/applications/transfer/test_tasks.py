@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.applications.transfer.tasks import APART, SAME
-from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault
+from netkin.errors import ForwardError, InvalidValue, NoValue, UnknownName
 from netkin.identity.data import contents
 
 
@@ -301,19 +301,23 @@ def test_a_model_without_logits_is_refused_by_the_name_of_its_task():
 
 def test_labels_out_of_range_are_refused_with_the_numbers():
     batches = [(inputs(4), torch.tensor([0, 1, 2, 7]))]
-    with pytest.raises(ValueFault, match=r"task 't': the labels run from 0 to 7, and the model has 3 classes, 0 to 2"):
+    with pytest.raises(
+        InvalidValue, match=r"task 't': the labels run from 0 to 7, and the model has 3 classes, 0 to 2"
+    ):
         nk.compare_tasks({"t": (net(0), batches)}, "sketched_cka(target=labels)")
 
 
 @pytest.mark.parametrize("beta", ["1.0", "-0.1", "1.5"])
 def test_a_beta_outside_its_range_is_refused(beta):
-    with pytest.raises(ValueFault, match=r"`beta` must be at least 0 and below 1; got"):
+    with pytest.raises(InvalidValue, match=r"`beta` must be at least 0 and below 1; got"):
         nk.compare_tasks({"t": (net(0), inputs(8))}, f"sketched_cka(beta={beta})")
 
 
 @pytest.mark.parametrize("buckets", [0, -3])
 def test_a_sketch_without_buckets_is_refused(buckets):
-    with pytest.raises(ValueFault, match=rf"needs at least 1 bucket, in stacks of equal height; got buckets={buckets}"):
+    with pytest.raises(
+        InvalidValue, match=rf"needs at least 1 bucket, in stacks of equal height; got buckets={buckets}"
+    ):
         nk.compare_tasks({"t": (net(0), inputs(8))}, f"sketched_cka(buckets={buckets})")
 
 
@@ -328,7 +332,7 @@ def test_a_sketch_without_buckets_is_refused(buckets):
 def test_sketches_that_differ_are_refused_with_both_values(mine, theirs, words):
     made = {name: nk.collect(net(0), data=inputs(8), measures=f"sketched_cka({one})") for name, one in
             (("a", mine), ("b", theirs))}  # fmt: skip
-    with pytest.raises(ValueFault, match=rf"task 'b': .* LayerSketches without {words}"):
+    with pytest.raises(InvalidValue, match=rf"task 'b': .* LayerSketches without {words}"):
         nk.compare_tasks(made)
 
 
@@ -366,18 +370,20 @@ def test_what_is_no_task_is_refused_by_its_name(task, words):
     ("tasks", "got"), [({}, "an empty dict"), ([(net(0), inputs(3))], "a list"), (None, "a NoneType")]
 )
 def test_tasks_are_a_mapping(tasks, got):
-    with pytest.raises(ValueFault, match=rf"`tasks` is a mapping from names to .* at least; got {got}\.$"):
+    with pytest.raises(InvalidValue, match=rf"`tasks` is a mapping from names to .* at least; got {got}\.$"):
         nk.compare_tasks(tasks)
 
 
 @pytest.mark.parametrize("seeds", [0, -1, True, 2.5])
 def test_a_number_of_seeds_that_is_none_is_refused(seeds):
-    with pytest.raises(ValueFault, match=f"`seeds` is a number of seeds, at least 1; got {seeds}"):
+    with pytest.raises(InvalidValue, match=f"`seeds` is a number of seeds, at least 1; got {seeds}"):
         nk.compare_tasks({"t": (net(0), inputs(8))}, PSI, seeds=seeds)
 
 
 def test_a_measure_that_pairs_examples_is_refused_with_one_that_does_not():
-    with pytest.raises(ValueFault, match=r"'cka' pairs the examples of two models.*'sketched_cka\(kernel=features\)'"):
+    with pytest.raises(
+        InvalidValue, match=r"'cka' pairs the examples of two models.*'sketched_cka\(kernel=features\)'"
+    ):
         nk.compare_tasks({"t": (net(0), inputs(8))}, "cka")
 
 
@@ -388,13 +394,13 @@ def test_options_of_a_task_that_there_is_not_are_refused():
 
 def test_sketches_of_two_models_or_with_other_buckets_are_refused():
     both = nk.collect(net(0), net(1), data=inputs(8), measures=PSI)
-    with pytest.raises(ValueFault, match="task 't': a task is one model with its data; these sketches are of 2"):
+    with pytest.raises(InvalidValue, match="task 't': a task is one model with its data; these sketches are of 2"):
         nk.compare_tasks({"t": both})
     one = nk.collect(net(0), data=inputs(8), measures=PSI)
-    with pytest.raises(ValueFault, match="task 't': the buckets of these sketches are made already"):
+    with pytest.raises(InvalidValue, match="task 't': the buckets of these sketches are made already"):
         nk.compare_tasks({"t": one}, share_buckets=False)
     linear = nk.collect(net(0), data=inputs(8))
     with pytest.raises(
-        ValueFault, match=r"task 't': these statistics can't serve 'sketched_cka\(.*they hold LayerMoments"
+        InvalidValue, match=r"task 't': these statistics can't serve 'sketched_cka\(.*they hold LayerMoments"
     ):
         nk.compare_tasks({"t": linear})

@@ -45,10 +45,10 @@ from netkin.applications.compression.layer_sizes import (
     tied_remark,
 )
 from netkin.comparing.feed import data_name
-from netkin.errors import ForwardError, NameClash, NetkinError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import ForwardError, InvalidValue, NameClash, NetkinError, UnknownName, did_you_mean
 from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.progress import ProgressOption, showing
-from netkin.representations import batches_of, guest
+from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, choose, layer_label, modules, refuse_lazy, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression
@@ -133,9 +133,9 @@ def compress(
     _refuse_other("projection", projection, PROJECTIONS)
     _refuse_other("order", order, ORDERS)
     if isinstance(data, Iterator) or isinstance(test, Iterator):
-        raise ValueFault("the data are read several times, and an iterator only once; pass a loader or a list.")
+        raise InvalidValue("the data are read several times, and an iterator only once; pass a loader or a list.")
     if not 0 < cut <= 1:
-        raise ValueFault(f"`cut` must lie above 0 and at most at 1; got {cut}.")
+        raise InvalidValue(f"`cut` must lie above 0 and at most at 1; got {cut}.")
     size = Size(k, variance, accuracy_drop)
     refuse_lazy(unwrapped(model))
     with showing(progress), random_states_kept(model, data=[data, test]):
@@ -254,7 +254,7 @@ class CompressCall:
         """Put the smaller layer into the net, and see that the net still runs."""
         put(net, name, small)
         try:
-            with guest(net):
+            with inference_mode_of(net):
                 self.feeding.output(net, next(batches_of(self.data)))
         except Exception as fault:
             raise ForwardError(
@@ -272,7 +272,7 @@ class CompressCall:
         for what, data in (("test", self.test), ("data", self.data if self.test is None else None)):
             needed = what == "test" or self.size.accuracy_drop is not None
             if data is not None and needed and not has_labels(data):
-                raise ValueFault(
+                raise InvalidValue(
                     f"the accuracy is measured on `{what}`, whose batches have no labels; give batches "
                     "`(inputs, labels)`, the labels whole numbers."
                 )
@@ -282,7 +282,7 @@ class CompressCall:
         names = choose(self.model, spec := [self.spec] if isinstance(self.spec, (str, type)) else list(self.spec or ()))
         for name in names:
             if split_call(name)[1] is not None:
-                raise ValueFault(f"{name!r} is one call of a layer, and all calls share its weights; name the layer.")
+                raise InvalidValue(f"{name!r} is one call of a layer, and all calls share its weights; name the layer.")
         fitting: dict[str, LinearOrConv] = {}
         for name in names:
             try:
@@ -292,7 +292,7 @@ class CompressCall:
                     raise
                 self.left_out[name] = str(fault)
         if not fitting:
-            raise ValueFault(f"none of {len(names)} layers can be compressed; the first: {self.left_out[names[0]]}")
+            raise InvalidValue(f"none of {len(names)} layers can be compressed; the first: {self.left_out[names[0]]}")
         return fitting
 
     def _fitting(self, name: str, known: Mapping[str, nn.Module]) -> LinearOrConv:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from netkin import files
-from netkin.errors import FileFault, ValueFault
+from netkin.errors import FileError, InvalidValue
 from netkin.measures.directions import svcca_directions
 from netkin.representations.layers import layer_label, modules, unwrapped
 from netkin.results.compression import KIND, Compression, TakenApart
@@ -114,16 +114,16 @@ def _by_variance(decode: Tensor, aligned: int) -> Tensor:
 def refuse_unfit(name: str, module: nn.Module) -> LinearOrConv:
     """Return the module if it can be factored into two; otherwise raise an error with the reason."""
     if not name:
-        raise ValueFault("the model is itself the layer; put it into an `nn.Sequential` and name it '0'.")
+        raise InvalidValue("the model is itself the layer; put it into an `nn.Sequential` and name it '0'.")
     kinds = [kind for kind in (nn.Linear, nn.Conv2d) if isinstance(module, kind)]
     if not kinds or type(module).forward is not kinds[0].forward:
-        raise ValueFault(
+        raise InvalidValue(
             f"{layer_label(name)} is {_a(type(module).__name__)}; `compress` takes `nn.Linear` and `nn.Conv2d` "
             "modules, and restricts their inputs."
         )
     assert isinstance(module, (nn.Linear, nn.Conv2d))
     if isinstance(module, nn.Conv2d) and module.groups > 1:
-        raise ValueFault(
+        raise InvalidValue(
             f"{layer_label(name)} is a convolution in {module.groups} groups, each of which sees its own channels; "
             "`compress` takes convolutions with groups=1."
         )
@@ -135,7 +135,7 @@ def refuse_hooked(name: str, layer: LinearOrConv) -> None:
     count = len(layer._forward_hooks) + len(layer._forward_pre_hooks)
     if count:
         hooks = "1 hook" if count == 1 else f"{count} hooks"
-        raise ValueFault(
+        raise InvalidValue(
             f"{layer_label(name)} has {hooks} of its own, which the two layers would not have; remove it first."
         )
 
@@ -254,7 +254,9 @@ def save_compressed(model: nn.Module, path: str | os.PathLike[str], *, overwrite
     """Write a compressed model's weights and its table to one file; over one of another kind only with `overwrite`."""
     record = getattr(unwrapped(model), "compression", None)
     if not isinstance(record, Compression):
-        raise ValueFault("the model was not compressed by netkin: it has no table `compression`; save its state dict.")
+        raise InvalidValue(
+            "the model was not compressed by netkin: it has no table `compression`; save its state dict."
+        )
     state = unwrapped(model).state_dict()
     halves = [name for name, tensor in state.items() if tensor.dtype == torch.bfloat16]
     arrays = {name: _array(tensor) for name, tensor in state.items()}
@@ -304,7 +306,7 @@ def _take_apart(net: nn.Module, part: TakenApart, path: Any) -> None:
     """Put two modules of the saved sizes in place of one layer."""
     known = modules(net)
     if part.layer not in known:
-        raise FileFault(f"{str(path)!r} holds a model with a layer {part.layer!r} taken apart; this model has none.")
+        raise FileError(f"{str(path)!r} holds a model with a layer {part.layer!r} taken apart; this model has none.")
     layer = refuse_unfit(part.layer, known[part.layer])
     refuse_hooked(part.layer, layer)
     parts = nn.Sequential(*empty_factors(layer, part.between, part.first_bias, part.second_bias))
@@ -314,7 +316,7 @@ def _take_apart(net: nn.Module, part: TakenApart, path: Any) -> None:
 def _refuse_other_weights(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Any) -> None:
     odd = [name for name in {**wanted, **state} if _shape(wanted, name) != _shape(state, name)]
     if odd:
-        raise FileFault(
+        raise FileError(
             f"{str(path)!r} does not fit this model: {odd[0]!r} is {_shape(state, odd[0])} in the file and "
             f"{_shape(wanted, odd[0])} in the model ({len(odd)} differ); build the architecture that was compressed."
         )

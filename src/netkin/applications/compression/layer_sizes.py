@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.compression.factoring import LinearOrConv, Subspace, is_pointwise, pads_with_zeros, width_of
-from netkin.arrays import exact_products, label_tensor, refuse_beyond_classes, refuse_non_finite
-from netkin.errors import ForwardError, MemoryLimit, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.arrays import exact_products, label_tensor, refuse_beyond_classes, require_finite
+from netkin.errors import ForwardError, InvalidValue, MemoryLimit, ShapeError, UnknownName, did_you_mean
 from netkin.identity import DataDigest
-from netkin.memory import free_memory, size_in_words
+from netkin.memory import format_bytes, free_memory
 from netkin.progress import reported
-from netkin.representations import batches_of, guest
+from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.hooks import apart, main_tensor, uncompiled
 from netkin.representations.inputs import Forward, Transform, attention_mask, call, labels_of, length_if_known, prepared
 from netkin.representations.layers import layer_label, modules
@@ -89,7 +89,7 @@ class Reading:
     def logits(self, layer: str, number: int) -> Tensor:
         """Return the logits for each row of the layer."""
         logits = main_tensor(self.output, "").detach()
-        refuse_non_finite(logits, f"the model's output in batch {number}")
+        require_finite(logits, f"the model's output in batch {number}")
         return torch.cat(
             [_valid(_beside(logits, call.lead, layer), call.lead, self.mask) for call in self.calls[layer]]
         )
@@ -101,7 +101,7 @@ def collected(model: nn.Module, layers: Sequence[str], data: Any, other: nn.Modu
     found = Inputs(LayerMoments([([name], [f"{name} ({beside})"]) for name in layers]), beside)
     subjects = [model] if other is None else [model, other]
     with ExitStack() as stack:
-        stack.enter_context(guest(*subjects, exact=True))
+        stack.enter_context(inference_mode_of(*subjects, exact=True))
         readers = [stack.enter_context(_reading(subject, layers, feeding)) for subject in subjects]
         for number, batch in enumerate(feeding.batches(data, "reading inputs")):
             readings = [read(batch) for read in readers]
@@ -118,7 +118,7 @@ def collected(model: nn.Module, layers: Sequence[str], data: Any, other: nn.Modu
 
 def run_order(model: nn.Module, layers: Sequence[str], data: Any, feeding: Feeding) -> list[str]:
     """Return the layers in the order in which they first run."""
-    with guest(model), _reading(model, layers, feeding) as read:
+    with inference_mode_of(model), _reading(model, layers, feeding) as read:
         return list(read(next(batches_of(data))).calls)
 
 
@@ -145,7 +145,7 @@ def _refuse_too_wide(rows: Mapping[str, Tensor]) -> None:
     if needed > free:
         widest = max(widths, key=lambda name: widths[name])
         raise MemoryLimit(
-            f"the moments of these layers need {size_in_words(needed)} and {size_in_words(free)} are free; the widest "
+            f"the moments of these layers need {format_bytes(needed)} and {format_bytes(free)} are free; the widest "
             f"is {widest!r} with {widths[widest]:,} features. Leave it out, or take one at a time: "
             "order='from_the_top'."
         )
@@ -237,14 +237,14 @@ class Size:
     def __post_init__(self) -> None:
         given = [name for name in ("k", "variance", "accuracy_drop") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueFault(
+            raise InvalidValue(
                 "pass one of `k`, `variance` and `accuracy_drop`, which says how many directions are kept; got "
                 f"{' and '.join(f'`{name}`' for name in given) or 'none of them'}."
             )
         if self.variance is not None and not 0 < self.variance <= 1:
-            raise ValueFault(f"`variance` must lie above 0 and at most at 1; got {self.variance}.")
+            raise InvalidValue(f"`variance` must lie above 0 and at most at 1; got {self.variance}.")
         if self.accuracy_drop is not None and not 0 <= self.accuracy_drop < 1:
-            raise ValueFault(
+            raise InvalidValue(
                 f"`accuracy_drop` must lie from 0 to below 1, 0.01 for one in a hundred; got {self.accuracy_drop}."
             )
 
@@ -318,13 +318,13 @@ def _count(k: Any, name: str, width: int) -> int:
     """Return `k` directions, or the share `k` of the width, as a number from 1 to the width."""
     fact = f"{layer_label(name)} is fed {width:,} features"
     if isinstance(k, bool) or not isinstance(k, Real):
-        raise ValueFault(f"`k` must be a whole number, or a share such as 0.35; got {type(k).__name__}.")
+        raise InvalidValue(f"`k` must be a whole number, or a share such as 0.35; got {type(k).__name__}.")
     if isinstance(k, Integral):
         if not 1 <= int(k) <= width:
-            raise ValueFault(f"{fact}, so `k` must lie between 1 and {width:,}; got {int(k):,}.")
+            raise InvalidValue(f"{fact}, so `k` must lie between 1 and {width:,}; got {int(k):,}.")
         return int(k)
     if not 0 < float(k) <= 1:
-        raise ValueFault(f"{fact}; `k` must be a whole number up to that, or a share above 0 and up to 1.0; got {k}.")
+        raise InvalidValue(f"{fact}; `k` must be a whole number up to that, or a share above 0 and up to 1.0; got {k}.")
     return max(1, round(float(k) * width))
 
 
@@ -344,29 +344,29 @@ def has_labels(data: Any) -> bool:
     labels = labels_of(next(batches_of(data)))
     try:
         return labels is not None and not label_tensor(labels).is_floating_point()
-    except ValueFault:  # names, boxes of several sizes and whatever else may stand there
+    except InvalidValue:  # names, boxes of several sizes and whatever else may stand there
         return False
 
 
 def labelled_accuracy(model: nn.Module, data: Any, feeding: Feeding) -> float:
     """Return the share of labelled examples, or tokens, whose largest logit is that of their label."""
     right = seen = 0
-    with guest(model, exact=True):
+    with inference_mode_of(model, exact=True):
         for number, batch in enumerate(feeding.batches(data, "measuring accuracy")):
             logits = main_tensor(feeding.output(model, batch), "")
-            refuse_non_finite(logits, f"the model's output in batch {number}")
+            require_finite(logits, f"the model's output in batch {number}")
             labels = _labels(batch, logits, number)
             right += int((logits.argmax(-1) == labels)[labels >= 0].sum())  # -100 marks what does not count
             seen += int((labels >= 0).sum())
     if not seen:
-        raise ValueFault("none of the labels is a class number of 0 or more; give labels that are.")
+        raise InvalidValue("none of the labels is a class number of 0 or more; give labels that are.")
     return right / seen
 
 
 def _labels(batch: Any, logits: Tensor, number: int) -> Tensor:
     found = labels_of(batch)
     if found is None:
-        raise ValueFault(f"batch {number} has no labels, which the accuracy needs; give batches `(inputs, labels)`.")
+        raise InvalidValue(f"batch {number} has no labels, which the accuracy needs; give batches `(inputs, labels)`.")
     labels = label_tensor(found, logits.device)
     if labels.shape != logits.shape[:-1] or labels.is_floating_point():
         raise ShapeError(

@@ -26,7 +26,7 @@ from netkin.applications.continual.learners import (
     refuse_options,
 )
 from netkin.comparing.compare import compare_many
-from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, did_you_mean
+from netkin.errors import ForwardError, InvalidValue, NoValue, UnknownName, did_you_mean
 from netkin.identity import described_call, form_of, settings_digest, weights_digest
 from netkin.jobs import Job, Part
 from netkin.measures.registry import find
@@ -226,9 +226,11 @@ def _built(model: Model, seed: int, device: str | None) -> nn.Module:
             made = seeded(model, seed)
         except TypeError as fault:
             builds = "a network, its name, or a function without arguments that builds one"
-            raise ValueFault(f"`model` is {builds}; got one that raised TypeError: {fault}.") from fault
+            raise InvalidValue(f"`model` is {builds}; got one that raised TypeError: {fault}.") from fault
     else:
-        raise ValueFault(f"`model` is a network, its name, or a function that builds one; got {type(model).__name__}.")
+        raise InvalidValue(
+            f"`model` is a network, its name, or a function that builds one; got {type(model).__name__}."
+        )
     refuse_uncopyable(unwrapped(made))  # each task's network is a copy
     return (copied(made) if made is model else made).to(device)
 
@@ -236,9 +238,9 @@ def _built(model: Model, seed: int, device: str | None) -> nn.Module:
 def _seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     found = tuple(seeds) if isinstance(seeds, (list, tuple, range)) else None
     if not found or any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in found):
-        raise ValueFault(f"`seeds` are whole numbers of 0 or more, at least one, as (0, 1, 2); got {seeds!r}.")
+        raise InvalidValue(f"`seeds` are whole numbers of 0 or more, at least one, as (0, 1, 2); got {seeds!r}.")
     if len(set(found)) < len(found):
-        raise ValueFault(f"`seeds` must be distinct; got {seeds!r}.")
+        raise InvalidValue(f"`seeds` must be distinct; got {seeds!r}.")
     return found
 
 
@@ -303,7 +305,7 @@ def _similarities(networks: Mapping[str, nn.Module], measure: str, data: Any) ->
     """Return the mean over layers of a measure of all pairs of networks, and 1 for a similarity, -1 for a distance."""
     facts, layers = find(measure).facts, [name for name, _ in atom_layers(next(iter(networks.values())))]
     if not facts.symmetric:
-        raise ValueFault(
+        raise InvalidValue(
             f"{measure!r} gives each direction a value of its own, and tasks are compared by one number for each pair; "
             "take 'cka'."
         )
@@ -370,14 +372,14 @@ def _head_size(learner: Learner, task: int) -> int:
 
 def _refuse(learnt: LearntTasks, k: int, choice: str, candidates: str) -> None:
     if learnt.record.method != "atoms":
-        raise ValueFault(
+        raise InvalidValue(
             f"ensembles are made of networks that were learnt by 'atoms', which share their coefficients; these were "
             f"learnt by {learnt.record.method!r}."
         )
     if len(learnt.tasks) < 2:
-        raise ValueFault("an ensemble needs the networks of two tasks or more; there is 1.")
+        raise InvalidValue("an ensemble needs the networks of two tasks or more; there is 1.")
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < len(learnt.tasks):
-        raise ValueFault(f"`k` is a number of other tasks, 1 to {len(learnt.tasks) - 1}; got {k!r}.")
+        raise InvalidValue(f"`k` is a number of other tasks, 1 to {len(learnt.tasks) - 1}; got {k!r}.")
     for name, value, known in (("choice", choice, CHOICES), ("candidates", candidates, CANDIDATES)):
         if value not in known:
             raise UnknownName(f"`{name}` is {' or '.join(map(repr, known))}; got {value!r}.")

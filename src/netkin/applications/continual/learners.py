@@ -14,7 +14,7 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy, log_softmax
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from netkin.errors import UnknownName, ValueFault, refuse_unlisted
+from netkin.errors import InvalidValue, UnknownName, require_listed
 from netkin.progress import ProgressOption
 from netkin.representations.filters import atom_layers, decompose, put
 from netkin.representations.hooks import main_tensor
@@ -386,16 +386,16 @@ LEARNERS: dict[str, type[Learner]] = {
 
 def refuse_options(method: str, options: Mapping[str, Any]) -> None:
     """Refuse a method that there is not, and options that are none of its own or make no sense."""
-    refuse_unlisted("way of learning tasks", method, LEARNERS)
+    require_listed("way of learning tasks", method, LEARNERS)
     known = LEARNERS[method].options
     for name, value in options.items():
         if name not in known:
             offer = f"it has {', '.join(known)}" if known else "it has none"
             raise UnknownName(f"{method!r} has no option {name!r}; {offer}.")
         if name == "strength" and (not isinstance(value, (int, float)) or not 0 <= value < float("inf")):
-            raise ValueFault(f"`strength` is a number of 0 or more; got {value!r}.")
+            raise InvalidValue(f"`strength` is a number of 0 or more; got {value!r}.")
         if name == "examples" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueFault(f"`examples` is a number of examples of each task, 1 or more; got {value!r}.")
+            raise InvalidValue(f"`examples` is a number of examples of each task, 1 or more; got {value!r}.")
 
 
 def _count(state: StateDict) -> int:

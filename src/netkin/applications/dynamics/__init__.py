@@ -24,11 +24,11 @@ from netkin.comparing.engines.ray import Ray
 from netkin.comparing.feed import CachedRunner, data_name
 from netkin.comparing.planning import Plan, weights_alone
 from netkin.comparing.subjects import ModelRunner
-from netkin.errors import ValueFault, also_called
+from netkin.errors import InvalidValue
 from netkin.identity import described_call, form_digest, in_words, settings_digest, weights_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure, find
-from netkin.memory import size_in_words
+from netkin.memory import format_bytes
 from netkin.progress import ProgressOption, commanded, reported, showing
 from netkin.representations.inputs import Forward, Transform, device_of
 from netkin.representations.layers import Spec
@@ -43,7 +43,6 @@ __all__ = ["DynamicsRecorder", "Progress", "RunPlan", "dynamics", "explain_dynam
 WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows
 
 
-@also_called(measures="measure")
 def dynamics(
     run: Any,
     data: Any = None,
@@ -150,7 +149,6 @@ class RunPlan:
         return "\n".join(self.lines)
 
 
-@also_called(measures="measure")
 def explain_dynamics(
     run: Any,
     data: Any = None,
@@ -199,7 +197,7 @@ def explain_dynamics(
 def _engine(engine: str | Engine) -> Engine:
     running = named_engine(engine) if engine != "distributed" else None
     if not isinstance(running, (Local, Ray)):
-        raise ValueFault("`dynamics` takes engine='local' or engine='ray', and not 'distributed'.")
+        raise InvalidValue("`dynamics` takes engine='local' or engine='ray', and not 'distributed'.")
     return running
 
 
@@ -214,7 +212,7 @@ def _plan_lines(run: Run, each: Plan, passes: int | None, again: bool) -> Iterat
         yield "forward passes in all: none"
         return
     total = "not known before the data are read" if passes is None else f"{passes:,}"
-    room = size_in_words(spare_memory(torch.device("cpu")))
+    room = format_bytes(spare_memory(torch.device("cpu")))
     once = f"once on each batch, if the data and its rows take at most {room} each, else with every checkpoint"
     yield f"forward passes in all: {total}; the final model runs {'with every checkpoint' if again else once}"
 
@@ -336,7 +334,7 @@ class RunStudy:
     def _look_apart(self, apart: ClusterSteps, partial: bool) -> None:
         """Let a cluster read the checkpoints; those that can't be read are left out."""
         if partial:
-            raise ValueFault("`partial` is for one process; with `save` the same call continues on the cluster.")
+            raise InvalidValue("`partial` is for one process; with `save` the same call continues on the cluster.")
         apart.connect()
         (self.weights, self.forms, self.question), self.failed = apart.inspect(), apart.failed
 

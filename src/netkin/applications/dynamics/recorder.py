@@ -30,7 +30,7 @@ from netkin.applications.dynamics.states import (
     rank,
     state_measures,
 )
-from netkin.errors import ForwardError, ValueFault, also_called, refuse_below
+from netkin.errors import ForwardError, InvalidValue, require_at_least
 from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.progress import ProgressOption, reported
 from netkin.representations.inputs import Forward, Transform
@@ -84,7 +84,6 @@ class DynamicsRecorder:
         (0, 1, 2)
     """
 
-    @also_called(measures="measure")
     @by_name(data="probe")
     def __init__(
         self,
@@ -104,9 +103,9 @@ class DynamicsRecorder:
         run: str = "run",
         unit: str = "step",
     ):
-        refuse_below(1, batch=batch, **({} if every is None else {"every": every}))
+        require_at_least(1, batch=batch, **({} if every is None else {"every": every}))
         if "dft" in (shape.values() if isinstance(shape, Mapping) else [shape]):
-            raise ValueFault(
+            raise InvalidValue(
                 "a recorder keeps rows, and shape 'dft' has a block for each frequency; save checkpoints and use "
                 "`nk.dynamics`."
             )
@@ -229,7 +228,7 @@ class DynamicsRecorder:
         previous = between(earlier[-1], newest, measure) if earlier else {}
         first = between(earlier[0], newest, measure) if earlier and self.first else {}
         for moment in earlier:
-            moment.release()
+            moment.clear_cache()
         return Progress(newest.step, measure.id, previous, first)
 
     def _provenance(self) -> dict[str, str]:
@@ -247,12 +246,12 @@ class DynamicsRecorder:
 
     def _kept_examples(self) -> ProbeExamples:
         if self._examples is None:
-            raise ValueFault(f"only the process of rank 0 keeps probes; this is rank {rank()}.")
+            raise InvalidValue(f"only the process of rank 0 keeps probes; this is rank {rank()}.")
         return self._examples
 
     def _refuse_past(self, step: int) -> None:
         if self._moments and step <= self.steps[-1]:
-            raise ValueFault(
+            raise InvalidValue(
                 f"the last probe was taken at {self.unit} {self.steps[-1]}, and {self.unit} {step} is not after it; "
                 f"`recorder.forget(after={step - 1})` goes back."
             )
@@ -267,7 +266,7 @@ class DynamicsRecorder:
             )
         for name, state in states.items():
             if state.shape != before[name].shape:
-                raise ValueFault(
+                raise InvalidValue(
                     f"layer {name!r} was recorded with shape {before[name].shape!r} and now has {state.shape!r}; "
                     "go on with the same `shape`."
                 )
@@ -323,12 +322,12 @@ class Recording:
         """Return every probe against the last one, by the recorder's own measures or others; as of a recorder."""
         found = state_measures(self.measures or "svcca" if measures is None else measures)
         if not self.moments:
-            raise ValueFault("no probe has been taken yet; call `recorder.probe(step)` while you train.")
+            raise InvalidValue("no probe has been taken yet; call `recorder.probe(step)` while you train.")
         final, comparisons = self.moments[-1], []
         for moment in reported(self.moments, "measuring", f"{self.unit}s", progress):
             comparisons.append(comparison(moment, final, found, pairs, self.data, self.provenance))
             if moment is not final:
-                moment.release()
+                moment.clear_cache()
         return Series(
             run=self.run, steps=self.steps, comparisons=tuple(comparisons), final_step=final.step, unit=self.unit,
             provenance=self.provenance,
@@ -366,11 +365,11 @@ def restored(state: Mapping[str, Any], examples: ProbeExamples, unit: str) -> tu
     """Return the probes that `recorded` described, if they were taken on the same examples."""
     header = state["header"]
     if len(header["digest"]) != len(examples.digest):
-        raise ValueFault(
+        raise InvalidValue(
             "these probes were recorded by an older netkin, which identified examples differently; record again."
         )
     if header["digest"] != examples.digest:
-        raise ValueFault(
+        raise InvalidValue(
             f"these probes were taken on other examples of {header['data']!r} than those of {examples.name!r} given "
             "now; give the same ones, in the same order."
         )

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.pass_statistics import Statistics, found_measures
-from netkin.errors import ForwardError, NoValue, ValueFault
+from netkin.errors import ForwardError, InvalidValue, NoValue
 from netkin.identity import settings_digest
 from netkin.measures.registry import Measure
-from netkin.representations import Reader, batches_of, guest
+from netkin.representations import Reader, batches_of, inference_mode_of
 from netkin.representations.hooks import mapped
 from netkin.representations.inputs import Forward, Transform, device_of, length_if_known, take
 from netkin.representations.layers import Spec
@@ -139,11 +139,11 @@ def _bordered(gram: Tensor, border: Tensor, corner: float) -> Tensor:
 def refuse_unfit(name: str, unchanged_by: frozenset[str], linear: bool) -> None:
     """Refuse a measure that these states don't suffice for."""
     if not linear:
-        raise ValueFault(
+        raise InvalidValue(
             f"a recorder keeps what linear measures read, and {name!r} is none; save checkpoints and use `nk.dynamics`."
         )
     if "rotation" not in unchanged_by:
-        raise ValueFault(
+        raise InvalidValue(
             f"a recorder keeps each layer up to a rotation, and {name!r} looks at single neurons; save checkpoints and "
             "use `nk.dynamics`."
         )
@@ -162,7 +162,7 @@ class Moment:
             self._sides[layer] = self.states[layer].side(f"layer {f'{self.name}/{layer}'!r}")
         return self._sides[layer]
 
-    def release(self) -> None:
+    def clear_cache(self) -> None:
         """Forget the decompositions, which take more memory than the states."""
         self._sides.clear()
 
@@ -236,7 +236,7 @@ class ProbeExamples:
     def __init__(self, data: Any, examples: int | None = None, batch: int = 512):
         self.name = _name_of(data)
         whole = [data] if _is_one_batch(data) else data
-        with guest(), random_states_kept(data=[data]):
+        with inference_mode_of(), random_states_kept(data=[data]):
             self.batches = [mapped(_copied, one) for one in batches_of(whole, examples, batch)]
         lengths = [length_if_known(one) for one in self.batches]
         self.count: int | None = None if None in lengths else sum(length or 0 for length in lengths)
@@ -312,7 +312,7 @@ class Probe:
         """Run the model in its own precision, whatever autocast is on around us."""
         refuse_sharded(self.model)
         with ExitStack() as stack:
-            stack.enter_context(guest(self.model, exact=True))
+            stack.enter_context(inference_mode_of(self.model, exact=True))
             for device in {device_of(self.model).type, "cpu"}:
                 if torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, enabled=False))

@@ -39,11 +39,11 @@ from netkin.comparing.many_models import study_of
 from netkin.comparing.planning import Plan, needs_of
 from netkin.comparing.request import Options
 from netkin.comparing.subjects import ModelRunner
-from netkin.errors import MemoryLimit, NetkinError, NoValue, SourceError, ValueFault, WorkerFault
+from netkin.errors import InvalidValue, MemoryLimit, NetkinError, NoValue, SourceError, WorkerError
 from netkin.identity import DataDigest, settings_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure, value_of
-from netkin.memory import free_memory, size_in_words
+from netkin.memory import format_bytes, free_memory
 from netkin.progress import reported, reporting
 from netkin.representations import batches_of
 from netkin.representations.hooks import leaves
@@ -68,12 +68,12 @@ class Held:
 
     def __init__(self, data: Any, examples: int | None, limit: int):
         if data is None:
-            raise ValueFault("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
+            raise InvalidValue("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
         self.name, self._data, self.asked = data_name(data), data, examples
         self._batches = _listed(batches_of(data, examples), None if _in_memory(data) else limit)
         if self._batches is None and isinstance(data, Iterator):
             raise MemoryLimit(
-                f"the data are a stream of more than {size_in_words(limit)}, which is read once for each checkpoint; "
+                f"the data are a stream of more than {format_bytes(limit)}, which is read once for each checkpoint; "
                 "pass a loader, or fewer `examples`."
             )
 
@@ -167,7 +167,7 @@ def _collected(run: Run, measure: Measure, layers: Sequence[str]) -> Collector |
         if not rows:
             sizes = [size_of_weights(str(one), name, own) for one in run.steps for name, own in weights.items()]
             study = Study({size.key: size for size in sizes}, [])
-            price = kind.price(need.settings, study)
+            price = kind.cost(need.settings, study)
             if price is None or price.bytes > spare_memory(torch.device("cpu")):
                 return None
             collector = kind.start(need.settings, study)
@@ -201,7 +201,7 @@ class ClusterSteps:
 
     def __init__(self, engine: Ray, run: Run, data: Any, examples: int | None, options: DynamicsOptions):
         if engine.job is not None:
-            raise ValueFault("`dynamics` keeps its parts beside `save`; leave `job` out of the engine.")
+            raise InvalidValue("`dynamics` keeps its parts beside `save`; leave `job` out of the engine.")
         self.engine, self.run = engine, run
         self.terms = terms_of_run(run, data, examples, options)
         self.call = options.call(run.name, data and plain_data(data), examples)
@@ -230,7 +230,7 @@ class ClusterSteps:
 
     def cost(self, each: Plan, runs: int) -> Iterator[str]:
         """Yield the memory and the time of all steps, in which models run over the data `runs` times."""
-        sizes = [size_in_words(size) for size in (each.bytes, each.limit)]
+        sizes = [format_bytes(size) for size in (each.bytes, each.limit)]
         yield f"memory: {sizes[0]} for the statistics of a task, whose limit is {sizes[1]}"
         if each.refused:
             return
@@ -250,7 +250,7 @@ class ClusterSteps:
             for own, one in zip(groups, found.values(), strict=True):
                 if not isinstance(one, NetkinError):
                     headers.append(one[0])
-                elif not isinstance(one, WorkerFault):
+                elif not isinstance(one, WorkerError):
                     raise one
                 elif len(own) > 1:  # one of them was lost on every node
                     alone += [[step] for step in own]
@@ -298,12 +298,12 @@ def terms_of_run(run: Run, data: Any, examples: int | None, options: DynamicsOpt
     """Return a call of `dynamics` as plain values; what has no name is refused, with the form to give it in."""
     live = next((one for one in run.checkpoints if not isinstance(one.given, Path)), None)
     if live is not None:
-        raise ValueFault(
+        raise InvalidValue(
             f"engine='ray' loads checkpoints where they run, and {live.words} is a live {type(live.given).__name__}; "
             "give a folder or files."
         )
     if run.architecture is not None and not isinstance(run.architecture, str):
-        raise ValueFault(
+        raise InvalidValue(
             "engine='ray' builds networks where they run, and `model` is a live object; give it by name, as "
             "'module:function'."
         )
@@ -321,7 +321,7 @@ def terms_of_run(run: Run, data: Any, examples: int | None, options: DynamicsOpt
 
 def _named(data: Any) -> Any:
     if data is None:
-        raise ValueFault("`data` is missing: name a data set, as in 'digits:test'.")
+        raise InvalidValue("`data` is missing: name a data set, as in 'digits:test'.")
     return data
 
 

@@ -46,7 +46,7 @@ from netkin.applications.federated.local_training import (
     refuse_way,
     state_of,
 )
-from netkin.errors import FileFault, ForwardError
+from netkin.errors import FileError, ForwardError
 from netkin.identity import described_call, form_of, function_digest, settings_digest
 from netkin.jobs import Job, Part
 from netkin.progress import ProgressOption, reporting, showing
@@ -258,7 +258,7 @@ class Simulation:
             own = {name: self.base[name] for name in self.plan.kept}
             return _Progress({name: self.base[name] for name in self.plan.travelling}, [own] * len(self.names))
         if len(held.records) > self.asked.rounds:
-            raise FileFault(
+            raise FileError(
                 f"{str(self.job.folder)!r} holds {len(held.records)} rounds, more than the {self.asked.rounds} asked "
                 "for; ask for as many or more, or give another path."
             )

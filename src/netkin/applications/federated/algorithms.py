@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from netkin.errors import UnknownName, ValueFault, did_you_mean, refuse_unlisted
+from netkin.errors import InvalidValue, UnknownName, did_you_mean, require_listed
 from netkin.representations.filters import atom_layers
 from netkin.representations.layers import modules
 from netkin.results.federation import PARTS
@@ -179,12 +179,12 @@ def plan_for(
         _known(coefficients, SOURCES, "source of coefficients")
     parts = parts_of(model, head)
     if coefficients is not None and "atoms" not in parts.values():
-        raise ValueFault(
+        raise InvalidValue(
             "the model has no layers made of atoms; make some by `nk.decompose(model, atoms=...).model`, or give "
             "coefficients=None."
         )
     if coefficients == "federated" and not found.shares:
-        raise ValueFault(
+        raise InvalidValue(
             f"with {algorithm!r} no coefficients are trained together; take 'fixed', 'pretrained' or 'evolving' ones."
         )
     if "head" not in found.shares and "head" not in parts.values() and found.shares:
@@ -192,7 +192,7 @@ def plan_for(
     fixed = {"coefficients"} if coefficients in ("fixed", "pretrained") else set()
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad and parts[name] not in fixed]
     if not trained:
-        raise ValueFault("none of the model's weights may be trained; see their `requires_grad`.")
+        raise InvalidValue("none of the model's weights may be trained; see their `requires_grad`.")
     moving = [*trained, *(name for name, buffer in model.named_buffers() if buffer.is_floating_point())]
     travelling = tuple(name for name in moving if parts[name] in _shared(found, coefficients))
     counts = [name for name, buffer in model.named_buffers() if not buffer.is_floating_point()]
@@ -235,12 +235,12 @@ def head_of(model: nn.Module, head: str | None = None) -> str:
         return head
     linear = [name for name, module in known.items() if isinstance(module, nn.Linear) and name]
     if not linear:
-        raise ValueFault("the model has no `nn.Linear` that could be its head; name a layer by `head=`.")
+        raise InvalidValue("the model has no `nn.Linear` that could be its head; name a layer by `head=`.")
     return linear[-1]
 
 
 def _known(name: str, table: Mapping[str, Known], what: str) -> Known:
-    refuse_unlisted(what, name, table)
+    require_listed(what, name, table)
     return table[name]
 
 
@@ -261,7 +261,7 @@ def read_updates(came: Any) -> list[ClientUpdate]:
     """Return the updates that a wire let arrive; anything else is refused."""
     found = list(came) if isinstance(came, Iterable) else [came]
     if not all(isinstance(one, ClientUpdate) for one in found):
-        raise ValueFault(f"`wire` must return a list of the updates that arrive, `[update]` or `[]`; got {came!r}.")
+        raise InvalidValue(f"`wire` must return a list of the updates that arrive, `[update]` or `[]`; got {came!r}.")
     return found
 
 

@@ -20,7 +20,7 @@ from netkin.applications.federated.local_training import (
     state_of,
 )
 from netkin.comparing.compare import compare_many
-from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, also_called
+from netkin.errors import ForwardError, InvalidValue, NoValue, UnknownName
 from netkin.identity import with_call
 from netkin.measures.linear import angles, mean_cosines
 from netkin.measures.registry import find
@@ -44,7 +44,6 @@ ClientMember = tuple[str, str]  # a client, and a member of its ensemble
 USUAL = Recipe(epochs=100, rate=0.01, batch=32)  # section A.2: 100 epochs
 
 
-@also_called(measures="measure")
 @with_call
 def user_similarity(
     federation: Federation,
@@ -70,7 +69,7 @@ def user_similarity(
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
     """
     if len(federation.clients) < 2:
-        raise ValueFault(f"a similarity needs two clients or more; got {len(federation.clients)}.")
+        raise InvalidValue(f"a similarity needs two clients or more; got {len(federation.clients)}.")
     measure = measures
     if measure not in BY_ATOMS:
         return _by_networks(federation, measure, like, data, progress)
@@ -106,7 +105,7 @@ def as_comparison(
 def _by_atoms(federation: Federation, measure: str, gauge: str) -> np.ndarray:
     layers = [_unit(name, federation, gauge) for name, part in federation.parts.items() if part == "atoms"]
     if not layers:
-        raise ValueFault(
+        raise InvalidValue(
             f"the clients' networks have no atoms that {measure!r} could compare; federate a network made by "
             "`nk.decompose`, or name another measure."
         )
@@ -155,7 +154,7 @@ def _by_networks(
     federation: Federation, measure: str, like: nn.Module | None, data: Any, progress: ProgressOption
 ) -> Comparison:
     if like is None:
-        raise ValueFault(f"{measure!r} compares the clients' networks; give `like=`, the network that was federated.")
+        raise InvalidValue(f"{measure!r} compares the clients' networks; give `like=`, the network that was federated.")
     names, facts = federation.clients, find(measure).facts
     itself = facts.bounds[1] if facts.higher_is_closer else facts.bounds[0]
     if not facts.symmetric or not np.isfinite(itself):
@@ -164,7 +163,7 @@ def _by_networks(
             if not facts.symmetric
             else "has no value of a network with itself"
         )
-        raise ValueFault(f"{measure!r} {why}, and clients are compared by one number for each pair; take 'cka'.")
+        raise InvalidValue(f"{measure!r} {why}, and clients are compared by one number for each pair; take 'cka'.")
     models = {name: federation.model(name, like).eval() for name in names}
     many = compare_many(models, data, measure, pairs="corresponding", progress=progress)
     found = many.summary()
@@ -306,11 +305,11 @@ def _refuse_others(
         raise UnknownName(f"the clients must be those of the federation; they differ in {apart[0]!r}.")
     most = len(federation.clients) - 1
     if isinstance(members, bool) or not isinstance(members, int) or not 0 <= members <= most:
-        raise ValueFault(f"`members` is a number of other clients, 0 to {most}; got {members!r}.")
+        raise InvalidValue(f"`members` is a number of other clients, 0 to {most}; got {members!r}.")
     if choose not in CHOICES:
         raise UnknownName(f"members are chosen as {', '.join(map(repr, CHOICES))}; got {choose!r}.")
     if not tests:
-        raise ValueFault("ensembles are judged on the clients' test data; give `test`.")
+        raise InvalidValue("ensembles are judged on the clients' test data; give `test`.")
 
 
 def _chosen(
@@ -390,7 +389,7 @@ def before_head(model: nn.Module, head: str, inputs: Tensor) -> Tensor:
                 seen.clear()
                 output = model(placed(batch, device_of(model), dtype_of(model)))
                 if not seen or not torch.equal(seen["output"], output):
-                    raise ValueFault(f"the head must be the last layer of the network, and {head!r} is not.")
+                    raise InvalidValue(f"the head must be the last layer of the network, and {head!r} is not.")
                 found.append(seen["input"])
     finally:
         handle.remove()

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from netkin.applications.federated.algorithms import FederatedPlan, mixed
 from netkin.errors import (
     ForwardError,
+    InvalidValue,
     NameClash,
     NetkinError,
     ShapeError,
     UnknownName,
-    ValueFault,
     did_you_mean,
-    refuse_below,
+    require_at_least,
 )
 from netkin.progress import showing
 from netkin.representations.inputs import device_of, dtype_of
@@ -249,21 +249,21 @@ def local_recipe(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
 
 def refuse_settings(rounds: Any, share: Any, pull: Any, finetune: Any, head_epochs: Any, pretrain_epochs: Any) -> None:
     """Refuse numbers of rounds and epochs, a share and a pull that make no sense."""
-    refuse_below(1, rounds=rounds, pretrain_epochs=pretrain_epochs)
-    refuse_below(1, **({} if head_epochs is None else {"head_epochs": head_epochs}))
-    refuse_below(0, finetune=finetune)
+    require_at_least(1, rounds=rounds, pretrain_epochs=pretrain_epochs)
+    require_at_least(1, **({} if head_epochs is None else {"head_epochs": head_epochs}))
+    require_at_least(0, finetune=finetune)
     if not 0 < share <= 1:
-        raise ValueFault(f"`share` is a share of the clients, above 0 and at most 1; got {share!r}.")
+        raise InvalidValue(f"`share` is a share of the clients, above 0 and at most 1; got {share!r}.")
     if not 0 <= pull < float("inf"):
-        raise ValueFault(f"`pull` must be a number of 0 or more; got {pull!r}.")
+        raise InvalidValue(f"`pull` must be a number of 0 or more; got {pull!r}.")
 
 
 def refuse_no_tests(every: Any, tests: Mapping[str, LabelledData]) -> None:
     """Refuse to test every so many rounds where that is no number of rounds, or where there are no tests."""
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-        raise ValueFault(f"`test_every` is a number of rounds, 1 or more; got {every!r}.")
+        raise InvalidValue(f"`test_every` is a number of rounds, 1 or more; got {every!r}.")
     if every is not None and not tests:
-        raise ValueFault("`test_every` needs data to test on; give `test=`.")
+        raise InvalidValue("`test_every` needs data to test on; give `test=`.")
 
 
 def refuse_way(how: str) -> None:
@@ -312,10 +312,10 @@ def checked_clients(clients: Any, test: Any) -> tuple[dict[str, LabelledData], d
     """
     train = {name: as_examples(own, f"client {name!r}") for name, own in _named(clients).items()}
     if not train:
-        raise ValueFault("a federation needs clients; give a mapping from names to `(inputs, labels)`.")
+        raise InvalidValue("a federation needs clients; give a mapping from names to `(inputs, labels)`.")
     empty = [name for name, (_, labels) in train.items() if not len(labels)]
     if empty:
-        raise ValueFault(
+        raise InvalidValue(
             f"{len(empty)} of {len(train)} clients have no examples to train on: {_listed(empty)}; leave them out, or "
             "use fewer clients."
         )
@@ -337,10 +337,10 @@ def checked_clients(clients: Any, test: Any) -> tuple[dict[str, LabelledData], d
 def public_examples(public: Any) -> LabelledData:
     """Return the examples of `public` for pretraining; none are refused."""
     if public is None:
-        raise ValueFault("pretraining needs data that no client owns; give `public=(inputs, labels)`.")
+        raise InvalidValue("pretraining needs data that no client owns; give `public=(inputs, labels)`.")
     found = as_examples(public, "`public`")
     if not len(found[1]):
-        raise ValueFault("`public` holds no examples.")
+        raise InvalidValue("`public` holds no examples.")
     return found
 
 
@@ -352,7 +352,7 @@ def _named(clients: Any) -> dict[str, Any]:
         return found
     if isinstance(clients, Sequence) and not isinstance(clients, (str, bytes, tuple)):
         return {str(number): own for number, own in enumerate(clients)}
-    raise ValueFault(
+    raise InvalidValue(
         f"clients are a mapping from names to `(inputs, labels)`, or a list of these; got {type(clients).__name__}."
     )
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from netkin.applications.freezing.layer_groups import FirstStep, LayerGroups, inner_model
 from netkin.applications.freezing.schedules import FreezePlan, Schedule, Settling, fractions, linear
-from netkin.errors import UnknownName, ValueFault, also_called, did_you_mean
+from netkin.errors import InvalidValue, UnknownName, did_you_mean
 from netkin.representations.inputs import Forward
 from netkin.representations.layers import Spec, choose, modules, split_call
 from netkin.representations.shapes import Shape
@@ -78,7 +78,6 @@ class FreezeTraining:
         after 4 steps: 2
     """
 
-    @also_called(measures="measure")
     @by_name(data="probe")
     def __init__(
         self,
@@ -105,7 +104,7 @@ class FreezeTraining:
         by_name = isinstance(schedule, Mapping) and layers is None
         self._groups = LayerGroups(self.model, _as_registered(self.model, schedule) if by_name else layers)
         if not self._groups.names:
-            raise ValueFault("the model has no layers with weights, and nothing to freeze.")
+            raise InvalidValue("the model has no layers with weights, and nothing to freeze.")
         similarity = {
             "probe": probe, "measure": measures, "threshold": threshold, "patience": patience, "past": past,
             "every": every, "examples": examples, "shape": shape, "forward": forward,
@@ -121,11 +120,6 @@ class FreezeTraining:
     def groups(self) -> list[str]:
         """The names of all groups, in the order in which they are frozen."""
         return list(self._groups.names)
-
-    @property
-    def units(self) -> list[str]:
-        """`groups` under its earlier name."""
-        return self.groups
 
     @property
     def frozen(self) -> list[str]:
@@ -157,9 +151,9 @@ class FreezeTraining:
     def at(self, done: int) -> list[str]:
         """Report that `done` steps are done in all, and return the names of the groups that are frozen from now on."""
         if self._closed:
-            raise ValueFault("the model was given back; make a new `FreezeTraining` to go on.")
+            raise InvalidValue("the model was given back; make a new `FreezeTraining` to go on.")
         if done < self.done:
-            raise ValueFault(f"{self.done} steps are done already; got {done}.")
+            raise InvalidValue(f"{self.done} steps are done already; got {done}.")
         if self._first_step is not None and self._first_step.has_seen:
             self._settle(self._first_step)
         self.done = done
@@ -218,7 +212,7 @@ class FreezeTraining:
 
     def _scheduled(self, schedule: Any, similarity: dict[str, Any]) -> Schedule:
         if not isinstance(schedule, (str, Mapping)):
-            raise ValueFault(
+            raise InvalidValue(
                 f"a schedule is 'linear', 'similarity' or fractions by name; got a {type(schedule).__name__}."
             )
         if schedule == "similarity":
@@ -233,7 +227,9 @@ class FreezeTraining:
 
     def _settling(self, options: dict[str, Any]) -> Settling:
         if options["probe"] is None:
-            raise ValueFault("'similarity' needs `probe=`, some examples on which groups are compared with their past.")
+            raise InvalidValue(
+                "'similarity' needs `probe=`, some examples on which groups are compared with their past."
+            )
         if options["every"] is None or self.steps is not None:
             self.steps = _count(self.steps, "steps", "the number of steps in all, of which each hundredth is a probe")
             options["every"] = max(1, self.steps // 100) if options["every"] is None else options["every"]
@@ -269,7 +265,7 @@ class FreezeTraining:
         for owners in self._groups.owners().values():
             if len({self._schedule.when(owner) for owner in owners.values()}) > 1:
                 first, second = list(owners)[:2]
-                raise ValueFault(
+                raise InvalidValue(
                     f"{first!r} and {second!r} are one parameter, and one of them would be frozen before the other; "
                     "untie them, or freeze neither."
                 )
@@ -277,15 +273,17 @@ class FreezeTraining:
     def _refuse_state(self, state: Mapping[str, Any]) -> None:
         absent = [name for name in self.state_dict() if name not in state]
         if absent:
-            raise ValueFault(
+            raise InvalidValue(
                 f"this is no state of `FreezeTraining`, as it has no {absent[0]!r}; pass its `state_dict()`."
             )
         if state["format"] > FORMAT:
-            raise ValueFault(f"the state has format {state['format']} and this netkin reads up to {FORMAT}; update it.")
+            raise InvalidValue(
+                f"the state has format {state['format']} and this netkin reads up to {FORMAT}; update it."
+            )
         if state["kind"] != self._schedule.kind:
-            raise ValueFault(f"the state is of a {state['kind']!r} schedule and this is {self._schedule.kind!r}.")
+            raise InvalidValue(f"the state is of a {state['kind']!r} schedule and this is {self._schedule.kind!r}.")
         if list(state["units"]) != self.groups:
-            raise ValueFault(
+            raise InvalidValue(
                 f"the state is of the groups {list(state['units'])} and these are {self.groups}; name the same "
                 "`layers`."
             )
@@ -419,13 +417,13 @@ def _as_registered(model: nn.Module, names: Iterable[str]) -> list[str]:
 
 def _count(value: Any, name: str, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueFault(f"`{name}` must be {what}, at least 1; got {value!r}.")
+        raise InvalidValue(f"`{name}` must be {what}, at least 1; got {value!r}.")
     return int(value)
 
 
 def _refuse_wrapper(model: nn.Module) -> None:
     if isinstance(model, DistributedDataParallel) and (model.static_graph or not model.find_unused_parameters):
-        raise ValueFault(
+        raise InvalidValue(
             "`DistributedDataParallel` waits for the gradients of all parameters it was made with; wrap the model with "
             "`find_unused_parameters=True`, or pass the model inside and wrap it again whenever `step()` returns names."
         )
@@ -434,4 +432,4 @@ def _refuse_wrapper(model: nn.Module) -> None:
 def _refuse_optimizer(optimizer: Any) -> None:
     for one in [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or []):
         if isinstance(one, torch.optim.LBFGS):
-            raise ValueFault("`LBFGS` moves parameters without gradients, too; choose another optimizer.")
+            raise InvalidValue("`LBFGS` moves parameters without gradients, too; choose another optimizer.")

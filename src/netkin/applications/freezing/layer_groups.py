@@ -28,7 +28,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from netkin.errors import ForwardError, ValueFault
+from netkin.errors import ForwardError, InvalidValue
 from netkin.representations.hooks import leaves
 from netkin.representations.layers import (
     Spec,
@@ -147,17 +147,17 @@ def named_groups(model: nn.Module, spec: Spec) -> list[str]:
     names = choose(model, spec)
     for name in names:
         if split_call(name)[1] is not None:
-            raise ValueFault(f"{name!r} is one call of a layer, and its weights serve all calls; name the layer.")
+            raise InvalidValue(f"{name!r} is one call of a layer, and its weights serve all calls; name the layer.")
         inside = next((other for other in names if other != name and _is_inside(other, name)), None)
         if inside is not None:
-            raise ValueFault(f"group {inside!r} lies inside group {name!r}; name one of the two.")
+            raise InvalidValue(f"group {inside!r} lies inside group {name!r}; name one of the two.")
     return names
 
 
 def _refuse_scripted(model: nn.Module) -> None:
     for name, module in modules(model).items():
         if isinstance(module, torch.jit.ScriptModule):
-            raise ValueFault(
+            raise InvalidValue(
                 f"{layer_label(name) if name else 'the model'} is a ScriptModule, which takes no hooks and so can't be "
                 "held still; train the module from which it was scripted or traced."
             )
@@ -227,7 +227,7 @@ def inner_model(model: nn.Module) -> nn.Module:
     inner = unwrapped(model)
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
-            raise ValueFault(
+            raise InvalidValue(
                 "`FullyShardedDataParallel` keeps parameters in flat shards, which cannot be frozen one by one; "
                 "train with `DistributedDataParallel(model, find_unused_parameters=True)`."
             )

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, did_you_mean
+from netkin.errors import ForwardError, InvalidValue, NoValue, UnknownName, did_you_mean
 from netkin.measures import Measure, find
 from netkin.measures.registry import value_of
 from netkin.representations import activations, batches_of
@@ -74,7 +74,7 @@ def linear(names: Sequence[str], steps: int) -> FreezePlan:
         {'conv1': 4, 'conv2': 7, 'out': 10}
     """
     if len(names) < 2:
-        raise ValueFault(
+        raise InvalidValue(
             f"'linear' freezes all groups but the last, and {names[0]!r} is the only one; name more with `layers=`, or "
             f"give fractions such as {{{names[0]!r}: 0.5}}."
         )
@@ -89,10 +89,10 @@ def fractions(names: Sequence[str], given: Mapping[str, Any], steps: int) -> Fre
             known = ", ".join(map(repr, names))
             raise UnknownName(f"no group named {name!r}{did_you_mean(name, names) or ';'} the groups are {known}.")
         if not isinstance(fraction, Real) or not 0 <= float(fraction) <= 1:
-            raise ValueFault(f"a fraction of the training lies between 0 and 1; got {fraction!r} for {name!r}.")
+            raise InvalidValue(f"a fraction of the training lies between 0 and 1; got {fraction!r} for {name!r}.")
     for before, after in pairwise(names):
         if given.get(after, 1) < given.get(before, 1):
-            raise ValueFault(
+            raise InvalidValue(
                 f"group {after!r} would be frozen at {given[after]} of the training while {before!r}, which runs "
                 f"before it, is trained until {given.get(before, 1)}; freeze groups in the order in which they run."
             )
@@ -187,7 +187,7 @@ class Settling:
         pair = self.measure.pair(now, then)
         few = getattr(pair, "few_examples", None) if self.measure.facts.whitens else None
         if few:
-            raise ValueFault(f"the probe is too small for group {name!r}: {few}")
+            raise InvalidValue(f"the probe is too small for group {name!r}: {few}")
         return value_of(self.measure, pair)
 
 
@@ -195,11 +195,11 @@ def _similarity(spec: Any, threshold: float) -> Measure:
     found = find(spec)
     low, high = found.facts.bounds
     if not found.facts.higher_is_closer:
-        raise ValueFault(
+        raise InvalidValue(
             f"{found.id!r} is a distance, which falls as groups settle; choose a similarity such as 'cka'."
         )
     if not low <= threshold <= high:
-        raise ValueFault(f"{found.id} lies between {low:g} and {high:g}; a threshold of {threshold:g} does not.")
+        raise InvalidValue(f"{found.id} lies between {low:g} and {high:g}; a threshold of {threshold:g} does not.")
     return found
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.arrays import at_least_single, summing_dtype
-from netkin.errors import ForwardError, ShapeError, ValueFault, refuse_unlisted
+from netkin.errors import ForwardError, InvalidValue, ShapeError, require_listed
 from netkin.measures import cca_mean_squared
 from netkin.measures.kernels import batch_gram, gram_cosines
 from netkin.representations import shapes
@@ -111,9 +111,9 @@ class CKASparsityLoss(Hook):
     def term(self) -> Tensor:
         """Return β times the similarity in the forward pass that was just taken, or 0 if that one does not count."""
         if not self._handles:
-            raise ValueFault("the loss is closed and has no hooks on the model; make another one.")
+            raise InvalidValue("the loss is closed and has no hooks on the model; make another one.")
         if not self._waits:
-            raise ValueFault("`term()` needs a forward pass of the model with gradients first, one for each term.")
+            raise InvalidValue("`term()` needs a forward pass of the model with gradients first, one for each term.")
         found, self._seen, self._waits = self._seen, {}, False
         if not self._due:
             return torch.zeros((), dtype=self._dtype, device=device_of(self.model))
@@ -136,7 +136,7 @@ class CKASparsityLoss(Hook):
     def begin(self, model: nn.Module, optimizer: Any) -> None:
         """Refuse to be a hook of the training of another model."""
         if unwrapped(model) is not self.model:
-            raise ValueFault(
+            raise InvalidValue(
                 "this CKA sparsity loss watches another model than the one that is trained; make one for this model."
             )
 
@@ -152,7 +152,7 @@ class CKASparsityLoss(Hook):
         """Go on counting from what `state_dict` returned."""
         batches = state.get("batches")
         if not (isinstance(batches, int) and batches >= 0):
-            raise ValueFault(f"the state of a CKA sparsity loss is a number of `batches`; got {dict(state)!r}.")
+            raise InvalidValue(f"the state of a CKA sparsity loss is a number of `batches`; got {dict(state)!r}.")
         self.batches = batches
 
     # --- what hooks of the model call ---------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def _chosen(model: nn.Module, wanted: Any, variant: str) -> list[list[str]]:
             found = [[name for stage in found for name in stage]]
         kept = [stage for stage in found if len(stage) > 1]
         if not kept:
-            raise ValueFault("the model has no stage of two layers or more; name its `stages`.")
+            raise InvalidValue("the model has no stage of two layers or more; name its `stages`.")
         return kept
     listed = [wanted] if isinstance(wanted, str) else list(wanted)
     found = [_layers_of(model, one) for one in listed]
@@ -312,12 +312,12 @@ def _chosen(model: nn.Module, wanted: Any, variant: str) -> list[list[str]]:
         found = [list(dict.fromkeys(name for stage in found for name in stage))]
     for one, stage in zip(listed, found, strict=False):
         if len(stage) < 2:
-            raise ValueFault(
+            raise InvalidValue(
                 f"a stage needs two layers or more; {one!r} has {len(stage)}: {', '.join(stage)}. Layers of one stage "
                 "are named in a list of their own, as [['layer1.0', 'layer1.1']]."
             )
     if not found or not found[0]:
-        raise ValueFault("`stages` is empty; leave it out to have them chosen.")
+        raise InvalidValue("`stages` is empty; leave it out to have them chosen.")
     return found
 
 
@@ -328,13 +328,13 @@ def _layers_of(model: nn.Module, one: Spec) -> list[str]:
 
 def _refuse_settings(beta: Any, samples: Any, every: Any, variant: str, estimator: str) -> None:
     if not (isinstance(beta, Real) and 0 <= float(beta) < math.inf):
-        raise ValueFault(f"`beta` is a number of 0 or more; got {beta!r}.")
-    refuse_unlisted("variant", variant, VARIANTS)
-    refuse_unlisted("estimator", estimator, LEAST)
+        raise InvalidValue(f"`beta` is a number of 0 or more; got {beta!r}.")
+    require_listed("variant", variant, VARIANTS)
+    require_listed("estimator", estimator, LEAST)
     if variant == "cca" and estimator == "debiased":
-        raise ValueFault("estimator='debiased' is that of CKA, and variant='cca' has none; leave it out.")
+        raise InvalidValue("estimator='debiased' is that of CKA, and variant='cca' has none; leave it out.")
     least = LEAST[estimator]
     if samples is not None and not (isinstance(samples, Integral) and int(samples) >= least):
-        raise ValueFault(f"`samples` is a whole number of {least} or more for the {estimator} CKA; got {samples!r}.")
+        raise InvalidValue(f"`samples` is a whole number of {least} or more for the {estimator} CKA; got {samples!r}.")
     if not (isinstance(every, Integral) and int(every) >= 1):
-        raise ValueFault(f"`every` is a whole number of batches, 1 or more; got {every!r}.")
+        raise InvalidValue(f"`every` is a whole number of batches, 1 or more; got {every!r}.")

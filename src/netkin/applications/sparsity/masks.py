@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from netkin import files
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import InvalidValue, ShapeError
 from netkin.representations.layer_weights import own_weights
 from netkin.representations.layers import Spec, choose, layer_label, modules, refuse_lazy, unwrapped
 from netkin.results.weight_sparsity import LayerSparsity, WeightSparsity
@@ -77,7 +77,7 @@ def prunable_layers(model: nn.Module, layers: Spec = None) -> dict[str, Maskable
             found[name] = module
     if not found:
         asked = "the model has" if layers is None else f"layers={layers!r} names"
-        raise ValueFault(f"there is nothing to prune: {asked} no {KINDS}, whose weights can be masked.")
+        raise InvalidValue(f"there is nothing to prune: {asked} no {KINDS}, whose weights can be masked.")
     return found
 
 
@@ -220,21 +220,21 @@ def _own_class(layer: nn.Module) -> None:
 
 def _refuse_misfit(model: nn.Module, name: str, layer: nn.Module, mask: Tensor) -> None:
     if not isinstance(layer, MaskableLayer):
-        raise ValueFault(f"{layer_label(name)} is a {type(layer).__name__}; masks go on {KINDS}.")
+        raise InvalidValue(f"{layer_label(name)} is a {type(layer).__name__}; masks go on {KINDS}.")
     if mask.shape != layer.weight.shape:
         shapes = f"{tuple(layer.weight.shape)}; got {tuple(mask.shape)}"
         raise ShapeError(f"the mask of {layer_label(name)} must have the shape of its weight, {shapes}.")
     if mask_of(layer) is not None:
         return
     if "weight" not in layer._parameters:
-        raise ValueFault(
+        raise InvalidValue(
             f"the weight of {layer_label(name)} is computed by something else already (a parametrization, "
             "`weight_norm`, or a mask of `torch.nn.utils.prune`); make it plain first, or leave the layer out."
         )
     owners = [f"{place}.{own}".lstrip(".") for place, module in unwrapped(model).named_modules()
               for own, weight in module._parameters.items() if weight is layer.weight]  # fmt: skip
     if len(owners) > 1:
-        raise ValueFault(
+        raise InvalidValue(
             f"the weight of {layer_label(name)} is shared as {' and '.join(map(repr, owners))}, and a mask would end "
             "that; leave the layer out with `layers=`."
         )
@@ -272,7 +272,7 @@ def epsilon_sparsity(
     either = {"relative": [epsilon]} if relative else {"epsilons": [epsilon]}
     table = layer_table(model, chosen, **either)
     if of_left and not table.left:
-        raise ValueFault("no weight is left, so that there is no share of those that are left.")
+        raise InvalidValue("no weight is left, so that there is no share of those that are left.")
     return table.shares(relative=relative, of_left=of_left)[0]
 
 
@@ -319,7 +319,7 @@ def weight_sizes(name: str, layer: MaskableLayer) -> tuple[Tensor, Tensor]:
     """
     sizes, own = own_weights(layer)["weight"].detach().double().abs().flatten(), mask_of(layer)
     if not torch.isfinite(sizes).all():
-        raise ValueFault(
+        raise InvalidValue(
             f"{int((~torch.isfinite(sizes)).sum()):,} of {len(sizes):,} weights of {layer_label(name)} are not finite."
         )
     return sizes, sizes != 0 if own is None else own.mask.flatten()
@@ -328,4 +328,4 @@ def weight_sizes(name: str, layer: MaskableLayer) -> tuple[Tensor, Tensor]:
 def _refuse_epsilons(values: Sequence[Any]) -> None:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < float("inf"):
-            raise ValueFault(f"ε is a size above 0 that weights are compared with; got {value!r}.")
+            raise InvalidValue(f"ε is a size above 0 that weights are compared with; got {value!r}.")

@@ -34,7 +34,7 @@ from netkin.applications.sparsity.masks import (
     weight_behind,
 )
 from netkin.applications.sparsity.sparsify import magnitude_masks, refuse_sparsity
-from netkin.errors import UnknownName, ValueFault, did_you_mean, refuse_below
+from netkin.errors import InvalidValue, UnknownName, did_you_mean, require_at_least
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import Spec, unwrapped
 from netkin.sources.names import by_name
@@ -83,9 +83,11 @@ class DynamicMasks(Hook):
             raise UnknownName(f"no dynamic method {method!r}{hint} There are {' and '.join(METHODS)}.")
         for name, value in (("every", every), ("until", until)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueFault(f"`{name}` must be a whole number of steps, 1 or more; got {value!r}.")
+                raise InvalidValue(f"`{name}` must be a whole number of steps, 1 or more; got {value!r}.")
         if not 0 < fraction < 1:
-            raise ValueFault(f"`fraction` is a share of the weights that are left, between 0 and 1; got {fraction!r}.")
+            raise InvalidValue(
+                f"`fraction` is a share of the weights that are left, between 0 and 1; got {fraction!r}."
+            )
         self.method, self.every, self.until, self.fraction, self.seed = method, every, until, fraction, seed
         self.settings = [method, every, until, fraction, seed]
         self.moved = 0  # weights that have been grown so far
@@ -96,7 +98,7 @@ class DynamicMasks(Hook):
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Find the masks, and the optimizer that is to forget what changes."""
         if not masked_layers(model):
-            raise ValueFault("the model has no masks that could move; `nk.sparsify(model, sparsity)` gives it some.")
+            raise InvalidValue("the model has no masks that could move; `nk.sparsify(model, sparsity)` gives it some.")
         self._optimizer, self.moved = optimizer, 0
         self._prepare(model, 1)
         self._model = model
@@ -117,7 +119,7 @@ class DynamicMasks(Hook):
         if self.method != "rigl" or not self.share(step) or not _learning_layers(model):
             return
         if not gradients:
-            raise ValueFault(
+            raise InvalidValue(
                 f"RigL saw no gradient of a masked weight before step {step:,}: a compiled model hides them, so train "
                 "the plain one; a loop of your own calls `begin`, and then `after_backward` and `after_step` at each "
                 "step, from 1."
@@ -314,7 +316,7 @@ def lottery_tickets(
             own = [*hooks, kept_state.of_round(number)]
             history = train(model, data, chosen, test=test, seed=seed, loss=loss, hooks=own, save=place, progress=False)
             if rewind and not kept_state.state:
-                raise ValueFault(f"rewind={rewind:,} lies beyond the last step, {int(history[-1]['step']):,}.")
+                raise InvalidValue(f"rewind={rewind:,} lies beyond the last step, {int(history[-1]['step']):,}.")
             found.append(Ticket(masked_share(inner, names), history[-1], masks_of(inner)))
             report.update()
     return Tickets(tuple(found), kept_state.state or first, rewind)
@@ -391,16 +393,16 @@ def _rounds(sparsity: float, rounds: int | None) -> int:
     refuse_sparsity(sparsity)
     if rounds is None:
         return max(1, round(math.log(1 - sparsity) / math.log(0.8)))
-    refuse_below(1, rounds=rounds)
+    require_at_least(1, rounds=rounds)
     return rounds
 
 
 def _refuse_settings(model: nn.Module, rewind: int, recipe: Recipe) -> None:
     if masked_layers(model):
-        raise ValueFault(
+        raise InvalidValue(
             "tickets begin with a dense network, and this model has masks; `nk.bake_masks` takes them off."
         )
     if isinstance(rewind, bool) or not isinstance(rewind, int) or rewind < 0:
-        raise ValueFault(f"`rewind` is the step to go back to, 0 or more; got {rewind!r}.")
+        raise InvalidValue(f"`rewind` is the step to go back to, 0 or more; got {rewind!r}.")
     if recipe.steps is not None and rewind > recipe.steps:
-        raise ValueFault(f"rewind={rewind:,} lies beyond the last step, {recipe.steps:,}.")
+        raise InvalidValue(f"rewind={rewind:,} lies beyond the last step, {recipe.steps:,}.")

@@ -28,7 +28,7 @@ from netkin.applications.sparsity.masks import (
     put_masks,
     weight_behind,
 )
-from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean, outside, refuse_below
+from netkin.errors import EmptyLayerWarning, InvalidValue, UnknownName, did_you_mean, outside, require_at_least
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import device_of, dtype_of, inputs_of, labels_of, outputs_of
@@ -180,9 +180,11 @@ def _overall(layers: Mapping[str, MaskableLayer], scores: Scores, kept: int, met
     joined = torch.cat([own.flatten() for own in scores.values()])
     if not torch.isfinite(joined).all():
         bad = int((~torch.isfinite(joined)).sum())
-        raise ValueFault(f"{bad:,} of {joined.numel():,} scores of {method!r} are not finite; check weights and data.")
+        raise InvalidValue(
+            f"{bad:,} of {joined.numel():,} scores of {method!r} are not finite; check weights and data."
+        )
     if not joined.any():
-        raise ValueFault(
+        raise InvalidValue(
             f"all {joined.numel():,} scores of {method!r} are zero, so that weights can't be ranked"
             + ("; layer norms take constants, as SynFlow sends, to zero." if method == "synflow" else ".")
         )
@@ -203,9 +205,9 @@ def _kept_of(layers: Mapping[str, MaskableLayer], sparsity: float) -> int:
     kept = total - round(float(sparsity) * total)
     left = sum(_count_left(layer) for layer in layers.values())
     if kept == 0:
-        raise ValueFault(f"sparsity={float(sparsity)!r} would leave none of {total:,} weights; take a smaller one.")
+        raise InvalidValue(f"sparsity={float(sparsity)!r} would leave none of {total:,} weights; take a smaller one.")
     if kept > left:
-        raise ValueFault(
+        raise InvalidValue(
             f"the model has masks that leave {left:,} of {total:,} weights, and sparsity={float(sparsity)!r} would "
             f"keep {kept:,}; take a sparsity of {1 - left / total:.6g} or more, or a model without masks."
         )
@@ -215,7 +217,7 @@ def _kept_of(layers: Mapping[str, MaskableLayer], sparsity: float) -> int:
 def _refuse_too_many(layers: Mapping[str, MaskableLayer], counts: Mapping[str, int]) -> None:
     for name, layer in layers.items():
         if counts[name] > _count_left(layer):
-            raise ValueFault(
+            raise InvalidValue(
                 f"layer {name!r} would keep {counts[name]:,} weights at random, and its mask leaves "
                 f"{_count_left(layer):,}; take a higher sparsity, or a model without masks."
             )
@@ -243,14 +245,14 @@ def _refuse_settings(sparsity: float, method: str, examples: int) -> None:
     if method not in METHODS:
         hint = did_you_mean(str(method), METHODS) or "."
         raise UnknownName(f"no method {method!r} to choose weights{hint} There are {', '.join(METHODS)}.")
-    refuse_below(1, examples=examples)
+    require_at_least(1, examples=examples)
 
 
 def refuse_sparsity(*values: Any) -> None:
     """Refuse what is no share of masked weights, from 0 to below 1."""
     for value in values:
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
-            raise ValueFault(f"sparsity is the share of masked weights, from 0 to below 1; got {value!r}.")
+            raise InvalidValue(f"sparsity is the share of masked weights, from 0 to below 1; got {value!r}.")
 
 
 def magnitude_scores(model: nn.Module, layers: Sequence[str]) -> Scores:
@@ -329,7 +331,7 @@ def _flow_scores(positive: nn.Module, layers: Sequence[str], batch: Any) -> Scor
     inputs = inputs_of(placed(batch, device_of(positive), torch.float64))
     inputs = inputs[0] if isinstance(inputs, (tuple, list)) and inputs else inputs
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
-        raise ValueFault("SynFlow lets ones flow through a model, whose inputs must be one array of real numbers.")
+        raise InvalidValue("SynFlow lets ones flow through a model, whose inputs must be one array of real numbers.")
     weights = {name: weight_behind(layer) for name, layer in prunable_layers(positive, layers).items()}
     with model_lock(), random_states_kept(positive), torch.enable_grad():
         flow = main_tensor(positive(torch.ones_like(inputs[:1])), "").sum()
@@ -341,11 +343,11 @@ def batch_for(data: Any, examples: int, seed: int, method: str) -> Any:
     """Return the examples that a score is taken on: a shuffled batch of arrays, or the first batch of a loader."""
     if data is None:
         what = "the shape of inputs" if method == "synflow" else "a batch of labelled examples"
-        raise ValueFault(f"method={method!r} needs {what}; give `data=`, as `(inputs, labels)`.")
+        raise InvalidValue(f"method={method!r} needs {what}; give `data=`, as `(inputs, labels)`.")
     with random_states_kept(data=[data]):
         batch = next(islice(course_of(data, Recipe(steps=1, batch=examples), seed).epoch(), 1), None)
     if batch is None:
-        raise ValueFault(f"method={method!r} needs a batch of examples, and the data gave none.")
+        raise InvalidValue(f"method={method!r} needs a batch of examples, and the data gave none.")
     return batch
 
 
@@ -370,5 +372,5 @@ def _loss_of(model: nn.Module, layers: Sequence[str], batch: Any, loss: Loss) ->
         seed_all(device_of(work), 0, 0)
         value = loss(outputs_of(work, inputs_of(batch)), labels_of(batch))
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise ValueFault("the loss must be one number, a tensor of one element, for a batch.")
+        raise InvalidValue("the loss must be one number, a tensor of one element, for a batch.")
     return weights, value.reshape(())

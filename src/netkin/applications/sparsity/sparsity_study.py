@@ -31,7 +31,7 @@ from netkin.applications.sparsity.masks import (
 )
 from netkin.applications.sparsity.sparsify import magnitude_scores, masks_overall, refuse_sparsity
 from netkin.comparing.compare import compare
-from netkin.errors import ValueFault, refuse_below
+from netkin.errors import InvalidValue, require_at_least
 from netkin.identity import with_call
 from netkin.progress import ProgressOption, command, reporting, showing
 from netkin.representations.inputs import device_of
@@ -145,11 +145,11 @@ def _by_name(models: Any) -> dict[str, nn.Module]:
         return {"model": models}
     if not isinstance(models, Mapping):
         kind = type(models).__name__
-        raise ValueFault(f"several networks are given by name, as {{'before': a, 'after': b}}; got a {kind}.")
+        raise InvalidValue(f"several networks are given by name, as {{'before': a, 'after': b}}; got a {kind}.")
     if not models:
-        raise ValueFault("there are no networks to study; give one, or several by name.")
+        raise InvalidValue("there are no networks to study; give one, or several by name.")
     if "sparsity" in models:
-        raise ValueFault("'sparsity' is the name of the pruned shares in the study; call the network something else.")
+        raise InvalidValue("'sparsity' is the name of the pruned shares in the study; call the network something else.")
     return dict(models)
 
 
@@ -217,14 +217,16 @@ def linear_costs(
         layers: Which linear layers; the five largest by default.
         seconds: How long each is timed.
     """
-    refuse_below(1, batch=batch)
+    require_at_least(1, batch=batch)
     known = {name: layer for name, layer in prunable_layers(model).items() if isinstance(layer, nn.Linear)}
     chosen = list(layers) if layers is not None else _largest(known)
     found = []
     for name in chosen:
         layer = modules(model)[name]
         if not isinstance(layer, nn.Linear):
-            raise ValueFault(f"layer {name!r} is a {type(layer).__name__}; PyTorch has sparse formats for linear ones.")
+            raise InvalidValue(
+                f"layer {name!r} is a {type(layer).__name__}; PyTorch has sparse formats for linear ones."
+            )
         found.append(csr_cost(name, layer.weight.detach(), batch, seconds))
         if layer.weight.is_cuda:
             found.append(two_four_cost(name, layer.weight.detach(), batch, seconds))

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from netkin.applications.sparsity.token_encoder import LastPass, TokenEncoder, TokenPredictor, tokens_in
 from netkin.arrays import at_least_single
-from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import ForwardError, InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import weights_digest
-from netkin.representations.hooks import guest, main_tensor, recording
+from netkin.representations.hooks import inference_mode_of, main_tensor, recording
 from netkin.representations.inputs import batch_length, device_of, dtype_of, outputs_of
 from netkin.representations.layers import modules, refuse_lazy, stages, unwrapped
 from netkin.settings import evaluating
@@ -116,14 +116,14 @@ class SparseTokens(nn.Module):
     def last_pass(self) -> LastPass:
         """Return the decisions and the tokens of the last pass in training mode."""
         if not self.encoder.last.decisions:
-            raise ValueFault("the losses need a forward pass in training mode first; call `train()`, then the model.")
+            raise InvalidValue("the losses need a forward pass in training mode first; call `train()`, then the model.")
         return self.encoder.last
 
     @torch.no_grad()
     def kept(self, *inputs: Any, **options: Any) -> list[Tensor]:
         """Return the numbers of the patches of each image that are left after each stage, n × count."""
         seen, encoder = list[tuple[Any, Any]](), self.encoder
-        with guest(self):
+        with inference_mode_of(self):
             see = encoder.register_forward_pre_hook(lambda _, *call: seen.append(call), with_kwargs=True)
             try:
                 self(*inputs, **options)
@@ -188,12 +188,12 @@ class TokenLosses(Hook):
     ):  # fmt: skip
         own = unwrapped(model)
         if not isinstance(own, SparseTokens):
-            raise ValueFault(f"`TokenLosses` are of what `nk.sparsify_tokens` returns; got {type(own).__name__}.")
+            raise InvalidValue(f"`TokenLosses` are of what `nk.sparsify_tokens` returns; got {type(own).__name__}.")
         self.model, self.teacher = own, teacher
         self.factors: dict[str, Any] = {"ratio": ratio, "distillation": distillation, "tokens": tokens}
         for name, factor in self.factors.items():
             if not isinstance(factor, Real) or not 0 <= float(factor) < float("inf"):
-                raise ValueFault(f"`{name}` is the factor of a loss, a number of 0 or more; got {factor!r}.")
+                raise InvalidValue(f"`{name}` is the factor of a loss, a number of 0 or more; got {factor!r}.")
         self.settings = {**self.factors, "teacher": None if teacher is None else weights_digest(unwrapped(teacher))}
 
     def parts(self, inputs: Any, outputs: Any) -> dict[str, Tensor]:
@@ -221,7 +221,7 @@ class TokenLosses(Hook):
         """Return the teacher's logits and, where they are wanted, its tokens after the last block."""
         assert self.teacher is not None
         if device_of(self.teacher) != device_of(self.model):
-            raise ValueFault(
+            raise InvalidValue(
                 f"the teacher lies on {device_of(self.teacher)} and the network on {device_of(self.model)}; put both "
                 "on one device."
             )
@@ -259,7 +259,7 @@ def token_costs(model: nn.Module, images: Any) -> TokenCosts:
     if not count:
         raise ShapeError("the costs of one image are counted on one or more; got none.")
     # attention that is fused on the CPU is not counted
-    with guest(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with inference_mode_of(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         outputs_of(model, images)
     return TokenCosts(sum(one.numel() for one in model.parameters()), counter.get_total_flops() // 2 // count)
 
@@ -286,15 +286,15 @@ def _blocks_of(model: nn.Module, wanted: str | None) -> str:
     if wanted is not None:
         return wanted
     if any(isinstance(one, TokenEncoder) for one in known.values()):
-        raise ValueFault("the model drops tokens already; give `nk.sparsify_tokens` the one that it was made of.")
+        raise InvalidValue("the model drops tokens already; give `nk.sparsify_tokens` the one that it was made of.")
     found = [name for name, inside in stages(model).items() if name and all(_attends(known[one]) for one in inside)]
     if not found or any(isinstance(one, nn.Embedding) for one in known.values()):
-        raise ValueFault(
+        raise InvalidValue(
             f"{type(model).__name__} has no tokens of an image to drop: it is no vision transformer with a list of "
             "blocks that hold attention; name the list as `blocks` if it is one."
         )
     if len(found) > 1:
-        raise ValueFault(f"the model has {len(found)} lists of blocks, {', '.join(found)}; name one as `blocks`.")
+        raise InvalidValue(f"the model has {len(found)} lists of blocks, {', '.join(found)}; name one as `blocks`.")
     return found[0]
 
 
@@ -308,7 +308,7 @@ def _width(block: nn.Module, name: str) -> int:
             return one.normalized_shape[-1]
         if isinstance(one, nn.Linear):
             return one.in_features
-    raise ValueFault(f"the blocks in {name!r} have no linear layer that would tell the width of their tokens.")
+    raise InvalidValue(f"the blocks in {name!r} have no linear layer that would tell the width of their tokens.")
 
 
 def _prefix_of(model: nn.Module, width: int) -> int:
@@ -332,22 +332,24 @@ def _places(at: int | Iterable[int] | None, depth: int) -> tuple[int, ...]:
     quarters = sorted({depth * quarter // 4 for quarter in (1, 2, 3)})
     places = tuple(quarters if at is None else at if isinstance(at, Iterable) else [at])
     if not places or any(isinstance(one, bool) or not isinstance(one, Integral) for one in places):
-        raise ValueFault(f"`at` holds the numbers of blocks before which tokens are dropped, as (3, 6, 9); got {at!r}.")
+        raise InvalidValue(
+            f"`at` holds the numbers of blocks before which tokens are dropped, as (3, 6, 9); got {at!r}."
+        )
     outside = [one for one in places if not 0 <= one < depth]
     if outside:
-        raise ValueFault(f"`at` names block {outside[0]}, and the model has the blocks 0 to {depth - 1}.")
+        raise InvalidValue(f"`at` names block {outside[0]}, and the model has the blocks 0 to {depth - 1}.")
     if list(places) != sorted(set(places)):
-        raise ValueFault(f"the blocks in `at` must rise, each once; got {places}, and the model has {depth} blocks.")
+        raise InvalidValue(f"the blocks in `at` must rise, each once; got {places}, and the model has {depth} blocks.")
     return tuple(map(int, places))
 
 
 def _refuse_settings(keep: Any, similarity: Any, prefix: Any) -> None:
     if isinstance(keep, bool) or not isinstance(keep, Real) or not 0 < float(keep) <= 1:
-        raise ValueFault(f"`keep` is the share of tokens that each stage keeps, above 0 and up to 1; got {keep!r}.")
+        raise InvalidValue(f"`keep` is the share of tokens that each stage keeps, above 0 and up to 1; got {keep!r}.")
     if not isinstance(similarity, Real) or not 0 <= float(similarity) < float("inf"):
-        raise ValueFault(f"`similarity` is True, False or a factor of 0 or more; got {similarity!r}.")
+        raise InvalidValue(f"`similarity` is True, False or a factor of 0 or more; got {similarity!r}.")
     if prefix is not None and (isinstance(prefix, bool) or not isinstance(prefix, int) or prefix < 0):
-        raise ValueFault(f"`prefix` is a number of tokens, 0 or more; got {prefix!r}.")
+        raise InvalidValue(f"`prefix` is a number of tokens, 0 or more; got {prefix!r}.")
 
 
 @torch.no_grad()

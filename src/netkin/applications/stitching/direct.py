@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from netkin.applications.stitching.ends import End, Meeting
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.labels import parse_id
 from netkin.results.records import checked, typed
 from netkin.statistics import Moments
@@ -82,7 +82,7 @@ def reduced_rank(moments: Moments, *, k: int = 8, affine: bool = True) -> Linear
     M is the least-squares map and V the first `k` right singular vectors of ``AM`` (Izenman 1975).
     """
     if not 1 <= k <= min(moments.x.width, moments.y.width):
-        raise ValueFault(
+        raise InvalidValue(
             f"`k` must lie between 1 and the smaller width, {min(moments.x.width, moments.y.width):,}; got {k}."
         )
     pair = moments if affine else moments.uncentred
@@ -175,7 +175,7 @@ def find(how: str, *, others: Sequence[str] = ()) -> tuple[Method, dict[str, Any
         default = known[key]
         parameters[key] = float(value) if isinstance(default, float) and type(value) is int else value
         if type(parameters[key]) is not type(default):
-            raise ValueFault(
+            raise InvalidValue(
                 f"`{key}` must be of type {type(default).__name__}, like its default {default!r}; got {value!r}."
             )
     return METHODS[name], parameters
@@ -212,7 +212,7 @@ def _in_features(inner: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def _refuse_not_above_zero(name: str, value: float) -> None:
     if not 0 < value < float("inf"):
-        raise ValueFault(f"`{name}` must be above 0; got {value}.")
+        raise InvalidValue(f"`{name}` must be above 0; got {value}.")
 
 
 def solve_lasso(second: Tensor, cross: Tensor, alpha: float) -> Tensor:
@@ -381,7 +381,7 @@ def refuse_unfit_rank(rank: int | None, meeting: Meeting) -> None:
     """Refuse a rank that no map between two layers has."""
     most = min(meeting.a.width, meeting.b.width)
     if rank is not None and not 1 <= rank <= most:
-        raise ValueFault(f"`rank` must lie between 1 and the smaller width, {most:,}; got {rank}.")
+        raise InvalidValue(f"`rank` must lie between 1 and the smaller width, {most:,}; got {rank}.")
 
 
 def _layer(end: End, inputs: int, outputs: int, bias: bool) -> nn.Module:

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from netkin.comparing.alignment import Pairs
-from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
-from netkin.representations import guest, recording, rows_of
+from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName
+from netkin.representations import inference_mode_of, recording, rows_of
 from netkin.representations.cutting import Traces, agrees, known_layer, reaches_around, run_layers, run_until, tail
 from netkin.representations.hooks import at, main_tensor, path_to_tensor, uncompiled
 from netkin.representations.inputs import batch_length, feed, take
@@ -259,7 +259,7 @@ def _choose_layers(
         both = {"a": list(dict.fromkeys(x for x, _ in which)), "b": list(dict.fromkeys(y for _, y in which))}
     strange = next((key for key in both if key not in ("a", "b")), None)
     if strange is not None:
-        raise ValueFault(f"`layers` names {strange!r}; the models are 'a' and 'b'.")
+        raise InvalidValue(f"`layers` names {strange!r}; the models are 'a' and 'b'.")
     found = list[list[str]]()
     asked: Any
     for model, name, asked in zip((a, b), names, (both.get("a"), both.get("b")), strict=True):
@@ -304,7 +304,7 @@ def _try_out(
         ran = run_layers(model, layers, few, lambda x, output: outputs.update({x: output.clone()}), name, whole=whole)
         return ran, outputs
 
-    with guest(model, exact=True):
+    with inference_mode_of(model, exact=True):
         (answers, many), (fewer, few) = (run(take(batch, count)) for count in (FEW, 2))
         again = run(take(batch, FEW))[0] if whole else None
     known = modules(model)
@@ -315,7 +315,7 @@ def _try_out(
         try:
             _refuse_dependent(output, many.get(layer, output), said)
             ends[layer] = End.of(output, who, line=gives_lines(known, split_call(layer)[0]))
-        except (ShapeError, ValueFault) as reason:
+        except (ShapeError, InvalidValue) as reason:
             ends[layer] = reason
     return _Trial(model, name, take(batch, FEW), ends, many, answers, fewer, again)
 
@@ -336,7 +336,7 @@ def _cuts(trial: _Trial, layers: Iterable[str]) -> dict[str, bool | NetkinError]
     """Return for each layer of the second model whether it can be cut there, or else why no stitch may end there."""
     cuts: dict[str, bool | NetkinError] = {}
     traces: Traces = {}
-    with guest(trial.model, exact=True):
+    with inference_mode_of(trial.model, exact=True):
         for layer in layers:
             try:
                 _refuse_unsteady(trial)
@@ -344,11 +344,11 @@ def _cuts(trial: _Trial, layers: Iterable[str]) -> dict[str, bool | NetkinError]
                 with uncompiled(trial.model):  # as the trial ran; a cut must give the model's own outputs
                     cuts[layer] = found.graph is not None and agrees(found, output, trial.few, trial.answers)
                 if layer and not cuts[layer] and reaches_around(trial.model, layer, output, trial.few):
-                    raise ValueFault(
+                    raise InvalidValue(
                         f"layer {layer!r} of {trial.name!r} has a path around it, by which its own features would "
                         f"reach its output beside the stitch; {_advice(trial.model, layer, trial.few)}."
                     )
-            except ValueFault as reason:
+            except InvalidValue as reason:
                 cuts[layer] = reason
     return cuts
 
@@ -361,7 +361,7 @@ def _refuse_unsteady(trial: _Trial) -> None:
     many, few, again = (at(answers, path) for answers in (trial.answers, trial.fewer, trial.again))
     bad = int((~torch.isfinite(many)).sum())
     if bad:
-        raise ValueFault(
+        raise InvalidValue(
             f"the output of {trial.name!r} holds {bad:,} NaN or Inf among {many.numel():,} values for the first "
             f"{batch_length(trial.few)} examples; fix its weights, or leave out these examples."
         )
@@ -381,7 +381,7 @@ def _refuse_apart(one: Tensor, other: Tensor, what: str) -> None:
         return  # what is not finite is refused elsewhere, with its number
     off = float((other - one).abs().max() / one.abs().max().clamp(min=1e-30))
     if off > (1e-3 if torch.finfo(one.dtype).eps < 1e-6 else 0.1):
-        raise ValueFault(
+        raise InvalidValue(
             f"{what} (by {off:.1%} of the largest); a stitch needs models whose evaluation mode draws nothing at "
             "random and uses stored statistics."
         )

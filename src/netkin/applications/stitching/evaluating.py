@@ -15,22 +15,22 @@ import torch
 from torch import Tensor
 
 from netkin.applications.stitching.ends import End
-from netkin.arrays import label_tensor, refuse_non_finite, summing_dtype
+from netkin.arrays import label_tensor, require_finite, summing_dtype
 from netkin.errors import (
     ForwardError,
     InflatedWarning,
+    InvalidValue,
     NetkinError,
     NoValue,
     ShapeError,
     UnknownName,
-    ValueFault,
     did_you_mean,
     outside,
 )
 from netkin.identity import UnorderedDigest
 from netkin.measures import cca_mean, cka, svcca
 from netkin.measures.registry import LEADING
-from netkin.representations import guest, recording
+from netkin.representations import inference_mode_of, recording
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import attention_mask, batch_length, feed, labels_of, watched
 from netkin.representations.layers import layer_label
@@ -117,7 +117,7 @@ class Answers:
         labels = labels_of(batch)
         if self.batches and self.labelled != (labels is not None):
             here, before = ("no labels", "some") if self.labelled else ("labels", "none")
-            raise ValueFault(
+            raise InvalidValue(
                 f"batch {self.batches} of the data has {here}, and the batches before it have {before}; give every "
                 "batch as `(inputs, labels)`, or all without labels."
             )
@@ -148,8 +148,8 @@ class ActivationSimilarity:
         ours, theirs = self.end.rows(transformed, mask), self.end.rows(own, mask)
         distance = float((ours - theirs).to(summing_dtype(ours.device)).square().sum())
         if not math.isfinite(distance):
-            refuse_non_finite(ours, f"{self.what} in batch {self.batches}")
-            refuse_non_finite(theirs, f"what the second model itself gives there in batch {self.batches}")
+            require_finite(ours, f"{self.what} in batch {self.batches}")
+            require_finite(theirs, f"what the second model itself gives there in batch {self.batches}")
         self._distance += distance
         self.moments.update({"stitched": ours, "b": theirs})
         self.batches += 1
@@ -191,7 +191,7 @@ def evaluate_each(
         tallies.append((Answers(), ActivationSimilarity(network.transformation.meeting.b, what)))
     layers = list(dict.fromkeys(network.layer_b for network in networks))
     faults: dict[int, NetkinError] = {}
-    with guest(networks[0].a, b, exact=True):
+    with inference_mode_of(networks[0].a, b, exact=True):
         for batch in watched(data, examples, "evaluating"):
             with recording(b, layers) as kept:
                 own_answers, own = feed(b, batch), {layer: kept[layer] for layer in layers}
@@ -205,7 +205,7 @@ def evaluate_each(
                     answers = network.finish(transformed.clone(), batch)
                     similarity.update(transformed, own[network.layer_b], attention_mask(batch))
                     said.update(answers, own_answers, batch)
-                except (ForwardError, ValueFault) as fault:
+                except (ForwardError, InvalidValue) as fault:
                     faults[place] = fault
             digest.update(batch, batch_length(batch))
     return [faults.get(place) or _evaluation(*tally, str(digest)) for place, tally in enumerate(tallies)]
@@ -390,7 +390,7 @@ def known_scores(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names of scores, each once; one that does not exist is refused."""
     asked = [names] if isinstance(names, str) else list(names)
     if not asked:
-        raise ValueFault("`scores` is empty; name at least one, e.g. 'relative_accuracy'.")
+        raise InvalidValue("`scores` is empty; name at least one, e.g. 'relative_accuracy'.")
     for name in asked:
         if name not in SCORES:
             raise UnknownName(

@@ -26,9 +26,9 @@ from netkin.applications.stitching.task_loss import TaskLoss, Way
 from netkin.applications.stitching.training_batches import BatchesDigest
 from netkin.comparing.pass_statistics import Statistics, load_statistics
 from netkin.comparing.subjects import on_device
-from netkin.errors import InflatedWarning, UnknownName, ValueFault, outside
+from netkin.errors import InflatedWarning, InvalidValue, UnknownName, outside
 from netkin.identity import UnorderedDigest, form_digest, settings_digest, weights_digest
-from netkin.representations import batches_of, guest
+from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.cutting import run_layers
 from netkin.representations.inputs import attention_mask, batch_length, watched
 from netkin.representations.layers import layer_label
@@ -68,22 +68,22 @@ class Asked:
 
     def __post_init__(self) -> None:
         if self.data is None and not self.saved:
-            raise ValueFault("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
+            raise InvalidValue("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
         if self.data is None and (self.test is None or any(way.training for way in self.ways)):
-            raise ValueFault(
+            raise InvalidValue(
                 "statistics give the maps of direct methods alone: pass `data` for a training, and `test` to "
                 "evaluate on."
             )
         for name in ("examples", "test_examples"):
             count = getattr(self, name)
             if count is not None and count < 1:
-                raise ValueFault(f"`{name}` must be at least 1; got {count}.")
+                raise InvalidValue(f"`{name}` must be at least 1; got {count}.")
 
     def refuse_iterators(self, what: str = "a sweep", names: Sequence[str] = ("data", "test", "validation")) -> None:
         """Refuse data that can be read once only, as `what` reads them several times."""
         for name in names:
             if isinstance(getattr(self, name), Iterator):
-                raise ValueFault(
+                raise InvalidValue(
                     f"`{name}` is an iterator, which gives its batches once, and {what} reads them several times; "
                     "pass a loader or a list."
                 )
@@ -96,7 +96,7 @@ class Asked:
         for one in several:
             if not isinstance(one, (Statistics, str, os.PathLike)):
                 kind = type(one).__name__
-                raise ValueFault(
+                raise InvalidValue(
                     f"`statistics` is what `nk.collect` returned, its file, or a list of these; got {kind}."
                 )
         return tuple(one if isinstance(one, Statistics) else load_statistics(one) for one in several)
@@ -231,7 +231,7 @@ def fit_by_pass(batches: Iterable[Any], found: Joints) -> Fit:
         form = end.spread(output)
         sums.second(key, product_layout(form, fitting_mask(mask, form)))
 
-    with guest(a, b, exact=True):
+    with inference_mode_of(a, b, exact=True):
         for batch in batches:
             mask = attention_mask(batch)
             run_layers(a, forms, batch, first, found.names[0])
@@ -253,7 +253,7 @@ def fit_saved(every: Sequence[Statistics], found: Joints, weights: Sequence[str]
     for pair, meeting in found.meetings.items():
         try:
             places[pair] = _saved_place(statistics, ((sides[0], pair[0]), (sides[1], pair[1])), meeting)
-        except (UnknownName, ValueFault) as reason:
+        except (UnknownName, InvalidValue) as reason:
             refused[pair] = reason
     if found.meetings and not places:
         raise refused[next(iter(found.meetings))]
@@ -275,10 +275,12 @@ def _saved_sides(
     known = {origin.get("weights") for statistics in every for origin in statistics.origins.values()}
     strange = next((name for name, own in zip(names, weights, strict=True) if own not in known), None)
     if strange is not None:
-        raise ValueFault(
+        raise InvalidValue(
             f"`statistics` were collected of other weights than those of {strange!r}; collect them with this model."
         )
-    raise ValueFault(f"no `statistics` are of {names[0]!r} and {names[1]!r} together; collect those of this pair too.")
+    raise InvalidValue(
+        f"no `statistics` are of {names[0]!r} and {names[1]!r} together; collect those of this pair too."
+    )
 
 
 def _saved_place(
@@ -289,23 +291,25 @@ def _saved_place(
     x, y = statistics.alignment.pair(*keys)
     both = " and ".join(f"{layer!r} of {model!r}" for model, layer in keys)
     if y != keys[1] or (x != keys[0] and meeting.resize != "average"):
-        raise ValueFault(
+        raise InvalidValue(
             f"`statistics` hold the maps of {both} averaged down to the smaller size, and this stitch needs "
             f"{meeting.words}; leave `statistics` out for this pair."
         )
     kept = [one for one in statistics.every() if isinstance(one, (LayerMoments, LinearRows, CrossMoments))]
     if not kept:
-        raise ValueFault("`statistics` hold no moments; collect them with a linear measure, such as measures=['cka'].")
-    rectangles = statistics.study.rectangles
-    turned = not any(x in left and y in right for left, right in rectangles)
-    if turned and not any(y in left and x in right for left, right in rectangles):
-        raise ValueFault(
+        raise InvalidValue(
+            "`statistics` hold no moments; collect them with a linear measure, such as measures=['cka']."
+        )
+    pair_blocks = statistics.study.pair_blocks
+    turned = not any(x in left and y in right for left, right in pair_blocks)
+    if turned and not any(y in left and x in right for left, right in pair_blocks):
+        raise InvalidValue(
             f"`statistics` hold no moments of {both} together; collect with pairs='all', or list the pair."
         )
     for collector in kept:
         if {x, y} <= {*collector.names} and not (turned and isinstance(collector, CrossMoments)):
             return collector, x, y
-    raise ValueFault(f"the rows of {both} did not pair up when `statistics` were collected; leave them out.")
+    raise InvalidValue(f"the rows of {both} did not pair up when `statistics` were collected; leave them out.")
 
 
 def _refuse_coarse(moments: Moments, how: str) -> None:
@@ -313,7 +317,7 @@ def _refuse_coarse(moments: Moments, how: str) -> None:
     x = moments.x
     if isinstance(moments, OneSidedMoments) or x.rounding < torch.finfo(torch.float32).eps or are_firm(x.second[0]):
         return
-    raise ValueFault(
+    raise InvalidValue(
         f"`statistics` hold {x.name} by products in float32, which are too coarse for {how!r} as its neurons nearly "
         "depend on each other; collect with measures=['linear_regression_r2'], which takes float64."
     )
@@ -332,10 +336,10 @@ def _refuse_other_form(statistics: Statistics, keys: tuple[LayerKey, LayerKey], 
         if key not in given:
             raise UnknownName(f"`statistics` hold no layer {key[1]!r} of {key[0]!r}; collect with layers that name it.")
         if meeting.a.form != meeting.b.form and meeting.b.kind != "rows":
-            raise ValueFault(f"`statistics` hold no {meeting.words} for {key[1]!r}; leave them out for this pair.")
+            raise InvalidValue(f"`statistics` hold no {meeting.words} for {key[1]!r}; leave them out for this pair.")
         wanted = (MEANS if meeting.b.kind == "rows" else PLACES)[end.kind]
         if given[key].shape.partition(",")[0] != wanted:
-            raise ValueFault(
+            raise InvalidValue(
                 f"`statistics` hold layer {key[1]!r} of {key[0]!r} by {given[key].shape!r}, and a stitch maps it by "
                 f"{wanted!r}; collect with shape={wanted!r}."
             )
@@ -346,9 +350,9 @@ def make_stitches(
 ) -> dict[tuple[Pair, Way], Stitch]:
     """Return the stitches of pairs of layers, before any training; a pair that can't be joined is refused."""
     if isinstance(names, str) or len(names) != 2:
-        raise ValueFault(f"`names` must be two, one for each model, such as ('old', 'new'); got {names!r}.")
+        raise InvalidValue(f"`names` must be two, one for each model, such as ('old', 'new'); got {names!r}.")
     if not asked.pairs:
-        raise ValueFault("no pairs of layers to stitch were given.")
+        raise InvalidValue("no pairs of layers to stitch were given.")
     data, examples = asked.tried
     few = asked.saved or all(way.is_blind for way in asked.ways)
     batches = watched(data, FEW if few else examples, "fitting")

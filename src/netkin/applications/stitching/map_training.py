@@ -32,12 +32,12 @@ from netkin.applications.stitching.training_batches import (
     read_course,
     sample_scores,
 )
-from netkin.errors import FileFault, ForwardError, ValueFault, outside
+from netkin.errors import FileError, ForwardError, InvalidValue, outside
 from netkin.identity import form_of, in_words, settings_digest, weights_digest
 from netkin.jobs import Job, Part
 from netkin.measures.kernels import batch_cka
 from netkin.progress import Report, reporting
-from netkin.representations import batches_of, guest
+from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.hooks import main_tensor
 from netkin.results.records import checked
 from netkin.settings import frozen
@@ -100,7 +100,7 @@ def train_map(
     settings = settings or TaskLoss()
     first = _weights(network)
     try:
-        with guest(network.a, network.b, exact=True), frozen(network.a, network.b):
+        with inference_mode_of(network.a, network.b, exact=True), frozen(network.a, network.b):
             done = _Trainer(network, data, settings, validation, examples).run(place)
     except BaseException:
         network.transformation.load_state_dict(first)
@@ -170,7 +170,7 @@ class _Trainer:
     def _resume(self) -> Standing | None:
         found = None if self.place is None else find_standing(self.place, _weights(self.network))
         if found is not None and found.step > self.total:
-            raise FileFault(
+            raise FileError(
                 f"{str(self.settings.resume)!r} holds a training of {found.step:,} steps, and {self.total:,} are asked "
                 "for; ask for as many or more, or give another path."
             )
@@ -187,7 +187,7 @@ class _Trainer:
             yield place
             return
         if Path(self.settings.resume).is_file():
-            raise FileFault(
+            raise FileError(
                 f"{str(self.settings.resume)!r} is a file, as older netkins kept a training in; it goes on in a folder "
                 "now, so give another path."
             )
@@ -242,7 +242,7 @@ class _Trainer:
                 return
         given = self.standing.step - number * self.course.per_epoch
         if given < self.course.per_epoch:
-            raise ValueFault(
+            raise InvalidValue(
                 f"the data gave {self.course.per_epoch:,} batches at first and {given:,} when read again; pass data "
                 "that give the same each time."
             )
@@ -342,7 +342,7 @@ def find_standing(place: JobPart, first: Weights) -> Standing | None:
     if standing is None:
         return None
     if standing.first.keys() != first.keys() or not all(_near(standing.first[k], first[k].cpu()) for k in first):
-        raise FileFault(
+        raise FileError(
             f"{str(job.folder)!r} holds a training that began from another transformation; give the same one, or "
             "another path."
         )

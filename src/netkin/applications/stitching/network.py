@@ -21,7 +21,7 @@ from netkin.applications.stitching.direct import LinearMap, Transformation, read
 from netkin.applications.stitching.ends import Meeting, Pair
 from netkin.applications.stitching.evaluating import Evaluation, evaluate_all, warn_of_doubt
 from netkin.arrays import HALF
-from netkin.errors import FileFault, NoValue, ValueFault, outside
+from netkin.errors import FileError, InvalidValue, NoValue, outside
 from netkin.identity import weights_digest
 from netkin.progress import ProgressOption, showing
 from netkin.representations.cutting import Tail, run_until, tail
@@ -321,7 +321,7 @@ def load_stitch(
         given = Description.of(model)
         _refuse_other(path, which, then, given)
         if split_call(layer)[0] not in modules(model):
-            raise FileFault(f"{str(path)!r} holds a stitch at layer {layer!r} of the {which} model, which has none.")
+            raise FileError(f"{str(path)!r} holds a stitch at layer {layer!r} of the {which} model, which has none.")
         others += [which] * (not have_same_weights(then, given))
     if others:
         who = f"the {' and the '.join(others)} model {'has' if len(others) == 1 else 'have'}"
@@ -348,9 +348,9 @@ class Description:
     def __post_init__(self) -> None:
         known = list(map(_dtype_name, FLOATING))
         if self.precision not in known:
-            raise ValueFault(f"a model's precision must be {' or '.join(known)}; got {self.precision!r}.")
+            raise InvalidValue(f"a model's precision must be {' or '.join(known)}; got {self.precision!r}.")
         if not self.digests.keys() >= {*known}:
-            raise ValueFault(
+            raise InvalidValue(
                 f"a model must have a digest in {' and '.join(known)}; got those in "
                 f"{' and '.join(self.digests) or 'none'}."
             )
@@ -383,7 +383,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 def _refuse_other(path: Any, which: str, then: Description, given: Description) -> None:
     odd = [name for name in {**then.shapes, **given.shapes} if then.shape(name) != given.shape(name)]
     if odd:
-        raise FileFault(
+        raise FileError(
             f"{str(path)!r} holds a stitch whose {which} model is another architecture, a {then.kind}: {odd[0]!r} "
             f"is {then.shape(odd[0])} there and {given.shape(odd[0])} in the {given.kind} given ({len(odd):,} differ)."
         )

@@ -24,9 +24,9 @@ from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.sweep import SweepFile, run_sweeps
 from netkin.applications.stitching.task_loss import How, as_list, find_way, find_ways
 from netkin.comparing.feed import data_name
-from netkin.errors import UnknownName, ValueFault, also_called, did_you_mean
+from netkin.errors import InvalidValue, UnknownName, did_you_mean
 from netkin.identity import described_call, weights_digest
-from netkin.memory import portions_in_memory, size_in_words
+from netkin.memory import format_bytes, portions_in_memory
 from netkin.progress import ProgressOption, showing
 from netkin.representations import batches_of
 from netkin.representations.inputs import batch_length, device_of, examples_in
@@ -153,7 +153,6 @@ def fit_all(
     return made
 
 
-@also_called(measures="measure")
 @by_name(models="a b", data="data test")
 def stitch_all(
     a: nn.Module,
@@ -235,7 +234,6 @@ def stitch_all(
     return found
 
 
-@also_called(measures="measure")
 @by_name(models="models", data="data test")
 def stitch_many(
     models: Mapping[str, nn.Module] | Sequence[nn.Module],
@@ -266,7 +264,7 @@ def stitch_many(
     """
     given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
     if len(given) < 2:
-        raise ValueFault(f"`stitch_many` needs at least two models; got {len(given)}.")
+        raise InvalidValue(f"`stitch_many` needs at least two models; got {len(given)}.")
     asked = _request(data, test, hows, **options)
     pairs_of_models = {(x, y): (given[x], given[y]) for x, y in permutations(given, 2)}
     call = _describe_call("nk.stitch_many", asked, models=list(given))
@@ -389,7 +387,7 @@ def _plan_lines(plan: StitchPlan, found: Joints, asked: Asked, runs: tuple[int, 
     for way in asked.ways:
         how = f"read from the {source}" if way.training is None else f"trained from {way.start}, {way.training.words}"
         yield f"method {way.id}: {how}"
-    yield f"memory of the sums: {size_in_words(plan.bytes)}"
+    yield f"memory of the sums: {format_bytes(plan.bytes)}"
     counted = "" if plan.passes is None else f"{plan.passes:,}, of {plan.examples:,} examples in all"
     yield f"forward passes: {counted or 'unknown, as the data do not tell how many examples they have'}"
     yield f"  {runs[0]} on each batch for the maps; {runs[1]} on each of the test for similarities and evaluation"

@@ -19,9 +19,9 @@ from netkin.applications.stitching.direct import LinearMap
 from netkin.applications.stitching.evaluating import Answers
 from netkin.applications.stitching.network import Stitch, Stitched, stitched_network
 from netkin.arrays import as_tensor
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import InvalidValue, ShapeError
 from netkin.progress import ProgressOption, showing
-from netkin.representations import guest
+from netkin.representations import inference_mode_of
 from netkin.representations.inputs import feed, watched
 from netkin.results import Values
 from netkin.sources.names import by_name
@@ -43,7 +43,7 @@ def rank(stitch: Stitch | LinearMap | Any, *, tolerance: float = 1e-5) -> int:
 def sparsity(stitch: Stitch | LinearMap | Any, *, threshold: float = 1e-4) -> float:
     """Return the share of entries below `threshold` in size, those that the paper sets to zero, as `rank` takes it."""
     if not threshold > 0:
-        raise ValueFault(f"`threshold` must be above 0; got {threshold}.")
+        raise InvalidValue(f"`threshold` must be above 0; got {threshold}.")
     return float((_matrix(stitch).abs() < threshold).double().mean())
 
 
@@ -69,7 +69,7 @@ def interpolate(first: Stitch, second: Stitch, weight: float) -> Stitch:
     """
     _refuse_unlike(first, second)
     if isinstance(weight, bool) or not isinstance(weight, (int, float, np.number)) or not np.isfinite(weight):
-        raise ValueFault(
+        raise InvalidValue(
             f"`weight` must be a finite number, 0 for the first stitch and 1 for the second; got {weight!r}."
         )
     method = f"interpolate({first.method}, {second.method}, {weight:g})"
@@ -100,7 +100,7 @@ class Barrier:
     def drop(self) -> float:
         """How far the relative accuracy falls below the straight line between the ends, at most."""
         if not self.relative_accuracies:
-            raise ValueFault(
+            raise InvalidValue(
                 "the second model itself gets none of these right, so there is no relative accuracy."
                 if self.accuracies
                 else "there is no accuracy without labels; give batches `(inputs, labels)`."
@@ -145,12 +145,12 @@ def barrier(
     """
     _refuse_unlike(first, second)
     if points < 3:
-        raise ValueFault(f"`points` must be at least 3, the ends and something between; got {points}.")
+        raise InvalidValue(f"`points` must be at least 3, the ends and something between; got {points}.")
     weights = [float(weight) for weight in np.linspace(0, 1, points)]
     network, said = first.network, [Answers() for _ in weights]
     between = [_between(first, second, weight).transformation for weight in weights]
     network.cut()
-    with showing(progress), guest(network.a, network.b, exact=True):
+    with showing(progress), inference_mode_of(network.a, network.b, exact=True):
         for batch in watched(data, examples, "interpolating"):
             own, head = feed(network.b, batch), network.begin(batch)
             for transformation, answers in zip(between, said, strict=True):
@@ -197,19 +197,19 @@ def _height(weights: Any, losses: Any) -> float:
 
 def _refuse_unlike(first: Stitch, second: Stitch) -> None:
     if first.layers != second.layers:
-        raise ValueFault(
+        raise InvalidValue(
             f"the stitches join different layers ({' → '.join(first.layers)} and {' → '.join(second.layers)}); give "
             "two stitches of the same layers."
         )
     one, other = first.transformation.meeting, second.transformation.meeting
     if (one.a, one.b, one.resize) != (other.a, other.b, other.resize):
         words = [f"{each.a} to {each.b}{f' ({each.resize})' if each.resize else ''}" for each in (one, other)]
-        raise ValueFault(
+        raise InvalidValue(
             f"one stitch joins {words[0]}, the other {words[1]}, so no line leads from one to the other; make both "
             "with the same data and `resize`."
         )
     if first.network.a is not second.network.a or first.network.b is not second.network.b:
-        raise ValueFault(
+        raise InvalidValue(
             "the stitches join different models, even if of the same kind, so no line leads from one to the other; "
             "give two stitches of the same models."
         )

@@ -40,7 +40,7 @@ from netkin.comparing.compare import compare
 from netkin.comparing.feed import data_name
 from netkin.comparing.pass_statistics import found_measures
 from netkin.comparing.tabulating import INTERRUPTED
-from netkin.errors import FileFault, ForwardError, NetkinError, NoValue, ShapeError, ValueFault
+from netkin.errors import FileError, ForwardError, InvalidValue, NetkinError, NoValue, ShapeError
 from netkin.identity import settings_digest, weights_digest
 from netkin.jobs import Job, Part
 from netkin.memory import portions_in_memory
@@ -171,7 +171,7 @@ class Sweep:
         try:
             with collect_warnings(few):
                 one = fit.stitch(pair, way, self.asked.seed, self.origin)
-        except (NoValue, ValueFault) as reason:  # a layer that does not vary; a rank above the width
+        except (NoValue, InvalidValue) as reason:  # a layer that does not vary; a rank above the width
             self._keep((pair, way), _Outcome(reason=str(reason)))
             return None
         return one, _Outcome(None, "", tuple(few), one.network.tail.how, fit.examples, fit.digest)
@@ -184,7 +184,7 @@ class Sweep:
             begun = perf_counter()
             try:
                 found = evaluate_each([one.network for _, one, _ in some], *self.asked.judging, name=self.names[0])
-            except (ForwardError, ValueFault) as fault:  # of the models themselves, or of the data
+            except (ForwardError, InvalidValue) as fault:  # of the models themselves, or of the data
                 found = [fault] * len(some)
             each = (perf_counter() - begun) / len(some)
             for (key, one, known), evaluation in zip(some, found, strict=True):
@@ -205,7 +205,7 @@ class Sweep:
         try:
             one = train_stitch(one, asked.data, settings, asked.validation, asked.examples, place)
             (found,) = evaluate_each([one.network], *asked.judging, name=self.names[0])
-        except (ForwardError, ShapeError, ValueFault) as reason:  # it came to NaN, or no gradient comes back
+        except (ForwardError, ShapeError, InvalidValue) as reason:  # it came to NaN, or no gradient comes back
             found = reason
         self._keep(key, known.judged(found), one, perf_counter() - begun)
         self.job.drop(standing)
@@ -358,7 +358,7 @@ class SweepFile:
         for (a, b), one in held.items():
             lost = asked[a, b].lost_score(one) if (a, b) in asked else f"a sweep of {a!r} into {b!r}"
             if lost:
-                raise FileFault(
+                raise FileError(
                     f"{os.fspath(self.path)!r} holds {lost}, which is not asked for and would be lost; ask for it too, "
                     "or give another file or delete it."
                 )

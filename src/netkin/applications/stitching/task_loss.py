@@ -17,7 +17,7 @@ from torch.optim import Adam
 
 from netkin.applications.stitching.direct import find, identity, random, with_seed
 from netkin.applications.stitching.ends import End
-from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.files import Location
 from netkin.identity import function_digest
 from netkin.representations.shapes import fitting_mask
@@ -111,10 +111,10 @@ class TaskLoss:
                 f"`labels` is 'soft', 'true' or a function (answers, own_answers, labels); got {self.labels!r}."
             )
         if not isinstance(self.init, str):
-            raise ValueFault(f"`init` must name a direct method, such as 'least_squares'; got {self.init!r}.")
+            raise InvalidValue(f"`init` must name a direct method, such as 'least_squares'; got {self.init!r}.")
         find(self.start)
         if self.l1 and self.rank is not None:
-            raise ValueFault(
+            raise InvalidValue(
                 f"`l1={self.l1:g}` sets single entries of the matrix to zero, which a product of two factors of "
                 f"`rank={self.rank}` can't have; choose one of the two."
             )
@@ -134,7 +134,7 @@ class TaskLoss:
                 )
         twice = sorted(apart[1].keys() & options.keys())
         if twice:
-            raise ValueFault(f"`{twice[0]}` is given twice, in {how!r} and by keyword; leave one out.")
+            raise InvalidValue(f"`{twice[0]}` is given twice, in {how!r} and by keyword; leave one out.")
         return cls(**apart[1], **options)
 
     @property
@@ -190,19 +190,19 @@ def _refuse_unfit(name: str, value: Any, default: Any) -> None:
         return
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if name in _COUNTS and not (number and isinstance(value, int) and value >= 1):
-        raise ValueFault(f"`{name}` must be a whole number from 1 up; got {value!r}.")
+        raise InvalidValue(f"`{name}` must be a whole number from 1 up; got {value!r}.")
     if name in _NOT_BELOW_ZERO and not (number and 0 <= value <= _LARGEST):
-        raise ValueFault(f"`{name}` must be a number from 0 to {_LARGEST:g}; got {value!r}.")
+        raise InvalidValue(f"`{name}` must be a number from 0 to {_LARGEST:g}; got {value!r}.")
     if name == "rate" and not (number and 0 < value <= _LARGEST):
-        raise ValueFault(f"`rate` must be above 0 and at most {_LARGEST:g}; got {value!r}.")
+        raise InvalidValue(f"`rate` must be above 0 and at most {_LARGEST:g}; got {value!r}.")
     if name == "cka_penalty" and not (number and abs(value) <= _LARGEST):
-        raise ValueFault(f"`cka_penalty` must be a number of at most {_LARGEST:g}, up or down; got {value!r}.")
+        raise InvalidValue(f"`cka_penalty` must be a number of at most {_LARGEST:g}, up or down; got {value!r}.")
     if name == "cka_of" and value not in ROWS:
         raise UnknownName(f"`cka_of` is 'places' or 'examples'; got {value!r}.")
     if name == "autocast" and not isinstance(value, bool):
-        raise ValueFault(f"`autocast` must be True or False; got {value!r}.")
+        raise InvalidValue(f"`autocast` must be True or False; got {value!r}.")
     if name == "seed" and not (number and isinstance(value, int) and value >= 0):
-        raise ValueFault(f"`seed` must be a whole number from 0 up; got {value!r}.")
+        raise InvalidValue(f"`seed` must be a whole number from 0 up; got {value!r}.")
 
 
 def soft(answers: Tensor, own: Tensor, labels: Any = None) -> Tensor:
@@ -252,7 +252,7 @@ def refuse_unfit_labels(labels: Any, answers: Tensor | None) -> None:
     assert answers is not None
     classes = scores(answers).shape[1]
     if not isinstance(labels, Tensor):
-        raise ValueFault("labels='true' needs labels, and the data have none; give batches (inputs, labels).")
+        raise InvalidValue("labels='true' needs labels, and the data have none; give batches (inputs, labels).")
     if labels.ndim != answers.ndim - 1 or labels.is_floating_point() or labels.is_complex():
         wanted = "one for each example" if answers.ndim == 2 else "one for each place of a sequence"
         raise ShapeError(
@@ -262,7 +262,7 @@ def refuse_unfit_labels(labels: Any, answers: Tensor | None) -> None:
     below = (labels < 0) & (answers.ndim == 2)  # in sequences -100 marks what does not count
     outside = labels[below | (labels >= classes)]
     if len(outside):
-        raise ValueFault(
+        raise InvalidValue(
             f"labels='true' needs labels from 0 to {classes - 1}, as the second model has {classes} classes; "
             f"{len(outside):,} of {labels.numel():,} lie outside, such as {int(outside[0])}. Leave out those examples, "
             "or go by the second model's answers: labels='soft'."
@@ -325,7 +325,7 @@ def as_list(hows: How | Sequence[How]) -> list[How]:
     """Return methods as a list; none at all is refused."""
     found = [hows] if isinstance(hows, (str, TaskLoss)) else list(hows)
     if not found:
-        raise ValueFault("`hows` is empty; name at least one method, e.g. 'least_squares'.")
+        raise InvalidValue("`hows` is empty; name at least one method, e.g. 'least_squares'.")
     return found
 
 
@@ -333,7 +333,7 @@ def find_ways(hows: How | Sequence[How], seed: int) -> tuple[Way, ...]:
     """Return the methods of a sweep, each once; one that does not exist is refused."""
     ways = {way.id: way for way in (find_way(how, seed) for how in as_list(hows))}
     if any(way.training is not None and way.training.resume is not None for way in ways.values()):
-        raise ValueFault("`resume` is for a single stitch; a sweep continues by `save`.")
+        raise InvalidValue("`resume` is for a single stitch; a sweep continues by `save`.")
     return tuple(ways.values())
 
 
@@ -347,7 +347,7 @@ def find_way(how: How, seed: int, options: Mapping[str, Any] | None = None) -> W
             own_seed = "seed" in (parse_id(how) or ("", {}))[1]
             how, options = TaskLoss.read(how, {**({} if own_seed else {"seed": seed}), **(options or {})}), {}
         for option in options or {}:
-            raise ValueFault(f"`{option}` is given as well as a `TaskLoss`; set it there.")
+            raise InvalidValue(f"`{option}` is given as well as a `TaskLoss`; set it there.")
         return Way(str(how), how.start, how)
     find(how, others=[NAME])
     for option in options or {}:

@@ -33,7 +33,7 @@ from netkin.arrays import label_tensor
 from netkin.errors import MemoryLimit, ShapeError
 from netkin.identity import DataDigest, UnorderedDigest, settings_digest
 from netkin.measures import cka
-from netkin.memory import size_in_words
+from netkin.memory import format_bytes
 from netkin.progress import reported
 from netkin.representations import recording
 from netkin.representations.hooks import leaves, main_tensor, mapped, parts, rebuilt
@@ -267,8 +267,8 @@ def read_course(
             kept.clear()
     if kept:
         words = (
-            f"activations of the first model on {seen:,} examples kept in memory ({size_in_words(size)} of at most "
-            f"{size_in_words(settings.memory)}): after one pass it is needed no more, nor are the data"
+            f"activations of the first model on {seen:,} examples kept in memory ({format_bytes(size)} of at most "
+            f"{format_bytes(settings.memory)}): after one pass it is needed no more, nor are the data"
         )
         dealt = tuple(kept) if settings.batch is None else (join(kept),)
         return InMemory(dealt, settings.seed, settings.batch, seen, words)
@@ -279,7 +279,7 @@ def read_course(
             "more."
         )
     words = (
-        f"activations of the first model not kept, as they need more than {size_in_words(settings.memory)}: the data "
+        f"activations of the first model not kept, as they need more than {format_bytes(settings.memory)}: the data "
         "are read and the first model runs in every epoch, in the data's own order"
     )
     return Reread(network, read, settings, tuple(answers), seen, words)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.subspaces.networks import NearestNetworks, atom_similarity, nearest_networks
-from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, NameClash, ShapeError, UnknownName, did_you_mean
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.filters import (
     AtomConv2d,
@@ -133,10 +133,10 @@ def share_coefficients(
 def _given(models: Any, source: str, atoms: Any) -> dict[str, nn.Module]:
     """Return the networks by name; refuse too few of them, and options that mean nothing."""
     if isinstance(models, nn.Module):
-        raise ValueFault("`models` are several networks, by name or in a row; got one.")
+        raise InvalidValue("`models` are several networks, by name or in a row; got one.")
     given = dict(models) if isinstance(models, Mapping) else {str(place): one for place, one in enumerate(models)}
     if len(given) < 2:
-        raise ValueFault(f"coefficients are shared by two networks or more; got {len(given)}.")
+        raise InvalidValue(f"coefficients are shared by two networks or more; got {len(given)}.")
     if JOINT in given:
         raise NameClash("a network can't be named 'joint', which is a `source` of coefficients; name it otherwise.")
     if source not in (JOINT, *given):
@@ -234,7 +234,7 @@ def _block_of(layer: str, own: Mapping[str, FilterLayer], block: int | None) -> 
     if block is None:
         return shape[1], shape[0]
     if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-        raise ValueFault(f"`block` is a number of channels, 1 or more; got {block!r}.")
+        raise InvalidValue(f"`block` is a number of channels, 1 or more; got {block!r}.")
     sizes = list(shapes.values())
     return math.gcd(block, *(size[1] for size in sizes)), math.gcd(block, *(size[0] for size in sizes))
 
@@ -284,12 +284,12 @@ class Decorrelation(Hook):
 
     def __init__(self, model: nn.Module, beta: float, layers: Spec = None):
         if not beta >= 0:
-            raise ValueFault(f"`beta` is a number of 0 or more; got {beta!r}.")
+            raise InvalidValue(f"`beta` is a number of 0 or more; got {beta!r}.")
         known = modules(model)
         convs = [name for name, one in known.items() if isinstance(one, (nn.Conv2d, AtomConv2d))]
         self.names = convs if layers is None else choose(model, layers)
         if not self.names:
-            raise ValueFault("the model has no convolutions whose channels could be kept apart; name its `layers`.")
+            raise InvalidValue("the model has no convolutions whose channels could be kept apart; name its `layers`.")
         self.model, self.beta, self.settings = unwrapped(model), beta, {"beta": beta, "layers": self.names}
         self._layers = [known[name] for name in self.names]
         self._terms: list[Tensor] = []
@@ -308,9 +308,9 @@ class Decorrelation(Hook):
     def term(self) -> Tensor:
         """Return β times the sum over the layers, of the forward pass that was just taken."""
         if not self._handles:
-            raise ValueFault("`Decorrelation` sees the outputs of a model inside its `with` alone.")
+            raise InvalidValue("`Decorrelation` sees the outputs of a model inside its `with` alone.")
         if not self._terms:
-            raise ValueFault("the term is that of a forward pass with gradients; run the model on a batch first.")
+            raise InvalidValue("the term is that of a forward pass with gradients; run the model on a batch first.")
         found, self._terms = self._terms, []
         return self.beta * torch.stack(found).sum()
 

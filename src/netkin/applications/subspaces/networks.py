@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from netkin import __version__
-from netkin.arrays import refuse_non_finite
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, also_called, did_you_mean
+from netkin.arrays import require_finite
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import with_call
 from netkin.measures.linear import angles, mean_cosines, nearest
 from netkin.measures.registry import find
@@ -65,7 +65,6 @@ class NearestNetworks:
         return "\n".join(f"{name}: {others}" for name, others in lines.items())
 
 
-@also_called(measures="measure")
 @with_call
 @by_name(models="models")
 def atom_similarity(
@@ -125,7 +124,7 @@ def nearest_networks(
     """
     vectors = atom_vectors(models, gauge=gauge, progress=progress)
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < len(vectors.names):
-        raise ValueFault(f"`k` is a number of other networks, 1 to {len(vectors.names) - 1}; got {k!r}.")
+        raise InvalidValue(f"`k` is a number of other networks, 1 to {len(vectors.names) - 1}; got {k!r}.")
     places, values = nearest(vectors.rows, len(vectors.layers), k)
     return NearestNetworks(vectors.names, vectors.layers, places.numpy(), values.numpy())
 
@@ -136,7 +135,7 @@ def atom_vectors(
     """Return the atoms of networks, which must share their coefficients; each network is read once, one at a time."""
     refuse_gauge(gauge)
     if isinstance(models, nn.Module):
-        raise ValueFault("`models` are several networks, by name or in a row; got one.")
+        raise InvalidValue("`models` are several networks, by name or in a row; got one.")
     given = models.items() if isinstance(models, Mapping) else ((str(k), one) for k, one in enumerate(models))
     names, rows, first = list[str](), list[Tensor](), dict[str, AtomParts]()
     total, drawn = len(models) if isinstance(models, Sized) else None, list[str]()
@@ -149,7 +148,7 @@ def atom_vectors(
             drawn += random_weights([model]).values()
             rows.append(torch.cat([_unit(name, layer, *parts, gauge) for layer, parts in own.items()]))
     if len(names) < 2:
-        raise ValueFault(f"a similarity needs two networks or more; got {len(names)}.")
+        raise InvalidValue(f"a similarity needs two networks or more; got {len(names)}.")
     sizes = tuple(atoms.numel() for atoms, _ in first.values())
     return AtomVectors(
         tuple(names), tuple(first), sizes, torch.stack(rows), _caution(first) if gauge == "stored" else "",
@@ -172,9 +171,9 @@ def _parts(name: str, model: Any) -> dict[str, AtomParts]:
     elif isinstance(model, Mapping):
         found = dict(_of_state(model))
     else:
-        raise ValueFault(f"{name!r} must be a torch module or a state dict; got {type(model).__name__}.")
+        raise InvalidValue(f"{name!r} must be a torch module or a state dict; got {type(model).__name__}.")
     if not found:
-        raise ValueFault(
+        raise InvalidValue(
             f"{name!r} has no layers made of atoms; `nk.share_coefficients` gives networks of one architecture some."
         )
     return found
@@ -217,11 +216,11 @@ def _same(alpha: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _unit(name: str, layer: str, atoms: Tensor, alpha: Tensor | None, gauge: str) -> Tensor:
-    refuse_non_finite(atoms, f"the atoms of layer {layer!r} of {name!r}")
+    require_finite(atoms, f"the atoms of layer {layer!r} of {name!r}")
     D = atoms.double().cpu().flatten(1)
     if gauge == "orthonormal":
         if alpha is None:
-            raise ValueFault(f"{name!r} holds atoms alone, and gauge='orthonormal' needs their coefficients too.")
+            raise InvalidValue(f"{name!r} holds atoms alone, and gauge='orthonormal' needs their coefficients too.")
         D = orthonormal_gauge(D, alpha)
     size = D.norm()
     if not bool(size > 0):

@@ -45,7 +45,7 @@ from netkin.applications.transfer.tasks import compare_tasks, seed_values
 from netkin.comparing.feed import data_name
 from netkin.comparing.pairs_plan import load_if_named
 from netkin.comparing.subjects import on_device
-from netkin.errors import ForwardError, NetkinError, NoValue, SourceError, UnknownName, ValueFault
+from netkin.errors import ForwardError, InvalidValue, NetkinError, NoValue, SourceError, UnknownName
 from netkin.identity import described_call, weights_digest
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.inputs import Forward, Transform, reshuffles
@@ -175,30 +175,32 @@ def _named(models: Any) -> dict[str, Any]:
         named = dict(models)
     else:
         if isinstance(models, (str, nn.Module)):
-            raise ValueFault(
+            raise InvalidValue(
                 f"`models` are several; got one {type(models).__name__}. Give a mapping or a list of names."
             )
         listed = list(models)
         strange = next((one for one in listed if not isinstance(one, str)), None)
         if strange is not None:
             kind = type(strange).__name__
-            raise ValueFault(f"a list of `models` holds names; got a {kind}. Give models as a mapping of their names.")
+            raise InvalidValue(
+                f"a list of `models` holds names; got a {kind}. Give models as a mapping of their names."
+            )
         named = dict(zip(distinct(listed, "models"), listed, strict=True))
     if not named:
-        raise ValueFault("`models` holds no model; give at least one.")
+        raise InvalidValue("`models` holds no model; give at least one.")
     return named
 
 
 def _refuse(named: Mapping[str, Any], asked: _RecommendOptions) -> None:
     """Refuse before the work what would end it."""
     if asked.chunks == 1:
-        raise ValueFault("standard errors need at least 2 chunks; got 1.")
+        raise InvalidValue("standard errors need at least 2 chunks; got 1.")
     for what, one in asked.of_each.items():
         stranger = next((name for name in one if name not in named), None) if isinstance(one, Mapping) else None
         if stranger is not None:
             raise UnknownName(f"`{what}s` names {stranger!r}, which is none of the models {', '.join(named)}.")
     if len(named) > 1 and (hasattr(asked.data, "__next__") or reshuffles(asked.data)):
-        raise ValueFault(
+        raise InvalidValue(
             "every model must see the same examples in the same order, and these data give them once or in another "
             "order each time; pass a list of batches, or a loader with shuffle=False."
         )
@@ -291,7 +293,7 @@ def _refuse_unpaired(found: Sequence[_Found], paired: bool) -> None:
         raise type(first.fault)(f"no model could be scored; {first.name}: {first.fault}")
     for one in seen[1:]:
         if not np.array_equal(one.labels, seen[0].labels) or (paired and one.digest != seen[0].digest):
-            raise ValueFault(
+            raise InvalidValue(
                 f"{one.name!r} was given other examples than {seen[0].name!r}, or the same in another order; pass data "
                 "that come in the same order each time, such as a loader with shuffle=False."
             )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.arrays import as_matrix, label_tensor, resolution_of
-from netkin.errors import ForwardError, NetkinError, NoValue, ShapeError, ValueFault
+from netkin.errors import ForwardError, InvalidValue, NetkinError, NoValue, ShapeError
 from netkin.identity.data import DataDigest, contents
 from netkin.progress import ProgressOption
 from netkin.representations import layers
@@ -81,10 +81,10 @@ class Evidence:
                 f"there are {len(rows):,} rows of features and labels of shape {given.shape}; give one each."
             )
         if given.dtype.kind not in "iub":
-            raise ValueFault(f"labels of classes are whole numbers; got {given.dtype}.")
+            raise InvalidValue(f"labels of classes are whole numbers; got {given.dtype}.")
         classes, compact = np.unique(given, return_inverse=True)
         if len(classes) < 2:
-            raise ValueFault(
+            raise InvalidValue(
                 f"all {len(rows):,} examples have the label {classes[0]}; a score needs two classes or more."
             )
         known = None if probabilities is None else _probabilities(probabilities, len(rows))
@@ -192,7 +192,7 @@ class _Reading:
     def add(self, batch: Any, features: RowsByLayer, gradients: RowsByLayer) -> None:
         rows, pulls, given = features[self._layer], gradients.get(self._layer), labels_of(batch)
         if given is None:
-            raise ValueFault("a transfer score needs labels, and the batches hold none; give (inputs, labels).")
+            raise InvalidValue("a transfer score needs labels, and the batches hold none; give (inputs, labels).")
         if not np.ndim(given):
             raise ShapeError(
                 f"a transfer score needs a label for each example; got {given!r} for {len(rows)} examples."
@@ -231,7 +231,7 @@ def feature_layer(model: nn.Module) -> str:
     if isinstance(modules(model)[names[-1]], nn.Softmax | nn.LogSoftmax):
         names = names[:-1]
     if len(names) < 2:
-        raise ValueFault(f"the model has {len(names)} layer to choose from; name the one whose outputs are features.")
+        raise InvalidValue(f"the model has {len(names)} layer to choose from; name the one whose outputs are features.")
     return names[-2]
 
 

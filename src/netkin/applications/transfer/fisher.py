@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.linalg import vector_norm
 
-from netkin.arrays import at_least_single, refuse_non_finite, summing_dtype
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.arrays import at_least_single, require_finite, summing_dtype
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import weights_digest
 from netkin.memory import free_memory, is_cuda
 from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader
 from netkin.representations.gradients import Taps, Target, are_probabilities, class_logits, logits_of, pulling
-from netkin.representations.hooks import guest, mapped, watching
+from netkin.representations.hooks import inference_mode_of, mapped, watching
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, labels_of, prepared, take
 from netkin.representations.layer_weights import own_weights, with_plain_weights
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
@@ -98,12 +98,12 @@ def task2vec(
     """
     Target("labels", outputs=outputs)  # refuses kinds of outputs that there are not
     if samples is not None and (samples < 1 or outputs != "categorical"):
-        raise ValueFault(
+        raise InvalidValue(
             f"`samples` draws at least 1 class for an example, of categorical outputs; got {samples} for {outputs} "
             "ones. Leave it out for the exact mean."
         )
     fisher, seen, model = None, 0, with_plain_weights(model)
-    with torch.inference_mode(False), guest(model, exact=exact_model):
+    with torch.inference_mode(False), inference_mode_of(model, exact=exact_model):
         for batch in reported(batches_of(data, examples), "reading", "batches", progress):
             if fisher is None:
                 names, probabilities = _backbone(model, backbone, batch, forward, transform)
@@ -149,7 +149,7 @@ def _require_comparable(a: TaskEmbedding, b: TaskEmbedding, independent: bool) -
             "networks of the same form, with the same `backbone`."
         )
     if a.network != b.network and not independent:
-        raise ValueFault(
+        raise InvalidValue(
             "the embeddings are of networks with different weights, whose filters don't correspond; take both of one "
             "reference network, or pass independent=True."
         )
@@ -202,17 +202,17 @@ def fisher_rao_norm(
         raise UnknownName(f"no distribution of y named {labels!r}{hint} There are {every}.")
     target = Target("labels" if outputs == "continuous" or labels == "labels" else "tempered", beta, outputs)
     if depth is not None and depth < 0:
-        raise ValueFault(f"`depth`, the number of hidden layers, must be at least 0; got {depth}.")
+        raise InvalidValue(f"`depth`, the number of hidden layers, must be at least 0; got {depth}.")
     layers = {id(one): one for one in modules(model).values()}.values()
     with_weights = [any(w.ndim > 1 for w in weights_in(own_weights(one)).values()) for one in layers]
     if depth is None and not any(with_weights):
-        raise ValueFault("the model has no layer with a matrix of weights to count; pass `depth`.")
+        raise InvalidValue("the model has no layer with a matrix of weights to count; pass `depth`.")
     factor, total, seen = sum(with_weights) if depth is None else depth + 1, 0.0, 0
-    with torch.inference_mode(False), guest(model, exact=exact_model):
+    with torch.inference_mode(False), inference_mode_of(model, exact=exact_model):
         for batch in reported(batches_of(data, examples), "reading", "batches", progress):
             batch = Taps.without_inference(prepared(model, batch, transform))
             logits = logits_of(call(model, batch, forward)).detach()
-            refuse_non_finite(logits, "the model's output")
+            require_finite(logits, "the model's output")
             logits = class_logits(logits) if outputs == "categorical" else logits
             squares = _squared_products(logits, labels_of(batch), labels, target)
             total, seen = total + float(squares.sum()), seen + len(squares)
@@ -227,7 +227,7 @@ def fisher_rao_distance(a: float, b: float) -> float:
         1.5
     """
     if not (a > 0 and b > 0):
-        raise ValueFault(f"the distance is that of two norms above 0; got {a:g} and {b:g}.")
+        raise InvalidValue(f"the distance is that of two norms above 0; got {a:g} and {b:g}.")
     return abs(a - b) / (a * b) ** 0.5
 
 
@@ -269,7 +269,7 @@ class _Fisher:
     def embedding(self, examples: int) -> TaskEmbedding:
         sizes = [one[0].numel() for one in self.weights.values()]
         values = torch.cat([total / size / examples for total, size in zip(self.sums, sizes, strict=True)])
-        refuse_non_finite(values, "the Fisher information")
+        require_finite(values, "the Fisher information")
         filters = tuple((name.removeprefix("model."), len(one)) for name, one in self.weights.items())
         how = f"{self.samples} draws from the prediction, seed {self.seed}" if self.samples else "expected"
         labels = f"{how}, {self.classes} outputs, {self.outputs}"
@@ -359,7 +359,7 @@ def _backbone(
     inside = {id(weight) for name in within for weight in owned[name].values()}
     found = [name for name, one in unwrapped(model).named_parameters() if id(one) in inside - heads]
     if not found:
-        raise ValueFault(
+        raise InvalidValue(
             "no weights are left for the embedding: the model's only layer with weights is its head; name the "
             "`backbone` whose weights count."
         )
@@ -409,7 +409,7 @@ def _squared_products(logits: Tensor, given: Any, labels: str, target: Target) -
     factor = target.beta if labels == "tempered" else 1.0
     if target.outputs == "continuous":  # a Gaussian of variance 1, or 1/β
         if not factor:
-            raise ValueFault("a Gaussian is tempered with `beta` above 0; got 0, at which it has no width.")
+            raise InvalidValue("a Gaussian is tempered with `beta` above 0; got 0, at which it has no width.")
         return f.square().sum(1) / factor
     if target.outputs == "multilabel":
         p, q = f.sigmoid(), (factor * f).sigmoid()

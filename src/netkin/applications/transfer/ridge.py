@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from netkin import files
 from netkin.arrays import summing_dtype
-from netkin.errors import MemoryLimit, NoValue, ValueFault
+from netkin.errors import InvalidValue, MemoryLimit, NoValue
 from netkin.identity import weights_digest
 from netkin.identity.data import contents
-from netkin.memory import free_memory, size_in_words
+from netkin.memory import format_bytes, free_memory
 from netkin.progress import ProgressOption
 from netkin.representations.gradients import ModelReading, RowsByLayer, Target
 from netkin.representations.inputs import Forward, Transform, batch_length, labels_of
@@ -94,11 +94,13 @@ def kernel_ridge(
     """
     parts = KERNELS[checked_kernel(kernel)]
     if kernel == "transport":
-        raise ValueFault("kernel='transport' has no value between a bucket and a new example; take another kernel.")
+        raise InvalidValue("kernel='transport' has no value between a bucket and a new example; take another kernel.")
     if ridge is not None and not ridge > 0:
-        raise ValueFault(f"`ridge` must be above 0; got {ridge:g}.")
+        raise InvalidValue(f"`ridge` must be above 0; got {ridge:g}.")
     if classes is not None and not 2 <= classes <= buckets:
-        raise ValueFault(f"`classes` must be at least 2 and at most as many as the {buckets:,} buckets; got {classes}.")
+        raise InvalidValue(
+            f"`classes` must be at least 2 and at most as many as the {buckets:,} buckets; got {classes}."
+        )
     settings = SketchSettings(buckets, stacks, seed, (*parts, "labels"), beta=beta, outputs=outputs)
     target = Target("tempered", beta, outputs)
     reading = _reading(model, kernel, target, {"shape": shape, "forward": forward, "transform": transform})
@@ -284,9 +286,9 @@ def load_kernel_ridge(
         given["shape"] = header["shape"] if shape is None else shape
         weights = str(header["weights"])
     if lacks:
-        raise ValueFault(f"{str(path)!r} was made with a `{lacks[0]}` that no file can hold; pass the same.")
+        raise InvalidValue(f"{str(path)!r} was made with a `{lacks[0]}` that no file can hold; pass the same.")
     if model is None or weights_digest(model) != weights:
-        raise ValueFault(f"{str(path)!r} reads the model with the weights {weights}; pass that model.")
+        raise InvalidValue(f"{str(path)!r} reads the model with the weights {weights}; pass that model.")
     return KernelRidge(_reading(model, header["kernel"], target, given), seed, target, fits, classes, left_out)
 
 
@@ -317,9 +319,9 @@ def _refuse_over_memory(settings: SketchSettings, widths: Mapping[str, int]) -> 
     need = sums + matrices * kernel
     if need > free:
         raise MemoryLimit(
-            f"{buckets:,} buckets need {size_in_words(need)}: {size_in_words(sums)} for the sums of "
-            f"{plural(len(widths), 'layer')}, and {matrices} matrices of buckets × buckets, {size_in_words(kernel)} "
-            f"each, to solve one layer; {size_in_words(free)} are free. Use fewer buckets."
+            f"{buckets:,} buckets need {format_bytes(need)}: {format_bytes(sums)} for the sums of "
+            f"{plural(len(widths), 'layer')}, and {matrices} matrices of buckets × buckets, {format_bytes(kernel)} "
+            f"each, to solve one layer; {format_bytes(free)} are free. Use fewer buckets."
         )
 
 
@@ -347,7 +349,7 @@ def _sketched(
 
     reading.run(take, data, layers, examples, progress)
     if len(seen) < 2:
-        raise ValueFault(f"all examples have the label {seen.pop()}; a classifier needs two classes or more.")
+        raise InvalidValue(f"all examples have the label {seen.pop()}; a classifier needs two classes or more.")
     return made[0]
 
 
@@ -355,5 +357,5 @@ def _labels(batch: Any, classes: int | None) -> np.ndarray:
     """Return the labels of a batch; refuse those of other classes than the first `classes`."""
     labels = class_labels(labels_of(batch), batch_length(batch))
     if classes is not None and labels.max() >= classes:
-        raise ValueFault(f"there are {classes:,} classes, 0 to {classes - 1}, and a label is {labels.max()}.")
+        raise InvalidValue(f"there are {classes:,} classes, 0 to {classes - 1}, and a label is {labels.max()}.")
     return labels

@@ -15,7 +15,7 @@ from netkin.comparing import Statistics, Subject, collect
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.pass_statistics import found_measures
 from netkin.comparing.tabulating import comparison_of
-from netkin.errors import NetkinError, NoValue, UnknownName, ValueFault, also_called, did_you_mean
+from netkin.errors import InvalidValue, NetkinError, NoValue, UnknownName, did_you_mean
 from netkin.identity import with_call
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, reported, showing
@@ -32,7 +32,6 @@ CERTAIN = 5  # standard deviations above which two data sets have examples in co
 SAME, APART = "the same examples in the same buckets", "no examples in common buckets"
 
 
-@also_called(measures="measure")
 @with_call
 @by_name(models="tasks")
 def compare_tasks(
@@ -86,7 +85,7 @@ def compare_tasks(
         ([('few', 'few'), ('few', 'many'), ('many', 'many')], 1.0)
     """
     if not isinstance(tasks, Mapping) or not tasks:
-        raise ValueFault(
+        raise InvalidValue(
             f"`tasks` is a mapping from names to (model, data), with one task at least; got {_kind(tasks)}."
         )
     by_task = {"layers": layers, "transforms": transforms, "forward": forward}
@@ -122,7 +121,7 @@ def seed_values(table: Values) -> np.ndarray:
 def _replicates(tasks: Mapping[str, Any], measures: Any, seeds: int) -> list[list[Measure]]:
     """Return for each measure that measure with each seed: those of the first sketches where none are requested."""
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
-        raise ValueFault(f"`seeds` is a number of seeds, at least 1; got {seeds!r}.")
+        raise InvalidValue(f"`seeds` is a number of seeds, at least 1; got {seeds!r}.")
     made = next((task for task in tasks.values() if isinstance(task, Statistics)), None)
     if measures is None and made is not None:
         groups: dict[str, list[Measure]] = {}
@@ -133,7 +132,7 @@ def _replicates(tasks: Mapping[str, Any], measures: Any, seeds: int) -> list[lis
     found = found_measures(MEASURES if measures is None else measures)
     for one in found:
         if not _is_sketched(one):
-            raise ValueFault(
+            raise InvalidValue(
                 f"{one.name!r} pairs the examples of two models, and tasks have examples of their own; take a measure "
                 "of sketches, such as 'sketched_cka(kernel=features)'."
             )
@@ -155,9 +154,9 @@ def _sketched(name: str, task: Any, wanted: Sequence[Measure], step: int, how: M
         if not isinstance(task, Statistics):
             return collect(_subject(task), None, None, list(wanted), names=(name, name), **how)
         if len(task.models) > 1:
-            raise ValueFault(f"a task is one model with its data; these sketches are of {len(task.models)}.")
+            raise InvalidValue(f"a task is one model with its data; these sketches are of {len(task.models)}.")
         if step:
-            raise ValueFault("the buckets of these sketches are made already; pass (model, data) to make others.")
+            raise InvalidValue("the buckets of these sketches are made already; pass (model, data) to make others.")
         for measure in wanted:
             task.collector(measure)
         return task
@@ -168,9 +167,9 @@ def _sketched(name: str, task: Any, wanted: Sequence[Measure], step: int, how: M
 def _subject(task: Any) -> Subject:
     found = task if isinstance(task, Subject) else Subject(*task) if isinstance(task, (tuple, list)) else None
     if found is None or (isinstance(task, (tuple, list)) and len(task) != 2):
-        raise ValueFault(f"a task is (model, data), an `nk.Subject` or sketches; got {type(task).__name__}.")
+        raise InvalidValue(f"a task is (model, data), an `nk.Subject` or sketches; got {type(task).__name__}.")
     if isinstance(found.thing, Mapping) or found.data is None:
-        raise ValueFault("a task needs a model that can be run, and data to run it on; got one of the two.")
+        raise InvalidValue("a task needs a model that can be run, and data to run it on; got one of the two.")
     return found
 
 
@@ -207,9 +206,9 @@ def _beside(found: Mapping[str, Statistics], measure: Measure, step: int, pairs:
         for name, own in found.items()
         for one in own.alignment.given.values()
     ]
-    alignment = Alignment(sizes, pairs.rectangles(_layers(found)))
+    alignment = Alignment(sizes, pairs.pair_blocks(_layers(found)))
     first = next(iter(found.values()))
-    study = replace(first.study, layers=alignment.layers, rectangles=alignment.rectangles, examples=None, chunks=0)
+    study = replace(first.study, layers=alignment.layers, pair_blocks=alignment.pair_blocks, examples=None, chunks=0)
     made = Statistics([], pairs, study, alignment, [])
     made.models, made.plan, made.settings = list(found), first.plan, first.settings
     made.examples = sum(own.examples for own in found.values())

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from netkin.comparing.alignment import Pairs
-from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.errors import InvalidValue, UnknownName, did_you_mean
 from netkin.measures.registry import Measure
 from netkin.representations.shapes import is_custom, shape_name
 from netkin.sources.batches import Batches, Borrowed, sample
@@ -220,7 +220,7 @@ def terms_for(terms: Terms, models: Sequence[str]) -> Terms:
 
 def _model(name: str, thing: Any, place: int) -> dict[str, Any]:
     if not isinstance(thing, str):
-        raise ValueFault(
+        raise InvalidValue(
             f"engine='ray' loads models where they run, and {name!r} is a live {type(thing).__name__}; give it by "
             f"name: {MODEL}."
         )
@@ -232,7 +232,7 @@ def plain_data(data: Any) -> DataSpec:
     if isinstance(data, DataSpec):
         return data
     if not isinstance(data, str):
-        raise ValueFault(
+        raise InvalidValue(
             f"engine='ray' reads data where models run, and `data` is a live {type(data).__name__}; give it by name: "
             f"{DATA}."
         )
@@ -253,7 +253,7 @@ def plain_shape(shape: Any) -> Any:
     if isinstance(shape, Mapping):
         return {layer: plain_shape(one) for layer, one in shape.items()}
     if is_custom(shape):
-        raise ValueFault(
+        raise InvalidValue(
             "engine='ray' takes shapes by their names, as 'pool', and `shape` is a function; give its name, or put it "
             "into the model."
         )
@@ -267,7 +267,7 @@ def _functions(what: str, given: Mapping[str, Any]) -> dict[str, str | None]:
 def plain_function(what: str, function: Any) -> str | None:
     """Return a function that was given by name."""
     if function is not None and not isinstance(function, str):
-        raise ValueFault(
+        raise InvalidValue(
             f"engine='ray' loads functions where models run, and `{what}` is a live function; give it by name, as "
             "'module:function'."
         )
@@ -278,7 +278,9 @@ def plain_device(device: Any) -> str | None:
     """Return a kind of device; Ray chooses among several."""
     if device is None or torch.device(device).index is None:
         return None if device is None else str(device)
-    raise ValueFault(f"under engine='ray' each task is given its GPU; write device='cuda' in place of {str(device)!r}.")
+    raise InvalidValue(
+        f"under engine='ray' each task is given its GPU; write device='cuda' in place of {str(device)!r}."
+    )
 
 
 def plain_measures(measures: Sequence[Measure]) -> list[list[str]]:
@@ -286,7 +288,7 @@ def plain_measures(measures: Sequence[Measure]) -> list[list[str]]:
     homes = [measure.function.__module__ for measure in measures]
     strange = next((one for one, home in zip(measures, homes, strict=True) if home == "__main__"), None)
     if strange is not None:
-        raise ValueFault(
+        raise InvalidValue(
             f"engine='ray' finds measures by their module, and {strange.name!r} is defined in the script itself; put "
             "it into a module."
         )

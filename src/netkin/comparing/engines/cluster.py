@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from netkin.comparing.engines import ClusterTask, worker
 from netkin.comparing.engines.worker import Message
-from netkin.errors import MissingExtra, NetkinError, ValueFault, WorkerFault, blame
+from netkin.errors import InvalidValue, MissingExtra, NetkinError, WorkerError, blame
 from netkin.jobs import Job
 from netkin.progress import announced, command, reporting
 from netkin.sources.names import in_short
@@ -59,7 +59,7 @@ class Cluster:
             with announced("starting Ray" if address is None else f"connecting to Ray at {address}"):
                 _connect(self.ray, address)
         elif address not in (None, "auto", here := self.ray.get_runtime_context().gcs_address):
-            raise ValueFault(
+            raise InvalidValue(
                 f"this process is connected to the Ray cluster at {here}; leave `address` out, or call "
                 "`ray.shutdown()` first."
             )
@@ -85,7 +85,7 @@ class Cluster:
         """Refuse a cluster that can do no task of this kind."""
         if not self.slots(gpus):
             what = f"a GPU, and each task needs {gpus:g} of one" if gpus else "a CPU, and each task needs one"
-            raise ValueFault(f"this Ray cluster has no node with {what}; start one that has.")
+            raise InvalidValue(f"this Ray cluster has no node with {what}; start one that has.")
 
     def results(
         self, tasks: Iterable[ClusterTask], job: Job, wanted: Sequence[str], what: str
@@ -293,7 +293,7 @@ class _TaskGraph:
         if node is not None:
             self.avoided[task.name] = node
         if self.losses[task.name] >= ATTEMPTS:
-            self._fail(task, WorkerFault(f"{task.name} was lost {ATTEMPTS} times, the last time so: {why}"), model)
+            self._fail(task, WorkerError(f"{task.name} was lost {ATTEMPTS} times, the last time so: {why}"), model)
             return 1
         for name in task.after if inputs else ():
             self.here.pop(name, None)
@@ -360,7 +360,7 @@ def _connect(ray: Any, address: str | None) -> None:
         with _loopback(ray) if local else nullcontext():
             ray.init(address=address, **quiet)
     except Exception as fault:  # Ray says it in several ways
-        raise WorkerFault(f"found no Ray cluster at {address!r}: {in_short(fault)}") from fault
+        raise WorkerError(f"found no Ray cluster at {address!r}: {in_short(fault)}") from fault
 
 
 @contextmanager
@@ -389,7 +389,7 @@ def _refuse_other_code(fault: Exception) -> None:
     from ray.exceptions import RayTaskError
 
     if isinstance(fault, RayTaskError) and not _has_lost_inputs(fault):
-        raise WorkerFault(
+        raise WorkerError(
             f"a worker could not run this netkin: {in_short(fault.cause)} Install netkin {worker.versions()['netkin']} "
             "on all machines."
         ) from fault

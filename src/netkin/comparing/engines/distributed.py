@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from netkin.comparing.engines import PassEngine, Result
 from netkin.comparing.pass_statistics import Statistics, from_parts
 from netkin.comparing.subjects import ModelRunner
-from netkin.errors import NetkinError, ShapeError, ValueFault, WorkerFault
+from netkin.errors import InvalidValue, NetkinError, ShapeError, WorkerError
 from netkin.identity import form_of, settings_digest
 from netkin.progress import showing
 from netkin.results import Comparison
@@ -115,14 +115,14 @@ class Distributed(PassEngine):
     def joined(self, statistics: Statistics, length: int | None) -> Statistics:
         rank = self.ranks.rank
         if length is not None and statistics.examples != length:
-            raise ValueFault(
+            raise InvalidValue(
                 f"the data gave rank {rank} {statistics.examples:,} examples and its share is {length:,}; they must "
                 "give as many examples as their length says."
             )
         whole = self.ranks.reduced(statistics, Statistics.to_parts, self._merged)
         whole.part = ""
         if self.ranks.is_first and whole.examples != whole.expected:
-            raise ValueFault(
+            raise InvalidValue(
                 f"all ranks together read {whole.examples:,} examples and the data hold {whole.expected:,}; each must "
                 "be read once."
             )
@@ -138,7 +138,7 @@ class Distributed(PassEngine):
             mine = moved
         common = mine.digest.common(theirs.digest)
         if common:
-            raise ValueFault(
+            raise InvalidValue(
                 f"two ranks have read the same examples, the first of them number {common[0]:,}; give the samplers of "
                 "all ranks the same seed and, by `set_epoch`, the same epoch."
             )
@@ -183,7 +183,7 @@ def _refuse_sharded(name: str, model: nn.Module) -> None:
     tensors = (type(one).__name__ for one in model.parameters())
     wrappers = (type(one).__name__ for one in model.modules())
     if "DTensor" in tensors or "FullyShardedDataParallel" in wrappers:
-        raise ValueFault(
+        raise InvalidValue(
             f"the weights of {name!r} are sharded over the ranks (FSDP), so that every forward needs all ranks at "
             "once, and their shares of the data differ in length; load the full weights on each rank, as "
             "`torch.distributed.checkpoint.state_dict.get_model_state_dict` gives them."
@@ -229,14 +229,14 @@ class Ranks:
     def check_others(self) -> None:
         """Raise the fault of another rank, if there is one."""
         if self._ask_store("check", ["fault"]):
-            raise WorkerFault(self._ask_store("get", "fault").decode())
+            raise WorkerError(self._ask_store("get", "fault").decode())
 
     def _ask_store(self, what: str, *given: Any) -> Any:
         """Return an answer of the store, which another process keeps; that may be gone."""
         try:
             return getattr(self._store, what)(*given)
         except (dist.DistError, RuntimeError) as fault:
-            raise WorkerFault(
+            raise WorkerError(
                 f"rank {self.rank} has lost the other ranks, as the process that kept them together has ended "
                 f"({_first_line(fault)})."
             ) from fault
@@ -249,7 +249,7 @@ class Ranks:
             if raises and self._ask_store("check", ["fault"]) and not self._ask_store("check", list(keys)):
                 self.check_others()
             if ended:  # and what it may have put into the store before is not there
-                raise WorkerFault(
+                raise WorkerError(
                     f"rank {self._next} has ended, or left the group, before the end of this call; every rank must "
                     "make the call and finish it."
                 )
@@ -283,7 +283,7 @@ class Ranks:
         self._ask_store("set", keys[self.rank], json.dumps(fact))
         if not self._await(keys, self._timeout if place == 0 else None):  # who is here once comes to the end
             absent = next(rank for rank, key in enumerate(keys) if not self._ask_store("check", [key]))
-            raise ValueFault(
+            raise InvalidValue(
                 f"rank {absent} has not come to this call in {self._timeout:.0f} seconds; every rank must make it."
             )
         return [json.loads(self._ask_store("get", key)) for key in keys]
@@ -295,7 +295,7 @@ class Ranks:
             for name in {**first, **other}:
                 mine, theirs = first.get(name, "none"), other.get(name, "none")
                 if mine != theirs:
-                    raise ValueFault(
+                    raise InvalidValue(
                         f"rank {rank} differs from rank 0 in its {name}: {theirs} and {mine}; call every rank with the "
                         "same arguments."
                     )
@@ -335,7 +335,7 @@ class Ranks:
         self._ask_store("set", f"ready/{self.rank}", "")
         try:
             self._await([f"taken/{self.rank}"])
-        except WorkerFault:
+        except WorkerError:
             if self._ask_store("add", f"deal/{self.rank}", 1) == 1:
                 raise
 
@@ -381,11 +381,11 @@ def _as_bytes(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Itera
 def _join_group() -> None:
     """Join the group of the processes that torchrun started, unless the caller has."""
     if not dist.is_available():
-        raise ValueFault("engine='distributed' needs a torch that was built with its distributed package.")
+        raise InvalidValue("engine='distributed' needs a torch that was built with its distributed package.")
     if dist.is_initialized():
         return
     if not dist.is_torchelastic_launched():
-        raise ValueFault(
+        raise InvalidValue(
             "engine='distributed' needs a group of processes: start it with `torchrun --nproc-per-node N`, or in "
             "Python call `torch.distributed.init_process_group` first."
         )

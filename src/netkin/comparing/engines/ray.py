@@ -16,7 +16,7 @@ from netkin.comparing.engines.worker import Message, as_fault, complete
 from netkin.comparing.many_models import PairsPlan, in_files, in_hours, unpacked_plan
 from netkin.comparing.pairs_job import identity_of_study
 from netkin.comparing.pass_statistics import Statistics, from_arrays
-from netkin.errors import NetkinError, SourceError, ValueFault
+from netkin.errors import InvalidValue, NetkinError, SourceError
 from netkin.identity import described_call, settings_digest
 from netkin.jobs import Job, beside
 from netkin.measures.registry import Measure
@@ -58,9 +58,9 @@ class Ray(Engine):
         shares: int | None = None,
     ):
         if isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not gpus > 0:
-            raise ValueFault(f"`gpus` is the share of a GPU that a task needs, as 0.5; got {gpus!r}.")
+            raise InvalidValue(f"`gpus` is the share of a GPU that a task needs, as 0.5; got {gpus!r}.")
         if shares is not None and (isinstance(shares, bool) or not isinstance(shares, int) or shares < 1):
-            raise ValueFault(f"`shares` is the number of shares of the data, from 1 on; got {shares!r}.")
+            raise InvalidValue(f"`shares` is the number of shares of the data, from 1 on; got {shares!r}.")
         self.address, self.job, self.overwrite, self.gpus, self.shares = address, job, overwrite, float(gpus), shares
 
     def beside(self, result: str | os.PathLike[str], overwrite: bool) -> Ray:
@@ -93,7 +93,7 @@ class RayRequest:
     ):
         for name, is_given in {"part": part is not None, "start": start is not None, "partial": partial}.items():
             if is_given:
-                raise ValueFault(
+                raise InvalidValue(
                     f"`{name}` is for one process, and engine='ray' shares the data by itself; leave it out."
                 )
         self.engine, self.given, self.options, self.pairs, self.study = engine, given, options, pairs, study

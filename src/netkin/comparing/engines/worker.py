@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from netkin import __version__, errors
-from netkin.arrays import refuse_non_finite
+from netkin.arrays import require_finite
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.all_pairs import AllPairs
 from netkin.comparing.engines import DataSpec, Terms, named_models, terms_for
@@ -34,7 +34,7 @@ from netkin.comparing.pass_statistics import Statistics, from_arrays
 from netkin.comparing.planning import memory_limit
 from netkin.comparing.request import Options, Request
 from netkin.comparing.tabulating import comparisons_of
-from netkin.errors import NetkinError, SourceError, ValueFault, WorkerFault, blame
+from netkin.errors import InvalidValue, NetkinError, SourceError, WorkerError, blame
 from netkin.identity import form_digest, settings_digest
 from netkin.measures.registry import Measure, find
 from netkin.progress import commanded, showing
@@ -91,13 +91,13 @@ def as_outcome(fault: Exception) -> dict[str, Any]:
     elif model is not None:
         words = ["ForwardError", f"{model!r} could not be run: {in_short(fault)}"]
     else:
-        words = ["WorkerFault", f"a worker on {platform.node()} failed: {in_short(fault)}"]
+        words = ["WorkerError", f"a worker on {platform.node()} failed: {in_short(fault)}"]
     return {"fault": words, "model": model, "of_node": of_node}
 
 
 def as_fault(fault: Sequence[str], where: str = "") -> NetkinError:
     """Return the error for a class and a sentence."""
-    kind = getattr(errors, fault[0], WorkerFault)
+    kind = getattr(errors, fault[0], WorkerError)
     return kind(f"{where}: {fault[1]}" if where else fault[1])
 
 
@@ -106,14 +106,14 @@ def _refuse_other_versions(asked: Mapping[str, str]) -> None:
     if mine == asked:
         return
     one, other = (" and ".join(f"{name} {number}" for name, number in own.items()) for own in (mine, asked))
-    raise WorkerFault(f"the worker on {platform.node()} runs {one}, and this process {other}; install the same on all.")
+    raise WorkerError(f"the worker on {platform.node()} runs {one}, and this process {other}; install the same on all.")
 
 
 def _enter(folder: str) -> None:
     try:
         os.chdir(folder)
     except OSError as fault:
-        raise WorkerFault(
+        raise WorkerError(
             f"the worker on {platform.node()} has no folder {folder!r}, in which this call was made; a cluster needs a "
             "file system that all its machines share."
         ) from fault
@@ -246,7 +246,7 @@ def inspect_models(task: Mapping[str, Any]) -> Message:
 
 def _inspect(terms: Terms, name: str, data: Any) -> dict[str, Any]:
     def finite(layer: str, rows: torch.Tensor) -> torch.Tensor:
-        refuse_non_finite(rows, f"layer {layer!r} of {name!r} in batch 0")
+        require_finite(rows, f"layer {layer!r} of {name!r} in batch 0")
         return rows
 
     try:
@@ -349,7 +349,7 @@ def complete(statistics: Statistics, examples: int | None, names: Mapping[str, s
     """Return the statistics of all data, which must hold every example once."""
     statistics.part, statistics.names = "", dict(names)
     if examples is not None and statistics.examples not in (0, examples):
-        raise ValueFault(
+        raise InvalidValue(
             f"all shares together hold {statistics.examples:,} examples and the data {examples:,}; each must be read "
             "once, none dropped."
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from netkin.errors import ShapeError, ValueFault, also_called
+from netkin.errors import InvalidValue, ShapeError
 from netkin.reporting.charts import Axis, Chart, Line, axis_up
 from netkin.reporting.figures.drawing import (
     caption_below,
@@ -41,7 +41,6 @@ from netkin.results.compression import Compression
 from netkin.results.weight_sparsity import SparsityStudy
 
 
-@also_called(measures="measure")
 def plot(
     results: Comparison
     | Comparisons
@@ -92,7 +91,7 @@ def plot(
     if isinstance(results, Comparisons) and len(results) == 1:
         (results,) = results.values()  # there is nothing to sum up
     if profile and not isinstance(results, Comparison):
-        raise ValueFault(f"`profile` is for a comparison; this is a {type(results).__name__}.")
+        raise InvalidValue(f"`profile` is for a comparison; this is a {type(results).__name__}.")
     if isinstance(results, Series):
         figure = _of_series(results, measures, ax, steps)
     elif isinstance(results, Ranking):
@@ -123,7 +122,7 @@ def _with_measures(results: Any, measures: Sequence[str]) -> Any:
         return Comparisons(list(each), results.failed)
     if isinstance(results, Series):
         return replace(results, comparisons=tuple(_with_measures(one, measures) for one in results.comparisons))
-    raise ValueFault(f"several `measures` are drawn of comparisons and series; this is a {type(results).__name__}.")
+    raise InvalidValue(f"several `measures` are drawn of comparisons and series; this is a {type(results).__name__}.")
 
 
 def _of_ranking(ranking: Ranking, score: str | None, ax: Any) -> Any:
@@ -136,7 +135,7 @@ def _of_ranking(ranking: Ranking, score: str | None, ax: Any) -> Any:
 def _of_training(results: Any, measure: str | None, ax: Any, steps: Sequence[int] | None) -> Any:
     """Return what became of clients or of tasks."""
     if measure is not None or steps is not None:
-        raise ValueFault(
+        raise InvalidValue(
             "`measures` and `steps` are for comparisons, series and rankings; a federation and tasks have none."
         )
     if not isinstance(results, Federation):
@@ -150,7 +149,7 @@ def _of_training(results: Any, measure: str | None, ax: Any, steps: Sequence[int
 def _of_series(series: Series, measure: str | None, ax: Any, steps: Sequence[int] | None) -> Any:
     measures = list(series.measures) if measure is None else [series.table(measure).id]
     if not measures:
-        raise ValueFault("nothing to draw: this result holds no measure.")
+        raise InvalidValue("nothing to draw: this result holds no measure.")
     if ax is None:
         return series_figure(series, measures, steps)
     if len(measures) != 1:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from netkin import files
-from netkin.errors import MissingExtra, ValueFault
+from netkin.errors import InvalidValue, MissingExtra
 from netkin.reporting.charts import Chart, Line, StepAxis
 from netkin.reporting.grids import Grid, ink, palette, shades
 from netkin.reporting.page.svg import label_places
@@ -36,14 +36,14 @@ def kind_of(path: str | os.PathLike[str] | None) -> str:
     """Return the kind of file that the ending of `path` names, or refuse the ending."""
     kind = "" if path is None else Path(path).suffix.lower()
     if path is not None and kind not in KINDS:
-        raise ValueFault(f"a figure ends in {', '.join(KINDS)}; got {str(path)!r}.")
+        raise InvalidValue(f"a figure ends in {', '.join(KINDS)}; got {str(path)!r}.")
     return kind.lstrip(".")
 
 
 def refuse_file(measure: object) -> None:
     """Refuse the name of a file where that of a measure belongs."""
     if isinstance(measure, (str, os.PathLike)) and str(measure).lower().endswith(KINDS):
-        raise ValueFault(f"{str(measure)!r} is a file, and no measure; pass it as `path={str(measure)!r}`.")
+        raise InvalidValue(f"{str(measure)!r} is a file, and no measure; pass it as `path={str(measure)!r}`.")
 
 
 def matplotlib(module: str) -> Any:

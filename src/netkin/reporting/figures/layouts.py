@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.reporting.charts import (
     Axis,
     Chart,
@@ -66,7 +66,7 @@ def comparison_figure(
 ) -> Any:
     """Return a heatmap for each measure, and below them the profile where one is requested or has errors."""
     if steps is not None:
-        raise ValueFault(f"`steps` chooses among those of a series; this is a {type(results).__name__}.")
+        raise InvalidValue(f"`steps` chooses among those of a series; this is a {type(results).__name__}.")
     grids = _grids(results, measure)
     names = _names(results, grids[0]) if isinstance(results, Comparison) else ("", "")
     profiled = _profiled(results, measure, profile) if isinstance(results, Comparison) else None
@@ -85,7 +85,7 @@ def _profiled(comparison: Comparison, measure: str | None, wanted: bool | None) 
     tables = list(comparison.tables.values()) if measure is None else [comparison.table(measure)]
     found = bool(partners(comparison)[0])
     if wanted and not found:
-        raise ValueFault("no layers correspond, so that there is no profile to draw.")
+        raise InvalidValue("no layers correspond, so that there is no profile to draw.")
     drawn = found and (any(map(has_errors, tables)) if wanted is None else wanted)
     return (comparison, tables) if drawn else None
 
@@ -179,7 +179,7 @@ def _grids(results: Comparison | Comparisons, measure: str | None) -> list[Grid]
         everything = summary_grids(list(results.values()))
         grids = [grid for grid in everything if measure in (None, grid.id)]
     if not grids:
-        raise ValueFault(
+        raise InvalidValue(
             f"nothing to draw: {f'no summary of {measure!r}' if measure else 'this result holds no measure'}."
         )
     return grids
@@ -312,7 +312,7 @@ def task_figure(given: Sequence[Any], ax: Any) -> Any:
     records = [getattr(one, "record", one) for one in given]
     strange = next((type(one).__name__ for one in records if not isinstance(one, TaskAccuracies)), None)
     if strange or not records:
-        raise ValueFault(
+        raise InvalidValue(
             "a figure shows comparisons, a series, a ranking, a federation, a sparsity study, a compression or tasks "
             "learnt in a row; got "
             f"{strange or 'none'}."

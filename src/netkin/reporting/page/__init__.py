@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from netkin import files
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.reporting.charts import StepAxis, series_chart, spread
 from netkin.reporting.grids import Grid, depths, frames, grids_of, ink, palette, summary_grids
 from netkin.reporting.page.comparison_page import comparison_page
@@ -65,7 +65,7 @@ def report(
     file that is no page of netkin's is written over only with `overwrite`. `title` heads the page in place of its own.
     """
     if not str(path).lower().endswith(ENDINGS):
-        raise ValueFault(f"a report is a page whose name ends in {' or '.join(ENDINGS)}; got {str(path)!r}.")
+        raise InvalidValue(f"a report is a page whose name ends in {' or '.join(ENDINGS)}; got {str(path)!r}.")
     made = page(results) if title is None else retitled(page(results), title)
     files.write_text(path, made, "page", overwrite=overwrite)
     return Path(path)
@@ -107,18 +107,20 @@ def listed(results: Any) -> list[Comparison]:
     found = list(found) if isinstance(found, (list, tuple)) else [found]
     alone = next((type(one).__name__.lower() for one in found if isinstance(one, (Series, Ranking, Federation))), None)
     if len(found) > 1 and alone:
-        raise ValueFault(f"a {alone} has a page of its own; got {len(found)} results for one page. Write one for each.")
+        raise InvalidValue(
+            f"a {alone} has a page of its own; got {len(found)} results for one page. Write one for each."
+        )
     strange = next((one for one in found if not isinstance(one, Comparison)), None)
     if strange is not None:
         saved = " `nk.load(path)` opens a saved one." if isinstance(strange, (str, os.PathLike)) else ""
         made = " Its `series()` makes one." if hasattr(strange, "series") else ""
-        raise ValueFault(
+        raise InvalidValue(
             "a report shows comparisons, a series, a ranking, a federation, a sparsity study, a compression or tasks "
             "learnt in a row; got "
             f"{type(strange).__name__}.{saved}{made}"
         )
     if not found:
-        raise ValueFault("a report needs at least one comparison; got none.")
+        raise InvalidValue("a report needs at least one comparison; got none.")
     return found
 
 

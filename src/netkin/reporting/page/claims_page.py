@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from netkin import files
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.reporting.page.document import CHARTS, Markup, document, folded_note, plain_table, tag
 from netkin.reporting.page.svg import figure_of_curve
 from netkin.reporting.words import sentence
@@ -40,7 +40,7 @@ def claims_page(claims: Iterable[Claim], notes: Notes | None = None) -> str:
     """Return the HTML page of recorded claims, in the order in which they are given, with later notes on them."""
     listed = list(claims)
     if not listed:
-        raise ValueFault("a page of reproductions needs at least one recorded claim; got none.")
+        raise InvalidValue("a page of reproductions needs at least one recorded claim; got none.")
     papers = grouped(listed).items()
     parts = [_contents([paper for paper, _ in papers])]
     parts += [_overview(paper, by_id) for paper, by_id in papers]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from netkin.errors import ValueFault
+from netkin.errors import InvalidValue
 from netkin.reporting.charts import Axis, axis_up, tick_text
 from netkin.reporting.grids import Grid, grid_of
 from netkin.reporting.page.document import (
@@ -87,7 +87,7 @@ def parted(records: Sequence[TaskRecord]) -> tuple[list[TaskAccuracies], list[Ta
     first = records[0]
     for one in records:
         if one.tasks != first.tasks:
-            raise ValueFault(
+            raise InvalidValue(
                 f"one page shows one sequence of tasks; got {', '.join(first.tasks)} and {', '.join(one.tasks)}. Write "
                 "a page for each."
             )
