@@ -81,7 +81,7 @@ def test_a_mask_stays_examples_by_tokens(twins):
 def test_a_table_with_as_many_rows_as_there_are_examples_is_not_taken_for_them(examples):
     data = torch.randn(examples, 8, 4)
     assert list(activations(Places(), data=data)) == ["body"]
-    with pytest.raises(ShapeError, match=rf"'places' gives an output of shape \(8, 4\) for a batch of 3 ex"):
+    with pytest.raises(ShapeError, match=r"'places' gives an output of shape \(8, 4\) for a batch of 3 ex"):
         activations(Places(), "places", data)
 
 

@@ -431,8 +431,9 @@ class Recorder:
 
     def _refuse_call(self, name: str) -> None:
         raise ForwardError(
-            f"{layer_label(name)} ran in one of the batches 0 and {self.batches} but not in both; "
-            "choose layers, or calls such as 'relu#2', that run in every batch."
+            f"{layer_label(name)} does not run in every batch: in batch {self.batches} it "
+            f"{'does not run' if name in (self.facts or ()) else 'runs'}, unlike before; choose layers, or calls such as "
+            "'relu#2', that run in every batch."
         )
 
 
