@@ -384,14 +384,16 @@ class Recorder:
         self, name: str, output: Any, length: int | None, before: list[int] | None, mask: TokenMask | None
     ) -> LayerFacts:
         if fault := unrecordable(output):
-            raise _WithoutRows(ForwardError, f"{layer_label(name.removesuffix('#1'))} {fault}", "choose another layer")
+            fact = f"{layer_label(name.removesuffix('#1'))} {fault}"
+            raise _WithoutRows(fact, ForwardError(f"{fact}; choose another layer."))
         tensor = main_tensor(output, name)
         shape, custom = self._shape_of(name)
         axis = 0 if custom or length is None else _example_axis(tensor, length, before)
         if axis is None:
             assert length is not None
-            advice = "pass a function as `shape` that makes rows of it, or choose another layer"
-            raise _WithoutRows(ShapeError, _without_examples(name, tensor, length, before is None), advice)
+            fact = _without_examples(name, tensor, length, before is None)
+            advice = "pass a function as `shape` that makes rows of it, or choose another layer."
+            raise _WithoutRows(fact, ShapeError(f"{fact}; {advice}"))
         tensor = tensor.movedim(axis, 0) if axis else tensor
         with exact_products() if custom else nullcontext():
             try:
@@ -430,18 +432,18 @@ class Recorder:
         self._refuse_call(min(self.facts.keys() ^ rows.keys()))
 
     def _refuse_call(self, name: str) -> None:
+        here = "does not run" if name in (self.facts or ()) else "runs"
         raise ForwardError(
-            f"{layer_label(name)} does not run in every batch: in batch {self.batches} it "
-            f"{'does not run' if name in (self.facts or ()) else 'runs'}, unlike before; choose layers, or calls such as "
-            "'relu#2', that run in every batch."
+            f"{layer_label(name)} does not run in every batch: in batch {self.batches} it {here}, unlike before; choose "
+            "layers, or calls such as 'relu#2', that run in every batch."
         )
 
 
 class _WithoutRows(Exception):
     """A layer gives no rows, for the reason `fact`: it is left out, or refused if it was named."""
 
-    def __init__(self, refusal: type[NetkinError], fact: str, advice: str):
-        self.fact, self.refusal = fact, refusal(f"{fact}; {advice}.")
+    def __init__(self, fact: str, refusal: NetkinError):
+        self.fact, self.refusal = fact, refusal
 
 
 def _example_axis(output: Tensor, length: int, before: list[int] | None) -> int | None:
