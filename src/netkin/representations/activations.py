@@ -383,8 +383,8 @@ class Recorder:
     def _facts_of(
         self, name: str, output: Any, length: int | None, before: list[int] | None, mask: TokenMask | None
     ) -> LayerFacts:
-        if fault := unrecordable(output):
-            fact = f"{layer_label(name.removesuffix('#1'))} {fault}"
+        if reason := unrecordable(output):
+            fact = f"{layer_label(name.removesuffix('#1'))} {reason}"
             raise _WithoutRows(fact, ForwardError(f"{fact}; choose another layer."))
         tensor = main_tensor(output, name)
         shape, custom = self._shape_of(name)
@@ -434,8 +434,8 @@ class Recorder:
     def _refuse_call(self, name: str) -> None:
         here = "does not run" if name in (self.facts or ()) else "runs"
         raise ForwardError(
-            f"{layer_label(name)} does not run in every batch: in batch {self.batches} it {here}, unlike before; choose "
-            "layers, or calls such as 'relu#2', that run in every batch."
+            f"{layer_label(name)} does not run in every batch: in batch {self.batches} it {here}, unlike before; "
+            "choose layers, or calls such as 'relu#2', that run in every batch."
         )
 
 
