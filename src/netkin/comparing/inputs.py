@@ -1,0 +1,480 @@
+"""Inputs: what is compared. A model with its own data, rows that were recorded before, or a set of weights.
+
+What the user passes is a `ModelInput`, or becomes one. In a stream a *side* stands for it, which gives each layer's rows
+for a batch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from netkin.arrays import as_tensor, resolution_of
+from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
+from netkin.identity import Form, form_of, weights_digest
+from netkin.representations import Recorder, inference_mode_of, model_lock, model_precision, rows_of, shape_for
+from netkin.representations.activations import FEW, LayerFacts, Recorded
+from netkin.representations.filters import layer_weights
+from netkin.representations.gradients import Taps, Target
+from netkin.representations.inputs import Forward, Transform, length_if_known, require_finite_inputs
+from netkin.representations.layer_weights import REMEDY, parts_of_computed_weights
+from netkin.representations.layers import (
+    Spec,
+    choose,
+    matching_names,
+    modules,
+    split_call,
+    unwrapped,
+    whole_remark,
+)
+from netkin.representations.shapes import Shape
+from netkin.sources.datasets import load_data
+from netkin.sources.models import load_model
+from netkin.sources.weights import remark_on
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelInput:
+    """One side of a comparison: a model, with data, layers, shape and functions of its own where they are given.
+
+    Sides that hold the same data object share one iteration over it, so that shuffling loaders stay paired. With
+    `weights`, a state dict, there is no model.
+
+    Args:
+        model: the model, or its name, or a mapping of layer names to arrays recorded before.
+        data: a loader, an iterable of batches or one array of inputs, for this side alone.
+        layers: which layers, as in `nk.layers`; by default those of the comparison.
+        shape: what one example is; by default that of the comparison.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        transform: a function of the inputs of a batch.
+        device: where the model runs.
+        weights: the weights alone, by name, for statistics that need no data.
+    """
+
+    model: Any = None
+    data: Any = None
+    layers: Any = None
+    shape: Any = None
+    forward: Any = None
+    transform: Any = None
+    device: Any = None
+    weights: Tensors | None = None
+
+    def __post_init__(self) -> None:
+        """Load what is given by its name."""
+        if isinstance(self.model, str):
+            object.__setattr__(self, "model", load_model(self.model))
+        if isinstance(self.data, str):
+            object.__setattr__(self, "data", load_data(self.data))
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What is read of each model beside its rows: the losses whose gradients are taken, and whether its outputs.
+
+    `reduce` makes of (model, layer, rows, which tokens they are or None) what is kept until the batch is folded in.
+    """
+
+    reduce: Any = None
+    targets: Sequence[Target] = ()
+    outputs: bool = False
+
+
+class Side(ABC):
+    """One side of a stream: for a batch it gives what is kept of each layer's rows."""
+
+    name: str
+    kind: str
+    data: Any = None  # its own, where it has some
+    device: Any = None  # where its rows are made, if it is known beforehand
+    owns_rows = False  # whether its rows are its own, and so need no copy to be kept
+    has_content = True  # whether its batches identify the examples
+    names_layers = True  # whether its layers were chosen by the user
+    transform: Transform | None = None
+    left_out: Mapping[str, str] = MappingProxyType({})  # why default layers give no rows, by their names
+
+    @property
+    @abstractmethod
+    def origin(self) -> dict[str, Any]:
+        """What it is and how it is run, for the provenance of a result."""
+
+    @abstractmethod
+    def open(self, reads: Reads) -> AbstractContextManager[None]:
+        """Return a context in which it may be read."""
+
+    @abstractmethod
+    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+        """Return what few examples of a batch show of each layer."""
+
+    @abstractmethod
+    def read(self, batch: Any) -> Recorded:
+        """Return what it gives for one batch."""
+
+    def length(self, batch: Any) -> int | None:
+        """Return the number of examples in a batch, if it is known."""
+        return length_if_known(batch)
+
+    def content(self, batch: Any) -> Any:
+        """Return what of a batch the digest of the data is taken of."""
+        return batch
+
+    def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
+        """Return the tensors of each layer, by their names in it, in the order of modules; of `layers` if given."""
+        raise InvalidValue(f"{self.name!r} has no weights; pass the model, or `nk.ModelInput(weights=...)`.")
+
+    def require_finite_inputs(self, batch: Any, number: int) -> None:
+        """Refuse the batch of this number if NaN or Inf are in its inputs, and not made by the model."""
+        require_finite_inputs(batch, self.transform, number)
+
+
+class ModelSide(Side):
+    """A model, run once on each batch."""
+
+    owns_rows = True
+
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        layers: Spec = None,
+        shape: Shape | Mapping[str, Shape] = None,
+        forward: Forward | None = None,
+        transform: Transform | None = None,
+        device: torch.device | str | None = None,
+        exact: bool = False,
+    ):
+        self.name, self.model, self.kind = name, model, type(model).__name__
+        self._layers, self._shape, self._device, self._exact = layers, shape, device, exact
+        self._forward, self.transform, self.names_layers = forward, transform, layers is not None
+        self._recorder: Recorder | None = None
+        self._digest, self._form = "", None  # type: str, Form | None
+        self.device = device or next(iter(_devices_of(model)))
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        device = ", ".join(sorted(map(str, _devices_of(self.model)))) if self._device is None else str(self._device)
+        functions = {"transform": self.transform, "forward": self._forward}
+        names = {what: "none" if given is None else function_name(given) for what, given in functions.items()}
+        self._digest = self._digest or weights_digest(self.model)
+        form = self._form or form_of(self.model)
+        random = remark_on(unwrapped(self.model))
+        whole = "" if self.names_layers else whole_remark(self.model, self.name)
+        remarks = {"random weights": random, "one layer": whole}
+        return {
+            "model": self.kind, "device": device, **names, "precision": model_precision(self.model, exact=self._exact),
+            "weights": self._digest, "architecture": str(form), "form": form.to_json(),
+            **{what: remark for what, remark in remarks.items() if remark},
+        }  # fmt: skip
+
+    @contextmanager
+    def open(self, reads: Reads) -> Iterator[None]:
+        # the random state of the device is kept, too
+        with model_lock(), on_device(self.model, self._device), inference_mode_of(self.model, exact=self._exact):
+            form = form_of(self.model)  # before the model runs, which may change its attributes
+            before = self._recorder  # which has learnt the layers, where there was one
+            self._recorder = Recorder(
+                self.model, self._layers, shape=self._shape, forward=self._forward, transform=self.transform,
+                reduce=None if reads.reduce is None else _named(reads.reduce, self.name),
+                taps=Taps(self.model, reads.targets) if reads.targets else None,
+                keeps_output=reads.outputs, facts=before and before.facts, as_run=True,  # the order of a comparison
+            )  # fmt: skip
+            self._recorder.left_out = before.left_out if before else {}
+            # beside the pass, as hashing many weights takes as long as running them on many a batch
+            with ThreadPoolExecutor(1) as beside:
+                digest = beside.submit(_digest_beside, self.model, _weights_ready(self.model))
+                with self._recorder.open():
+                    yield
+                self._digest = digest.result()
+            self._form = form.after(self.model)
+
+    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+        assert self._recorder is not None
+        return self._recorder.facts or self._recorder.learn(batch)
+
+    def read(self, batch: Any) -> Recorded:
+        assert self._recorder is not None
+        return self._recorder(batch)
+
+    @property
+    def left_out(self) -> Mapping[str, str]:  # type: ignore[override]
+        return self._recorder.left_out if self._recorder else {}
+
+    def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
+        known = modules(self.model)
+        if layers is None and self._layers is None:
+            return {name: own for name, module in known.items() if (own := layer_weights(module))}
+        names = choose(self.model, self._layers) if layers is None else layers
+        return {name: layer_weights(known[split_call(name)[0]]) for name in names}
+
+
+class RecordedSide(Side):
+    """A mapping of layer names to arrays whose first axis is the examples; its batches are slices of them."""
+
+    has_content = False
+
+    def __init__(
+        self, name: str, arrays: Mapping[str, Any], layers: Spec = None, shape: Shape | Mapping[str, Shape] = None
+    ):
+        if hasattr(arrays, "_metadata") or any(str(layer).rpartition(".")[2] == "weight" for layer in arrays):
+            raise InvalidValue(
+                f"{name!r} is a state dict, which holds weights, and not what layers gave for examples. Load it into "
+                "its model to compare what layers give; to compare weights, pass `nk.ModelInput(weights=...)` and a "
+                "measure that reads them, such as 'weight_cosine'."
+            )
+        self.name, self.kind, self._shape, self._reduce = name, "recorded", shape, None  # type: str, str, Any, Any
+        chosen = {layer: arrays[layer] for layer in _chosen(name, list(arrays), layers)}
+        self._arrays = {layer: as_tensor(array, f"{name}/{layer}") for layer, array in chosen.items()}
+        self._resolutions = {layer: resolution_of(chosen[layer], array) for layer, array in self._arrays.items()}
+        counts = {layer: len(array) if array.ndim else 0 for layer, array in self._arrays.items()}
+        (first, n), (other, m) = min(counts.items(), key=lambda c: c[1]), max(counts.items(), key=lambda c: c[1])
+        if n < m:
+            raise ShapeError(
+                f"{name!r} holds {n:,} examples of layer {first!r} and {m:,} of layer {other!r}; "
+                "record all on the same data."
+            )
+        if n == 0:
+            raise ShapeError(f"{name!r} holds no examples of layer {first!r}; record it on at least one.")
+        self.examples = n
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        return {"model": self.kind, "device": ", ".join(sorted({str(array.device) for array in self._arrays.values()}))}
+
+    def length(self, batch: slice) -> int:
+        return int(batch.stop - batch.start)
+
+    @contextmanager
+    def open(self, reads: Reads) -> Iterator[None]:
+        if reads.targets or reads.outputs:
+            what = "gradients" if reads.targets else "outputs"
+            raise InvalidValue(f"{self.name!r} holds recorded rows, which have no {what}; pass the model.")
+        self._reduce = reads.reduce
+        yield
+
+    def learn(self, batch: slice) -> dict[str, LayerFacts]:
+        few, facts = slice(batch.start, min(batch.start + FEW[1], batch.stop)), {}
+        for layer, array in self._arrays.items():
+            rows, shape = self._rows(layer, few)
+            space = tuple(array.shape[2:]) if shape == "positions" else ()
+            size, resolution = tuple(rows.shape), self._resolutions[layer]
+            facts[layer] = LayerFacts(0, shape, size, rows.dtype, self.length(few), space, resolution)
+        return facts
+
+    def read(self, batch: slice) -> Recorded:
+        rows = {layer: self._rows(layer, batch)[0] for layer in self._arrays}
+        if self._reduce is not None:
+            rows = {layer: self._reduce(self.name, layer, own, None) for layer, own in rows.items()}
+        return Recorded(rows)
+
+    def _rows(self, layer: str, batch: slice) -> tuple[Tensor, str]:
+        try:
+            return rows_of(self._arrays[layer][batch], shape_for(layer, self._shape))
+        except ShapeError as fault:
+            raise ShapeError(f"layer {layer!r} of {self.name!r}: {fault}") from fault
+
+    def content(self, batch: slice) -> Any:
+        return {f"layer {layer}": array[batch] for layer, array in self._arrays.items()}
+
+    def require_finite_inputs(self, batch: Any, number: int) -> None:
+        """Nothing: what was recorded is itself what is looked at."""
+
+
+class WeightsSide(Side):
+    """A state dict, for statistics that are fed by weights alone."""
+
+    def __init__(self, name: str, tensors: Tensors, layers: Spec = None):
+        self.name, self.kind, self._tensors, self._layers = name, "weights", tensors, layers
+        self.names_layers = layers is not None
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        devices = ", ".join(sorted({str(one.device) for one in self._tensors.values()}))
+        return {"model": self.kind, "device": devices, "weights": weights_digest(self._tensors)}
+
+    @property
+    def refusal(self) -> InvalidValue:
+        """The refusal of what needs data to be run."""
+        return InvalidValue(
+            f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures."
+        )
+
+    def open(self, reads: Reads) -> AbstractContextManager[None]:
+        raise self.refusal
+
+    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+        raise self.refusal
+
+    def read(self, batch: Any) -> Recorded:
+        raise self.refusal
+
+    def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
+        for weight, parts in parts_of_computed_weights(self._tensors).items():
+            raise InvalidValue(
+                f"{self.name!r} holds {' and '.join(map(repr, parts[:2]))}, from which {weight!r} is computed, not the "
+                f"weight itself; pass the model, or {REMEDY}."
+            )
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in self._tensors.items():
+            layer, _, own = name.rpartition(".")
+            found.setdefault(layer, {})[own] = tensor
+        names = _chosen(self.name, list(found), self._layers) if layers is None else layers
+        return {layer: found.get(layer, {}) for layer in names}
+
+
+class ReplayedSide(Side):
+    """A model whose rows are kept from pass to pass, up to `limit` bytes; on batches beyond them it runs again.
+
+    A batch is recognised as the same object, so that the passes must be fed from one list. Gradients and outputs are
+    not kept: where they are wanted, the model runs in each pass.
+    """
+
+    owns_rows = False
+
+    def __init__(self, side: ModelSide, limit: float):
+        self._side, self.limit, self.held, self._reads = side, limit, 0, Reads()
+        self.name, self.kind, self.device, self.names_layers = side.name, side.kind, side.device, side.names_layers
+        self.transform = side.transform
+        # with the batch itself, as the number of an object is free for others once it is gone
+        self._kept: dict[int, tuple[Any, Recorded]] = {}
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        return self._side.origin
+
+    @property
+    def left_out(self) -> Mapping[str, str]:  # type: ignore[override]
+        return self._side.left_out
+
+    def length(self, batch: Any) -> int | None:
+        return self._side.length(batch)
+
+    @contextmanager
+    def open(self, reads: Reads) -> Iterator[None]:
+        self._reads = reads
+        with self._side.open(replace(reads, reduce=None)):
+            yield
+
+    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+        return self._side.learn(batch)
+
+    def read(self, batch: Any) -> Recorded:
+        runs = bool(self._reads.targets) or self._reads.outputs
+        _, recorded = (None if runs else self._kept.get(id(batch))) or (batch, self._side.read(batch))
+        if not runs and id(batch) not in self._kept:
+            size = sum(rows.nbytes for rows in recorded.rows.values())
+            if self.held + size <= self.limit:
+                self.held += size
+                self._kept[id(batch)] = (batch, recorded)
+        reduce = self._reads.reduce
+        if reduce is None:
+            return recorded
+        rows = {
+            layer: reduce(self.name, layer, own, recorded.valid.get(layer)) for layer, own in recorded.rows.items()
+        }
+        return replace(recorded, rows=rows)
+
+    def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
+        return self._side.weights(layers)
+
+
+def _named(reduce: Any, name: str) -> Any:
+    """Return a reduction of the layers of one model."""
+
+    def reduced(layer: str, rows: Tensor, valid: Tensor | None) -> Any:
+        return reduce(name, layer, rows, valid)
+
+    return reduced
+
+
+def _chosen(name: str, known: list[str], layers: Spec) -> list[str]:
+    """Return the recorded layers that `layers` requests, by name or glob; all for None."""
+    if not known:
+        raise InvalidValue(f"{name!r} is an empty mapping; give it at least one layer.")
+    if layers is None:
+        return known
+    wanted = [layers] if isinstance(layers, (str, type)) else list(layers)
+    if not wanted or not all(isinstance(one, str) for one in wanted):
+        raise InvalidValue(f"the recorded layers of {name!r} are chosen by name or glob; got {wanted}.")
+    found = {str(one): [one] if one in known else matching_names(known, str(one)) for one in wanted}
+    for one, matching in found.items():
+        if not matching:
+            raise UnknownName(f"{name!r} has no layer {one!r}{did_you_mean(one, known) or '.'}")
+    return list(dict.fromkeys(layer for matching in found.values() for layer in matching))
+
+
+def function_name(function: Any) -> str:
+    """Return what a function is called where it is defined."""
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+
+def _devices_of(model: nn.Module) -> set[torch.device]:
+    """Return the devices that a model lies on."""
+    return {tensor.device for tensor in (*model.parameters(), *model.buffers())} or {torch.device("cpu")}
+
+
+def _weights_ready(model: nn.Module) -> Any:
+    """Return what tells that all work on the weights is done which was given to their one GPU so far, or None."""
+    device, *others = _devices_of(model)
+    return None if others or device.type != "cuda" else torch.cuda.current_stream(device).record_event()
+
+
+def _digest_beside(model: nn.Module, ready: Any) -> str:
+    """Return the digest of the weights, copied from a GPU in a stream of their own, so that no batch waits for them."""
+    if ready is None:
+        return weights_digest(model)
+    stream = torch.cuda.Stream(ready.device)
+    stream.wait_event(ready)
+    with torch.cuda.stream(stream):
+        return weights_digest(model)
+
+
+def _refuse_absent(device: torch.device | str | None) -> None:
+    try:
+        torch.empty(0, device=device)
+    except Exception as fault:  # torch says it in several ways
+        raise UnknownName(
+            f"there is no device {str(device)!r} here; leave `device` out to run the models where they are."
+        ) from fault
+
+
+@contextmanager
+def on_device(model: nn.Module, device: torch.device | str | None) -> Iterator[None]:
+    """Move a model to `device` while the `with` lasts."""
+    unwrapped(model)  # refuses what is no model
+    _refuse_absent(device)
+    homes = _devices_of(model)
+    if any(hasattr(module, "_hf_hook") for module in model.modules()) and torch.device("meta") in homes:
+        raise InvalidValue(
+            "the model is offloaded by accelerate, so that weights are fetched when a layer runs and can't be "
+            "identified; load it with a `device_map` that keeps all of it on devices."
+        )
+    if any(home.type == "meta" for home in homes) or (device is not None and torch.device(device).type == "meta"):
+        raise InvalidValue(
+            "a model on the 'meta' device computes no numbers; load its weights and choose a real device."
+        )
+    if device is None or homes == {torch.device(device)}:
+        yield
+        return
+    if len(homes) > 1:
+        raise InvalidValue(
+            f"the model is spread over {', '.join(sorted(map(str, homes)))}; leave `device` out to run it where it is."
+        )
+    try:
+        model.to(device)
+        yield
+    finally:
+        model.to(homes.pop())
