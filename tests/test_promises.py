@@ -19,7 +19,7 @@ DECISION = ROOT / "docs/decisions/0017-the-core-in-half-the-code.md"
 
 
 class Net(nn.Module):
-    """Draws random numbers where it trains, counts, and changes its inputs in place."""
+    """Draws random numbers of all kinds, and changes its inputs in place."""
 
     def __init__(self, width: int = 6):
         super().__init__()
@@ -27,6 +27,7 @@ class Net(nn.Module):
         self.relu, self.last = nn.ReLU(inplace=True), nn.Linear(width, 3)
 
     def forward(self, inputs):
+        torch.rand(1), random.random(), np.random.rand()
         inputs += 1
         return self.last(self.drop(self.relu(self.norm(self.first(inputs)))))
 
