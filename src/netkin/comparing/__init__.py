@@ -4,15 +4,15 @@
 """
 
 from netkin.comparing.compare import collect, explain, merge, model_directions
-from netkin.comparing.many_models import compare_many, explain_many
-from netkin.comparing.pass_statistics import Statistics
-from netkin.comparing.planning import Plan
-from netkin.comparing.subjects import Subject
+from netkin.comparing.comparer import Comparer
+from netkin.comparing.inputs import ModelInput
+from netkin.comparing.many import compare_many, explain_many
+from netkin.comparing.plan import Plan
 
 __all__ = [
+    "Comparer",
+    "ModelInput",
     "Plan",
-    "Statistics",
-    "Subject",
     "collect",
     "compare_many",
     "explain",

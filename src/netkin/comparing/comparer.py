@@ -287,9 +287,7 @@ class Comparer:
 
         content = {name_of(key): kept.rows for key, kept in layers.items() if len(kept.rows) == examples}  # type: ignore[arg-type]
         sizes = self.alignment.given
-        self.take(
-            make_batch(layers, sizes, examples, lambda _: counted, locate, valid=masks, content=content or None)
-        )
+        self.take(make_batch(layers, sizes, examples, lambda _: counted, locate, valid=masks, content=content or None))
 
     def _name_models(self, models: Sequence[str]) -> None:
         of = [(models[0], models[0])] if len(models) == 1 else list(combinations(models, 2))
@@ -336,7 +334,11 @@ class Comparer:
             raise ForwardError(f"{absent[0]!r} did not run inside `watching`; run each model once in every `with`.")
         if not self.origins:
             self.origins = {
-                name: {"model": type(model).__name__, "weights": weights_digest(model), "form": form_of(model).to_json()}
+                name: {
+                    "model": type(model).__name__,
+                    "weights": weights_digest(model),
+                    "form": form_of(model).to_json(),
+                }
                 for name, model in models.items()
             }
         masks = {name: attention_mask(batch) for name, batch in inputs.items()}

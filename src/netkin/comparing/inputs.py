@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
-from netkin.identity import Form, form_of, weights_digest
+from netkin.identity import form_of, weights_digest
 from netkin.representations import Recorder, inference_mode_of, model_lock, model_precision, rows_of, shape_for
 from netkin.representations.activations import FEW, LayerFacts, Recorded
 from netkin.representations.filters import layer_weights
@@ -378,9 +378,7 @@ class ReplayedSide(Side):
         reduce = self._reads.reduce
         if reduce is None:
             return recorded
-        rows = {
-            layer: reduce(self.name, layer, own, recorded.valid.get(layer)) for layer, own in recorded.rows.items()
-        }
+        rows = {layer: reduce(self.name, layer, own, recorded.valid.get(layer)) for layer, own in recorded.rows.items()}
         return replace(recorded, rows=rows)
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
@@ -418,7 +416,6 @@ def function_name(function: Any) -> str:
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------
-
 
 
 def _devices_of(model: nn.Module) -> set[torch.device]:

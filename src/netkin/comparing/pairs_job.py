@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from netkin.comparing.pairs_plan import ModelBlock, PairsWay, unpacked_way
-from netkin.comparing.pass_statistics import Statistics, from_arrays
+from netkin.comparing.comparer import Comparer, from_arrays
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import InvalidValue
 from netkin.identity import DataDigest, in_words, settings_digest
@@ -21,10 +20,13 @@ from netkin.results.packing import packed_columns, unpacked_columns
 from netkin.results.records import refuse_misfit, typed
 from netkin.results.values import Pair
 
+if TYPE_CHECKING:
+    from netkin.comparing.many import ModelBlock
+
 PARTS = 32  # files of tables that a pass leaves at most
 LEAST = 32  # pairs of models in such a file, if there are as many
 
-Collect = Callable[[int, int], Statistics]  # the statistics of the share i of n of the data
+Collect = Callable[[int, int], Comparer]  # the statistics of the share i of n of the data
 
 
 class PairsJob:
@@ -49,7 +51,7 @@ class PairsJob:
         self.job.drop(f"sums of {self._label(block)}")
         return list(chain.from_iterable(own or () for own in found.values()))
 
-    def _whole(self, block: ModelBlock, shares: int, collect: Collect) -> Statistics:
+    def _whole(self, block: ModelBlock, shares: int, collect: Collect) -> Comparer:
         """Return the statistics of all shares, which are kept after each."""
         name = f"sums of {self._label(block)}"
         done, whole = self.job.recall(name, partial(_unpacked_sums, shares)) or (0, None)
@@ -62,7 +64,7 @@ class PairsJob:
         whole.part = ""
         return whole
 
-    def _read(self, name: str, whole: Statistics, pairs: Sequence[Pair]) -> list[Comparison]:
+    def _read(self, name: str, whole: Comparer, pairs: Sequence[Pair]) -> list[Comparison]:
         made = comparisons_of(whole, self.measures, pairs)
         self.job.keep(name, *packed_columns(made))
         return made
@@ -80,27 +82,6 @@ class PairsJob:
         return f"{models} ({digest[:8]})"
 
 
-def read_plan(pairs: Sequence[Pair], part: Part) -> tuple[PairsWay, int]:
-    """Return the way through the pairs, and the memory limit, of the part that keeps the plan of a job."""
-    way, limit = unpacked_way(part.values["way"]), typed(part.values["limit"], int, "limit")
-    _refuse_other_way(way, pairs)
-    return way, limit
-
-
-def _refuse_other_way(way: PairsWay, pairs: Sequence[Pair]) -> None:
-    """Refuse a way from a file that does not go through each of the pairs once."""
-    sizes = (way.batches, way.statistics, way.rows, way.models, *([] if way.examples is None else [way.examples]))
-    found = [pair for block in way.blocks for pair in block.pairs]
-    inside = all({name for pair in block.pairs for name in pair} <= {*block.models} for block in way.blocks)
-    known = {name for block in way.blocks for name in block.models} <= {name for pair in pairs for name in pair}
-    refuse_misfit(
-        {
-            "sizes": min(sizes) >= 0 and (way.examples != 0 if way.examples is not None else not way.is_sample),
-            "blocks": inside and known and sorted(found) == sorted(pairs),
-        }
-    )
-
-
 def _unpacked_tables(pairs: Sequence[Pair], part: Part) -> list[Comparison]:
     """Return the comparisons of a part; those of other pairs are refused."""
     found = unpacked_columns(part.values, part.arrays)
@@ -108,7 +89,7 @@ def _unpacked_tables(pairs: Sequence[Pair], part: Part) -> list[Comparison]:
     return found
 
 
-def _unpacked_sums(shares: int, part: Part) -> tuple[int, Statistics | None]:
+def _unpacked_sums(shares: int, part: Part) -> tuple[int, Comparer | None]:
     """Return how many of the shares were summed, and their sums; nothing of a plan that also had other models."""
     if part.values["of"] != shares:
         return 0, None

@@ -98,9 +98,7 @@ def weights_of(side: Any, needs: Sequence[Need]) -> dict[str, Mapping[str, Tenso
     fit = {name: own for name, own in weights.items() if any(kind.takes(settings, own) for kind, settings in kinds)}
     if not fit:
         measures = ", ".join(dict.fromkeys(name for need in needs for name in need.measures))
-        raise InvalidValue(
-            f"{side.name!r} has no layer with {kinds[0][0].needs}, which {measures} would be read from."
-        )
+        raise InvalidValue(f"{side.name!r} has no layer with {kinds[0][0].needs}, which {measures} would be read from.")
     return fit
 
 

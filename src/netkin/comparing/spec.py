@@ -32,44 +32,61 @@ Measures = str | Callable[..., Any] | Sequence[Any]
 MOST = 2.0**62  # bytes, where `memory` is infinite
 
 
-def _option(default: Any, sentence: str) -> Any:
-    return field(default=default, metadata={"sentence": sentence})
+def _says(sentence: str) -> dict[str, str]:
+    return {"sentence": sentence}
 
 
 @dataclass(frozen=True)
 class Spec:
     """What is compared, and how."""
 
-    measures: Measures | None = _option(("cka",), "one measure or several, by name with parameters, or as functions.")
-    layers: Layers | Mapping[str, Layers] = _option(
-        None, "a choice for all models (see `nk.layers`), or a mapping from their names to a choice each."
+    measures: Measures | None = field(
+        default=("cka",), metadata=_says("one measure or several, by name with parameters, or as functions.")
     )
-    pairs: Any = _option("all", '"all", "corresponding" or a list of (layer, layer).')
-    examples: int | None = _option(None, "the number of examples after which the pass ends.")
-    part: str | tuple[int, int] | None = _option(
-        None, 'which part of indexable data, as "3/16": the third of sixteen contiguous ranges.'
+    layers: Layers | Mapping[str, Layers] = field(
+        default=None,
+        metadata=_says("a choice for all models (see `nk.layers`), or a mapping from their names to a choice each."),
     )
-    start: int | None = _option(
-        None, "the number of the first example, for parts that are given as separate loaders; 0 for the first of them."
+    pairs: Any = field(default="all", metadata=_says('"all", "corresponding" or a list of (layer, layer).'))
+    examples: int | None = field(default=None, metadata=_says("the number of examples after which the pass ends."))
+    part: str | tuple[int, int] | None = field(
+        default=None, metadata=_says('which part of indexable data, as "3/16": the third of sixteen contiguous ranges.')
     )
-    shape: Shape | Mapping[str, Shape] = _option(None, "what one example is, for all layers or by layer (`nk.shapes`).")
-    resize: str | None = _option(
-        None, '"average" averages the larger of two maps down, with shape "positions" or "dft".'
+    start: int | None = field(
+        default=None,
+        metadata=_says(
+            "the number of the first example, for parts that are given as separate loaders; 0 for the first of them."
+        ),
     )
-    memory: float | None = _option(
-        None, "the most bytes that statistics may take; by default a quarter of all memory."
+    shape: Shape | Mapping[str, Shape] = field(
+        default=None, metadata=_says("what one example is, for all layers or by layer (`nk.shapes`).")
     )
-    rows: int | None = _option(
-        None, "how many examples may be sampled, where models would run several times otherwise; the result says so."
+    resize: str | None = field(
+        default=None, metadata=_says('"average" averages the larger of two maps down, with shape "positions" or "dft".')
     )
-    seed: int = _option(0, "seed of the sample of rows that kernel measures read.")
-    transforms: Any = _option(None, "a function of the inputs, or one for each model.")
-    forward: Any = _option(None, "a function ``forward(model, batch)``, or one for each model.")
-    names: tuple[str, str] = _option(("a", "b"), "what the result calls the two.")
-    errors: bool = _option(False, "whether values get standard errors, by leaving out one chunk of the examples in turn.")
-    chunks: int = _option(20, "the number of chunks for standard errors.")
-    exact_model: bool = _option(
-        False, "whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers."
+    memory: float | None = field(
+        default=None, metadata=_says("the most bytes that statistics may take; by default a quarter of all memory.")
+    )
+    rows: int | None = field(
+        default=None,
+        metadata=_says(
+            "how many examples may be sampled, where models would run several times otherwise; the result says so."
+        ),
+    )
+    seed: int = field(default=0, metadata=_says("seed of the sample of rows that kernel measures read."))
+    transforms: Any = field(default=None, metadata=_says("a function of the inputs, or one for each model."))
+    forward: Any = field(default=None, metadata=_says("a function ``forward(model, batch)``, or one for each model."))
+    names: tuple[str, str] = field(default=("a", "b"), metadata=_says("what the result calls the two."))
+    errors: bool = field(
+        default=False,
+        metadata=_says("whether values get standard errors, by leaving out one chunk of the examples in turn."),
+    )
+    chunks: int = field(default=20, metadata=_says("the number of chunks for standard errors."))
+    exact_model: bool = field(
+        default=False,
+        metadata=_says(
+            "whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers."
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -78,9 +95,7 @@ class Spec:
         object.__setattr__(self, "pairs", checked_pairs(self.pairs))
         self._check_numbers()
         self._check_shape()
-        if not (
-            isinstance(self.names, (tuple, list)) and len(self.names) == 2 and all(map(_is_text, self.names))
-        ):
+        if not (isinstance(self.names, (tuple, list)) and len(self.names) == 2 and all(map(_is_text, self.names))):
             self._refuse("names", "must be two texts")
 
     def _check_numbers(self) -> None:
@@ -139,21 +154,30 @@ class Spec:
 class Run:
     """How a call runs."""
 
-    device: torch.device | str | None = _option(None, "where the models run; by default where they are.")
-    partial: bool = _option(False, "whether Ctrl-C returns what is finished.")
-    engine: str | Engine = _option(
-        "local",
-        '"local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a cluster; '
-        "models, data and functions are then given by name.",
+    device: torch.device | str | None = field(
+        default=None, metadata=_says("where the models run; by default where they are.")
     )
-    save: str | os.PathLike[str] | None = _option(
-        None, "the file for the result, beside which finished parts are kept, and where the same call continues."
+    partial: bool = field(default=False, metadata=_says("whether Ctrl-C returns what is finished."))
+    engine: str | Engine = field(
+        default="local",
+        metadata=_says(
+            '"local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a cluster; '
+            "models, data and functions are then given by name."
+        ),
     )
-    overwrite: bool = _option(
-        False, "whether another result or job that is there is deleted, and the work starts again."
+    save: str | os.PathLike[str] | None = field(
+        default=None,
+        metadata=_says(
+            "the file for the result, beside which finished parts are kept, and where the same call continues."
+        ),
     )
-    progress: ProgressOption = _option(
-        None, "None for a bar in a terminal, False for nothing, or a function of (done, total, what)."
+    overwrite: bool = field(
+        default=False,
+        metadata=_says("whether another result or job that is there is deleted, and the work starts again."),
+    )
+    progress: ProgressOption = field(
+        default=None,
+        metadata=_says("None for a bar in a terminal, False for nothing, or a function of (done, total, what)."),
     )
 
 

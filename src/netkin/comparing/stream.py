@@ -117,9 +117,7 @@ def make_batch(
     if not doubt.waits:
         doubt.settle()
     count = _examples_in(layers, sizes, known)
-    return Batch(
-        numbers(count), layers, doubt, **{"count": count} | others, gradients=gradients, outputs=outputs
-    )
+    return Batch(numbers(count), layers, doubt, **{"count": count} | others, gradients=gradients, outputs=outputs)
 
 
 def _examples_in(layers: Mapping[Key, KeptLayer], sizes: Mapping[Key, LayerSize], known: int | None) -> int:
@@ -159,8 +157,9 @@ class Stream:
         resizes: bool = False,
     ):
         self.sides, self.feed, self.sizes = sides, feed, dict[Key, LayerSize]()
+        self.batch_length = 0  # examples in the first batch
         self._reduce, self._targets, self._outputs, self._hashes = reduce, targets, outputs, hashes
-        self._resizes, self._batches, self._first = resizes, 0, None  # type: bool, int, Any
+        self._resizes, self._batches, self.first = resizes, 0, None  # type: bool, int, Any
         self._steps: Iterator[Mapping[Side, Any]] = iter(())
         self._numbers = np.arange(0)  # of the examples that run
         self._searching: int | None = None  # the batch that is run again to find NaN and Inf
@@ -181,8 +180,9 @@ class Stream:
     def learn(self) -> dict[Key, LayerSize]:
         """Return the layers as few examples of the first batch show them."""
         self._steps = iter(self.feed)
-        self._first = next(self._steps)
-        for side, batch in self._first.items():
+        self.first = next(self._steps)
+        self.batch_length = next((side.length(batch) for side, batch in self.first.items()), None) or 1
+        for side, batch in self.first.items():
             try:
                 facts = side.learn(batch)
             except Exception as fault:
@@ -198,7 +198,7 @@ class Stream:
         return self.sizes
 
     def __iter__(self) -> Iterator[Batch]:
-        step, self._first = self._first, None
+        step, self.first = self.first, None
         while step is not None:
             yield from self._batch_of(step)
             self._batches += 1
