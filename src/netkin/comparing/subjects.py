@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
-from netkin.identity import form_digest, weights_digest
+from netkin.identity import Form, form_of, weights_digest
 from netkin.representations import Reader, inference_mode_of, model_lock, model_precision, rows_of, shape_for
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target, logits_of
@@ -172,7 +172,8 @@ class ModelRunner(Runner):
         self._layers, self._shape, self._device, self._exact = layers, shape, device, exact
         self._forward, self._transform = forward, transform
         self._reader: Reader | None = None
-        self._digest, self._form, self.names_layers = "", "", layers is not None
+        self._digest, self.names_layers = "", layers is not None
+        self._form: Form | None = None
         self.device = device or next(iter(_devices_of(model)))
 
     @property
@@ -186,7 +187,8 @@ class ModelRunner(Runner):
         names = {what: "none" if given is None else function_name(given) for what, given in functions.items()}
         precision = {"precision": model_precision(self.model, exact=self._exact)}
         self._digest = self._digest or weights_digest(self.model)
-        identity = {"weights": self._digest, "architecture": f"digest {self._form or form_digest(self.model)}"}
+        form = self._form or form_of(self.model)
+        identity = {"weights": self._digest, "architecture": str(form), "form": form.to_json()}
         random = {"random weights": remark} if (remark := remark_on(unwrapped(self.model))) else {}
         whole = "" if self.names_layers else whole_remark(self.model, self.name)
         known = random | ({"one layer": whole} if whole else {})
@@ -196,7 +198,7 @@ class ModelRunner(Runner):
     def ready(self, keep: Keep) -> Iterator[None]:
         # a guest keeps the random state of the device, too
         with model_lock(), on_device(self.model, self._device), inference_mode_of(self.model, exact=self._exact):
-            self._form = form_digest(self.model)  # before the model runs, which may change its attributes
+            form = form_of(self.model)  # before the model runs, which may change its attributes
             taps = Taps(self.model, self.targets) if self.targets else None
             functions: dict[str, Any] = {"forward": self._forward, "transform": self._transform}
             functions |= {"shape": self._shape, "keep": keep, "taps": taps}
@@ -208,6 +210,7 @@ class ModelRunner(Runner):
                 with self._reader.open():
                     yield
                 self._digest = digest.result()
+            self._form = form.after(self.model)
 
     def rows(self, batch: Any) -> dict[str, Any]:
         assert self._reader is not None

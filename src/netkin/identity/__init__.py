@@ -12,9 +12,9 @@ from itertools import islice
 from typing import Any, TypeVar, cast
 
 from netkin.identity.data import PLAIN, DataDigest, UnorderedDigest
-from netkin.identity.form import Form, form_difference, form_of
+from netkin.identity.form import Form, form_difference, form_of, state_noted
 from netkin.identity.texts import function_digest, settings_digest, source_digest
-from netkin.identity.weights import weights_digest
+from netkin.identity.weight_hash import weights_digest
 from netkin.progress import command, commanded
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "in_words",
     "settings_digest",
     "source_digest",
+    "state_noted",
     "weights_digest",
     "with_call",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from netkin.identity.texts import class_text, digest_of, qualified, text_of
-from netkin.identity.weights import without_wrappers
+from netkin.identity.weight_hash import without_wrappers
 
 # the training flag, hooks, where parts are registered; what torch.compile and Lightning leave; and where accelerate
 # has put the parts of a model, with the forward method that fetches their weights
@@ -64,7 +65,9 @@ class Form:
         """Return the form that `to_json` wrote."""
         found = json.loads(text)
         modules = {place: found["kinds"][kind] for place, kind in found["modules"].items()}
-        named = {f"{place}.{name}" if place else name: one for place, own in modules.items() for name, one in own.items()}
+        named = {
+            f"{place}.{name}" if place else name: one for place, own in modules.items() for name, one in own.items()
+        }
         return cls(named, tuple(found["state"]), tuple(found["unknown"]))
 
     def __str__(self) -> str:
@@ -96,12 +99,14 @@ def form_of(model: nn.Module, version: str | None = None) -> Form:
         place = f"{path}.".replace("_orig_mod.", "") if path else ""
         kind = type(module)
         if kind not in kinds:
-            kinds[kind] = class_text(kind, "", missing := []), missing
+            kinds[kind] = class_text(kind, "", missing := list[str]()), missing
         attributes[f"{place}class"] = kinds[kind][0] if version is None else qualified(kind)
         unknown += [f"{place}{name}" for name in kinds[kind][1]]
         for name, value in _attributes(module):
             entries = _config_entries(value)
-            text = text_of(value if entries is None else entries, f"{place}{name}", missing := [], models=False)
+            text = text_of(
+                value if entries is None else entries, f"{place}{name}", missing := list[str](), models=False
+            )
             if missing and not callable(value):  # by its kind alone, as it may hold what is another in each process
                 text = qualified(type(value))
             if entries is not None and text not in configs:  # often one for all modules
@@ -120,6 +125,21 @@ def form_difference(stored: Form, current: Form) -> str:
         if values[0] != values[1] and name not in state:
             return f"{name!r} ({values[0]}, not {values[1]})"
     return ""
+
+
+@contextmanager
+def state_noted(job: Any, models: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Note, at the end of the `with`, what running models has changed in the forms that identify a job.
+
+    They are the "architectures" in its identity, as JSON by the names of the models; so the same models, which have
+    run by then, can continue it.
+    """
+    try:
+        yield
+    finally:
+        for name, text in job.state.identity.get("architectures", {}).items():
+            if name in models:
+                job.revise("architectures", {name: Form.from_json(text).after(models[name]).to_json()})
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -153,7 +173,9 @@ def _config_entries(value: Any) -> dict[str, Any] | None:
     if isinstance(value, (type, nn.Module)) or not callable(getattr(value, "to_dict", None)):
         return None
     entries = value.to_dict()
-    return {str(key): one for key, one in entries.items() if key not in OF_PLACES} if isinstance(entries, dict) else None
+    return (
+        {str(key): one for key, one in entries.items() if key not in OF_PLACES} if isinstance(entries, dict) else None
+    )
 
 
 def _short(text: str) -> str:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from netkin.errors import InvalidValue
 from netkin.identity.data import PLAIN, tensor_of
-from netkin.identity.weights import weights_digest
+from netkin.identity.weight_hash import weights_digest
 
 IN_FULL = (type(None), torch.dtype, torch.device, slice, range, PurePath, type(...))  # whose repr is complete
 DEEPEST = 40  # values inside each other; a deeper one is unknown
@@ -244,7 +244,9 @@ def _source_of_lambda(text: str, code: CodeType) -> str:
     found = [one for one in _lambdas(text) if one.lineno == code.co_firstlineno]
     if len(found) > 1 and hasattr(code, "co_positions"):  # from Python 3.11 on
         places = {(line, column, last, end) for line, last, column, end in code.co_positions()}
-        bodies = {one: (one.body.lineno, one.body.col_offset, one.body.end_lineno, one.body.end_col_offset) for one in found}
+        bodies = {
+            one: (one.body.lineno, one.body.col_offset, one.body.end_lineno, one.body.end_col_offset) for one in found
+        }
         found = [one for one in found if bodies[one] in places] or found
     return "\n".join(ast.get_source_segment(text, one) or "" for one in found)
 

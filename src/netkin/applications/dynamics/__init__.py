@@ -25,7 +25,7 @@ from netkin.comparing.feed import CachedRunner, data_name
 from netkin.comparing.planning import Plan, weights_alone
 from netkin.comparing.subjects import ModelRunner
 from netkin.errors import InvalidValue
-from netkin.identity import described_call, form_digest, in_words, settings_digest, weights_digest
+from netkin.identity import Form, described_call, form_of, in_words, settings_digest, state_noted, weights_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure, find
 from netkin.memory import format_bytes
@@ -284,7 +284,7 @@ class RunStudy:
         self.done: dict[int, Comparison] = {}
         self.failed: Mapping[int, str] = {}
         self.weights: dict[int, str] = {}
-        self.forms: dict[int, str] = {}  # the digests of what each network is beside its weights
+        self.forms: dict[int, str] = {}  # what each network is beside its weights, as JSON
 
     def series(
         self, save: str | os.PathLike[str] | None, partial: bool, overwrite: bool, apart: ClusterSteps | None = None
@@ -297,9 +297,14 @@ class RunStudy:
             for step in looking:
                 self.identify(step)
         files.refuse_output(save, "series", overwrite=overwrite)
-        identity = {} if save is None else {key.removeprefix("asked "): text for key, text in self.question.items()}
+        identity: dict[str, Any] = {}
+        if save is not None:
+            identity = {key.removeprefix("asked "): text for key, text in self.question.items()}
+            del identity["architecture"]  # in full, by the step
+            identity["architectures"] = {str(step): form for step, form in self.forms.items()}
         job = Job.beside(save, "series", identity, call=self.call, overwrite=overwrite)
-        with commanded(self.call), job:
+        live = {str(one.step): one.given for one in self.run.checkpoints if isinstance(one.given, nn.Module)}
+        with commanded(self.call), job, state_noted(job, live):
             job.expect(map(self._part, self.weights))
             try:
                 if apart is None:
@@ -314,7 +319,7 @@ class RunStudy:
     def identify(self, step: int) -> None:
         """Read a checkpoint for what identifies it."""
         model = self.run.at(step)
-        self.weights[step], self.forms[step] = weights_digest(model), form_digest(model)
+        self.weights[step], self.forms[step] = weights_digest(model), form_of(model).to_json()
 
     def _compare_all(self, job: Job) -> None:
         """Compare the steps that are not finished, and write the series after each."""
@@ -351,7 +356,7 @@ class RunStudy:
         return between_steps(self.run, measures, self.done[self.run.steps[-1]]) if measures else None
 
     def _part(self, step: int) -> str:
-        return f"{self.run.unit} {step}, weights {self.weights[step]}, architecture {self.forms[step]}"
+        return f"{self.run.unit} {step}, weights {self.weights[step]}"
 
     @cached_property
     def _final(self) -> nn.Module | CachedRunner:
@@ -382,7 +387,7 @@ class RunStudy:
         last = self.run.steps[-1]
         # where nothing is continued the final step's own pass has the digest: no need to read the data again
         seen = self.done[last].provenance.get("data digest") if last in self.done else None
-        own = {"final weights": self.weights[last], "architecture": f"digest {self.forms[last]}"}
+        own = {"final weights": self.weights[last], "architecture": str(Form.from_json(self.forms[last]))}
         if self.data is not None:
             own |= {"data digest": seen or self.data.digest, "asked examples": str(self.data.asked)}
         return {f"asked {key}": value for key, value in self.options.words.items()} | own

@@ -72,7 +72,7 @@ def without_wrappers(model: nn.Module) -> nn.Module:
 def _tensors(weights: nn.Module | Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Any]]:
     """Yield the name, the dense values and the place in memory of each tensor."""
     model = without_wrappers(weights) if isinstance(weights, nn.Module) else None
-    state = weights if model is None else model.state_dict()
+    state: Mapping[str, Any] = weights if model is None else model.state_dict()  # type: ignore[assignment]
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):  # what a module adds by `get_extra_state` belongs to its form
             continue
