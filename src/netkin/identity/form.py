@@ -20,7 +20,7 @@ from netkin.identity.weight_hash import without_wrappers
 OF_EVERY_MODULE = frozenset({*vars(nn.Module()), "_is_torch_compile", "_compile_kwargs", "_compiled_call_impl"})
 OF_EVERY_MODULE |= {"_hf_hook", "_old_forward", "hf_device_map"}
 OF_PLACES = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})  # of a config: where it came from
-LONGEST = 200  # characters of a value that is kept as it is
+LONGEST = 80  # characters of a value that is kept as it is
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d+)?")
 
 
