@@ -62,17 +62,17 @@ def test_every_bit_counts(dtype):
 
 def test_random_changes_of_a_large_tensor_count():
     draw = np.random.default_rng(0)
-    tensor = torch.randn(70_001, generator=torch.Generator().manual_seed(0)).bfloat16()  # blocks, and half a word
-    words, found = tensor.view(torch.int16), {weights_digest({"w": tensor})}
-    for _ in range(100):
+    tensor = torch.randn(40_001, generator=torch.Generator().manual_seed(0)).bfloat16()  # blocks, and half a word
+    words, found = tensor.view(torch.int16).numpy(), {}
+    for _ in range(50):
         first, second = draw.integers(0, len(tensor), 2)
         words[first] ^= 1 << int(draw.integers(0, 15))
-        found.add(weights_digest({"w": tensor}))
-        words[[first, second]] = words[[second, first]] + torch.tensor([0, 0], dtype=torch.int16)
-        found.add(weights_digest({"w": tensor}))
-        words[[first, second]] ^= -(2**15)  # both signs
-        found.add(weights_digest({"w": tensor}))
-    assert len(found) == 301
+        found[words.tobytes()] = weights_digest({"w": tensor})
+        words[[first, second]] = words[[second, first]]
+        found[words.tobytes()] = weights_digest({"w": tensor})
+        words[[first, second]] ^= np.int16(-(2**15))  # both signs
+        found[words.tobytes()] = weights_digest({"w": tensor})
+    assert len(set(found.values())) == len(found) > 140
 
 
 def test_values_that_are_equal_but_for_their_bits_count():
@@ -96,7 +96,7 @@ def test_names_shapes_and_kinds_count_and_order_does_not():
 def test_layout_and_chunks_do_not_count(monkeypatch):
     whole = torch.randn(300, 301, generator=torch.Generator().manual_seed(0))
     digest = weights_digest({"w": whole})
-    views = [whole.T.contiguous().T, torch.cat([whole[:1], whole])[1:], whole.to_sparse(), -(-whole)]
+    views = [whole.T.contiguous().T, torch.cat([whole[:1], whole])[1:], whole.to_sparse(), torch._neg_view(-whole)]
     assert {weights_digest({"w": view}) for view in views} == {digest}
     odd = whole.bfloat16().flatten()[1:]  # begins within a word
     assert weights_digest({"w": odd}) == weights_digest({"w": odd.clone()})
