@@ -300,10 +300,12 @@ class RunStudy:
         identity: dict[str, Any] = {}
         if save is not None:
             identity = {key.removeprefix("asked "): text for key, text in self.question.items()}
-            del identity["architecture"]  # in full, by the step
-            identity["architectures"] = {str(step): form for step, form in self.forms.items()}
+            del identity["architecture"]  # in full, so that a refusal names what differs
+            last = self.run.steps[-1]
+            identity["architectures"] = {str(last): self.forms[last]}
         job = Job.beside(save, "series", identity, call=self.call, overwrite=overwrite)
-        live = {str(one.step): one.given for one in self.run.checkpoints if isinstance(one.given, nn.Module)}
+        final = self.run.checkpoints[-1]
+        live = {str(final.step): final.given} if isinstance(final.given, nn.Module) else {}
         with commanded(self.call), job, state_noted(job, live):
             job.expect(map(self._part, self.weights))
             try:
@@ -356,7 +358,8 @@ class RunStudy:
         return between_steps(self.run, measures, self.done[self.run.steps[-1]]) if measures else None
 
     def _part(self, step: int) -> str:
-        return f"{self.run.unit} {step}, weights {self.weights[step]}"
+        form = Form.from_json(self.forms[step])
+        return f"{self.run.unit} {step}, weights {self.weights[step]}, architecture {form.digest}"
 
     @cached_property
     def _final(self) -> nn.Module | CachedRunner:

@@ -109,7 +109,7 @@ class FreezeTraining:
             "probe": probe, "measure": measures, "threshold": threshold, "patience": patience, "past": past,
             "every": every, "examples": examples, "shape": shape, "forward": forward,
         }  # fmt: skip
-        options = {"measures": measures, "threshold": threshold, "patience": patience, "past": past, "every": every}
+        options = {"threshold": threshold, "patience": patience, "past": past, "every": every}
         # by which a saved training knows it
         self.settings = {"schedule": schedule, "steps": steps, "layers": self._groups.names, **options}
         self._schedule = self._scheduled(schedule, similarity)
