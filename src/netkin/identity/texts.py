@@ -62,9 +62,10 @@ def function_digest(function: Callable[..., Any]) -> str:
     """Return a text of 24 hex digits that changes with a function: its name, source, defaults and the values it holds.
 
     These are values that it closes over, arguments of a partial, and attributes of the object whose method it is, as
-    far as they are plain values, arrays, models or functions. Comments in the source count. What it reads by a global
-    name does not, nor does the source of torch; a function without a source (written in C, or typed into an
-    interpreter) is known by its name. Of several lambdas in a line, Python 3.10 can't tell which one it is.
+    far as they are plain values, arrays or functions; a model counts where it is itself the function. Comments in the
+    source count. What it reads by a global name does not, nor does the source of torch; a function without a source
+    (written in C, or typed into an interpreter) is known by its name. Python 3.10 can't tell several lambdas in one
+    line apart.
 
     Example:
         >>> import math
@@ -131,7 +132,8 @@ def text_of(value: Any, place: str, unknown: list[str], within: tuple[int, ...] 
 
 def _callable_text(value: Any, place: str, unknown: list[str], text: Callable[..., str]) -> str:
     """Return the text of a function, a class, or an object that can be called."""
-    place = f"{place}()"
+    # models that a function holds are unknown: their forms would change by how they are used
+    place, text = f"{place}()", functools.partial(text, models=False)
     if isinstance(value, functools.partial):
         return f"partial {text([value.func, value.args, value.keywords], place)}"
     if isinstance(value, MethodType):
