@@ -313,8 +313,7 @@ def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any,
         origins = [part.origins[name] for part in (one, other)]
         forms = [Form.from_json(origin["form"]) for origin in origins if "form" in origin]
         if len(forms) == 2 and (difference := form_difference(*forms)):
-            digests = [origin["architecture"] for origin in origins]
-            yield f"architecture of {name!r}, {difference},", digests[0], digests[1]
+            yield f"architecture of {name!r}, {difference},", f"digest {forms[0].digest}", f"digest {forms[1].digest}"
         mine, theirs = ([(layer.name, layer.width) for layer in part.layers[name]] for part in (one, other))
         yield f"layers of {name!r}", mine, theirs
         shapes = [{layer.name: layer.shape for layer in part.layers[name]} for part in (one, other)]

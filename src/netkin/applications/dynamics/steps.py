@@ -325,7 +325,7 @@ def _named(data: Any) -> Any:
     return data
 
 
-def unpacked_step(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> tuple[Form, Comparison]:
+def unpacked_step(values: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> tuple[Form, Comparison]:
     """Return the form of a step's model, and the comparison of the step, that a part of the job holds."""
     return Form.from_json(values["form"]), unpacked({key: values[key] for key in values if key != "form"}, arrays)
 
