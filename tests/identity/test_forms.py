@@ -99,7 +99,7 @@ def with_state(extra):
         (Net(), Shifted(), "class"),
         (Net(), Doubled(), "class"),
         (nn.Sequential(nn.ReLU()), nn.Sequential(nn.Tanh()), "0.class"),
-        (with_hook(1.0), with_hook(2.0), "layer._forward_hooks"),
+        (with_hook(1.0), with_hook(2.0), "layer._forward_hooks.0"),
         (with_buffer(1.0), with_buffer(2.0), "scale"),
         (with_state(1), with_state(2), "extra_state"),
         (torch.fx.symbolic_trace(nn.ReLU()), torch.fx.symbolic_trace(nn.Tanh()), "_code"),

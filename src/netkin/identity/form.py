@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from netkin.identity.texts import class_text, digest_of, qualified, text_of
+from netkin.identity.texts import Unknown, callable_text, class_text, digest_of, qualified, text_of
 from netkin.identity.weight_hash import without_wrappers
 
 # the training flag, hooks, where parts are registered; what torch.compile and Lightning leave; and where accelerate
@@ -99,21 +99,17 @@ def form_of(model: nn.Module, version: str | None = None) -> Form:
         place = f"{path}.".replace("_orig_mod.", "") if path else ""
         kind = type(module)
         if kind not in kinds:
-            kinds[kind] = class_text(kind, "", missing := list[str]()), missing
+            kinds[kind] = class_text(kind, "", missing := list[str]()), missing  # often one for many modules
         attributes[f"{place}class"] = kinds[kind][0] if version is None else qualified(kind)
         unknown += [f"{place}{name}" for name in kinds[kind][1]]
         for name, value in _attributes(module):
-            entries = _config_entries(value)
-            text = text_of(
-                value if entries is None else entries, f"{place}{name}", missing := list[str](), models=False
-            )
-            if missing and not callable(value):  # by its kind alone, as it may hold what is another in each process
-                text = qualified(type(value))
+            entries, holes = _config_entries(value), list[str]()
+            text = _text(value if entries is None else entries, name, holes)
+            unknown += [f"{place}{name}"] if holes else []
             if entries is not None and text not in configs:  # often one for all modules
                 configs.add(text)
-                attributes |= {f"{place}{name}.{key}": _short(text_of(one, key, [])) for key, one in entries.items()}
+                attributes |= {f"{place}{name}.{key}": _short(_text(one, key, [])) for key, one in entries.items()}
             attributes[f"{place}{name}"] = _short(text)
-            unknown += [f"{place}{name}"] if missing else []
     return Form(attributes, unknown=tuple(dict.fromkeys(unknown)))
 
 
@@ -159,8 +155,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name in ("_forward_pre_hooks", "_forward_hooks"):
         # those of netkin are there while it runs the model
         hooks = [one for one in getattr(module, name).values() if not _module_of(one).startswith("netkin.")]
-        if hooks:
-            yield name, hooks
+        yield from ((f"{name}.{number}", hook) for number, hook in enumerate(hooks))
 
 
 def _module_of(function: Any) -> str:
@@ -176,6 +171,17 @@ def _config_entries(value: Any) -> dict[str, Any] | None:
     return (
         {str(key): one for key, one in entries.items() if key not in OF_PLACES} if isinstance(entries, dict) else None
     )
+
+
+def _text(value: Any, name: str, unknown: list[str]) -> str:
+    """Return the text of an attribute, of its kind alone if it is neither plain nor an array nor a function."""
+    try:
+        if callable(value) and not isinstance(value, nn.Module):
+            return callable_text(value, name, unknown)
+        return text_of(value, name, unknown, deep=False)
+    except Unknown:
+        unknown.append(name)
+        return qualified(type(value))
 
 
 def _short(text: str) -> str:

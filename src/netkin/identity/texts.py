@@ -17,7 +17,7 @@ from contextlib import suppress
 from enum import Enum
 from hashlib import blake2b
 from pathlib import PurePath
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -81,79 +81,88 @@ def source_digest(function: Any) -> str:
     """Return a digest of the source of a function, or of an object's class, whatever values it holds."""
     while isinstance(function, (functools.partial, MethodType)):
         function = function.func if isinstance(function, functools.partial) else function.__func__
-    named = isinstance(function, (FunctionType, BuiltinFunctionType))
-    return digest_of(source_of(function) if named else class_text(type(function), "", []))
+    return digest_of(source_of(function) if hasattr(function, "__qualname__") else class_text(type(function), "", []))
 
 
-def text_of(value: Any, place: str, unknown: list[str], within: tuple[int, ...] = (), *, models: bool = True) -> str:
-    """Return the text of a value; what is neither plain nor an array is added to `unknown` by its place.
+class Unknown(Exception):
+    """A value is neither plain nor an array nor a function."""
+
+
+def text_of(value: Any, place: str, unknown: list[str], within: tuple[Any, ...] = (), *, deep: bool = True) -> str:
+    """Return a text that changes with anything in a value.
 
     Args:
         value: Any value.
         place: What it is called.
-        unknown: The places of what counts by its kind alone; it grows.
-        within: The ids of all that the value lies in.
-        models: Whether a model counts, with its weights and form; else it is unknown.
+        unknown: Grows by the places of what counts by its kind alone.
+        within: All that the value lies in.
+        deep: Whether models and objects count with what they hold; else the first of them raises `Unknown`.
     """
-    if isinstance(value, np.generic):
-        value = value.item()
+    value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, Enum):
         return f"{qualified(type(value))}.{value.name}"
     if isinstance(value, (*PLAIN, *IN_FULL)):
         return repr(value)
-    if id(value) in within:
+    if any(value is outer for outer in within) or len(within) > DEEPEST:
         return "itself"
-    text = functools.partial(text_of, unknown=unknown, within=(*within, id(value)), models=models)
-    if len(within) > DEEPEST:
-        unknown.append(place)
-        return qualified(type(value))
+    text = functools.partial(text_of, unknown=unknown, within=(*within, value), deep=deep)
     if isinstance(value, Mapping):
         pairs = sorted((text(key, place), text(value[key], f"{place}[{key!r}]")) for key in value)
         return f"{{{', '.join(f'{key}: {one}' for key, one in pairs)}}}"
-    elif isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object):
+    if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object):
         return f"[{', '.join(text(one, f'{place}[{number}]') for number, one in enumerate(value))}]"
-    elif isinstance(value, (set, frozenset)):
+    if isinstance(value, (set, frozenset)):
         return f"set {sorted(text(one, place) for one in value)}"
-    elif isinstance(value, (Tensor, np.ndarray)):
+    if isinstance(value, (Tensor, np.ndarray)):
         return f"array {weights_digest({'': value if isinstance(value, Tensor) else tensor_of(value, place)})}"
-    elif isinstance(value, nn.Module):
-        if models:
-            from netkin.identity.form import form_of  # which reads the attributes of models by this function
+    if hasattr(value, "__qualname__") or isinstance(value, functools.partial):
+        return callable_text(value, place, unknown, within)
+    if not deep:
+        raise Unknown
+    if isinstance(value, nn.Module):
+        from netkin.identity.form import form_of  # which reads the attributes of models by this function
 
-            return f"model {weights_digest(value)} {form_of(value).digest}"
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return f"model {weights_digest(value)} {form_of(value).digest}"
+    if dataclasses.is_dataclass(value):
         fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
         return f"{qualified(type(value))} {text(fields, place)}"
-    elif callable(value):
-        return _callable_text(value, place, unknown, text)
+    if callable(value):
+        return callable_text(value, place, unknown, within)
     unknown.append(place)
     return qualified(type(value))
 
 
-def _callable_text(value: Any, place: str, unknown: list[str], text: Callable[..., str]) -> str:
-    """Return the text of a function, a class, or an object that can be called."""
-    # models that a function holds are unknown: their forms would change by how they are used
-    place, text = f"{place}()", functools.partial(text, models=False)
+def callable_text(value: Any, place: str, unknown: list[str], within: tuple[Any, ...] = ()) -> str:
+    """Return the text of a function, a class, or an object that can be called: its source, and the values it holds.
+
+    Of these, models and objects count by their kind; the function is then among the unknown, with brackets.
+    """
+    held: Mapping[str, Any] = {}
     if isinstance(value, functools.partial):
-        return f"partial {text([value.func, value.args, value.keywords], place)}"
-    if isinstance(value, MethodType):
-        owner = value.__self__
-        own = text(owner, place) if isinstance(owner, (nn.Module, type)) else _plain_attributes(owner)
-        return f"method {text(value.__func__, place)} of {qualified(type(owner))} {own}"
-    if isinstance(value, FunctionType):
-        if not has_source(value):
-            unknown.append(place)
-        return f"{source_of(value)} {text([value.__defaults__, value.__kwdefaults__, _closed_over(value)], place)}"
-    if isinstance(value, type):
-        return class_text(value, place, unknown)
-    owner = getattr(value, "__self__", None)
-    if isinstance(value, BuiltinFunctionType) and isinstance(owner, (*PLAIN, *IN_FULL, list, tuple, dict)):
-        return f"{value.__qualname__} of {text(owner, place)}"  # as `"a".upper`
-    if hasattr(value, "__wrapped__"):  # as by `functools.lru_cache`
-        return f"wrapper {text(value.__wrapped__, place)}"
-    if hasattr(value, "__qualname__"):
-        return qualified(value)
-    return f"{class_text(type(value), place, unknown)} {_plain_attributes(value)}"
+        name = callable_text(value.func, place, unknown, within)
+        held = {"arguments": value.args, **value.keywords}
+    elif isinstance(value, MethodType):
+        name = f"{qualified(type(value.__self__))} {callable_text(value.__func__, place, unknown, within)}"
+        held = {} if isinstance(value.__self__, (nn.Module, type)) else getattr(value.__self__, "__dict__", {})
+    elif isinstance(value, FunctionType):
+        name = source_of(value)
+        unknown += [] if has_source(value) else [f"{place}()"]
+        held = {"defaults": value.__defaults__, "keywords": value.__kwdefaults__, **_closed_over(value)}
+    elif isinstance(value, type):
+        name = class_text(value, place, unknown)
+    elif hasattr(value, "__qualname__"):
+        name, owner = qualified(value), getattr(value, "__self__", None)
+        held = {"self": owner} if isinstance(owner, (str, bytes, list, tuple, dict)) else {}  # as `"a".upper`
+    else:
+        name, held = class_text(type(value), place, unknown), getattr(value, "__dict__", {})
+    texts = {}
+    for key, one in sorted(held.items()):
+        try:
+            texts[key] = text_of(one, f"{place}()", unknown, (*within, value), deep=False)
+        except Unknown:
+            texts[key] = qualified(type(one))
+            unknown.append(f"{place}()")
+    return f"{name} {texts}"
 
 
 def class_text(kind: type, place: str, unknown: list[str]) -> str:
@@ -171,23 +180,11 @@ def class_text(kind: type, place: str, unknown: list[str]) -> str:
             for function in functions:
                 parts.append(f"{name} {source_of(function)}")
                 if not (has_source(function) or name.startswith("__")):
-                    unknown.append(f"{place}.{name}".lstrip("."))
-            if not functions and not name.startswith("__") and (text := _known_text(member)):
-                parts.append(f"{name} {text}")
+                    unknown.append(f"{place}.{name}()".lstrip("."))
+            if not (functions or isinstance(member, type) or name.startswith("__")):
+                with suppress(Unknown):
+                    parts.append(f"{name} {text_of(member, name, [], deep=False)}")
     return f"{qualified(kind)} {digest_of(str(sorted(parts)))}" if parts else qualified(kind)
-
-
-def _plain_attributes(value: Any) -> dict[str, str]:
-    """Return as text those attributes of an object that are known; others change by how it is used."""
-    texts = {name: _known_text(one) for name, one in getattr(value, "__dict__", {}).items()}
-    return {name: texts[name] for name in sorted(texts) if texts[name]}
-
-
-def _known_text(value: Any) -> str:
-    """Return the text of a value; empty if anything in it counts by its kind alone."""
-    unknown: list[str] = []
-    text = text_of(value, "value", unknown, models=False)
-    return "" if unknown else text
 
 
 def _closed_over(function: FunctionType) -> dict[str, Any]:
