@@ -1,12 +1,15 @@
 """The digest of weights: any bit changes it; devices, layouts and chunks do not."""
 
+import copy
+from hashlib import blake2b
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from netkin.errors import InvalidValue
-from netkin.identity import weight_hash, weights_digest
+from netkin.identity import form_difference, form_of, weight_hash, weights_digest
 
 
 def net(dtype=torch.float32, seed=0):
@@ -16,7 +19,6 @@ def net(dtype=torch.float32, seed=0):
 
 def transcribed(state):
     """Return the digest of weights by the formula, one word after the other, in Python's own whole numbers."""
-    from hashlib import blake2b
 
     def mixed(word):
         word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
@@ -137,27 +139,15 @@ def test_wrappers_of_torch_do_not_count():
     assert {weights_digest(one) for one in wrapped} == {weights_digest(model)}
 
 
-class Offloading:
-    """As a hook of accelerate: it knows where the weights of its layer are while this does not run."""
-
-    def __init__(self, weights_map):
-        self.weights_map = weights_map
-
-
-class Several:
-    def __init__(self, *hooks):
-        self.hooks = hooks
-
-
-def test_offloaded_weights_are_read_from_where_they_are():
-    model = net()
-    digest, state = weights_digest(model), model.state_dict()
-    model.to("meta")
-    model[0]._hf_hook = Several(object(), Offloading({name: state[f"0.{name}"] for name in ("weight", "bias")}))
-    with pytest.raises(InvalidValue, match="weight '1.weight' lies on the meta device"):
-        weights_digest(model)
-    model._hf_hook = Offloading(state)
-    assert weights_digest(model) == digest
+def test_offloaded_weights_are_read_from_where_they_are(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    model, here = net(), {"execution_device": torch.device("cpu")}
+    in_memory = accelerate.cpu_offload(copy.deepcopy(model), offload_buffers=True, **here)
+    on_disk = accelerate.disk_offload(copy.deepcopy(model), tmp_path, **here)
+    for offloaded in (in_memory, on_disk):
+        assert offloaded[0].weight.is_meta
+        assert weights_digest(offloaded) == weights_digest(model)
+        assert form_difference(form_of(model), form_of(offloaded)) == ""
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])

@@ -18,7 +18,7 @@ from netkin.identity.weight_hash import without_wrappers
 # the training flag, hooks, where parts are registered; what torch.compile and Lightning leave; and where accelerate
 # has put the parts of a model, with the forward method that fetches their weights
 OF_EVERY_MODULE = frozenset({*vars(nn.Module()), "_is_torch_compile", "_compile_kwargs", "_compiled_call_impl"})
-OF_EVERY_MODULE |= {"_hf_hook", "_old_forward", "hf_device_map"}
+OF_EVERY_MODULE |= {"_hf_hook", "_old_forward", "hf_device_map", "name_or_path"}
 OF_PLACES = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})  # of a config: where it came from
 LONGEST = 80  # characters of a value that is kept as it is
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d+)?")
@@ -92,7 +92,7 @@ def form_of(model: nn.Module, version: str | None = None) -> Form:
         "'p' (0.1, not 0.2)"
     """
     attributes, unknown = {} if version is None else {"version": version}, list[str]()
-    configs, kinds = set[str](), dict[type, tuple[str, list[str]]]()
+    configs, kinds = dict[int, str](), dict[type, tuple[str, list[str]]]()
     for path, module in without_wrappers(model).named_modules():
         if "_orig_mod" in module._modules:  # compiled; the module itself comes next
             continue
@@ -103,13 +103,13 @@ def form_of(model: nn.Module, version: str | None = None) -> Form:
         attributes[f"{place}class"] = kinds[kind][0] if version is None else qualified(kind)
         unknown += [f"{place}{name}" for name in kinds[kind][1]]
         for name, value in _attributes(module):
-            entries, holes = _config_entries(value), list[str]()
-            text = _text(value if entries is None else entries, name, holes)
-            unknown += [f"{place}{name}"] if holes else []
-            if entries is not None and text not in configs:  # often one for all modules
-                configs.add(text)
+            holes: list[str] = []
+            text = configs.get(id(value), "")  # which often is one for all modules
+            if not text and (entries := _config_entries(value)) is not None:
+                text = configs[id(value)] = digest_of(_text(entries, name, holes))
                 attributes |= {f"{place}{name}.{key}": _short(_text(one, key, [])) for key, one in entries.items()}
-            attributes[f"{place}{name}"] = _short(text)
+            attributes[f"{place}{name}"] = _short(text or _text(value, name, holes))
+            unknown += [f"{place}{name}"] if holes else []
     return Form(attributes, unknown=tuple(dict.fromkeys(unknown)))
 
 
