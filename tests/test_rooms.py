@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "identity": "errors arrays progress",
     "memory": "",
     "progress": "errors",
-    "jobs": "errors files progress",
+    "jobs": "errors files identity progress",
     "results": "errors files",
     "statistics": "errors settings arrays files identity memory",
     "measures": "errors settings arrays statistics",

@@ -154,6 +154,12 @@ class Job:
         self._finished = {name for name in self._expected if self.has(name)}
         self._write()
 
+    def revise(self, name: str, entries: Mapping[str, str]) -> None:
+        """Replace entries of a mapping in the identity, as the forms of models that running has told more about."""
+        identity = self._state.identity
+        self._state = replace(self._state, identity={**identity, name: {**identity[name], **entries}})
+        self._write()
+
     def advance(self, done: int, total: int | None, unit: str) -> None:
         """Report the progress of work without parts, as the "steps" of a training; a request to cancel ends it."""
         # what could not be written is not done for the next call
@@ -395,5 +401,8 @@ def _refuse_no_job(folder: Path) -> None:
 
 def _merged_identity(held: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: {**held[name], **value} if isinstance(value, Mapping) else held[name] for name, value in asked.items()
+        name: held[name] | {key: one for key, one in value.items() if key not in held[name]}
+        if isinstance(value, Mapping)
+        else held[name]
+        for name, value in asked.items()
     }

@@ -21,10 +21,10 @@ SUFFIX = ".job"  # of the folder beside a result
 RESTART = "start again with `overwrite=True`"
 WORDS = {"chunks": "`errors`", "measures digest": "the code of its measures"}
 OF_MODELS = {"models": "the weights", "weights": "the weights", "architectures": "the architecture"}  # of each model
-# 16 or 24 hex digits; without a word before them at least one letter, or 24 digits, else they are a number
+# 16, 24 or 32 hex digits; without a word before them at least one letter, or 24 digits, else they are a number
 _DIGEST = re.compile(
-    r"(?:[,;] )?(?:(?:mark |digest )(?:[0-9a-f]{24}|[0-9a-f]{16})"
-    r"|(?<![\w.])(?:[0-9a-f]{24}|(?=\d*[a-f])[0-9a-f]{16}))\b"
+    r"(?:[,;] )?(?:(?:mark |digest )(?:[0-9a-f]{32}|[0-9a-f]{24}|[0-9a-f]{16})"
+    r"|(?<![\w.])(?:[0-9a-f]{32}|[0-9a-f]{24}|(?=\d*[a-f])[0-9a-f]{16}))\b"
 )
 EPOCH = "1970-01-01T00:00:00.000+00:00"
 SILENT = 60  # seconds without a heartbeat after which a process on another machine is taken for dead
@@ -194,6 +194,11 @@ def _differing(
         one, other = held.get(name), asked.get(name)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from _differing(one, other, added, name)
+        elif one != other and inside == "architectures":
+            from netkin.identity import Form, form_difference  # needs torch, which those who only read jobs do without
+
+            if difference := form_difference(*(Form.from_json(str(form)) for form in (one, other))):
+                yield f"{OF_MODELS[inside]} of {name!r}, {difference}", ("", "")
         elif one != other:
             words = f"{OF_MODELS[inside]} of {name!r}" if inside in OF_MODELS else name.removesuffix(" digest")
             yield WORDS.get(name, words), (one, other) if name != "chunks" else (_chunks(one), _chunks(other))

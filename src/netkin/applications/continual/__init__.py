@@ -206,12 +206,13 @@ def _record(
 def _identity(
     learners: Mapping[int, Learner], tasks: Sequence[Task], method: str, recipe: Recipe, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    forms = [[weights_digest(one.model), form_of(one.model)] for one in learners.values()]
+    models = {f"seed {seed}": learner.model for seed, learner in learners.items()}
     return {
         "method": f"{method}; digest {settings_digest(dict(options))}",
         "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
         "seeds": ", ".join(map(str, learners)),
-        "network": f"digest {settings_digest(forms)}",
+        "network": f"digest {settings_digest(list(map(weights_digest, models.values())))}",
+        "architectures": {name: form_of(model).to_json() for name, model in models.items()},
         "tasks": f"{', '.join(task.name for task in tasks)}; digest {settings_digest([t.digest() for t in tasks])}",
     }
 

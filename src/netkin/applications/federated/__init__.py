@@ -194,7 +194,8 @@ class FederationRequest:
         every = {"public": self.public, **{f"client {name}": own for name, own in self.clients.items()}}
         digests = {name: Arrays(own, self.recipe, 0).digest() for name, own in every.items() if own is not None}
         return self._tested | {
-            "model": settings_digest([state_of(self.model), form_of(self.model), still, self.plan.parts]),
+            "model": settings_digest([state_of(self.model), still, self.plan.parts]),
+            "architectures": {"model": form_of(self.model).to_json()},
             "algorithm": self.plan.algorithm.name, "coefficients": source, "recipe": settings_digest(self.recipe),
             "share": self.share, "pull": self.pull, "head epochs": self.head_epochs or 0, "seed": self.seed,
             "pretraining epochs": self.pretrain_epochs if self.public is not None else 0,

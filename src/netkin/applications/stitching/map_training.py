@@ -33,7 +33,7 @@ from netkin.applications.stitching.training_batches import (
     sample_scores,
 )
 from netkin.errors import FileError, ForwardError, InvalidValue, outside
-from netkin.identity import form_of, in_words, settings_digest, weights_digest
+from netkin.identity import form_of, in_words, state_noted, weights_digest
 from netkin.jobs import Job, Part
 from netkin.measures.kernels import batch_cka
 from netkin.progress import Report, reporting
@@ -198,13 +198,15 @@ class _Trainer:
             "forms of the activations": network.transformation.meeting.words or "none",
             "weights of the first model": weights_digest(network.a),
             "weights of the second model": weights_digest(network.b),
-            "architectures": f"digest {settings_digest([form_of(network.a), form_of(network.b)])}",
         }
         options = {name: in_words(value) for name, value in self.settings.course.items()}
         identity = options | subjects | {name: str(one.examples) for name, one in self.digests.items()}
         orders = {"order of the examples": "data", "order of the validation examples": "validation data"}
         identity |= {words: f"digest {self.digests[name].order}" for words, name in orders.items()}
-        with Job(self.settings.resume, "training", identity, call=str(self.settings)) as job:
+        models = {"first": network.a, "second": network.b}
+        forms = {"architectures": {name: form_of(model).to_json() for name, model in models.items()}}
+        job = Job(self.settings.resume, "training", identity | forms, call=str(self.settings))
+        with job, state_noted(job, models):
             yield job, "standing"
 
     def _with_digest(self, name: str, batches: Iterable[Any]) -> Iterator[Any]:
