@@ -71,7 +71,7 @@ def pool(models: Any, images: list[Tensor], layers: list[str], **options: Any) -
     waited(statistics.compare)  # what is loaded and compiled at the first call is left aside
     statistics = waited(collected)
     start = time.perf_counter()
-    waited(lambda: statistics.compare(progress=False))
+    waited(lambda: statistics.compute(progress=False))
     return {"measures": len(LINEAR), "reading_seconds": time.perf_counter() - start} | took
 
 

@@ -285,7 +285,7 @@ def test_statistics_that_keep_no_chunks_may_say_any_number_of_them(whole, tmp_pa
     header, arrays = files.read(whole / "statistics of sketches")
     header["study"]["chunks"] = 10**12
     write_unchecked(tmp_path / "many", header, arrays)
-    table = nk.load(tmp_path / "many").compare()["sketched_cka(buckets=4)"]
+    table = nk.load(tmp_path / "many").compute()["sketched_cka(buckets=4)"]
     assert "random by its seed" in table.error_reasons["0", "0"]
 
 

@@ -14,7 +14,7 @@ import netkin as nk
 import rank_worlds
 from netkin.comparing.engines.distributed import Ranks, _as_bytes
 from netkin.comparing.feed import Feed
-from netkin.comparing.subjects import ModelRunner
+from netkin.comparing.inputs import ModelSide
 from netkin.errors import InflatedWarning, InvalidValue, UnknownName, WorkerError
 from processes import run_ranks
 
@@ -255,7 +255,7 @@ def test_a_part_that_is_withdrawn_over_a_fault_is_not_waited_for():
 def feed_of(*data, examples=None, part=(1, 2)):
     """Return the feed of some models with a loader each, on one process of several."""
     runners = [
-        ModelRunner(name, nn.Identity(), None, None, None, None, None) for name, _ in zip("ab", data, strict=False)
+        ModelSide(name, nn.Identity(), None, None, None, None, None) for name, _ in zip("ab", data, strict=False)
     ]
     for runner, own in zip(runners, data, strict=True):
         runner.data = own

@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin.comparing import pairs_plan
 from netkin.comparing.engines import ray
-from netkin.comparing.feed import CachedRunner, HeldExamples
-from netkin.comparing.many_models import PairsPlan
+from netkin.comparing.inputs import ReplayedSide, HeldExamples
+from netkin.comparing.many import ManyPlan
 from netkin.comparing.pairs_job import PairsJob
-from netkin.comparing.pairs_plan import ModelBlock, blocks_of, largest_fit, pass_plan
+from netkin.comparing.many import ModelBlock, blocks_of, largest_fit, pass_plan
 from netkin.errors import FileError, InvalidValue, MemoryLimit
 from netkin.jobs import Job
 from netkin.measures.registry import find
@@ -137,8 +137,8 @@ def test_the_forward_passes_are_those_of_the_plan(nets, inputs):
 
 def test_kept_rows_are_those_of_one_run(nets, inputs, monkeypatch):
     runs = []
-    run = CachedRunner._run
-    monkeypatch.setattr(CachedRunner, "_run", lambda self, batch: runs.append(self.name) or run(self, batch))
+    run = ReplayedSide._run
+    monkeypatch.setattr(ReplayedSide, "_run", lambda self, batch: runs.append(self.name) or run(self, batch))
     plan = nk.explain_many(nets, inputs, MEASURES, progress=False)
     limit = plan.way.statistics * 3 // 5
     told = nk.explain_many(nets, inputs, MEASURES, memory=limit, progress=False)
@@ -388,7 +388,7 @@ def test_one_name_is_no_list_of_models(inputs):
 def test_both_calls_take_the_same_arguments():
     call, plan = (inspect.signature(one) for one in (nk.compare_many, nk.explain_many))
     assert call.parameters == plan.parameters
-    assert plan.return_annotation is PairsPlan
+    assert plan.return_annotation is ManyPlan
 
 
 def test_a_model_that_fails_in_a_later_block_has_no_pairs_of_earlier_ones(monkeypatch):

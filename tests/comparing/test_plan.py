@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import netkin as nk
-from netkin.comparing import planning
+from netkin.comparing import plan as planning
 from netkin.comparing.engines import cluster as clusters
 from netkin.comparing.many_models import in_hours
 from netkin.errors import MemoryLimit, WorkerError

@@ -156,9 +156,9 @@ def test_what_can_not_be_compared_is_refused(a, b, options, fault, words):
 def test_state_dicts_are_no_recorded_rows_and_are_compared_as_weights(maps, plain):
     a, b = (plain(maps().state_dict()) for _ in range(2))
     for call in (lambda: nk.compare(a, b), lambda: nk.compare_many({"a": a, "b": b}, measures="weight_cosine")):
-        with pytest.raises(InvalidValue, match="'a' is a state dict.*`nk.Subject.weights=.*'weight_cosine'"):
+        with pytest.raises(InvalidValue, match="'a' is a state dict.*`nk.ModelInput.weights=.*'weight_cosine'"):
             call()
-    a, b = nk.Subject(weights=a), nk.Subject(weights=b)
+    a, b = nk.ModelInput(weights=a), nk.ModelInput(weights=b)
     assert -1 <= nk.compare(a, b, measures="weight_cosine")["conv1", "conv1"] <= 1
     with pytest.raises(InvalidValue, match="'a' is a set of weights, which can't be run; pass the model"):
         nk.compare(a, b)
@@ -249,7 +249,7 @@ def test_two_loaders_that_shuffle_apart_are_refused(maps, images):
         return DataLoader(TensorDataset(images), batch_size=16, **options)
 
     def subjects(*data):
-        return [nk.Subject(model, data=own, layers="fc") for model, own in zip((a, b), data, strict=True)]
+        return [nk.ModelInput(model, data=own, layers="fc") for model, own in zip((a, b), data, strict=True)]
 
     a, b = maps(), maps()
     same = nk.compare(a, b, images, layers="fc")["fc", "fc"]

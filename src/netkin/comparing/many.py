@@ -31,7 +31,7 @@ from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_al
 from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
 from netkin.comparing.stream import Stream
 from netkin.errors import InvalidValue, MemoryLimit, blame
-from netkin.identity import described_call, form_of, settings_digest, weights_digest, with_call
+from netkin.identity import described_call, form_of, settings_digest, state_noted, weights_digest, with_call
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.memory import format_bytes
@@ -476,7 +476,9 @@ class Many:
             layers=self.call.spec.layers, pairs=self.call.spec.pairs, examples=self.call.spec.examples,
         )  # fmt: skip
         assert run.save is not None
-        with Job.beside(run.save, "comparison", self._identity(), call=text, overwrite=run.overwrite) as job:
+        job = Job.beside(run.save, "comparison", self._identity(), call=text, overwrite=run.overwrite)
+        modules = {name: model for name, model in self.call.models.items() if isinstance(model, nn.Module)}
+        with job, state_noted(job, modules):
             way, limit = self._planned(job)
             made = self._through(
                 way, replace(self.call, limit=limit), PairsJob(job, self.measures, way.blocks, way.sample)

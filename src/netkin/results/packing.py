@@ -321,7 +321,7 @@ RESULTS: dict[str, Callable[[Mapping[str, Any], NamedArrays], Any]] = {
 # who reads the other kinds, from a path and, for some, that many models; modules are imported for this table's sake
 # alone, never because a file names one
 READERS: dict[str, tuple[str, str, int]] = {
-    "statistics": ("netkin.comparing.pass_statistics", "load_statistics", 0),
+    "statistics": ("netkin.comparing.comparer", "load_comparer", 0),
     "stitch": ("netkin.applications.stitching.network", "load_stitch", 2),
     "federation": ("netkin.results.federation", "load_federation", 0),
     "compressed": ("netkin.applications.compression.factoring", "load_compressed", 1),

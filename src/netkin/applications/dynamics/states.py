@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.pass_statistics import Statistics, found_measures
+from netkin.comparing.comparer import Comparer, found_measures
+from netkin.comparing.spec import Spec as CompareSpec
 from netkin.errors import ForwardError, InvalidValue, NoValue
 from netkin.identity import settings_digest
 from netkin.measures.registry import Measure
@@ -213,12 +214,12 @@ def comparison(
     return replace(found, data=data, provenance={**origin, **versions, **ranks})
 
 
-def _statistics(a: Moment, b: Moment, pairs: Any) -> Statistics:
+def _statistics(a: Moment, b: Moment, pairs: Any) -> Comparer:
     """Return the states of two moments as what a pass leaves."""
     layers: dict[Key, LayerSize] = {layer.key: layer for layer in (*a.layers, *b.layers)}
     study = Study(layers, [], examples=a.examples)
-    made = Statistics([], Pairs([(a.name, b.name)], pairs), study, Alignment(layers.values(), []), [])
-    made.models, made.examples, made.collectors = [a.name, b.name], a.examples, [[StateRows(a, b)]]
+    made = Comparer.of(CompareSpec(pairs=pairs), [], Pairs([(a.name, b.name)], pairs), study)
+    made.alignment, made.examples, made.collectors = Alignment(layers.values(), []), a.examples, [[StateRows(a, b)]]
     made.origins = {a.name: {}, b.name: {}}
     return made
 
