@@ -74,7 +74,9 @@ def test_subjects_that_hold_the_same_data_share_one_iteration(pair, inputs, laye
 
 
 def test_a_model_on_two_sets_of_data(pair, inputs, layers):
-    mirrored = nk.compare(nk.ModelInput(pair[0], data=inputs), nk.ModelInput(pair[0], data=inputs.flip(3)), layers=layers)
+    mirrored = nk.compare(
+        nk.ModelInput(pair[0], data=inputs), nk.ModelInput(pair[0], data=inputs.flip(3)), layers=layers
+    )
     rows = [nk.activations(pair[0], "conv2", x)["conv2"] for x in (inputs, inputs.flip(3))]
     assert mirrored["conv2", "conv2"] == pytest.approx(float(nk.cka(*rows)), abs=1e-9)
     assert 0.1 < mirrored["conv2", "conv2"] < 0.9999

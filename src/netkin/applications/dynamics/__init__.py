@@ -21,9 +21,9 @@ from netkin.applications.dynamics.steps import ClusterSteps, Held, between_steps
 from netkin.comparing.compare import compare, explain
 from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.engines.ray import Ray
-from netkin.comparing.feed import CachedRunner, data_name
-from netkin.comparing.planning import Plan, weights_alone
-from netkin.comparing.subjects import ModelRunner
+from netkin.comparing.feed import data_name
+from netkin.comparing.inputs import ModelSide, ReplayedSide
+from netkin.comparing.plan import Plan, weights_alone
 from netkin.errors import InvalidValue
 from netkin.identity import (
     Form,
@@ -48,8 +48,6 @@ from netkin.settings import random_states_kept
 from netkin.sources.runs import Architecture, Run, open_run
 
 __all__ = ["DynamicsRecorder", "Progress", "RunPlan", "dynamics", "explain_dynamics"]
-
-WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows
 
 
 def dynamics(
@@ -193,13 +191,13 @@ def explain_dynamics(
         ((0, 50, 100), 9, 3)
     """
     opened, asked = open_run(run, model, name=name).only(steps), DynamicsOptions.of(measures, **options)
-    count, again, running = len(opened.steps), asked.needs_space and not asked.of_weights, _engine(engine)
+    count, running = len(opened.steps), _engine(engine)
     apart = ClusterSteps(running, opened, data, examples, asked) if isinstance(running, Ray) else None
     each = asked.plan(opened, opened.data(data), examples) if apart is None else apart.explain()
     # half of these passes are the final model's, which runs once on each batch, or in each worker, if its rows are kept
-    finals = count - 1 if again else 0 if apart is None else min(count, apart.slots) - 1
+    finals = 0 if apart is None else min(count, apart.slots) - 1
     passes = each.passes and each.passes * (count + finals) // 2
-    lines = [*_plan_lines(opened, each, passes, again), *([] if apart is None else apart.cost(each, count + finals))]
+    lines = [*_plan_lines(opened, each, passes), *([] if apart is None else apart.cost(each, count + finals))]
     return RunPlan(opened.name, opened.unit, opened.steps, each, passes, tuple(lines), getattr(apart, "seconds", None))
 
 
@@ -210,7 +208,7 @@ def _engine(engine: str | Engine) -> Engine:
     return running
 
 
-def _plan_lines(run: Run, each: Plan, passes: int | None, again: bool) -> Iterator[str]:
+def _plan_lines(run: Run, each: Plan, passes: int | None) -> Iterator[str]:
     count, last = len(run.steps), run.steps[-1]
     yield f"run {run.name!r}: {count} checkpoints, {run.unit}s {run.steps[0]:,} to {last:,}"
     if run.passed_over:
@@ -223,7 +221,7 @@ def _plan_lines(run: Run, each: Plan, passes: int | None, again: bool) -> Iterat
     total = "not known before the data are read" if passes is None else f"{passes:,}"
     room = format_bytes(spare_memory(torch.device("cpu")))
     once = f"once on each batch, if the data and its rows take at most {room} each, else with every checkpoint"
-    yield f"forward passes in all: {total}; the final model runs {'with every checkpoint' if again else once}"
+    yield f"forward passes in all: {total}; the final model runs {once}"
 
 
 @dataclass(frozen=True)
@@ -275,13 +273,6 @@ class DynamicsOptions:
         facts = {key: in_words(value) for key, value in changing.items()} | {"transform": in_words(self.transform)}
         facts |= {"measures": ", ".join(measure.id for measure in self.measures)}
         return facts | {"measures digest": settings_digest([measure.function for measure in self.measures])}
-
-    @property
-    def needs_space(self) -> bool:
-        """Whether the comparison needs more than a layer's rows."""
-        shape = self.others["shape"]
-        shapes = shape.values() if isinstance(shape, Mapping) else [shape]
-        return self.others["resize"] is not None or any(shape_name(one) in WITH_SPACE for one in shapes)
 
 
 class RunStudy:
@@ -377,14 +368,14 @@ class RunStudy:
         return f"{self.run.unit} {step}, weights {self.weights[step]}"
 
     @cached_property
-    def _final(self) -> nn.Module | CachedRunner:
-        """The final model, with a memory where rows alone are compared and the batches are the same in each pass."""
+    def _final(self) -> nn.Module | ReplayedSide:
+        """The final model, whose rows are kept where the batches are the same in each pass."""
         model, others = self.run.final, self.options.others
-        if self.data is None or self.options.needs_space or not self.data.is_held:
+        if self.data is None or not self.data.is_held:
             return model
         how = (others["layers"], others["shape"], others["forward"], self.options.transform, others["device"])
-        subject = ModelRunner(f"{self.run.unit} {self.run.steps[-1]}", model, *how)
-        return CachedRunner(subject, spare_memory(torch.device(others["device"] or device_of(model))) // self.sharers)
+        side = ModelSide(f"{self.run.unit} {self.run.steps[-1]}", model, *how)
+        return ReplayedSide(side, spare_memory(torch.device(others["device"] or device_of(model))) // self.sharers)
 
     def compared(self, step: int) -> Comparison:
         """Return the comparison of a step with the final one."""

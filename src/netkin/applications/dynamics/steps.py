@@ -19,26 +19,9 @@ import torch
 from torch import Tensor
 
 from netkin.comparing.alignment import Pairs, size_of_weights
-from netkin.comparing.all_pairs import AllPairs
-from netkin.comparing.engines import (
-    ClusterTask,
-    DataSpec,
-    plain_data,
-    plain_device,
-    plain_function,
-    plain_layers,
-    plain_measures,
-    plain_shape,
-    worker,
-)
-from netkin.comparing.engines.cluster import Cluster
-from netkin.comparing.engines.ray import Ray, in_cluster_hours
-from netkin.comparing.engines.worker import Message, as_fault, as_outcome, cache, measures_of
 from netkin.comparing.feed import data_name
-from netkin.comparing.many_models import study_of
-from netkin.comparing.planning import Plan, needs_of
-from netkin.comparing.request import Options
-from netkin.comparing.subjects import ModelRunner
+from netkin.comparing.inputs import ModelSide
+from netkin.comparing.plan import Plan, needs_of
 from netkin.errors import InvalidValue, MemoryLimit, NetkinError, NoValue, SourceError, WorkerError
 from netkin.identity import DataDigest, Form, settings_digest
 from netkin.jobs import Job
@@ -160,10 +143,8 @@ def _collected(run: Run, measure: Measure, layers: Sequence[str]) -> Collector |
     (need,) = needs_of([measure])
     kind, rows = need.candidates[0], dict[Key, Mapping[str, Tensor]]()
     for step in run.steps:
-        runner = ModelRunner(str(step), run.at(step), list(layers), None, None, None, None)
-        weights = {
-            name: {key: one.detach() for key, one in own.items()} for name, own in runner.weights(layers).items()
-        }
+        side = ModelSide(str(step), run.at(step), list(layers))
+        weights = {name: {key: one.detach() for key, one in own.items()} for name, own in side.weights(layers).items()}
         if not rows:
             sizes = [size_of_weights(str(one), name, own) for one in run.steps for name, own in weights.items()]
             study = Study({size.key: size for size in sizes}, [])
