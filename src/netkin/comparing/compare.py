@@ -193,8 +193,8 @@ class Call:
 
     def sides(self) -> list[Side]:
         """Return what stands for each model in a stream."""
-        forward = self._one_each("forward")
-        transforms = self._one_each("transforms")
+        forward = self.one_each("forward")
+        transforms = self.one_each("transforms")
         return [self._side(name, thing, forward[name], transforms[name]) for name, thing in self.models.items()]
 
     def _side(self, name: str, thing: Any, forward: Any, transform: Any) -> Side:
@@ -222,7 +222,8 @@ class Call:
         side.data = given.data
         return side
 
-    def _one_each(self, what: str) -> dict[str, Any]:
+    def one_each(self, what: str) -> dict[str, Any]:
+        """Return for each model what is given once for all of them, in their order or by their names."""
         given, names = getattr(self.spec, what), list(self.models)
         if given is None or callable(given) or isinstance(given, str):
             return dict.fromkeys(names, given)
@@ -248,6 +249,17 @@ class Call:
                 argument="layers",
             )
         return layers.get(name, layers.get(places.get(name, name)))
+
+    def of_some(self, models: Mapping[str, Any], of: Sequence[tuple[str, str]]) -> Call:
+        """Return the call for some of its models, loaded or not, and the pairs of them that are compared."""
+        layers = self.spec.layers
+        if isinstance(layers, Mapping):
+            layers = {name: self.layers_of(name) for name in models}
+        functions = {
+            what: {name: function for name, function in self.one_each(what).items() if name in models}
+            for what in ("transforms", "forward")
+        }
+        return replace(self, models=models, of=of, spec=replace(self.spec, layers=layers, **functions))
 
     @property
     def pairs(self) -> Pairs:
@@ -406,8 +418,8 @@ class Call:
     def settings(self, digest: Callable[[Any], str] = function_digest) -> dict[str, str]:
         """Return all that changes the numbers, beside weights and data, as text; functions by their digests."""
         spec = self.spec
-        given = {f"transform of {name}": one for name, one in self._one_each("transforms").items()}
-        given |= {f"forward of {name}": one for name, one in self._one_each("forward").items()}
+        given = {f"transform of {name}": one for name, one in self.one_each("transforms").items()}
+        given |= {f"forward of {name}": one for name, one in self.one_each("forward").items()}
         functions = {what: digest(one) for what, one in given.items() if one is not None}
         shapes = spec.shape.items() if isinstance(spec.shape, Mapping) else [("all", spec.shape)]
         settings = {f"shape of {layer}": digest(one) if callable(one) else str(one) for layer, one in shapes}
