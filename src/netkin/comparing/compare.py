@@ -252,14 +252,13 @@ class Call:
 
     def of_some(self, models: Mapping[str, Any], of: Sequence[tuple[str, str]]) -> Call:
         """Return the call for some of its models, loaded or not, and the pairs of them that are compared."""
-        layers = self.spec.layers
-        if isinstance(layers, Mapping):
-            layers = {name: self.layers_of(name) for name in models}
-        functions = {
+        own: dict[str, Any] = {
             what: {name: function for name, function in self.one_each(what).items() if name in models}
             for what in ("transforms", "forward")
         }
-        return replace(self, models=models, of=of, spec=replace(self.spec, layers=layers, **functions))
+        if isinstance(self.spec.layers, Mapping):
+            own["layers"] = {name: self.layers_of(name) for name in models}
+        return replace(self, models=models, of=of, spec=replace(self.spec, **own))
 
     @property
     def pairs(self) -> Pairs:

@@ -75,7 +75,9 @@ def plain_call(call: Call, measures: Sequence[Measure]) -> PlainCall:
         "models": dict(call.models),
         "seeds": {name: place for place, name in enumerate(call.models)},  # of random weights
         "data": None if call.data is None else asdict(plain_data(call.data)),
-        "data_for": [model for model in call.models.values() if model.startswith("hf:")],  # also in a block without them
+        "data_for": [
+            model for model in call.models.values() if model.startswith("hf:")
+        ],  # also in a block without them
         "measures": plain_measures(measures),
         "layers": {name: plain_layers(call.layers_of(name)) for name in call.models},
         **functions,
@@ -86,16 +88,20 @@ def plain_call(call: Call, measures: Sequence[Measure]) -> PlainCall:
 
 
 def call_from(
-    plain: PlainCall, models: Mapping[str, Any], data: Any, of: Sequence[Pair], limit: int | None = None, part: Any = None
+    plain: PlainCall,
+    models: Mapping[str, Any],
+    data: Any,
+    of: Sequence[Pair],
+    limit: int | None = None,
+    part: Any = None,
 ) -> Call:
     """Return the call for some of its models, and the pairs of them that are compared."""
-    functions = {
+    chosen: dict[str, Any] = {
         what: {name: plain[what][name] and find_function(plain[what][name]) for name in models}
         for what in ("transforms", "forward")
     }
-    layers = {name: plain["layers"][name] for name in models}
-    measures = tuple(name for _, name in plain["measures"])
-    spec = Spec(measures=measures, layers=layers, part=part, **functions, **plain["spec"])
+    chosen |= plain["spec"] | {"layers": {name: plain["layers"][name] for name in models}, "part": part}
+    spec = Spec(measures=[name for _, name in plain["measures"]], **chosen)
     return Call(models, data, spec, Run(device=plain["device"]), of, names=plain["names"], limit=limit)
 
 

@@ -12,7 +12,7 @@ import random
 import secrets
 import socket
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -253,8 +253,7 @@ class _Work:
         values = self._answer("explain", {"pairs": self.call.of, "limit": self.limit})
         lines, way = tuple(values["lines"]), way_from(values["way"])
         plan = ManyPlan(**values | {"way": way, "lines": lines, "warnings": tuple(values["warnings"])})
-        slots, nodes, blocks = self.cluster.slots(self.gpus), len(self.cluster.nodes), len(way.blocks)
-        lines += (f"cluster: {slots:,} task{'s' * (slots > 1)} at once on {nodes:,} node{'s' * (nodes > 1)}",)
+        slots, blocks, lines = self.cluster.slots(self.gpus), len(way.blocks), (*lines, self.cluster.words(self.gpus))
         if plan.refused:
             return replace(plan, lines=lines)
         # every part of the data is kept until the tables of its block are there
@@ -347,7 +346,7 @@ class _Work:
     def _submit(
         self, block: Block, plan: Split, job: Job, kind: str, running: MutableMapping[ObjectRef, Running]
     ) -> None:
-        """Start what is missing of a block: parts, a tree of merges that does not depend on which ends first, tables."""
+        """Start what is missing of a block: parts, a tree of merges that is the same whichever ends first, tables."""
         if block.is_done:
             return
         way, examples = plan.way, self.examples
@@ -419,6 +418,11 @@ class Cluster:
         """Return how many tasks can be done at once, of those that need so much of a GPU."""
         return sum(_slots(node, gpus) for node in self.nodes)
 
+    def words(self, gpus: float) -> str:
+        """Return how much can be done at once, as a line of a plan."""
+        slots, nodes = self.slots(gpus), len(self.nodes)
+        return f"cluster: {slots:,} task{'s' * (slots > 1)} at once on {nodes:,} node{'s' * (nodes > 1)}"
+
     def memory(self) -> int:
         """Return how many bytes a task may take on any node: a quarter of its memory, or less where many fit."""
         sizes = [(node["Resources"].get("memory", 0), _slots(node)) for node in self.nodes]
@@ -442,7 +446,7 @@ class Cluster:
 
     def finished(
         self, running: MutableMapping[ObjectRef, Running], what: str, job: Job | None = None
-    ) -> Iterator[tuple[Running, dict[str, Any] | NetkinError]]:
+    ) -> Generator[tuple[Running, dict[str, Any] | NetkinError]]:
         """Yield each task as it ends, with its status or its fault; others may be added meanwhile.
 
         What is left running, as by Ctrl-C, is cancelled.
@@ -469,8 +473,8 @@ class Cluster:
                     idle = 0 if ended or self.slots() else idle + 1
                     if idle == PATIENCE:
                         warnings.warn(
-                            f"no node of the cluster has room for a task, and {len(running)} wait; add one by `ray start "
-                            "--address`, or stop: a job keeps what is finished.",
+                            f"no node of the cluster has room for a task, and {len(running)} wait; add one by `ray "
+                            "start --address`, or stop: a job keeps what is finished.",
                             stacklevel=2,
                         )
         finally:

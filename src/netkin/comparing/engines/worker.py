@@ -189,7 +189,7 @@ def is_ordered(data: Any) -> bool:
 
 def inspect(plain: PlainCall, task: Task) -> Message:
     """Load a model and run it on the first batch; return its digests, and what the data are."""
-    name, header = task["model"], dict[str, Any](limit=_limit(plain))
+    name, header = task["model"], dict[str, Any]()
     data, identity = data_of(plain)
     with about(name):
         call = call_from(plain, cache.loaded(plain, [name]), data, [(name, name)])
@@ -202,7 +202,8 @@ def inspect(plain: PlainCall, task: Task) -> Message:
                 next(iter(stream))
             header |= {"identity": identity, "examples": feed.expected, "ordered": is_ordered(data)}
         (origin,) = (side.origin for side in sides)
-    return header | {"weights": origin["weights"], "form": origin.get("form"), "settings": call.settings()}, {}
+    header |= {"weights": origin["weights"], "form": origin.get("form"), "settings": call.settings()}
+    return header | {"limit": _limit(plain)}, {}
 
 
 def _only_checked(key: Any, rows: Tensor, valid: Tensor | None, numbers: np.ndarray) -> KeptLayer:
