@@ -203,7 +203,7 @@ def test_missing_parts_are_told_by_their_numbers(doubles, inputs):
         start: nk.collect(*doubles, inputs[start : start + 10], "cka", layers="fc", start=start)
         for start in (0, 20, 30)
     }
-    assert (parts[0].gaps, parts[0].missing, parts[0].compare().warnings[:-1]) == ([], "", ())
+    assert (parts[0].gaps, parts[0].missing, parts[0].compute().warnings[:-1]) == ([], "", ())
     assert (parts[20].expected, parts[20].gaps) == (30, [(0, 20)])
     some = nk.merge([parts[30], parts[0], parts[20]])
     assert (some.expected, some.gaps) == (40, [(10, 20)])
@@ -280,7 +280,7 @@ def test_parts_of_one_example_each(doubles, inputs, layers):
         options = {"layers": layers, "shape": shape}
         parts = [nk.collect(*doubles, inputs[:6], "cka", part=(part, 6), **options) for part in range(6, 0, -1)]
         assert_same(nk.merge(parts).compute(), nk.compare(*doubles, inputs[:6], **options))
-    alone = parts[0].compare()
+    alone = parts[0].compute()
     assert "constant" in alone["cka"].holes["fc", "fc"]
 
 

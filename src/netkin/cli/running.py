@@ -77,7 +77,7 @@ def call_for_many(
 
 def refuse_unknown_names(options: Mapping[str, Any], specs: Sequence[str]) -> None:
     """Refuse what is misspelt, a measure, a device or a model, before data are loaded, which may take long."""
-    from netkin.comparing.pass_statistics import found_measures
+    from netkin.comparing.comparer import found_measures
     from netkin.sources.models import refuse_unknown_model
 
     if options["measures"]:
@@ -126,8 +126,8 @@ def _ray_engine(address: str | None, gpus: float, place: Destination | None) -> 
 
 def read_from_weights(measures: Sequence[str]) -> bool:
     """Return whether some measures need the weights alone, and no data."""
-    from netkin.comparing.pass_statistics import found_measures
-    from netkin.comparing.planning import weights_alone
+    from netkin.comparing.comparer import found_measures
+    from netkin.comparing.plan import weights_alone
 
     return weights_alone(found_measures(list(measures)))
 

@@ -480,6 +480,10 @@ class Comparer:
     def _refuse_unlike(self, other: Comparer) -> None:
         if not (self.examples and other.examples):
             raise ShapeError("statistics of weights alone hold no examples, so there is nothing to merge.")
+        for name in self.models:
+            forms = [part.origins.get(name, {}).get("form") for part in (self, other)]
+            if all(forms) and (difference := form_difference(*map(Form.from_json, forms))):
+                raise ShapeError(f"these parts can't be merged: the architecture of {name!r} differs in {difference}.")
         for what, mine, theirs in _differences(self, other):
             if mine != theirs:
                 raise ShapeError(f"these parts can't be merged: their {what} differ, {mine} and {theirs}.")
@@ -577,10 +581,6 @@ def _differences(one: Comparer, other: Comparer) -> Iterator[tuple[str, Any, Any
     for name in one.models:
         weights = [part.origins[name].get("weights", "") for part in (one, other)]
         yield f"weights of {name!r}", weights[0], weights[1]
-        origins = [part.origins[name] for part in (one, other)]
-        forms = [Form.from_json(origin["form"]) for origin in origins if "form" in origin]
-        if len(forms) == 2 and (difference := form_difference(*forms)):
-            yield f"architecture of {name!r}, {difference},", forms[0].digest, forms[1].digest
         mine, theirs = ([(layer.name, layer.width) for layer in part.layers[name]] for part in (one, other))
         yield f"layers of {name!r}", mine, theirs
         shapes = [{layer.name: layer.shape for layer in part.layers[name]} for part in (one, other)]

@@ -30,7 +30,7 @@ from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study
 from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_alone
 from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
 from netkin.comparing.stream import Stream
-from netkin.errors import InvalidValue, MemoryLimit, blame
+from netkin.errors import InvalidValue, MemoryLimit, blame, refuse_half_characters
 from netkin.identity import described_call, form_of, settings_digest, state_noted, weights_digest, with_call
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
@@ -134,6 +134,7 @@ def _call(models: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> Call:
     named = _named(models)
     if len(named) < 2:
         raise InvalidValue(f"`compare_many` needs at least two models; got {len(named)}.", argument="models")
+    refuse_half_characters(named)
     refuse_characters(data, list(named.values()))
     if isinstance(data, str) and isinstance(engine, PassEngine):  # others load where they work
         for thing in named.values():
@@ -310,7 +311,7 @@ class Survey:
             self.layers[name] = [replace(size, model=name) for size in sizes]
             self.loaded[name] = held
 
-    # --- the way --------------------------------------------------------------------------------------------------------
+    # --- the way ------------------------------------------------------------------------------------------------------
 
     def way(self, limit: int, keeps: bool) -> Way:
         """Return the way that fits `limit` bytes; `keeps` whether rows may be kept."""
@@ -390,7 +391,7 @@ class Survey:
             return "some models have data of their own or are recorded already"
         return "" if self.total is not None else "the data do not tell how many they are"
 
-    # --- what it leaves -------------------------------------------------------------------------------------------------
+    # --- what it leaves -----------------------------------------------------------------------------------------------
 
     def result(self) -> int:
         """Return the bytes of the result."""
@@ -584,7 +585,7 @@ class Many:
     def _one_each(self, what: str) -> dict[str, Any]:
         return self.call._one_each(what)
 
-    # --- the plan in words ----------------------------------------------------------------------------------------------
+    # --- the plan in words --------------------------------------------------------------------------------------------
 
     def explained(self) -> ManyPlan:
         """Return the plan in figures and in words; what the work would refuse is in `refused`."""
