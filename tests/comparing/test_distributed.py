@@ -293,7 +293,7 @@ def test_what_a_sampler_repeats_is_left_out(shuffle):
     seen = [[int(number) for batch in feed for one in batch.values() for number in one[0]] for feed in given]
     assert [len(own) for own in seen] == [feed.length for feed in given] == [5, 4]
     assert sorted(seen[0] + seen[1]) == list(range(9))
-    numbers = [feed.numbers(feed.runners[0], 0, feed.length).tolist() for feed in given]
+    numbers = [feed.numbers(feed.sides[0], 0, feed.length).tolist() for feed in given]
     assert numbers == seen
 
 

@@ -98,7 +98,7 @@ def compare_many(
         return Comparisons(many.compare()) if run.save is None else many.keep()
 
 
-@takes_options(without="names part start save overwrite")
+@takes_options(without="names part start")
 def explain_many(
     models: Mapping[str, Any] | Sequence[Any],
     data: Any = None,
