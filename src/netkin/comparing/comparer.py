@@ -23,7 +23,7 @@ from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.plan import Need, Plan, aligned, make_plan, memory_limit, needs_of, ready_collectors, refuse_over
 from netkin.comparing.spec import Options, Spec, split
 from netkin.comparing.stream import Batch, KeptLayer, make_batch
-from netkin.errors import FileError, ForwardError, InvalidValue, NoValue, ShapeError, UnknownName
+from netkin.errors import FileError, ForwardError, InvalidValue, MemoryLimit, NoValue, ShapeError, UnknownName
 from netkin.identity import DataDigest, Form, form_difference, form_of, settings_digest, weights_digest, with_call
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, command, showing
@@ -95,7 +95,7 @@ class Comparer:
         self.warnings: list[str] = []
         self.created = now()
         self._doubt: Any = None  # of the latest batch on a GPU, which is settled with the next one
-        self._priced = 0  # examples for which the memory was last compared with the limit
+        self._fits = 0  # examples that are known to fit the memory
         self._reducers: dict[Key, list[Collector]] = {}
         self._regular = True  # until examples have different numbers of rows
 
@@ -229,10 +229,17 @@ class Comparer:
 
     def _refuse_outgrown(self) -> None:
         """Refuse to go on where the data give more examples than they said, and these take too much memory."""
-        if self.examples <= max(self.study.examples or 0, self._priced * 9 // 8):  # so that it costs little
+        if self.examples <= max(self.study.examples or 0, self._fits):
             return
-        self._priced = self.examples
-        grown = replace(self.study, examples=self.examples, seen=True)
+        self._refuse_more_than(self.examples)
+        try:  # estimates take a while: where twice as many examples fit, they are not asked for until then
+            self._refuse_more_than(2 * self.examples)
+            self._fits = 2 * self.examples
+        except MemoryLimit:
+            self._fits = self.examples
+
+    def _refuse_more_than(self, examples: int) -> None:
+        grown = replace(self.study, examples=examples, seen=True)
         for need, collectors in zip(self.needs, self.collectors, strict=True):
             for collector in collectors[:1]:
                 cost = type(collector).cost(need.settings, grown)
