@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from netkin.errors import InvalidValue
 from netkin.identity.texts import Unknown, callable_text, class_text, digest_of, qualified, text_of
 from netkin.identity.weight_hash import without_wrappers
 
@@ -105,7 +106,7 @@ def form_of(model: nn.Module, version: str | None = None) -> Form:
         for name, value in _attributes(module):
             holes: list[str] = []
             text = configs.get(id(value), "")  # which often is one for all modules
-            if not text and (entries := _config_entries(value)) is not None:
+            if name.endswith("config") and not text and (entries := _config_entries(value)) is not None:
                 text = configs[id(value)] = digest_of(_text(entries, name, holes))
                 attributes |= {f"{place}{name}.{key}": _short(_text(one, key, [])) for key, one in entries.items()}
             attributes[f"{place}{name}"] = _short(text or _text(value, name, holes))
@@ -150,7 +151,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
         if not (name in OF_EVERY_MODULE or is_weights or is_device or is_fetching):
             yield name, value
     yield from ((name, module._buffers[name]) for name in sorted(module._non_persistent_buffers_set))
-    if (extra := getattr(type(module), "get_extra_state", None)) is not nn.Module.get_extra_state and extra is not None:
+    if type(module).get_extra_state is not nn.Module.get_extra_state:
         yield "extra_state", module.get_extra_state()
     for name in ("_forward_pre_hooks", "_forward_hooks"):
         # those of netkin are there while it runs the model
@@ -164,13 +165,10 @@ def _module_of(function: Any) -> str:
 
 
 def _config_entries(value: Any) -> dict[str, Any] | None:
-    """Return the entries of a configuration as of Hugging Face; None for other values."""
+    """Return the entries of a configuration as of Hugging Face, but for where it came from; None for other values."""
     if isinstance(value, (type, nn.Module)) or not callable(getattr(value, "to_dict", None)):
         return None
-    entries = value.to_dict()
-    return (
-        {str(key): one for key, one in entries.items() if key not in OF_PLACES} if isinstance(entries, dict) else None
-    )
+    return {str(key): one for key, one in dict(value.to_dict()).items() if key not in OF_PLACES}
 
 
 def _text(value: Any, name: str, unknown: list[str]) -> str:
@@ -179,7 +177,7 @@ def _text(value: Any, name: str, unknown: list[str]) -> str:
         if callable(value) and not isinstance(value, nn.Module):
             return callable_text(value, name, unknown)
         return text_of(value, name, unknown, deep=False)
-    except Unknown:
+    except (Unknown, InvalidValue):  # also of an array without values, as on the meta device
         unknown.append(name)
         return qualified(type(value))
 
