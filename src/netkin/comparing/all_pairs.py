@@ -142,7 +142,7 @@ class AllPairs:
         data = "none" if weights_alone(measures) else data_digest(self.data, self.examples)
         settings = Request({}, self.options, self.pairs, self.study)._settings()
         own = identity_of_study(weights, data, self.options.layers, settings | {"rows": str(self.rows)}, measures)
-        return own | {"architectures": forms}
+        return own | {"architecture": forms}
 
     def _call(self, measures: Sequence[Measure]) -> str:
         told = {"data": data_name(self.data)} if self.data is not None else {}

@@ -129,10 +129,15 @@ def identity_of_study(
         settings: what else changes the numbers.
         measures: what is read.
     """
+    functions = {
+        what: {name: settings.get(f"{what} of {name}", "none") for name in weights} for what in ("transform", "forward")
+    }
+    rest = {name: text for name, text in settings.items() if name.partition(" of ")[0] not in functions}
+    rest["errors"] = "none" if (chunks := rest.pop("chunks")) == "0" else f"{chunks} chunks"
+    named, code = ", ".join(measure.id for measure in measures), [measure.function for measure in measures]
     return {
-        "models": dict(weights), "data": data, "layers": in_words(layers), "settings": dict(settings),
-        "measures": ", ".join(measure.id for measure in measures),
-        "measures digest": settings_digest([measure.function for measure in measures]),
+        "weights": dict(weights), "data": data, "layers": in_words(layers), **functions, **rest,
+        "measures": f"{named}; digest {settings_digest(code)}",
     }  # fmt: skip
 
 
