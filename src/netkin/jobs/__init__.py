@@ -375,7 +375,8 @@ class Job:
         elif isinstance(fault, KeyboardInterrupt) or (fault is None and self.state.done < (self.state.total or 0)):
             status = "interrupted"
         elif fault is not None:
-            status, error = "failed", f"{type(fault).__name__}: {fault}"
+            words = f"{type(fault).__name__}: {fault}"
+            status, error = "failed", words.encode("utf-8", "backslashreplace").decode()
         self._state = replace(self._state, status=status, error=error, message="")
         self._stack.close()
         if self._unwritten:
