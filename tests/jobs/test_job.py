@@ -188,7 +188,9 @@ def test_a_mapping_in_the_identity_may_gain_entries_and_remembers_them(tmp_path)
 def test_a_field_is_compared_by_a_function_without_the_attributes_that_are_state(tmp_path):
     def difference(before, now):
         state = before.get("state", ())
-        return ", ".join(name for name in now["model"] if name not in state and before["model"][name] != now["model"][name])
+        return ", ".join(
+            name for name in now["model"] if name not in state and before["model"][name] != now["model"][name]
+        )
 
     def opened(**attributes):
         identity = {"form": {"model": attributes}}
@@ -257,7 +259,9 @@ def test_places_that_hold_something_else_are_refused_before_the_work(tmp_path):
     for job, words in refused:
         with pytest.raises(FileError, match=words):
             job.__enter__()
-    assert sorted(path for path in tmp_path.rglob("*") if path.name != "lock") == [p for p in before if p.name != "lock"]
+    assert sorted(path for path in tmp_path.rglob("*") if path.name != "lock") == [
+        p for p in before if p.name != "lock"
+    ]
     with pytest.raises(FileError, match="a result is saved in a file; got the path '.', which names none"):
         Job.beside("", "sweep", {})
 
