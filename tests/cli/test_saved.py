@@ -107,7 +107,7 @@ def test_a_missing_folder_is_found_before_the_work(netkin, option):
 def test_a_figure_of_an_unknown_kind_is_found_before_the_work(netkin):
     result = netkin("compare netkin:digits --data digits:test --figure ab.docx")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "a figure's name ends in .png, .svg, .pdf; got 'ab.docx'." in " ".join(result.stderr.split())
+    assert "a figure's name ends in .png or .svg or .pdf; got 'ab.docx'." in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize("line", ["compare netkin:digits --data digits:test --report ab.pdf", "report no --out ab.pdf"])

@@ -37,7 +37,7 @@ def test_one_command_answers_with_words_a_file_a_page_and_a_figure(netkin, tmp_p
 
 
 @pytest.mark.slow
-def test_more_rounds_go_on_and_other_settings_are_refused_but_with_force(netkin):
+def test_more_rounds_go_on_and_other_settings_are_refused_but_with_overwrite(netkin):
     short = FEDERATE.replace("--rounds 2", "--rounds 1")
     assert netkin(f"{short} --save u.netkin").exit_code == 0
     longer = netkin(f"{FEDERATE} --save u.netkin --json")
@@ -46,8 +46,8 @@ def test_more_rounds_go_on_and_other_settings_are_refused_but_with_force(netkin)
     assert json.loads(longer.stdout)["accuracy"] == json.loads(whole.stdout)["accuracy"]
     other = netkin(f"{FEDERATE} --save u.netkin --pull 0.7")
     assert other.exit_code == 1
-    assert "--force" in other.stderr
-    assert netkin(f"{FEDERATE} --save u.netkin --pull 0.7 --force").exit_code == 0
+    assert "--overwrite" in other.stderr
+    assert netkin(f"{FEDERATE} --save u.netkin --pull 0.7 --overwrite").exit_code == 0
 
 
 @pytest.mark.slow
@@ -236,5 +236,5 @@ def test_a_file_of_another_kind_in_the_folder_is_kept(netkin, tmp_path):
     (tmp_path / "seq" / "atoms.netkin").write_text("mine")
     result = netkin(f"{LEARN} --save seq")
     assert result.exit_code == 1
-    assert "--force" in result.stderr
+    assert "--overwrite" in result.stderr
     assert (tmp_path / "seq" / "atoms.netkin").read_text() == "mine"

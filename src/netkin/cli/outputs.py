@@ -103,21 +103,23 @@ class OutputFiles:
         """Refuse a place where a result can't or should not be written, or that has none of the endings, if any."""
         if path is None or not self.writes:
             return
-        from netkin import jobs
+        from netkin import files, jobs
 
         if not path.absolute().parent.is_dir():
             raise click.BadParameter(f"the folder {str(path.parent)!r} does not exist.", param_hint=option)
         if endings and path.suffix.lower() not in endings:
-            raise click.BadParameter(
-                f"a name in {' or '.join(endings)} is needed; got {path.name!r}.", param_hint=option
-            )
+            what = "a figure's" if endings is FIGURES else "a page's"
+            named = f"{what} name ends in {' or '.join(endings)}; got {path.name!r}."
+            raise click.BadParameter(named, param_hint=option)
         if endings is FIGURES and find_spec("matplotlib") is None:
             raise MissingExtra(
                 "a figure needs the package 'matplotlib'; install it with `pip install 'netkin[figures]'`."
             )
         self._refuse_twice(option, path)
         _refuse_own_output(option, path)
-        jobs.refuse_output(path, overwrite=self.overwrite, option=option)
+        # the result of a job grows where it is
+        refuse = jobs.refuse_output if option.startswith("--save") else files.refuse_output
+        refuse(path, overwrite=self.overwrite, option=option)
         self.places[option] = path
 
     def write(self, path: Path | None, write: Callable[..., Any], said: str = "") -> None:
