@@ -10,9 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from safetensors.numpy import save
 from torch import nn
 
 import netkin as nk
+from netkin import files
 from netkin.errors import NetkinError
 from netkin.measures.registry import measures, value_of
 from netkin.reporting.page import page
@@ -279,6 +281,14 @@ def write_harmed(source, target, draw):
     else:
         contents[place] ^= 1 << draw.randrange(8)
     target.write_bytes(contents)
+
+
+def write_unchecked(target, header, arrays, checksum=True):
+    """Write a file whose header may hold anything, with a checksum that fits it if there is to be one."""
+    arrays = {name: np.asarray(one, order="C") for name, one in arrays.items()}
+    text = json.dumps({"checksum of arrays": files._digest(arrays), **header} if checksum else header)
+    text = f'{{"checksum": "{files._hashed(text)}", {text[1:]}' if checksum else text
+    target.write_bytes(save(arrays, {"netkin": text}))
 
 
 # --- use --------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from netkin.reporting import report
 from netkin.results import Comparison, Series, Values, document
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"

@@ -80,8 +80,8 @@ def compare(context: click.Context, a: str, b: str | None, more: tuple[str, ...]
     typed = [one for one in (a, b, *more) if one]
     is_read = _is_statistics(*typed)
     models = {a: a} if is_read else named_models(typed, options.pop("names"))
-    outputs = OutputFiles.of(options)
     grows = bool(more) and options["engine"] != "distributed"  # the work itself writes the file
+    outputs = OutputFiles.of(options, is_job=grows or options["engine"] == "ray")
     with warnings.catch_warnings(), with_resume_hint(outputs.save if more else None):
         # the comparison carries these warnings and its text shows them
         warnings.simplefilter("ignore", InflatedWarning)

@@ -53,11 +53,12 @@ class OutputFiles:
     Args:
         overwrite: Whether files that are there may be written over.
         engine: By which engine; of several processes only the first writes and prints.
+        is_job: Whether the work is a job, whose result of before --save names as well.
     """
 
-    def __init__(self, overwrite: bool, engine: str = "local"):
+    def __init__(self, overwrite: bool, engine: str = "local", is_job: bool = False):
         self.writes = engine != "distributed" or os.environ.get("RANK", "0") == "0"
-        self.overwrite = overwrite
+        self.overwrite, self.is_job = overwrite, is_job
         self.save: Path | None = None
         self.page: Path | None = None
         self.figure: Path | None = None
@@ -66,9 +67,9 @@ class OutputFiles:
         self.faults: list[tuple[Path, Exception]] = []
 
     @classmethod
-    def of(cls, options: dict[str, Any]) -> OutputFiles:
+    def of(cls, options: dict[str, Any], is_job: bool = False) -> OutputFiles:
         """Take the options of `result_options` out of all options; a file that must not be written is refused."""
-        made = cls(options.pop("overwrite"), options.get("engine", "local"))
+        made = cls(options.pop("overwrite"), options.get("engine", "local"), is_job)
         made.json = options.pop("json")
         made.save, made.page, made.figure = (options.pop(name, None) for name in ("save", "report", "figure"))
         made.check("--save", made.save)
@@ -117,8 +118,7 @@ class OutputFiles:
             )
         self._refuse_twice(option, path)
         _refuse_own_output(option, path)
-        # the result of a job grows where it is
-        refuse = jobs.refuse_output if option.startswith("--save") else files.refuse_output
+        refuse = jobs.refuse_output if self.is_job and option.startswith("--save") else files.refuse_output
         refuse(path, overwrite=self.overwrite, option=option)
         self.places[option] = path
 
@@ -127,7 +127,7 @@ class OutputFiles:
         if path is None or not self.writes:
             return
         try:
-            write(path, overwrite=self.overwrite)
+            write(path, overwrite=self.overwrite or (self.is_job and path == self.save))
         except Exception as fault:  # whatever it is, the numbers come first
             self.faults.append((path, fault))
             return

@@ -126,7 +126,7 @@ def stitch(
     more than two models all ordered pairs are stitched, and the mean and spread over them are shown.
     """
     named = named_models(models, names)
-    outputs = OutputFiles.of(options)
+    outputs = OutputFiles.of(options, is_job=True)
     outputs.check("--map", map_file)
     if len(named) < 2:
         raise click.UsageError(

@@ -77,7 +77,7 @@ def dynamics(run: str, explains: bool, **options: Any) -> None:
     """
     from netkin.applications.dynamics import dynamics as follow
 
-    outputs = OutputFiles.of(options)
+    outputs = OutputFiles.of(options, is_job=True)
     if not is_typed(click.get_current_context(), "pairs"):
         options["pairs"] = None  # all, or of weights alone those that correspond
     if options["data"] is None and not read_from_weights(options["measures"]):
@@ -200,7 +200,7 @@ def learn_tasks(model: str, methods: tuple[str, ...], save: Path | None, **optio
     end, BWT the mean change on earlier tasks since they were learnt (negative: forgetting), FWT the mean accuracy gain
     on tasks before they are learnt.
     """
-    outputs = OutputFiles.of(options)
+    outputs = OutputFiles.of(options, is_job=True)
     places = {} if save is None else {method: save / f"{method}.netkin" for method in methods}
     with _folder(save):
         for method, place in places.items():
@@ -331,7 +331,7 @@ def federate(model: str, **options: Any) -> None:
     With --coefficients each client has its own filter atoms, from which the similarity of clients is computed; --atoms
     first decomposes the convolutions into atoms. A saved federation can be resumed with more --rounds.
     """
-    outputs = OutputFiles.of(options)
+    outputs = OutputFiles.of(options, is_job=True)
     with with_resume_hint(outputs.save):
         found = _federate(model, save=outputs.save, overwrite=outputs.overwrite, **options)
     outputs.deliver(found)

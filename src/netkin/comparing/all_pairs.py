@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -159,8 +158,7 @@ class AllPairs:
             way, limit = everything if weights_alone(measures) else self._cheapest(measures)
             return {"way": asdict(way), "limit": limit}
 
-        name, unpack = f"plan of {settings_digest(self.pairs.of)}", partial(read_plan, self.pairs.of)
-        return job.recall(name, unpack) or unpack(job.part(name, plan))
+        return read_plan(job.part(f"plan of {settings_digest(self.pairs.of)}", plan))
 
     @property
     def _everything(self) -> ModelBlock:

@@ -155,9 +155,8 @@ class Job:
         self.check()
         if not self.has(name):
             return None
-        part = self._in_memory[name] if name in self._in_memory else _read_part(self._path(name), name)
         self._count(name)
-        return part
+        return self._in_memory[name] if name in self._in_memory else self._read(name)
 
     def recall(self, name: str, unpack: Callable[[Part], Recalled]) -> Recalled | None:
         """Return what `unpack` makes of a finished part, or None; one that it can't read is refused as damaged."""
@@ -214,11 +213,17 @@ class Job:
         """Return whether a part is finished."""
         return name in self._in_memory or (self.folder is not None and self._path(name).exists())
 
+    def _read(self, name: str) -> Part:
+        header, arrays = files.read(path := self._path(name), "part", AGAIN)
+        with files.damage_reported(path, AGAIN):
+            return Part(header["name"], header["values"], arrays, header["seconds"])
+
     def _path(self, name: str) -> Path:
         assert self.folder is not None
-        # a beginning that people can read, and what tells it from others where case does not count or names are long
-        digest = blake2b(name.encode(), digest_size=8).hexdigest()
-        return self.folder / PARTS / f"{quote(name, safe=' ,=()')[:100]} {digest}.netkin"
+        written = quote(name.lower(), safe=" ,=()'+@")[:100]
+        if written != name:  # which any file system takes, also one where case does not count
+            written += f" {blake2b(name.encode(), digest_size=8).hexdigest()}"
+        return self.folder / PARTS / f"{written}.netkin"
 
     def _save_part(self, part: Part) -> None:
         self._in_memory[part.name] = part
@@ -408,11 +413,3 @@ def _locked(folder: Path) -> FileLock:
             f"`netkin jobs watch {folder}`, or give another path."
         ) from None
     return lock
-
-
-def _read_part(path: Path, name: str) -> Part:
-    header, arrays = files.read(path, "part", AGAIN)
-    with files.damage_reported(path, AGAIN):
-        if header["name"] != name:
-            raise ValueError(f"it holds the part {header['name']!r}")
-        return Part(name, header["values"], arrays, header["seconds"])

@@ -75,7 +75,8 @@ class State:
 
 def write(state: State) -> None:
     """Write a state, as of now, into its job's folder."""
-    header = {"format": FORMAT, **asdict(state), "heartbeat": timestamp()}
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    header = {"format": FORMAT, **asdict(state), "heartbeat": now}
     del header["folder"]
     files.write_text(Path(state.folder) / STATE, json.dumps(header, indent=1), overwrite=True)
 
@@ -195,11 +196,6 @@ def _change(before: Any, now: Any) -> str:
     """Return two values in brackets, without digests; empty if nothing else is left."""
     shown = [_DIGEST.sub("", value).strip() if isinstance(value, str) else value for value in (before, now)]
     return "" if str(shown[0]) == str(shown[1]) or "" in shown else f" ({shown[0]!r}, not {shown[1]!r})"
-
-
-def timestamp() -> str:
-    """Return the time in UTC, to the millisecond."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _exists(pid: int) -> bool:
