@@ -212,18 +212,25 @@ def test_what_a_killed_process_left_is_removed_and_what_a_live_one_writes_is_not
     assert (tmp_path / "f[1]").read_bytes() == b"half"
 
 
+@pytest.mark.parametrize("name", ["itself", "symbolic", "hard", "roundabout"])
+def test_an_input_is_no_output_by_whatever_name(tmp_path, name):
+    files.write(tmp_path / "part", "statistics", {}, ARRAYS)
+    (tmp_path / "symbolic").symlink_to("part")
+    os.link(tmp_path / "part", tmp_path / "hard")
+    names = {"itself": tmp_path / "part", "roundabout": f"{tmp_path}/./../{tmp_path.name}/part"}
+    with pytest.raises(FileError, match="--out would write over '.*'; choose another name, or give --overwrite"):
+        files.refuse_output(names.get(name, tmp_path / name), option="--out")
+    assert sorted(os.listdir(tmp_path)) == ["hard", "part", "symbolic"]
+
+
 @pytest.mark.parametrize("write", [files.write_bytes, files.write_text])
-def test_what_is_there_is_written_over_only_where_that_is_allowed(tmp_path, write):
+def test_nothing_else_is_written_over(tmp_path, write):
     contents = "new" if write is files.write_text else b"new"
     (tmp_path / "there").write_bytes(b"precious")
-    (tmp_path / "link").symlink_to(tmp_path / "there")
-    for name in ("there", "link"):
-        with pytest.raises(FileError, match="this would write over '.*'; choose another name, or give `ov") as refusal:
-            write(tmp_path / name, contents)
-        assert refusal.value.argument == "overwrite"
-        with pytest.raises(FileError, match="--out would write over '.*'; choose another name, or give --overwrite"):
-            files.refuse_output(tmp_path / name, option="--out")
-        files.refuse_output(tmp_path / name, overwrite=True)
+    with pytest.raises(FileError, match="this would write over '.*'; choose another name, or give `ov") as refusal:
+        write(tmp_path / "there", contents)
+    assert refusal.value.argument == "overwrite"
+    files.refuse_output(tmp_path / "there", overwrite=True)
     with pytest.raises(FileError, match="cannot write '.*': it is a folder"):
         write(tmp_path, contents, overwrite=True)
     assert (tmp_path / "there").read_bytes() == b"precious"
