@@ -200,9 +200,9 @@ def read(path: Location, kind: str | None = None, instead: str = AGAIN) -> tuple
         return header, arrays
 
 
-def read_header(path: Location, kind: str | None = None) -> dict[str, Any]:
-    """Return the header of one of our files without reading its arrays, which may be large."""
-    with _opened(path) as file, damage_reported(path):
+def read_header(path: Location, kind: str | None = None, instead: str = AGAIN) -> dict[str, Any]:
+    """Return the header of one of our files without reading its arrays, which may be large; else as `read`."""
+    with _opened(path, instead) as file, damage_reported(path, instead):
         header, _ = _header(path, file.metadata())
         _refuse_other_kind(path, header, kind)
         return header

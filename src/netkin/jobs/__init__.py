@@ -155,8 +155,9 @@ class Job:
         self.check()
         if not self.has(name):
             return None
+        part = self._in_memory.get(name) or self._read(name)
         self._count(name)
-        return self._in_memory[name] if name in self._in_memory else self._read(name)
+        return part
 
     def recall(self, name: str, unpack: Callable[[Part], Recalled]) -> Recalled | None:
         """Return what `unpack` makes of a finished part, or None; one that it can't read is refused as damaged."""

@@ -66,7 +66,7 @@ class Saving:
         """Return whether there is a training to go on with; the file of another one is refused."""
         if self.path is None or self.overwrite or not os.path.exists(self.path) or not os.path.getsize(self.path):
             return False
-        header = files.read_header(self.path, KIND)
+        header = files.read_header(self.path, KIND, "give another path, or `overwrite=True`")
         with files.damage_reported(self.path):
             held = State(KIND, dict(header["identity"]), folder=str(self.path))
         refuse_other(held, State(KIND, self.identity))
