@@ -246,7 +246,7 @@ def test_a_result_stands_for_the_job_beside_it(netkin, done):
     assert netkin(f"jobs {done / 'ab.netkin'}").stdout == netkin(f"jobs {done}").stdout
     refused = netkin(f"jobs {done / 'alone.netkin'}")
     assert refused.exit_code == 1
-    assert "alone.netkin' has no job beside it; name a folder to look for jobs in." in refused.stderr
+    assert "alone.netkin'; `netkin jobs` lists those below a folder." in refused.stderr
 
 
 def test_json_has_all_of_the_state(netkin, done):
@@ -263,7 +263,7 @@ def test_a_folder_without_jobs_says_so(netkin, tmp_path):
 def test_a_folder_that_is_not_there_is_refused(netkin):
     found = netkin("jobs gone")
     assert (found.exit_code, found.stdout) == (1, "")
-    assert "there is no 'gone'; name a folder to look for jobs in." in found.stderr
+    assert "there is no job at 'gone'; `netkin jobs` lists those below a folder." in found.stderr
 
 
 def test_a_job_that_is_over_is_shown_and_can_not_be_cancelled(netkin, done):

@@ -125,10 +125,7 @@ def list_jobs(folder: str | os.PathLike[str] = ".") -> list[State]:
     The path of a result stands for the job beside it.
     """
     if not Path(folder).is_dir():
-        if (beside(folder) / STATE).exists():
-            return [read(folder)]
-        what = f"{str(folder)!r} has no job beside it" if Path(folder).exists() else f"there is no {str(folder)!r}"
-        raise FileError(f"{what}; name a folder to look for jobs in.")
+        return [read(folder)]
     return sorted(map(_read_if_whole, _folders_below(Path(folder))), key=lambda state: state.heartbeat, reverse=True)
 
 
