@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -23,7 +22,7 @@ from netkin.comparing.planning import weights_alone
 from netkin.comparing.request import Options, Request
 from netkin.comparing.subjects import ModelRunner, Subject
 from netkin.errors import InvalidValue, MemoryLimit
-from netkin.identity import Form, described_call, form_of, settings_digest, state_noted, weights_digest
+from netkin.identity import COMPARE, described_call, forms_by_name, settings_digest, state_noted, weights_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.progress import reported
@@ -112,7 +111,8 @@ class AllPairs:
     def keep(self, measures: Sequence[Measure], save: str | os.PathLike[str], overwrite: bool) -> Comparisons:
         """Return the comparison of every pair, saved in the file `save`, beside which finished parts lie."""
         self._refuse_keeping()
-        job = Job.beside(save, "comparison", self._identity(measures), call=self._call(measures), overwrite=overwrite)
+        options: dict[str, Any] = {"call": self._call(measures), "overwrite": overwrite, "compare": COMPARE}
+        job = Job.beside(save, "comparison", self._identity(measures), **options)
         live = {name: model for name, model in self.given.items() if isinstance(model, nn.Module)}
         with job, state_noted(job, live):
             way, limit = self._planned(job, measures)
@@ -135,15 +135,15 @@ class AllPairs:
         self._refuse_other_data("save")
 
     def _identity(self, measures: Sequence[Measure]) -> dict[str, Any]:
-        weights, forms = dict[str, str](), dict[str, Form]()
+        weights, forms = dict[str, str](), dict[str, Any]()
         for name in self.given:
             model = self._live([name])[name]
             weights[name] = weights_digest(model)
-            forms |= {name: form_of(model)} if isinstance(model, nn.Module) else {}
+            forms |= forms_by_name({name: model} if isinstance(model, nn.Module) else {})
         data = "none" if weights_alone(measures) else data_digest(self.data, self.examples)
         settings = Request({}, self.options, self.pairs, self.study)._settings()
         own = identity_of_study(weights, data, self.options.layers, settings | {"rows": str(self.rows)}, measures)
-        return own | {"architectures": {name: form.to_json() for name, form in forms.items()}}
+        return own | {"architecture": forms}
 
     def _call(self, measures: Sequence[Measure]) -> str:
         told = {"data": data_name(self.data)} if self.data is not None else {}
@@ -160,8 +160,7 @@ class AllPairs:
             way, limit = everything if weights_alone(measures) else self._cheapest(measures)
             return {"way": asdict(way), "limit": limit}
 
-        name, unpack = f"plan of {settings_digest(self.pairs.of)}", partial(read_plan, self.pairs.of)
-        return job.recall(name, unpack) or unpack(job.part(name, plan))
+        return read_plan(job.part(f"plan of {settings_digest(self.pairs.of)}", plan))
 
     @property
     def _everything(self) -> ModelBlock:

@@ -51,25 +51,33 @@ class Form:
         changed = {name for name in {**self.attributes, **now} if self.attributes.get(name) != now.get(name)}
         return replace(self, state=tuple(sorted({*self.state, *changed})))
 
-    def to_json(self) -> str:
-        """Return the form as JSON; modules whose attributes are equal share them."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the form as JSON can hold it; modules whose attributes are equal share them."""
         modules: dict[str, dict[str, str]] = {}
         for name, text in self.attributes.items():
             place, _, own = name.rpartition(".")
             modules.setdefault(place, {})[own] = text
         kinds = list({str(own): own for own in modules.values()}.values())
         places = {place: kinds.index(own) for place, own in modules.items()}
-        return json.dumps({"modules": places, "kinds": kinds, "state": self.state, "unknown": self.unknown})
+        return {"modules": places, "kinds": kinds, "state": list(self.state), "unknown": list(self.unknown)}
 
     @classmethod
-    def from_json(cls, text: str) -> Form:
-        """Return the form that `to_json` wrote."""
-        found = json.loads(text)
+    def from_dict(cls, found: Mapping[str, Any]) -> Form:
+        """Return the form that `to_dict` took apart."""
         modules = {place: found["kinds"][kind] for place, kind in found["modules"].items()}
         named = {
             f"{place}.{name}" if place else name: one for place, own in modules.items() for name, one in own.items()
         }
         return cls(named, tuple(found["state"]), tuple(found["unknown"]))
+
+    def to_json(self) -> str:
+        """Return the form as JSON."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> Form:
+        """Return the form that `to_json` wrote."""
+        return cls.from_dict(json.loads(text))
 
     def __str__(self) -> str:
         parts = {"changed by a forward pass": self.state, "unknown": self.unknown}
@@ -124,19 +132,33 @@ def form_difference(stored: Form, current: Form) -> str:
     return ""
 
 
+# --- in the identity of a job: {"architecture": forms of models by name} ----------------------------------------------
+
+
+def forms_by_name(models: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """Return the forms of models as the identity of a job holds them."""
+    return {name: form_of(model).to_dict() for name, model in models.items()}
+
+
+def _forms_difference(held: Mapping[str, Any] | None, asked: Mapping[str, Any] | None) -> str:
+    """Return in which attribute the form of a model differs that both have."""
+    pairs = {name: (form, asked[name]) for name, form in (held or {}).items() if asked and name in asked}
+    found = {name: form_difference(*map(Form.from_dict, pair)) for name, pair in pairs.items()}
+    return " and ".join(f"{difference} of {name!r}" for name, difference in found.items() if difference)
+
+
+COMPARE = {"architecture": _forms_difference}  # for jobs
+
+
 @contextmanager
 def state_noted(job: Any, models: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Note, at the end of the `with`, what running models has changed in the forms that identify a job.
-
-    They are the "architectures" in its identity, as JSON by the names of the models; so the same models, which have
-    run by then, can continue it.
-    """
+    """Note in a job, at the end of the `with`, what running has changed in models, so that they can continue it."""
     try:
         yield
     finally:
-        for name, text in job.state.identity.get("architectures", {}).items():
+        for name, form in job.state.identity.get("architecture", {}).items():
             if name in models:
-                job.revise("architectures", {name: Form.from_json(text).after(models[name]).to_json()})
+                job.note_state("architecture", Form.from_dict(form).after(models[name]).state, name)
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
