@@ -498,5 +498,3 @@ def model_directions(
     if moments.few_examples:
         warnings.warn(str(moments.few_examples), InflatedWarning, stacklevel=outside())
     return svcca_directions(moments, variance=variance, by=by)
-
-

@@ -31,7 +31,15 @@ from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_al
 from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
 from netkin.comparing.stream import Stream
 from netkin.errors import InvalidValue, MemoryLimit, blame, refuse_half_characters
-from netkin.identity import described_call, form_of, settings_digest, state_noted, weights_digest, with_call
+from netkin.identity import (
+    COMPARE,
+    described_call,
+    forms_by_name,
+    settings_digest,
+    state_noted,
+    weights_digest,
+    with_call,
+)
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.memory import format_bytes
@@ -477,7 +485,8 @@ class Many:
             layers=self.call.spec.layers, pairs=self.call.spec.pairs, examples=self.call.spec.examples,
         )  # fmt: skip
         assert run.save is not None
-        job = Job.beside(run.save, "comparison", self._identity(), call=text, overwrite=run.overwrite)
+        options: dict[str, Any] = {"call": text, "overwrite": run.overwrite, "compare": COMPARE}
+        job = Job.beside(run.save, "comparison", self._identity(), **options)
         modules = {name: model for name, model in self.call.models.items() if isinstance(model, nn.Module)}
         with job, state_noted(job, modules):
             way, limit = self._planned(job)
@@ -504,15 +513,15 @@ class Many:
         self._refuse_other_data("save")
 
     def _identity(self) -> dict[str, Any]:
-        weights, forms = dict[str, str](), dict[str, str]()
+        weights, forms = dict[str, str](), dict[str, Any]()
         for name in self.call.models:
             model = live(self.call, name)
             weights[name] = weights_digest(model)
-            forms |= {name: form_of(model).to_json()} if isinstance(model, nn.Module) else {}
+            forms |= forms_by_name({name: model} if isinstance(model, nn.Module) else {})
         data = "none" if weights_alone(self.measures) else data_digest(self.call.data, self.call.spec.examples)
         settings = self.call.settings() | {"rows": str(self.call.spec.rows)}
         identity = identity_of_study(weights, data, self.call.spec.layers, settings, self.measures)
-        return identity | {"architectures": forms}
+        return identity | {"architecture": forms}
 
     def _planned(self, job: Job) -> tuple[Way, int]:
         """Return the way and the memory limit with which the job was begun."""
