@@ -394,9 +394,9 @@ def test_jumps_of_the_cut_make_no_error():
     """In a few replicates another direction is cut off: the jackknife said 0.01 to 0.06 where values spread by 0.003."""
     for seed in (2, 5, 7):
         X, Y = turned(np.random.default_rng(seed), np.arange(1, 17) ** -0.5, 1000, 30)
-        found = nk.compare(X, Y, measures=CUTS[1], pairs="corresponding", errors=True, progress=False)[CUTS[1]]
-        assert np.diag(found.values).std() < 0.003
-        assert all((case, case) in found.error_reasons for case in X)
+        table = nk.compare(X, Y, measures=CUTS[1], pairs="corresponding", errors=True, progress=False)[CUTS[1]]
+        assert np.diag(table.values).std() < 0.003
+        assert all((case, case) in table.error_reasons for case in X)
 
 
 def test_a_margin_to_a_value_without_an_error_has_none():
