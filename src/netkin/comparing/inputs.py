@@ -1,7 +1,7 @@
 """Inputs: what is compared. A model with its own data, rows that were recorded before, or a set of weights.
 
-What the user passes is a `ModelInput`, or becomes one. In a stream a *side* stands for it, which gives each layer's rows
-for a batch.
+What the user passes is a `ModelInput`, or becomes one. In a stream a *side* stands for it, which gives each layer's
+rows for a batch.
 """
 
 from __future__ import annotations
