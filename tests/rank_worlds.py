@@ -210,7 +210,7 @@ SAME = [
 def tables_of(result):
     if isinstance(result, nk.Comparisons):
         return {(*pair, name): table for pair, one in result.items() for name, table in one.tables.items()}
-    found = dict((result.compare() if isinstance(result, nk.Comparer) else result).tables)
+    found = dict((result.compute() if isinstance(result, nk.Comparer) else result).tables)
     found.pop("gaussian_mutual_information", None)  # which multiplies rounding by 1/(1 - ρ²)
     return found
 

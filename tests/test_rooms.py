@@ -18,12 +18,11 @@ MAY_IMPORT = {
     "errors": "",
     "settings": "",
     "arrays": "errors settings",
-    "documents": "errors",
-    "files": "errors documents",
+    "files": "errors",
     "identity": "errors arrays progress",
     "memory": "",
     "progress": "errors",
-    "jobs": "errors files identity progress",
+    "jobs": "errors files progress",
     "results": "errors files",
     "statistics": "errors settings arrays files identity memory",
     "measures": "errors settings arrays statistics",
@@ -46,7 +45,7 @@ MAY_IMPORT = {
     "comparing training applications integrations reporting",
     "__main__": "cli",
 }
-WITHOUT_TORCH = ("errors", "documents", "files", "progress", "jobs", "results", "reporting")
+WITHOUT_TORCH = ("errors", "files", "progress", "jobs", "results", "reporting")
 
 
 def room_of(path, house=HOUSE):

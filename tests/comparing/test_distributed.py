@@ -110,9 +110,9 @@ UNLIKE = {
     "other_measures": "InvalidValue: rank 1 differs from rank 0 in its measures: nbs and cka; ",
     "other_layers": "InvalidValue: rank 1 differs from rank 0 in its layers: fc and conv1; ",
     "other_calls": "InvalidValue: rank 1 differs from rank 0 in its examples: 51 and 50; ",
-    "other_activations": "InvalidValue: rank 1 differs from rank 0 in its 'act' of 'a': torch.nn.modules.activation.T",
-    "other_code": "InvalidValue: rank 1 differs from rank 0 in its 'own code' of 'a': rank_worlds.Net ",
-    "other_widths": "InvalidValue: rank 1 differs from rank 0 in its 'conv1.out_channels' of 'a': int 5 and int 4; ",
+    "other_activations": "InvalidValue: rank 1 differs from rank 0 in its 'act.class' of 'a': torch.nn.modules.acti",
+    "other_code": "InvalidValue: rank 1 differs from rank 0 in its 'class' of 'a': rank_worlds.Net ",
+    "other_widths": "InvalidValue: rank 1 differs from rank 0 in its 'conv1.out_channels' of 'a': 5 and 4; ",
 }
 LAST = {
     "a_model_that_crashes": "OSError: this rank is broken",
@@ -293,7 +293,7 @@ def test_what_a_sampler_repeats_is_left_out(shuffle):
     seen = [[int(number) for batch in feed for one in batch.values() for number in one[0]] for feed in given]
     assert [len(own) for own in seen] == [feed.length for feed in given] == [5, 4]
     assert sorted(seen[0] + seen[1]) == list(range(9))
-    numbers = [feed.numbers(feed.runners[0], 0, feed.length).tolist() for feed in given]
+    numbers = [feed.numbers(feed.sides[0], 0, feed.length).tolist() for feed in given]
     assert numbers == seen
 
 

@@ -61,7 +61,7 @@ def merged(folder, subjects, order, count, asked, **options):
     parts = []
     for part in order:
         path = folder / f"{part}.netkin"
-        nk.collect(*subjects, measures=asked, part=(part, count), **options).save(path)
+        nk.collect(*subjects, measures=asked, part=(part, count), **options).save(path, overwrite=True)
         parts.append(nk.load(path))
     return nk.merge(parts).compute(asked)
 
@@ -203,7 +203,7 @@ def test_missing_parts_are_told_by_their_numbers(doubles, inputs):
         start: nk.collect(*doubles, inputs[start : start + 10], "cka", layers="fc", start=start)
         for start in (0, 20, 30)
     }
-    assert (parts[0].gaps, parts[0].missing, parts[0].compare().warnings[:-1]) == ([], "", ())
+    assert (parts[0].gaps, parts[0].missing, parts[0].compute().warnings[:-1]) == ([], "", ())
     assert (parts[20].expected, parts[20].gaps) == (30, [(0, 20)])
     some = nk.merge([parts[30], parts[0], parts[20]])
     assert (some.expected, some.gaps) == (40, [(10, 20)])
@@ -280,7 +280,7 @@ def test_parts_of_one_example_each(doubles, inputs, layers):
         options = {"layers": layers, "shape": shape}
         parts = [nk.collect(*doubles, inputs[:6], "cka", part=(part, 6), **options) for part in range(6, 0, -1)]
         assert_same(nk.merge(parts).compute(), nk.compare(*doubles, inputs[:6], **options))
-    alone = parts[0].compare()
+    alone = parts[0].compute()
     assert "constant" in alone["cka"].holes["fc", "fc"]
 
 
@@ -310,7 +310,7 @@ statistics = nk.collect(X, measures="cka")
 statistics.save(sys.argv[1])
 print("saved", flush=True)
 while True:
-    statistics.save(sys.argv[1])
+    statistics.save(sys.argv[1], overwrite=True)
 """
 
 
@@ -331,7 +331,7 @@ def test_a_process_killed_while_it_saves_leaves_a_whole_file(tmp_path):
 
 def test_a_cut_or_damaged_file_is_refused_with_its_name(tmp_path, doubles, inputs):
     path = tmp_path / "s.netkin"
-    nk.collect(*doubles, inputs, "cka", layers="fc").save(path)
+    nk.collect(*doubles, inputs, "cka", layers="fc").save(path, overwrite=True)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) - 40])
     with pytest.raises(FileError, match="s.netkin"):

@@ -42,7 +42,7 @@ def test_a_model_given_twice_with_two_transforms_runs_twice(maps, images):
 def test_several_models_run_once_each(maps, images):
     models = {f"seed{i}": maps() for i in range(3)}
     many = nk.compare_many(models, list(images.split(20)), ["cka", "nbs"])
-    assert [model.calls for model in models.values()] == [FEW + 3] * 3
+    assert sum(model.calls for model in models.values()) == 3 * (FEW + 3) + FEW  # the plan looks at one of a kind
     assert list(many) == [("seed0", "seed1"), ("seed0", "seed2"), ("seed1", "seed2")]
     pair = nk.compare(models["seed0"], models["seed2"], list(images.split(20)), ["cka", "nbs"])
     for measure in pair:
@@ -134,7 +134,7 @@ def test_recorded_rows_give_the_models_numbers(maps, images, layers):
         ({"x": np.ones((4, 3))}, nn.Identity(), {"data": []}, InvalidValue, "model and recorded rows can't be"),
         ({"x": np.ones((4, 3))}, 3, {}, InvalidValue, "'b' must be a torch module or a mapping.*got int"),
         ({"x": np.ones((4, 3))}, None, {"data": np.ones(4)}, InvalidValue, "leave `data` out"),
-        ({"x": np.ones((4, 3))}, None, {"examples": 0}, InvalidValue, "`examples` must be at least 1; got 0"),
+        ({"x": np.ones((4, 3))}, None, {"examples": 0}, InvalidValue, "`examples` is a number of examples, 1 or mo"),
         ({"x": np.ones((4, 3))}, None, {"measures": 3}, UnknownName, "3 is no measure; name one as text, e.g. 'cka'"),
         ({"x": np.ones((4, 3))}, None, {"memory": "2GB"}, InvalidValue, "`memory` is a number of bytes, such as 2e9"),
         ({"x": np.ones((4, 3))}, None, {"memory": -1}, InvalidValue, "`memory` is a number of bytes, .* got -1"),

@@ -17,8 +17,8 @@ import click
 
 from netkin.cli.options import (
     FILE,
-    FORCE,
     JSON,
+    OVERWRITE,
     ROWS,
     collecting_options,
     comparing_options,
@@ -42,13 +42,13 @@ from netkin.cli.running import (
 from netkin.errors import FileError, InflatedWarning, InvalidValue, NetkinError
 
 if TYPE_CHECKING:
-    from netkin.comparing import Plan, Statistics
-    from netkin.comparing.many_models import PairsPlan
+    from netkin.comparing import Comparer, Plan
+    from netkin.comparing.many import ManyPlan
     from netkin.results import Comparison, Comparisons
 
 
 READING = (  # they concern no pass
-    "a", "measures", "errors", "names", "save", "report", "figure", "title", "force", "json", "quiet",
+    "a", "measures", "errors", "names", "save", "report", "figure", "title", "overwrite", "json", "quiet",
 )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def compare(context: click.Context, a: str, b: str | None, more: tuple[str, ...]
     Without B, the layers of A are compared with each other. All measures are computed in one pass over the data. For
     more than two models the mean of each pair is printed; the saved file and the report hold all layers. With more than
     two models, or --engine ray, --save also keeps finished parts beside the file: run the same command again to resume,
-    or with --force to start again.
+    or with --overwrite to start again.
 
     STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
     the data.
@@ -80,12 +80,12 @@ def compare(context: click.Context, a: str, b: str | None, more: tuple[str, ...]
     typed = [one for one in (a, b, *more) if one]
     is_read = _is_statistics(*typed)
     models = {a: a} if is_read else named_models(typed, options.pop("names"))
-    outputs = OutputFiles.of(options, "comparisons" if more else "comparison", *models.values(), options["data"])
     grows = bool(more) and options["engine"] != "distributed"  # the work itself writes the file
+    outputs = OutputFiles.of(options, is_job=grows or options["engine"] == "ray")
     with warnings.catch_warnings(), with_resume_hint(outputs.save if more else None):
         # the comparison carries these warnings and its text shows them
         warnings.simplefilter("ignore", InflatedWarning)
-        place = Destination(outputs.save, outputs.force)
+        place = Destination(outputs.save, outputs.overwrite)
         found = _read_statistics(context, a) if is_read else _compare(models, options, place, grows)
     outputs.deliver(found, None if grows else found.save)
 
@@ -109,7 +109,7 @@ def _compare(
 
     _refuse_without_data(models, options)
     if len(models) > 2:
-        kept = {"save": place.result, "overwrite": place.force} if grows else {}
+        kept = {"save": place.result, "overwrite": place.overwrite} if grows else {}
         return call_for_many(compare_many, models, options | kept)
     _refuse_rows(options.pop("rows"))
     return call_library(compare_models, models, options, place)
@@ -149,7 +149,7 @@ def _read_statistics(context: click.Context, path: str) -> Comparison:
         refuse_names(names, len(statistics.models))
         statistics.names = dict(zip(statistics.models, names, strict=True))
     warn_of_missing_parts(statistics)
-    return cast("Comparison", statistics.compare(list(measures)))
+    return cast("Comparison", statistics.compute(list(measures)))
 
 
 @click.command(
@@ -183,7 +183,7 @@ def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options:
         raise click.exceptions.Exit(REFUSED)
 
 
-def _plan(models: Mapping[str, str], options: dict[str, Any]) -> tuple[Plan | PairsPlan, dict[str, Any]]:
+def _plan(models: Mapping[str, str], options: dict[str, Any]) -> tuple[Plan | ManyPlan, dict[str, Any]]:
     """Return the plan for one or two models, or for all pairs of several, and its facts for JSON."""
     from netkin.comparing import explain as explain_models
     from netkin.comparing import explain_many
@@ -221,21 +221,21 @@ def refuse_result(path: str | Path) -> None:
         raise FileError(f"{str(path)!r} holds a finished result and no statistics; `netkin report {path}` shows it.")
 
 
-def open_statistics(path: Path) -> Statistics:
+def open_statistics(path: Path) -> Comparer:
     """Return the statistics in a file; any other file is refused."""
-    from netkin.comparing.pass_statistics import load_statistics
+    from netkin.comparing.comparer import load_comparer
 
     refuse_result(path)
-    return load_statistics(path)
+    return load_comparer(path)
 
 
-def default_measures(statistics: Statistics) -> list[str]:
+def default_measures(statistics: Comparer) -> list[str]:
     """Return what is read where no measure is named: cka if it was collected for, else all that was."""
     collected = [name for need in statistics.needs for name in need.measures]
     return ["cka"] if "cka" in collected else collected
 
 
-def warn_of_missing_parts(statistics: Statistics) -> None:
+def warn_of_missing_parts(statistics: Comparer) -> None:
     """Say on stderr that parts are missing, as when one job of many has failed."""
     if statistics.gaps:
         click.echo(
@@ -245,7 +245,7 @@ def warn_of_missing_parts(statistics: Statistics) -> None:
         )
 
 
-def statistics_line(statistics: Statistics, path: Path) -> str:
+def statistics_line(statistics: Comparer, path: Path) -> str:
     """Return one line that says what a file holds."""
     chunks = f" in {statistics.study.chunks} chunks" if statistics.study.chunks else ""
     models = " and ".join(dict.fromkeys(statistics.names.get(name, name) for name in statistics.models))
@@ -253,7 +253,7 @@ def statistics_line(statistics: Statistics, path: Path) -> str:
     return f"{path}: {models} on {statistics.data}, {statistics.examples:,} examples{numbers}{chunks}"
 
 
-def statistics_document(statistics: Statistics, path: Path) -> dict[str, Any]:
+def statistics_document(statistics: Comparer, path: Path) -> dict[str, Any]:
     """Return what a file of statistics holds, for other programs."""
     from netkin.identity import settings_digest
 
@@ -273,7 +273,7 @@ def statistics_document(statistics: Statistics, path: Path) -> dict[str, Any]:
         "data_digest": statistics.digest.hex,
         "settings": statistics.settings,
         "settings_digest": settings_digest(statistics.settings),
-        "plan": statistics.plan,
+        "plan": statistics.plan_text,
     }
 
 
@@ -285,7 +285,7 @@ def _ranges_as_text(ranges: list[tuple[int, int]]) -> str:
 def _part(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    from netkin.comparing.feed import parse_part
+    from netkin.comparing.spec import parse_part
 
     try:
         return parse_part(text)
@@ -306,10 +306,10 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
     help="Index of the first example, if --data contains only one part; 0 for the first part.",
 )
 @click.option("--out", type=FILE, required=True, help="Write the statistics to this file, such as 3.stats.")
-@FORCE
+@OVERWRITE
 @JSON
 @with_refusals
-def collect(a: str, b: str | None, out: Path, force: bool, json: bool, **options: Any) -> None:
+def collect(a: str, b: str | None, out: Path, overwrite: bool, json: bool, **options: Any) -> None:
     """Run the models over the data, or over one part of it, and save the statistics.
 
     `netkin merge` joins parts, which may be collected in any order and on different machines. `netkin compare` reads
@@ -318,11 +318,11 @@ def collect(a: str, b: str | None, out: Path, force: bool, json: bool, **options
     from netkin.comparing.compare import collect as collect_from
 
     models = named_models([one for one in (a, b) if one], options.pop("names"))
-    outputs = OutputFiles(force, *models.values(), options["data"], engine=options["engine"])
-    outputs.check("--out", out, "statistics")
+    outputs = OutputFiles(overwrite, options["engine"])
+    outputs.check("--out", out)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)
-        statistics = call_library(collect_from, models, options, Destination(out, force))
+        statistics = call_library(collect_from, models, options, Destination(out, overwrite))
     tell_random_weights(loaded_models())
     outputs.write(out, statistics.save)
     outputs.finish()  # what is printed names the file
@@ -332,10 +332,10 @@ def collect(a: str, b: str | None, out: Path, force: bool, json: bool, **options
 @click.command(epilog=example("merge 1.stats 2.stats 3.stats --out all.stats"))
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
 @click.option("--out", type=FILE, required=True, help="Write the merged statistics to this file, such as all.stats.")
-@FORCE
+@OVERWRITE
 @JSON
 @with_refusals
-def merge(files: tuple[Path, ...], out: Path, force: bool, json: bool) -> None:
+def merge(files: tuple[Path, ...], out: Path, overwrite: bool, json: bool) -> None:
     """Merge the statistics of parts of the same data, written by `netkin collect`.
 
     Parts with other weights, code, layers, settings or data are refused, and so are parts that overlap. A warning names
@@ -343,8 +343,8 @@ def merge(files: tuple[Path, ...], out: Path, force: bool, json: bool) -> None:
     """
     from netkin.progress import reported
 
-    outputs = OutputFiles(force, *files)
-    outputs.check("--out", out, "statistics")
+    outputs = OutputFiles(overwrite)
+    outputs.check("--out", out)
     statistics = open_statistics(files[0])
     for file in reported(files[1:], "merging", "files"):  # one at a time, as each may be large
         part = open_statistics(file)

@@ -3,11 +3,15 @@
 `netkin.comparing.compare` is the module; its function is `nk.compare`.
 """
 
-from netkin.comparing.compare import collect, explain, merge, model_directions
-from netkin.comparing.comparer import Comparer
-from netkin.comparing.inputs import ModelInput
-from netkin.comparing.many import compare_many, explain_many
-from netkin.comparing.plan import Plan
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from netkin.comparing.compare import collect, explain, merge, model_directions
+    from netkin.comparing.comparer import Comparer
+    from netkin.comparing.inputs import ModelInput
+    from netkin.comparing.many import compare_many, explain_many
+    from netkin.comparing.plan import Plan
 
 __all__ = [
     "Comparer",
@@ -20,3 +24,18 @@ __all__ = [
     "merge",
     "model_directions",
 ]
+_HOMES = {
+    "compare": ["collect", "explain", "merge", "model_directions"],
+    "comparer": ["Comparer"],
+    "inputs": ["ModelInput"],
+    "many": ["compare_many", "explain_many"],
+    "plan": ["Plan"],
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for: commands read the declarations of options, and start without torch."""
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

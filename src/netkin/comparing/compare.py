@@ -461,6 +461,9 @@ def linear_measures(models: Mapping[str, Any], spec: Spec) -> list[Measure]:
 
 
 @by_name(models="a b", data="data")
+@takes_options(
+    without="part start rows engine save overwrite layers pairs resize names errors chunks seed partial exact_model"
+)
 def model_directions(
     a: nn.Module,
     layer: str,
@@ -506,8 +509,3 @@ def model_directions(
     if moments.few_examples:
         warnings.warn(str(moments.few_examples), InflatedWarning, stacklevel=outside())
     return svcca_directions(moments, variance=variance, by=by)
-
-
-model_directions = takes_options(
-    without="part start rows engine save overwrite layers pairs resize names errors chunks seed partial exact_model measures"
-)(model_directions)

@@ -23,7 +23,7 @@ from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.plan import Need, Plan, aligned, make_plan, memory_limit, needs_of, ready_collectors, refuse_over
 from netkin.comparing.spec import Options, Spec, split
 from netkin.comparing.stream import Batch, KeptLayer, make_batch
-from netkin.errors import FileError, ForwardError, InvalidValue, NoValue, ShapeError, UnknownName
+from netkin.errors import FileError, ForwardError, InvalidValue, MemoryLimit, NoValue, ShapeError, UnknownName
 from netkin.identity import DataDigest, Form, form_difference, form_of, settings_digest, weights_digest, with_call
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, command, showing
@@ -95,7 +95,7 @@ class Comparer:
         self.warnings: list[str] = []
         self.created = now()
         self._doubt: Any = None  # of the latest batch on a GPU, which is settled with the next one
-        self._priced = 0  # examples for which the memory was last compared with the limit
+        self._fits = 0  # examples that are known to fit the memory
         self._reducers: dict[Key, list[Collector]] = {}
         self._regular = True  # until examples have different numbers of rows
 
@@ -229,10 +229,17 @@ class Comparer:
 
     def _refuse_outgrown(self) -> None:
         """Refuse to go on where the data give more examples than they said, and these take too much memory."""
-        if self.examples <= max(self.study.examples or 0, 2 * self._priced):
+        if self.examples <= max(self.study.examples or 0, self._fits):
             return
-        self._priced = self.examples
-        grown = replace(self.study, examples=self.examples, seen=True)
+        self._refuse_more_than(self.examples)
+        try:  # estimates take a while: where twice as many examples fit, they are not asked for until then
+            self._refuse_more_than(2 * self.examples)
+            self._fits = 2 * self.examples
+        except MemoryLimit:
+            self._fits = self.examples
+
+    def _refuse_more_than(self, examples: int) -> None:
+        grown = replace(self.study, examples=examples, seen=True)
         for need, collectors in zip(self.needs, self.collectors, strict=True):
             for collector in collectors[:1]:
                 cost = type(collector).cost(need.settings, grown)
@@ -480,6 +487,10 @@ class Comparer:
     def _refuse_unlike(self, other: Comparer) -> None:
         if not (self.examples and other.examples):
             raise ShapeError("statistics of weights alone hold no examples, so there is nothing to merge.")
+        for name in self.models:
+            forms = [part.origins.get(name, {}).get("form") for part in (self, other)]
+            if all(forms) and (difference := form_difference(*map(Form.from_json, forms))):
+                raise ShapeError(f"these parts can't be merged: the architecture of {name!r} differs in {difference}.")
         for what, mine, theirs in _differences(self, other):
             if mine != theirs:
                 raise ShapeError(f"these parts can't be merged: their {what} differ, {mine} and {theirs}.")
@@ -577,10 +588,6 @@ def _differences(one: Comparer, other: Comparer) -> Iterator[tuple[str, Any, Any
     for name in one.models:
         weights = [part.origins[name].get("weights", "") for part in (one, other)]
         yield f"weights of {name!r}", weights[0], weights[1]
-        origins = [part.origins[name] for part in (one, other)]
-        forms = [Form.from_json(origin["form"]) for origin in origins if "form" in origin]
-        if len(forms) == 2 and (difference := form_difference(*forms)):
-            yield f"architecture of {name!r}, {difference},", forms[0].digest, forms[1].digest
         mine, theirs = ([(layer.name, layer.width) for layer in part.layers[name]] for part in (one, other))
         yield f"layers of {name!r}", mine, theirs
         shapes = [{layer.name: layer.shape for layer in part.layers[name]} for part in (one, other)]

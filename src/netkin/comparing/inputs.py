@@ -1,7 +1,7 @@
 """Inputs: what is compared. A model with its own data, rows that were recorded before, or a set of weights.
 
-What the user passes is a `ModelInput`, or becomes one. In a stream a *side* stands for it, which gives each layer's rows
-for a batch.
+What the user passes is a `ModelInput`, or becomes one. In a stream a *side* stands for it, which gives each layer's
+rows for a batch.
 """
 
 from __future__ import annotations
@@ -456,8 +456,8 @@ def on_device(model: nn.Module, device: torch.device | str | None) -> Iterator[N
     homes = _devices_of(model)
     if any(hasattr(module, "_hf_hook") for module in model.modules()) and torch.device("meta") in homes:
         raise InvalidValue(
-            "the model is offloaded by accelerate, so that weights are fetched when a layer runs and can't be "
-            "identified; load it with a `device_map` that keeps all of it on devices."
+            "the model is offloaded by accelerate, so that weights are fetched when a layer runs; "
+            "load it with a `device_map` that keeps all of it on devices."
         )
     if any(home.type == "meta" for home in homes) or (device is not None and torch.device(device).type == "meta"):
         raise InvalidValue(

@@ -30,8 +30,16 @@ from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study
 from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_alone
 from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
 from netkin.comparing.stream import Stream
-from netkin.errors import InvalidValue, MemoryLimit, blame
-from netkin.identity import described_call, form_of, settings_digest, state_noted, weights_digest, with_call
+from netkin.errors import InvalidValue, MemoryLimit, blame, refuse_half_characters
+from netkin.identity import (
+    COMPARE,
+    described_call,
+    forms_by_name,
+    settings_digest,
+    state_noted,
+    weights_digest,
+    with_call,
+)
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.memory import format_bytes
@@ -98,7 +106,7 @@ def compare_many(
         return Comparisons(many.compare()) if run.save is None else many.keep()
 
 
-@takes_options(without="names part start save overwrite")
+@takes_options(without="names part start")
 def explain_many(
     models: Mapping[str, Any] | Sequence[Any],
     data: Any = None,
@@ -134,6 +142,7 @@ def _call(models: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> Call:
     named = _named(models)
     if len(named) < 2:
         raise InvalidValue(f"`compare_many` needs at least two models; got {len(named)}.", argument="models")
+    refuse_half_characters(named)
     refuse_characters(data, list(named.values()))
     if isinstance(data, str) and isinstance(engine, PassEngine):  # others load where they work
         for thing in named.values():
@@ -311,7 +320,7 @@ class Survey:
             self.layers[name] = [replace(size, model=name) for size in sizes]
             self.loaded[name] = held
 
-    # --- the way --------------------------------------------------------------------------------------------------------
+    # --- the way ------------------------------------------------------------------------------------------------------
 
     def way(self, limit: int, keeps: bool) -> Way:
         """Return the way that fits `limit` bytes; `keeps` whether rows may be kept."""
@@ -391,7 +400,7 @@ class Survey:
             return "some models have data of their own or are recorded already"
         return "" if self.total is not None else "the data do not tell how many they are"
 
-    # --- what it leaves -------------------------------------------------------------------------------------------------
+    # --- what it leaves -----------------------------------------------------------------------------------------------
 
     def result(self) -> int:
         """Return the bytes of the result."""
@@ -477,7 +486,8 @@ class Many:
             layers=self.call.spec.layers, pairs=self.call.spec.pairs, examples=self.call.spec.examples,
         )  # fmt: skip
         assert run.save is not None
-        job = Job.beside(run.save, "comparison", self._identity(), call=text, overwrite=run.overwrite)
+        options: dict[str, Any] = {"call": text, "overwrite": run.overwrite, "compare": COMPARE}
+        job = Job.beside(run.save, "comparison", self._identity(), **options)
         modules = {name: model for name, model in self.call.models.items() if isinstance(model, nn.Module)}
         with job, state_noted(job, modules):
             way, limit = self._planned(job)
@@ -504,15 +514,15 @@ class Many:
         self._refuse_other_data("save")
 
     def _identity(self) -> dict[str, Any]:
-        weights, forms = dict[str, str](), dict[str, str]()
+        weights, forms = dict[str, str](), dict[str, Any]()
         for name in self.call.models:
             model = live(self.call, name)
             weights[name] = weights_digest(model)
-            forms |= {name: form_of(model).to_json()} if isinstance(model, nn.Module) else {}
+            forms |= forms_by_name({name: model} if isinstance(model, nn.Module) else {})
         data = "none" if weights_alone(self.measures) else data_digest(self.call.data, self.call.spec.examples)
         settings = self.call.settings() | {"rows": str(self.call.spec.rows)}
         identity = identity_of_study(weights, data, self.call.spec.layers, settings, self.measures)
-        return identity | {"architectures": forms}
+        return identity | {"architecture": forms}
 
     def _planned(self, job: Job) -> tuple[Way, int]:
         """Return the way and the memory limit with which the job was begun."""
@@ -574,7 +584,7 @@ class Many:
                     self._sides[name] = ReplayedSide(cast(ModelSide, side), way.rows)
         return call.of_some({name: self._sides[name] for name in block.models}, list(block.pairs))
 
-    # --- the plan in words ----------------------------------------------------------------------------------------------
+    # --- the plan in words --------------------------------------------------------------------------------------------
 
     def explained(self, *, keeps_rows: bool = True) -> ManyPlan:
         """Return the plan in figures and in words; what the work would refuse is in `refused`.

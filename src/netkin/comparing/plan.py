@@ -252,8 +252,8 @@ def _pair_type(measure: Measure) -> str:
 
 
 def _lines(
-    plan: Plan, needs: Sequence[Need], found: Found, layers: Mapping[str, Sequence[LayerSize]], missing: Sequence[str], study: Study,
-    without: int, costs: Sequence[str],
+    plan: Plan, needs: Sequence[Need], found: Found, layers: Mapping[str, Sequence[LayerSize]],
+    missing: Sequence[str], study: Study, without: int, costs: Sequence[str],
 ) -> Iterator[str]:  # fmt: skip
     """Yield the plan in words: what is compared, the runs of the models, the measures and what they take."""
     for model, own in layers.items():

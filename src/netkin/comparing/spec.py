@@ -1,8 +1,8 @@
 """`Spec`, what is compared and how, and `Run`, how a call runs: each option is declared once, with a sentence.
 
-`takes_options` gives a function the keywords of both: its signature, its docstring and the refusal of an unknown keyword
-are made of the declarations here, and so are the options of commands, the plan and the provenance. For type checkers
-there are `Options`, a `TypedDict` of them all.
+`takes_options` gives a function the keywords of both: its signature, its docstring and the refusal of an unknown
+keyword are made of the declarations here, and so are the options of commands. For type checkers there are `Options`,
+a `TypedDict` of them all. The module needs no torch, so that commands start fast.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ import inspect
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
-import torch
-
 from netkin.errors import InvalidValue, UnknownName, did_you_mean
-from netkin.progress import ProgressOption
-from netkin.representations import dft, positions
-from netkin.representations.layers import Spec as Layers
-from netkin.representations.shapes import Shape, shape_name
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # commands read the declarations, and start without torch
+    import torch
+
     from netkin.comparing.engines import Engine
+    from netkin.progress import ProgressOption
+    from netkin.representations.layers import Spec as Layers
+    from netkin.representations.shapes import Shape
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Measures = str | Callable[..., Any] | Sequence[Any]
@@ -45,9 +44,16 @@ class Spec:
     )
     layers: Layers | Mapping[str, Layers] = field(
         default=None,
-        metadata=_says("a choice for all models (see `nk.layers`), or a mapping from their names to a choice each."),
+        metadata=_says(
+            "which layers: names, globs (`*` within a level, `**` across) or types; a mapping gives each model its own."
+        ),
     )
-    pairs: Any = field(default="all", metadata=_says('"all", "corresponding" or a list of (layer, layer).'))
+    pairs: Any = field(
+        default="all",
+        metadata=_says(
+            '"all", each with every other, "corresponding", those of one name, or a list of (layer, layer).'
+        ),
+    )
     examples: int | None = field(default=None, metadata=_says("the number of examples after which the pass ends."))
     part: str | tuple[int, int] | None = field(
         default=None, metadata=_says('which part of indexable data, as "3/16": the third of sixteen contiguous ranges.')
@@ -59,10 +65,14 @@ class Spec:
         ),
     )
     shape: Shape | Mapping[str, Shape] = field(
-        default=None, metadata=_says("what one example is, for all layers or by layer (`nk.shapes`).")
+        default=None,
+        metadata=_says(
+            "what one example is, for all layers or by layer; by default pool for feature maps and mean for tokens."
+        ),
     )
     resize: str | None = field(
-        default=None, metadata=_says('"average" averages the larger of two maps down, with shape "positions" or "dft".')
+        default=None,
+        metadata=_says('"average" averages larger feature maps down to the smaller size, with shape positions or dft.'),
     )
     memory: float | None = field(
         default=None, metadata=_says("the most bytes that statistics may take; by default a quarter of all memory.")
@@ -116,6 +126,8 @@ class Spec:
             self._refuse("memory", "is a number of bytes, such as 2e9")
 
     def _check_shape(self) -> None:
+        from netkin.representations.shapes import dft, positions, shape_name  # which need torch
+
         if self.resize not in (None, "average"):
             raise UnknownName(f"`resize` is None or 'average'; got {self.resize!r}.", argument="resize")
         if self.resize and self.shape not in ("positions", positions, "dft", dft):
@@ -161,8 +173,8 @@ class Run:
     engine: str | Engine = field(
         default="local",
         metadata=_says(
-            '"local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a cluster; '
-            "models, data and functions are then given by name."
+            '"local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a '
+            "cluster; models, data and functions are then given by name."
         ),
     )
     save: str | os.PathLike[str] | None = field(
@@ -218,8 +230,7 @@ def sentence_of(option: str) -> str:
 
 def default_of(option: str) -> Any:
     """Return what an option is where it is not given."""
-    default = DECLARED[option].default
-    return None if default is MISSING else default
+    return DECLARED[option].default
 
 
 def split(options: Mapping[str, Any]) -> tuple[Spec, Run]:

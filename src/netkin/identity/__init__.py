@@ -12,18 +12,20 @@ from itertools import islice
 from typing import Any, TypeVar, cast
 
 from netkin.identity.data import PLAIN, DataDigest, UnorderedDigest
-from netkin.identity.form import Form, form_difference, form_of, state_noted
+from netkin.identity.form import COMPARE, Form, form_difference, form_of, forms_by_name, state_noted
 from netkin.identity.texts import function_digest, settings_digest, source_digest
 from netkin.identity.weight_hash import weights_digest
 from netkin.progress import command, commanded
 
 __all__ = [
+    "COMPARE",
     "DataDigest",
     "Form",
     "UnorderedDigest",
     "described_call",
     "form_difference",
     "form_of",
+    "forms_by_name",
     "function_digest",
     "in_words",
     "settings_digest",

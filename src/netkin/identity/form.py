@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from netkin.errors import InvalidValue
 from netkin.identity.texts import Unknown, callable_text, class_text, digest_of, qualified, text_of
 from netkin.identity.weight_hash import without_wrappers
 
@@ -50,25 +51,33 @@ class Form:
         changed = {name for name in {**self.attributes, **now} if self.attributes.get(name) != now.get(name)}
         return replace(self, state=tuple(sorted({*self.state, *changed})))
 
-    def to_json(self) -> str:
-        """Return the form as JSON; modules whose attributes are equal share them."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the form as JSON can hold it; modules whose attributes are equal share them."""
         modules: dict[str, dict[str, str]] = {}
         for name, text in self.attributes.items():
             place, _, own = name.rpartition(".")
             modules.setdefault(place, {})[own] = text
         kinds = list({str(own): own for own in modules.values()}.values())
         places = {place: kinds.index(own) for place, own in modules.items()}
-        return json.dumps({"modules": places, "kinds": kinds, "state": self.state, "unknown": self.unknown})
+        return {"modules": places, "kinds": kinds, "state": list(self.state), "unknown": list(self.unknown)}
 
     @classmethod
-    def from_json(cls, text: str) -> Form:
-        """Return the form that `to_json` wrote."""
-        found = json.loads(text)
+    def from_dict(cls, found: Mapping[str, Any]) -> Form:
+        """Return the form that `to_dict` took apart."""
         modules = {place: found["kinds"][kind] for place, kind in found["modules"].items()}
         named = {
             f"{place}.{name}" if place else name: one for place, own in modules.items() for name, one in own.items()
         }
         return cls(named, tuple(found["state"]), tuple(found["unknown"]))
+
+    def to_json(self) -> str:
+        """Return the form as JSON."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> Form:
+        """Return the form that `to_json` wrote."""
+        return cls.from_dict(json.loads(text))
 
     def __str__(self) -> str:
         parts = {"changed by a forward pass": self.state, "unknown": self.unknown}
@@ -105,7 +114,7 @@ def form_of(model: nn.Module, version: str | None = None) -> Form:
         for name, value in _attributes(module):
             holes: list[str] = []
             text = configs.get(id(value), "")  # which often is one for all modules
-            if not text and (entries := _config_entries(value)) is not None:
+            if name.endswith("config") and not text and (entries := _config_entries(value)) is not None:
                 text = configs[id(value)] = digest_of(_text(entries, name, holes))
                 attributes |= {f"{place}{name}.{key}": _short(_text(one, key, [])) for key, one in entries.items()}
             attributes[f"{place}{name}"] = _short(text or _text(value, name, holes))
@@ -123,19 +132,33 @@ def form_difference(stored: Form, current: Form) -> str:
     return ""
 
 
+# --- in the identity of a job: {"architecture": forms of models by name} ----------------------------------------------
+
+
+def forms_by_name(models: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """Return the forms of models as the identity of a job holds them."""
+    return {name: form_of(model).to_dict() for name, model in models.items()}
+
+
+def _forms_difference(held: Mapping[str, Any] | None, asked: Mapping[str, Any] | None) -> str:
+    """Return in which attribute the form of a model differs that both have."""
+    pairs = {name: (form, asked[name]) for name, form in (held or {}).items() if asked and name in asked}
+    found = {name: form_difference(*map(Form.from_dict, pair)) for name, pair in pairs.items()}
+    return " and ".join(f"{difference} of {name!r}" for name, difference in found.items() if difference)
+
+
+COMPARE = {"architecture": _forms_difference}  # for jobs
+
+
 @contextmanager
 def state_noted(job: Any, models: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Note, at the end of the `with`, what running models has changed in the forms that identify a job.
-
-    They are the "architectures" in its identity, as JSON by the names of the models; so the same models, which have
-    run by then, can continue it.
-    """
+    """Note in a job, at the end of the `with`, what running has changed in models, so that they can continue it."""
     try:
         yield
     finally:
-        for name, text in job.state.identity.get("architectures", {}).items():
+        for name, form in job.state.identity.get("architecture", {}).items():
             if name in models:
-                job.revise("architectures", {name: Form.from_json(text).after(models[name]).to_json()})
+                job.note_state("architecture", Form.from_dict(form).after(models[name]).state, name)
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -150,7 +173,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
         if not (name in OF_EVERY_MODULE or is_weights or is_device or is_fetching):
             yield name, value
     yield from ((name, module._buffers[name]) for name in sorted(module._non_persistent_buffers_set))
-    if (extra := getattr(type(module), "get_extra_state", None)) is not nn.Module.get_extra_state and extra is not None:
+    if type(module).get_extra_state is not nn.Module.get_extra_state:
         yield "extra_state", module.get_extra_state()
     for name in ("_forward_pre_hooks", "_forward_hooks"):
         # those of netkin are there while it runs the model
@@ -164,13 +187,10 @@ def _module_of(function: Any) -> str:
 
 
 def _config_entries(value: Any) -> dict[str, Any] | None:
-    """Return the entries of a configuration as of Hugging Face; None for other values."""
+    """Return the entries of a configuration as of Hugging Face, but for where it came from; None for other values."""
     if isinstance(value, (type, nn.Module)) or not callable(getattr(value, "to_dict", None)):
         return None
-    entries = value.to_dict()
-    return (
-        {str(key): one for key, one in entries.items() if key not in OF_PLACES} if isinstance(entries, dict) else None
-    )
+    return {str(key): one for key, one in dict(value.to_dict()).items() if key not in OF_PLACES}
 
 
 def _text(value: Any, name: str, unknown: list[str]) -> str:
@@ -179,7 +199,7 @@ def _text(value: Any, name: str, unknown: list[str]) -> str:
         if callable(value) and not isinstance(value, nn.Module):
             return callable_text(value, name, unknown)
         return text_of(value, name, unknown, deep=False)
-    except Unknown:
+    except (Unknown, InvalidValue):  # also of an array without values, as on the meta device
         unknown.append(name)
         return qualified(type(value))
 

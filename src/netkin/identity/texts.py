@@ -208,7 +208,8 @@ def is_of_torch(module: str | None) -> bool:
 
 # --- sources ----------------------------------------------------------------------------------------------------------
 
-_sources: dict[CodeType, str] = {}  # as reading a file takes longer than digesting a small network
+# as reading a file takes longer than digesting a small network; equal code in two files may have other comments
+_sources: dict[tuple[CodeType, str], str] = {}
 
 
 def source_of(function: Any) -> str:
@@ -217,9 +218,9 @@ def source_of(function: Any) -> str:
     code = getattr(function, "__code__", None)
     if code is None or is_of_torch(function.__module__):
         return qualified(function)
-    if code not in _sources:
-        _sources[code] = _read_source(function, code)
-    return f"{qualified(function)} {_sources[code]}"
+    if (key := (code, code.co_filename)) not in _sources:
+        _sources[key] = _read_source(function, code)
+    return f"{qualified(function)} {_sources[key]}"
 
 
 def has_source(function: Any) -> bool:

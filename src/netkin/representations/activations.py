@@ -14,6 +14,7 @@ from netkin.arrays import all_finite, require_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
 from netkin.progress import ProgressOption, reported
 from netkin.representations.hooks import (
+    React,
     apart,
     copied,
     inference_mode_of,
@@ -192,12 +193,11 @@ class Recorder:
         self.batches = self.learning_passes = 0
         self._shapes: dict[str, tuple[Shape, bool]] = {}  # of each layer, and whether it is the caller's own
         self._home: Any = None  # the model's device and precision, while the hooks are on it
-        self._reaction: Callable[[str, Any], Any] | None = None  # to the run that this recorder has begun
 
     @contextmanager
     def open(self) -> Iterator[None]:
         """Put hooks on the model while the `with` lasts."""
-        with model_lock(), watching(self.model, self.layers, self._react):
+        with model_lock(), watching(self.model, self.layers, _ignore) as self._watch:
             self._home = (device_of(self.model), dtype_of(self.model))
             try:
                 yield
@@ -246,15 +246,13 @@ class Recorder:
         mask = attention_mask(batch)  # as it came: on the CPU its tokens are counted without waiting for a GPU
         return to_model(self.model, batch, self._home), None if mask is None else token_mask(copied(mask))
 
-    def _react(self, name: str, output: Any) -> Any:
-        return None if self._reaction is None else self._reaction(name, output)
-
-    def _run(self, batch: Any, reaction: Callable[[str, Any], Any]) -> Any:
-        self._reaction = reaction
+    def _run(self, batch: Any, react: React) -> Any:
+        """Run the model, while `react` is called with what layers give; not with what they give to other callers."""
+        self._watch.react = react
         try:
             return run_unwrapped(self._root, batch, self.forward)
         finally:
-            self._reaction = None
+            self._watch.react = _ignore
 
     def _record(self, batch: Any, mask: TokenMask | None) -> Recorded:
         """Return what the model gives for a batch, now that its layers are known."""
@@ -437,6 +435,10 @@ class Recorder:
             f"{layer_label(name)} does not run in every batch: in batch {self.batches} it {here}, unlike before; "
             "choose layers, or calls such as 'relu#2', that run in every batch."
         )
+
+
+def _ignore(name: str, output: Any) -> None:
+    """React to nothing."""
 
 
 class _WithoutRows(Exception):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from netkin import __version__, files
+from netkin import __version__, jobs
 from netkin.applications.continual.learners import (
     LEARNERS,
     AtomLearner,
@@ -27,7 +27,7 @@ from netkin.applications.continual.learners import (
 )
 from netkin.comparing.many import compare_many
 from netkin.errors import ForwardError, InvalidValue, NoValue, UnknownName, did_you_mean
-from netkin.identity import described_call, form_of, settings_digest, weights_digest
+from netkin.identity import COMPARE, described_call, forms_by_name, settings_digest, weights_digest
 from netkin.jobs import Job, Part
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, Report, reporting
@@ -35,7 +35,7 @@ from netkin.representations.filters import atom_layers
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layer_weights import copied
 from netkin.representations.layers import refuse_uncopyable, unwrapped
-from netkin.results.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies, TaskEnsembles
+from netkin.results.task_accuracies import NO_FORGETTING, TaskAccuracies, TaskEnsembles
 from netkin.settings import evaluating, model_lock, random_states_kept
 from netkin.sources.architectures import seeded
 from netkin.sources.batches import LabelledData
@@ -120,7 +120,7 @@ def learn_tasks(
     found, chosen = refuse_tasks(tasks), recipe_of(recipe, settings)
     refuse_options(method, options or {})
     numbers = _seeds(seeds)
-    files.refuse_output(save, KIND, overwrite=overwrite)
+    jobs.refuse_output(save, overwrite=overwrite)
     learners = {
         seed: LEARNERS[method](_built(model, seed, device), head, found, seed, **(options or {})) for seed in numbers
     }
@@ -128,7 +128,7 @@ def learn_tasks(
     call = described_call("nk.learn_tasks", model=model, method=method, recipe=chosen.words, seeds=list(numbers))
     total, rows = len(numbers) * len(found), []
     with (
-        Job.beside(save, "task sequence", identity, call=call, overwrite=overwrite) as job,
+        Job.beside(save, "task sequence", identity, call=call, overwrite=overwrite, compare=COMPARE) as job,
         reporting(total, f"learning by {method}", "tasks", progress) as report,
     ):
         for position, learner in enumerate(learners.values()):
@@ -212,7 +212,7 @@ def _identity(
         "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
         "seeds": ", ".join(map(str, learners)),
         "network": f"digest {settings_digest(list(map(weights_digest, models.values())))}",
-        "architectures": {name: form_of(model).to_json() for name, model in models.items()},
+        "architecture": forms_by_name(models),
         "tasks": f"{', '.join(task.name for task in tasks)}; digest {settings_digest([t.digest() for t in tasks])}",
     }
 

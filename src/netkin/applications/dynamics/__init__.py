@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from netkin import files
+from netkin import jobs
 from netkin.applications.dynamics.recorder import DynamicsRecorder, Progress
 from netkin.applications.dynamics.steps import ClusterSteps, Held, between_steps, spare_memory, unpacked_step
 from netkin.comparing.compare import compare, explain
@@ -26,6 +26,7 @@ from netkin.comparing.inputs import ModelSide, ReplayedSide
 from netkin.comparing.plan import Plan, weights_alone
 from netkin.errors import InvalidValue
 from netkin.identity import (
+    COMPARE,
     Form,
     described_call,
     form_difference,
@@ -295,14 +296,13 @@ class RunStudy:
             looking = reported(self.run.steps, "looking at checkpoints", "files")
             for step in looking:
                 self.identify(step)
-        files.refuse_output(save, "series", overwrite=overwrite)
+        jobs.refuse_output(save, overwrite=overwrite)
         identity: dict[str, Any] = {}
         if save is not None:
             identity = {key.removeprefix("asked "): text for key, text in self.question.items()}
-            del identity["architecture"]  # in full, so that a refusal names what differs
             last = self.run.steps[-1]
-            identity["architectures"] = {str(last): self.forms[last]}
-        job = Job.beside(save, "series", identity, call=self.call, overwrite=overwrite)
+            identity["architecture"] = {str(last): Form.from_json(self.forms[last]).to_dict()}
+        job = Job.beside(save, "series", identity, call=self.call, overwrite=overwrite, compare=COMPARE)
         final = {str(step): model for step, model in self._live.items() if step == self.run.steps[-1]}
         with commanded(self.call), job, state_noted(job, final):
             job.expect(map(self._part, self.weights))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from netkin import files
+from netkin import jobs
 from netkin.applications.federated.algorithms import (
     ALGORITHMS,
     SOURCES,
@@ -47,7 +47,7 @@ from netkin.applications.federated.local_training import (
     state_of,
 )
 from netkin.errors import FileError, ForwardError
-from netkin.identity import described_call, form_of, function_digest, settings_digest
+from netkin.identity import COMPARE, described_call, forms_by_name, function_digest, settings_digest
 from netkin.jobs import Job, Part
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import refuse_uncopyable, unwrapped
@@ -155,11 +155,11 @@ def federate(
         test_every=test_every, wire=wire or plain_wire, how=how, seed=seed,
     )  # fmt: skip
     refuse_misfits(asked.model, train_data, tests)
-    files.refuse_output(save, KIND, overwrite=overwrite)
+    jobs.refuse_output(save, overwrite=overwrite)
     identity = {} if save is None else asked.identity
     call = described_call("nk.federate", model=model, algorithm=algorithm, coefficients=coefficients, rounds=rounds,
                           share=share, finetune=finetune or None, seed=seed)  # fmt: skip
-    with showing(progress), Job.beside(save, KIND, identity, call=call, overwrite=overwrite) as job:
+    with showing(progress), Job.beside(save, KIND, identity, call=call, overwrite=overwrite, compare=COMPARE) as job:
         found = Simulation(asked, job).run(call)
         job.save(lambda: found)
     return found
@@ -195,7 +195,7 @@ class FederationRequest:
         digests = {name: Arrays(own, self.recipe, 0).digest() for name, own in every.items() if own is not None}
         return self._tested | {
             "model": settings_digest([state_of(self.model), still, self.plan.parts]),
-            "architectures": {"model": form_of(self.model).to_json()},
+            "architecture": forms_by_name({"model": self.model}),
             "algorithm": self.plan.algorithm.name, "coefficients": source, "recipe": settings_digest(self.recipe),
             "share": self.share, "pull": self.pull, "head epochs": self.head_epochs or 0, "seed": self.seed,
             "pretraining epochs": self.pretrain_epochs if self.public is not None else 0,
@@ -238,7 +238,7 @@ class Simulation:
         self.job.expect([*first, *(f"round {number}" for number in range(1, self.asked.rounds + 1)), *last])
         if self.asked.public is not None:
             part = self.job.part(PRETRAINING, self._pretrained)
-            self.base |= self.job.unpacked(part, lambda part: self._restored(part.arrays, "base"))
+            self.base |= self._restored(part.arrays, "base")
         reached = self._start()
         with reporting(self.asked.rounds, "federating", "rounds", done=len(reached.records)) as report:
             for number in range(len(reached.records) + 1, self.asked.rounds + 1):
@@ -248,7 +248,7 @@ class Simulation:
                 report.update()
         for name in last:
             tuned = self.job.part(name, lambda: self._finetuned(reached))
-            reached.kept = self.job.unpacked(tuned, lambda part: self._unstacked(self._restored(part.arrays, "kept")))
+            reached.kept = self._unstacked(self._restored(tuned.arrays, "kept"))
             reached.untuned = tuned.values.get("failed", {})
         return self._finished(reached, call)
 
@@ -364,10 +364,6 @@ class Simulation:
         for key, array in arrays.items():
             own, _, name = key.partition("/")
             if own == kind:
-                if array.shape[kind == "kept" :] != self.base[name].shape:  # those kept have an axis of clients
-                    raise ValueError(f"{key!r} has shape {array.shape}, and {name!r} {tuple(self.base[name].shape)}")
-                if kind != "base" and not np.isfinite(array).all() and self.base[name].isfinite().all():
-                    raise ValueError(f"{key!r} is not finite")
                 found[name] = torch.from_numpy(np.array(array)).to(self.base[name].device, self.base[name].dtype)
         return found
 

@@ -27,7 +27,7 @@ from netkin.applications.stitching.training_batches import BatchesDigest
 from netkin.comparing.comparer import Comparer, load_comparer
 from netkin.comparing.inputs import on_device
 from netkin.errors import InflatedWarning, InvalidValue, UnknownName, outside
-from netkin.identity import UnorderedDigest, form_of, settings_digest, weights_digest
+from netkin.identity import UnorderedDigest, forms_by_name, settings_digest, weights_digest
 from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.cutting import run_layers
 from netkin.representations.inputs import attention_mask, batch_length, watched
@@ -134,8 +134,7 @@ class Asked:
     ) -> dict[str, Any]:
         """Return what all stitches of models depend on; `marks` holds their weights. More may join several."""
         asked: dict[str, Any] = {key: text for key, text in self.digests.items() if key != "batches"}
-        forms = {name: form_of(model).to_json() for name, model in by_name(models, several).items()}
-        asked |= self.settings | {"architectures": forms}
+        asked |= self.settings | {"architecture": forms_by_name(by_name(models, several))}
         if not several:
             (names,) = models
             return asked | {"names": f"{names[0]} into {names[1]}", **marks[names]}

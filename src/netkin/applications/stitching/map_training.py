@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ from netkin.applications.stitching.training_batches import (
     sample_scores,
 )
 from netkin.errors import FileError, ForwardError, InvalidValue, outside
-from netkin.identity import form_of, in_words, state_noted, weights_digest
+from netkin.identity import COMPARE, forms_by_name, in_words, state_noted, weights_digest
 from netkin.jobs import Job, Part
 from netkin.measures.kernels import batch_cka
 from netkin.progress import Report, reporting
@@ -186,11 +185,6 @@ class _Trainer:
         if self.settings.resume is None:
             yield place
             return
-        if Path(self.settings.resume).is_file():
-            raise FileError(
-                f"{str(self.settings.resume)!r} is a file, as older netkins kept a training in; it goes on in a folder "
-                "now, so give another path."
-            )
         network = self.network
         subjects = {
             "layers": f"{network.layer_a!r} into {network.layer_b!r}",
@@ -204,8 +198,8 @@ class _Trainer:
         orders = {"order of the examples": "data", "order of the validation examples": "validation data"}
         identity |= {words: f"digest {self.digests[name].order}" for words, name in orders.items()}
         models = {"first": network.a, "second": network.b}
-        forms = {"architectures": {name: form_of(model).to_json() for name, model in models.items()}}
-        job = Job(self.settings.resume, "training", identity | forms, call=str(self.settings))
+        known: dict[str, Any] = {**identity, "architecture": forms_by_name(models)}
+        job = Job(self.settings.resume, "training", known, call=str(self.settings), compare=COMPARE)
         with job, state_noted(job, models):
             yield job, "standing"
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from netkin import files
+from netkin import files, jobs
 from netkin.applications.stitching.ends import Pair
 from netkin.applications.stitching.evaluating import MEMORY, SCORES, Evaluation, evaluate_each
 from netkin.applications.stitching.fitting import (
@@ -42,7 +42,7 @@ from netkin.comparing.comparer import found_measures
 from netkin.comparing.feed import data_name
 from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import FileError, ForwardError, InvalidValue, NetkinError, NoValue, ShapeError
-from netkin.identity import settings_digest, state_noted, weights_digest
+from netkin.identity import COMPARE, settings_digest, state_noted, weights_digest
 from netkin.jobs import Job, Part
 from netkin.memory import portions_in_memory
 from netkin.progress import Interruption, reported
@@ -347,7 +347,7 @@ class SweepFile:
 
     def __init__(self, path: str | os.PathLike[str] | None, overwrite: bool, *, several: bool):
         self.path, self.overwrite, self.several = path, overwrite, several
-        files.refuse_output(path, "comparisons" if several else "comparison", overwrite=overwrite)
+        jobs.refuse_output(path, overwrite=overwrite)
         self.found: dict[Pair, Comparison] = {}
 
     def load(self, sweeps: Sequence[Sweep]) -> None:
@@ -382,7 +382,7 @@ def run_sweeps(
     with random_states_kept(*every.values(), data=[asked.data, asked.test, asked.validation]):
         if results.path is not None:
             identity = asked.identity(models, marks, results.several)
-        job = Job.beside(results.path, "sweep", identity, call=call, overwrite=results.overwrite)
+        job = Job.beside(results.path, "sweep", identity, call=call, overwrite=results.overwrite, compare=COMPARE)
         sweeps = [Sweep(a, b, names, asked, job, results.store, marks[names]) for names, (a, b) in models.items()]
         results.load(sweeps)
         with (

@@ -1,8 +1,8 @@
 """Engines: which process runs what. Their interface, and their names.
 
-An engine is given a call (`netkin.comparing.compare.Call`). `Local` runs it here; `Distributed` runs it in the processes
-that torchrun started, of which each reads its part of the data; `Ray` has parts of it collected by the workers of a
-cluster.
+An engine is given a call (`netkin.comparing.compare.Call`). `Local` runs it here; `Distributed` runs it in the
+processes that torchrun started, of which each reads its part of the data; `Ray` has parts of it collected by the
+workers of a cluster.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ itself on to another one.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -16,6 +17,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMappi
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from netkin.comparing.comparer import Comparer, from_arrays
@@ -26,7 +28,7 @@ from netkin.comparing.many import ManyPlan, ModelBlock, Way, as_sample, in_files
 from netkin.comparing.pairs_job import groups_of, identity_of_study, label_of
 from netkin.comparing.plan import weights_alone
 from netkin.errors import InvalidValue, MissingExtra, NetkinError, SourceError, WorkerError, blame
-from netkin.identity import described_call, settings_digest
+from netkin.identity import COMPARE, described_call, settings_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.progress import announced, command, reporting
@@ -174,15 +176,17 @@ class _Work:
         settings |= {} if self.call.spec.rows is None else {"rows": str(self.call.spec.rows)}
         weights = {model: own["weights"] for model, own in self.models.items()}
         identity = identity_of_study(weights, self.identity, self.call.spec.layers, settings, self.measures)
-        identity["architectures"] = {model: own["form"] for model, own in self.models.items() if own["form"]}
+        identity["architecture"] = {model: json.loads(own["form"]) for model, own in self.models.items() if own["form"]}
         identity["examples"] = str(self.examples)
         data = self.plain["data"] and self.plain["data"]["name"]
-        call = described_call(name, models=list(self.plain["models"].values()), data=data)
-        overwrite, save = self.engine.overwrite or self.call.run.overwrite, self.call.run.save
+        options: dict[str, Any] = {
+            "call": described_call(name, models=list(self.plain["models"].values()), data=data),
+            "overwrite": self.engine.overwrite or self.call.run.overwrite, "compare": COMPARE,
+        }  # fmt: skip
         if self.engine.job is None:
-            return Job.beside(save, kind, identity, call=call, overwrite=overwrite)
-        job = Job(self.engine.job, kind, identity, call=call, overwrite=overwrite)
-        job.result = None if save is None else save  # type: ignore[assignment]
+            return Job.beside(self.call.run.save, kind, identity, **options)
+        job = Job(self.engine.job, kind, identity, **options)
+        job.result = None if self.call.run.save is None else Path(self.call.run.save)
         return job
 
     # --- before the work ----------------------------------------------------------------------------------------------
