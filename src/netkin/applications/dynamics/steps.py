@@ -239,14 +239,7 @@ class ClusterSteps:
     def compare(self, job: Job, names: Mapping[int, str]) -> dict[int, Comparison]:
         """Return the comparison of every step that does not fail; `names` are those of the job's parts."""
         made, steps = dict[int, Comparison](), {name: step for step, name in names.items()}
-        for name, step in steps.items():
-            found = job.recall(name, lambda part: unpacked_step(part.values, part.arrays))
-            if found is not None:
-                made[step] = found[1]
-        tasks = {
-            name: ("compared", {"step": step, "weights": self.weights[step]})
-            for name, step in steps.items() if step not in made
-        }  # fmt: skip
+        tasks = {name: ("compared", {"step": step, "weights": self.weights[step]}) for name, step in steps.items()}
         for name, message in self._results(tasks, "comparing", steps, job):
             job.keep(name, *message)
             made[steps[name]] = unpacked_step(*message)[1]
