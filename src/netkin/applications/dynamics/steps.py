@@ -194,7 +194,9 @@ class ClusterSteps:
 
     def __init__(self, engine: Ray, run: Run, data: Any, examples: int | None, options: DynamicsOptions):
         if engine.job is not None:
-            raise InvalidValue("`dynamics` keeps its parts beside `save`; leave `job` out of the engine.")
+            raise InvalidValue(
+                "`dynamics` keeps its parts beside `save`; leave `job` out of the engine.", argument="engine"
+            )
         self.engine, self.run = engine, run
         self.plain = _plain_run(run, data, examples, options)
         self.call = options.call(run.name, data and plain_data(data), examples)
