@@ -260,29 +260,22 @@ def test_no_port_is_open_to_other_machines(ray_cluster):
 
 # --- bad input --------------------------------------------------------------------------------------------------------
 
+NAMED = "engine='ray' loads things where they are used, and {} is a live {}; give it by name, as "
 REFUSED = {
-    "a model": (
-        [torch.nn.Linear(2, 2), SECOND], {}, "models",
-        "engine='ray' loads models where they run, and 'a' is a live Linear; give it by name: 'module:function@wei",
-    ),
-    "recorded rows": ([{"x": np.eye(3)}, SECOND], {}, "models", "'a' is a live dict; give it by name"),
+    "a model": ([torch.nn.Linear(2, 2), SECOND], {}, "models", NAMED.format("'a'", "Linear") + "'module:function@wei"),
+    "recorded rows": ([{"x": np.eye(3)}, SECOND], {}, "models", NAMED.format("'a'", "dict")),
     "a loader": (
-        [FIRST, SECOND], {"data": torch.ones(3, 2)}, "data",
-        "reads data where models run, and `data` is a live Tensor; give it by name: 'npz:FILE', ",
+        [FIRST, SECOND],
+        {"data": torch.ones(3, 2)},
+        "data",
+        NAMED.format("`data`", "Tensor") + "'npz:FILE', ",
     ),
-    "a function": (
-        [FIRST, SECOND], {"forward": print}, "forward", "`forward` is a live function; give it by name, as 'module:f",
-    ),
-    "a transform": ([FIRST, SECOND], {"transforms": torch.relu}, "transforms", "is a live function; give it by name"),
-    "a shape": (
-        [FIRST, SECOND], {"shape": lambda x: x}, "shape", "takes shapes by their names, as 'pool', and `shape` is a",
-    ),
+    "a function": ([FIRST, SECOND], {"forward": ray_worlds.feed}, "forward", NAMED.format("`forward`", "function")),
+    "a transform": ([FIRST, SECOND], {"transforms": ray_worlds.halved}, "transforms", "as 'module:function'"),
+    "a shape": ([FIRST, SECOND], {"shape": lambda x: x}, "shape", NAMED.format("`shape`", "function") + "'pool'; or"),
     "a GPU": ([FIRST, SECOND], {"device": "cuda:1"}, "device", "write device='cuda' in place of 'cuda:1'"),
-    "partial": (
-        [FIRST, SECOND], {"partial": True}, "partial",
-        "`partial` is for one process, and engine='ray' shares the data by itself; leave it out",
-    ),
-}  # fmt: skip
+    "partial": ([FIRST, SECOND], {"partial": True}, "partial", "`partial` is for one process, and engine='ray' shares"),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

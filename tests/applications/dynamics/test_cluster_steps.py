@@ -114,14 +114,14 @@ def test_functions_and_weights_alone(run):
 
 REFUSED = {
     "live steps": (
-        {"run": dict(enumerate([nn.Linear(2, 2)] * 2))}, "run", "step 0 is a live Linear; give a folder or files",
+        {"run": dict(enumerate([nn.Linear(2, 2)] * 2))}, "run", "step 0 is a live Linear; give it by name",
     ),
     "a live network": (
-        {"model": ray_worlds.first}, "model", "`model` is a live object; give it by name, as 'module:function'",
+        {"model": ray_worlds.first}, "model", "`model` is a live function; give it by name, as 'module:function'",
     ),
     "live data": ({"data": torch.ones(3)}, "data", "`data` is a live Tensor; give it by name"),
     "no data": ({"data": None}, "data", "`data` is missing: name a data set, as in 'digits:test'."),
-    "a live transform": ({"transform": torch.relu}, "transform", "`transform` is a live function; give it by name"),
+    "a live transform": ({"transform": ray_worlds.halved}, "transform", "`transform` is a live function; give it by name"),
     "partial": ({"partial": True}, "partial", "`partial` is for one process; with `save` the same call continues"),
     "a job": ({"engine": Ray(job="x")}, "engine", "keeps its parts beside `save`; leave `job` out of the engine"),
     "torchrun": (
