@@ -140,6 +140,7 @@ class LayerKernels(Collector):
     kind = "LayerKernels"
     holds = "weights"
     feeds = frozenset({"weights"})
+    stored = ("weights",)
 
     def __init__(self):
         self.weights = {}
@@ -165,20 +166,6 @@ class LayerKernels(Collector):
         if self.weights[a].shape != self.weights[b].shape:
             raise nk.NoValue(f"the weights of {a[1]!r} and {b[1]!r} differ in shape")
         return Kernels.of(self.weights[a], self.weights[b])
-
-    def _state(self):
-        held = {key: tensor for key, tensor in self.weights.items() if tensor is not None}
-        return {str(i): tensor for i, tensor in enumerate(held.values())}, {
-            "all": list(self.weights),
-            "held": list(held),
-        }
-
-    @classmethod
-    def _restored(cls, tensors, header):
-        made = cls()
-        made.weights = dict.fromkeys(map(tuple, header["all"]))
-        made.weights |= {tuple(key): tensors[str(i)] for i, key in enumerate(header["held"])}
-        return made
 
 
 Kernels.collectors = (LayerKernels,)

@@ -230,10 +230,6 @@ def test_files_from_before_there_were_checksums_still_open(whole, tmp_path, name
         ("sparsity", ("interlayer", "model", "tables"), [], "the layers of a network are compared by one measure"),
         ("sparsity document", ("curve",), {"model": [0.5]}, "histograms need one count between two edges, and curves"),
         ("federation", ("similarity", "tables"), [], "its similarity do not fit the rest"),
-        ("statistics of moments", ("origins",), {}, "its origins do not fit the rest"),
-        ("statistics of moments", ("study", "chunks"), 4, "its chunks do not fit the rest"),
-        ("statistics of moments", ("collectors",), [], "its collectors do not fit the rest"),
-        ("statistics of kernels", ("needs", 0, "settings", "beta"), "x", "`beta` of a KernelSettings can't be a str"),
     ],
 )
 def test_what_is_wrong_is_said(whole, tmp_path, name, path, value, words):
@@ -252,14 +248,6 @@ def test_what_is_wrong_is_said(whole, tmp_path, name, path, value, words):
         nk.load(tmp_path / "wrong")
 
 
-def test_a_layer_that_is_listed_twice_is_refused(whole, tmp_path):
-    header, arrays = files.read(whole / "statistics of moments")
-    header["layers"].append(header["layers"][0])
-    write_unchecked(tmp_path / "wrong", header, arrays)
-    with pytest.raises(FileError, match="wrong' is damaged: .*its layers do not fit the rest"):
-        nk.load(tmp_path / "wrong")
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_stitch_whose_map_is_no_number_is_refused(whole, tmp_path, value):
     header, arrays = files.read(whole / "stitch")
@@ -267,26 +255,6 @@ def test_a_stitch_whose_map_is_no_number_is_refused(whole, tmp_path, value):
     write_unchecked(tmp_path / "wrong", header, {name: array * 0 + value for name, array in arrays.items()})
     with pytest.raises(FileError, match="wrong' is damaged: .*its map holds NaN or Inf"):
         nk.load(tmp_path / "wrong", network(), network())
-
-
-def test_moments_whose_shift_is_not_finite_are_refused(whole, tmp_path):
-    header, arrays = files.read(whole / "statistics of moments")
-    shifts = [name for name in arrays if name.endswith("shift") and arrays[name].size]
-    for name in shifts:
-        harmed = arrays[name].copy()
-        harmed.flat[0] = float("nan")
-        write_unchecked(tmp_path / "wrong", header, arrays | {name: harmed})
-        with pytest.raises(FileError, match="the shift and the sums of a layer"):
-            nk.load(tmp_path / "wrong")
-    assert shifts
-
-
-def test_statistics_that_keep_no_chunks_may_say_any_number_of_them(whole, tmp_path):
-    header, arrays = files.read(whole / "statistics of sketches")
-    header["study"]["chunks"] = 10**12
-    write_unchecked(tmp_path / "many", header, arrays)
-    table = nk.load(tmp_path / "many").compare()["sketched_cka(buckets=4)"]
-    assert "random by its seed" in table.error_reasons["0", "0"]
 
 
 def test_a_federation_without_weights_has_no_similarity_of_its_atoms(whole):

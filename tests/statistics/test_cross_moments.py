@@ -295,3 +295,10 @@ def test_the_papers_networks_are_matched_in_float32_as_in_float64(layer):
     expected = matched(Moments.of(*(as_rows(output).double() for output in outputs))).weight
     found = matched(gathered(*outputs)).weight
     assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_only_the_first_layer_of_cross_moments_can_be_measured():
+    collector = CrossMoments([("in", "out")])
+    collector.update({"in": torch.randn(20, 3), "out": torch.randn(20, 2)})
+    with pytest.raises(NoValue, match="only the mean was gathered, which is enough for a map and for no measure"):
+        nk.cca_mean(collector["in", "out"])

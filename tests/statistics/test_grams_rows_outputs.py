@@ -277,3 +277,11 @@ def test_an_rbf_kernel_needs_two_examples_and_takes_the_true_median():
         rbf_kernel(torch.ones(1, 1), 0.4)
     for values in ([1.0, 4.0, 9.0], [1.0, 4.0, 9.0, 16.0], [4.0]):
         assert float(median(torch.tensor(values))) == pytest.approx(np.median(np.sqrt(values)) ** 2)
+
+
+def test_rows_of_one_chunk_have_no_value_without_it():
+    rows = LayerRows(["in"], chunks=2)
+    rows.update({"in": torch.randn(1, 3)})
+    chunk = int(np.argmax(rows.chunk_sizes))
+    with pytest.raises(NoValue, match="all rows kept of layer 'in' are of one chunk of the examples"):
+        rows.pair("in", "in", chunk)

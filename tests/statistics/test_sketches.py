@@ -139,9 +139,6 @@ def test_a_sketch_comes_back_from_its_file_and_goes_on(tmp_path):
     whole = collected(F, G, settings)
     for part in ALL:
         assert torch.allclose(again._layers["x"].parts[part], whole._layers["x"].parts[part], atol=1e-13)
-    tensors, header = first._state()
-    del header["_layers"]["mapping"][0][1]["holds"]["resolution"]  # as in files of older versions
-    assert LayerSketches._restored(tensors, header)._layers["x"].resolution == 0
 
 
 def labelled(F, G, labels, settings, ids, batch=7):

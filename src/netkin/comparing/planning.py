@@ -115,7 +115,7 @@ def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
                 f"{reads.__name__}.collectors, for {measure.name!r}, holds {kind!r}, which is no `Collector`."
             )
         lacks = sorted(getattr(kind, "__abstractmethods__", ()))
-        lacks += ["stored"] if not kind.stored and kind._state is Collector._state else []
+        lacks += [] if kind.stored else ["stored"]
         lacks += [] if isinstance(getattr(kind, "kind", None), str) else ["kind"]
         lacks += ["open_pairs"] if kind.reduces and not hasattr(kind, "open_pairs") else []
         if lacks:

@@ -5,8 +5,6 @@ They have two leading axes, chunks of the examples and blocks; see `netkin.stati
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +13,6 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import summing_dtype
-from netkin.statistics import schema
 from netkin.statistics.collector import Key, label, summed
 from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.linear_algebra import squared_norm
@@ -23,7 +20,6 @@ from netkin.statistics.statistic import Stored
 
 Parts = list[tuple[int, slice]]  # which rows, sorted by chunk, belong to which chunk
 SAMPLE = 256  # rows whose median estimates that of all
-SUMS = (*schema.PRECISE, *schema.COMPLEX)
 
 
 class Columns(NamedTuple):
@@ -50,32 +46,12 @@ class Columns(NamedTuple):
 class LayerSums(Stored):
     """One layer's shift (blocks, width), scale and own sums (chunks, blocks, columns, columns)."""
 
-    stored = schema.fields(
-        key=schema.KEY, shift=schema.tensor("blocks", "width", dtypes=SUMS), scale=schema.POSITIVE,
-        resolution=schema.SIZE, own=schema.tensor("chunks", "blocks", "columns", "columns", dtypes=SUMS),
-        width=schema.COUNT, debiased=schema.FLAG, varies=schema.FLAG,
-    )  # fmt: skip
+    stored = ("key", "shift", "scale", "resolution", "own", "width", "debiased", "varies")
 
     def __init__(self, key: Key, shift: Tensor, scale: float, resolution: float, own: Tensor, debiased: bool):
         self.key, self.shift, self.scale, self.resolution, self.own = key, shift, scale, resolution, own
         self.width, self.debiased = shift.shape[1], debiased
         self.varies = bool(own[..., : self.width, : self.width].any())  # until then the scale is free
-
-    def check(self) -> None:
-        fit = self.own.shape[-1] == self.width + (2 if self.debiased else 1) and self.own.numel()
-        fit = fit and self.own.is_complex() == self.shift.is_complex()
-        fit = fit and (bool(self.shift.isfinite().all()) or math.isinf(self.size))
-        schema.refuse_unless(bool(fit), "the shift and the sums of a layer")
-        count = self.own[..., -1, -1].real
-        fits = bool((count.round() == count).all()) and bool((count.abs() <= schema.LARGEST).all())
-        fits = fits and bool((count >= 0).all()) and _is_within(self.own, self.size)
-        schema.refuse_unless(fits, "the sums of rows and their count")
-
-    @property
-    def size(self) -> float:
-        """The largest sum of squares; infinite where a feature gave NaN or Inf."""
-        largest = float(torch.diagonal(self.own, dim1=-2, dim2=-1).real.max())
-        return largest if math.isfinite(largest) else math.inf
 
     @property
     def counts(self) -> Tensor:
@@ -118,40 +94,12 @@ class LayerSums(Stored):
 class CrossSums(Stored):
     """The sums of some layers against some others, filled by one product; (chunks, blocks, columns, columns)."""
 
-    stored = schema.fields(
-        sums=schema.tensor("chunks", "blocks", None, None, dtypes=SUMS), keys=schema.list_of(schema.KEY),
-        rows=schema.mapping_of(schema.SLICE), columns=schema.mapping_of(schema.SLICE),
-    )  # fmt: skip
+    stored = ("sums", "keys", "rows", "columns")
 
     def __init__(self, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums], sums: Tensor):
         self.sums = sums
         self.rows, self.columns = _slices(left, layers), _slices(right, layers)
         self.keys = list(dict.fromkeys([*left, *right]))
-
-    def check_layers(self, layers: Mapping[Key, LayerSums]) -> None:
-        """Refuse sums that are not those of some of these layers."""
-        fit = {*self.rows, *self.columns} <= {*layers} and self.keys == list(dict.fromkeys([*self.rows, *self.columns]))
-        schema.refuse_unless(bool(fit and self.rows and self.columns), "the layers and the sums of their pairs")
-        sides = self.rows == _slices(list(self.rows), layers), self.columns == _slices(list(self.columns), layers)
-        ends = [max(one.stop for one in side.values()) for side in (self.rows, self.columns)]
-        chunks, blocks = next(iter(layers.values())).own.shape[0], min(layers[key].own.shape[1] for key in self.keys)
-        dtype = functools.reduce(torch.promote_types, [layers[key].own.dtype for key in self.keys])
-        fit = all(sides) and self.sums.shape == (chunks, blocks, *ends) and self.sums.dtype == dtype
-        schema.refuse_unless(fit, "the sums of layers and those of their pairs")
-        self._check_counts(layers)
-        sizes = {key: layers[key].size for key in self.keys}
-        # by Cauchy and Schwarz, whose root of a product is not larger than the larger one
-        if not _is_within(self.sums, min(sizes.values())):
-            pairs = ((self.pair(x, y), max(sizes[x], sizes[y])) for x in self.rows for y in self.columns)
-            schema.refuse_unless(all(_is_within(*one) for one in pairs), "the sums of layers and those of their pairs")
-
-    def _check_counts(self, layers: Mapping[Key, LayerSums]) -> None:
-        """Refuse pairs that count other rows than their layers do."""
-        rows, columns = ([one.stop - 1 for one in side.values()] for side in (self.rows, self.columns))
-        counts = self.sums[..., rows, :][..., columns].real
-        own = [torch.stack([layers[key].counts for key in side], 1) for side in (self.rows, self.columns)]
-        fit = bool((counts == own[0][:, None, :, None]).all()) and bool((counts == own[1][:, None, None, :]).all())
-        schema.refuse_unless(fit, "the rows of layers and those of their pairs")
 
     @classmethod
     def starting(cls, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums]) -> CrossSums:
@@ -207,11 +155,6 @@ class CrossSums(Stored):
             for side, keys in ((self.rows, left), (self.columns, right))
         )
         return CrossSums(left, right, layers, self.sums.index_select(-2, rows).index_select(-1, columns))
-
-
-def _is_within(sums: Tensor, size: float) -> bool:
-    """Return whether no sum is larger than the largest sum of squares, but for rounding; none is known where Inf is."""
-    return math.isinf(size) or bool((sums.abs() <= 2 * size).all())
 
 
 def first_shift(rows: Tensor, precision: torch.dtype) -> Tensor:
@@ -347,16 +290,6 @@ def _slices(names: Sequence[Key], layers: Mapping[Key, LayerSums]) -> dict[Key, 
         slices[name] = slice(start, start + layers[name].own.shape[-1])
         start = slices[name].stop
     return slices
-
-
-def check_sums(layers: Mapping[Key, LayerSums], blocks: Sequence[CrossSums], chunks: int, debiased: bool) -> None:
-    """Refuse sums from a file that are not those of these layers, in so many chunks."""
-    sums = layers.values()
-    fit = all(one.debiased == debiased and len(one.own) == chunks for one in sums)
-    fit = fit and all(key == one.key for key, one in layers.items()) and len({one.own.real.dtype for one in sums}) < 2
-    schema.refuse_unless(fit, "the layers and their sums")
-    for block in blocks:
-        block.check_layers(layers)
 
 
 def add_sums(

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import summing_dtype
-from netkin.statistics import schema
 from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
@@ -24,12 +23,7 @@ LABELS = ("labels", "counts")  # sums of one-hot labels, with signs and without
 class BucketSums(Stored):
     """What is summed of one layer."""
 
-    stored = schema.fields(
-        buckets=schema.COUNT, n=schema.COUNT, width=schema.COUNT,
-        parts=schema.mapping_of(schema.tensor("buckets", None), schema.TEXT),
-        totals=schema.mapping_of(schema.tensor(None), schema.TEXT), resolution=schema.SIZE,
-        signs=schema.none_or(schema.tensor("buckets")),
-    )  # fmt: skip
+    stored = ("buckets", "n", "width", "parts", "totals", "resolution", "signs")
     resolution = 0.0  # the rounding unit of the rows as they came
 
     def __init__(self, buckets: int):
@@ -37,15 +31,6 @@ class BucketSums(Stored):
         self.parts: dict[str, Tensor] = {}
         self.totals: dict[str, Tensor] = {}
         self.signs: Any = None  # until the device is known from the first batch
-
-    def check(self) -> None:
-        widths = {part: sums.shape[1] for part, sums in self.parts.items() if part not in LABELS}
-        fit = {part: len(total) for part, total in self.totals.items()} == widths
-        psi = psi_width(self.width, self.buckets)
-        fit = fit and all(width == (psi if part == "psi" else self.width) for part, width in widths.items())
-        labels = {self.parts[part].shape for part in LABELS if part in self.parts}
-        schema.refuse_unless(fit and len(labels) < 2, "the sums of buckets")
-        schema.refuse_unless(bool(self.n) == (self.signs is not None) == bool(widths), "the buckets and their signs")
 
     def add(self, rows: Mapping[str, Tensor], placing: Placing) -> None:
         """Add rows of each part to their buckets."""

@@ -7,7 +7,6 @@ for a study before anything runs, and returns the pair of two layers that a meas
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,7 +18,6 @@ import numpy as np
 from torch import Tensor
 
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
-from netkin.statistics import schema
 from netkin.statistics.statistic import Statistic, Stored
 
 if TYPE_CHECKING:
@@ -153,14 +151,8 @@ class Settings:
 
     @classmethod
     def from_json(cls, header: Mapping[str, Any]) -> Self:
-        """Return the settings of a file; a field of another type than it is annotated with is refused."""
-        made = cls(**{name: tuple(one) if isinstance(one, list) else one for name, one in header.items()})
-        hints = schema.hints_of(cls)
-        for field in dataclasses.fields(cls):
-            value = getattr(made, field.name)
-            if not schema.is_of(value, hints.get(field.name, Any)):
-                raise TypeError(f"`{field.name}` of a {cls.__name__} can't be a {type(value).__name__}")
-        return made
+        """Return the settings that `to_json` wrote."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in header.items()})
 
 
 class Collector(Statistic):
@@ -326,7 +318,7 @@ class Numbers(Stored):
 
     next: int = 0
     given: bool = False  # whether the numbers are given by the caller, and so identify examples
-    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(next=schema.COUNT, given=schema.FLAG)
+    stored: ClassVar[tuple[str, ...]] = ("next", "given")
 
     def take(self, numbers: Any, count: int) -> np.ndarray:
         """Return the numbers of `count` examples, given or counted."""

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from netkin.arrays import as_tensor, require_finite, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError
-from netkin.statistics import schema
 from netkin.statistics.collector import (
     Collector,
     CostEstimate,
@@ -58,10 +57,7 @@ class CrossMoments(Collector):
     kind = "CrossMoments"
     holds = "cross moments"
     numbers_rows = False
-    stored = schema.fields(
-        pairs=schema.list_of(schema.tuple_of(schema.KEY, 2)), _cross=schema.mapping_of(schema.tensor(None, None)),
-        _first=schema.mapping_of(schema.ANYTHING), _second=schema.mapping_of(schema.ANYTHING),
-    )  # fmt: skip
+    stored = ("pairs", "_cross", "_first", "_second")
 
     def __init__(self, pairs: Iterable[tuple[Key, Key]]):
         self.pairs = list(dict.fromkeys(pairs))
@@ -69,15 +65,6 @@ class CrossMoments(Collector):
         self._second: dict[Key, OneSideSums] = {}
         self._cross: dict[tuple[Key, Key], Tensor] = {}
         self.clear_cache()
-
-    def check(self) -> None:
-        first, second = self._first, self._second
-        fit = all(type(one) is OneSideSums for one in (*first.values(), *second.values()))
-        fit = fit and all(one.centred for one in first.values()) and not any(one.centred for one in second.values())
-        schema.refuse_unless(fit and {*self._cross} in ({*self.pairs}, set()), "the layers and their pairs")
-        for (x, y), cross in self._cross.items():
-            fit = x in first and y in second and tuple(cross.shape) == (first[x].width, second[y].width)
-            schema.refuse_unless(fit and first[x].n == second[y].n > 0, "the sums of layers and those of their pairs")
 
     @classmethod
     def cost(cls, settings: Settings, study: Study) -> CostEstimate | None:
@@ -245,11 +232,7 @@ class OneSidedMoments(Moments):
 class OneSideSums(Stored):
     """One layer's sums; a centred one is shifted by the mean of some first examples."""
 
-    stored = schema.fields(
-        key=schema.KEY, centred=schema.FLAG, n=schema.COUNT, batches=schema.COUNT, width=schema.COUNT,
-        shift=schema.none_or(schema.TENSOR), total=schema.TENSOR, own=schema.TENSOR, resolution=schema.SIZE,
-        dtype=schema.DTYPE, rounded=schema.FLAG,
-    )  # fmt: skip
+    stored = ("key", "centred", "n", "batches", "width", "shift", "total", "own", "resolution", "dtype", "rounded")
 
     def __init__(self, key: Key, *, centred: bool):
         self.key, self.centred, self.n, self.batches, self.width = key, centred, 0, 0, 0
@@ -258,14 +241,6 @@ class OneSideSums(Stored):
         self.own: Tensor = torch.zeros(())
         self.resolution, self.dtype, self.rounded = 0.0, torch.float32, False
         self.clear_cache()
-
-    def check(self) -> None:
-        width, total, own = (self.width,), tuple(self.total.shape), tuple(self.own.shape)
-        nothing = ((), (1,))  # files of earlier versions have no arrays without axes
-        fit = total == width and (own == 2 * width if self.centred else own in nothing) and self.n > 0
-        fit = fit and self.centred == (self.shift is not None)
-        fit = fit and (self.shift is None or tuple(self.shift.shape) in (width, (*width, 1)))
-        schema.refuse_unless(fit if self.batches else total in nothing and own in nothing, "the sums of a layer")
 
     def clear_cache(self) -> None:
         self._sides: dict[torch.device, FirstSide] = {}

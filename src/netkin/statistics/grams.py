@@ -12,7 +12,6 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, at_least_single, paired, require_finite, summing_dtype, to_device
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
-from netkin.statistics import schema
 from netkin.statistics.collector import (
     Collector,
     CostEstimate,
@@ -95,13 +94,9 @@ class LayerGrams(Collector):
     kind = "LayerGrams"
     holds = "Grams"
     reduces = True
-    stored = schema.fields(
-        pair_blocks=schema.PAIR_BLOCKS, names=schema.NAMES, batch=schema.none_or(schema.COUNT),
-        kernel=schema.one_of(*KERNELS), fraction=schema.NUMBER, chunks=schema.COUNT,
-        widths=schema.mapping_of(schema.COUNT), _sums=schema.tensor("parts", "layers", "layers"),
-        _counts=schema.whole_numbers("parts"), _weights=schema.numbers("parts"), _numbers=schema.object_of(Numbers),
-        _waiting=schema.mapping_of(schema.object_of(IncompleteBatch), schema.WHOLE), _each=schema.none_or(schema.COUNT),
-        _scales=schema.mapping_of(schema.POSITIVE), _centres=schema.mapping_of(schema.FLAG),
+    stored = (
+        "pair_blocks", "names", "batch", "kernel", "fraction", "chunks", "widths", "_sums", "_counts", "_weights",
+        "_numbers", "_waiting", "_each", "_scales", "_centres",
     )  # fmt: skip
 
     def __init__(
@@ -123,14 +118,6 @@ class LayerGrams(Collector):
         self._scales: dict[Key, float] = {}
         self._centres: dict[Key, bool] = {}
         self.clear_cache()
-
-    def check(self) -> None:
-        parts, layers, _ = self._sums.shape
-        fit = self.names == keys_of(self.pair_blocks) and len(self.names) == layers and parts == max(self.chunks, 1)
-        fit = fit and {*self.widths} in ({*self.names}, set()) and bool((self._counts >= 0).all())
-        fit = fit and {*self._scales, *self._centres} <= {*self.names} and (self.batch is None or self.batch >= 4)
-        fit = fit and all(one.fits(self.widths, self.batch or 0) for one in self._waiting.values())
-        schema.refuse_unless(fit, "the layers and their mini-batches")
 
     def open_pairs(self, pair_blocks: Sequence[PairBlock]) -> None:
         """Set which pairs are wanted, where the layers' names are learnt from the first batch."""

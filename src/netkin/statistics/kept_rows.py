@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from netkin.errors import ShapeError
-from netkin.statistics import schema
 from netkin.statistics.collector import hashes
 from netkin.statistics.statistic import Stored
 
@@ -19,14 +18,7 @@ from netkin.statistics.statistic import Stored
 class KeptRows(Stored):
     """The rows of one layer, part by part, with their own numbers and, if chunks are kept, those of their examples."""
 
-    stored = schema.fields(
-        parts=schema.list_of(schema.tensor(None, "width", dtypes=schema.DTYPES)),
-        numbers=schema.list_of(schema.whole_numbers(None)),
-        examples=schema.list_of(schema.whole_numbers(None)),
-        seen=schema.COUNT,
-        held=schema.COUNT,
-        bar=schema.none_or(schema.HASH),
-    )
+    stored = ("parts", "numbers", "examples", "seen", "held", "bar")
 
     def __init__(self) -> None:
         self.parts: list[Tensor] = []
@@ -34,22 +26,6 @@ class KeptRows(Stored):
         self.examples: list[np.ndarray] = []
         self.seen, self.held = 0, 0
         self.bar: int | None = None  # rows whose hash is larger are not among those kept
-
-    def check(self) -> None:
-        counts = [len(one) for one in self.parts]
-        fit = (
-            counts == [len(one) for one in self.numbers]
-            and self.held == sum(counts) <= self.seen
-            and all(one.numel() for one in self.parts)
-        )
-        fit = fit and (not self.examples or counts == [len(one) for one in self.examples])
-        schema.refuse_unless(fit, "the rows of a layer and their numbers")
-
-    def pairs_with(self, other: KeptRows) -> bool:
-        """Return whether the rows of both, which are in order, have the same width and numbers."""
-        shapes = [[tuple(part.shape) for part in one.parts] for one in (self, other)]
-        found = zip([*self.numbers, *self.examples], [*other.numbers, *other.examples], strict=False)
-        return shapes[0] == shapes[1] and all(np.array_equal(*pair) for pair in found)
 
     def update(self, rows: Tensor, numbers: np.ndarray, examples: np.ndarray | None, seed: int) -> None:
         """Add those rows that may be among the kept ones; they must not change when the caller's array does."""
@@ -111,18 +87,7 @@ class IncompleteBatch(Stored):
 
     numbers: np.ndarray
     rows: dict[Hashable, list[Tensor]]
-    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
-        numbers=schema.whole_numbers("n"),
-        rows=schema.mapping_of(schema.list_of(schema.tensor(None, None, dtypes=schema.DTYPES))),
-    )
-
-    def fits(self, widths: Mapping[Hashable, int], most: int) -> bool:
-        """Return whether it holds as many rows of each layer as numbers, of these widths, and not more than `most`."""
-        fit = {*self.rows} == {*widths} and 0 < len(self.numbers) <= most
-        for name, parts in self.rows.items() if fit else ():
-            fit = fit and sum(map(len, parts)) == len(self.numbers)
-            fit = fit and {one.shape[1] for one in parts} == {widths[name]} and len({one.dtype for one in parts}) == 1
-        return fit
+    stored: ClassVar[tuple[str, ...]] = ("numbers", "rows")
 
     def restricted(self, keys: Iterable[Hashable]) -> IncompleteBatch:
         """Return the rows of some layers alone."""

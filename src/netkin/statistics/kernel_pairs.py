@@ -14,7 +14,6 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, require_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
-from netkin.statistics import schema
 from netkin.statistics.collector import Collector, CostEstimate, Key, Settings, Study, keys_of, label
 from netkin.statistics.layer_rows import CAP, LayerRows, SampleSettings
 from netkin.statistics.linear_algebra import power_of_two
@@ -181,9 +180,6 @@ class LossCollector(Collector):
     def settings(self) -> Any:
         return self.asking.from_json(self.settled)
 
-    def check(self) -> None:
-        self.asking.from_json(self.settled)  # refuses those of other types
-
     @classmethod
     def loss_for(cls, settings: LossSettings) -> dict[str, Any]:
         return {"kind": settings.target, "beta": settings.beta, "outputs": settings.outputs}
@@ -211,10 +207,7 @@ class LayerKernels(LossCollector):
 
     kind = "LayerKernels"
     holds = "Kernels"
-    stored = schema.fields(
-        names=schema.NAMES, settled=schema.SETTINGS, features=schema.object_of(LayerRows),
-        gradients=schema.none_or(schema.object_of(LayerRows)),
-    )  # fmt: skip
+    stored = ("names", "settled", "features", "gradients")
     asking = KernelSettings
 
     def __init__(self, names: Sequence[Key], settings: KernelSettings, *, seed: int = 0, chunks: int = 0):
@@ -222,13 +215,6 @@ class LayerKernels(LossCollector):
         self.features = LayerRows(self.names, cap=CAP, seed=seed, chunks=chunks)
         self.gradients: LayerRows | None = None  # whose layers are known from the first batch
         self.clear_cache()
-
-    def check(self) -> None:
-        super().check()
-        fit = self.features.names == self.names and (
-            self.gradients is None or self.features.has_rows_of(self.gradients)
-        )
-        schema.refuse_unless(fit, "the features and the gradients of layers")
 
     @classmethod
     def feeds_for(cls, settings: KernelSettings) -> frozenset[str]:

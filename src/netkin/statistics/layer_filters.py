@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,7 +12,6 @@ from torch import Tensor
 from netkin.arrays import as_tensor, at_least_single, require_finite
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.identity import weights_digest
-from netkin.statistics import schema
 from netkin.statistics.collector import Collector, CostEstimate, Key, Settings, Study, refuse_unknown
 from netkin.statistics.frequencies import shape_in_words
 from netkin.statistics.statistic import Stored
@@ -35,20 +33,9 @@ class FilterSide(Stored):
     weight: Tensor | None = None  # all weights of the layer, in a row where these are several tensors
     shapes: tuple[tuple[int, ...], ...] = ()  # of these tensors
     resolution: float = 0.0  # the rounding unit of the filters as they came
-    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
-        name=schema.TEXT, atoms=schema.none_or(schema.tensor("atoms", "places")), coefficients=schema.TEXT,
-        gram=schema.none_or(schema.tensor("atoms", "atoms")), kernel=schema.tuple_of(schema.COUNT),
-        spread=schema.none_or(schema.tensor("places", "places")), weight=schema.none_or(schema.TENSOR),
-        shapes=schema.tuple_of(schema.tuple_of(schema.COUNT)), resolution=schema.SIZE,
+    stored = (
+        "name", "atoms", "coefficients", "gram", "kernel", "spread", "weight", "shapes", "resolution",
     )  # fmt: skip
-
-    def check(self) -> None:
-        places = 0 if self.spread is None else len(self.spread)
-        fit = places == (math.prod(self.kernel) if self.kernel else 0) and (places > 0 or self.atoms is None)
-        schema.refuse_unless(fit and (self.gram is None or self.atoms is not None), "the atoms and filters of a layer")
-        given = [one for one in (self.atoms, self.gram, self.spread) if one is not None]
-        fit = {one.dtype for one in given} <= {torch.float64} and all(bool(one.isfinite().all()) for one in given)
-        schema.refuse_unless(fit and all(one.numel() for one in given), "the atoms of a layer and their numbers")
 
     def basis(self, count: int) -> Tensor:
         """Return an orthonormal basis of the span of the atoms, or of the `count` leading directions of the filters."""
@@ -261,7 +248,7 @@ class LayerFilters(Collector):
     kind = "LayerFilters"
     holds = "Filters"
     feeds = frozenset({"weights"})
-    stored = schema.fields(whole=schema.FLAG, sides=schema.mapping_of(schema.object_of(FilterSide)))
+    stored = ("whole", "sides")
     needs = "filters larger than 1 × 1"
 
     def __init__(self, whole: bool = False):

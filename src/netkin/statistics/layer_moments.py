@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, require_finite, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError
-from netkin.statistics import schema
 from netkin.statistics.block_sums import (
     Columns,
     CrossSums,
@@ -30,7 +29,6 @@ from netkin.statistics.block_sums import (
     add_product,
     add_sums,
     by_chunk,
-    check_sums,
     common_blocks,
     first_shift,
     joined,
@@ -86,12 +84,9 @@ class LayerMoments(Collector):
     holds = "Moments"
     numbers_rows = False
     settings_for = LinearSettings.of
-    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
-        pair_blocks=schema.PAIR_BLOCKS, names=schema.NAMES, precision=schema.DTYPE, debiased=schema.FLAG,
-        chunks=schema.COUNT, resolutions=schema.RESOLUTIONS, _layers=schema.mapping_of(schema.object_of(LayerSums)),
-        _blocks=schema.list_of(schema.object_of(CrossSums)), _waiting=schema.EMPTY, _batches=schema.COUNT,
-        _numbers=schema.object_of(Numbers), _counts=schema.whole_numbers(None),
-        sizes=schema.mapping_of(schema.tuple_of(schema.COUNT)),
+    stored = (
+        "pair_blocks", "names", "precision", "debiased", "chunks", "resolutions", "_layers", "_blocks", "_waiting",
+        "_batches", "_numbers", "_counts", "sizes",
     )  # fmt: skip
 
     def __init__(
@@ -113,19 +108,6 @@ class LayerMoments(Collector):
         self.sizes: dict[Key, tuple[int, ...]] = {}  # of one row of every layer seen so far
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
         self.clear_cache()
-
-    def check(self) -> None:
-        schema.refuse_unless(self.names == keys_of(self.pair_blocks), "the layers and their pairs")
-        fit = len(self._counts) == max(self.chunks, 1) and bool((self._counts >= 0).all())
-        schema.refuse_unless(fit and {*self.sizes} in ({*self.names}, set()), "the layers and their counts")
-        self.check_layers()
-        check_sums(self._layers, self._blocks, len(self._counts), self.debiased)
-
-    def check_layers(self) -> None:
-        """Refuse sums from a file of other layers, or of other widths, than there are."""
-        fit = {*self._layers} in ({*self.names}, set())
-        fit = fit and all(self.sizes.get(name, (one.width,)) == (one.width,) for name, one in self._layers.items())
-        schema.refuse_unless(fit, "the layers and their widths")
 
     @classmethod
     def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from netkin.arrays import as_matrix, require_finite
 from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.memory import format_bytes
-from netkin.statistics import schema
 from netkin.statistics.collector import (
     Collector,
     CostEstimate,
@@ -69,10 +68,8 @@ class LayerRows(Collector):
 
     kind = "LayerRows"
     holds = "Rows"
-    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
-        names=schema.NAMES, cap=schema.none_or(schema.COUNT), seed=schema.WHOLE, chunks=schema.COUNT,
-        resolutions=schema.RESOLUTIONS, _numbers=schema.object_of(Numbers), _counts=schema.whole_numbers(None),
-        _layers=schema.mapping_of(schema.object_of(KeptRows)),
+    stored = (
+        "names", "cap", "seed", "chunks", "resolutions", "_numbers", "_counts", "_layers",
     )  # fmt: skip
 
     def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
@@ -84,19 +81,6 @@ class LayerRows(Collector):
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
         self.clear_cache()
-
-    def check(self) -> None:
-        fit = self.cap != 0 and len(self._counts) == max(self.chunks, 1) and bool((self._counts >= 0).all())
-        schema.refuse_unless(fit and list(self._layers) == self.names, "the layers and their rows")
-        chunked = all(bool(one.examples) == bool(self.chunks and one.parts) for one in self._layers.values())
-        filled = len({bool(one.parts) for one in self._layers.values()}) < 2
-        schema.refuse_unless(chunked and filled and bool(self.names), "the rows and their chunks")
-
-    def has_rows_of(self, other: LayerRows) -> bool:
-        """Return whether the other's layers are among these, with rows of the same numbers and widths."""
-        same = (self.chunks, self.cap, self.seed) == (other.chunks, other.cap, other.seed)
-        pairs = ((one, self._layers.get(key)) for key, one in other._layers.items())
-        return same and all(mine is not None and mine.pairs_with(one) for one, mine in pairs)
 
     @classmethod
     def settings_for(cls, measure: Any) -> Settings:
@@ -295,17 +279,11 @@ class LinearRows(LayerRows):
 
     kind = "LinearRows"
     settings_for = LinearSettings.of
-    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
-        pair_blocks=schema.PAIR_BLOCKS, precision=schema.DTYPE, **LayerRows.stored,
-    )  # fmt: skip
+    stored: ClassVar[tuple[str, ...]] = ("pair_blocks", "precision", *LayerRows.stored)
 
     def __init__(self, pair_blocks: Sequence[PairBlock], *, precision: torch.dtype = torch.float64, chunks: int = 0):
         self.pair_blocks, self.precision = [(list(left), list(right)) for left, right in pair_blocks], precision
         super().__init__(keys_of(self.pair_blocks), chunks=chunks)
-
-    def check(self) -> None:
-        super().check()
-        schema.refuse_unless(self.names == keys_of(self.pair_blocks), "the layers and their pairs")
 
     def extent(self, layer: LayerSize, examples: int) -> int:
         return min(layer.width, layer.rows_of(examples))

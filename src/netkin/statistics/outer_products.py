@@ -15,7 +15,6 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
-from netkin.statistics import schema
 from netkin.statistics.collector import label, name_of, refuse_missing
 from netkin.statistics.layer_rows import CAP, LayerRows
 from netkin.statistics.sketches import Placing, SketchSettings
@@ -67,23 +66,12 @@ class MeanEmbedding:
 class ProductSums(Stored):
     """What is summed of one layer: Σ g fᵀ unless it is too wide, Tr K, ΣK_ii², and the sketches of f and g."""
 
-    stored = schema.fields(
-        n=schema.COUNT, products=schema.none_or(schema.tensor("width", "width")), trace=schema.NUMBER,
-        squares=schema.NUMBER, sketches=schema.tuple_of(schema.tensor("buckets", "width")),
-    )  # fmt: skip
+    stored = ("n", "products", "trace", "squares", "sketches")
 
     def __init__(self) -> None:
         self.n, self.trace, self.squares = 0, 0.0, 0.0
         self.products: Tensor | None = None
         self.sketches: tuple[Tensor, ...] = ()
-
-    def fits(self, buckets: int, width: int | None) -> bool:
-        """Return whether these are sums of rows of this width, sketched in so many buckets."""
-        if not self.n:
-            return width is None and self.products is None and not self.sketches
-        widths = {one.shape[1] for one in (self.products, *self.sketches) if one is not None}
-        counts = [len(one) for one in self.sketches]
-        return widths <= {width} and counts == ([buckets] * 2 if buckets else [])
 
     @classmethod
     def of(cls, f: Tensor, g: Tensor, placing: Placing | None) -> ProductSums:
@@ -121,11 +109,7 @@ class LayerEmbeddings(Statistic):
     """
 
     kind = "LayerEmbeddings"
-    stored = schema.fields(
-        names=schema.NAMES, sample=schema.COUNT, buckets=schema.COUNT, seed=schema.WHOLE,
-        features=schema.object_of(LayerRows), gradients=schema.object_of(LayerRows),
-        _layers=schema.mapping_of(schema.object_of(ProductSums)),
-    )  # fmt: skip
+    stored = ("names", "sample", "buckets", "seed", "features", "gradients", "_layers")
 
     def __init__(self, names: Sequence[str], *, sample: int = CAP, buckets: int = 0, seed: int = 0):
         if sample < 2 or buckets < 0:
@@ -136,13 +120,6 @@ class LayerEmbeddings(Statistic):
         self.names, self.sample, self.buckets, self.seed = list(names), sample, buckets, seed
         self.features, self.gradients = (LayerRows(self.names, cap=sample, seed=seed) for _ in range(2))
         self._layers = {name: ProductSums() for name in self.names}
-
-    def check(self) -> None:
-        fit = self.sample > 1 and self.features.names == self.gradients.names == self.names == list(self._layers)
-        fit = fit and self.features.cap == self.sample and self.features.has_rows_of(self.gradients)
-        widths = self.features.widths
-        fit = fit and all(one.fits(self.buckets, widths.get(name)) for name, one in self._layers.items())
-        schema.refuse_unless(fit, "the rows and the sums of layers")
 
     def __repr__(self) -> str:
         return f"LayerEmbeddings of {', '.join(map(str, self.names))}"

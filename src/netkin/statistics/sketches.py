@@ -25,7 +25,6 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
-from netkin.statistics import schema
 from netkin.statistics.bucket_sums import LABELS, BucketSums, psi_width
 from netkin.statistics.collector import (
     CostEstimate,
@@ -100,20 +99,13 @@ class LayerSketches(LossCollector):
     pairs_rows = False
     by_content = True
     exactness = "sketched"
-    stored = schema.fields(
-        names=schema.NAMES, settled=schema.SETTINGS, _layers=schema.mapping_of(schema.object_of(BucketSums)),
-    )  # fmt: skip
+    stored = ("names", "settled", "_layers")
     asking = SketchSettings
 
     def __init__(self, names: Sequence[Key], settings: SketchSettings):
         self.names, self.settled = list(names), settings.to_json()
         self._layers = {name: BucketSums(settings.buckets) for name in self.names}
         self.clear_cache()
-
-    def check(self) -> None:
-        buckets, parts = self.settings.buckets, {*self.settings.parts, *LABELS}
-        fit = all(one.buckets == buckets and {*one.parts} <= parts for one in self._layers.values())
-        schema.refuse_unless(fit and list(self._layers) == self.names, "the layers and their buckets")
 
     @classmethod
     def feeds_for(cls, settings: SketchSettings) -> frozenset[str]:

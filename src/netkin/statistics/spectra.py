@@ -20,7 +20,6 @@ from torch import Tensor
 
 from netkin.arrays import as_maps, require_finite, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError
-from netkin.statistics import schema
 from netkin.statistics.block_sums import Columns, Parts, by_chunk, first_shift, joined
 from netkin.statistics.collector import (
     CostEstimate,
@@ -109,10 +108,7 @@ class LayerSpectra(LayerMoments):
 
     kind = "LayerSpectra"
     holds = "Spectra"
-    stored = schema.fields(
-        **LayerMoments.stored, sample=schema.COUNT, seed=schema.WHOLE, called=schema.mapping_of(schema.TEXT),
-        _shifts=schema.mapping_of(schema.TENSOR), _kept=schema.none_or(schema.object_of(LayerRows)),
-    )  # fmt: skip
+    stored = (*LayerMoments.stored, "sample", "seed", "called", "_shifts", "_kept")
 
     def __init__(
         self,
@@ -128,23 +124,6 @@ class LayerSpectra(LayerMoments):
         self.called: dict[Key, str] = {}  # what messages call a layer, where not by its name
         self._shifts: dict[Key, Tensor] = {}  # what is taken off the maps of each layer
         self._kept = LayerRows(self.names, cap=sample, seed=seed) if sample else None
-
-    def check_layers(self) -> None:
-        shapes = {name: tuple(shift.shape) for name, shift in self._shifts.items()}
-        kept = {} if self._kept is None else self._kept.widths
-        fit = {*shapes} in ({*self.names}, set()) and all(len(shape) and math.prod(shape) for shape in shapes.values())
-        fit = fit and self.sizes in (shapes, {}) and all(kept[name] == math.prod(shapes[name]) for name in kept if fit)
-        fit = fit and (self._kept is None or self._kept.names == self.names) and bool(self._layers) == bool(shapes)
-        schema.refuse_unless(fit, "the maps and their sizes")
-        wanted = self._rectangles_of_views() if shapes else []
-        held = {(x, y) for block in self._blocks for x in block.rows for y in block.columns}
-        fit = {(x, y) for left, right in wanted for x in left for y in right} == held
-        schema.refuse_unless(fit and {*self._layers} == {*keys_of(wanted)}, "the maps and their frequencies")
-        for view, layer in self._layers.items():
-            name, grid = cast(View, view)
-            count = shapes[name][0] * math.prod(shapes[name][1:]) // math.prod(grid)
-            fit = tuple(layer.shift.shape) == (len(frequencies(grid, torch.device("cpu"))), count)
-            schema.refuse_unless(fit and layer.key == (name, grid), "the maps and their sums")
 
     @classmethod
     def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:
