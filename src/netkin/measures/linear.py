@@ -120,6 +120,7 @@ def angular_cka(moments: Moments) -> Tensor:
     bounds=(0.0, 1.0),
     unchanged_by=RIGID,
     precise=True,
+    needs="cross spectrum",
     convention="columns centred",
     reference="Muzellec & Cuturi (2018), arXiv:1805.07594; Tang et al. (2020), arXiv:2003.11498",
     means="The cosine that is left between the two layers after the best rotation. 1 means a rotated, rescaled, "
@@ -139,6 +140,7 @@ def nbs(moments: Moments) -> Tensor:
     bounds=(0.0, 1.0),
     unchanged_by={"rotation", "scaling"},
     precise=True,
+    needs="uncentred cross spectrum",
     convention="not centred",
     reference="eq. 13 of Tang et al. (2020), arXiv:2003.11498",
     means="The cosine that is left between the two layers after the best rotation, without centring.",
@@ -156,6 +158,7 @@ def nbs_uncentered(moments: Moments) -> Tensor:
     unchanged_by=RIGID,
     is_metric=True,
     precise=True,
+    needs="cross spectrum",
     convention="columns centred, unit Frobenius norm",
     reference=WILLIAMS,
     means="The distance that is left between the two layers after the best rotation. 0 means a rotated, rescaled, "
@@ -178,6 +181,7 @@ def procrustes_distance(moments: Moments) -> Tensor:
     unchanged_by=RIGID,
     is_metric=True,
     precise=True,
+    needs="cross spectrum",
     convention="arccos of nbs; columns centred, unit Frobenius norm",
     reference=WILLIAMS,
     means="The angle that is left between the two layers after the best rotation: 0 for a rotated, rescaled, "
@@ -195,6 +199,7 @@ def procrustes_angular(moments: Moments) -> Tensor:
     unchanged_by={"rotation", "translation"},
     is_metric=True,
     precise=True,
+    needs="cross spectrum",
     convention="columns centred, sizes kept",
     reference=WILLIAMS,
     means="The distance that is left after the best rotation, with the sizes of the layers kept. 0 means a "
@@ -218,6 +223,7 @@ def procrustes_size_and_shape(moments: Moments) -> Tensor:
     bounds=(0.0, 1.0),
     unchanged_by=RIGID,
     precise=True,
+    needs="cross spectrum",
     convention="columns centred, unit Frobenius norm, best scale: as SciPy and TorchMetrics",
     reference="Gower (1975), doi:10.1007/BF02291478",
     means="The share of one layer that the other can't explain after the best rotation and scaling. 0 is a perfect "

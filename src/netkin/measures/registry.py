@@ -69,6 +69,7 @@ class Facts:
     whitens: bool = False  # is inflated by fewer examples than features
     precise: bool = False  # needs float64 products
     debiases: bool = False  # needs the debiasing sums
+    needs: str | Callable[[Any, Parameters], Any] = ""  # what is decomposed for many pairs at once
     shows: tuple[str, ...] = ()  # parameters that stand in the id even at their default
     smooth: bool | str = True  # else a jackknife has no standard error of it; a text says why
     debiased_as: str = ""  # the measure that has no bias of small samples
@@ -191,6 +192,7 @@ def measure(
     whitens: bool | Callable[[Parameters], bool] = False,
     precise: bool = False,
     debiases: bool = False,
+    needs: str | Callable[[Any, Parameters], Any] = "",
     shows: tuple[str, ...] = (),
     smooth: bool | str | Callable[[Parameters], bool | str] = True,
     debiased_as: str = "",
@@ -214,6 +216,8 @@ def measure(
         whitens: whether fewer examples than features inflate it; may be a function of the settings.
         precise: whether it needs products in float64, as everything that whitens does.
         debiases: whether it needs the debiasing sums.
+        needs: which decomposition of a pair it reads, so that those of many pairs are made together: of `Moments` a
+            name in `Moments.decompositions`, or a function of pair and settings that returns a `Decomposition`.
         shows: parameters that are in the id even at their default.
         smooth: whether a jackknife gives its standard error, or a text that says why not; may be a function of the
             settings.
@@ -227,9 +231,12 @@ def measure(
         declared["unchanged_by"] = _invariances(unchanged_by)
 
     def register(function: Callable[Concatenate[S, P], Any]) -> MeasureFunction[S, P]:
+        reads = _pair_type(function)
+        if isinstance(needs, str) and needs not in ("", *getattr(reads, "decompositions", ())):
+            raise InvalidValue(f"`needs` names no decomposition of {reads.__name__}.", argument="needs", value=needs)
         facts = Facts(
             **declared | {
-                "reads": _pair_type(function), "whitens": bool(whitens),
+                "reads": reads, "whitens": bool(whitens),
                 "convention": "; ".join(filter(None, [convention, RANK if whitens else ""])),
                 "precise": precise or bool(whitens), "smooth": True if callable(smooth) else smooth,
                 "by_settings": {

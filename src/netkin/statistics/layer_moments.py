@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -84,7 +84,7 @@ class LayerMoments(Collector):
     holds = "Moments"
     numbers_rows = False
     settings_for = LinearSettings.of
-    stored = (
+    stored: ClassVar[tuple[str, ...]] = (
         "pair_blocks", "names", "precision", "debiased", "chunks", "resolutions", "_layers", "_blocks", "_waiting",
         "_batches", "_numbers", "_counts", "sizes",
     )  # fmt: skip

@@ -68,7 +68,7 @@ class LayerRows(Collector):
 
     kind = "LayerRows"
     holds = "Rows"
-    stored = (
+    stored: ClassVar[tuple[str, ...]] = (
         "names", "cap", "seed", "chunks", "resolutions", "_numbers", "_counts", "_layers",
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
 from netkin.statistics.covariances import CovarianceSide, Side
-from netkin.statistics.decompositions import Decomposition, Deferred, decomposed, largest, prepare
+from netkin.statistics.decompositions import Decomposition, decomposed, largest, prepare
 from netkin.statistics.linear_algebra import about_medians, few_for_bias, squared_norm, u_products
 from netkin.statistics.rows import RowsSide
 
@@ -28,6 +28,8 @@ class Moments:
 
     collectors: ClassVar[tuple[type, ...]] = ()
     prepare = staticmethod(prepare)
+    # what measures may declare in `needs`, so that it is decomposed for many pairs at once
+    decompositions = ("cross spectrum", "correlations", "variates", "uncentred cross spectrum", "uncentred directions")
 
     def __init__(
         self,
@@ -41,7 +43,6 @@ class Moments:
         self._cross, self._norm_product = cross, norm_product
         self.cut: Any = None  # where the measure that was read last cut the spectra of the layers, if it did
         self.found: dict[Hashable, Any] = {}  # singular values, and vectors
-        self.asked: dict[Hashable, Decomposition] | None = None  # while a first reading notes what measures ask for
 
     @classmethod
     def of(cls, X: Any, Y: Any, precision: torch.dtype | None = torch.float64) -> Moments:
@@ -183,22 +184,25 @@ class Moments:
             self.x, self.y, self._cross = x.on_host, y.on_host, cross.cpu()
             self._norm_product = None if self._norm_product is None else self._norm_product.cpu()
 
-    @property
-    def both(self) -> list[Moments]:
-        """This pair, and the same about the origin if a measure has examined it."""
-        return [self, self.uncentred] if "uncentred" in self.__dict__ else [self]
+    def decomposition(self, need: str) -> Decomposition | None:
+        """Return what is decomposed for a need that a measure declares; None if nothing is."""
+        if need == "cross spectrum":
+            return self._cross_spectrum
+        if need not in ("correlations", "variates") or self.spans_all:
+            return None
+        return Decomposition(need, lambda: self.alignment, vectors=need == "variates")
 
-    def decomposed(
-        self, key: Hashable, matrix: Callable[[], Tensor], graded: bool = True, vectors: bool = False
-    ) -> Any:
+    @property
+    def _cross_spectrum(self) -> Decomposition:
+        self.x.trace, self.y.trace  # noqa: B018  refuse constant layers
+        known = self.worth_turning and self.x.decomposed and self.y.decomposed
+        return Decomposition("cross spectrum", lambda: self.principal if known else self.cross, graded=known)
+
+    def decomposed(self, request: Decomposition) -> Any:
         """Return the singular values of a matrix of this pair, (blocks, k), or left vectors and values; once a key."""
-        if key not in self.found:
-            asked = Decomposition(matrix(), graded, vectors)
-            if self.asked is not None:
-                self.asked[key] = asked
-                raise Deferred
-            (self.found[key],) = decomposed([asked])
-        return self.found[key]
+        if request.key not in self.found:
+            (self.found[request.key],) = decomposed([request.matrix()], request.graded, request.vectors)
+        return self.found[request.key]
 
     @property
     def needs_gradient(self) -> bool:
@@ -207,9 +211,7 @@ class Moments:
     @cached_property
     def nuclear(self) -> Tensor:
         """``‖XᵀY‖*``, the sum of the singular values of the cross moment."""
-        self.x.trace, self.y.trace  # noqa: B018  refuse constant layers
-        known = self.worth_turning and self.x.decomposed and self.y.decomposed
-        values = self.decomposed("nuclear", lambda: self.principal if known else self.cross, graded=known)
+        values = self.decomposed(self._cross_spectrum)
         return values.to(summing_dtype(values.device)).sum()
 
     @property
@@ -273,12 +275,12 @@ class Moments:
             return torch.ones(count, dtype=summing_dtype(self.cross.device), device=self.cross.device)
         if "variates" in self.found:
             return largest(self.found["variates"][1], count)
-        return largest(self.decomposed("correlations", lambda: self.alignment), count)
+        return largest(self.decomposed(Decomposition("correlations", lambda: self.alignment)), count)
 
     @property
     def variates(self) -> tuple[Tensor, Tensor]:
         """The canonical variates of x in its whitened directions, (blocks, k, m), and the correlations, (blocks, m)."""
-        return self.decomposed("variates", lambda: self.alignment, vectors=True)
+        return self.decomposed(Decomposition("variates", lambda: self.alignment, vectors=True))
 
     @cached_property
     def variate_weights(self) -> Tensor:
@@ -297,11 +299,8 @@ class Moments:
         """The same pair about the origin instead of the means."""
         x, y = self.x, self.y
         if isinstance(x, RowsSide) and isinstance(y, RowsSide):
-            made = Moments(x.uncentred, y.uncentred, centred=False)
-        else:
-            made = Moments(x.uncentred, y.uncentred, self._cross_about_origin, centred=False)
-        made.asked = None if self.asked is None else {}
-        return made
+            return Moments(x.uncentred, y.uncentred, centred=False)
+        return Moments(x.uncentred, y.uncentred, self._cross_about_origin, centred=False)
 
     @property
     def _cross_about_origin(self) -> Tensor:

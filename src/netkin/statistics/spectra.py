@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -108,7 +108,7 @@ class LayerSpectra(LayerMoments):
 
     kind = "LayerSpectra"
     holds = "Spectra"
-    stored = (*LayerMoments.stored, "sample", "seed", "called", "_shifts", "_kept")
+    stored: ClassVar[tuple[str, ...]] = (*LayerMoments.stored, "sample", "seed", "called", "_shifts", "_kept")
 
     def __init__(
         self,
