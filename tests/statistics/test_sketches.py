@@ -12,9 +12,8 @@ import netkin as nk
 from netkin.errors import InvalidValue, NetkinError, NoValue, UnknownName
 from netkin.identity.data import contents
 from netkin.statistics import sketches
-from netkin.statistics.bucket_sums import psi_width
 from netkin.statistics.kernel_pairs import KERNELS, KernelPair
-from netkin.statistics.sketches import LayerSketches, Sketch, SketchSettings, places, tensor_sketch
+from netkin.statistics.sketches import LayerSketches, Sketch, SketchSettings, places, psi_width, tensor_sketch
 
 ALL = ("features", "gradients", "product", "psi")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +31,8 @@ from netkin.statistics.collector import (
     row_numbers,
     summed,
 )
-from netkin.statistics.kept_rows import IncompleteBatch, Kernel
 from netkin.statistics.linear_algebra import gram_product, offset_is_large, power_of_two, rbf_kernel, u_centred
+from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -71,6 +71,41 @@ class Grams:
     def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
         """Return an empty string: mini-batches are not inflated by few examples."""
         return ""
+
+
+@dataclass
+class IncompleteBatch(Stored):
+    """The rows of a mini-batch that lacks some: their numbers, and those of every layer in the same order."""
+
+    numbers: np.ndarray
+    rows: dict[Key, list[Tensor]]
+    stored: ClassVar[tuple[str, ...]] = ("numbers", "rows")
+
+    def restricted(self, keys: Iterable[Key]) -> IncompleteBatch:
+        """Return the rows of some layers alone."""
+        return IncompleteBatch(self.numbers, {key: self.rows[key] for key in keys})
+
+    def joined(self, other: IncompleteBatch) -> IncompleteBatch:
+        """Return the rows of both, none of which may be the same."""
+        numbers = np.concatenate([self.numbers, other.numbers])
+        if len(np.unique(numbers)) < len(numbers):
+            raise ShapeError(
+                "two batches hold the same examples by their numbers; give each example a number of its own."
+            )
+        return IncompleteBatch(numbers, {name: [*parts, *other.rows[name]] for name, parts in self.rows.items()})
+
+    def in_order(self) -> Iterator[tuple[Key, Tensor]]:
+        """Yield every layer with its rows by rising numbers."""
+        order = torch.from_numpy(np.argsort(self.numbers))
+        for name, parts in self.rows.items():
+            together = torch.cat([part.to(parts[0].device) for part in parts])
+            yield name, together[order.to(together.device)]
+
+
+class Kernel(NamedTuple):
+    """The kernel matrix of one mini-batch, taken while the model ran."""
+
+    matrix: Tensor
 
 
 @dataclass(frozen=True)

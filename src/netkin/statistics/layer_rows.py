@@ -24,6 +24,7 @@ from netkin.statistics.collector import (
     Settings,
     Study,
     chunk_of,
+    hashes,
     keys_of,
     label,
     name_of,
@@ -34,17 +35,82 @@ from netkin.statistics.collector import (
     row_examples,
     row_numbers,
 )
-from netkin.statistics.kept_rows import KeptRows
-from netkin.statistics.layer_moments import LayerMoments
+from netkin.statistics.layer_moments import LayerMoments, LinearSettings
 from netkin.statistics.linear_algebra import ENTRIES
-from netkin.statistics.linear_settings import LinearSettings
 from netkin.statistics.moments import Moments
 from netkin.statistics.rows import Rows, SampledRows
+from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 CAP = 2048  # rows that measures on rows use: their distance matrices grow with the square
+
+
+class KeptRows(Stored):
+    """The rows of one layer, part by part, with their own numbers and, if chunks are kept, those of their examples."""
+
+    stored = ("parts", "numbers", "examples", "seen", "held", "bar")
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+        self.numbers: list[np.ndarray] = []
+        self.examples: list[np.ndarray] = []
+        self.seen, self.held = 0, 0
+        self.bar: int | None = None  # rows whose hash is larger are not among those kept
+
+    def update(self, rows: Tensor, numbers: np.ndarray, examples: np.ndarray | None, seed: int) -> None:
+        """Add those rows that may be among the kept ones; they must not change when the caller's array does."""
+        if self.bar is None:
+            self.add(rows.clone(), numbers, examples)
+            return
+        chosen = np.flatnonzero(hashes(seed, numbers) <= self.bar)
+        self.seen += len(rows) - len(chosen)
+        index = torch.from_numpy(chosen).to(rows.device)
+        self.add(rows[index], numbers[chosen], None if examples is None else examples[chosen])
+
+    def add(self, rows: Tensor, numbers: np.ndarray, examples: np.ndarray | None) -> None:
+        self.parts.append(rows)
+        self.numbers.append(numbers)
+        self.examples += [] if examples is None else [examples]
+        self.seen, self.held = self.seen + len(rows), self.held + len(rows)
+
+    def joined(self, other: KeptRows) -> KeptRows:
+        """Return the rows of both, none of which may be the same."""
+        both = KeptRows()
+        both.parts, both.numbers = [*self.parts, *other.parts], [*self.numbers, *other.numbers]
+        both.examples = [*self.examples, *other.examples]
+        both.seen, both.held = self.seen + other.seen, self.held + other.held
+        every = np.concatenate(both.numbers) if both.numbers else np.empty(0)
+        if len(np.unique(every)) < len(every):
+            raise ShapeError("both statistics hold rows of the same examples; give each part its own `indices`.")
+        return both
+
+    def shrink(self, cap: int, seed: int) -> None:
+        """Keep the rows with the smallest hashes, by rising numbers."""
+        if self.parts:
+            every = np.concatenate(self.numbers)
+            mixed = hashes(seed, every)
+            chosen = np.argsort(mixed, kind="stable")[:cap]
+            self.bar = int(mixed[chosen[-1]]) if len(chosen) == cap else None
+            self._keep(chosen[np.argsort(every[chosen], kind="stable")])
+
+    def in_order(self, cap: int | None, seed: int) -> Tensor:
+        """Return the rows by rising numbers, at most `cap`."""
+        if cap is not None and self.held > cap:
+            self.shrink(cap, seed)
+        every = np.concatenate(self.numbers)
+        if len(self.parts) > 1 or (np.diff(every) < 0).any():
+            self._keep(np.argsort(every, kind="stable"))
+        return self.parts[0]
+
+    def _keep(self, chosen: np.ndarray) -> None:
+        together = torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]
+        if not np.array_equal(chosen, np.arange(len(together))):
+            together = together[torch.from_numpy(chosen).to(together.device)]
+        self.parts, self.numbers = [together], [np.concatenate(self.numbers)[chosen]]
+        self.examples = [np.concatenate(self.examples)[chosen]] if self.examples else []
+        self.held = len(chosen)
 
 
 @dataclass(frozen=True)
@@ -291,7 +357,30 @@ class LinearRows(LayerRows):
     @classmethod
     def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:
         streamed = LayerMoments.cost(settings, study)
-        return None if streamed is None else price_of_rows(settings, study, streamed)
+        if streamed is None:
+            return None
+        sizes, n = study.sizes, study.examples
+        # data of unknown length begin with one batch, and are monitored
+        count = n if n is not None else max(layer.examples for layer in sizes)
+        item = settings.precision(study).itemsize
+        held = sum(_bytes(settings, layer, layer.rows_of(count), item, study.chunks) for layer in sizes)
+        smaller = {layer.key: min(layer.width, layer.rows_of(count)) for layer in sizes}  # of XᵀX and XXᵀ
+        read = study.read_at_once(lambda x, y: smaller[x.key] * smaller[y.key], lambda layer: smaller[layer.key])
+        pairs = item * read * settings.matrices
+        # rows in another precision and about their mean, and the parts of a product
+        passing = max(2 * item * layer.rows_of(count) * layer.width + 24 * smaller[layer.key] ** 2 for layer in sizes)
+        size = held + pairs + passing
+        if n is None:
+            words = f"Rows, as moments would need {format_bytes(streamed.bytes)}; watched, to stay below "
+            return CostEstimate(size, words + format_bytes(study.limit), "the rows of the first batch", None, 2)
+        wide = any(layer.width > layer.rows_of(n) for layer in sizes)
+        why = "some layers are wider than that" if wide else f"moments would need {format_bytes(streamed.bytes)}"
+        operations = sum(layer.rows_of(n) * layer.width * smaller[layer.key] for layer in sizes)
+        operations += sum(x.rows_of(n) * smaller[x.key] * smaller[y.key] for x, y in study.pairs())
+        return CostEstimate(
+            size, f"Rows, all {n:,} examples, as {why}", f"the rows of {'the first ' * study.seen}{n:,} examples",
+            operations, 0 if wide and held < streamed.held else 2,
+        )  # fmt: skip
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
@@ -328,32 +417,6 @@ class LinearRows(LayerRows):
         """Return the rows of both."""
         self._refuse_unlike(other, layers="pair_blocks", precision="precision")
         return super().merge(other)
-
-
-def price_of_rows(settings: LinearSettings, study: Study, streamed: CostEstimate) -> CostEstimate:
-    """Return what all rows cost, where moments would take the price `streamed`."""
-    sizes, n = study.sizes, study.examples
-    # data of unknown length begin with one batch, and are monitored
-    count = n if n is not None else max(layer.examples for layer in sizes)
-    item = settings.precision(study).itemsize
-    held = sum(_bytes(settings, layer, layer.rows_of(count), item, study.chunks) for layer in sizes)
-    smaller = {layer.key: min(layer.width, layer.rows_of(count)) for layer in sizes}  # of XᵀX and XXᵀ
-    read = study.read_at_once(lambda x, y: smaller[x.key] * smaller[y.key], lambda layer: smaller[layer.key])
-    pairs = item * read * settings.matrices
-    # rows in another precision and about their mean, and the parts of a product
-    passing = max(2 * item * layer.rows_of(count) * layer.width + 24 * smaller[layer.key] ** 2 for layer in sizes)
-    size = held + pairs + passing
-    if n is None:
-        words = f"Rows, as moments would need {format_bytes(streamed.bytes)}; watched, to stay below "
-        return CostEstimate(size, words + format_bytes(study.limit), "the rows of the first batch", None, 2)
-    wide = any(layer.width > layer.rows_of(n) for layer in sizes)
-    why = "some layers are wider than that" if wide else f"moments would need {format_bytes(streamed.bytes)}"
-    operations = sum(layer.rows_of(n) * layer.width * smaller[layer.key] for layer in sizes)
-    operations += sum(x.rows_of(n) * smaller[x.key] * smaller[y.key] for x, y in study.pairs())
-    return CostEstimate(
-        size, f"Rows, all {n:,} examples, as {why}", f"the rows of {'the first ' * study.seen}{n:,} examples",
-        operations, 0 if wide and held < streamed.held else 2,
-    )  # fmt: skip
 
 
 def _bytes(settings: LinearSettings, layer: LayerSize, n: int, item: int, chunks: int) -> int:

@@ -1,4 +1,4 @@
-"""Rows that are kept, as a pair of layers, and as a side of a pair of moments; by their numbers, see `kept_rows`.
+"""Rows of layers, as a pair and as a side of a pair of moments.
 
 `RowsSide` takes whichever product of its rows is smaller, the covariance ``XᵀX`` or the Gram matrix ``XXᵀ``; where a
 product has lost the digits of the small directions, it decomposes the rows themselves.

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from netkin.arrays import as_maps, require_finite, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError
-from netkin.statistics.block_sums import Columns, Parts, by_chunk, first_shift, joined
 from netkin.statistics.collector import (
     CostEstimate,
     Key,
+    LayerSize,
     PairBlock,
     Study,
     keys_of,
@@ -35,23 +35,27 @@ from netkin.statistics.collector import (
 )
 from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.frequencies import (
-    CHUNK,
     Grid,
     channels_in_words,
     common_grid,
-    examples_at_once,
     frequencies,
     mismatch_in_words,
     off_block_share,
     placed,
-    price_of_spectra,
     refuse_unpaired,
     regrouped,
 )
-from netkin.statistics.layer_moments import LayerMoments
+from netkin.statistics.layer_moments import (
+    Columns,
+    LayerMoments,
+    LinearSettings,
+    Parts,
+    by_chunk,
+    first_shift,
+    joined,
+)
 from netkin.statistics.layer_rows import LayerRows
 from netkin.statistics.linear_algebra import power_of_two
-from netkin.statistics.linear_settings import LinearSettings
 from netkin.statistics.moments import Moments
 
 if TYPE_CHECKING:
@@ -59,6 +63,9 @@ if TYPE_CHECKING:
 
 FOLD = 64  # examples gathered before they are transformed
 SAMPLE = 64  # examples whose maps are kept, to estimate the share off the blocks
+CHUNK = 256  # examples transformed at a time, at most
+CACHED = 2**19  # numbers of one layer transformed at a time on a CPU: what its caches hold
+SPECTRA_WAYS = """shape='pool', pairs='corresponding', resize='average'"""  # out of spectra that are too large
 
 View = tuple[Key, Grid]
 
@@ -130,7 +137,20 @@ class LayerSpectra(LayerMoments):
         if not study.spectral:
             return None
         cls._refuse_unfit_for_spectra(settings)
-        return price_of_spectra(settings, study, FOLD, SAMPLE)
+        seen, cross = views(study), sum(_cross_entries(x, y) for x, y in study.pairs())
+        own = sum(half(grid) * (layer.width // math.prod(grid)) ** 2 for layer, grid in seen)
+        sides = 2 * own * (3 if settings.whitens else 1)
+        pairs = 2 * study.read_at_once(_cross_entries) * settings.matrices
+        maps = sum(layer.width * layer.itemsize for layer in study.sizes)
+        reading = FOLD * maps + transform_bytes(study, seen)
+        total = 16 * max(study.chunks, 1) * (own + cross) + 2 * SAMPLE * maps + max(reading, 16 * (sides + pairs))
+        # of one example the transforms, and the complex products of every view and every pair
+        each = 4 * (own + cross) + sum(int(layer.width * math.log2(math.prod(grid))) for layer, grid in seen)
+        return CostEstimate(
+            total, f"Spectra, streamed, products in {settings.precision_name(study)}", "spectra",
+            None if study.examples is None else study.examples * each,
+            why=", as they hold any number of examples", ways=SPECTRA_WAYS,
+        )  # fmt: skip
 
     @classmethod
     def _refuse_unfit_for_spectra(cls, settings: LinearSettings) -> None:
@@ -377,3 +397,41 @@ class LayerSpectra(LayerMoments):
             start = 0 if first._numbers.given and second._numbers.given else first._numbers.next
             merged._kept = first._kept.merge(second._kept.renumbered(start))
         return merged
+
+
+def _cross_entries(x: LayerSize, y: LayerSize) -> int:
+    """Return the entries of a cross moment, of which one of each conjugate pair of blocks is summed."""
+    grid = common_grid(x.space, y.space) or ()
+    widths = [layer.width // math.prod(grid or layer.space) for layer in (x, y)]
+    return half(grid) * widths[0] * widths[1]
+
+
+def views(study: Study) -> list[tuple[LayerSize, Grid]]:
+    """Return every layer on every grid on which it is compared."""
+    found: dict[tuple[Key, Grid], None] = {}
+    for left, right in study.pair_blocks:
+        grid = common_grid(study.layers[left[0]].space, study.layers[right[0]].space)
+        found |= {(key, grid or study.layers[key].space): None for key in (*left, *right)}
+    return [(study.layers[key], grid) for key, grid in found]
+
+
+def half(grid: Grid) -> int:
+    """Return how many frequencies of a grid are summed: one of each conjugate pair."""
+    return math.prod(grid) // 2 + 1
+
+
+def transform_bytes(study: Study, views: list[tuple[LayerSize, Grid]]) -> int:
+    """Return the bytes of what is transformed at a time: the steps of a layer, its conjugate, and both side by side."""
+    largest = max(layer.width for layer, _ in views)
+    step = examples_at_once(largest, max(layer.width // math.prod(grid) for layer, grid in views))
+    once = all(len(side) == 1 for rectangle in study.pair_blocks for side in rectangle)
+    held = 2 * largest if once else sum(layer.width for layer, _ in views)
+    return 8 * step * (5 * largest + 4 * held)
+
+
+def examples_at_once(largest: int, widest: int) -> int:
+    """Return how many maps of at most so many numbers to transform at a time, for blocks of at most such a width.
+
+    Few fit the caches, but blocks far wider than that would be read and written too often.
+    """
+    return min(max(CACHED // largest, widest // 2, 16), CHUNK)
