@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import netkin as nk
-from netkin.statistics import Collector, CostEstimate, Grams, Settings
+from netkin.statistics import Collector, CostEstimate, Grams, Pair, Settings
 from netkin.statistics.collector import chunk_of
 
 PROMISES = {"higher_is_closer": True, "bounds": (-1.0, 1.0), "reference": "nobody (2024)"}
@@ -21,12 +21,11 @@ PROMISES = {"higher_is_closer": True, "bounds": (-1.0, 1.0), "reference": "nobod
 
 
 @dataclass(frozen=True, eq=False)
-class Signs:
+class Signs(Pair):
     """A pair of layers: Σ s t over examples, where s and t say on which side of a threshold the rows' sums lie."""
 
     total: torch.Tensor
     n: int
-    collectors = ()
 
     @classmethod
     def of(cls, X, Y, *, threshold=0.0):
@@ -37,8 +36,8 @@ class Signs:
     def options(cls, facts, settings):
         return {"threshold": settings["threshold"]}
 
-    def caution(self, facts, settings):
-        return f"{self.n} examples are few for signs; take 10." if self.n < 10 else ""
+    def cautions(self, facts, settings):
+        return [f"{self.n} examples are few for signs; take 10."] if self.n < 10 else []
 
 
 @dataclass(frozen=True)
@@ -115,23 +114,15 @@ def sign_agreement(signs: Signs, *, threshold: float = 0.0):
 
 
 @dataclass(frozen=True, eq=False)
-class Kernels:
+class Kernels(Pair):
     """A pair of layers' weights."""
 
     x: torch.Tensor
     y: torch.Tensor
-    collectors = ()
 
     @classmethod
     def of(cls, X, Y):
         return cls(*(torch.as_tensor(Z).double().flatten() for Z in (X, Y)))
-
-    @classmethod
-    def options(cls, facts, settings):
-        return {}
-
-    def caution(self, facts, settings):
-        return ""
 
 
 class LayerKernels(Collector):

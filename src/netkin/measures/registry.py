@@ -3,7 +3,7 @@
 Written as ``"svcca(variance=0.95)"`` a measure and its parameters mean the same in Python and on the command line;
 that string, without parameters that have their default value, is the measure's id.
 
-The statistic is the class that annotates the function's first argument: a *pair type*, see `PairType`.
+The statistic is the class that annotates the function's first argument: a `netkin.statistics.Pair`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor
 from netkin.errors import InflatedWarning, InvalidValue, NameClash, NoValue, PackageWarning, UnknownName, did_you_mean
 from netkin.measures.specs import defaults_of, keywords_of, parsed, typed
 from netkin.settings import exact_matrix_products
+from netkin.statistics import Pair
 
 INVARIANCES = ("rotation", "scaling", "translation", "invertible")
 RIGID = frozenset({"rotation", "scaling", "translation"})
@@ -39,26 +40,11 @@ LEADING = "A few directions of large variance decide the value; directions of sm
 Parameters = Mapping[str, Any]
 
 
-class PairType(Protocol):
-    """What a class must offer so that measures can read it: a pair of layers over the same examples."""
-
-    @classmethod
-    def of(cls, X: Any, Y: Any, /, **options: Any) -> Any:
-        """Return the pair of two matrices; `options` are those that `options` returns."""
-
-    @classmethod
-    def options(cls, facts: Facts, settings: Parameters, /) -> dict[str, Any]:
-        """Return the options of a measure with these facts and settings for `of` and collectors."""
-
-    def caution(self, facts: Facts, settings: Parameters, /) -> str:
-        """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """The declared properties of a measure with its settings; tests check each of them."""
 
-    reads: type[Any]  # a pair type
+    reads: type[Pair]
     higher_is_closer: bool
     bounds: tuple[float, float]
     unchanged_by: frozenset[str]
@@ -119,7 +105,7 @@ class Measure:
     @property
     def takes_matrices(self) -> bool:
         """Whether a matrix of each layer is enough to call it."""
-        return getattr(self.facts.reads, "takes_matrices", True)
+        return self.facts.reads.takes_matrices
 
     @property
     def summary(self) -> str:
@@ -143,15 +129,9 @@ class Measure:
         """Return the pair of two matrices that this measure reads."""
         return self.facts.reads.of(X, Y, **self.options)
 
-    def caution(self, pair: Any) -> str:
-        """Return a sentence if the value of `pair` would mislead, else an empty string."""
-        return pair.caution(self.facts, self.settings)
-
     def cautions(self, pair: Any) -> list[str]:
-        """Return the cautions about the value of `pair`, separately where the pair separates them."""
-        apart = getattr(pair, "cautions", None)
-        found = [self.caution(pair)] if apart is None else apart(self.facts, self.settings)
-        return [sentence for sentence in found if sentence]
+        """Return a sentence for each reason why the value of `pair` would mislead."""
+        return pair.cautions(self.facts, self.settings)
 
     def __call__(self, statistic: Any) -> Tensor:
         """Return the value for one pair."""
@@ -232,7 +212,7 @@ def measure(
 
     def register(function: Callable[Concatenate[S, P], Any]) -> MeasureFunction[S, P]:
         reads = _pair_type(function)
-        if isinstance(needs, str) and needs not in ("", *getattr(reads, "decompositions", ())):
+        if isinstance(needs, str) and needs not in ("", *reads.decompositions):
             raise InvalidValue(f"`needs` names no decomposition of {reads.__name__}.", argument="needs", value=needs)
         facts = Facts(
             **declared | {
@@ -259,16 +239,14 @@ def _invariances(given: Iterable[str]) -> frozenset[str]:
     return frozenset(given)
 
 
-def _pair_type(function: Callable[..., Any]) -> type[Any]:
-    """Return the class that annotates the first argument, if it has all that a pair type needs."""
+def _pair_type(function: Callable[..., Any]) -> type[Pair]:
+    """Return the class that annotates the first argument."""
     first = next(iter(inspect.signature(function).parameters), "")
     reads = get_type_hints(function).get(first)
-    needs = [name for name in ("of", "options", "caution") if not callable(getattr(reads, name, None))]
-    if isinstance(reads, type) and not needs:
+    if isinstance(reads, type) and issubclass(reads, Pair):
         return reads
-    lacks = f"; {reads.__name__} is no pair type, it lacks {', '.join(needs)}" if isinstance(reads, type) else ""
     raise InvalidValue(
-        f"annotate the first argument of {function.__name__!r} with the statistic it reads, e.g. `Moments`{lacks}."
+        f"annotate the first argument of {function.__name__!r} with the statistic it reads, e.g. `Moments`: a `Pair`."
     )
 
 
@@ -344,9 +322,8 @@ def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Calla
         here = facts.at(settings)
         with exact_matrix_products():
             pair = facts.reads.of(X, Y, **facts.reads.options(here, settings))
-            caution = pair.caution(here, settings)
-            if caution:
-                warnings.warn(caution, InflatedWarning, stacklevel=2)
+            if cautions := pair.cautions(here, settings):
+                warnings.warn(" ".join(cautions), InflatedWarning, stacklevel=2)
             value = function(pair, **parameters)
         number = _number(function.__name__, value, facts.bounds)
         return value if isinstance(X, Tensor) or isinstance(Y, Tensor) else number

@@ -155,6 +155,24 @@ class Settings:
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in header.items()})
 
 
+class Pair:
+    """Two layers over the same examples, as a measure reads them; the annotation of its first argument."""
+
+    of: ClassVar[Callable[..., Any]]  # a class method that makes it of two matrices, with what `options` returns
+    collectors: ClassVar[tuple[Any, ...]] = ()  # that can give it
+    takes_matrices: ClassVar[bool] = True  # whether a matrix of each layer is enough for `of`
+    decompositions: ClassVar[tuple[str, ...]] = ()  # what measures may declare in `needs`
+
+    @classmethod
+    def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a measure with these facts and settings requests of `of`."""
+        return {}
+
+    def cautions(self, facts: Any, settings: Mapping[str, Any]) -> list[str]:
+        """Return a sentence for each reason why the measure's value of this pair would mislead."""
+        return []
+
+
 class Collector(Statistic):
     """A statistic of many layers, driven by the pass.
 

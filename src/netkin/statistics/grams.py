@@ -17,6 +17,7 @@ from netkin.statistics.collector import (
     CostEstimate,
     Key,
     Numbers,
+    Pair,
     PairBlock,
     Settings,
     Study,
@@ -41,7 +42,7 @@ KERNELS = ("linear", "rbf")
 
 
 @dataclass(frozen=True, eq=False)
-class Grams:
+class Grams(Pair):
     """A pair of layers: HSIC₁ of the two and of each with itself, the mean over mini-batches of `batch` examples.
 
     A mini-batch of m examples has the weight m(m - 3).
@@ -54,8 +55,6 @@ class Grams:
     batches: int
     left_out: int
 
-    collectors: ClassVar[tuple[Any, ...]] = ()
-
     @classmethod
     def of(cls, X: Any, Y: Any, *, batch: int = 128, kernel: str = "linear", fraction: float = 0.4) -> Grams:
         """Return the statistic of two matrices cut into mini-batches in the order of their rows."""
@@ -67,10 +66,6 @@ class Grams:
     def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the mini-batches and the kernel that a measure requests, where its parameters say."""
         return {name: settings.get(name, default) for name, default in GramSettings().to_json().items()}
-
-    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
-        """Return an empty string: mini-batches are not inflated by few examples."""
-        return ""
 
 
 @dataclass

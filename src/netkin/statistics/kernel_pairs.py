@@ -14,7 +14,7 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, require_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
-from netkin.statistics.collector import Collector, CostEstimate, Key, Settings, Study, keys_of, label
+from netkin.statistics.collector import Collector, CostEstimate, Key, Pair, Settings, Study, keys_of, label
 from netkin.statistics.layer_rows import CAP, LayerRows, SampleSettings
 from netkin.statistics.linear_algebra import power_of_two
 
@@ -107,7 +107,7 @@ class KernelSide:
         return rows @ rows.mT
 
 
-class KernelPair:
+class KernelPair(Pair):
     """Two layers, each with the kernels of its features and gradients."""
 
     takes_matrices: ClassVar[bool] = False  # a layer is a pair of them
@@ -121,12 +121,7 @@ class KernelPair:
 
     @classmethod
     def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the measure asks to be sketched, and how."""
         return {name: settings[name] for name in ("kernel", "buckets", "stacks", "seed") if name in settings}
-
-    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
-        """Return an empty string: nothing is known that would mislead."""
-        return ""
 
     def alignment(self, kernel: str, centring: str = "") -> Tensor:
         """Return the cosine of the two kernel matrices."""
@@ -148,8 +143,6 @@ class KernelPair:
 
 class Kernels(KernelPair):
     """Two layers with their exact kernels over the same examples."""
-
-    collectors: ClassVar[tuple[type, ...]] = ()
 
     @classmethod
     def of(cls, X: Any, Y: Any, *, kernel: str = "hadamard", **unused: Any) -> Kernels:

@@ -12,7 +12,7 @@ from torch import Tensor
 from netkin.arrays import as_tensor, at_least_single, require_finite
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.identity import weights_digest
-from netkin.statistics.collector import Collector, CostEstimate, Key, Settings, Study, refuse_unknown
+from netkin.statistics.collector import Collector, CostEstimate, Key, Pair, Settings, Study, refuse_unknown
 from netkin.statistics.frequencies import shape_in_words
 from netkin.statistics.statistic import Stored
 
@@ -65,11 +65,10 @@ class FilterSide(Stored):
             raise NoValue(f"the filters of {self.name} are all zero.")
 
 
-class Filters:
+class Filters(Pair):
     """Two layers' filters, as measures of atoms, subspaces and weights read them."""
 
     takes_matrices: ClassVar[bool] = False  # it takes atoms, or weights, of a layer each
-    collectors: ClassVar[tuple[type, ...]] = ()
 
     def __init__(self, x: FilterSide, y: FilterSide):
         self.x, self.y = x, y
@@ -79,16 +78,12 @@ class Filters:
         """Return the pair of two sets of atoms, m × height × width each, that go with the same coefficients."""
         return cls(_given(X, "X"), _given(Y, "Y"))
 
-    @classmethod
-    def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nothing: all measures read the same."""
-        return {}
-
-    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
-        """Return a sentence where a subspace is the whole space, or where the split into atoms is arbitrary."""
+    def cautions(self, facts: Any, settings: Mapping[str, Any]) -> list[str]:
         if "atoms" in settings:
-            return self._fullness(settings["atoms"])
-        return self._unevenness() if settings.get("gauge") == "stored" else ""
+            sentence = self._fullness(settings["atoms"])
+        else:
+            sentence = self._unevenness() if settings.get("gauge") == "stored" else ""
+        return [sentence] if sentence else []
 
     def atoms(self, gauge: str) -> tuple[Tensor, Tensor]:
         """Return the atoms of both as unit vectors, if they go with the same coefficients."""

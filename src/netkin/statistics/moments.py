@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
+from netkin.statistics.collector import Pair
 from netkin.statistics.covariances import CovarianceSide, Side
 from netkin.statistics.decompositions import Decomposition, decomposed, largest, prepare
 from netkin.statistics.linear_algebra import about_medians, few_for_bias, squared_norm, u_products
@@ -20,13 +21,12 @@ CANCELLED = 1e-7  # what may be left of sums that cancel before float64 has lost
 ON_HOST = 1024  # the widest layers of a GPU that are read on the CPU
 
 
-class Moments:
+class Moments(Pair):
     """A pair of layers: the number of examples, an x side, a y side and their cross moment.
 
     `Moments.of(X, Y)` takes them from two matrices, differentiably. `LayerMoments` streams them.
     """
 
-    collectors: ClassVar[tuple[type, ...]] = ()
     prepare = staticmethod(prepare)
     # what measures may declare in `needs`, so that it is decomposed for many pairs at once
     decompositions = ("cross spectrum", "correlations", "variates", "uncentred cross spectrum", "uncentred directions")
@@ -59,12 +59,7 @@ class Moments:
 
     @classmethod
     def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the precision that a measure asks of the products, for `of`."""
         return {"precision": torch.float64 if facts.precise else None}
-
-    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
-        """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
-        return " ".join(self.cautions(facts, settings))
 
     def ranks(self, facts: Any) -> tuple[int, int] | None:
         """Return how many directions either layer was cut to, for a measure that whitens about the means; else None."""
@@ -72,7 +67,6 @@ class Moments:
         return (self.x.rank, self.y.rank) if centred and self.x.varies and self.y.varies else None
 
     def cautions(self, facts: Any, settings: Mapping[str, Any]) -> list[str]:
-        """Return the sentences of `caution` each apart."""
         cautions = [self.few_examples] if facts.whitens else []
         if facts.whitens and "invertible" in facts.unchanged_by:  # all directions count alike, the smallest too
             cautions += [side.lost_digits for side in (self.x, self.y)]

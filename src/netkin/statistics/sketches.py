@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -60,8 +60,6 @@ LABELS = ("labels", "counts")  # sums of one-hot labels, with signs and without
 
 class Sketch(KernelPair):
     """Two layers, each sketched over its own data."""
-
-    collectors: ClassVar[tuple[type, ...]] = ()
 
     @classmethod
     def of(
