@@ -306,6 +306,7 @@ def test_dependent_atoms_are_not_said_to_span_everything():
 
 
 def test_an_unknown_layer_of_filters_is_refused():
-    filters = nk.LayerFilters.of({"conv1": {"weight": torch.randn(2, 2, 3, 3)}})
+    filters = nk.LayerFilters()
+    filters.update({"weights": {"conv1": {"weight": torch.randn(2, 2, 3, 3)}}})
     with pytest.raises(UnknownName, match="no layer 'conv2' in these filters; did you mean 'conv1'"):
         filters["conv1", "conv2"]

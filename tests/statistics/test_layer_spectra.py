@@ -291,29 +291,13 @@ def test_without_a_sample_no_share_is_told(worlds):
         collector.off_block_share("x")
 
 
-# --- fed by hand ------------------------------------------------------------------------------------------------------
-
-
-def test_maps_at_hand_give_what_streaming_gives(mixed):
-    by_hand, stream = LayerSpectra.of(mixed), streamed(mixed, [120, 180], ALL)
-    same(by_hand, stream)
-    assert by_hand.n == stream.n == 300
-
-
-def test_maps_at_hand_have_gradients_in_every_pair(mixed):
+def test_maps_at_hand_have_gradients(mixed):
     maps = {name: torch.tensor(mixed[name], requires_grad=True) for name in "ac"}
-    pair = LayerSpectra.of(maps)["a", "c"]
+    pair = Spectra.of(maps["a"], maps["c"])
     nk.nbs(pair).backward()
     direction = torch.randn(maps["a"].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ends = [nk.nbs(Spectra.of(maps["a"].detach() + step * direction, maps["c"].detach())) for step in (-1e-5, 1e-5)]
     assert float((maps["a"].grad * direction).sum()) == pytest.approx(float(ends[1] - ends[0]) / 2e-5, rel=1e-5)
-
-
-def test_maps_at_hand_must_pair_and_be_finite(mixed):
-    with pytest.raises(ShapeError, match="'a' and 'b' gave 300 and 299 examples"):
-        LayerSpectra.of({"a": mixed["a"], "b": mixed["b"][:-1]})
-    with pytest.raises(InvalidValue, match="layer 'a'.*NaN"):
-        LayerSpectra.of({"a": np.where(mixed["a"] == mixed["a"].max(), np.nan, mixed["a"])})
 
 
 def test_a_layer_that_begins_to_vary_within_a_fold_is_summed_in_its_new_unit():

@@ -174,6 +174,12 @@ def test_every_layer_is_decomposed_once_and_layers_of_one_width_together(collect
     assert sorted(seen) == [2, 3]  # those of 9 and of 6 units; the constant one has no directions
 
 
+def moments_of(layers):
+    made = LayerMoments([(list(layers), list(layers))], debiased=True)
+    made.update(layers)
+    return made
+
+
 @pytest.fixture
 def wide_layers():
     draw = torch.Generator().manual_seed(0)
@@ -190,7 +196,7 @@ def test_threads_that_share_the_decompositions_leave_the_values_and_their_number
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            collector = LayerMoments.of(wide_layers)
+            collector = moments_of(wide_layers)
             pairs = [collector[a, b] for a in "abcde" for b in "abcde"]
             Moments.prepare([(pair, measures) for pair in pairs])
             found[threads] = [read(measures, pair) for pair in pairs]
@@ -210,7 +216,7 @@ def test_a_fault_in_a_thread_is_raised_and_threads_are_as_before(wide_layers, mo
         raise ValueError("broken here")
 
     monkeypatch.setattr(covariances, "principal_directions", broken)
-    collector, before = LayerMoments.of(wide_layers), torch.get_num_threads()
+    collector, before = moments_of(wide_layers), torch.get_num_threads()
     try:
         torch.set_num_threads(2)
         with pytest.raises(ValueError, match="broken here"):
@@ -259,7 +265,7 @@ def test_pairs_of_rows_about_the_origin_are_decomposed_together(monkeypatch):
 
 
 def test_small_pairs_are_read_by_one_thread_and_all_are_there_again(wide_layers, monkeypatch):
-    collector, before, seen = LayerMoments.of(wide_layers), torch.get_num_threads(), []
+    collector, before, seen = moments_of(wide_layers), torch.get_num_threads(), []
     measure = find("eigenspace_overlap_uncentered")
     whole = decompositions._decompose_needed
     monkeypatch.setattr(

@@ -82,13 +82,6 @@ class CrossMoments(Collector):
     def start(cls, settings: Settings, study: Study) -> Self:
         return cls((x, y) for left, right in study.pair_blocks for x in left for y in right)
 
-    @classmethod
-    def of(cls, rows: Mapping[Key, Any]) -> Self:
-        """Return the sums of all pairs of some layers' rows or maps, differentiably."""
-        made = cls((x, y) for x in rows for y in rows)
-        made._take(rows)
-        return made
-
     @property
     def names(self) -> list[Key]:
         """Every layer once."""
@@ -96,19 +89,17 @@ class CrossMoments(Collector):
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, **options: Any) -> None:
         """Add one batch: the rows, or maps n × c × places, of every layer."""
-        with torch.no_grad():
-            self._take(one_feed(self, rows))
-
-    def _take(self, given: Mapping[Key, Any]) -> None:
-        refuse_missing(self.names, given)
+        rows = one_feed(self, rows)
+        refuse_missing(self.names, rows)
         for key in dict.fromkeys(x for x, _ in self.pairs):
-            self.first(key, as_tensor(given[key], name_of(key)))
+            self.first(key, as_tensor(rows[key], name_of(key)))
         for key in dict.fromkeys(y for _, y in self.pairs):
-            self.second(key, as_tensor(given[key], name_of(key)))
+            self.second(key, as_tensor(rows[key], name_of(key)))
         self.batch_is_over()
 
     def first(self, key: Key, output: Tensor) -> None:
         """Take a first layer's rows or maps; they are held, shifted, until the batch is over."""
+        output = output.detach()
         layer = self._first.setdefault(key, OneSideSums(key, centred=True))
         self._held[key] = held = layer.take(output)
         layer.own = layer.own + product(held, held)
@@ -116,7 +107,7 @@ class CrossMoments(Collector):
     def second(self, key: Key, output: Tensor) -> None:
         """Take a second layer's rows or maps and multiply them with all first ones that it is paired with."""
         layer = self._second.setdefault(key, OneSideSums(key, centred=False))
-        theirs = layer.take(output)
+        theirs = layer.take(output.detach())
         for pair in self.pairs:
             if pair[1] == key:
                 ours = self._held[pair[0]].to(theirs.device)
@@ -267,8 +258,6 @@ class OneSideSums(Stored):
         return output
 
     def _shifted(self, output: Tensor, shift: Tensor) -> Tensor:
-        if output.requires_grad and torch.is_grad_enabled():
-            return output.to(self.dtype) - shift
         # into the same memory each time: fresh memory of this size costs as much as the products
         if self._room is None or self._room.shape != output.shape:
             self._room = torch.empty(output.shape, dtype=self.dtype, device=output.device)

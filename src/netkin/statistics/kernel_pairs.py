@@ -237,16 +237,6 @@ class LayerKernels(LossCollector):
         made.features.resolutions = study.resolutions
         return made
 
-    @classmethod
-    def of(cls, rows: Mapping[Key, Any], *, kernel: str = "hadamard") -> Self:
-        """Return all pairs of some layers, each given as (features, gradients) or as features alone, differentiably."""
-        given = {key: given_rows(one, label(key), kernel) for key, one in rows.items()}
-        gradients = {key: G for key, (_, G) in given.items() if G is not None}
-        made = cls(list(rows), KernelSettings(bool(gradients)))
-        made.features = LayerRows.of({key: F for key, (F, _) in given.items()})
-        made.gradients = LayerRows.of(gradients) if gradients else None
-        return made
-
     def serves(self, settings: KernelSettings) -> str:
         if settings.gradients and not self.settings.gradients:
             return "the gradients"

@@ -265,13 +265,6 @@ class LayerFilters(Collector):
         return cls(settings.whole)
 
     @classmethod
-    def of(cls, weights: Mapping[Key, Mapping[str, Tensor]], whole: bool = True) -> LayerFilters:
-        """Return the filters of some layers, given by their tensors (``weight``, ``atoms``), differentiably."""
-        made = cls(whole)
-        made._take(weights)
-        return made
-
-    @classmethod
     def takes(cls, settings: FilterSettings, tensors: Mapping[str, Tensor]) -> bool:
         return bool(weights_in(tensors)) if settings.whole else has_filters(tensors)
 
@@ -280,12 +273,9 @@ class LayerFilters(Collector):
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None) -> None:
         """Read the weights of all layers, which come once."""
-        self._take({key: {name: one.detach() for name, one in own.items()} for key, own in rows["weights"].items()})
-
-    def _take(self, weights: Mapping[Key, Mapping[str, Tensor]]) -> None:
-        for key, own in weights.items():
+        for key, tensors in rows["weights"].items():
             name = f"layer {key[1]!r} of {key[0]!r}" if isinstance(key, tuple) else f"layer {key!r}"
-            self.sides[key] = side_of(name, own, self.whole)
+            self.sides[key] = side_of(name, {part: tensor.detach() for part, tensor in tensors.items()}, self.whole)
 
     def merge(self, other: LayerFilters) -> LayerFilters:
         """Return one of the two: all parts of the data have the same models."""

@@ -187,13 +187,6 @@ class LayerMoments(Collector):
         made.resolutions = study.resolutions
         return made
 
-    @classmethod
-    def of(cls, rows: Mapping[Key, Any], *, precision: torch.dtype = torch.float64, debiased: bool = True) -> Self:
-        """Return the moments of all pairs of some layers' rows, differentiably."""
-        collector = cls([(list(rows), list(rows))], precision=precision, debiased=debiased)
-        collector._fold({key: [as_matrix(matrix, name_of(key))] for key, matrix in rows.items()}, {})
-        return collector
-
     def add_rows(self, rows: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]], counts: Any) -> None:
         """Add rows of all layers and the chunk of each row; `counts` are their examples. The lists are emptied."""
         self.sizes = {name: tuple(parts[0].shape[1:]) for name, parts in rows.items()}
@@ -423,14 +416,10 @@ class LayerMoments(Collector):
         columns = torch.empty(1, len(matrix), layer.own.shape[-1], dtype=dtype, device=matrix.device)
         inner = columns[0, :, : layer.width]
         # straight into the columns, unless these are coarser and the scale must be chosen first
-        fits = not matrix.requires_grad and torch.promote_types(matrix.dtype, shift.dtype) == dtype
+        fits = torch.promote_types(matrix.dtype, shift.dtype) == dtype
         centred = torch.sub(matrix, shift, out=inner if fits else None)
         if not layer.varies or (centred.device.type == "cpu" and outgrows(centred, layer.scale)):
             self._rescale(name, power_of_two(centred))
-        if centred.requires_grad:  # which nothing written in place would keep
-            rows = centred * layer.scale
-            norms = [rows.square().sum(1, keepdim=True)] if self.debiased else []
-            return torch.cat([rows, *norms, torch.ones_like(rows[:, :1])], 1).unsqueeze(0)
         if centred is not inner or layer.scale != 1:
             torch.mul(centred, layer.scale, out=inner)
         if self.debiased:

@@ -184,17 +184,6 @@ class LayerRows(Collector):
         made.resolutions = study.resolutions
         return made
 
-    @classmethod
-    def of(cls, rows: Mapping[Key, Any]) -> Self:
-        """Return the rows of some layers, to be read as pairs of each other, differentiably."""
-        return cls(list(rows))._filled(rows)
-
-    def _filled(self, rows: Mapping[Key, Any]) -> Self:
-        for key, matrix in rows.items():
-            matrix = as_matrix(matrix, name_of(key))
-            self._layers[key].add(matrix, np.arange(len(matrix)), None)
-        return self
-
     def serves(self, settings: Any) -> str:
         enough = self.cap is None or self.cap >= settings.cap
         return "" if enough else f"a sample of {settings.cap:,} rows; it holds {self.cap:,}"
@@ -387,11 +376,6 @@ class LinearRows(LayerRows):
         made = cls(study.pair_blocks, precision=settings.precision(study), chunks=study.chunks)
         made.resolutions = study.resolutions
         return made
-
-    @classmethod
-    def of(cls, rows: Mapping[Key, Any], *, precision: torch.dtype = torch.float64) -> Self:
-        """Return the rows of some layers, to be read as moments of all their pairs, differentiably."""
-        return cls([(list(rows), list(rows))], precision=precision)._filled(rows)
 
     def serves(self, settings: LinearSettings) -> str:
         return settings.lacking(self.precision, debiased=True)

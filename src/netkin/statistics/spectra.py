@@ -163,18 +163,6 @@ class LayerSpectra(LayerMoments):
         made.resolutions = study.resolutions
         return made
 
-    @classmethod
-    def of(cls, maps: Mapping[Key, Any], *, precision: torch.dtype = torch.float64) -> Self:  # type: ignore[override]
-        """Return the spectra of all pairs of some layers' maps, differentiably."""
-        collector = cls([(list(maps), list(maps))], precision=precision, sample=0)
-        given = {key: placed(as_maps(array, name_of(key))) for key, array in maps.items()}
-        refuse_unpaired(given)
-        for key, array in given.items():
-            require_finite(array, label(key))
-        collector._counts += len(next(iter(given.values())))
-        collector._fold({key: [array] for key, array in given.items()}, {})
-        return collector
-
     def serves(self, settings: LinearSettings) -> str:
         self._refuse_unfit_for_spectra(settings)
         return settings.lacking(self.precision, debiased=False)
