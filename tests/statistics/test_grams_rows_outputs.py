@@ -193,14 +193,14 @@ def test_rows_refuse_what_they_cannot_use(worlds):
 
 def test_the_same_index_twice_is_refused(worlds):
     collector = LayerRows(["a"], cap=3)
-    collector.update({"a": worlds.normal(4, 2)}, indices=[0, 1, 2, 3])
+    collector.update({"a": worlds.normal(4, 2)}, numbers=[0, 1, 2, 3])
     with pytest.raises(ShapeError, match="same examples"):
-        collector.update({"a": worlds.normal(4, 2)}, indices=[2, 3, 4, 5])
+        collector.update({"a": worlds.normal(4, 2)}, numbers=[2, 3, 4, 5])
 
 
 def test_counting_goes_on_after_the_indices_that_were_given(worlds):
     collector = LayerRows(["a"])
-    collector.update({"a": worlds.normal(4, 2)}, indices=[4, 5, 6, 7])
+    collector.update({"a": worlds.normal(4, 2)}, numbers=[4, 5, 6, 7])
     collector.update({"a": worlds.normal(4, 2)})
     assert collector.n == 8
     assert collector.merge(LayerRows(["a"])).n == 8

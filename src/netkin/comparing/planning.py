@@ -23,7 +23,7 @@ from netkin.measures.registry import Measure
 from netkin.memory import format_bytes, free_memory, total_memory
 from netkin.representations.gradients import Target
 from netkin.representations.inputs import take
-from netkin.statistics.collector import Collector, CostEstimate, LayerSize, Study
+from netkin.statistics.collector import Collector, CostEstimate, LayerSize, Study, unfit_for_spectra
 
 LITTLE = 2**24  # bytes that are taken whatever is free
 LOOK = 2  # examples run: with a single one, a table of positions (1 × t × d) would pass for an example
@@ -52,7 +52,7 @@ class Need:
         offers = [(one, price) for one in self.candidates if (price := one.cost(self.settings, study)) is not None]
         if not offers:
             name = self.measures[0].partition("(")[0]
-            unfit = self.candidates[0].unfit(name) if study.spectral else f"no collector of {name!r} fits these layers."
+            unfit = unfit_for_spectra(name) if study.spectral else f"no collector of {name!r} fits these layers."
             raise InvalidValue(unfit)
         offers.sort(key=lambda offer: offer[1].rank)
         for kind, price in offers:

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, get_type_hints, overload
 
 import torch
@@ -257,7 +257,7 @@ def measures(*, matrices: bool = False) -> dict[str, Measure]:
     """
     for sentence in broken_packages().values():
         _warn_of(sentence)
-    return {name: one for name, one in _MEASURES.items() if one.takes_matrices or not matrices}
+    return {name: known for name, known in _MEASURES.items() if known.takes_matrices or not matrices}
 
 
 def find(spec: str | Callable[..., Any] | Measure) -> Measure:
@@ -271,11 +271,11 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
         return spec
     known = measures()
     if callable(spec):
-        found = next((one for one in known.values() if one.function is spec), None)
-        if found is None:
-            name = getattr(spec, "__name__", repr(spec))
-            raise UnknownName(f"the function {name!r} is no registered measure; decorate it with `@nk.measure(...)`.")
-        return found
+        for registered in known.values():
+            if registered.function is spec:
+                return registered
+        name = getattr(spec, "__name__", repr(spec))
+        raise UnknownName(f"the function {name!r} is no registered measure; decorate it with `@nk.measure(...)`.")
     if not isinstance(spec, str):
         raise UnknownName(f"{spec!r} is no measure; name one as text, e.g. 'cka'.")
     name, parameters = parsed(spec)
@@ -296,16 +296,12 @@ def _with_parameters(found: Measure, parameters: dict[str, Any]) -> Measure:
     chosen = {key: typed(key, value, known[key].default, known[key].annotation) for key, value in parameters.items()}
     made = Measure(found.function, found.facts.at(found.defaults | chosen), chosen)
     if chosen and made.takes_matrices and made.function.__module__.startswith("netkin."):  # others may need more rows
-        _try_parameters(made)
+        # parameters that the measure itself refuses are refused here, before any data are read
+        X = torch.arange(36, dtype=torch.float32, device="cpu").sin().reshape(12, 3)
+        with warnings.catch_warnings(), torch.no_grad(), suppress(NoValue):  # which depends on the data
+            warnings.simplefilter("ignore")
+            made.function(X, X.flip(0).square(), **chosen)
     return made
-
-
-def _try_parameters(made: Measure) -> None:
-    """Refuse parameters that the measure itself refuses, on two small matrices, before any data are read."""
-    X = torch.arange(36, dtype=torch.float32, device="cpu").sin().reshape(12, 3)
-    with warnings.catch_warnings(), torch.no_grad(), suppress(NoValue):  # which depends on the data
-        warnings.simplefilter("ignore")
-        made.function(X, X.flip(0).square(), **made.parameters)
 
 
 def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Callable[..., Any]:
@@ -345,35 +341,24 @@ def _add(new: Measure) -> None:
     _MEASURES[new.name] = new
 
 
+@functools.cache
 def broken_packages() -> dict[str, str]:
     """Return a sentence for each installed package whose measures could not be loaded, by the package's name."""
-    return dict(_load_entry_points())
-
-
-@functools.cache
-def _load_entry_points() -> dict[str, str]:
-    found: dict[str, str] = {}
+    broken: dict[str, str] = {}
     for entry in entry_points(group="netkin.measures"):
-        for package, why in _load(entry).items():
-            found[package] = f"{found[package]} And {why}" if package in found else why
-    return found
-
-
-def _load(entry: EntryPoint) -> dict[str, str]:
-    """Load what one package offers, all of it or nothing; return what went wrong by the package's name."""
-    before = dict(_MEASURES)
-    try:
-        entry.load()
-    except Exception as fault:
-        _MEASURES.clear()
-        _MEASURES.update(before)
-        package = entry.dist.name if entry.dist else entry.name
-        said = str(fault).rstrip(".")
-        return {
-            package: f"the measures of package {package!r} in {entry.value!r} could not be loaded: "
-            f"{type(fault).__name__}: {said}; fix or uninstall the package, all other measures work."
-        }
-    return {}
+        before = dict(_MEASURES)
+        try:
+            entry.load()
+        except Exception as fault:  # of what a package offers, all is taken or nothing
+            _MEASURES.clear()
+            _MEASURES.update(before)
+            package = entry.dist.name if entry.dist else entry.name
+            sentence = (
+                f"the measures of package {package!r} in {entry.value!r} could not be loaded: {type(fault).__name__}: "
+                f"{str(fault).rstrip('.')}; fix or uninstall the package, all other measures work."
+            )
+            broken[package] = f"{broken[package]} And {sentence}" if package in broken else sentence
+    return broken
 
 
 @functools.cache

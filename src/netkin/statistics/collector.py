@@ -1,9 +1,4 @@
-"""The interface of collectors, through which a pass updates any of them.
-
-A *statistic* is updated, merged, written to a file and read back. A *collector* is a statistic of many layers. It
-declares its inputs, joins the settings of several measures into the least that is enough for all, estimates its cost
-for a study before anything runs, and returns the pair of two layers that a measure reads.
-"""
+"""The interface of collectors: statistics of many layers, which a pass updates and measures read pair by pair."""
 
 from __future__ import annotations
 
@@ -176,8 +171,8 @@ class Pair:
 class Collector(Statistic):
     """A statistic of many layers, driven by the pass.
 
-    A collector outside the package needs `kind`, `stored`, `update`, `merge`, `pair`, `cost` and `start`; what else
-    stands here suits most. A pass calls ``update({feed: {(model, layer): rows}}, numbers)`` with the numbers
+    A collector needs `kind`, `stored`, `update`, `merge`, `pair`, `cost` and `start`; what else stands here suits most.
+    A pass calls ``update({feed: {(model, layer): rows}}, numbers)`` with the numbers
     of the batch's examples, and ``owners={key: places}`` where a layer's examples have different numbers of rows.
     Weights come once and without numbers, as ``{"weights": {(model, layer): {name: tensor}}}``; outputs, of a whole
     model, as ``{"outputs": {model: (logits, labels)}}``, beside the rows of its layers and with None for no labels.
@@ -189,7 +184,6 @@ class Collector(Statistic):
     pairs_rows: ClassVar[bool] = True  # whether both sides must be fed rows of the same examples
     numbers_rows: ClassVar[bool] = True  # whether each row needs a number, and not each example alone
     reduces: ClassVar[bool] = False  # whether `reduce` makes a layer smaller as soon as it has fired
-    exactness: ClassVar[str] = "exact"
     needs: ClassVar[str] = "weights"  # what a layer must have to be compared by its weights when none are named
     given_frame: Mapping[Key, tuple[Tensor, float]] = MappingProxyType({})  # that of another part, if set at the start
 
@@ -216,15 +210,6 @@ class Collector(Statistic):
     @abstractmethod
     def cost(cls, settings: Any, study: Study) -> CostEstimate | None:
         """Return what collecting costs, None where this collector is not for such layers."""
-
-    @classmethod
-    def unfit(cls, measure: str) -> str:
-        """Return why no collector serves `measure` for these layers."""
-        return (
-            f"{measure!r} can't be read from spectra, which hold moments for each frequency and no rows; "
-            "with shape='dft' use linear measures that a rotation leaves unchanged, such as 'cca_mean', 'svcca' or "
-            "'cka', or take shape='flatten'."
-        )
 
     @classmethod
     def takes(cls, settings: Any, tensors: Mapping[str, Tensor]) -> bool:
@@ -261,12 +246,21 @@ class Collector(Statistic):
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         """Return how exact the values of these pairs are, as text."""
-        return self.exactness
+        return "exact"
 
     @property
     def chunk_sizes(self) -> tuple[int, ...]:
         """The number of examples, or of mini-batches, in each chunk; empty where no chunks are kept."""
         return ()
+
+
+def unfit_for_spectra(measure: str) -> str:
+    """Return why a measure has no value of layers that are compared by their frequencies."""
+    return (
+        f"{measure!r} can't be read from spectra, which hold moments for each frequency and no rows; with shape='dft' "
+        "use linear measures that a rotation leaves unchanged, such as 'cca_mean', 'svcca' or 'cka', or take "
+        "shape='flatten'."
+    )
 
 
 class Owned(dict[Key, Any]):

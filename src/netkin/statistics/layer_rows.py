@@ -83,7 +83,7 @@ class KeptRows(Stored):
         both.seen, both.held = self.seen + other.seen, self.held + other.held
         every = np.concatenate(both.numbers) if both.numbers else np.empty(0)
         if len(np.unique(every)) < len(every):
-            raise ShapeError("both statistics hold rows of the same examples; give each part its own `indices`.")
+            raise ShapeError("both statistics hold rows of the same examples; give each part its own `numbers`.")
         return both
 
     def shrink(self, cap: int, seed: int) -> None:
@@ -188,17 +188,9 @@ class LayerRows(Collector):
         enough = self.cap is None or self.cap >= settings.cap
         return "" if enough else f"a sample of {settings.cap:,} rows; it holds {self.cap:,}"
 
-    def update(
-        self,
-        rows: Mapping[Any, Any],
-        numbers: Any = None,
-        *,
-        owners: Mapping[Key, Any] | None = None,
-        indices: Any = None,
-    ) -> None:
-        """Add one batch: a matrix of rows for every layer; `numbers` (or `indices`) are those of the examples."""
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
+        """Add one batch: a matrix of rows for every layer; `numbers` are those of the examples."""
         matrices = self._checked(one_feed(self, rows))
-        numbers = indices if numbers is None else numbers
         fresh = self._numbers.next
         places = self._numbers.take(numbers, min(map(len, matrices.values())))
         self._refuse_known(places, fresh)
@@ -229,7 +221,7 @@ class LayerRows(Collector):
         known = np.concatenate(self._layers[self.names[0]].numbers or [places[:0]])
         if len(np.unique(places)) < len(places) or (places.min() < fresh and np.isin(places, known).any()):
             raise ShapeError(
-                "two batches hold the same examples by their `indices`; give each example a number of its own."
+                "two batches hold the same examples by their `numbers`; give each example a number of its own."
             )
 
     @property

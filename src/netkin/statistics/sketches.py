@@ -99,7 +99,6 @@ class LayerSketches(LossCollector):
     holds = "Sketch"
     pairs_rows = False
     by_content = True
-    exactness = "sketched"
     stored = ("names", "settled", "_layers")
     asking = SketchSettings
 
@@ -229,6 +228,9 @@ class LayerSketches(LossCollector):
 
     def clear_cache(self) -> None:
         self._sides: dict[Key, KernelSide] = {}
+
+    def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+        return "sketched"
 
 
 # --- buckets ----------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from netkin.statistics.collector import (
     one_feed,
     refuse_missing,
     refuse_unknown,
+    unfit_for_spectra,
 )
 from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.frequencies import (
@@ -155,7 +156,7 @@ class LayerSpectra(LayerMoments):
     @classmethod
     def _refuse_unfit_for_spectra(cls, settings: LinearSettings) -> None:
         if settings.unfit_for_spectra:
-            raise InvalidValue(cls.unfit(settings.unfit_for_spectra))
+            raise InvalidValue(unfit_for_spectra(settings.unfit_for_spectra))
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
