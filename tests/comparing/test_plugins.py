@@ -28,10 +28,10 @@ def theirs(monkeypatch):
     monkeypatch.delitem(sys.modules, "plugin_world", raising=False)
     entry = EntryPoint("theirs", "plugin_world", "netkin.measures")
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == entry.group else [])
-    registry._load_entry_points.cache_clear()
+    registry.broken_packages.cache_clear()
     measures()
     yield sys.modules["plugin_world"]
-    registry._load_entry_points.cache_clear()
+    registry.broken_packages.cache_clear()
 
 
 def expected(model_a, model_b, images, measure, x, y):

@@ -24,7 +24,7 @@ def own_registry(monkeypatch):
     measures()
     monkeypatch.setattr(registry, "_MEASURES", dict(registry._MEASURES))
     yield registry._MEASURES
-    registry._load_entry_points.cache_clear()
+    registry.broken_packages.cache_clear()
     registry._warn_of.cache_clear()
 
 
@@ -34,7 +34,7 @@ def own_registry(monkeypatch):
 def offer(monkeypatch, load, dist=None):
     """Let an installed package offer measures."""
     entry = SimpleNamespace(load=load, name="theirs", value="theirs.measures", dist=dist)
-    registry._load_entry_points.cache_clear()
+    registry.broken_packages.cache_clear()
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == "netkin.measures" else [])
 
 
