@@ -66,10 +66,10 @@ class Facts:
 
     def at(self, settings: Parameters) -> Facts:
         """Return the facts with these settings."""
-        found = {fact: rule(settings) for fact, rule in self.by_settings.items()}
-        if "unchanged_by" in found:
-            found["unchanged_by"] = _invariances(found["unchanged_by"])
-        return replace(self, **found)
+        facts = {fact: rule(settings) for fact, rule in self.by_settings.items()}
+        if "unchanged_by" in facts:
+            facts["unchanged_by"] = _invariances(facts["unchanged_by"])
+        return replace(self, **facts)
 
 
 @dataclass(frozen=True)
@@ -231,12 +231,12 @@ def measure(
     return register
 
 
-def _invariances(given: Iterable[str]) -> frozenset[str]:
+def _invariances(changes: Iterable[str]) -> frozenset[str]:
     """Return the changes that leave a value as it is, or refuse those that have no test."""
-    unknown = set(given) - set(INVARIANCES)
+    unknown = set(changes) - set(INVARIANCES)
     if unknown:
         raise InvalidValue(f"`unchanged_by` takes {', '.join(INVARIANCES)}; got {', '.join(sorted(unknown))}.")
-    return frozenset(given)
+    return frozenset(changes)
 
 
 def _pair_type(function: Callable[..., Any]) -> type[Pair]:
@@ -287,14 +287,14 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
     return _with_parameters(known[name], parameters)
 
 
-def _with_parameters(found: Measure, parameters: dict[str, Any]) -> Measure:
-    known = {p.name: p for p in keywords_of(found.function)}
+def _with_parameters(base: Measure, parameters: dict[str, Any]) -> Measure:
+    known = {p.name: p for p in keywords_of(base.function)}
     for key in parameters:
         if key not in known:
             has = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
-            raise UnknownName(f"{found.name!r} has no parameter {key!r}{did_you_mean(key, known) or ';'} {has}.")
+            raise UnknownName(f"{base.name!r} has no parameter {key!r}{did_you_mean(key, known) or ';'} {has}.")
     chosen = {key: typed(key, value, known[key].default, known[key].annotation) for key, value in parameters.items()}
-    made = Measure(found.function, found.facts.at(found.defaults | chosen), chosen)
+    made = Measure(base.function, base.facts.at(base.defaults | chosen), chosen)
     if chosen and made.takes_matrices and made.function.__module__.startswith("netkin."):  # others may need more rows
         # parameters that the measure itself refuses are refused here, before any data are read
         X = torch.arange(36, dtype=torch.float32, device="cpu").sin().reshape(12, 3)
@@ -367,9 +367,9 @@ def _warn_of(sentence: str) -> None:
     warnings.warn(sentence, PackageWarning, stacklevel=3)
 
 
-def value_of(found: Measure, statistic: Any) -> float:
+def value_of(measure: Measure, statistic: Any) -> float:
     """Return one value as a float; what is not a finite number within the measure's bounds is refused."""
-    return _number(found.id, found(statistic), found.facts.bounds)
+    return _number(measure.id, measure(statistic), measure.facts.bounds)
 
 
 def _number(name: str, value: Any, bounds: tuple[float, float]) -> float:

@@ -104,14 +104,14 @@ class Study:
 
         `extent` is that of a layer in the matrices of its pairs, its width if None (see `Collector.extent`).
         """
-        found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        by_models: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for x, y in self.pairs():
             full = x.width * y.width if extent is None else extent(x) * extent(y)
-            found.setdefault((x.model, y.model), []).append((full, entries(x, y)))
+            by_models.setdefault((x.model, y.model), []).append((full, entries(x, y)))
         most = 0.0
-        for pairs in found.values():  # together are those whose products of extents add up to `READ`, or one alone
-            share = max(own / full for full, own in pairs)
-            most = max(most, min(sum(own for _, own in pairs), share * max(READ, *(full for full, _ in pairs))))
+        for pairs in by_models.values():  # together are those whose products of extents add up to `READ`, or one alone
+            share = max(size / full for full, size in pairs)
+            most = max(most, min(sum(size for _, size in pairs), share * max(READ, *(full for full, _ in pairs))))
         return math.ceil(most)
 
 

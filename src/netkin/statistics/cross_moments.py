@@ -192,9 +192,9 @@ class FirstSide(CovarianceSide):
         live = (self.variances > noise)[0]
         spreads = self.variances[0, live].sqrt().unsqueeze(1)
         values, vectors = torch.linalg.eigh(self.second[0][live][:, live] / spreads / spreads.mT)
-        kept = values > max(self.n, self.width) * self.rounding * values.max()
-        factor = vectors[:, kept] / spreads * values[kept].rsqrt()
-        idle, _ = torch.linalg.qr(vectors[:, ~kept] / spreads)  # directions in which the layer does not vary
+        real = values > max(self.n, self.width) * self.rounding * values.max()
+        factor = vectors[:, real] / spreads * values[real].rsqrt()
+        idle, _ = torch.linalg.qr(vectors[:, ~real] / spreads)  # directions in which the layer does not vary
         whole = factor.new_zeros(1, self.width, factor.shape[1])
         whole[0, live] = factor - idle @ (idle.mT @ factor)
         return whole
@@ -360,7 +360,7 @@ def are_firm(second: Tensor) -> bool:
 
 def _refuse_unpaired(pair: tuple[Key, Key], ours: Tensor, theirs: Tensor) -> None:
     if ours.ndim != theirs.ndim or len(ours) != len(theirs) or ours.shape[2:] != theirs.shape[2:]:
-        names, shapes = map(name_of, pair), (str(tuple(one.shape)) for one in (ours, theirs))
+        names, shapes = map(name_of, pair), (str(tuple(layer.shape)) for layer in (ours, theirs))
         raise ShapeError(
             f"{' and '.join(names)} gave activations of shapes {' and '.join(shapes)} for one batch; a stitch needs "
             "the same examples and places of both."

@@ -154,7 +154,7 @@ def decompose_alike(work: Callable[[Sequence[Part]], None], alike: Mapping[Any, 
     operations = sum(len(group) * math.prod(shape) * shape[-1] for (shape, *_), group in alike.items())
     shared = threads if operations > WORTH_THREADS and all(kind[2].type == "cpu" for kind in alike) else 1
     parts = []
-    for _, group in sorted(alike.items(), key=lambda one: -math.prod(one[0][0])):
+    for _, group in sorted(alike.items(), key=lambda item: -math.prod(item[0][0])):
         step = min(TOGETHER, -(-len(group) // shared))
         parts += [group[at : at + step] for at in range(0, len(group), step)]
     if shared == 1:
@@ -204,26 +204,26 @@ def singular_values(matrices: Sequence[Tensor], graded: bool = True) -> list[Ten
         [tensor([[3.0000, 0.5000]], dtype=torch.float64)]
     """
     if not (graded or matrices[0].is_cuda) or not _fit_for_products(matrices):
-        return [torch.linalg.svdvals(_tall(one)) for one in matrices]
-    products = torch.cat([_product(one) for one in matrices])
+        return [torch.linalg.svdvals(_tall(matrix)) for matrix in matrices]
+    products = torch.cat([_product(matrix) for matrix in matrices])
     values, exact = _roots_on_a_gpu(products) if products.is_cuda else _roots(_without_rounding(products))
-    found = list(values.split([len(one) for one in matrices]))
+    results = list(values.split([len(matrix) for matrix in matrices]))
     if not bool(exact.all()):
-        for i, exactly in enumerate(exact.split([len(one) for one in matrices])):
+        for i, exactly in enumerate(exact.split([len(matrix) for matrix in matrices])):
             if not bool(exactly.all()):
-                found[i] = torch.linalg.svdvals(_tall(matrices[i]))
-    return found
+                results[i] = torch.linalg.svdvals(_tall(matrices[i]))
+    return results
 
 
 def left_vectors(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Return the left singular vectors (blocks, m, k) and the singular values of each (blocks, m, n), k the smaller."""
     if not _fit_for_products(matrices):
-        return [_left_vectors(one) for one in matrices]
-    squares, vectors = torch.linalg.eigh(torch.cat([_product(one) for one in matrices]))
+        return [_left_vectors(matrix) for matrix in matrices]
+    squares, vectors = torch.linalg.eigh(torch.cat([_product(matrix) for matrix in matrices]))
     lost = squares[..., 0] <= APART * squares[..., -1]
-    sizes, roots, vectors = [len(one) for one in matrices], squares.flip(-1).clamp(min=0).sqrt(), vectors.flip(-1)
+    sizes, roots, vectors = [len(matrix) for matrix in matrices], squares.flip(-1).clamp(min=0).sqrt(), vectors.flip(-1)
     parts = zip(matrices, vectors.split(sizes), roots.split(sizes), lost.split(sizes), strict=True)
-    return [_left_vectors(one) if bool(lost.any()) else (_left(one, V, s), s) for one, V, s, lost in parts]
+    return [_left_vectors(matrix) if bool(lost.any()) else (_left(matrix, V, s), s) for matrix, V, s, lost in parts]
 
 
 def largest(values: Tensor, count: int) -> Tensor:
@@ -248,7 +248,7 @@ def _roots_on_a_gpu(products: Tensor) -> tuple[Tensor, Tensor]:
 def _fit_for_products(matrices: Sequence[Tensor]) -> bool:
     first = matrices[0]
     double = first.dtype in (torch.float64, torch.complex128)
-    return double and first.numel() > 0 and not any(one.requires_grad for one in matrices)
+    return double and first.numel() > 0 and not any(matrix.requires_grad for matrix in matrices)
 
 
 def _tall(matrix: Tensor) -> Tensor:
@@ -300,8 +300,8 @@ def _without_rounding(products: Tensor) -> Tensor:
     """Return products in which rows of rounding alone, as of dead features, are replaced by a diagonal as small."""
     sizes = torch.diagonal(products, dim1=-2, dim2=-1).real
     eps, largest = torch.finfo(sizes.dtype).eps, sizes.amax(-1, keepdim=True)
-    kept = sizes > (32 * eps) ** 2 * largest
-    if bool(kept.all()):
+    real = sizes > (32 * eps) ** 2 * largest
+    if bool(real.all()):
         return products
-    cleared = products * (kept.unsqueeze(-1) & kept.unsqueeze(-2))
-    return cleared + torch.diag_embed((~kept * eps**2 * largest).to(cleared.dtype))
+    cleared = products * (real.unsqueeze(-1) & real.unsqueeze(-2))
+    return cleared + torch.diag_embed((~real * eps**2 * largest).to(cleared.dtype))

@@ -62,12 +62,12 @@ def frequencies(grid: Grid, device: torch.device) -> Frequencies:
         places = torch.zeros(1, dtype=torch.long, device=device)
         return Frequencies(grid, places, places[:0])
     half = (*grid[:-1], grid[-1] // 2 + 1)
-    every = torch.cartesian_prod(*(torch.arange(size) for size in half)).reshape(-1, len(grid))
-    opposite = -every % torch.tensor(grid)
-    own, other = _number(every, grid), _number(opposite, grid)
+    places = torch.cartesian_prod(*(torch.arange(size) for size in half)).reshape(-1, len(grid))
+    opposite = -places % torch.tensor(grid)
+    number, opposite_number = _number(places, grid), _number(opposite, grid)
     # a conjugate that lies in the half as well is left out, the lower number stays
-    chosen = torch.nonzero((own <= other) | (opposite[:, -1] >= half[-1])).flatten()
-    twice = torch.nonzero((own != other)[chosen]).flatten()
+    chosen = torch.nonzero((number <= opposite_number) | (opposite[:, -1] >= half[-1])).flatten()
+    twice = torch.nonzero((number != opposite_number)[chosen]).flatten()
     return Frequencies(grid, chosen.to(device), twice.to(device))
 
 

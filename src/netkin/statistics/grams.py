@@ -166,8 +166,9 @@ class LayerGrams(Collector):
         if study.spectral:
             return None
         batch, layers = settings.batch, study.sizes
-        waiting = sum((batch + min(batch, one.rows)) * one.width * one.itemsize for one in layers if one.rows != batch)
-        # one layer in order, about its mean and in its scale; all kernel matrices as they came, together and U-centred
+        waits = [layer for layer in layers if layer.rows != batch]
+        waiting = sum((batch + min(batch, layer.rows)) * layer.width * layer.itemsize for layer in waits)
+        # a layer in order, about its mean and in its scale; all kernel matrices as they came, together and U-centred
         passing = 3 * batch * max((layer.width * layer.itemsize for layer in layers), default=0)
         kernels = batch**2 * (len(layers) * (8 + 2 * max((layer.itemsize for layer in layers), default=0)) + 16)
         operations = None
@@ -212,30 +213,30 @@ class LayerGrams(Collector):
         """
         rows = one_feed(self, rows)
         refuse_missing(self.names, rows)
-        given = dict[Key, Tensor | Kernel]()
+        layers = dict[Key, Tensor | Kernel]()
         for name in self.names:
-            is_kernel = isinstance(one := rows[name], Kernel)
-            given[name] = one if is_kernel else as_matrix(one, name_of(name), check=False).detach()
-        self._take(given, numbers, bool(owners))
+            is_kernel = isinstance(matrix := rows[name], Kernel)
+            layers[name] = matrix if is_kernel else as_matrix(matrix, name_of(name), check=False).detach()
+        self._take(layers, numbers, bool(owners))
 
     def _take(self, rows: Mapping[Key, Tensor | Kernel], numbers: Any, uneven: bool = False) -> None:
-        counts = {len(one.matrix if isinstance(one, Kernel) else one) for one in rows.values()}
+        counts = {len(matrix.matrix if isinstance(matrix, Kernel) else matrix) for matrix in rows.values()}
         if len(counts) > 1:
             raise ShapeError(f"the layers gave different numbers of rows for one batch: {sorted(counts)}.")
         places = self._numbered(numbers, count := counts.pop(), uneven)
         self._finished, self.batch = None, self.batch or max(4, count)
-        kernels = {name: one.matrix for name, one in rows.items() if isinstance(one, Kernel)}
-        matrices = {name: one for name, one in rows.items() if not isinstance(one, Kernel)}
-        for name, one in matrices.items():
-            refuse_other_width(name, one.shape[1], self.widths.setdefault(name, one.shape[1]))
+        kernels = {name: matrix.matrix for name, matrix in rows.items() if isinstance(matrix, Kernel)}
+        matrices = {name: matrix for name, matrix in rows.items() if not isinstance(matrix, Kernel)}
+        for name, matrix in matrices.items():
+            refuse_other_width(name, matrix.shape[1], self.widths.setdefault(name, matrix.shape[1]))
         if self._is_whole(places):
-            kernels |= {name: self._kernel(name, one) for name, one in matrices.items()}
+            kernels |= {name: self._kernel(name, matrix) for name, matrix in matrices.items()}
             self._add(int(places[0]) // self.batch, kernels)
             return
         assert not kernels, "a mini-batch that was whole when reduced is whole when folded in"
         for place in np.unique(places // self.batch).tolist():
             here = np.flatnonzero(places // self.batch == place)
-            part = {name: [one[torch.from_numpy(here).to(one.device)]] for name, one in matrices.items()}
+            part = {name: [matrix[torch.from_numpy(here).to(matrix.device)]] for name, matrix in matrices.items()}
             self._wait(place, IncompleteBatch(places[here], part))
 
     def _numbered(self, numbers: Any, count: int, uneven: bool) -> np.ndarray:
@@ -332,7 +333,7 @@ class LayerGrams(Collector):
 
     def _refuse_uneven(self, other: LayerGrams) -> None:
         """Refuse parts whose mini-batches depend on what came before them."""
-        known = {one._each for one in (self, other)} - {None}
+        known = {collector._each for collector in (self, other)} - {None}
         if 0 in known or len(known) > 1:
             raise ShapeError(
                 "mini-batches of rows can't be merged where examples have different numbers of rows, as which rows a "
@@ -349,7 +350,7 @@ class LayerGrams(Collector):
         part.open_pairs([(left, right) for left, right in pair_blocks if left and right])
         places = [self.names.index(key) for key in part.names]
         part._sums = self._sums[:, places][:, :, places]
-        part._waiting = {place: one.restricted(part.names) for place, one in self._waiting.items()}
+        part._waiting = {place: batch.restricted(part.names) for place, batch in self._waiting.items()}
         return part
 
     # --- one mini-batch -----------------------------------------------------------------------------------------------
@@ -375,7 +376,7 @@ class LayerGrams(Collector):
 
     def _gram(self, name: Key, rows: Tensor, centred: bool) -> Tensor:
         """Return ``XXᵀ`` in this layer's scale, which is chosen again if squares would leave the range of float32."""
-        given = rows
+        as_given = rows
         if centred:
             rows = rows - rows.mean(0, dtype=summing_dtype(rows.device)).to(rows.dtype)
         scale = self._scales.get(name, 1.0)
@@ -386,7 +387,7 @@ class LayerGrams(Collector):
         if 1e-20 < size < 1e25 or (name in self._scales and size <= 1e-20):
             self._scales[name] = scale
             return gram
-        require_finite(given, f"{label(name)} in mini-batch {self._counts.sum()}")
+        require_finite(as_given, f"{label(name)} in mini-batch {self._counts.sum()}")
         scale = power_of_two(rows)
         if not scale:  # all zero so far: the scale is still free
             return gram

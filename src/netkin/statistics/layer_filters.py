@@ -39,7 +39,7 @@ class FilterSide(Stored):
 
     def basis(self, count: int) -> Tensor:
         """Return an orthonormal basis of the span of the atoms, or of the `count` leading directions of the filters."""
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        if count < 0:
             raise InvalidValue(f"`atoms` is a number of directions, or 0 for the layer's own atoms; got {count!r}.")
         if self.atoms is None and not count:
             raise NoValue(f"{self.name} has plain filters; say how many directions: 'grassmann(atoms=4)'.")
@@ -173,8 +173,8 @@ class Filters(Pair):
 
 def gauge_caution(grams: Mapping[str, Tensor]) -> str:
     """Return a sentence on the layer whose coefficients, by their αᵀα, are the furthest from orthonormal, if any is."""
-    ratios = {name: _unevenness(gram) for name, gram in grams.items()}
-    name, ratio = max(ratios.items(), key=lambda one: one[1], default=("", 0.0))
+    ratios = {name: _singular_ratio(gram) for name, gram in grams.items()}
+    name, ratio = max(ratios.items(), key=lambda item: item[1], default=("", 0.0))
     if ratio <= EVEN:
         return ""
     more = sum(other > EVEN for other in ratios.values()) - 1
@@ -186,7 +186,7 @@ def gauge_caution(grams: Mapping[str, Tensor]) -> str:
     )
 
 
-def _unevenness(gram: Tensor) -> float:
+def _singular_ratio(gram: Tensor) -> float:
     """Return the ratio of the largest to the smallest singular value of coefficients, at most 1e6."""
     values = torch.linalg.eigvalsh(gram)
     return float((values[-1] / values[0].clamp(min=values[-1] * 1e-12)).sqrt())
@@ -296,8 +296,8 @@ def weights_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ['weight_hh_l0', 'weight_ih_l0']
     """
     return {
-        name: one for name, one in sorted(tensors.items())
-        if one.is_floating_point() and one.ndim > (name != "weight")
+        name: tensor for name, tensor in sorted(tensors.items())
+        if tensor.is_floating_point() and tensor.ndim > (name != "weight")
     }  # fmt: skip
 
 
@@ -311,12 +311,12 @@ def has_filters(tensors: Mapping[str, Tensor]) -> bool:
 
 def side_of(name: str, tensors: Mapping[str, Tensor], whole: bool) -> FilterSide:
     """Return what is kept of a layer with these tensors, by their names in it."""
-    for own, tensor in tensors.items():
-        require_finite(tensor, f"{own!r} of {name}")
+    for part, tensor in tensors.items():
+        require_finite(tensor, f"{part!r} of {name}")
     if "atoms" not in tensors:
-        held = [_raised(one) for one in weights_in(tensors).values()] if whole else []
-        weight = held[0] if len(held) == 1 else torch.cat([one.flatten() for one in held]) if held else None
-        shapes = tuple(tuple(one.shape) for one in held)
+        weights = [_raised(tensor) for tensor in weights_in(tensors).values()] if whole else []
+        weight = torch.cat([tensor.flatten() for tensor in weights]) if len(weights) > 1 else next(iter(weights), None)
+        shapes = tuple(tuple(tensor.shape) for tensor in weights)
         if not has_filters(tensors):
             return FilterSide(name, weight=weight, shapes=shapes)
         kernels = tensors["weight"]

@@ -155,7 +155,7 @@ class LayerMoments(Collector):
         extra, n, item = 2 if settings.debiased else 1, study.examples, settings.precision(study).itemsize
         widths = {key: layer.width + extra for key, layer in study.layers.items()}
         blocks = [(sum(widths[x] for x in left), sum(widths[y] for y in right)) for left, right in study.pair_blocks]
-        own, twice = sum(layer.width**2 for layer in study.sizes), 2 if settings.uncentred else 1
+        squares, twice = sum(layer.width**2 for layer in study.sizes), 2 if settings.uncentred else 1
         sums = 8 * max(study.chunks, 1) * (sum(width**2 for width in widths.values()) + sum(x * y for x, y in blocks))
         widest = max(widths.values(), default=0)
         # whole batches are folded in at once, until some layer has `fold` rows
@@ -165,9 +165,10 @@ class LayerMoments(Collector):
         # columns of all layers, those of a block again side by side, its product, and a layer on its way to its columns
         folding = item * rows * (sum(widths.values()) + max((x + y for x, y in blocks), default=0) + 3 * widest)
         folding += 0 if item == 8 else item * max((x * y for x, y in blocks), default=0)
-        pairs, sides = study.read_at_once(lambda x, y: x.width * y.width), twice * own * (3 if settings.whitens else 1)
+        pairs = study.read_at_once(lambda x, y: x.width * y.width)
+        sides = twice * squares * (3 if settings.whitens else 1)
         reading = 8 * (sides + pairs * settings.matrices + 3 * widest**2)
-        decomposing = 8 * twice * (4 * own + pairs) if settings.whitens else 0
+        decomposing = 8 * twice * (4 * squares + pairs) if settings.whitens else 0
         operations = None
         if n is not None:  # XᵀX of every layer and XᵀY of every pair
             operations = sum(layer.rows_of(n) * layer.width**2 for layer in study.sizes)
@@ -204,9 +205,9 @@ class LayerMoments(Collector):
         """
         rows = one_feed(self, rows)
         owned = isinstance(rows, Owned)  # matrices that the pass has looked at
-        as_before = owned and {name: tuple(one.shape[1:]) for name, one in rows.items()} == self.sizes
+        as_before = owned and {name: tuple(matrix.shape[1:]) for name, matrix in rows.items()} == self.sizes
         matrices = dict(rows) if as_before else self._matrices(rows, owned)
-        self.sizes = {name: tuple(one.shape[1:]) for name, one in matrices.items()}
+        self.sizes = {name: tuple(matrix.shape[1:]) for name, matrix in matrices.items()}
         places = self._numbers.take(numbers, min(map(len, matrices.values())))
         chunks: dict[Key, np.ndarray] = {}
         if self.chunks:
@@ -370,8 +371,8 @@ class LayerMoments(Collector):
         """Begin the sums of a layer, whose rows are shifted by `shift` (blocks, width)."""
         columns, double = shift.shape[1] + (2 if self.debiased else 1), summing_dtype(shift.device)
         double = double.to_complex() if shift.is_complex() else double
-        own = torch.zeros(max(self.chunks, 1), len(shift), columns, columns, dtype=double, device=shift.device)
-        self._layers[key] = LayerSums(key, shift, 1.0, resolution, own, self.debiased)
+        sums = torch.zeros(max(self.chunks, 1), len(shift), columns, columns, dtype=double, device=shift.device)
+        self._layers[key] = LayerSums(key, shift, 1.0, resolution, sums, self.debiased)
         return self._layers[key]
 
     def _open_blocks(self, pair_blocks: Sequence[PairBlock], groups: Mapping[Key, Any]) -> None:
@@ -452,8 +453,8 @@ class Columns(NamedTuple):
         """The same with a column of ones."""
         if self.totals is None:
             return self
-        values, conjugate = (torch.nn.functional.pad(one, (0, 1), value=1) for one in (self.values, self.conjugate))
-        return Columns(values, conjugate, self.parts)
+        pad = torch.nn.functional.pad
+        return Columns(pad(self.values, (0, 1), value=1), pad(self.conjugate, (0, 1), value=1), self.parts)
 
 
 class LayerSums(Stored):
@@ -477,10 +478,10 @@ class LayerSums(Stored):
 
     def centred(self, without: int | None) -> tuple[int, Tensor, Tensor]:
         """Return the count, the mean (blocks, width) and the second moment about it, without one chunk."""
-        own, width = summed(self.own, without), self.width
-        count = own[0, -1, -1].real.detach()
-        mean = self.shift.to(own.dtype) + own[:, -1, :width] / (count * self.scale)
-        second = own[:, :width, :width] - own[:, :width, -1:] @ own[:, -1:, :width] / count
+        sums, width = summed(self.own, without), self.width
+        count = sums[0, -1, -1].real.detach()
+        mean = self.shift.to(sums.dtype) + sums[:, -1, :width] / (count * self.scale)
+        second = sums[:, :width, :width] - sums[:, :width, -1:] @ sums[:, -1:, :width] / count
         return int(count), mean, second
 
     def side(self, without: int | None, rounding: float) -> CovarianceSide:
@@ -492,16 +493,16 @@ class LayerSums(Stored):
             norm_squares=self._norm_squares(without) if self.debiased else None,
         )  # fmt: skip
 
-    def _without_noise(self, second: Tensor, own: Tensor, rounding: float) -> Tensor:
+    def _without_noise(self, second: Tensor, sums: Tensor, rounding: float) -> Tensor:
         """Return a second moment without the noise of features that are constant where a chunk is left out."""
-        sizes, spreads = (torch.diagonal(one, dim1=-2, dim2=-1)[:, : self.width].real for one in (own, second))
+        sizes, spreads = (torch.diagonal(A, dim1=-2, dim2=-1)[:, : self.width].real for A in (sums, second))
         still = spreads <= 16 * rounding * sizes
         return second.masked_fill(still.unsqueeze(-1) | still.unsqueeze(-2), 0)
 
     def _norm_squares(self, without: int | None) -> Tensor:
-        own = summed(self.own, without)
-        back = own[0, : self.width, -1] / own[0, -1, -1]
-        return _norm_product(own[0], back, back)
+        sums = summed(self.own, without)
+        back = sums[0, : self.width, -1] / sums[0, -1, -1]
+        return _norm_product(sums[0], back, back)
 
 
 class CrossSums(Stored):
@@ -540,14 +541,14 @@ class CrossSums(Stored):
         x, y = ([held[key] for key in side] for side in (self.rows, self.columns))
         totals: list[Tensor] = []
         if len(x) == len(y) == 1 and x[0].totals is not None and y[0].totals is not None:
-            totals = [self._side_by_side([one]) for one in (x[0].totals.conj(), y[0].totals)]
+            totals = [self._side_by_side([sums]) for sums in (x[0].totals.conj(), y[0].totals)]
         else:
-            x, y = ([one.with_ones for one in side] for side in (x, y))
-        left = self._side_by_side([one.conjugate for one in x])
+            x, y = ([columns.with_ones for columns in side] for side in (x, y))
+        left = self._side_by_side([columns.conjugate for columns in x])
         same = self.rows == self.columns and not left.is_complex()
-        right = left if same else self._side_by_side([one.values for one in y])
+        right = left if same else self._side_by_side([columns.values for columns in y])
         for i, (chunk, rows) in enumerate(x[0].parts):
-            add_product(self.sums[chunk], left[:, rows], right[:, rows], [one[:, i] for one in totals])
+            add_product(self.sums[chunk], left[:, rows], right[:, rows], [sums[:, i] for sums in totals])
 
     def _side_by_side(self, columns: list[Tensor]) -> Tensor:
         together = torch.cat(columns, 2) if len(columns) > 1 else columns[0]
@@ -556,10 +557,10 @@ class CrossSums(Stored):
 
     def split(self, groups: Mapping[Key, Any], layers: Mapping[Key, LayerSums]) -> list[CrossSums]:
         """Return this block, or several where layers that gave the same rows so far give different ones from now on."""
-        found = dict.fromkeys(groups[key] for key in self.keys)
-        if len(found) == 1:
+        kinds = dict.fromkeys(groups[key] for key in self.keys)
+        if len(kinds) == 1:
             return [self]
-        sides = [[[key for key in side if groups[key] == one] for side in (self.rows, self.columns)] for one in found]
+        sides = [[[key for key in side if groups[key] == kind] for side in (self.rows, self.columns)] for kind in kinds]
         return [self._part(left, right, layers) for left, right in sides if left and right]
 
     def _part(self, left: list[Key], right: list[Key], layers: Mapping[Key, LayerSums]) -> CrossSums:
@@ -608,11 +609,11 @@ def joined(parts: list[Tensor]) -> Tensor:
 
 def by_chunk(chunks: list[np.ndarray]) -> tuple[Tensor, Parts]:
     """Return the order that sorts rows by their chunk, and where each chunk then lies."""
-    every = np.concatenate(chunks)
-    order = np.argsort(every, kind="stable")
-    found, starts = np.unique(every[order], return_index=True)
-    ends = [*starts[1:].tolist(), len(every)]
-    parts = [(int(c), slice(a, b)) for c, a, b in zip(found, starts.tolist(), ends, strict=True)]
+    together = np.concatenate(chunks)
+    order = np.argsort(together, kind="stable")
+    present, starts = np.unique(together[order], return_index=True)
+    ends = [*starts[1:].tolist(), len(together)]
+    parts = [(int(c), slice(a, b)) for c, a, b in zip(present, starts.tolist(), ends, strict=True)]
     return torch.from_numpy(order), parts
 
 
@@ -630,12 +631,12 @@ def rebased(origin: LayerSums, target: LayerSums, sums: Tensor, left: bool = Fal
 def _shifted(sums: Tensor, shift: Tensor, ratio: float, debiased: bool) -> Tensor:
     """Return `sums` (..., blocks, columns, any) with rows [x, ‖x‖², 1] turned into those of ``ratio · x + shift``."""
     width = sums.shape[-2] - (2 if debiased else 1)
-    x, one, shift = sums[..., :width, :], sums[..., -1:, :], shift.unsqueeze(-1)
-    parts = [x * ratio + shift * one]
+    x, ones, shift = sums[..., :width, :], sums[..., -1:, :], shift.unsqueeze(-1)
+    parts = [x * ratio + shift * ones]
     if debiased:
         norms = sums[..., width : width + 1, :] * ratio**2
-        parts.append(norms + 2 * ratio * (shift.mT @ x) + squared_norm(shift) * one)
-    return torch.cat([*parts, one], -2)
+        parts.append(norms + 2 * ratio * (shift.mT @ x) + squared_norm(shift) * ones)
+    return torch.cat([*parts, ones], -2)
 
 
 def rescale(layer: LayerSums, blocks: Sequence[CrossSums], scale: float) -> None:
@@ -689,12 +690,12 @@ def common_blocks(
     """Return the pairs of `blocks` that `others` hold as well, as blocks."""
     if [(list(x.rows), list(x.columns)) for x in blocks] == [(list(y.rows), list(y.columns)) for y in others]:
         return list(blocks)
-    found = []
+    common = []
     for block in blocks:
         for other in others:
             left, right = [x for x in block.rows if x in other.rows], [y for y in block.columns if y in other.columns]
-            found += [block._part(left, right, layers)] if left and right else []
-    return found
+            common += [block._part(left, right, layers)] if left and right else []
+    return common
 
 
 def _slices(names: Sequence[Key], layers: Mapping[Key, LayerSums]) -> dict[Key, slice]:

@@ -81,27 +81,27 @@ class KeptRows(Stored):
         both.parts, both.numbers = [*self.parts, *other.parts], [*self.numbers, *other.numbers]
         both.examples = [*self.examples, *other.examples]
         both.seen, both.held = self.seen + other.seen, self.held + other.held
-        every = np.concatenate(both.numbers) if both.numbers else np.empty(0)
-        if len(np.unique(every)) < len(every):
+        numbers = np.concatenate(both.numbers) if both.numbers else np.empty(0)
+        if len(np.unique(numbers)) < len(numbers):
             raise ShapeError("both statistics hold rows of the same examples; give each part its own `numbers`.")
         return both
 
     def shrink(self, cap: int, seed: int) -> None:
         """Keep the rows with the smallest hashes, by rising numbers."""
         if self.parts:
-            every = np.concatenate(self.numbers)
-            mixed = hashes(seed, every)
+            numbers = np.concatenate(self.numbers)
+            mixed = hashes(seed, numbers)
             chosen = np.argsort(mixed, kind="stable")[:cap]
             self.bar = int(mixed[chosen[-1]]) if len(chosen) == cap else None
-            self._keep(chosen[np.argsort(every[chosen], kind="stable")])
+            self._keep(chosen[np.argsort(numbers[chosen], kind="stable")])
 
     def in_order(self, cap: int | None, seed: int) -> Tensor:
         """Return the rows by rising numbers, at most `cap`."""
         if cap is not None and self.held > cap:
             self.shrink(cap, seed)
-        every = np.concatenate(self.numbers)
-        if len(self.parts) > 1 or (np.diff(every) < 0).any():
-            self._keep(np.argsort(every, kind="stable"))
+        numbers = np.concatenate(self.numbers)
+        if len(self.parts) > 1 or (np.diff(numbers) < 0).any():
+            self._keep(np.argsort(numbers, kind="stable"))
         return self.parts[0]
 
     def _keep(self, chosen: np.ndarray) -> None:
@@ -159,16 +159,16 @@ class LayerRows(Collector):
         total, passing, n, cap = 0, 0, study.examples, settings.cap
         for layer in study.sizes:
             seen = layer.rows_of(n) if n else 2 * cap
-            kept, rows = min(seen, cap), layer.itemsize * min(seen, 2 * cap + layer.rows) * layer.width
-            centred = kept * layer.width if layer.width <= kept else 0
-            measuring = layer.itemsize * (kept * layer.width + centred + kept**2) + 8 * settings.kernels * kept**2
+            m, rows = min(seen, cap), layer.itemsize * min(seen, 2 * cap + layer.rows) * layer.width
+            centred = m * layer.width if layer.width <= m else 0
+            measuring = layer.itemsize * (m * layer.width + centred + m**2) + 8 * settings.kernels * m**2
             total += max(rows, measuring)
             # rows put in order, or about their medians, and the steps from their products to a kernel
-            passing = max(passing, 2 * rows, 8 * (3 * min(kept * layer.width, max(ENTRIES, kept)) + 5 * kept**2))
+            passing = max(passing, 2 * rows, 8 * (3 * min(m * layer.width, max(ENTRIES, m)) + 5 * m**2))
         operations = None
         if n is not None:
-            own = sum(min(layer.rows_of(n), cap) ** 2 * layer.width for layer in study.sizes)
-            operations = settings.kernels * (own + sum(min(x.rows_of(n), cap) ** 2 for x, _ in study.pairs()))
+            products = sum(min(layer.rows_of(n), cap) ** 2 * layer.width for layer in study.sizes)
+            operations = settings.kernels * (products + sum(min(x.rows_of(n), cap) ** 2 for x, _ in study.pairs()))
         words = f"Rows, a sample of at most {cap:,}"
         return CostEstimate(
             total + passing,
@@ -293,8 +293,8 @@ class LayerRows(Collector):
         if not self.chunks:
             return ()
         self.flush()
-        kept = np.unique(np.concatenate(self._layers[self.names[0]].examples))
-        return tuple(np.bincount(chunk_of(kept, self.chunks), minlength=self.chunks).tolist())
+        examples = np.unique(np.concatenate(self._layers[self.names[0]].examples))
+        return tuple(np.bincount(chunk_of(examples, self.chunks), minlength=self.chunks).tolist())
 
     # --- merging and files --------------------------------------------------------------------------------------------
 

@@ -52,8 +52,8 @@ class Moments(Pair):
         """
         pair = paired(X, Y, check=False)  # the sides notice NaN and Inf by the mean that they take anyway
         x, y = (
-            RowsSide(rows, name, precision, resolution=resolution_of(given, rows))
-            for given, rows, name in zip((X, Y), pair, ("`X`", "`Y`"), strict=True)
+            RowsSide(rows, name, precision, resolution=resolution_of(array, rows))
+            for array, rows, name in zip((X, Y), pair, ("`X`", "`Y`"), strict=True)
         )
         return cls(x, y)
 
@@ -137,13 +137,13 @@ class Moments(Pair):
         others makes these cancel; then the rows are used, where they were kept.
         """
         x, y = self.x, self.y
-        owns = [self._hsic(side.squared, side.norm_squares, side, side) for side in (x, y)]
+        products = [self._hsic(side.squared, side.norm_squares, side, side) for side in (x, y)]
         sizes = [side.squared.detach() + side.norm_squares.detach() for side in (x, y)]
-        if any(own < CANCELLED * size for own, size in zip(owns, sizes, strict=True)):
+        if any(product < CANCELLED * size for product, size in zip(products, sizes, strict=True)):
             if isinstance(x, RowsSide) and isinstance(y, RowsSide):
                 return self._unbiased_of_rows(x, y)
-            owns = [own * (own > 64 * x.rounding * size) for own, size in zip(owns, sizes, strict=True)]
-        return self._hsic(self.cross_squared, self.norm_product, x, y), owns[0], owns[1]
+            products = [own * (own > 64 * x.rounding * size) for own, size in zip(products, sizes, strict=True)]
+        return self._hsic(self.cross_squared, self.norm_product, x, y), products[0], products[1]
 
     def _hsic(self, squared: Tensor, norm_product: Tensor, x: Side, y: Side) -> Tensor:
         n = self.n

@@ -249,7 +249,7 @@ class RowsSide(Side):
         """The rows after the whitener, n × rank: orthonormal columns that span the layer's numerical range."""
         return self.coordinates @ self.whitener[0]
 
-    def factor(self, basis: Tensor, kept: Tensor) -> Tensor:
+    def factor(self, basis: Tensor, real: Tensor) -> Tensor:
         return torch.linalg.qr(self.coordinates @ basis[0])[1].unsqueeze(0)
 
     @cached_property

@@ -139,14 +139,14 @@ class LayerSpectra(LayerMoments):
             return None
         cls._refuse_unfit_for_spectra(settings)
         seen, cross = views(study), sum(_cross_entries(x, y) for x, y in study.pairs())
-        own = sum(half(grid) * (layer.width // math.prod(grid)) ** 2 for layer, grid in seen)
-        sides = 2 * own * (3 if settings.whitens else 1)
+        squares = sum(half(grid) * (layer.width // math.prod(grid)) ** 2 for layer, grid in seen)
+        sides = 2 * squares * (3 if settings.whitens else 1)
         pairs = 2 * study.read_at_once(_cross_entries) * settings.matrices
         maps = sum(layer.width * layer.itemsize for layer in study.sizes)
         reading = FOLD * maps + transform_bytes(study, seen)
-        total = 16 * max(study.chunks, 1) * (own + cross) + 2 * SAMPLE * maps + max(reading, 16 * (sides + pairs))
+        total = 16 * max(study.chunks, 1) * (squares + cross) + 2 * SAMPLE * maps + max(reading, 16 * (sides + pairs))
         # of one example the transforms, and the complex products of every view and every pair
-        each = 4 * (own + cross) + sum(int(layer.width * math.log2(math.prod(grid))) for layer, grid in seen)
+        each = 4 * (squares + cross) + sum(int(layer.width * math.log2(math.prod(grid))) for layer, grid in seen)
         return CostEstimate(
             total, f"Spectra, streamed, products in {settings.precision_name(study)}", "spectra",
             None if study.examples is None else study.examples * each,
@@ -226,8 +226,8 @@ class LayerSpectra(LayerMoments):
         self.flush()
         if self._kept is None or not self._kept.n:
             raise NoValue("no examples have been kept; collect with `sample=64`, and call `update` first.")
-        own = self._grid(name)
-        grid = own if other is None else common_grid(own, self._grid(other)) or own
+        size = self._grid(name)
+        grid = size if other is None else common_grid(size, self._grid(other)) or size
         if (name, grid) not in self._shares:
             rows = self._kept.sample(name).X
             self._shares[name, grid] = off_block_share(rows.reshape(len(rows), *self._shifts[name].shape), grid)
@@ -289,11 +289,11 @@ class LayerSpectra(LayerMoments):
         self.clear_cache()
         if not self._shifts:
             self._begin(maps)
-        every = np.concatenate(chunks[self.names[0]]) if self.chunks else np.zeros(0)
+        of_examples = np.concatenate(chunks[self.names[0]]) if self.chunks else np.zeros(0)
         step = self._step(maps[self.names[0]].device)
         for start in range(0, len(maps[self.names[0]]), step):
             here = slice(start, start + step)
-            order, parts = by_chunk([every[here]]) if self.chunks else (None, [(0, slice(None))])
+            order, parts = by_chunk([of_examples[here]]) if self.chunks else (None, [(0, slice(None))])
             self._transform({name: array[here] for name, array in maps.items()}, order, parts)
 
     def _transform(self, maps: Mapping[Key, Tensor], order: Tensor | None, parts: Parts) -> None:
@@ -342,8 +342,8 @@ class LayerSpectra(LayerMoments):
 
     def _begin(self, maps: Mapping[Key, Tensor]) -> None:
         """Find out, now that sizes are known, on which grids the layers are compared."""
-        given = {name: shift.to(maps[name].device) for name, (shift, _) in self.given_frame.items()}
-        self._shifts = given or {name: first_shift(array, self.precision) for name, array in maps.items()}
+        shifts = {name: shift.to(maps[name].device) for name, (shift, _) in self.given_frame.items()}
+        self._shifts = shifts or {name: first_shift(array, self.precision) for name, array in maps.items()}
         self._open(self._rectangles_of_views())
 
     def _rectangles_of_views(self) -> list[PairBlock]:
@@ -397,11 +397,11 @@ def _cross_entries(x: LayerSize, y: LayerSize) -> int:
 
 def views(study: Study) -> list[tuple[LayerSize, Grid]]:
     """Return every layer on every grid on which it is compared."""
-    found: dict[tuple[Key, Grid], None] = {}
+    keys: dict[tuple[Key, Grid], None] = {}
     for left, right in study.pair_blocks:
         grid = common_grid(study.layers[left[0]].space, study.layers[right[0]].space)
-        found |= {(key, grid or study.layers[key].space): None for key in (*left, *right)}
-    return [(study.layers[key], grid) for key, grid in found]
+        keys |= {(key, grid or study.layers[key].space): None for key in (*left, *right)}
+    return [(study.layers[key], grid) for key, grid in keys]
 
 
 def half(grid: Grid) -> int:
