@@ -86,7 +86,7 @@ class LayerSigns(Collector):
             self.counts[chunk] += len(here)
 
     def merge(self, other):
-        self._refuse_unlike(other, layers="names", threshold="threshold", chunks="chunks")
+        self._require_alike(other, layers="names", threshold="threshold", chunks="chunks")
         merged = type(self)(self.names, self.threshold, self.chunks)
         merged.sums, merged.counts = self.sums + other.sums, self.counts + other.counts
         return merged

@@ -134,7 +134,7 @@ class CostEstimate:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Stored):
     """What a measure needs from a collector; without own fields every measure needs the same."""
 
     def joined(self, other: Self) -> Self | None:
@@ -289,7 +289,7 @@ def keys_of(pair_blocks: Sequence[PairBlock]) -> list[Key]:
     return list(dict.fromkeys(key for pair in pair_blocks for side in pair for key in side))
 
 
-def refuse_unknown(a: Key, b: Key, known: Sequence[Key], where: str, pair_blocks: Sequence[PairBlock] = ()) -> None:
+def require_pair(a: Key, b: Key, known: Sequence[Key], where: str, pair_blocks: Sequence[PairBlock] = ()) -> None:
     """Refuse a pair of which a layer is not known, or that is in none of the `pair_blocks`, either way round."""
     for key in (a, b):
         if key not in known:
@@ -300,7 +300,7 @@ def refuse_unknown(a: Key, b: Key, known: Sequence[Key], where: str, pair_blocks
         raise NoValue(f"the pair {name_of(a)!r}, {name_of(b)!r} was not collected.")
 
 
-def refuse_missing(names: Sequence[Key], rows: Mapping[Any, Any]) -> None:
+def require_layers(names: Sequence[Key], rows: Mapping[Any, Any]) -> None:
     """Refuse a batch that lacks a layer."""
     missing = [name for name in names if name not in rows]
     if missing:
@@ -309,7 +309,7 @@ def refuse_missing(names: Sequence[Key], rows: Mapping[Any, Any]) -> None:
         )
 
 
-def refuse_other_width(key: Key, width: int, before: int, when: str = "") -> None:
+def require_width(key: Key, width: int, before: int, when: str = "") -> None:
     """Refuse a layer whose width is not what it was `before`; `when` names the batch in the sentence."""
     if width != before:
         raise ShapeError(
@@ -330,7 +330,6 @@ class Numbers(Stored):
 
     next: int = 0
     given: bool = False  # whether the numbers are given by the caller, and so identify examples
-    stored: ClassVar[tuple[str, ...]] = ("next", "given")
 
     def take(self, numbers: Any, count: int) -> np.ndarray:
         """Return the numbers of `count` examples, given or counted."""

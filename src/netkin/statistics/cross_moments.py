@@ -31,7 +31,7 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
-    refuse_missing,
+    require_layers,
 )
 from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.moments import Moments
@@ -90,7 +90,7 @@ class CrossMoments(Collector):
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, **options: Any) -> None:
         """Add one batch: the rows, or maps n × c × places, of every layer."""
         rows = one_feed(self, rows)
-        refuse_missing(self.names, rows)
+        require_layers(self.names, rows)
         for key in dict.fromkeys(x for x, _ in self.pairs):
             self.first(key, as_tensor(rows[key], name_of(key)))
         for key in dict.fromkeys(y for _, y in self.pairs):
@@ -111,7 +111,7 @@ class CrossMoments(Collector):
         for pair in self.pairs:
             if pair[1] == key:
                 ours = self._held[pair[0]].to(theirs.device)
-                _refuse_unpaired(pair, ours, theirs)
+                _require_paired(pair, ours, theirs)
                 self._cross[pair] = self._cross.get(pair, 0) + product(ours, theirs)
 
     def batch_is_over(self) -> None:
@@ -126,7 +126,6 @@ class CrossMoments(Collector):
             sums.flush()
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> OneSidedMoments:
-        """Return what was summed of a pair, as direct methods read it."""
         if without is not None:
             raise NoValue("cross moments are kept in no chunks; standard errors need other statistics.")
         if (a, b) not in self._cross:
@@ -138,8 +137,7 @@ class CrossMoments(Collector):
         return OneSidedMoments(x.side(y.total.device), second, cross.unsqueeze(0))
 
     def merge(self, other: Self) -> Self:
-        """Return the sums of the data of both."""
-        self._refuse_unlike(other, layers="pairs")
+        self._require_alike(other, layers="pairs")
         if not (self._cross and other._cross):
             return (self if self._cross else other)._copy()
         merged = self._copy()
@@ -358,7 +356,7 @@ def are_firm(second: Tensor) -> bool:
     return not len(values) or bool(values[0] > FIRM * values[-1])
 
 
-def _refuse_unpaired(pair: tuple[Key, Key], ours: Tensor, theirs: Tensor) -> None:
+def _require_paired(pair: tuple[Key, Key], ours: Tensor, theirs: Tensor) -> None:
     if ours.ndim != theirs.ndim or len(ours) != len(theirs) or ours.shape[2:] != theirs.shape[2:]:
         names, shapes = map(name_of, pair), (str(tuple(layer.shape)) for layer in (ours, theirs))
         raise ShapeError(

@@ -106,7 +106,7 @@ def channels_in_words(size: Sequence[int]) -> str:
     return f"{channels} channels of {shape_in_words(space)}" if space else f"{channels} features"
 
 
-def refuse_unpaired(maps: Mapping[Key, Tensor]) -> None:
+def require_same_examples(maps: Mapping[Key, Tensor]) -> None:
     """Refuse layers that gave different numbers of examples in one batch."""
     first, *others = maps
     for name in others:

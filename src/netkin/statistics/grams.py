@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,9 +26,9 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
-    refuse_missing,
-    refuse_other_width,
-    refuse_unknown,
+    require_layers,
+    require_pair,
+    require_width,
     row_numbers,
     summed,
 )
@@ -74,7 +74,6 @@ class IncompleteBatch(Stored):
 
     numbers: np.ndarray
     rows: dict[Key, list[Tensor]]
-    stored: ClassVar[tuple[str, ...]] = ("numbers", "rows")
 
     def restricted(self, keys: Iterable[Key]) -> IncompleteBatch:
         """Return the rows of some layers alone."""
@@ -202,7 +201,7 @@ class LayerGrams(Collector):
         each = divmod(len(rows), len(numbers)) if len(numbers) else (0, 0)
         regular = each[1] == 0 and self._each in (None, each[0])
         whole = regular and self._is_whole(row_numbers(numbers, len(rows)))
-        refuse_other_width(key, rows.shape[1], self.widths.setdefault(key, rows.shape[1]))
+        require_width(key, rows.shape[1], self.widths.setdefault(key, rows.shape[1]))
         return Kernel(self._kernel(key, rows)) if whole else rows
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
@@ -212,7 +211,7 @@ class LayerGrams(Collector):
         are all that come after them.
         """
         rows = one_feed(self, rows)
-        refuse_missing(self.names, rows)
+        require_layers(self.names, rows)
         layers = dict[Key, Tensor | Kernel]()
         for name in self.names:
             is_kernel = isinstance(matrix := rows[name], Kernel)
@@ -228,7 +227,7 @@ class LayerGrams(Collector):
         kernels = {name: matrix.matrix for name, matrix in rows.items() if isinstance(matrix, Kernel)}
         matrices = {name: matrix for name, matrix in rows.items() if not isinstance(matrix, Kernel)}
         for name, matrix in matrices.items():
-            refuse_other_width(name, matrix.shape[1], self.widths.setdefault(name, matrix.shape[1]))
+            require_width(name, matrix.shape[1], self.widths.setdefault(name, matrix.shape[1]))
         if self._is_whole(places):
             kernels |= {name: self._kernel(name, matrix) for name, matrix in matrices.items()}
             self._add(int(places[0]) // self.batch, kernels)
@@ -266,8 +265,7 @@ class LayerGrams(Collector):
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Grams:
-        """Return the HSIC of the layers `a` and `b`, in that order."""
-        refuse_unknown(a, b, self.names, "Gram matrices", self.pair_blocks)
+        require_pair(a, b, self.names, "Gram matrices", self.pair_blocks)
         sums, counts, weights = self._with_remainder()
         stays = np.arange(len(counts)) != (-1 if without is None else without)
         batches, weight = int(counts[stays].sum()), float(weights[stays].sum())
@@ -311,11 +309,11 @@ class LayerGrams(Collector):
 
         Collectors that counted their examples themselves both begin at 0: what waits in them stays apart.
         """
-        self._refuse_unlike(other, layers="pair_blocks", kernel="kernel", fraction="fraction", chunks="chunks")
+        self._require_alike(other, layers="pair_blocks", kernel="kernel", fraction="fraction", chunks="chunks")
         for fact in ("batch", "widths"):
             if getattr(self, fact) and getattr(other, fact):
-                self._refuse_unlike(other, **{fact: fact})
-        self._refuse_uneven(other)
+                self._require_alike(other, **{fact: fact})
+        self._require_even(other)
         merged, theirs = self._copy(), other._copy()
         merged.batch, merged.widths = self.batch or other.batch, self.widths or dict(other.widths)
         for name in self.names:
@@ -331,7 +329,7 @@ class LayerGrams(Collector):
             merged._wait(place if numbered else min([0, *merged._waiting]) - 1, part)
         return merged
 
-    def _refuse_uneven(self, other: LayerGrams) -> None:
+    def _require_even(self, other: LayerGrams) -> None:
         """Refuse parts whose mini-batches depend on what came before them."""
         known = {collector._each for collector in (self, other)} - {None}
         if 0 in known or len(known) > 1:

@@ -166,12 +166,7 @@ class LossCollector(Collector):
     """A collector of features and gradients."""
 
     feeds = frozenset({"activations", "gradients"})
-    settings_class: ClassVar[type[LossSettings]]
-    settled: Mapping[str, Any]  # the settings, as a file holds them
-
-    @property
-    def settings(self) -> Any:
-        return self.settings_class.from_json(self.settled)
+    settings: Any
 
     @classmethod
     def loss_for(cls, settings: LossSettings) -> dict[str, Any]:
@@ -203,11 +198,10 @@ class LayerKernels(LossCollector):
 
     kind = "LayerKernels"
     holds = "Kernels"
-    stored = ("names", "settled", "features", "gradients")
-    settings_class = KernelSettings
+    stored = ("names", "settings", "features", "gradients")
 
     def __init__(self, names: Sequence[Key], settings: KernelSettings, *, seed: int = 0, chunks: int = 0):
-        self.names, self.settled = list(names), settings.to_json()
+        self.names, self.settings = list(names), settings
         self.features = LayerRows(self.names, cap=CAP, seed=seed, chunks=chunks)
         self.gradients: LayerRows | None = None  # whose layers are known from the first batch
         self.clear_cache()
@@ -256,7 +250,7 @@ class LayerKernels(LossCollector):
             self.gradients.update({"activations": gradients}, numbers, **({"owners": owners} if owners else {}))
 
     def merge(self, other: Self) -> Self:
-        self._refuse_unlike(other, layers="names", settings="settled")
+        self._require_alike(other, layers="names", settings="settings")
         made = type(self)(self.names, self.settings)
         made.features = self.features.merge(other.features)
         made.gradients = self.gradients or other.gradients

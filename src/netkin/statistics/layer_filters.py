@@ -12,7 +12,7 @@ from torch import Tensor
 from netkin.arrays import as_tensor, at_least_single, require_finite
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.identity import weights_digest
-from netkin.statistics.collector import Collector, CostEstimate, Key, Pair, Settings, Study, refuse_unknown
+from netkin.statistics.collector import Collector, CostEstimate, Key, Pair, Settings, Study, require_pair
 from netkin.statistics.frequencies import shape_in_words
 from netkin.statistics.statistic import Stored
 
@@ -33,9 +33,6 @@ class FilterSide(Stored):
     weight: Tensor | None = None  # all weights of the layer, in a row where these are several tensors
     shapes: tuple[tuple[int, ...], ...] = ()  # of these tensors
     resolution: float = 0.0  # the rounding unit of the filters as they came
-    stored = (
-        "name", "atoms", "coefficients", "gram", "kernel", "spread", "weight", "shapes", "resolution",
-    )  # fmt: skip
 
     def basis(self, count: int) -> Tensor:
         """Return an orthonormal basis of the span of the atoms, or of the `count` leading directions of the filters."""
@@ -43,7 +40,7 @@ class FilterSide(Stored):
             raise InvalidValue(f"`atoms` is a number of directions, or 0 for the layer's own atoms; got {count!r}.")
         if self.atoms is None and not count:
             raise NoValue(f"{self.name} has plain filters; say how many directions: 'grassmann(atoms=4)'.")
-        self.refuse_no_filters()
+        self.require_filters()
         if not count:
             assert self.atoms is not None
             _, S, Vt = torch.linalg.svd(self.atoms, full_matrices=False)
@@ -57,7 +54,7 @@ class FilterSide(Stored):
         rank = int((least < S).sum())
         return Vt[: min(rank, count or rank)]
 
-    def refuse_no_filters(self) -> None:
+    def require_filters(self) -> None:
         """Refuse a layer without kernels larger than 1 × 1, or with nothing but zeros in them."""
         if self.spread is None:
             raise NoValue("a layer without filters larger than 1 × 1 has no atoms and no subspace of them.")
@@ -87,7 +84,7 @@ class Filters(Pair):
 
     def atoms(self, gauge: str) -> tuple[Tensor, Tensor]:
         """Return the atoms of both as unit vectors, if they go with the same coefficients."""
-        refuse_gauge(gauge)
+        require_gauge(gauge)
         x, y = self._own_atoms()
         if gauge == "orthonormal" and self.x.gram is not None:
             values, vectors = torch.linalg.eigh(self.x.gram)
@@ -110,22 +107,22 @@ class Filters(Pair):
     def bases(self, atoms: int) -> tuple[Tensor, Tensor]:
         """Return orthonormal bases of both subspaces, of the atoms' span or of so many leading directions."""
         for side in (self.x, self.y):
-            side.refuse_no_filters()
-        self._refuse_other_kernel()
+            side.require_filters()
+        self._require_one_kernel()
         if not atoms and self.x.atoms is not None and self.y.atoms is not None:
-            self._refuse_other_count()
+            self._require_one_count()
         return self.x.basis(atoms), self.y.basis(atoms)
 
     def _own_atoms(self) -> tuple[Tensor, Tensor]:
         for side in (self.x, self.y):
-            side.refuse_no_filters()
+            side.require_filters()
             if side.atoms is None:
                 raise NoValue(
                     "plain filters have no atoms; `nk.share_coefficients` makes networks whose atoms can be compared, "
                     "and 'grassmann(atoms=4)' reads plain filters."
                 )
-        self._refuse_other_kernel()
-        self._refuse_other_count()
+        self._require_one_kernel()
+        self._require_one_count()
         if self.x.coefficients != self.y.coefficients:
             raise NoValue(
                 "layers with coefficients of their own have no atoms that could be compared; `nk.share_coefficients` "
@@ -135,14 +132,14 @@ class Filters(Pair):
         assert self.y.atoms is not None
         return self.x.atoms, self.y.atoms
 
-    def _refuse_other_kernel(self) -> None:
+    def _require_one_kernel(self) -> None:
         if self.x.kernel != self.y.kernel:
             sizes = [shape_in_words(side.kernel) for side in (self.x, self.y)]
             raise NoValue(
                 f"kernels of {sizes[0]} and of {sizes[1]} have no common space; compare layers of one kernel size."
             )
 
-    def _refuse_other_count(self) -> None:
+    def _require_one_count(self) -> None:
         assert self.x.atoms is not None
         assert self.y.atoms is not None
         counts = len(self.x.atoms), len(self.y.atoms)
@@ -192,7 +189,7 @@ def _singular_ratio(gram: Tensor) -> float:
     return float((values[-1] / values[0].clamp(min=values[-1] * 1e-12)).sqrt())
 
 
-def refuse_gauge(gauge: str) -> None:
+def require_gauge(gauge: str) -> None:
     """Refuse a choice of atoms that there is not."""
     if gauge not in GAUGES:
         raise UnknownName(f"`gauge` is {' or '.join(map(repr, GAUGES))}; got {gauge!r}.")
@@ -278,12 +275,11 @@ class LayerFilters(Collector):
             self.sides[key] = side_of(name, {part: tensor.detach() for part, tensor in tensors.items()}, self.whole)
 
     def merge(self, other: LayerFilters) -> LayerFilters:
-        """Return one of the two: all parts of the data have the same models."""
-        self._refuse_unlike(other, settings="whole")
-        return self
+        self._require_alike(other, settings="whole")
+        return self  # all parts of the data have the same models
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Filters:
-        refuse_unknown(a, b, list(self.sides), "filters")
+        require_pair(a, b, list(self.sides), "filters")
         return Filters(self.sides[a], self.sides[b])
 
 

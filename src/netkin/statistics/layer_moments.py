@@ -38,9 +38,9 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
-    refuse_missing,
-    refuse_other_width,
-    refuse_unknown,
+    require_layers,
+    require_pair,
+    require_width,
     row_examples,
     summed,
 )  # fmt: skip
@@ -231,11 +231,11 @@ class LayerMoments(Collector):
 
     def _matrices(self, rows: Mapping[Key, Any], owned: bool) -> dict[Key, Tensor]:
         """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
-        refuse_missing(self.names, rows)
+        require_layers(self.names, rows)
         widths, matrices = self.widths, {}
         for name in self.names:
             matrix = matrices[name] = as_matrix(rows[name], name_of(name), check=False).detach()
-            refuse_other_width(name, matrix.shape[1], widths.get(name, matrix.shape[1]), f" in batch {self._batches}")
+            require_width(name, matrix.shape[1], widths.get(name, matrix.shape[1]), f" in batch {self._batches}")
             if matrix.device.type == "cpu" and not owned:
                 require_finite(matrix, f"{label(name)} in batch {self._batches}")
         return matrices
@@ -251,10 +251,9 @@ class LayerMoments(Collector):
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
-        """Return the moments of the layers `a` and `b`, in that order, `without` one chunk of the examples."""
         self.flush()
         if not {(a, b), (b, a)} & self._homes.keys():  # of many networks there are many pair_blocks to look through
-            refuse_unknown(a, b, self.names, "moments", self.pair_blocks)
+            require_pair(a, b, self.names, "moments", self.pair_blocks)
         block, turned = self._find(a, b)
         x, y = (b, a) if turned else (a, b)
         cross, norm_product = block.centred(x, y, without, self.debiased)
@@ -319,8 +318,7 @@ class LayerMoments(Collector):
     # --- merging ------------------------------------------------------------------------------------------------------
 
     def merge(self, other: Self) -> Self:
-        """Return the moments of the data of both."""
-        self._refuse_unlike(other, layers="pair_blocks", precision="precision", debiased="debiased", chunks="chunks")
+        self._require_alike(other, layers="pair_blocks", precision="precision", debiased="debiased", chunks="chunks")
         self.flush()
         other.flush()
         first, second = (self, other) if self._layers else (other, self)
@@ -330,7 +328,7 @@ class LayerMoments(Collector):
         return merged
 
     def _add(self, other: LayerMoments) -> None:
-        self._refuse_unlike(other, widths="widths")
+        self._require_alike(other, widths="widths")
         self._blocks, self._homes = common_blocks(self._blocks, other._blocks, self._layers), {}
         other_blocks = common_blocks(other._blocks, self._blocks, other._layers)
         for name, mine in self._layers.items():

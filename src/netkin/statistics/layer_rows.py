@@ -29,9 +29,9 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
-    refuse_missing,
-    refuse_other_width,
-    refuse_unknown,
+    require_layers,
+    require_pair,
+    require_width,
     row_examples,
     row_numbers,
 )
@@ -193,7 +193,7 @@ class LayerRows(Collector):
         matrices = self._checked(one_feed(self, rows))
         fresh = self._numbers.next
         places = self._numbers.take(numbers, min(map(len, matrices.values())))
-        self._refuse_known(places, fresh)
+        self._require_new(places, fresh)
         self._counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self._counts))
         for name, matrix in matrices.items():
             owner, layer = (owners or {}).get(name), self._layers[name]
@@ -208,15 +208,15 @@ class LayerRows(Collector):
 
     def _checked(self, rows: Mapping[Key, Any]) -> dict[Key, Tensor]:
         """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
-        refuse_missing(self.names, rows)
+        require_layers(self.names, rows)
         matrices = {name: as_matrix(rows[name], name_of(name), check=False).detach() for name in self.names}
         for name, matrix in matrices.items():
             if matrix.device.type == "cpu":  # a GPU is not waited for: NaN is refused when the rows are read
                 require_finite(matrix, label(name))
-        self._refuse_other_widths({name: matrix.shape[1] for name, matrix in matrices.items()})
+        self._require_widths({name: matrix.shape[1] for name, matrix in matrices.items()})
         return matrices
 
-    def _refuse_known(self, places: np.ndarray, fresh: int) -> None:
+    def _require_new(self, places: np.ndarray, fresh: int) -> None:
         """Refuse examples that are there already; numbers from `fresh` on can't be."""
         known = np.concatenate(self._layers[self.names[0]].numbers or [places[:0]])
         if len(np.unique(places)) < len(places) or (places.min() < fresh and np.isin(places, known).any()):
@@ -229,9 +229,9 @@ class LayerRows(Collector):
         """The number of features of every layer seen so far."""
         return {name: layer.parts[0].shape[1] for name, layer in self._layers.items() if layer.parts}
 
-    def _refuse_other_widths(self, widths: Mapping[Key, int]) -> None:
+    def _require_widths(self, widths: Mapping[Key, int]) -> None:
         for name, width in self.widths.items():
-            refuse_other_width(name, widths.get(name, width), width)
+            require_width(name, widths.get(name, width), width)
 
     @property
     def n(self) -> int:
@@ -247,8 +247,7 @@ class LayerRows(Collector):
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Any:
-        """Return the rows of the layers `a` and `b`, in that order."""
-        refuse_unknown(a, b, self.names, "rows")
+        require_pair(a, b, self.names, "rows")
         rows = Rows(self.sample(a, without), self.sample(b, without))
         x, y = self._layers[a], self._layers[b]
         if not np.array_equal(x.numbers[0], y.numbers[0]):
@@ -299,9 +298,8 @@ class LayerRows(Collector):
     # --- merging and files --------------------------------------------------------------------------------------------
 
     def merge(self, other: Self) -> Self:
-        """Return the rows of both, up to the cap."""
-        self._refuse_unlike(other, layers="names", cap="cap", seed="seed", chunks="chunks")
-        self._refuse_other_widths(other.widths)
+        self._require_alike(other, layers="names", cap="cap", seed="seed", chunks="chunks")
+        self._require_widths(other.widths)
         merged = copy(self)
         merged.clear_cache()
         merged._counts, merged._layers = self._counts + other._counts, {}
@@ -373,8 +371,7 @@ class LinearRows(LayerRows):
         return settings.lacking(self.precision, debiased=True)
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
-        """Return the moments of the layers `a` and `b`, in that order."""
-        refuse_unknown(a, b, self.names, "rows", self.pair_blocks)
+        require_pair(a, b, self.names, "rows", self.pair_blocks)
         return super().pair(a, b, without).moments(self.precision)
 
     def like(self, other: Collector) -> Collector:
@@ -390,8 +387,7 @@ class LinearRows(LayerRows):
         return moments
 
     def merge(self, other: Self) -> Self:
-        """Return the rows of both."""
-        self._refuse_unlike(other, layers="pair_blocks", precision="precision")
+        self._require_alike(other, layers="pair_blocks", precision="precision")
         return super().merge(other)
 
 

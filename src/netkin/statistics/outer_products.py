@@ -15,7 +15,7 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
-from netkin.statistics.collector import label, name_of, refuse_missing
+from netkin.statistics.collector import label, name_of, require_layers
 from netkin.statistics.layer_rows import CAP, LayerRows
 from netkin.statistics.sketches import Placing, SketchSettings
 from netkin.statistics.statistic import Statistic, Stored
@@ -137,7 +137,7 @@ class LayerEmbeddings(Statistic):
         what the examples are, so that their order does not matter; without them from `numbers`.
         """
         for rows in (features, gradients):
-            refuse_missing(self.names, rows)
+            require_layers(self.names, rows)
         count = len(next(iter(features.values())))
         ids = self._layers[self.names[0]].n + np.arange(count) if numbers is None else np.asarray(numbers)
         pairs = {name: _paired(features[name], gradients[name], name, len(ids)) for name in self.names}
@@ -152,7 +152,7 @@ class LayerEmbeddings(Statistic):
             self._layers[name] = self._layers[name].joined(fresh)
 
     def merge(self, other: Self) -> Self:
-        self._refuse_unlike(other, layers="names", samples="sample", buckets="buckets", seeds="seed")
+        self._require_alike(other, layers="names", samples="sample", buckets="buckets", seeds="seed")
         made = type(self)(self.names, sample=self.sample, buckets=self.buckets, seed=self.seed)
         made.features = self.features.merge(other.features)
         made.gradients = self.gradients.merge(other.gradients)

@@ -81,8 +81,7 @@ class Outputs(Statistic):
         return logits.to(summing_dtype(logits.device))
 
     def merge(self, other: Self) -> Self:
-        """Return the counts of both."""
-        self._refuse_unlike(other, classes="classes")
+        self._require_alike(other, classes="classes")
         merged = type(self)(self.classes)
         merged.n, merged.joint = self.n + other.n, self.joint + other.joint
         merged._sums = {name: self._sums[name] + other._sums[name] for name in self._SUMS}

@@ -33,7 +33,7 @@ from netkin.statistics.collector import (
     hashes,
     label,
     name_of,
-    refuse_other_width,
+    require_width,
     row_examples,
     row_numbers,
 )
@@ -99,11 +99,10 @@ class LayerSketches(LossCollector):
     holds = "Sketch"
     pairs_rows = False
     by_content = True
-    stored = ("names", "settled", "_layers")
-    settings_class = SketchSettings
+    stored = ("names", "settings", "_layers")
 
     def __init__(self, names: Sequence[Key], settings: SketchSettings):
-        self.names, self.settled = list(names), settings.to_json()
+        self.names, self.settings = list(names), settings
         self._layers = {name: BucketSums(settings.buckets) for name in self.names}
         self.clear_cache()
 
@@ -187,14 +186,14 @@ class LayerSketches(LossCollector):
         if f is None and g is None:
             return {}
         sums, width = self._layers[key], (g if f is None else f).shape[1]  # type: ignore[union-attr]
-        refuse_other_width(key, width, sums.width or width)
+        require_width(key, width, sums.width or width)
         sums.width = width
         there = {"features": f is not None, "gradients": g is not None}
         parts = [part for part in self.settings.parts if part != "labels" and there.get(part, all(there.values()))]
         return {part: sketched_part(part, f, g, self.settings.seed, psi_width(width, sums.buckets)) for part in parts}
 
     def merge(self, other: Self) -> Self:
-        self._refuse_unlike(other, layers="names", settings="settings")
+        self._require_alike(other, layers="names", settings="settings")
         made = type(self)(self.names, self.settings)
         made._layers = {name: sums.merged(other._layers[name]) for name, sums in self._layers.items()}
         return made

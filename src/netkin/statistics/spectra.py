@@ -30,8 +30,8 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
-    refuse_missing,
-    refuse_unknown,
+    require_layers,
+    require_pair,
     unfit_for_spectra,
 )
 from netkin.statistics.covariances import CovarianceSide
@@ -43,8 +43,8 @@ from netkin.statistics.frequencies import (
     mismatch_in_words,
     off_block_share,
     placed,
-    refuse_unpaired,
     regrouped,
+    require_same_examples,
 )
 from netkin.statistics.layer_moments import (
     Columns,
@@ -93,7 +93,6 @@ class Spectra(Moments):
         for name, maps in (("`X`", X), ("`Y`", Y)):
             require_finite(maps, name)
         collector = LayerSpectra([(["X"], ["Y"])], precision=precision or X.dtype, sample=0)
-        collector.called = {"X": "`X`", "Y": "`Y`"}
         collector._fold({"X": [X], "Y": [Y.to(X.device)]}, {})
         return collector.pair("X", "Y")
 
@@ -116,7 +115,7 @@ class LayerSpectra(LayerMoments):
 
     kind = "LayerSpectra"
     holds = "Spectra"
-    stored: ClassVar[tuple[str, ...]] = (*LayerMoments.stored, "sample", "seed", "called", "_shifts", "_kept")
+    stored: ClassVar[tuple[str, ...]] = (*LayerMoments.stored, "sample", "seed", "_shifts", "_kept")
 
     def __init__(
         self,
@@ -129,7 +128,6 @@ class LayerSpectra(LayerMoments):
     ):
         super().__init__(pair_blocks, precision=precision, chunks=chunks)
         self.sample, self.seed = sample, seed
-        self.called: dict[Key, str] = {}  # what messages call a layer, where not by its name
         self._shifts: dict[Key, Tensor] = {}  # what is taken off the maps of each layer
         self._kept = LayerRows(self.names, cap=sample, seed=seed) if sample else None
 
@@ -137,7 +135,7 @@ class LayerSpectra(LayerMoments):
     def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:
         if not study.spectral:
             return None
-        cls._refuse_unfit_for_spectra(settings)
+        cls._require_fit_for_spectra(settings)
         seen, cross = views(study), sum(_cross_entries(x, y) for x, y in study.pairs())
         squares = sum(half(grid) * (layer.width // math.prod(grid)) ** 2 for layer, grid in seen)
         sides = 2 * squares * (3 if settings.whitens else 1)
@@ -154,7 +152,7 @@ class LayerSpectra(LayerMoments):
         )  # fmt: skip
 
     @classmethod
-    def _refuse_unfit_for_spectra(cls, settings: LinearSettings) -> None:
+    def _require_fit_for_spectra(cls, settings: LinearSettings) -> None:
         if settings.unfit_for_spectra:
             raise InvalidValue(unfit_for_spectra(settings.unfit_for_spectra))
 
@@ -165,20 +163,19 @@ class LayerSpectra(LayerMoments):
         return made
 
     def serves(self, settings: LinearSettings) -> str:
-        self._refuse_unfit_for_spectra(settings)
+        self._require_fit_for_spectra(settings)
         return settings.lacking(self.precision, debiased=False)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Spectra:
-        """Return the spectra of the layers `a` and `b`, in that order."""
         self.flush()
-        refuse_unknown(a, b, self.names, "spectra", self.pair_blocks)
+        require_pair(a, b, self.names, "spectra", self.pair_blocks)
         if not self._shifts:
             raise NoValue("no batch has been folded in yet; call `update` first.")
         grid = common_grid(self._grid(a), self._grid(b))
         if grid is None:
-            raise NoValue(mismatch_in_words(self._label(a), self._grid(a), self._label(b), self._grid(b)))
+            raise NoValue(mismatch_in_words(label(a), self._grid(a), label(b), self._grid(b)))
         x, y = (a, grid or self._grid(a)), (b, grid or self._grid(b))
         block, turned = self._find(x, y)
         cross, _ = block.centred(*((y, x) if turned else (x, y)), without, False)
@@ -197,7 +194,7 @@ class LayerSpectra(LayerMoments):
         layer, here = self._layers[view], frequencies(view[1], self._shifts[view[0]].device)
         n, mean, half = layer.centred(without)
         side = CovarianceSide(
-            self._label(view[0]), n, here.whole(mean), half, scale=layer.scale, resolution=layer.resolution,
+            label(view[0]), n, here.whole(mean), half, scale=layer.scale, resolution=layer.resolution,
             rounding=torch.finfo(self.precision).eps, frequencies=here,
         )  # fmt: skip
         return side.in_complex if in_complex and not side.mean.is_complex() else side
@@ -265,23 +262,20 @@ class LayerSpectra(LayerMoments):
 
     def _matrices(self, rows: Mapping[Key, Any], owned: bool) -> dict[Key, Tensor]:
         """Return one batch as maps of the sizes seen before, free of NaN and Inf."""
-        refuse_missing(self.names, rows)
+        require_layers(self.names, rows)
         maps = {name: placed(as_maps(rows[name], name_of(name)).detach()) for name in self.names}
         for name, array in maps.items():
             size, before = tuple(array.shape[1:]), self.sizes.get(name)
             if before not in (None, size):
                 raise ShapeError(
-                    f"{self._label(name)} gave {channels_in_words(size)} in batch {self._batches} and "
+                    f"{label(name)} gave {channels_in_words(size)} in batch {self._batches} and "
                     f"{channels_in_words(before)} before; "
                     "bring all inputs to one size, or choose the shape 'pool'."
                 )
             if array.device.type == "cpu" and not owned:
-                require_finite(array, f"{self._label(name)} in batch {self._batches}")
-        refuse_unpaired(maps)
+                require_finite(array, f"{label(name)} in batch {self._batches}")
+        require_same_examples(maps)
         return maps
-
-    def _label(self, name: Key) -> str:
-        return self.called.get(name, label(name))
 
     def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
         """Transform what waits, some examples at a time."""
@@ -374,12 +368,11 @@ class LayerSpectra(LayerMoments):
     # --- merging and files --------------------------------------------------------------------------------------------
 
     def _add(self, other: LayerMoments) -> None:
-        self._refuse_unlike(other, sizes="sizes")
+        self._require_alike(other, sizes="sizes")
         super()._add(other)
 
     def merge(self, other: Self) -> Self:
-        """Return the spectra of the data of both."""
-        self._refuse_unlike(other, sample="sample", seed="seed")
+        self._require_alike(other, sample="sample", seed="seed")
         merged = super().merge(other)
         first, second = (self, other) if self._shifts else (other, self)
         if first._kept is not None and second._kept is not None and second._shifts:

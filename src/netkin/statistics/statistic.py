@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,7 +33,7 @@ def _name_of_class(kind: type) -> str:
 
 
 class Stored:
-    """An object that a file can hold, by the attributes that its class names."""
+    """An object that a file can hold, by the attributes that its class names; by the fields of a dataclass."""
 
     stored: ClassVar[tuple[str, ...]] = ()
 
@@ -78,7 +79,7 @@ class Statistic(Stored, ABC):
         with files.damage_reported(path):
             return from_plain(header, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
 
-    def _refuse_unlike(self, other: Any, **facts: str) -> None:
+    def _require_alike(self, other: Any, **facts: str) -> None:
         """Refuse to merge with a statistic of another kind, or one that differs in some fact, read off an attribute."""
         if type(self) is not type(other):
             raise ShapeError(f"a {self.kind} can't be merged with a {getattr(other, 'kind', type(other).__name__)}.")
@@ -86,6 +87,10 @@ class Statistic(Stored, ABC):
             mine, theirs = getattr(self, attribute), getattr(other, attribute)
             if mine != theirs:
                 raise ShapeError(f"these statistics can't be merged: their {what} differ, {mine!r} and {theirs!r}.")
+
+
+def _attributes(kind: type[Stored]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else kind.stored
 
 
 def to_plain(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
@@ -102,7 +107,7 @@ def to_plain(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
         return {"slice": [value.start, value.stop]}
     if isinstance(value, Stored):
         value.flush()
-        holds = {name: to_plain(getattr(value, name), tensors, f"{path}.{name}") for name in value.stored}
+        holds = {name: to_plain(getattr(value, name), tensors, f"{path}.{name}") for name in _attributes(type(value))}
         return {"class": _name_of_class(type(value)), "holds": holds}
     if isinstance(value, Mapping):
         items = enumerate(value.items())
@@ -136,8 +141,8 @@ def from_plain(written: Any, tensors: Mapping[str, Tensor]) -> Any:
     if "class" in written:
         kind = _CLASSES[written["class"]]
         made = kind.__new__(kind)
-        for name in kind.stored:
-            setattr(made, name, from_plain(written["holds"][name], tensors))
+        for name in _attributes(kind):
+            vars(made)[name] = from_plain(written["holds"][name], tensors)
         made.clear_cache()
         return made
     ((kind, value),) = written.items()
