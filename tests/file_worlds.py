@@ -143,7 +143,7 @@ def write_statistics(folder):
             found = nk.collect(model, data=data, measures=asked, names=("first", "second"), **options)
             found.save(folder / f"statistics of {name}")
             for one in found.every():
-                one.to_file(folder / f"{one.kind} of {name}")
+                one.save(folder / f"{one.kind} of {name}")
 
 
 def write_collectors(folder):
@@ -151,7 +151,7 @@ def write_collectors(folder):
     inputs, draw = batches(5)[0][0], torch.Generator().manual_seed(1)
     outputs = Outputs(3)
     outputs.update(torch.randn(12, 3, generator=draw), torch.randn(12, 3, generator=draw), torch.arange(12) % 3)
-    outputs.to_file(folder / "Outputs by hand")
+    outputs.save(folder / "Outputs by hand")
     cross = CrossMoments([("in", "out"), ("out", "in")])
     embeddings = LayerEmbeddings(["in", "out"], buckets=4)
     grams, moments = nk.LayerGrams([(["in"], ["out"])], batch=5), nk.LayerMoments([(["in"], ["out"])], debiased=True)
@@ -161,7 +161,7 @@ def write_collectors(folder):
             one.update(rows)
         embeddings.update(rows, {name: one.flip(0) for name, one in rows.items()})
     for one in (cross, embeddings, grams, moments):
-        one.to_file(folder / f"{one.kind} by hand")
+        one.save(folder / f"{one.kind} by hand")
 
 
 def write_results(folder):

@@ -251,8 +251,8 @@ def test_a_file_holds_all_that_a_map_needs(tmp_path):
     A, B = outputs("rows", torch.float32)
     sums = CrossMoments([(("a", "x"), ("b", "y"))])
     sums.update({"activations": {("a", "x"): A[:50], ("b", "y"): B[:50]}}, np.arange(50))
-    sums.to_file(tmp_path / "sums.netkin")
-    again = CrossMoments.from_file(tmp_path / "sums.netkin")
+    sums.save(tmp_path / "sums.netkin")
+    again = CrossMoments.load(tmp_path / "sums.netkin")
     for one in (sums, again):
         one.update({("a", "x"): A[50:], ("b", "y"): B[50:]})
     whole = (one.pair(("a", "x"), ("b", "y")) for one in (sums, again))

@@ -126,22 +126,22 @@ def test_a_file_goes_on_where_it_stopped(mixed, tmp_path, precision):
     for part in parts:
         going.update(part)
         stopping.update(part)
-        stopping.to_file(tmp_path / "spectra.netkin")
-        stopping = LayerSpectra.from_file(tmp_path / "spectra.netkin")
+        stopping.save(tmp_path / "spectra.netkin")
+        stopping = LayerSpectra.load(tmp_path / "spectra.netkin")
     same(going, stopping)
     assert stopping.n == 300
     assert stopping.off_block_share("b") == going.off_block_share("b")
 
 
 def test_an_empty_one_is_saved_too(tmp_path):
-    LayerSpectra(ALL).to_file(tmp_path / "empty.netkin")
-    assert LayerSpectra.from_file(tmp_path / "empty.netkin").n == 0
+    LayerSpectra(ALL).save(tmp_path / "empty.netkin")
+    assert LayerSpectra.load(tmp_path / "empty.netkin").n == 0
 
 
 def test_another_kind_of_file_is_refused(tmp_path):
-    LayerMoments([(["a"], ["b"])]).to_file(tmp_path / "moments.netkin")
+    LayerMoments([(["a"], ["b"])]).save(tmp_path / "moments.netkin")
     with pytest.raises(FileError, match="holds 'LayerMoments', not 'LayerSpectra'"):
-        LayerSpectra.from_file(tmp_path / "moments.netkin")
+        LayerSpectra.load(tmp_path / "moments.netkin")
 
 
 def test_the_callers_array_may_change_afterwards(worlds):

@@ -66,15 +66,16 @@ class Statistic(Stored, ABC):
     def merge(self, other: Self) -> Self:
         """Return the statistic of the data of both; neither is changed."""
 
-    def to_file(self, path: str | Path) -> None:
-        """Write the statistic to one file, at once or not at all."""
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the statistic to one file, at once or not at all; over one of another kind only with `overwrite`."""
         tensors: dict[str, Tensor] = {}
         header = to_plain(self, tensors, self.kind)
-        files.write(path, self.kind, header, {name: tensor.cpu().numpy() for name, tensor in tensors.items()})
+        arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+        files.write(path, self.kind, header, arrays, overwrite=overwrite)
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Self:
-        """Return the statistic that was written to `path`; it can be updated further."""
+    def load(cls, path: str | Path) -> Self:
+        """Return the statistic that was saved at `path`; it can be updated further."""
         header, arrays = files.read(path, kind=cls.kind)
         with files.damage_reported(path):
             return from_plain(header, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
