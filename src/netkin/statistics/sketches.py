@@ -62,12 +62,12 @@ class Sketch(KernelPair):
     """Two layers, each sketched over its own data."""
 
     @classmethod
-    def of(
-        cls, X: Any, Y: Any, *, kernel: str = "hadamard", buckets: int = 512, stacks: int = 1, seed: int = 0
-    ) -> Sketch:
-        """Return the pair of two layers, each given as (features, gradients); rows of one number are one example."""
-        made = LayerSketches.of({"`X`": X, "`Y`": Y}, kernel=kernel, buckets=buckets, stacks=stacks, seed=seed)
-        return made["`X`", "`Y`"]
+    def of(cls, X: Any, Y: Any, **options: Any) -> Sketch:
+        """Return the pair of two layers, each given as (features, gradients); rows of one number are one example.
+
+        `options` are those of `LayerSketches.of`.
+        """
+        return LayerSketches.of({"`X`": X, "`Y`": Y}, **options)["`X`", "`Y`"]
 
 
 @dataclass(frozen=True)
