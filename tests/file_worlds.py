@@ -10,11 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from safetensors.numpy import save
 from torch import nn
 
 import netkin as nk
-from netkin import files
 from netkin.errors import NetkinError
 from netkin.measures.registry import measures, value_of
 from netkin.reporting.page import page
@@ -165,7 +163,7 @@ def write_collectors(folder):
 
 
 def write_results(folder):
-    """Write results as files and as documents."""
+    """Write results as files."""
     made = {
         "comparison": comparison(), "comparisons": Comparisons([comparison(), comparison("first", "third")]),
         "series": series(), "series between": series(between=between()), "ranking": ranking(),
@@ -182,7 +180,6 @@ def write_results(folder):
     made["federation"] = nk.federate(atoms, clients, coefficients="fixed", test=clients, rounds=2)
     for name, one in made.items():
         one.save(folder / name)
-        (folder / f"{name} document").write_text(json.dumps(document(one)))
     (folder / "claim").write_text(claim().to_json())
 
 
@@ -194,7 +191,6 @@ def write_networks(folder):
     nk.stitch_all(model, model, data, data, ["ridge"], layers=["1"]).save(folder / "sweep of stitches")
     smaller = nk.compress(model, ["2"], k=2, data=data)
     nk.save_compressed(smaller, folder / "compressed")
-    (folder / "compressed document").write_text(json.dumps(document(smaller.compression)))
     recorder = nk.DynamicsRecorder(model, data[0][0], measures="cka")
     for step in range(2):
         recorder.probe(step)
@@ -207,7 +203,7 @@ RECORDED += ("task accuracies", "task ensembles", "compressed")
 OF_NETWORKS = ("stitch", "stitch of rank 2", "sweep of stitches", "recording", "kernel ridge")
 BY_HAND = ("CrossMoments", "LayerEmbeddings", "LayerGrams", "LayerMoments", "Outputs")
 WHOLE = (
-    *RECORDED, *(f"{name} document" for name in RECORDED), "claim", *OF_NETWORKS,
+    *RECORDED, "claim", *OF_NETWORKS,
     *(f"statistics of {name}" for name in (*COLLECTED, *OF_MAPS)),
     *(f"{kind} of {name}" for kind, names in OF_PASSES.items() for name in names),
     *(f"{kind} by hand" for kind in BY_HAND),
@@ -283,14 +279,6 @@ def write_harmed(source, target, draw):
     else:
         contents[place] ^= 1 << draw.randrange(8)
     target.write_bytes(contents)
-
-
-def write_unchecked(target, header, arrays, checksum=True):
-    """Write a file whose header may hold anything, with a checksum that fits it if there is to be one."""
-    arrays = {name: np.asarray(one, order="C") for name, one in arrays.items()}
-    text = json.dumps({"checksum of arrays": files._digest(arrays), **header} if checksum else header)
-    text = f'{{"checksum": "{files._hashed(text)}", {text[1:]}' if checksum else text
-    target.write_bytes(save(arrays, {"netkin": text}))
 
 
 # --- use --------------------------------------------------------------------------------------------------------------

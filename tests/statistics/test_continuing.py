@@ -40,7 +40,7 @@ def test_stopping_anywhere_changes_nothing(worlds, tmp_path, monkeypatch, kind, 
     cuts = sorted({0, 11, stop, 50, 90})
     for start, end in itertools.pairwise(cuts):
         if start == stop:
-            stopped.save(tmp_path / "s.netkin")
+            stopped.save(tmp_path / "s.netkin", overwrite=True)
             stopped = type(stopped).load(tmp_path / "s.netkin")
         for collector in (through, stopped):
             collector.update({"a": X[start:end], "b": Y[start:end]})
@@ -55,7 +55,7 @@ def test_saving_changes_nothing_in_the_one_that_goes_on(worlds, tmp_path, kind):
     for start in range(0, 90, 18):
         for collector in (saved, unsaved):
             collector.update({"a": X[start : start + 18], "b": Y[start : start + 18]})
-        saved.save(tmp_path / "s.netkin")
+        saved.save(tmp_path / "s.netkin", overwrite=True)
     assert value_of(saved) == pytest.approx(value_of(unsaved), abs=1e-7 if "float32" in kind else 1e-12)
 
 
@@ -108,7 +108,7 @@ def test_a_statistic_of_another_kind_is_refused(tmp_path):
 def test_a_damaged_statistic_is_refused_with_its_name(tmp_path):
     path = tmp_path / "s.netkin"
     for header in ({}, {"pair_blocks": [[["a"], ["b"]]], "layers": [["a", 1.0, 1e-7]]}):
-        files.write(path, "LayerMoments", header, {"other": np.zeros(1)})
+        files.write(path, "LayerMoments", header, {"other": np.zeros(1)}, overwrite=True)
         with pytest.raises(FileError, match="s.netkin.*is damaged"):
             LayerMoments.load(path)
     save_file({"x": np.zeros(1)}, path)

@@ -126,7 +126,7 @@ def test_a_file_goes_on_where_it_stopped(mixed, tmp_path, precision):
     for part in parts:
         going.update(part)
         stopping.update(part)
-        stopping.save(tmp_path / "spectra.netkin")
+        stopping.save(tmp_path / "spectra.netkin", overwrite=True)
         stopping = LayerSpectra.load(tmp_path / "spectra.netkin")
     same(going, stopping)
     assert stopping.n == 300

@@ -18,7 +18,6 @@ from netkin.representations import batches_of
 from netkin.representations.inputs import length_if_known
 from netkin.results import Comparison
 from netkin.results.packing import packed_columns, unpacked_columns
-from netkin.results.records import refuse_misfit, typed
 from netkin.results.values import Pair
 
 PARTS = 32  # files of tables that a pass leaves at most
@@ -41,7 +40,9 @@ class PairsJob:
     def compared(self, block: ModelBlock, shares: int, collect: Collect) -> list[Comparison]:
         """Return the comparisons of a block; what is missing is collected, share by share, and read."""
         groups = self._groups(block)
-        found = {name: self.job.recall(name, partial(_unpacked_tables, pairs)) for name, pairs in groups.items()}
+        found = {
+            name: self.job.recall(name, lambda part: unpacked_columns(part.values, part.arrays)) for name in groups
+        }
         missing = [name for name, own in found.items() if own is None]
         if missing:
             whole = self._whole(block, shares, collect)
@@ -80,41 +81,16 @@ class PairsJob:
         return f"{models} ({digest[:8]})"
 
 
-def read_plan(pairs: Sequence[Pair], part: Part) -> tuple[PairsWay, int]:
+def read_plan(part: Part) -> tuple[PairsWay, int]:
     """Return the way through the pairs, and the memory limit, of the part that keeps the plan of a job."""
-    way, limit = unpacked_way(part.values["way"]), typed(part.values["limit"], int, "limit")
-    _refuse_other_way(way, pairs)
-    return way, limit
-
-
-def _refuse_other_way(way: PairsWay, pairs: Sequence[Pair]) -> None:
-    """Refuse a way from a file that does not go through each of the pairs once."""
-    sizes = (way.batches, way.statistics, way.rows, way.models, *([] if way.examples is None else [way.examples]))
-    found = [pair for block in way.blocks for pair in block.pairs]
-    inside = all({name for pair in block.pairs for name in pair} <= {*block.models} for block in way.blocks)
-    known = {name for block in way.blocks for name in block.models} <= {name for pair in pairs for name in pair}
-    refuse_misfit(
-        {
-            "sizes": min(sizes) >= 0 and (way.examples != 0 if way.examples is not None else not way.is_sample),
-            "blocks": inside and known and sorted(found) == sorted(pairs),
-        }
-    )
-
-
-def _unpacked_tables(pairs: Sequence[Pair], part: Part) -> list[Comparison]:
-    """Return the comparisons of a part; those of other pairs are refused."""
-    found = unpacked_columns(part.values, part.arrays)
-    refuse_misfit({"pairs": sorted((one.a, one.b) for one in found) == sorted(pairs)})
-    return found
+    return unpacked_way(part.values["way"]), part.values["limit"]
 
 
 def _unpacked_sums(shares: int, part: Part) -> tuple[int, Statistics | None]:
     """Return how many of the shares were summed, and their sums; nothing of a plan that also had other models."""
     if part.values["of"] != shares:
         return 0, None
-    done = typed(part.values["shares"], int, "shares")
-    refuse_misfit({"shares": 0 < done <= shares})
-    return done, from_arrays(part.values["statistics"], part.arrays)
+    return part.values["shares"], from_arrays(part.values["statistics"], part.arrays)
 
 
 def identity_of_study(
@@ -129,10 +105,15 @@ def identity_of_study(
         settings: what else changes the numbers.
         measures: what is read.
     """
+    functions = {
+        what: {name: settings.get(f"{what} of {name}", "none") for name in weights} for what in ("transform", "forward")
+    }
+    rest = {name: text for name, text in settings.items() if name.partition(" of ")[0] not in functions}
+    rest["errors"] = "none" if (chunks := rest.pop("chunks")) == "0" else f"{chunks} chunks"
+    named, code = ", ".join(measure.id for measure in measures), [measure.function for measure in measures]
     return {
-        "models": dict(weights), "data": data, "layers": in_words(layers), "settings": dict(settings),
-        "measures": ", ".join(measure.id for measure in measures),
-        "measures digest": settings_digest([measure.function for measure in measures]),
+        "weights": dict(weights), "data": data, "layers": in_words(layers), **functions, **rest,
+        "measures": f"{named}; digest {settings_digest(code)}",
     }  # fmt: skip
 
 

@@ -166,7 +166,7 @@ class Comparison(FrozenRecord):
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the comparison, with all its labels, to one file, whole or not at all.
 
-        A file that holds no comparison is written over only with `overwrite`.
+        A file that is there is written over only with `overwrite`.
         """
         files.write(path, "comparison", *packed(self), overwrite=overwrite)
 

@@ -147,11 +147,6 @@ class Compression:
         return (*sentences, *left_out, *filter(None, [self.provenance.get("overlap")]))
 
 
-def compression_from(content: Mapping[str, Any]) -> Compression:
-    """Return the record that `to_document` described."""
-    return Compression.from_header({name: value for name, value in content.items() if name not in ("kind", "format")})
-
-
 _HEAD = ["layer", "width", "parameters", "multiply-adds", "variance", "accuracy"]
 
 

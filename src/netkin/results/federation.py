@@ -16,7 +16,7 @@ from netkin import __version__, files
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.comparison import Comparison, user_clusters
 from netkin.results.labels import plural
-from netkin.results.packing import document, from_document, packed, unpacked
+from netkin.results.packing import document, packed, unpacked
 from netkin.results.records import (
     FrozenRecord,
     checked,
@@ -33,7 +33,6 @@ from netkin.results.text import terminal_width, wrapped
 
 KIND = "federation"
 ARRAYS = ("shared", "personal")
-DERIVED = ("mean_accuracy", "clusters")  # of a document
 MAPPINGS = ("examples", "accuracy", "parts", "unjudged", "untuned", "provenance")
 PARTS = ("atoms", "coefficients", "head", "body")  # of a network
 COLUMNS = ("client", "examples", "accuracy", "asked", "counted")  # of the rows; a similarity adds "cluster"
@@ -255,18 +254,9 @@ def load_federation(path: str | os.PathLike[str]) -> Federation:
         return made
 
 
-def federation_from(document: Mapping[str, Any]) -> Federation:
-    """Return the federation that `to_document` described, without weights."""
-    own = {name: value for name, value in document.items() if name not in ("kind", "format", *DERIVED)}
-    alike = None if document["similarity"] is None else from_document(document["similarity"])
-    made = checked(Federation, own | {"similarity": alike, "shared": {}, "personal": {}})
-    _refuse_misfit(made, weights=False)
-    return made
-
-
-def _refuse_misfit(found: Federation, weights: bool = True) -> None:
+def _refuse_misfit(found: Federation) -> None:
     """Refuse what a file says where its clients, weights and arrays do not go together."""
-    clients, names = set(found.clients), {*found.shared, *found.personal} if weights else set(found.parts)
+    clients, names = set(found.clients), {*found.shared, *found.personal}
     atoms = [name for name, part in found.parts.items() if part == "atoms"]
     held = {**found.shared, **{name: one[0] for name, one in found.personal.items() if one.ndim and len(one)}}
     fits = {
@@ -274,7 +264,7 @@ def _refuse_misfit(found: Federation, weights: bool = True) -> None:
         "accuracies": clients.issuperset([*found.accuracy, *found.unjudged, *found.untuned]),
         "rounds": all(clients.issuperset([*one.asked, *one.counted, *one.accuracy]) for one in found.rounds),
         "parts": set(found.parts) == names and set(found.parts.values()) <= set(PARTS),
-        "travels": names.issuperset(found.travels) and not (weights and names.difference(held)),
+        "travels": names.issuperset(found.travels) and not names.difference(held),
         "personal weights": all(one.ndim and len(one) == len(clients) for one in found.personal.values()),
         "atoms": all(_is_filled(held[name], 3) and held[name].ndim == 3 for name in atoms if name in held),
         "coefficients": all(_are_coefficients(held, name) for name, part in found.parts.items() if part == PARTS[1]),

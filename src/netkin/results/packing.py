@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 ARRAYS = ("values", "errors", "replicates")  # of a table
 OPTIONAL = ARRAYS[1:]  # that it may be without
 _APART = (*ARRAYS, "holes", "error_reasons", "tables", "comparisons", "between")  # written in ways of their own
-_DERIVED = ("best_matches", "low", "high")  # of a table in a document
-_DERIVED_OF_SERIES = ("layers", "warnings", "complete", "measures")
-_DERIVED_OF_RANKING = ("conclusion", "ranks")
 
 
 def facts(record: Comparison | Ranking | Series | Values) -> HeaderFacts:
@@ -88,7 +85,7 @@ def ranking_unpacked(header: Mapping[str, Any], arrays: NamedArrays) -> Ranking:
 
 
 def _tables(header: Mapping[str, Any], arrays: NamedArrays, key: str) -> dict[str, Values]:
-    tables = [_table(own, arrays, f"{key}{i}", header) for i, own in enumerate(_listed(header, "tables"))]
+    tables = [_table(own, arrays, f"{key}{i}") for i, own in enumerate(_listed(header, "tables"))]
     return {table.id: table for table in tables}
 
 
@@ -96,8 +93,7 @@ def all_unpacked(header: Mapping[str, Any], arrays: NamedArrays) -> Comparisons:
     """Return the comparisons that `save` took apart into a header and arrays."""
     from netkin.results.comparisons import Comparisons
 
-    # documents, and files of older versions, have a header for each
-    found = unpacked_columns(header["columns"], arrays) if "columns" in header else _parts(header, arrays)
+    found = unpacked_columns(header["columns"], arrays)
     return Comparisons(found, typed(header.get("failed", {}), dict[str, str], "failed"))
 
 
@@ -133,29 +129,21 @@ def _table_header(table: Values) -> HeaderFacts:
     return facts(table) | {"holes": holes, "error_reasons": reasons}
 
 
-def _table(header: Mapping[str, Any], arrays: NamedArrays, key: str, whole: Mapping[str, Any]) -> Values:
-    """Return a table from its header and arrays; `whole` is the header of its comparison."""
+def _table(header: Mapping[str, Any], arrays: NamedArrays, key: str) -> Values:
+    """Return a table from its header and arrays."""
     holes = {(layer_a, layer_b): reason for layer_a, layer_b, reason in header["holes"]}
     reasons = {(a, b): reason for reason, pairs in header.get("error_reasons", {}).items() for a, b in pairs}
     own = {"holes": holes, "error_reasons": reasons, "values": arrays[f"{key}/values"]}
-    return _made(header, own | {name: arrays.get(f"{key}/{name}") for name in OPTIONAL}, whole)
+    return _made(header, own | {name: arrays.get(f"{key}/{name}") for name in OPTIONAL})
 
 
-def _made(header: Mapping[str, Any], own: HeaderFacts, whole: Mapping[str, Any]) -> Values:
+def _made(header: Mapping[str, Any], own: HeaderFacts) -> Values:
     from netkin.results.values import Values
 
     low, high = header["bounds"]
     bounds = (-math.inf if low is None else low, math.inf if high is None else high)
-    guessed = {} if "axes" in header else _facts_of_old_tables(header, whole)
     given = {name: read_parameter(value) for name, value in header["parameters"].items()}
-    return checked(Values, {**header, **own, **guessed, "bounds": bounds, "parameters": given})
-
-
-def _facts_of_old_tables(header: Mapping[str, Any], whole: Mapping[str, Any]) -> HeaderFacts:
-    """Return what tables of older files did not say: what kind of numbers they hold, and of what."""
-    with_classes = whole.get("provenance", {}).get("model b") == "logits"
-    worth = {"kind": "worth"} if "how" in header["parameters"] else {}
-    return worth | {"axes": ("layer", "class" if with_classes else "layer")}
+    return checked(Values, {**header, **own, "bounds": bounds, "parameters": given})
 
 
 def packed_columns(comparisons: Sequence[Comparison]) -> tuple[HeaderFacts, NamedArrays]:
@@ -218,8 +206,7 @@ def document(
 ) -> HeaderFacts:
     """Return everything a result holds, and what is read off it, as lists, mappings, texts and numbers.
 
-    It is what `--json` prints; written to a file, `nk.load` makes the same result of it. The weights of a federation
-    are left out.
+    It is what `--json` prints. The weights of a federation are left out.
     """
     from netkin.results.comparison import Comparison
     from netkin.results.comparisons import Comparisons
@@ -243,41 +230,6 @@ def document(
     own = facts(result) | derived | {"measures": measures, "comparisons": found}
     own |= {} if result.between is None else {"between": document(result.between)}
     return {"kind": "series", "format": files.FORMAT, **own}
-
-
-def from_document(content: Mapping[str, Any]) -> Any:
-    """Return the result that `document` described."""
-    kind = content["kind"]
-    if kind in DOCUMENTS:
-        module, name = DOCUMENTS[kind]
-        return getattr(import_module(module), name)(content)
-    if kind in ("comparison", "ranking"):
-        return RESULTS[kind](*_taken_apart(_without(content, *_DERIVED_OF_RANKING), ""))
-    taken = [_taken_apart(one, f"{k}/") for k, one in enumerate(_listed(content, "comparisons"))]
-    arrays = {name: array for _, own in taken for name, array in own.items()}
-    header = _without(content, *_DERIVED_OF_SERIES) | {"comparisons": [one for one, _ in taken]}
-    if content.get("between") is not None:
-        header["between"], own = _taken_apart(content["between"], "between/")
-        arrays |= own
-    return (series_unpacked if kind == "series" else all_unpacked)(header, arrays)
-
-
-def _taken_apart(content: Mapping[str, Any], key: str) -> tuple[HeaderFacts, NamedArrays]:
-    """Return the header and the arrays that a comparison of that document has in a file."""
-    tables: list[HeaderFacts] = []
-    arrays: NamedArrays = {}
-    for position, own in enumerate(content["tables"].values()):
-        lists = {"values": own["values"], "errors": own["standard_errors"], "replicates": own["replicates"]}
-        for name, array in lists.items():
-            if array is not None:
-                arrays[f"{key}{position}/{name}"] = np.array(array, dtype=np.float64)  # null becomes NaN
-        rest = {name: value for name, value in own.items() if name not in (*_DERIVED, *lists, "standard_errors")}
-        holes = [[one["layer_a"], one["layer_b"], one["reason"]] for one in own["holes"]]
-        reasons: dict[str, list[list[str]]] = {}
-        for one in own["error_reasons"]:
-            reasons.setdefault(one["reason"], []).append([one["layer_a"], one["layer_b"]])
-        tables.append(rest | {"holes": holes, "error_reasons": reasons})
-    return {**content, "tables": tables}, arrays
 
 
 def _table_document(table: Values) -> HeaderFacts:
@@ -331,14 +283,6 @@ READERS: dict[str, tuple[str, str, int]] = {
     "task accuracies": ("netkin.results.task_accuracies", "load_tasks", 0),
     "task ensembles": ("netkin.results.task_accuracies", "load_tasks", 0),
 }
-# who makes results of the documents of other kinds
-DOCUMENTS: dict[str, tuple[str, str]] = {
-    "compressed": ("netkin.results.compression", "compression_from"),
-    "federation": ("netkin.results.federation", "federation_from"),
-    "sparsity": ("netkin.results.weight_sparsity", "sparsity_from"),
-    "task accuracies": ("netkin.results.task_accuracies", "tasks_from"),
-    "task ensembles": ("netkin.results.task_accuracies", "tasks_from"),
-}
 COLLECTORS = (
     "CrossMoments", "LayerEmbeddings", "LayerFilters", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows",
     "LayerSketches", "LayerSpectra", "LinearRows", "Outputs",
@@ -349,19 +293,13 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """Return the result that was saved at `path`, of any kind.
 
     A `Comparison`, `Comparisons`, `Ranking`, `Series`, `Federation`, `SparsityStudy`, `TaskAccuracies`, `TaskEnsembles`
-    or `Claim`, also as a JSON document, or several in a list; statistics to compare from, and single collectors; a
-    recording to make series of; a stitch, with the two `models` that it joins; a compressed model, with the original
-    one; and fits of `nk.kernel_ridge`, with their model.
+    or `Claim`; statistics to compare from, and single collectors; a recording to make series of; a stitch, with the
+    two `models` that it joins; a compressed model, with the original one; and fits of `nk.kernel_ridge`, with their
+    model.
     Without models a stitch and a compressed model give their records. Torch is imported only for what needs it.
     """
-    start = files.read_start(path, 1)
-    if start == b"[":
-        listed = files.read_list(path)
-        if not listed:
-            raise FileError(f"{str(path)!r} holds an empty list; a list must hold one result or more.")
-        return [_from_json(path, one, models) for one in listed]
-    if start == b"{":
-        return _from_json(path, files.read_document(path), models)
+    if files.read_start(path, 1) in (b"{", b"["):
+        return import_module("netkin.results.claim").Claim.load(path)
     kind = files.read_header(path)["kind"]
     if kind in READERS:
         module, name, count = READERS[kind]
@@ -383,17 +321,3 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
         raise FileError(f"{str(path)!r} holds {kind!r}, which is no result; those are {known}.")
     with files.damage_reported(path):
         return RESULTS[kind](header, arrays)
-
-
-def _from_json(path: str | os.PathLike[str], content: Mapping[str, Any], models: tuple[Any, ...]) -> Any:
-    kind = content.get("kind")
-    if models or kind not in (*RESULTS, *DOCUMENTS, "claim"):
-        other = "; those that can be opened are claims and documents of --json."
-        told = ", which takes no models." if models else other
-        raise FileError(f"{str(path)!r} is a JSON file of kind {kind!r}{told}")
-    if kind == "claim":
-        return import_module("netkin.results.claim").Claim.from_content(path, content)
-    if content.get("format") != files.FORMAT:
-        raise FileError(f"{str(path)!r} has format {content.get('format')!r}; this netkin reads {files.FORMAT}.")
-    with files.damage_reported(path):
-        return from_document(content)

@@ -295,7 +295,7 @@ class Ranking(FrozenRecord):
         return import_module("netkin.reporting").notebook_view(self)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the ranking to one file, whole or not at all; over another kind of file only with `overwrite`."""
+        """Write the ranking to one file, whole or not at all; over a file that is there only with `overwrite`."""
         files.write(path, "ranking", *packed(self), overwrite=overwrite)
 
     @classmethod

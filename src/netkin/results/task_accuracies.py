@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -155,7 +155,7 @@ class TaskAccuracies(FrozenRecord):
                     yield seed, after, task, float(self.accuracies[s, i, j])
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the result to one file, whole or not at all; over another kind of file only with `overwrite`."""
+        """Write the result to one file, whole or not at all; over a file that is there only with `overwrite`."""
         _save(self, path, KIND, overwrite)
 
     def to_document(self) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class TaskEnsembles(FrozenRecord):
         return f"TaskEnsembles({self.similarity!r}, {self.choice!r}, {len(self.tasks)} tasks, {len(self.seeds)} seeds)"
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the result to one file, whole or not at all; over another kind of file only with `overwrite`."""
+        """Write the result to one file, whole or not at all; over a file that is there only with `overwrite`."""
         _save(self, path, ENSEMBLES, overwrite)
 
     def to_document(self) -> dict[str, Any]:
@@ -272,14 +272,6 @@ def load_tasks(path: str | os.PathLike[str]) -> TaskAccuracies | TaskEnsembles:
     with files.damage_reported(path):
         own = {name: one for name, one in header.items() if name not in ("kind", "format")}
         return checked(RECORDS[header["kind"]], own | arrays)
-
-
-def tasks_from(document: Mapping[str, Any]) -> TaskAccuracies | TaskEnsembles:
-    """Return the record that `to_document` described."""
-    record = RECORDS[document["kind"]]
-    own = {name: value for name, value in document.items() if name not in ("kind", "format", "metrics")}
-    arrays = [one.name for one in fields(record) if one.type == "np.ndarray"]
-    return checked(record, own | {name: np.array(own[name], dtype=np.float64) for name in arrays})
 
 
 def _save(record: Any, path: str | os.PathLike[str], kind: str, overwrite: bool) -> None:

@@ -14,7 +14,7 @@ from netkin.errors import InvalidValue, ShapeError
 from netkin.results.comparison import Comparison
 from netkin.results.compression import aligned
 from netkin.results.packing import document as described
-from netkin.results.packing import from_document, packed_many, unpacked
+from netkin.results.packing import packed_many, unpacked
 from netkin.results.records import checked, now, plain, typed
 
 KIND = "sparsity"
@@ -209,7 +209,7 @@ class SparsityStudy:
         return sum(found) / len(found) if found else math.nan
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the study to one file, whole or not at all; over another kind of file only with `overwrite`."""
+        """Write the study to one file, whole or not at all; over a file that is there only with `overwrite`."""
         headers, arrays = packed_many(self.interlayer.values())
         header = {name: value for name, value in self.to_document().items() if name not in ("kind", "format")}
         header["interlayer"] = dict(zip(self.interlayer, headers, strict=True))
@@ -231,10 +231,7 @@ class SparsityStudy:
             "costs": {name: [asdict(row) for row in rows] for name, rows in self.costs.items()},
         }
         rest = ["edges", "histograms", "sizes", "curve", "costs_on", "data", "examples", "version", "created"]
-        rest += ["provenance"] * bool(self.provenance)  # which files of earlier versions have not
-        return plain(own | {name: getattr(self, name) for name in rest})
-
-    document = to_document  # its name in earlier versions
+        return plain(own | {name: getattr(self, name) for name in (*rest, "provenance")})
 
     def __str__(self) -> str:
         parts = [f"{name}\n{table}\n{self._summary(name)}" for name, table in self.networks.items()]
@@ -259,11 +256,6 @@ def load_sparsity(path: str | os.PathLike[str]) -> SparsityStudy:
     with files.damage_reported(path):
         compared = typed(header["interlayer"], dict[str, Any], "interlayer")
         return _study(header, {name: unpacked(own, arrays, f"{k}/") for k, (name, own) in enumerate(compared.items())})
-
-
-def sparsity_from(content: Mapping[str, Any]) -> SparsityStudy:
-    """Return the study that `to_document` described."""
-    return _study(content, {name: from_document(one) for name, one in content["interlayer"].items()})
 
 
 def _study(content: Mapping[str, Any], interlayer: Mapping[str, Comparison]) -> SparsityStudy:

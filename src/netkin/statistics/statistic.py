@@ -67,7 +67,7 @@ class Statistic(Stored, ABC):
         """Return the statistic of the data of both; neither is changed."""
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the statistic to one file, at once or not at all; over one of another kind only with `overwrite`."""
+        """Write the statistic to one file, at once or not at all; over an existing file only with `overwrite`."""
         tensors: dict[str, Tensor] = {}
         header = to_plain(self, tensors, self.kind)
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
