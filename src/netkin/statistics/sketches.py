@@ -120,7 +120,8 @@ class LayerSketches(LossCollector):
     def cost(cls, settings: SketchSettings, study: Study) -> CostEstimate | None:
         if study.spectral:
             return None
-        numbers, buckets = 0, settings.buckets
+        buckets = settings.buckets
+        numbers = 2 * buckets  # columns of the kernels of two layers, buckets × buckets each
         for layer in study.sizes:
             for part in settings.parts:
                 if part != "labels":  # whose classes are few
