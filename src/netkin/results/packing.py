@@ -309,7 +309,7 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
     if models:
         raise FileError(f"{str(path)!r} holds {kind!r}, which takes no models; got {len(models)}.")
     if kind in COLLECTORS:
-        return getattr(import_module("netkin.statistics"), kind).from_file(path)
+        return getattr(import_module("netkin.statistics"), kind).load(path)
     header, arrays = files.read(path)
     if kind not in RESULTS:
         if kind == "training":
