@@ -274,8 +274,8 @@ class DynamicsOptions:
         """What changes the numbers, as text; functions by their names and digests."""
         changing = {key: value for key, value in self.others.items() if key not in ("memory", "device")}
         facts = {key: in_words(value) for key, value in changing.items()} | {"transform": in_words(self.transform)}
-        facts |= {"measures": ", ".join(measure.id for measure in self.measures)}
-        return facts | {"measures digest": settings_digest([measure.function for measure in self.measures])}
+        names, code = ", ".join(measure.id for measure in self.measures), [one.function for one in self.measures]
+        return facts | {"measures": f"{names}; digest {settings_digest(code)}"}
 
     @property
     def needs_space(self) -> bool:
