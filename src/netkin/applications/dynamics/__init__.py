@@ -274,8 +274,8 @@ class DynamicsOptions:
         """What changes the numbers, as text; functions by their names and digests."""
         changing = {key: value for key, value in self.others.items() if key not in ("memory", "device")}
         facts = {key: in_words(value) for key, value in changing.items()} | {"transform": in_words(self.transform)}
-        names, code = ", ".join(measure.id for measure in self.measures), [one.function for one in self.measures]
-        return facts | {"measures": f"{names}; digest {settings_digest(code)}"}
+        facts |= {"measures": ", ".join(measure.id for measure in self.measures)}
+        return facts | {"measures digest": settings_digest([measure.function for measure in self.measures])}
 
     @property
     def needs_space(self) -> bool:
@@ -310,6 +310,7 @@ class RunStudy:
         identity: dict[str, Any] = {}
         if save is not None:
             identity = {key.removeprefix("asked "): text for key, text in self.question.items()}
+            identity["measures"] += f"; digest {identity.pop('measures digest')}"
             last = self.run.steps[-1]
             identity["architecture"] = {str(last): Form.from_json(self.forms[last]).to_dict()}
         job = Job.beside(save, "series", identity, call=self.call, overwrite=overwrite, compare=COMPARE)
