@@ -332,7 +332,7 @@ class Tables:
             pair = self.layers_a[i], self.layers_b[j]
             mirrored = self.mirrored and measure.facts.symmetric and (measure.id, *pair) not in self.cuts
             cut = self.cuts.get((measure.id, *(pair[::-1] if mirrored else pair)))
-            reason = cut.reason(values[i, j], errors[i, j], self.sizes[measure.id]) if cut else ""
+            reason = cut.reason(values[i, j], errors[i, j], replicates[:, i, j], self.sizes[measure.id]) if cut else ""
             found[pair] = reason or reason_of_one(values[i, j], replicates[:, i, j], sizes)
         return {pair: reason for pair, reason in found.items() if reason}
 

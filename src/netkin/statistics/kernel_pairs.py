@@ -80,8 +80,12 @@ class KernelSide:
     def root(self, kind: str) -> Tensor:
         """Return a matrix R with ``R Rᵀ`` the kernel."""
         if kind not in self._roots:
-            values, vectors = torch.linalg.eigh(self.kernel(kind))
-            self._roots[kind] = vectors * values.clamp(min=0).sqrt()
+            kernel = self.kernel(kind)
+            busy = (kernel != 0).any(1)  # LAPACK fails now and then where most buckets hold no example
+            values, vectors = torch.linalg.eigh(kernel[busy][:, busy])
+            root = kernel.new_zeros(len(kernel), len(values))
+            root[busy] = vectors * values.clamp(min=0).sqrt()
+            self._roots[kind] = root
         return self._roots[kind]
 
     def _made(self, kind: str, centring: str) -> Tensor:

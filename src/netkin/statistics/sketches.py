@@ -138,7 +138,8 @@ class LayerSketches(LossCollector):
         ]
         rows = study.examples and sum(one.rows_of(study.examples) * one.width for one in study.sizes)
         words = f"Sketch of {', '.join(settings.parts)} in {settings.buckets:,} buckets"
-        return CostEstimate(8 * settings.buckets * sum(widths), words, "sketches", rows)
+        pair = 2 * settings.buckets  # columns of the kernels of two layers, buckets × buckets each
+        return CostEstimate(8 * settings.buckets * (sum(widths) + pair), words, "sketches", rows)
 
     @classmethod
     def start(cls, settings: SketchSettings, study: Study) -> Self:
