@@ -126,7 +126,8 @@ class Tables:
         # random weights, or no layers to be seen
         remarks = (origin.get(what, "") for origin in origins.values() for what in ("random weights", "one layer"))
         said = [self.statistics.missing, *remarks, *self.statistics.warnings, *self.warnings()]
-        known = {f"{what} {side}": text for side, origin in origins.items() for what, text in origin.items()}
+        # forms are for merges; a result names their digest
+        known = {f"{what} {side}": own[what] for side, own in origins.items() for what in own if what != "form"}
         return Comparison(
             a=self.statistics.names.get(a, a),
             b=self.statistics.names.get(b, b),
