@@ -193,8 +193,8 @@ class Call:
 
     def sides(self) -> list[Side]:
         """Return what stands for each model in a stream."""
-        forward = self._one_each("forward")
-        transforms = self._one_each("transforms")
+        forward = self.one_each("forward")
+        transforms = self.one_each("transforms")
         return [self._side(name, thing, forward[name], transforms[name]) for name, thing in self.models.items()]
 
     def _side(self, name: str, thing: Any, forward: Any, transform: Any) -> Side:
@@ -222,7 +222,8 @@ class Call:
         side.data = given.data
         return side
 
-    def _one_each(self, what: str) -> dict[str, Any]:
+    def one_each(self, what: str) -> dict[str, Any]:
+        """Return an option that is given for all models, or for each, by the models' names."""
         given, names = getattr(self.spec, what), list(self.models)
         if given is None or callable(given) or isinstance(given, str):
             return dict.fromkeys(names, given)
@@ -312,7 +313,9 @@ class Call:
         feed = None if weights_alone(measures) else self.feed(sides, measures)
         with self.engine.prepared(sides, self._terms(measures, feed)):
             study = self.study(sides)
-            study = replace(study, limit=self.engine.least(study.limit), examples=feed and feed.expected)
+            study = replace(
+                study, limit=self.engine.least(study.limit), examples=None if feed is None else feed.expected
+            )
             comparer = Comparer.of(self.spec, measures, self.pairs, study)
             if feed is None:
                 self._read_weights(comparer, sides, replace(study, examples=None))
@@ -406,8 +409,8 @@ class Call:
     def settings(self, digest: Callable[[Any], str] = function_digest) -> dict[str, str]:
         """Return all that changes the numbers, beside weights and data, as text; functions by their digests."""
         spec = self.spec
-        given = {f"transform of {name}": one for name, one in self._one_each("transforms").items()}
-        given |= {f"forward of {name}": one for name, one in self._one_each("forward").items()}
+        given = {f"transform of {name}": one for name, one in self.one_each("transforms").items()}
+        given |= {f"forward of {name}": one for name, one in self.one_each("forward").items()}
         functions = {what: digest(one) for what, one in given.items() if one is not None}
         shapes = spec.shape.items() if isinstance(spec.shape, Mapping) else [("all", spec.shape)]
         settings = {f"shape of {layer}": digest(one) if callable(one) else str(one) for layer, one in shapes}

@@ -158,7 +158,7 @@ class Comparer:
         self._regular = self._regular and regular
         if not self._regular:
             return rows
-        reduced = tuple(collector.reduce(key, rows, numbers) for collector in collectors)
+        reduced: tuple[Any, ...] = tuple(collector.reduce(key, rows, numbers) for collector in collectors)
         others = sum(not need.of_weights for need in self.needs) > len(collectors)
         # the rows themselves are gone by the time the batch is looked at
         witness = reduced[0][0] if isinstance(reduced[0], tuple) else None if others else rows.sum()
@@ -488,7 +488,7 @@ class Comparer:
         if not (self.examples and other.examples):
             raise ShapeError("statistics of weights alone hold no examples, so there is nothing to merge.")
         for name in self.models:
-            forms = [part.origins.get(name, {}).get("form") for part in (self, other)]
+            forms = [str(part.origins.get(name, {}).get("form", "")) for part in (self, other)]
             if all(forms) and (difference := form_difference(*map(Form.from_json, forms))):
                 raise ShapeError(f"these parts can't be merged: the architecture of {name!r} differs in {difference}.")
         for what, mine, theirs in _differences(self, other):

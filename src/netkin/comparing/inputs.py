@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
-from netkin.identity import form_of, weights_digest
+from netkin.identity import Form, form_of, weights_digest
 from netkin.representations import Recorder, inference_mode_of, model_lock, model_precision, rows_of, shape_for
 from netkin.representations.activations import FEW, LayerFacts, Recorded
 from netkin.representations.filters import layer_weights
@@ -157,7 +157,8 @@ class ModelSide(Side):
         self._layers, self._shape, self._device, self._exact = layers, shape, device, exact
         self._forward, self.transform, self.names_layers = forward, transform, layers is not None
         self._recorder: Recorder | None = None
-        self._digest, self._form = "", None  # type: str, Form | None
+        self._digest = ""
+        self._form: Form | None = None
         self.device = device or next(iter(_devices_of(model)))
 
     @property
@@ -186,7 +187,7 @@ class ModelSide(Side):
                 self.model, self._layers, shape=self._shape, forward=self._forward, transform=self.transform,
                 reduce=None if reads.reduce is None else _named(reads.reduce, self.name),
                 taps=Taps(self.model, reads.targets) if reads.targets else None,
-                keeps_output=reads.outputs, facts=before and before.facts, as_run=True,  # the order of a comparison
+                keeps_output=reads.outputs, facts=None if before is None else before.facts, as_run=True,  # the order of a comparison
             )  # fmt: skip
             self._recorder.left_out = before.left_out if before else {}
             # beside the pass, as hashing many weights takes as long as running them on many a batch

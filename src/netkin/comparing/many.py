@@ -581,18 +581,12 @@ class Many:
                 if way.rows:
                     (side,) = replace(call, models={name: self._sides[name]}).sides()
                     self._sides[name] = ReplayedSide(cast(ModelSide, side), way.rows)
-        spec = call.spec
-        given = {what: getattr(spec, what) for what in ("transforms", "forward")}
-        own = {
-            what: {name: one for name, one in self._one_each(what).items() if name in block.models}
-            for what, value in given.items()
-            if value is not None
-        }
         models = {name: self._sides[name] for name in block.models}
-        return replace(call, models=models, of=list(block.pairs), spec=replace(spec, **own))
-
-    def _one_each(self, what: str) -> dict[str, Any]:
-        return self.call._one_each(what)
+        functions: dict[str, Any] = {
+            what: {name: function for name, function in self.call.one_each(what).items() if name in models}
+            for what in ("transforms", "forward")
+        }
+        return replace(call, models=models, of=list(block.pairs), spec=replace(call.spec, **functions))
 
     # --- the plan in words --------------------------------------------------------------------------------------------
 

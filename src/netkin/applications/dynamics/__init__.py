@@ -42,7 +42,7 @@ from netkin.memory import format_bytes
 from netkin.progress import ProgressOption, commanded, reported, showing
 from netkin.representations.inputs import Forward, Transform, device_of
 from netkin.representations.layers import Spec
-from netkin.representations.shapes import Shape, shape_name
+from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Series
 from netkin.results.packing import packed
 from netkin.settings import random_states_kept

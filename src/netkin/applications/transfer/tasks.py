@@ -63,7 +63,7 @@ def compare_tasks(
     data no row belongs to another, and even one network with other buckets falls to a fraction of 1.
 
     Args:
-        tasks: from names to (model, data), `nk.ModelInput`, or sketches: what `nk.collect` gave, or `nk.load` of its file.
+        tasks: from names to (model, data), `nk.ModelInput`, or what `nk.collect` gave, or `nk.load` of its file.
         measures: measures of sketches; None for 'sketched_cka' and 'sketched_cka_by_buckets', or those of the sketches.
         layers: which layers, for all tasks or by name of the task.
         seeds: over how many seeds values are averaged, from that of the measure on; kept sketches hold their own.

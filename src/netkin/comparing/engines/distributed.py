@@ -54,7 +54,7 @@ class Distributed(PassEngine):
             yield
 
     @contextmanager
-    def prepared(self, sides: Sequence[Side], settings: dict[str, str]) -> Iterator[None]:
+    def prepared(self, sides: Sequence[Side], settings: Mapping[str, str]) -> Iterator[None]:
         models = {side.name: side.model for side in sides if isinstance(side, ModelSide)}
         for name, model in models.items():
             _refuse_sharded(name, model)
