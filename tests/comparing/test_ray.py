@@ -14,11 +14,8 @@ import torch
 import netkin as nk
 import rank_worlds
 import ray_worlds
-from netkin.comparing.alignment import Pairs
-from netkin.comparing.engines import DataSpec, terms_for, worker
-from netkin.comparing.engines import cluster as clusters
-from netkin.comparing.engines.ray import BlockTasks, Ray
-from netkin.comparing.request import Options
+from netkin.comparing.engines import worker
+from netkin.comparing.engines.ray import Ray
 from netkin.errors import (
     FileError,
     ForwardError,
@@ -29,7 +26,6 @@ from netkin.errors import (
     UnknownName,
     WorkerError,
 )
-from netkin.statistics.collector import Study
 from rank_worlds import ERRORS, LAYERS, SEVERAL, assert_same
 
 FIRST, SECOND, THIRD = "ray_worlds:first", "ray_worlds:second", "ray_worlds:third"

@@ -16,7 +16,7 @@ from netkin.errors import NetkinError
 if TYPE_CHECKING:
     from torch import nn
 
-    from netkin.comparing.engines import DataSpec
+    from netkin.comparing.engines.plain import DataSpec
     from netkin.comparing.engines.ray import Ray
     from netkin.sources.batches import Batches, Borrowed
 
@@ -101,7 +101,7 @@ def runs_elsewhere(options: Mapping[str, Any]) -> bool:
 
 def _data_spec(data: str, batch_size: int, options: Mapping[str, Any], balanced: bool) -> DataSpec:
     """Return data by name, with the sample that is drawn of them."""
-    from netkin.comparing.engines import DataSpec
+    from netkin.comparing.engines.plain import DataSpec
 
     _refuse_balanced(balanced, options["examples"])
     return DataSpec(data, batch_size, options["examples"], options["seed"], balanced)

@@ -223,7 +223,7 @@ class Call:
         return side
 
     def one_each(self, what: str) -> dict[str, Any]:
-        """Return an option that is given for all models, or for each, by the models' names."""
+        """Return for each model what is given once for all of them, in their order or by their names."""
         given, names = getattr(self.spec, what), list(self.models)
         if given is None or callable(given) or isinstance(given, str):
             return dict.fromkeys(names, given)
@@ -249,6 +249,16 @@ class Call:
                 argument="layers",
             )
         return layers.get(name, layers.get(places.get(name, name)))
+
+    def of_some(self, models: Mapping[str, Any], of: Sequence[tuple[str, str]]) -> Call:
+        """Return the call for some of its models, loaded or not, and the pairs of them that are compared."""
+        own: dict[str, Any] = {
+            what: {name: function for name, function in self.one_each(what).items() if name in models}
+            for what in ("transforms", "forward")
+        }
+        if isinstance(self.spec.layers, Mapping):
+            own["layers"] = {name: self.layers_of(name) for name in models}
+        return replace(self, models=models, of=of, spec=replace(self.spec, **own))
 
     @property
     def pairs(self) -> Pairs:

@@ -301,9 +301,10 @@ class Survey:
         """Learn the layers of models that are alike from one of them."""
         thing = self.call.models[first]
         model = live(self.call, first)
-        sides = replace(self.call, models={first: model}, of=[], engine=Local()).sides()
-        self.study = self.call.study(sides) if sides[0].device is not None else self.study
-        feed = replace(self.call, engine=Local()).feed(sides, self.measures)
+        call = replace(self.call.of_some({first: model}, []), engine=Local())
+        sides = call.sides()
+        self.study = call.study(sides) if sides[0].device is not None else self.study
+        feed = call.feed(sides, self.measures)
         self.total = feed.expected
         stream = Stream(sides, feed, resizes=bool(self.call.spec.resize))
         with stream.open():
@@ -547,7 +548,7 @@ class Many:
         for block in reported(way.blocks, "comparing", "passes"):
             found = self._compared(block, way, call, parts)
             digest = _same_data(digest, found[0])
-            made |= {(one.a, one.b): _as_sample(one, total) for one in found}
+            made |= {(one.a, one.b): as_sample(one, total) for one in found}
             if not all(one.complete for one in found):
                 break
         return [made[pair] for pair in self.call.of if pair in made]
@@ -579,19 +580,17 @@ class Many:
             if name not in self._sides:
                 self._sides[name] = live(self.call, name)
                 if way.rows:
-                    (side,) = replace(call, models={name: self._sides[name]}).sides()
+                    (side,) = call.of_some({name: self._sides[name]}, []).sides()
                     self._sides[name] = ReplayedSide(cast(ModelSide, side), way.rows)
-        models = {name: self._sides[name] for name in block.models}
-        functions: dict[str, Any] = {
-            what: {name: function for name, function in self.call.one_each(what).items() if name in models}
-            for what in ("transforms", "forward")
-        }
-        return replace(call, models=models, of=list(block.pairs), spec=replace(call.spec, **functions))
+        return call.of_some({name: self._sides[name] for name in block.models}, list(block.pairs))
 
     # --- the plan in words --------------------------------------------------------------------------------------------
 
-    def explained(self) -> ManyPlan:
-        """Return the plan in figures and in words; what the work would refuse is in `refused`."""
+    def explained(self, *, keeps_rows: bool = True) -> ManyPlan:
+        """Return the plan in figures and in words; what the work would refuse is in `refused`.
+
+        `keeps_rows` is whether rows may be kept from pass to pass.
+        """
         call = self.call
         if isinstance(call.data, Iterator):
             raise InvalidValue(
@@ -601,7 +600,7 @@ class Many:
         with call.engine.working():
             survey = Survey(call, self.measures)
             limit = call.engine.least(survey.study.limit)
-        keeps = isinstance(call.engine, Local) and not survey.keepable
+        keeps = keeps_rows and isinstance(call.engine, Local) and not survey.keepable
         remarks = _remarks(call)
         try:
             way = survey.way(limit, keeps)
@@ -621,7 +620,7 @@ class Many:
             f"and {format_bytes(result)} for the result",
             f"  statistics of a pass {format_bytes(way.statistics)}, rows that are kept {format_bytes(way.rows)}, "
             f"models that are loaded {format_bytes(way.models)}",
-            f"disk, with `save`: up to {format_bytes(disk[0])} while it runs, {format_bytes(disk[1])} when it is done",
+            in_files(*disk),
         )  # fmt: skip
         return ManyPlan(
             len(call.models), len(call.of), way, passes, way.bytes + result, limit, result, lines, disk=disk[0],
@@ -651,6 +650,11 @@ class ManyPlan:
 
     def __str__(self) -> str:
         return "\n".join([*self.lines, *(f"warning: {remark}" for remark in self.warnings)])
+
+
+def in_files(most: int, left: int) -> str:
+    """Return how many bytes a job takes on disk, at most and at the end, in words."""
+    return f"disk, with `save`: up to {format_bytes(most)} while it runs, {format_bytes(left)} when it is done"
 
 
 def _beginning(survey: Survey) -> Iterator[str]:
@@ -686,7 +690,7 @@ def _same_data(before: str, comparison: Comparison) -> str:
     return digest
 
 
-def _as_sample(comparison: Comparison, total: int | None) -> Comparison:
+def as_sample(comparison: Comparison, total: int | None) -> Comparison:
     """Return a comparison that says of what sample of the `total` its values are, if they are of one."""
     if total is None:
         return comparison

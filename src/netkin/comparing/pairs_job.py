@@ -37,11 +37,11 @@ class PairsJob:
 
     def __init__(self, job: Job, measures: Sequence[Measure], blocks: Sequence[ModelBlock], sample: int | None = None):
         self.job, self.measures, self.sample = job, measures, sample
-        job.expect(name for block in blocks for name in self._groups(block))
+        job.expect(name for block in blocks for name in groups_of(block.pairs, self.sample))
 
     def compared(self, block: ModelBlock, shares: int, collect: Collect) -> list[Comparison]:
         """Return the comparisons of a block; what is missing is collected, share by share, and read."""
-        groups = self._groups(block)
+        groups = groups_of(block.pairs, self.sample)
         found = {
             name: self.job.recall(name, lambda part: unpacked_columns(part.values, part.arrays)) for name in groups
         }
@@ -49,12 +49,12 @@ class PairsJob:
         if missing:
             whole = self._whole(block, shares, collect)
             found |= {name: self._read(name, whole, groups[name]) for name in missing}
-        self.job.drop(f"sums of {self._label(block)}")
+        self.job.drop(f"sums of {label_of(block.pairs, self.sample)}")
         return list(chain.from_iterable(own or () for own in found.values()))
 
     def _whole(self, block: ModelBlock, shares: int, collect: Collect) -> Comparer:
         """Return the statistics of all shares, which are kept after each."""
-        name = f"sums of {self._label(block)}"
+        name = f"sums of {label_of(block.pairs, self.sample)}"
         done, whole = self.job.recall(name, partial(_unpacked_sums, shares)) or (0, None)
         for share in range(done + 1, shares + 1):
             own = collect(share, shares)
@@ -70,17 +70,20 @@ class PairsJob:
         self.job.keep(name, *packed_columns(made))
         return made
 
-    def _groups(self, block: ModelBlock) -> dict[str, Sequence[Pair]]:
-        """Return the pairs of a block whose tables are a part each, by its name."""
-        size = max(LEAST, -(-len(block.pairs) // PARTS))
-        groups = [block.pairs[place : place + size] for place in range(0, len(block.pairs), size)]
-        return {f"values of {self._label(block)}, {i} of {len(groups)}": own for i, own in enumerate(groups, start=1)}
 
-    def _label(self, block: ModelBlock) -> str:
-        """Return how parts call a block; a job to which models are added has several plans, some of a sample."""
-        models = f"{block.models[0]} to {block.models[-1]}" if len(block.models) > 2 else " and ".join(block.models)
-        digest = settings_digest(block.pairs if self.sample is None else [block.pairs, self.sample])
-        return f"{models} ({digest[:8]})"
+def groups_of(pairs: Sequence[Pair], sample: int | None = None) -> dict[str, Sequence[Pair]]:
+    """Return the pairs of a block whose tables are a part each, by its name."""
+    size = max(LEAST, -(-len(pairs) // PARTS))
+    groups = [pairs[place : place + size] for place in range(0, len(pairs), size)]
+    label = label_of(pairs, sample)
+    return {f"values of {label}, {i} of {len(groups)}": own for i, own in enumerate(groups, start=1)}
+
+
+def label_of(pairs: Sequence[Pair], sample: int | None = None) -> str:
+    """Return how parts call a block; a job to which models are added has several plans, some of a sample."""
+    names = list(dict.fromkeys(chain.from_iterable(pairs)))
+    models = f"{names[0]} to {names[-1]}" if len(names) > 2 else " and ".join(names)
+    return f"{models} ({settings_digest(pairs if sample is None else [pairs, sample])[:8]})"
 
 
 def _unpacked_sums(shares: int, part: Part) -> tuple[int, Comparer | None]:

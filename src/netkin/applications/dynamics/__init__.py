@@ -138,7 +138,7 @@ class RunPlan:
     """What `dynamics` would do: the `steps` of the run, the plan of `each` pass, and forward `passes` in all.
 
     `refused` is the sentence with which a pass would be refused; `passes` is None where the length of the data is
-    unknown. `seconds` is what a trial with two checkpoints lets expect of a cluster.
+    unknown.
     """
 
     run: str
@@ -147,7 +147,6 @@ class RunPlan:
     each: Plan
     passes: int | None
     lines: tuple[str, ...]
-    seconds: float | None = None
 
     @property
     def refused(self) -> str:
@@ -182,7 +181,7 @@ def explain_dynamics(
         steps: the steps to compare, or how many, evenly spread.
         examples: the number of examples after which a pass ends.
         name: what the plan calls the run.
-        engine: "local", or "ray" or an `nk.Ray` for a cluster, which then compares two checkpoints on a few batches.
+        engine: "local", or "ray" or an `nk.Ray` for a cluster.
         **options: `layers`, `pairs`, `shape`, `resize`, `memory`, `seed`, `device`, `transform` and `forward`.
 
     Example:
@@ -198,8 +197,8 @@ def explain_dynamics(
     # half of these passes are the final model's, which runs once on each batch, or in each worker, if its rows are kept
     finals = 0 if apart is None else min(count, apart.slots) - 1
     passes = each.passes and each.passes * (count + finals) // 2
-    lines = [*_plan_lines(opened, each, passes), *([] if apart is None else apart.cost(each, count + finals))]
-    return RunPlan(opened.name, opened.unit, opened.steps, each, passes, tuple(lines), getattr(apart, "seconds", None))
+    lines = [*_plan_lines(opened, each, passes), *([] if apart is None else apart.lines(each))]
+    return RunPlan(opened.name, opened.unit, opened.steps, each, passes, tuple(lines))
 
 
 def _engine(engine: str | Engine) -> Engine:
