@@ -237,7 +237,7 @@ def test_state_dicts_files_and_merged_parts_give_the_same(tmp_path):
     np.testing.assert_allclose(nk.load(tmp_path / "ab.stats").compute(asked).to_numpy(), found, atol=1e-12)
     narrow = nk.collect(a, b, measures="atom_cosine")
     with pytest.raises(InvalidValue, match="can't serve 'weight_cosine': they hold LayerFilters without the weights"):
-        narrow.compare("weight_cosine")
+        narrow.compute("weight_cosine")
 
 
 def test_a_pass_over_data_gives_them_too():
