@@ -13,6 +13,7 @@ from netkin.comparing import explain
 from netkin.comparing.compare import compare
 from netkin.sources import load_data, load_model
 from netkin.sources.batches import sample
+from table_worlds import table_of
 
 DIGITS = "compare netkin:digits --data digits:test"
 
@@ -62,15 +63,15 @@ def test_json_holds_all_and_is_valid_for_strict_readers(netkin):
     assert table["parameters"] == {"variance": 0.95}
     assert table["values"][0][0] == pytest.approx(1)
     assert table["values"][0][1] is None
-    assert {"layer_a", "layer_b", "reason"} == set(table["holes"][0])
+    assert {"layer_a", "layer_b", "reason"} == set(table["missing"][0])
     assert document["tables"]["gulp"]["bounds"] == [0, None]
 
 
 def test_json_carries_errors_with_their_reasons_and_margins():
     values = np.array([[0.5, 0.6, 1.0]])
-    table = results.Values(
+    table = table_of(
         id="cka", name="cka", parameters={}, layers_a=("p",), layers_b=("r", "s", "t"), values=values, symmetric=True,
-        higher_is_closer=True, bounds=(0, 1), conventions="", statistic="Moments", chunk_sizes=(4, 5),
+        higher_is_closer=True, bounds=(0, 1), convention="", statistic="Moments", chunk_sizes=(4, 5),
         replicates=[values - 0.01, values + 0.01],
     )  # fmt: skip
     facts = {"data": "digits", "examples": 9, "seed": 0, "version": "1", "layers_a": ("p",), "layers_b": table.layers_b}
@@ -118,7 +119,7 @@ def test_a_sample_of_a_sorted_folder_varies_where_the_first_examples_do_not(netk
     assert document["data"] == "images:photos, a balanced sample of 8 of 24 (seed 1)"
     # in Python `examples` are the first, here all of one colour: nothing varies
     data, model = load_data("images:photos"), torch.nn.Sequential(torch.nn.Flatten())
-    assert compare(model, data=data, layers="0", examples=8).table().holes
+    assert compare(model, data=data, layers="0", examples=8).table().missing
 
 
 @pytest.mark.usefixtures("sorted_folder")

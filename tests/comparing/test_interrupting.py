@@ -116,9 +116,9 @@ def test_ctrl_c_while_measuring_leaves_the_rest_as_holes(maps, images, monkeypat
 
     monkeypatch.setattr(tabulating, "value_of", value_of)
     many = nk.compare_many([maps(), maps(), maps()], images, layers=["conv1", "fc"], partial=True)
-    assert [len(comparison["cka"].holes) for comparison in many.values()] == [1, 4, 4]
+    assert [len(comparison["cka"].missing) for comparison in many.values()] == [1, 4, 4]
     assert not any(comparison.complete for comparison in many.values())
-    assert set(many["1", "2"]["cka"].holes.values()) == {"interrupted before this pair was reached"}
+    assert set(many["1", "2"]["cka"].missing.values()) == {"interrupted before this pair was reached"}
     assert many["0", "1"].warnings == ("interrupted: some pairs were not reached, and have no value.",)
     measured.clear()
     with pytest.raises(KeyboardInterrupt):
@@ -133,7 +133,7 @@ def test_ctrl_c_just_after_a_value_was_written_keeps_the_value(maps, images, mon
     monkeypatch.setattr(tabulating.Tables, "_set", set_half)
     comparison = nk.compare(maps(), maps(), images, layers=["conv1", "fc"], partial=True)
     assert 0 < comparison["conv1", "conv1"] < 1
-    assert len(comparison["cka"].holes) == 3
+    assert len(comparison["cka"].missing) == 3
 
 
 def test_another_thread_is_served_without_touching_signals(maps, images):
@@ -156,7 +156,7 @@ def test_a_handler_that_python_does_not_know_is_replaced_by_the_default(monkeypa
 def test_numbers_stay_finite_or_explained(maps, images):
     comparison = nk.compare(maps(), data=interrupted(images.split(1), 1, press), partial=True)
     assert np.isnan(comparison.to_numpy()).all()
-    assert "constant over the 1 examples" in next(iter(comparison["cka"].holes.values()))
+    assert "constant over the 1 examples" in next(iter(comparison["cka"].missing.values()))
     assert torch.is_grad_enabled()
 
 

@@ -48,7 +48,7 @@ def assert_same(found, whole):
     assert set(found) == set(whole)
     for measure in whole:
         mine, theirs = found[measure], whole[measure]
-        assert dict(mine.holes) == dict(theirs.holes), measure
+        assert dict(mine.missing) == dict(theirs.missing), measure
         assert mine.values == pytest.approx(theirs.values, abs=1e-10, nan_ok=True), measure
         assert (mine.chunk_sizes, mine.exactness) == (theirs.chunk_sizes, theirs.exactness), measure
         assert (mine.replicates is None) == (theirs.replicates is None), measure
@@ -281,7 +281,7 @@ def test_parts_of_one_example_each(doubles, inputs, layers):
         parts = [nk.collect(*doubles, inputs[:6], "cka", part=(part, 6), **options) for part in range(6, 0, -1)]
         assert_same(nk.merge(parts).compare(), nk.compare(*doubles, inputs[:6], **options))
     alone = parts[0].compare()
-    assert "constant" in alone["cka"].holes["fc", "fc"]
+    assert "constant" in alone["cka"].missing["fc", "fc"]
 
 
 def test_a_part_of_a_named_loader_reads_its_own_examples_alone(doubles, inputs):

@@ -199,7 +199,7 @@ def test_weights_alone_have_no_standard_errors(theirs, maps):
 
 def test_layers_without_weights_are_holes_with_the_reason(theirs, maps, images):
     found = nk.compare(maps(), maps(), images, ["cka", "kernel_cosine"], layers=["conv1", "relu"])
-    assert found["kernel_cosine"].holes["relu", "conv1"] == "layer 'relu' of 'a' has no weights"
+    assert found["kernel_cosine"].missing["relu", "conv1"] == "layer 'relu' of 'a' has no weights"
     assert np.isfinite(found["cka"].to_numpy()).all()
 
 

@@ -32,9 +32,9 @@ def test_all_that_is_known_goes_along(maps, images, layers):
     assert comparison.version == nk.__version__
     assert comparison.complete
     table = comparison["svcca"]
-    assert (table.id, table.parameters) == ("svcca(variance=0.95)", {"variance": 0.95})
+    assert (table.id, table.quantity.parameters) == ("svcca(variance=0.95)", {"variance": 0.95})
     assert (table.exactness, table.statistic) == ("exact", "Moments")
-    assert table.conventions
+    assert table.quantity.convention
     assert comparison.measures == ("svcca(variance=0.95)", "cka")
 
 
@@ -60,7 +60,7 @@ def test_every_table_says_what_it_was_read_from(maps, images):
     assert [table.statistic for table in streamed.tables.values()] == ["Moments", "Rows", "Grams"]
     assert [table.statistic for table in kept.tables.values()] == ["Rows", "Rows", "Grams"]
     whitened = nk.compare(maps(), data=images, measures="svcca")["svcca"]
-    assert "; rank: eigenvalues above max(n, p)·eps·λmax" in whitened.conventions
+    assert "; rank: eigenvalues above max(n, p)·eps·λmax" in whitened.quantity.convention
 
 
 def test_data_may_have_a_name(maps, images):

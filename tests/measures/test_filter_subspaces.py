@@ -169,13 +169,13 @@ def test_layers_that_share_no_coefficients_are_holes_with_the_remedy():
     a, b = pair_of_nets()
     other = nn.Sequential(nk.AtomConv2d(3, 8, 3, atoms=4), nn.Conv2d(3, 8, 3), nk.AtomConv2d(8, 8, 5, atoms=3))
     found = nk.compare(a, other, measures=["atom_cosine", "grassmann"])
-    assert "`nk.share_coefficients` makes networks that share them" in found["atom_cosine"].holes["0", "0"]
-    assert "plain filters have no atoms; `nk.share_coefficients`" in found["atom_cosine"].holes["0", "1"]
-    assert "kernels of 3 × 3 and of 5 × 5" in found["atom_cosine"].holes["0", "2"]
-    assert "say how many directions: 'grassmann(atoms=4)'" in found["grassmann"].holes["0", "1"]
+    assert "`nk.share_coefficients` makes networks that share them" in found["atom_cosine"].missing["0", "0"]
+    assert "plain filters have no atoms; `nk.share_coefficients`" in found["atom_cosine"].missing["0", "1"]
+    assert "kernels of 3 × 3 and of 5 × 5" in found["atom_cosine"].missing["0", "2"]
+    assert "say how many directions: 'grassmann(atoms=4)'" in found["grassmann"].missing["0", "1"]
     assert 0 < found["grassmann"]["0", "0"] < 1
     named = nk.compare(nn.Sequential(nn.Conv2d(3, 8, 1)), b, measures="atom_cosine", layers={"a": ["0"]})
-    assert "a layer without filters larger than 1 × 1 has no atoms" in named["atom_cosine"].holes["0", "0"]
+    assert "a layer without filters larger than 1 × 1 has no atoms" in named["atom_cosine"].missing["0", "0"]
 
 
 def test_leading_directions_of_plain_filters_are_those_of_an_svd_for_any_widths():

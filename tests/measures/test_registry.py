@@ -337,7 +337,7 @@ def test_a_value_outside_the_declared_bounds_is_none(own_registry, worlds, numbe
         with pytest.raises(NoValue, match=f"boundless gave {number:g} .* declared bounds are 0 to 1"):
             call()
     found = compare({"x": X}, {"y": Y}, measures=["boundless", "cka"])
-    assert "declared bounds are 0 to 1" in found["boundless"].holes["x", "y"]
+    assert "declared bounds are 0 to 1" in found["boundless"].missing["x", "y"]
     assert found["cka"]["x", "y"] == pytest.approx(m.cka(X, Y))
 
 

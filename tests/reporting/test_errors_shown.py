@@ -123,9 +123,9 @@ def test_the_page_tells_intervals_reasons_and_margins(made, opened):
 
 
 def test_a_list_tells_errors_too(made, opened):
-    unasked = made.diagonal().holes
+    unasked = made.diagonal().missing
     table = made.jackknifed(made.diagonal)
-    other = made.diagonal(id="rsa", error_reasons={(a, a): RANKS for a in table.layers_a}, holes=unasked)
+    other = made.diagonal(id="rsa", error_reasons={(a, a): RANKS for a in table.layers_a}, missing=unasked)
     shown = opened(made.comparison(table, other))
     figures = shown.locator("figure.card")
     figures.nth(0).locator("tbody td").nth(1).hover()

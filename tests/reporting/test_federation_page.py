@@ -10,9 +10,10 @@ import pytest
 from netkin.errors import InvalidValue, NoValue
 from netkin.reporting import plot, report
 from netkin.reporting.page import page
-from netkin.results import Comparison, Federation, Values, document
+from netkin.results import Comparison, Federation, document
 from netkin.results.federation import RoundRecord
 from netkin.results.packing import from_document
+from table_worlds import table_of
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -21,9 +22,9 @@ def similarity(clients):
     """Return clients of which the even ones are alike, and the odd ones."""
     values = np.array([[1.0 if i == j else 0.9 if (i - j) % 2 == 0 else 0.1 for j in range(len(clients))]
                        for i in range(len(clients))])  # fmt: skip
-    table = Values(
+    table = table_of(
         id="atom_cosine", name="atom_cosine", parameters={}, layers_a=clients, layers_b=clients, values=values,
-        higher_is_closer=True, bounds=(-1, 1), symmetric=True, conventions="Eq. 5", statistic="Filters",
+        higher_is_closer=True, bounds=(-1, 1), symmetric=True, convention="Eq. 5", statistic="Filters",
         axes=("network", "network"),
     )  # fmt: skip
     return Comparison(
@@ -160,7 +161,7 @@ def test_a_client_without_tests_is_a_hole_with_its_reason():
     records = tuple(replace(one, accuracy=own) for one, own in zip(found.rounds, by_round, strict=True))
     text = page(replace(found, rounds=records, accuracy=left, unjudged={"u1": "it has no test examples"}))
     assert "Client u1 was not tested: it has no test examples." in words(text)
-    assert held(text)["comparisons"][0]["tables"][0]["holes"][0] == [1, 0, "it has no test examples"]
+    assert held(text)["comparisons"][0]["tables"][0]["missing"][0] == [1, 0, "it has no test examples"]
     assert "<bdi>u1</bdi></th><td>1,200</td><td>–</td>" in text
 
 

@@ -131,13 +131,13 @@ def test_a_hole_is_hatched_and_its_reason_told(made):
     reader = read(made.comparison(made.holed()))
     assert sum(attributes.get("class") == "hole" for name, attributes in reader.elements if name == "td") == 1
     assert "no value: layer 'head' is constant over the data (1 pair)" in reader.text
-    assert reader.data["comparisons"][0]["tables"][0]["holes"] == [[1, 2, "layer 'head' is constant over the data"]]
+    assert reader.data["comparisons"][0]["tables"][0]["missing"] == [[1, 2, "layer 'head' is constant over the data"]]
 
 
 def test_many_reasons_are_counted(made):
     values, rows = made.table().values * np.nan, ("conv1", "conv2", "head")
     holes = {(a, b): f"reason {a} {b}" for a in rows for b in rows}
-    text = read(made.comparison(made.table(values=values, holes=holes))).text
+    text = read(made.comparison(made.table(values=values, missing=holes))).text
     assert "No value for 9 pairs, for 9 reasons" in text
     assert "cka has no value for any pair of layers" in text
 
@@ -146,7 +146,7 @@ def test_a_reason_that_several_measures_give_is_said_once(made):
     reader = read(made.comparison(made.holed(), made.holed("cka"), made.table("nbs")))
     assert reader.text.count("layer 'head' is constant over the data") == 1
     assert "no value by several measures: layer 'head' is constant over the data (1 pair)" in reader.text
-    other = made.holed("nbs", holes={("conv2", "head"): "too few examples"})
+    other = made.holed("nbs", missing={("conv2", "head"): "too few examples"})
     text = read(made.comparison(made.holed(), made.holed("cka"), other)).text
     assert "no value: too few examples (1 pair)" in text
     assert "no value by several measures: layer 'head'" in text
@@ -268,7 +268,7 @@ def test_several_comparisons_get_a_chooser_and_a_summary(made):
         wanted = Comparisons(three).summary("cka")
         assert np.array_equal(np.array(summary["values"], dtype=float), wanted, equal_nan=True)
         assert summary["opens"][0] == [None, 0, 1]
-        assert [0, 0, "no model was compared with itself"] in summary["holes"]
+        assert [0, 0, "no model was compared with itself"] in summary["missing"]
         assert "no model was compared with itself" not in reader.text
 
 
@@ -305,7 +305,7 @@ def test_comparisons_with_other_measures_and_a_twin_are_shown_too(made):
 
 def test_models_without_a_value_in_common_leave_a_reasoned_hole_in_the_summary(made):
     values, rows = made.table().values * np.nan, ("conv1", "conv2", "head")
-    empty = made.table(values=values, holes={(a, b): "constant" for a in rows for b in rows})
+    empty = made.table(values=values, missing={(a, b): "constant" for a in rows for b in rows})
     reader = read([made.comparison(made.table(), a="x", b="y"), made.comparison(empty, a="x", b="z")])
     assert "no pair of layers has a value" in reader.text
 

@@ -22,9 +22,9 @@ def ranking(models=("a", "b", "c"), errors=True, **changes):
     tables = {}
     for name, scale in (("knn", 1.0), ("logme", -2.0)):
         facts = {"replicates": scale * (values + noise), "chunk_sizes": (9,) * 6} if errors else {}
-        tables[name] = Values(
+        tables[name] = tables.values(
             id=name, name=name, parameters={}, layers_a=("digits",), layers_b=models, values=scale * values,
-            higher_is_closer=True, bounds=(-math.inf, math.inf), symmetric=False, conventions=f"{name} counts",
+            higher_is_closer=True, bounds=(-math.inf, math.inf), symmetric=False, convention=f"{name} counts",
             statistic="Evidence", kind="worth", axes=("data", "model"), **facts,
         )  # fmt: skip
     facts = {"score": "knn", "tables": tables, "costs": {"knn": 1.0, "logme": 1.0}, "data": "digits", "examples": 54}
@@ -100,7 +100,7 @@ def test_holes_missing_errors_and_hostile_names_are_shown():
     values, holes = np.array([[np.nan] * 3]), {("digits", name): "it crashed" for name in names}
     ranked = ranking(names, errors=False)
     empty = Values(**{**{f: getattr(ranked.table(), f) for f in ranked.table().__dataclass_fields__},
-                      "values": values, "holes": holes})  # fmt: skip
+                      "values": values, "missing": holes})  # fmt: skip
     bare = ranking(names, errors=False, tables={"knn": empty, "logme": ranked.table("logme")})
     assert "It has no value for any model." in words(page(bare))
     assert "has no value by knn: it crashed" in words(page(bare))

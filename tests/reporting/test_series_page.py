@@ -39,8 +39,8 @@ def test_every_number_in_the_data_is_the_saved_one_as_the_page_says_it(made, tmp
             for i, j in np.ndindex(own.values.shape):
                 known = np.isfinite(own.values[i, j])
                 assert frame["values"][i][j] == (float(number(own.values[i, j])) if known else None)
-            told = {(i, j): table["reasons"][reason] for i, j, reason in frame["holes"]}
-            assert {(own.layers_a[i], own.layers_b[j]): reason for (i, j), reason in told.items()} == dict(own.holes)
+            told = {(i, j): table["reasons"][reason] for i, j, reason in frame["missing"]}
+            assert {(own.layers_a[i], own.layers_b[j]): reason for (i, j), reason in told.items()} == dict(own.missing)
 
 
 def test_a_reason_is_written_once_however_many_steps_and_pairs_it_is_about(made):

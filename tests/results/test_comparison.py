@@ -64,7 +64,7 @@ def test_a_name_shared_by_two_tables_needs_its_parameters(made):
     ):
         c["svcca"]
     assert "svcca" not in c
-    assert c["svcca(variance=0.95)"].parameters == {"variance": 0.95}
+    assert c["svcca(variance=0.95)"].quantity.parameters == {"variance": 0.95}
 
 
 def test_an_exact_id_comes_before_others_of_its_name(made):
@@ -72,7 +72,7 @@ def test_an_exact_id_comes_before_others_of_its_name(made):
         made.table("svcca(variance=0.9)", parameters={"variance": 0.9}),
         made.table("svcca", parameters={"variance": 0.99}),
     ]
-    assert made.comparison(*tables)["svcca"].parameters == {"variance": 0.99}
+    assert made.comparison(*tables)["svcca"].quantity.parameters == {"variance": 0.99}
 
 
 def test_an_unknown_measure_gets_a_hint(two):

@@ -100,7 +100,11 @@ def test_a_hole_has_its_own_reason(made):
     assert len(made.holed(replicates=replicates, chunk_sizes=(4, 4, 4)).error_reasons) == 3
     nothing = {(a, b): "dead" for a in ("in", "out") for b in ("in", "out")}
     empty = made.holed(
-        values=np.full((2, 2), np.nan), holes=nothing, replicates=replicates, chunk_sizes=(4, 4, 4), bounds=(0, np.inf)
+        values=np.full((2, 2), np.nan),
+        missing=nothing,
+        replicates=replicates,
+        chunk_sizes=(4, 4, 4),
+        bounds=(0, np.inf),
     )
     assert not empty.error_reasons
 

@@ -92,7 +92,7 @@ def test_of_two_directions_the_mean_counts_and_of_one_its_value(made):
     facts = {"symmetric": False, "higher_is_closer": False, "bounds": (0, np.inf)}
     sides = {"rows": ("a", "b"), "columns": ("a", "b")}
     both = made.table(values=[[0, 1], [3, 0]], **sides, **facts)
-    one = made.table(values=[[0, 1], [np.nan, 0]], holes={("b", "a"): "-"}, **sides, **facts)
+    one = made.table(values=[[0, 1], [np.nan, 0]], missing={("b", "a"): "-"}, **sides, **facts)
     assert distances_of(both)[0, 1] == distances_of(both)[1, 0] == 2
     assert distances_of(one)[0, 1] == distances_of(one)[1, 0] == 1
     assert many_of(made, [[0, 1, 2], [0, 0, 4], [0, 0, 0]], **facts).tree()[0, 2] == 1

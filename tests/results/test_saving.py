@@ -44,7 +44,11 @@ def test_comparisons_that_differ_in_everything_come_back_the_same(made, rich, tm
     again = load(tmp_path / "many.netkin")
     assert again == many
     assert again.failed == many.failed
-    assert [repr(again[f"k {place}", "y"]["cka"].parameters["k"]) for place in range(3)] == ["1", "1.0", "True"]
+    assert [repr(again[f"k {place}", "y"]["cka"].quantity.parameters["k"]) for place in range(3)] == [
+        "1",
+        "1.0",
+        "True",
+    ]
     assert list(again["errors", "y"].tables) == ["cka", "svcca"]
 
 
@@ -125,8 +129,8 @@ def test_a_loaded_result_is_frozen(made, tmp_path):
         lambda header: header.pop("data"),
         lambda header: header.update(surprise=1),
         lambda header: header["layers_a"].pop(),
-        lambda header: header["tables"][0].pop("bounds"),
-        lambda header: header["tables"][0]["holes"].clear(),
+        lambda header: header["tables"][0]["quantity"].pop("bounds"),
+        lambda header: header["tables"][0]["missing"].clear(),
         lambda header: header.update(tables=[{}, {}]),
         lambda header: header.update(tables=3),
     ],
@@ -182,8 +186,10 @@ def test_a_file_and_a_document_say_the_same_of_a_result(rich, tmp_path):
         k: v for k, v in header.items() if k != "tables"
     }
     for table in header["tables"]:
-        shared = [name for name in table if name not in ("holes", "error_reasons")]
-        assert {name: told["tables"][table["id"]][name] for name in shared} == {name: table[name] for name in shared}
+        shared = [name for name in table if name not in ("missing", "error_reasons")]
+        assert {name: told["tables"][table["quantity"]["id"]][name] for name in shared} == {
+            name: table[name] for name in shared
+        }
 
 
 @pytest.mark.parametrize(
@@ -219,22 +225,15 @@ def test_no_module_is_imported_because_a_file_names_it(tmp_path):
 
 
 def test_a_table_says_what_its_numbers_are(made, tmp_path):
-    assert (made.table().kind, made.table().axes, made.table().unit) == ("similarity", ("layer", "layer"), "")
-    assert made.table(higher_is_closer=False).kind == "distance"
+    assert (made.table().quantity.kind, made.table().axes, made.table().quantity.unit) == (
+        "similarity",
+        ("layer", "layer"),
+        "",
+    )
+    assert made.table(higher_is_closer=False).quantity.kind == "distance"
     angles = made.table(higher_is_closer=False, unit="radians", axes=("layer", "class"))
     made.comparison(angles).save(tmp_path / "ab")
     assert load(tmp_path / "ab").table() == angles
     assert angles.facts()["unit"] == "radians"
-    with pytest.raises(InvalidValue, match="a table is of kind 'similarity', 'distance', 'worth'; got 'likeness'"):
+    with pytest.raises(InvalidValue, match="a quantity is of kind 'similarity', 'distance', 'worth'; got 'likeness'"):
         made.table(kind="likeness")
-
-
-def test_tables_of_older_files_are_told_apart_as_then(made, tmp_path):
-    worth = made.table(id="agreement(how=ridge)", parameters={"how": "ridge"}, kind="worth", axes=("layer", "class"))
-    made.comparison(worth, made.table(axes=("layer", "class")), provenance={"model b": "logits"}).save(tmp_path / "new")
-    header, arrays = files.read(tmp_path / "new")
-    for table in header["tables"]:
-        for name in ("kind", "axes", "unit"):
-            del table[name]
-    save_file(arrays, tmp_path / "old", {"netkin": json.dumps(header)})
-    assert load(tmp_path / "old") == load(tmp_path / "new")

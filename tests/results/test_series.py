@@ -84,8 +84,8 @@ def test_a_distance_is_there_at_or_below_the_threshold(world):
 
 
 def test_a_missing_value_is_never_there(world):
-    holed = world.made.holed(values=[[np.nan, 0.1], [0.1, 0.95]], holes={("in", "in"): "constant"})
-    last = world.made.holed(values=[[1, 0.1], [0.1, 1]], holes={})
+    holed = world.made.holed(values=[[np.nan, 0.1], [0.1, 0.95]], missing={("in", "in"): "constant"})
+    last = world.made.holed(values=[[1, 0.1], [0.1, 1]], missing={})
     one = Series(run="r", steps=(1, 2), comparisons=[world.made.comparison(t) for t in (holed, last)], final_step=2)
     assert one.reached(0.9) == {"in": None, "out": 1}
 
@@ -135,7 +135,7 @@ def test_unrelated_networks_whose_similarity_falls_with_depth_do_not_settle_from
 def test_the_mean_over_time_weighs_steps_by_their_distance(world):
     own = [[0.0, 0.2, np.nan], [0.5, 0.2, 1.0], [1.0, 1.0, 1.0]]
     holes = {("head", "head"): "constant"}
-    tables = [world.made.table("svcca", values=np.diag(row), holes={} if i else holes) for i, row in enumerate(own)]
+    tables = [world.made.table("svcca", values=np.diag(row), missing={} if i else holes) for i, row in enumerate(own)]
     one = Series(run="r", steps=(0, 10, 40), comparisons=[world.made.comparison(t) for t in tables], final_step=40)
     assert one.mean_over_time() == {"conv1": pytest.approx((2.5 + 22.5) / 40), "conv2": pytest.approx((2 + 18) / 40)}
     assert world.series(UPWARDS[-1:], (400,)).mean_over_time() == {"conv1": 1, "conv2": 1, "head": 1}

@@ -259,9 +259,9 @@ def class_sensitivity(
 def _without_logits(table: Values, layers: Collection[str]) -> Values:
     """Return a table of layers by classes in which the layers that give the logits themselves have no value."""
     own = [name in layers for name in table.layers_a]
-    holes = {(name, one): ITSELF for name in table.layers_a for one in table.layers_b if name in layers}
+    missing = {(name, one): ITSELF for name in table.layers_a for one in table.layers_b if name in layers}
     values = np.where(np.array(own)[:, None], np.nan, table.values)
-    return replace(table, axes=("layer", "class"), values=values, holes={**table.holes, **holes})
+    return replace(table, axes=("layer", "class"), values=values, missing={**table.missing, **missing})
 
 
 class Logits(Runner):

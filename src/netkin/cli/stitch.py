@@ -235,7 +235,7 @@ def _load(
 
 def _has_values(found: Comparison) -> bool:
     """Return whether any stitch has a score."""
-    return any(t.values.size > len(t.holes) for t in found.tables.values() if "how" in t.parameters)
+    return any(t.values.size > len(t.missing) for t in found.tables.values() if "how" in t.quantity.parameters)
 
 
 def _comparisons(found: Comparison | Comparisons) -> list[Comparison]:
@@ -271,11 +271,11 @@ def _missing(found: Sequence[Comparison]) -> list[str]:
     """Return why pairs that were requested have no value, the commonest reason first."""
     from netkin.results.labels import NOT_ASKED, reasons
 
-    holes = {
+    missing = {
         (f"{one.a} {table.id} {x}", f"{one.b} {y}"): reason
         for one in found
         for table in one.tables.values()
-        for (x, y), reason in table.holes.items()
+        for (x, y), reason in table.missing.items()
         if reason != NOT_ASKED
     }
-    return list(reasons(holes, "value"))
+    return list(reasons(missing, "value"))

@@ -282,24 +282,15 @@ class Tables:
 
     def table(self, measure: Measure) -> Values:
         """Return the table of one measure."""
-        facts, values = measure.facts, self.values[measure.id]
+        values = self.values[measure.id]
         rows, columns = {x: i for i, x in enumerate(self.layers_a)}, {y: j for j, y in enumerate(self.layers_b)}
         holes = {(x, y): why for (x, y), why in self.holes[measure.id].items() if np.isnan(values[rows[x], columns[y]])}
         return Values(
-            id=measure.id,
-            name=measure.name,
-            parameters=dict(measure.settings),
+            quantity=measure.quantity,
             layers_a=tuple(self.layers_a),
             layers_b=tuple(self.layers_b),
             values=values,
-            holes=holes,
-            higher_is_closer=facts.higher_is_closer,
-            bounds=facts.bounds,
-            symmetric=facts.symmetric,
-            conventions=facts.convention,
-            unit=facts.unit,
-            means=facts.means,
-            cannot_see=facts.cannot_see,
+            missing=holes,
             statistic=self._statistic(measure),
             exactness=self._exactness(measure),
             **self._errors(measure),

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from netkin.errors import InflatedWarning, InvalidValue, NameClash, NoValue, PackageWarning, UnknownName, did_you_mean
 from netkin.measures.specs import defaults_of, keywords_of, parsed, typed
+from netkin.results.quantity import Quantity
 from netkin.settings import exact_matrix_products
 
 INVARIANCES = ("rotation", "scaling", "translation", "invertible")
@@ -114,6 +115,17 @@ class Measure:
         changed = {key: value for key, value in self.settings.items() if key in shows or self.defaults[key] != value}
         inside = ", ".join(f"{key}={value}" for key, value in sorted(changed.items()))
         return f"{self.name}({inside})" if inside else self.name
+
+    @functools.cached_property
+    def quantity(self) -> Quantity:
+        """What its values are; tables of results carry it."""
+        facts = self.facts
+        return Quantity(
+            id=self.id, name=self.name, parameters=self.settings, higher_is_closer=facts.higher_is_closer,
+            bounds=facts.bounds, symmetric=facts.symmetric, unit=facts.unit, convention=facts.convention,
+            reference=facts.reference, means=facts.means, cannot_see=facts.cannot_see, error=self.jackknife_reason,
+            debiased_as=facts.debiased_as,
+        )  # fmt: skip
 
     @property
     def takes_matrices(self) -> bool:

@@ -76,9 +76,9 @@ class Scale:
         values = table.values if values is None else values
         if all(map(math.isfinite, table.bounds)) and not is_apart(table):
             return cls(*table.bounds, table.higher_is_closer, worth=is_worth(table))
-        known = np.concatenate([values[np.isfinite(values)], EXPECTED.get(table.name, ())])
+        known = np.concatenate([values[np.isfinite(values)], EXPECTED.get(table.quantity.name, ())])
         ends = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-        return cls(*ends, table.higher_is_closer, ends != EXPECTED.get(table.name), is_worth(table))
+        return cls(*ends, table.higher_is_closer, ends != EXPECTED.get(table.quantity.name), is_worth(table))
 
     @property
     def words(self) -> tuple[str, str]:
@@ -121,7 +121,7 @@ class Scale:
 def scales_of(tables: Sequence[Values]) -> dict[str, Scale]:
     """Return the scales of tables by their ids; those of one name share one, so that they can be compared."""
     together = {name: np.concatenate([t.values.ravel() for t in own]) for name, own in tables_by_name(tables).items()}
-    return {table.id: Scale.of(table, together[table.name]) for table in tables}
+    return {table.id: Scale.of(table, together[table.quantity.name]) for table in tables}
 
 
 def zoomed(table: Values, own: np.ndarray) -> Scale:
@@ -252,7 +252,7 @@ def grids_of(comparison: Comparison, measure: str | None = None) -> list[Grid]:
 def grid_of(table: Values) -> Grid:
     """Return the heatmap of a measure's table, with the best match of each row that has several values marked."""
     rows, columns = ({name: k for k, name in enumerate(names)} for names in (table.layers_a, table.layers_b))
-    holes = {(rows[a], columns[b]): reason for (a, b), reason in table.holes.items()}
+    holes = {(rows[a], columns[b]): reason for (a, b), reason in table.missing.items()}
     # networks are each their own best match; classes, tasks and clients have none
     choices = np.isfinite(table.values).sum(axis=1) * (table.axes == ("layer", "layer"))
     best = {rows[a]: columns[b] for a, (b, _) in table.best_matches().items() if choices[rows[a]] > 1}
@@ -262,7 +262,7 @@ def grid_of(table: Values) -> Grid:
 def _list(name: str, tables: Sequence[Values], pairs: Sequence[tuple[int, int]], scale: Scale) -> Grid:
     names = [(tables[0].layers_a[i], tables[0].layers_b[j]) for i, j in pairs]
     rows, ids = tuple(pair_label(tables, a, b) for a, b in names), tuple(table.id for table in tables)
-    holes = {(k, m): t.holes[pair] for k, pair in enumerate(names) for m, t in enumerate(tables) if pair in t.holes}
+    holes = {(k, m): t.missing[pair] for k, pair in enumerate(names) for m, t in enumerate(tables) if pair in t.missing}
     errors = None if all(table.errors is None for table in tables) else _picked([t.errors for t in tables], pairs)
     values, columns = _picked([table.values for table in tables], pairs), tuple(map(column_label, tables))
     return Grid(name, rows, columns, values, scale, errors, holes, listed=ids)
@@ -297,7 +297,7 @@ def _summary(found: Sequence[Comparison], table: Values) -> Grid:
     comparisons = Comparisons(found)
     models, summary, counts = comparisons.models, comparisons.summaries()[table.id], comparisons.layer_counts(table.id)
     place = {name: k for k, name in enumerate(models)}
-    holes = {(place[a], place[b]): why for (a, b), why in summary.holes.items()}
+    holes = {(place[a], place[b]): why for (a, b), why in summary.missing.items()}
     scale = Scale.of(table, summary.values)
     return Grid(table.id, models, models, summary.values, scale, holes=holes, counts=counts)
 
@@ -320,7 +320,7 @@ def _block_grid(chosen: Sequence[Comparison], id_: str, keys: Sequence[tuple[str
         table, a, b = c.tables[id_], [place[c.a, x] for x in c.layers_a], [place[c.b, y] for y in c.layers_b]
         for whole, own in ((values, table.values), (errors, table.to_errors())):
             whole[np.ix_(a, b)], whole[np.ix_(b, a)] = own, own.T
-        for (x, y), reason in table.holes.items():
+        for (x, y), reason in table.missing.items():
             i, j = place[c.a, x], place[c.b, y]
             reasons[i, j] = reasons[j, i] = reason
     holes = {(i, j): reasons.get((i, j), elsewhere) for i, j in np.argwhere(np.isnan(values)).tolist()}

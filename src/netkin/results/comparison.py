@@ -181,8 +181,8 @@ class Comparison(FrozenRecord):
         """Return the table of that id, else of an id that says the same, else all that fit what is asked."""
         if measure in self.tables:
             return [self.tables[measure]]
-        same = [t for t in self.tables.values() if asks_for(measure, t.id, t.parameters)]
-        return same[:1] or [t for t in self.tables.values() if fits(measure, t.id, t.parameters)]
+        same = [t for t in self.tables.values() if asks_for(measure, t.id, t.quantity.parameters)]
+        return same[:1] or [t for t in self.tables.values() if fits(measure, t.id, t.quantity.parameters)]
 
     def _named(self, measure: str) -> Values:
         found = self._found(measure)
@@ -214,7 +214,7 @@ class Comparison(FrozenRecord):
         for table in self.tables.values() if measures is None else [self.table(measures)]:
             arrays = (table.values, table.to_errors(), *table.interval())
             for (i, a), (j, b) in product(enumerate(self.layers_a), enumerate(self.layers_b)):
-                reason = table.holes.get((a, b), table.error_reasons.get((a, b), ""))
+                reason = table.missing.get((a, b), table.error_reasons.get((a, b), ""))
                 if reason != NOT_ASKED:
                     value, error, low, high = (float(array[i, j]) for array in arrays)
                     yield table.id, a, b, value, error, low, high, reason
@@ -343,7 +343,7 @@ def _refuse_missing(table: Values) -> None:
     if len(absent):
         i, j = absent[0]
         pair = (table.layers_a[i], table.layers_a[j])
-        why = f": {table.holes[pair]}" if pair in table.holes else ""
+        why = f": {table.missing[pair]}" if pair in table.missing else ""
         raise NoValue(
             f"{table.id} has no value for {pair[0]!r} and {pair[1]!r}{why.rstrip('.')}; a tree, a plane and clusters "
             "need one for every pair."

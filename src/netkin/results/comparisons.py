@@ -48,7 +48,7 @@ class Cells:
     @property
     def block(self) -> str:
         """The name that this table shares with those shown side by side."""
-        return self.facts.name if is_worth(self.facts) else "similarity"
+        return self.facts.quantity.name if is_worth(self.facts) else "similarity"
 
     def written(self, i: int, j: int) -> str:
         """Return a mean with its deviation, as far as there are such."""
@@ -237,7 +237,7 @@ class Comparisons(Mapping[Pair, Comparison]):
 
         NaN means that there is no number: on the diagonal (unless a model was compared with itself), for a missing
         pair, for a pair whose layers at the same depth (for best matches, all layers) were not all asked for, for one
-        with nothing but holes, and for the other direction of a measure that is not symmetric. `summaries` has the
+        without any value, and for the other direction of a measure that is not symmetric. `summaries` has the
         reasons, and `layer_counts` how many pairs of layers are behind each number.
         """
         means = np.full((len(self.models), len(self.models)), np.nan)
@@ -263,7 +263,7 @@ class Comparisons(Mapping[Pair, Comparison]):
             table = self.pairs[a, b].table(measure)
             rows, columns = _values_behind(table, match)
             found[models[a], models[b]] = rows
-            if table.symmetric and (b, a) not in self.pairs:
+            if table.quantity.symmetric and (b, a) not in self.pairs:
                 found[models[b], models[a]] = columns
         return found
 
@@ -293,10 +293,10 @@ class Comparisons(Mapping[Pair, Comparison]):
         )  # fmt: skip
 
     def _networks(self, measure: str, match: str = "depth") -> Values:
-        """Return the summary of a measure as a table of networks, with the reasons of its holes."""
+        """Return the summary of a measure as a table of networks, with the reasons why values are missing."""
         table = next(one[measure] for one in self.pairs.values() if measure in one)
         values, behind = self.summary(measure, match=match), self._behind(measure, match)
-        holes = {
+        missing = {
             (a, b): self._missing(a, b, behind.get((i, j)))
             for i, a in enumerate(self.models)
             for j, b in enumerate(self.models)
@@ -304,10 +304,11 @@ class Comparisons(Mapping[Pair, Comparison]):
         }
         plain: dict[str, Any] = {"errors": None, "replicates": None, "chunk_sizes": (), "error_reasons": {}}
         plain |= {"layers_a": self.models, "layers_b": self.models, "axes": ("network", "network")}
-        plain |= {"symmetric": table.symmetric and match != "best"}
         counts = self.layer_counts(measure, match=match)
-        how = f"{table.conventions}; mean over {_range(counts[counts > 0].tolist() or [0])} {MATCHES[match]}"
-        return replace(table, values=values, holes=holes, conventions=how.lstrip("; "), **plain)
+        how = f"{table.quantity.convention}; mean over {_range(counts[counts > 0].tolist() or [0])} {MATCHES[match]}"
+        symmetric = table.quantity.symmetric and match != "best"
+        quantity = replace(table.quantity, symmetric=symmetric, convention=how.lstrip("; "))
+        return replace(table, quantity=quantity, values=values, missing=missing, **plain)
 
     def _missing(self, a: str, b: str, behind: np.ndarray | str | None) -> str:
         if isinstance(behind, str):
@@ -431,7 +432,7 @@ def _values_behind(table: Values, match: str) -> tuple[np.ndarray | str, np.ndar
     shape = table.values.shape
     counted = list(np.ndindex(shape)) if match == "best" else same_depth(*shape)
     names = [(table.layers_a[i], table.layers_b[j]) for i, j in counted]
-    absent = sum(table.holes.get(pair) == NOT_ASKED for pair in names)
+    absent = sum(table.missing.get(pair) == NOT_ASKED for pair in names)
     if absent:
         where = "" if match == "best" else " at the same relative depth"
         why = f"{absent} of the {plural(len(names), 'pair')} of layers{where} were not asked for; ask for all pairs"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any
 
 from netkin import __version__, files
 from netkin.errors import InvalidValue, UnknownName, did_you_mean
+from netkin.results.quantity import ACCURACY, Quantity
 from netkin.results.records import checked, now, optional, plain
 
 KIND = "compressed"
@@ -88,6 +89,11 @@ class Compression:
 
     def __str__(self) -> str:
         return "\n".join([self._heading(), *aligned([_HEAD, *self.cells()]), self._whole(), *self.notes])
+
+    @property
+    def quantity(self) -> Quantity:
+        """What the accuracies are."""
+        return replace(ACCURACY, convention="on the labels of the test data")
 
     @property
     def conclusion(self) -> str:

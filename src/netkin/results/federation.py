@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.comparison import Comparison, user_clusters
 from netkin.results.labels import plural
 from netkin.results.packing import document, from_document, packed, unpacked
+from netkin.results.quantity import ACCURACY, Quantity
 from netkin.results.records import (
     FrozenRecord,
     checked,
@@ -30,6 +32,7 @@ from netkin.results.records import (
     same_fields,
 )
 from netkin.results.text import terminal_width, wrapped
+from netkin.results.values import Values
 
 KIND = "federation"
 ARRAYS = ("shared", "personal")
@@ -124,6 +127,27 @@ class Federation(FrozenRecord):
     def accuracies(self) -> Mapping[int, Mapping[str, float]]:
         """The accuracy of each client after each round in which clients were tested, by the rounds' numbers."""
         return {one.round: one.accuracy for one in self.rounds if one.accuracy}
+
+    @property
+    def quantity(self) -> Quantity:
+        """What the accuracies are."""
+        return replace(ACCURACY, convention="on the client's own test data")
+
+    def accuracy_table(self) -> Values | None:
+        """Return the accuracy of each client after each round in which clients were tested; None without such."""
+        rounds = self.accuracies
+        if not rounds:
+            return None
+        values = np.array([[tested.get(client, math.nan) for tested in rounds.values()] for client in self.clients])
+        columns = tuple(f"round {number}" for number in rounds)
+        missing = {
+            (self.clients[i], columns[j]): self.unjudged.get(self.clients[i], "it was not tested then")
+            for i, j in np.argwhere(np.isnan(values)).tolist()
+        }
+        return Values(
+            quantity=self.quantity, layers_a=self.clients, layers_b=columns, values=values, missing=missing,
+            statistic="accuracies", axes=("client", "round"),
+        )  # fmt: skip
 
     def state(self, client: str) -> dict[str, np.ndarray]:
         """Return all weights and buffers of a client's network."""

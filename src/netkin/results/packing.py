@@ -13,15 +13,14 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import FileError, NoValue
+from netkin.results.quantity import Quantity
 from netkin.results.records import (
     HeaderFacts,
     NamedArrays,
     checked,
     columns_of,
-    parameters,
     plain,
     plain_fields,
-    read_parameter,
     records_of,
     typed,
 )
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 ARRAYS = ("values", "errors", "replicates")  # of a table
 OPTIONAL = ARRAYS[1:]  # that it may be without
-_APART = (*ARRAYS, "holes", "error_reasons", "tables", "comparisons", "between")  # written in ways of their own
+_APART = (*ARRAYS, "missing", "error_reasons", "tables", "comparisons", "between")  # written in ways of their own
 _DERIVED = ("best_matches", "low", "high")  # of a table in a document
 _DERIVED_OF_SERIES = ("layers", "warnings", "complete", "measures")
 _DERIVED_OF_RANKING = ("conclusion", "ranks")
@@ -47,8 +46,12 @@ _DERIVED_OF_RANKING = ("conclusion", "ranks")
 
 def facts(record: Comparison | Ranking | Series | Values) -> HeaderFacts:
     """Return the facts of a result as text and numbers for JSON, without its arrays and its parts."""
-    found = {name: value for name, value in plain_fields(record).items() if name not in _APART}
-    return {name: parameters(value) if name == "parameters" else plain(value) for name, value in found.items()}
+    found = {
+        name: value
+        for name, value in plain_fields(record).items()
+        if name not in _APART or (name == "missing" and isinstance(value, tuple))
+    }
+    return {name: value.to_header() if isinstance(value, Quantity) else plain(value) for name, value in found.items()}
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -88,7 +91,7 @@ def ranking_unpacked(header: Mapping[str, Any], arrays: NamedArrays) -> Ranking:
 
 
 def _tables(header: Mapping[str, Any], arrays: NamedArrays, key: str) -> dict[str, Values]:
-    tables = [_table(own, arrays, f"{key}{i}", header) for i, own in enumerate(_listed(header, "tables"))]
+    tables = [_table(own, arrays, f"{key}{i}") for i, own in enumerate(_listed(header, "tables"))]
     return {table.id: table for table in tables}
 
 
@@ -126,36 +129,22 @@ def _without(header: Mapping[str, Any], *names: str) -> HeaderFacts:
 
 
 def _table_header(table: Values) -> HeaderFacts:
-    holes = [[*pair, reason] for pair, reason in table.holes.items()]
+    missing = [[*pair, reason] for pair, reason in table.missing.items()]
     reasons: dict[str, list[list[str]]] = {}  # which are often one for a whole table
     for pair, reason in table.error_reasons.items():
         reasons.setdefault(reason, []).append(list(pair))
-    return facts(table) | {"holes": holes, "error_reasons": reasons}
+    return facts(table) | {"missing": missing, "error_reasons": reasons}
 
 
-def _table(header: Mapping[str, Any], arrays: NamedArrays, key: str, whole: Mapping[str, Any]) -> Values:
-    """Return a table from its header and arrays; `whole` is the header of its comparison."""
-    holes = {(layer_a, layer_b): reason for layer_a, layer_b, reason in header["holes"]}
-    reasons = {(a, b): reason for reason, pairs in header.get("error_reasons", {}).items() for a, b in pairs}
-    own = {"holes": holes, "error_reasons": reasons, "values": arrays[f"{key}/values"]}
-    return _made(header, own | {name: arrays.get(f"{key}/{name}") for name in OPTIONAL}, whole)
-
-
-def _made(header: Mapping[str, Any], own: HeaderFacts, whole: Mapping[str, Any]) -> Values:
+def _table(header: Mapping[str, Any], arrays: NamedArrays, key: str) -> Values:
+    """Return a table from its header and arrays."""
     from netkin.results.values import Values
 
-    low, high = header["bounds"]
-    bounds = (-math.inf if low is None else low, math.inf if high is None else high)
-    guessed = {} if "axes" in header else _facts_of_old_tables(header, whole)
-    given = {name: read_parameter(value) for name, value in header["parameters"].items()}
-    return checked(Values, {**header, **own, **guessed, "bounds": bounds, "parameters": given})
-
-
-def _facts_of_old_tables(header: Mapping[str, Any], whole: Mapping[str, Any]) -> HeaderFacts:
-    """Return what tables of older files did not say: what kind of numbers they hold, and of what."""
-    with_classes = whole.get("provenance", {}).get("model b") == "logits"
-    worth = {"kind": "worth"} if "how" in header["parameters"] else {}
-    return worth | {"axes": ("layer", "class" if with_classes else "layer")}
+    missing = {(layer_a, layer_b): reason for layer_a, layer_b, reason in header["missing"]}
+    reasons = {(a, b): reason for reason, pairs in header.get("error_reasons", {}).items() for a, b in pairs}
+    own = {"missing": missing, "error_reasons": reasons, "values": arrays[f"{key}/values"]}
+    own |= {name: arrays.get(f"{key}/{name}") for name in OPTIONAL}
+    return checked(Values, {**header, **own, "quantity": Quantity.from_header(header["quantity"])})
 
 
 def packed_columns(comparisons: Sequence[Comparison]) -> tuple[HeaderFacts, NamedArrays]:
@@ -272,11 +261,11 @@ def _taken_apart(content: Mapping[str, Any], key: str) -> tuple[HeaderFacts, Nam
             if array is not None:
                 arrays[f"{key}{position}/{name}"] = np.array(array, dtype=np.float64)  # null becomes NaN
         rest = {name: value for name, value in own.items() if name not in (*_DERIVED, *lists, "standard_errors")}
-        holes = [[one["layer_a"], one["layer_b"], one["reason"]] for one in own["holes"]]
+        missing = [[one["layer_a"], one["layer_b"], one["reason"]] for one in own["missing"]]
         reasons: dict[str, list[list[str]]] = {}
         for one in own["error_reasons"]:
             reasons.setdefault(one["reason"], []).append([one["layer_a"], one["layer_b"]])
-        tables.append(rest | {"holes": holes, "error_reasons": reasons})
+        tables.append(rest | {"missing": missing, "error_reasons": reasons})
     return {**content, "tables": tables}, arrays
 
 
@@ -288,7 +277,7 @@ def _table_document(table: Values) -> HeaderFacts:
         {"layer_a": row, "layer_b": match.layer, **{name: own for name, own in vars(match).items() if name != "layer"}}
         for row, match in table.best_matches().items()
     ]
-    reasons = {"holes": _reasons(table.holes), "error_reasons": _reasons(table.error_reasons)}
+    reasons = {"missing": _reasons(table.missing), "error_reasons": _reasons(table.error_reasons)}
     return facts(table) | plain(arrays | reasons | {"best_matches": matches})
 
 

@@ -219,7 +219,7 @@ class Ranking(FrozenRecord):
         found: dict[tuple[str, str, str], list[str]] = {}
         for score in self.scores:
             table = self.tables[score]
-            for what, missing in (("no value", table.holes), ("no standard error", table.error_reasons)):
+            for what, missing in (("no value", table.missing), ("no standard error", table.error_reasons)):
                 for (_, model), why in missing.items():
                     found.setdefault((model, what, why), []).append(score)
         for (model, what, why), scores in found.items():
@@ -255,7 +255,7 @@ class Ranking(FrozenRecord):
             for model in ranking.models:
                 place = self._given.index(model)
                 value, error = float(table.values[0, place]), float(table.to_errors()[0, place])
-                why = table.holes.get((self.data, model), table.error_reasons.get((self.data, model), ""))
+                why = table.missing.get((self.data, model), table.error_reasons.get((self.data, model), ""))
                 own = behind.get(model, Behind(math.nan))
                 known = (None if math.isnan(one) else one for one in (value, error, own.value))
                 yield model, score, *known, own.error, own.clear, why

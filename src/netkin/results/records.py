@@ -6,6 +6,7 @@ the type that the record declares. Columns hold for each field its distinct valu
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -237,6 +238,11 @@ def columns_of(records: Sequence[Any], kind: type[Any], arrays: NamedArrays) -> 
             kept, places = _distinct(own)
             arrays[f"{key}: sizes"] = np.array([len(one) for one in kept], dtype=np.int32)
             arrays[f"{key}: entries"] = np.array([place for one in kept for place in one], dtype=np.int32)
+        elif hasattr(hint, "to_header"):
+            # as text, where 1, 1.0 and True differ; tables share few quantities
+            texts = {key: json.dumps(one.to_header()) for key, one in {id(one): one for one in own}.items()}
+            kept, places = _distinct(texts[id(one)] for one in own)
+            found[name] = [json.loads(text) for text in kept]
         else:
             kept, places = _distinct(own)
             found[name] = plain(kept)
@@ -276,8 +282,8 @@ def records_of(columns: Mapping[str, Any], kind: type[Any], arrays: Mapping[str,
 
 def _checked_column(name: str, written: Sequence[Any], hint: Any) -> list[Any]:
     """Return the distinct values of a field, or of a mapping's entries, each of the type that the record declares."""
-    if name == "bounds":
-        return [(-math.inf if low is None else low, math.inf if high is None else high) for low, high in written]
+    if hasattr(hint, "from_header"):
+        return [hint.from_header(one) for one in written]
     if get_origin(hint) is not Mapping:
         return [typed(one, hint, name) for one in written]
     key_hint, value_hint = get_args(hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from netkin import files
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.labels import HOLE, plural
+from netkin.results.quantity import ACCURACY, Quantity
 from netkin.results.records import (
     FrozenRecord,
     checked,
@@ -74,6 +75,11 @@ class TaskAccuracies(FrozenRecord):
         _refuse_beyond_one("accuracies", self.accuracies[~np.isnan(self.accuracies)])
 
     @property
+    def quantity(self) -> Quantity:
+        """What the accuracies are."""
+        return replace(ACCURACY, convention="task-incremental: among the classes of the task", error="over seeds")
+
+    @property
     def acc(self) -> np.ndarray:
         """ACC of each seed: the mean accuracy over all tasks after the last, ``1/T Σ_j R[T, j]``."""
         return self.accuracies[:, -1].mean(1)
@@ -119,13 +125,13 @@ class TaskAccuracies(FrozenRecord):
             raise UnknownName(f"no seed {seed!r} here; there are {', '.join(map(str, self.seeds))}.")
         chosen = self.accuracies if seed is None else self.accuracies[[self.seeds.index(seed)]]
         values, rows = chosen.mean(0), (START, *self.tasks)
-        holes = {(rows[i], self.tasks[j]): "not trained yet" for i, j in zip(*np.isnan(values).nonzero(), strict=True)}
+        missing = {
+            (rows[i], self.tasks[j]): "not trained yet" for i, j in zip(*np.isnan(values).nonzero(), strict=True)
+        }
         errors = chosen.std(0, ddof=1) / math.sqrt(len(chosen)) if len(chosen) > 1 else None
         return Values(
-            id="accuracy", name="accuracy", parameters={}, layers_a=rows, layers_b=self.tasks, values=values,
-            errors=errors, holes=holes, higher_is_closer=True, bounds=(0, 1), symmetric=False, kind="worth",
-            conventions="task-incremental: among the classes of the task", statistic="accuracies",
-            axes=("after", "task"),
+            quantity=self.quantity, layers_a=rows, layers_b=self.tasks, values=values, errors=errors, missing=missing,
+            statistic="accuracies", axes=("after", "task"),
         )  # fmt: skip
 
     def __str__(self) -> str:

@@ -64,7 +64,7 @@ def test_joint_training_has_no_accuracy_on_the_way(tasks):
     assert np.isnan(record.accuracies[0, 1:-1]).all()
     assert not np.isnan(record.accuracies[0, -1]).any()
     assert math.isnan(record.bwt[0])
-    assert record.table().holes["0-1", "2-3"] == "not trained yet"
+    assert record.table().missing["0-1", "2-3"] == "not trained yet"
 
 
 def test_the_matrix_is_labelled(learnt):

@@ -12,6 +12,7 @@ from netkin.applications.stitching.sweep import score_tables
 from netkin.errors import InvalidValue, UnknownName
 from netkin.reporting.grids import Scale
 from netkin.results.labels import NOT_ASKED
+from table_worlds import table_of
 from task_loss_worlds import quiet_world
 
 
@@ -78,8 +79,8 @@ def test_many_layers_are_counted_not_listed():
     np.fill_diagonal(likes, 0.95)
     np.fill_diagonal(values, 0.1)
     holes = {(x, y): NOT_ASKED for x in names for y in names if x != y}
-    measure = table("cka", likes, names, holes=holes)
-    judged = {"r": table("r", values, names, holes=holes, name="relative_accuracy", parameters={"how": "ridge"})}
+    measure = table("cka", likes, names, missing=holes)
+    judged = {"r": table("r", values, names, missing=holes, name="relative_accuracy", parameters={"how": "ridge"})}
     (said,) = contrasts([measure], judged)
     assert "l5 (cka 0.95; 0.10 by ridge), and 3 more." in said
 
@@ -97,7 +98,10 @@ def test_nothing_is_said_beside_a_distance():
 def test_every_score_has_a_meaning_and_no_measure_has_its_name():
     from netkin.measures import measures
 
-    assert all(score.means.endswith(".") and score.cannot_see.endswith(".") for score in evaluating.SCORES.values())
+    assert all(
+        score.quantity.means.endswith(".") and score.quantity.cannot_see.endswith(".")
+        for score in evaluating.SCORES.values()
+    )
     assert not set(evaluating.SCORES) & set(measures())
 
 
@@ -131,7 +135,7 @@ def evaluation(**changes):
 def test_each_score_has_its_own_reason_to_be_missing(score, changes, reason):
     found = {(("x", "y"), "ridge"): evaluation(**changes)}
     tables = score_tables((["x"], ["y"]), [("x", "y")], ["ridge"], list(evaluating.SCORES), found)
-    assert tables[f"{score}(how=ridge)"].holes == {("x", "y"): reason}
+    assert tables[f"{score}(how=ridge)"].missing == {("x", "y"): reason}
 
 
 def test_unknown_scores_and_none_are_refused():
@@ -144,8 +148,8 @@ def test_unknown_scores_and_none_are_refused():
 
 def table(id, values, names=("x",), **changes):
     facts = {"name": id, "parameters": {}, "higher_is_closer": True, "bounds": (0, 1), "symmetric": True}
-    words = {"conventions": "", "statistic": "Moments"}
-    return nk.results.Values(id=id, layers_a=names, layers_b=names, values=values, **(facts | words | changes))
+    words = {"convention": "", "statistic": "Moments"}
+    return table_of(id=id, layers_a=names, layers_b=names, values=values, **(facts | words | changes))
 
 
 def similarity(value):

@@ -55,7 +55,7 @@ def test_what_is_finished_is_kept(world, monkeypatch):
     assert np.isfinite(found[LEAST]["2", "2"])
     table = found["relative_accuracy(how=task_loss(steps=2))"]
     assert np.isfinite(table["0", "0"])
-    assert table.holes["1", "1"] == INTERRUPTED
+    assert table.missing["1", "1"] == INTERRUPTED
     assert "interrupted: some stitches were not reached, and have no value." in found.warnings
 
 
@@ -142,7 +142,7 @@ def test_a_stitch_that_gives_nan_costs_no_pass_of_its_own(world, monkeypatch):
     found = nk.stitch_all(a, b, data, test, ["least_squares", "procrustes"])
     assert test.passes == 2  # that of the similarities and that of the evaluation
     table = found["relative_accuracy(how=procrustes)"]
-    assert "what the stitch makes of layer '1' of 'a' in batch 0 holds 50 NaN" in table.holes["1", "1"]
+    assert "what the stitch makes of layer '1' of 'a' in batch 0 holds 50 NaN" in table.missing["1", "1"]
     for name, own in whole.tables.items():
         kept = [(i, j) for i, j in np.argwhere(np.isfinite(own.values)) if not ("procrustes" in name and i == 1)]
         assert all(found[name].values[i, j] == own.values[i, j] for i, j in kept)

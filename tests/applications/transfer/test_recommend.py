@@ -62,7 +62,7 @@ def test_the_reliability_of_scores_is_that_of_the_record():
     found = json.loads(RECORD.read_text())["measured"]
     assert set(RELIABILITY) == set(SCORES)
     for name, known in RELIABILITY.items():
-        sign = 1 if SCORES[name].higher_is_better else -1
+        sign = 1 if SCORES[name].quantity.higher_is_closer else -1
         assert known == pytest.approx((sign * found[name]["value"], found[name]["error"]), abs=0.0051)
     assert max(RELIABILITY, key=lambda name: RELIABILITY[name][0]) == BESIDE
 
@@ -188,7 +188,7 @@ def test_constant_features_have_values_or_reasons():
 
     batch = [(torch.randn(90, 6), torch.arange(90) % 3)]
     ranking = recommend({"flat": Flat()}, batch, score="knn", scores=list(SCORES), chunks=3, progress=False)
-    assert ("digits", "flat") not in ranking.table("linear_probe").holes
+    assert ("digits", "flat") not in ranking.table("linear_probe").missing
     assert ranking.table("linear_probe").values[0, 0] <= 0.5
     assert "gbc" in " ".join(ranking.reasons())
 

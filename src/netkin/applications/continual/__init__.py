@@ -311,7 +311,7 @@ def _similarities(networks: Mapping[str, nn.Module], measure: str, data: Any) ->
         )
     many = compare_many(networks, data, [measure], layers=layers, pairs="corresponding", progress=False)
     for (a, b), comparison in many.items():
-        why = next((why for (one, other), why in comparison.table().holes.items() if one == other), None)
+        why = next((why for (one, other), why in comparison.table().missing.items() if one == other), None)
         if why is not None:
             raise NoValue(f"{measure!r} has no value for tasks {a!r} and {b!r}: {why}")
     return many.summary(), 1 if facts.higher_is_closer else -1

@@ -146,10 +146,13 @@ def between_steps(run: Run, measures: Sequence[Measure], final: Comparison) -> C
         if collector is None:
             return None
         for layer in reported(layers, f"{measure.id} of all {run.unit}s", "layers"):
-            values, holes = _table(measure, collector, layer, steps)
+            values, missing = _table(measure, collector, layer, steps)
             name, axes = f"{measure.id} of {layer}", (run.unit, run.unit)
-            about = {"id": name, "layers_a": tuple(steps), "layers_b": tuple(steps), "axes": axes}
-            tables[name] = replace(final.tables[measure.id], **about, values=values, holes=holes)  # type: ignore[arg-type]
+            table = final.tables[measure.id]
+            tables[name] = replace(
+                table, quantity=replace(table.quantity, id=name), layers_a=tuple(steps), layers_b=tuple(steps),
+                axes=axes, values=values, missing=missing,
+            )  # fmt: skip
     widths = dict.fromkeys(steps, sum(final.widths_a.values()))
     sides = {"layers_a": tuple(steps), "layers_b": tuple(steps), "widths_a": widths, "widths_b": widths}
     return replace(final, a=run.name, b=run.name, tables=tables, **sides)  # type: ignore[arg-type]
@@ -179,18 +182,18 @@ def _collected(run: Run, measure: Measure, layers: Sequence[str]) -> Collector |
 def _table(
     measure: Measure, collector: Collector, layer: str, steps: Sequence[str]
 ) -> tuple[np.ndarray, dict[tuple[str, str], str]]:
-    values, holes = np.full((len(steps), len(steps)), np.nan), dict[tuple[str, str], str]()
+    values, missing = np.full((len(steps), len(steps)), np.nan), dict[tuple[str, str], str]()
     for i, a in enumerate(steps):
         for j, b in enumerate(steps):
             if measure.facts.symmetric and j < i:
                 values[i, j] = values[j, i]
-                holes |= {(a, b): holes[b, a]} if (b, a) in holes else {}
+                missing |= {(a, b): missing[b, a]} if (b, a) in missing else {}
                 continue
             try:
                 values[i, j] = value_of(measure, collector.pair((a, layer), (b, layer)))
             except NoValue as reason:
-                holes[a, b] = str(reason)
-    return values, holes
+                missing[a, b] = str(reason)
+    return values, missing
 
 
 # --- in the process that calls ----------------------------------------------------------------------------------------

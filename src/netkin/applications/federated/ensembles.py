@@ -87,12 +87,11 @@ def as_comparison(
 ) -> Comparison:  # fmt: skip
     """Return values of all pairs of clients as a comparison, and on which data they were found, if on any."""
     found = find(measure)
-    facts = found.facts
+    convention = f"{found.quantity.convention}; mean over the layers".lstrip("; ")
+    quantity = replace(found.quantity, id=measure, parameters=found.parameters, symmetric=True, convention=convention)
     table = Values(
-        id=measure, name=found.name, parameters=found.parameters, layers_a=tuple(names), layers_b=tuple(names),
-        values=values, higher_is_closer=facts.higher_is_closer, bounds=facts.bounds, symmetric=True,
-        conventions=f"{facts.convention}; mean over the layers".lstrip("; "), statistic=statistic,
-        axes=("network", "network"), unit=facts.unit, means=facts.means, cannot_see=facts.cannot_see,
+        quantity=quantity, layers_a=tuple(names), layers_b=tuple(names), values=values, statistic=statistic,
+        axes=("network", "network"),
     )  # fmt: skip
     widths = dict.fromkeys(names, 0)
     return Comparison(
@@ -180,8 +179,8 @@ def _by_networks(
 
 def _left_out(pair: Comparison) -> list[str]:
     """Return which layer the mean is taken without, if any has no value."""
-    holes = [(layer, why) for (layer, other), why in pair.table().holes.items() if layer == other]
-    return [f"means are without layer {layer!r}, where there is no value: {why}" for layer, why in holes[:1]]
+    missing = [(layer, why) for (layer, other), why in pair.table().missing.items() if layer == other]
+    return [f"means are without layer {layer!r}, where there is no value: {why}" for layer, why in missing[:1]]
 
 
 def with_similarity(found: Federation) -> Federation:

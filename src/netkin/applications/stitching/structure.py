@@ -219,14 +219,14 @@ def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) ->
     """Yield a sentence where layers are similar and their stitch is poor, and one where it is the reverse."""
     # cka, or else the first that ends at 1; without labels, how often predictions agree
     fit = [table for table in similarities if table.higher_is_closer and table.bounds[1] == 1]
-    measure = next((table for table in fit if table.name == "cka"), fit[0] if fit else None)
-    some = {table.name for table in stitches.values() if np.isfinite(table.values).any()}
+    measure = next((table for table in fit if table.quantity.name == "cka"), fit[0] if fit else None)
+    some = {table.quantity.name for table in stitches.values() if np.isfinite(table.values).any()}
     main = next((name for name in ("relative_accuracy", "agreement") if name in some), "")
-    judged = [table for table in stitches.values() if table.name == main]
+    judged = [table for table in stitches.values() if table.quantity.name == main]
     if measure is None or not judged:
         return
-    score = judged[0].name.replace("_", " ")
-    fitted = [table for table in judged if str(table.parameters["how"]).partition("(")[0] not in BASELINES]
+    score = judged[0].quantity.name.replace("_", " ")
+    fitted = [table for table in judged if str(table.quantity.parameters["how"]).partition("(")[0] not in BASELINES]
     apart = list(_pairs_that_pass(measure, fitted, HIGH, USELESS, lambda like, worth: like >= HIGH and worth < USELESS))
     alike = list(_pairs_that_pass(measure, judged, LOW, GOOD, lambda like, worth: like < LOW and worth >= GOOD))
     if apart:
@@ -248,7 +248,11 @@ def _pairs_that_pass(
     for i, x in enumerate(measure.layers_a):
         for j, y in enumerate(measure.layers_b):
             like = float(measure.values[i, j])
-            found = [(t.parameters["how"], float(t.values[i, j])) for t in judged if test(like, float(t.values[i, j]))]
+            found = [
+                (t.quantity.parameters["how"], float(t.values[i, j]))
+                for t in judged
+                if test(like, float(t.values[i, j]))
+            ]
             if found:
                 told = ", ".join(f"{beside(worth, value)} by {how}" for how, worth in found)
                 yield f"{x if x == y else f'{x} → {y}'} ({measure.id} {beside(like, similarity)}; {told})"

@@ -110,7 +110,7 @@ class Sweep:
         self.made: list[Stitch] = []
 
     def run(self, interruption: Interruption) -> Comparison:
-        """Return the comparison; an interruption that was requested leaves the rest as holes."""
+        """Return the comparison; an interruption that was requested leaves the rest without values."""
         for key in self.work:
             self.outcomes[key] = self.job.recall(self.part(key), _Outcome.unpacked)
         with lend_both(self.a, self.b, self.asked.device):
@@ -138,7 +138,7 @@ class Sweep:
         """Return one of the scores of an earlier sweep that is not requested now; empty without any."""
         wanted, tables = set(self.joints.wanted), self.tables
         for name, table in earlier.tables.items():
-            for i, j in np.argwhere(np.isfinite(table.values)) if "how" in table.parameters else ():
+            for i, j in np.argwhere(np.isfinite(table.values)) if "how" in table.quantity.parameters else ():
                 pair = table.layers_a[i], table.layers_b[j]
                 if name not in tables or pair not in wanted:
                     return f"{name} of {pair[0]!r} into {pair[1]!r}"
@@ -243,7 +243,7 @@ class Sweep:
         tables = dict[str, Values]()
         for name, one in similar.tables.items():  # with the rows and columns of the sweep
             known = dict(zip(product(one.layers_a, one.layers_b), one.values.flat, strict=True))
-            tables[name] = replace(one, **_cells(layers, known | dict(one.holes)))
+            tables[name] = replace(one, **_cells(layers, known | dict(one.missing)))
         outcomes = [one for one in self.outcomes.values() if one is not None]
         doubts = dict.fromkeys(one.evaluation.doubt for one in outcomes if one.evaluation and one.evaluation.doubt)
         done = len(outcomes) == len(self.work)
@@ -311,31 +311,26 @@ def score_tables(
             reason = score.why_not(one) if isinstance(one, Evaluation) else one
             values[pair] = value if value is not None and isfinite(value) else reason
         tables[f"{name}(how={how})"] = Values(
-            id=f"{name}(how={how})",
-            name=name,
-            parameters={"how": how},
-            higher_is_closer=score.higher_is_closer,
-            bounds=score.bounds,
-            symmetric=False,
-            conventions=f"{score.convention}; stitched by {how}",
+            quantity=replace(
+                score.quantity,
+                id=f"{name}(how={how})",
+                parameters={"how": how},
+                convention=f"{score.quantity.convention}; stitched by {how}",
+            ),
             statistic="Moments" if name.startswith("stitched") or name == "r2" else "Outputs",
             exactness=f"on {examples:,} test examples",
-            kind="worth",
-            unit=score.unit,
-            means=score.means,
-            cannot_see=score.cannot_see,
             **_cells(layers, values),
         )
     return tables
 
 
 def _cells(layers: Layers, found: Mapping[Pair, float | str]) -> dict[str, Any]:
-    """Return rows, columns, values and holes of a table, from the value of each pair or the reason why it has none."""
+    """Return rows, columns and values of a table, and why some are missing, from the value or reason of each pair."""
     cells = {pair: found.get(pair, NOT_ASKED) for pair in product(*layers)}
     values = np.array([nan if isinstance(one, str) else one for one in cells.values()], dtype=float)
-    holes = {pair: one for pair, one in cells.items() if isinstance(one, str)}
+    missing = {pair: one for pair, one in cells.items() if isinstance(one, str)}
     ours, theirs = map(tuple, layers)
-    return {"layers_a": ours, "layers_b": theirs, "values": values.reshape(len(ours), len(theirs)), "holes": holes}
+    return {"layers_a": ours, "layers_b": theirs, "values": values.reshape(len(ours), len(theirs)), "missing": missing}
 
 
 class SweepFile:

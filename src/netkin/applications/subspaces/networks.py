@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -239,13 +239,12 @@ def _values(units: Tensor, measure: str) -> np.ndarray:
 
 
 def _table(name: str, values: np.ndarray, vectors: AtomVectors, measure: str, gauge: str) -> Values:
-    facts = find(measure).facts
+    declared = find(measure).quantity
+    convention = declared.convention + ("" if " of " in name else f"; mean over {len(vectors.layers)} layers")
     return Values(
-        id=name, name=measure, parameters={"gauge": gauge}, layers_a=vectors.names, layers_b=vectors.names,
-        values=values, higher_is_closer=facts.higher_is_closer, bounds=facts.bounds, symmetric=True,
-        conventions=facts.convention + ("" if " of " in name else f"; mean over {len(vectors.layers)} layers"),
-        statistic="Filters", axes=("network", "network"), unit=facts.unit, means=facts.means,
-        cannot_see=facts.cannot_see,
+        quantity=replace(declared, id=name, parameters={"gauge": gauge}, symmetric=True, convention=convention),
+        layers_a=vectors.names, layers_b=vectors.names, values=values, statistic="Filters",
+        axes=("network", "network"),
     )  # fmt: skip
 
 

@@ -97,7 +97,7 @@ class _Found:
     parameters: int = 0
     origin: str = ""
     values: dict[str, float] = field(default_factory=dict)
-    holes: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
     replicates: dict[str, Array] = field(default_factory=dict)
     without_error: str = ""
     fault: NetkinError | None = None
@@ -131,7 +131,7 @@ def recommend(
     those of the examples alone: more examples would hardly change an order that is clear by them. Whether models rank
     so after fine-tuning is another matter: `ranking.reliability` says how well each score agreed with it in netkin's
     trials (see the guide "Which model to start from"), and `ranking.agreement` whether the scores agree here. A model
-    that can't be run, and a score that does not serve a model, leave holes with the reason.
+    that can't be run, and a score that does not serve a model, have no value, with the reason.
 
     Args:
         models: models by name, or names of models as `nk.load_model` takes them; those are loaded one at a time.
@@ -216,11 +216,11 @@ def _found(name: str, models: Mapping[str, nn.Module | str], asked: _RecommendOp
     found.data, found.remarks = data_name(data), (*getattr(data, "remarks", ()), *filter(None, [remark_on(model)]))
     try:
         with on_device(model, asked.device), loaders_kept(data):
-            evidence, found.holes = _evidence(model, data, asked, asked.of(name))
+            evidence, found.missing = _evidence(model, data, asked, asked.of(name))
     except (SourceError, UnknownName):
         raise
     except NetkinError as fault:
-        found.fault, found.holes = fault, {score.name: str(fault).rstrip(".") for score in asked.scores}
+        found.fault, found.missing = fault, {score.name: str(fault).rstrip(".") for score in asked.scores}
         return found
     found.labels, found.digest, found.width = evidence.labels, evidence.digest, evidence.features.shape[1]
     _take_scores(found, evidence, asked)
@@ -261,7 +261,7 @@ def _take_scores(found: _Found, evidence: Evidence, asked: _RecommendOptions) ->
         try:
             found.values[score.name] = score.value(evidence)
         except NoValue as reason:
-            found.holes.setdefault(score.name, str(reason).rstrip("."))
+            found.missing.setdefault(score.name, str(reason).rstrip("."))
             continue
         found.replicates[score.name] = np.array([_number_or_nan(score, part) for part in parts])
 
@@ -329,22 +329,15 @@ def _table(score: TransferScore, found: Sequence[_Found], data: str, sizes: Arra
     replicates = np.array([own if len(own) else none for own in filled]).T[:, None] if whole else None
     reasons = {(data, one.name): one.without_error for one in found if one.without_error and name in one.values}
     return Values(
-        id=name,
-        name=name,
-        parameters={},
+        quantity=score.quantity,
         layers_a=(data,),
         layers_b=models,
         values=np.array([[one.values.get(name, np.nan) for one in found]]),
-        holes={(data, one.name): one.holes[name] for one in found if name not in one.values},
-        higher_is_closer=score.higher_is_better,
-        bounds=score.bounds,
-        symmetric=False,
-        conventions=f"{score.summary}; {score.reference}",
+        missing={(data, one.name): one.missing[name] for one in found if name not in one.values},
         statistic="Evidence",
         replicates=replicates,
         chunk_sizes=tuple(sizes.tolist()) if whole else (),
         error_reasons=reasons,
-        kind="worth",
         axes=("data", "model"),
     )
 

@@ -253,9 +253,9 @@ def _finished(
     """Return the comparison of two tasks with all that must be said of it."""
     (a, b), first = (found[name] for name in pair), made[0][0]
     pooled = [_pooled([next(iter(one.tables.values())) for one in group]) for group in made]
-    share = _shared_examples(pair[0] == pair[1], shares, int(pooled[0].parameters["buckets"] or 1))
+    share = _shared_examples(pair[0] == pair[1], shares, int(pooled[0].quantity.parameters["buckets"] or 1))
     buckets, caution = _in_common(pair, (a.examples, b.examples), share)
-    tables = [replace(one, parameters=dict(one.parameters) | {"shared_examples": share}) for one in pooled]
+    tables = [_with_parameters(one, shared_examples=share) for one in pooled]
     said = [*a.warnings, a.missing, *b.warnings, b.missing, caution]
     said += [warning for group in made for one in group for warning in one.warnings]
     n, origin = len(made[0]), dict(first.provenance)
@@ -270,7 +270,7 @@ def _finished(
         tables={table.id: table for table in tables},
         data=" and ".join(dict.fromkeys([a.data, b.data])),
         examples=a.examples if share == 1 else a.examples + b.examples,
-        seed=int(tables[0].parameters["seed"] or 0),
+        seed=int(tables[0].quantity.parameters["seed"] or 0),
         warnings=tuple(dict.fromkeys(filter(None, said))),
         provenance=origin,
     )
@@ -307,13 +307,19 @@ def _pooled(tables: Sequence[Values]) -> Values:
         return first
     values = np.array([table.values for table in tables])
     mean = values.mean(axis=0)  # NaN where one is
+    named = f"{first.id.removesuffix(')')}{', ' if '(' in first.id else '('}seeds={n})"
+    quantity = replace(_with_parameters(first, seeds=n).quantity, id=named, error=f"of the mean over {n} seeds")
     return replace(
         first,
-        id=f"{first.id.removesuffix(')')}{', ' if '(' in first.id else '('}seeds={n})",
-        parameters=dict(first.parameters) | {"seeds": n},
+        quantity=quantity,
         values=mean,
-        holes={pair: reason for table in reversed(tables) for pair, reason in table.holes.items()},
+        missing={pair: reason for table in reversed(tables) for pair, reason in table.missing.items()},
         exactness=f"sketched, mean over {n} seeds",
         replicates=(n * mean - values) / (n - 1),
         chunk_sizes=(1,) * n,
     )
+
+
+def _with_parameters(table: Values, **parameters: Any) -> Values:
+    quantity = table.quantity
+    return replace(table, quantity=replace(quantity, parameters={**quantity.parameters, **parameters}))

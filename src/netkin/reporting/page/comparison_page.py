@@ -336,7 +336,9 @@ def _counted(comparison: Comparison) -> list[str]:
     measures = plural(len(tables) - len(worths), "measure")
     if not worths:
         return [measures]
-    methods, scores = (len({read(table) for table in worths}) for read in (column_label, lambda table: table.name))
+    methods, scores = (
+        len({read(table) for table in worths}) for read in (column_label, lambda table: table.quantity.name)
+    )
     found = [plural(methods, "method"), plural(scores, "score")]
     return found + ([measures] if len(worths) < len(tables) else [])
 

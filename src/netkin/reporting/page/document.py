@@ -350,13 +350,13 @@ def plain_table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, kind: str
 
 def _conventions(table: Values) -> dict[str, Any]:
     return {
-        "measure": table.name,
-        "parameters": ", ".join(f"{key} = {value}" for key, value in table.parameters.items()) or "none",
-        "conventions": table.conventions or "not said",
+        "measure": table.quantity.name,
+        "parameters": ", ".join(f"{key} = {value}" for key, value in table.quantity.parameters.items()) or "none",
+        "conventions": table.quantity.convention or "not said",
         "direction": direction(table),
         "range": range_of(table),
-        "unit": table.unit or "none",
-        "symmetric": "yes" if table.symmetric else "no: exchanging the models changes the values",
+        "unit": table.quantity.unit or "none",
+        "symmetric": "yes" if table.quantity.symmetric else "no: exchanging the models changes the values",
         "statistic": table.statistic,
         "exactness": table.exactness,
         "standard errors": _errors(table),
@@ -365,8 +365,8 @@ def _conventions(table: Values) -> dict[str, Any]:
 
 
 def _missing(table: Values) -> str:
-    unasked = sum(reason == NOT_ASKED for reason in table.holes.values())
-    asked = f"{len(table.holes) - unasked:,} of {table.values.size - unasked:,}"
+    unasked = sum(reason == NOT_ASKED for reason in table.missing.values())
+    asked = f"{len(table.missing) - unasked:,} of {table.values.size - unasked:,}"
     return f"{asked}; {unasked:,} more were not asked for" if unasked else asked
 
 

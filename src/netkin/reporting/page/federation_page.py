@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -109,22 +108,6 @@ def _remarks(found: Federation) -> list[str]:
 # --- by round ---------------------------------------------------------------------------------------------------------
 
 
-def accuracy_table(found: Federation) -> Values | None:
-    """Return the accuracy of each client after each round in which clients were tested; None without such."""
-    rounds = found.accuracies
-    if not rounds:
-        return None
-    values = np.array([[own.get(client, math.nan) for own in rounds.values()] for client in found.clients])
-    columns = tuple(f"round {one}" for one in rounds)
-    missing = {(found.clients[i], columns[j]): found.unjudged.get(found.clients[i], "it was not tested then")
-               for i, j in np.argwhere(np.isnan(values)).tolist()}  # fmt: skip
-    return Values(
-        id="accuracy", name="accuracy", parameters={}, layers_a=found.clients, layers_b=columns, values=values,
-        holes=missing, higher_is_closer=True, bounds=(0, 1), symmetric=False, kind="worth",
-        conventions="on the client's own test data", statistic="accuracies", axes=("client", "round"),
-    )  # fmt: skip
-
-
 def accuracy_curve(found: Federation) -> dict[str, list[Any]]:
     """Return the mean accuracy by round, and that of each client, or of many the lowest and the highest."""
     rounds = found.accuracies
@@ -191,7 +174,7 @@ def _faults(found: Federation) -> Markup | None:
 
 def federation_heatmaps(found: Federation) -> list[Drawn]:
     """Return the heatmaps: what their rows and columns are, the table, and the picture."""
-    tables = [(("clients", "rounds"), one, grid_of(one)) for one in (accuracy_table(found),) if one is not None]
+    tables = [(("clients", "rounds"), one, grid_of(one)) for one in (found.accuracy_table(),) if one is not None]
     if found.similarity is not None and found.clusters is not None:
         tables.append((("clients", "clients"), *by_clusters(found.similarity, found.clusters)))
     return tables

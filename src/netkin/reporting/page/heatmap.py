@@ -44,7 +44,7 @@ LETTER = 7.4  # pixels that a letter of a label takes at most
 CELL = 66  # pixels that a cell takes at most
 LEGEND = 360  # pixels that the legend of a picture takes
 FREE = 0.42  # of a cell that the line through the best matches leaves to the number
-MEANING = ("means", "cannot_see")  # fields of a table that are the same in every comparison of a page
+MEANING = ("means", "cannot_see")  # fields of a quantity that are the same in every comparison of a page
 CLEAR = SHADES - 1  # the last colour is left transparent, so that the hatching behind shows
 
 
@@ -272,7 +272,7 @@ def embedded(
     drawn = zip(comparisons, grids, strict=True)
     tables = [table for comparison in comparisons for table in comparison.tables.values()]
     return _colours() | {
-        "meanings": {table.id: {name: getattr(table, name) for name in MEANING} for table in tables},
+        "meanings": {table.id: {name: getattr(table.quantity, name) for name in MEANING} for table in tables},
         "comparisons": [_comparison(comparison, own, names) for comparison, own in drawn],
         "summaries": [_summary(grid, comparisons) for grid in summaries],
     }
@@ -353,7 +353,7 @@ def _without_error(table: Values) -> list[list[Any]]:
     found: dict[str, list[list[int]]] = {}
     for (a, b), reason in table.error_reasons.items():
         found.setdefault(reason, []).append([rows[a], columns[b]])
-    known = table.values.size - len(table.holes)
+    known = table.values.size - len(table.missing)
     return [[reason, None if len(places) == known else places] for reason, places in found.items()]
 
 
@@ -366,8 +366,9 @@ def _margins(table: Values) -> list[list[Any] | None]:
 
 def _about_table(table: Values) -> dict[str, Any]:
     """Return what a table says of itself but for its layers and its meaning, which are said elsewhere."""
-    own = {name: value for name, value in facts(table).items() if name not in ("layers_a", "layers_b", *MEANING)}
-    return own | {"quantile": student_quantile(len(table.chunk_sizes)) if table.chunk_sizes else None}
+    about = {"exactness": table.exactness, "statistic": table.statistic, "chunk_sizes": list(table.chunk_sizes)}
+    words = {name: value for name, value in table.quantity.to_header().items() if name not in MEANING}
+    return words | about | {"quantile": student_quantile(len(table.chunk_sizes)) if table.chunk_sizes else None}
 
 
 def _drawable(grid: Grid, unasked: str = NOT_ASKED) -> dict[str, Any]:

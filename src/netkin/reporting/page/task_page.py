@@ -279,7 +279,9 @@ def _score_card(ranking: Ranking, score: str) -> Markup:
     drawn = _dots(ranked) if known else tag("p", "It has no value for any model.")
     said = ranked.lead_in_words if known and score != ranking.score else None  # that of the rank is above all
     note = tag(
-        "figcaption", tag("p", said) if said else None, tag("p", sentence(table.conventions), class_="facts-line")
+        "figcaption",
+        tag("p", said) if said else None,
+        tag("p", sentence(table.quantity.convention), class_="facts-line"),
     )
     return tag("figure", tag("h3", score), tag("p", words, class_="facts-line"), drawn, note, class_="card curve")
 
@@ -327,7 +329,7 @@ def _ranking_origins(ranking: Ranking) -> Markup:
     }
     about = {key: value for key, value in ranking.provenance.items() if not key.startswith(FEATURES)}
     head = ["score", "what it says", "forward passes", "standard errors"]
-    rows = [[score, ranking.table(score).conventions, f"{ranking.costs.get(score, math.nan):g}",
+    rows = [[score, ranking.table(score).quantity.convention, f"{ranking.costs.get(score, math.nan):g}",
              _chunks(ranking.table(score))] for score in ranking.scores]  # fmt: skip
     scores = folded("The scores", plain_table(head, rows, label="The scores"), True)
     read = {model: ranking.provenance.get(f"{FEATURES}{model}", "not read") for model in ranking.models}
