@@ -60,11 +60,11 @@ def test_json_holds_all_and_is_valid_for_strict_readers(netkin):
     assert document["layers_a"] == ["relu1", "relu2", "relu3", "relu4"]
     assert document["examples"] == 360
     table = document["tables"]["svcca(variance=0.95)"]
-    assert table["parameters"] == {"variance": 0.95}
+    assert table["quantity"]["parameters"] == {"variance": 0.95}
     assert table["values"][0][0] == pytest.approx(1)
     assert table["values"][0][1] is None
     assert {"layer_a", "layer_b", "reason"} == set(table["missing"][0])
-    assert document["tables"]["gulp"]["bounds"] == [0, None]
+    assert document["tables"]["gulp"]["quantity"]["bounds"] == [0, None]
 
 
 def test_json_carries_errors_with_their_reasons_and_margins():

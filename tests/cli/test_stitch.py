@@ -64,7 +64,7 @@ def test_one_layer_into_another(netkin):
     assert (document["layers_a"], document["layers_b"]) == (["relu2", "relu3"], ["relu3"])
     table = document["tables"]["relative_accuracy(how=least_squares)"]
     assert all(row[0] >= 0 for row in table["values"])
-    assert table["bounds"] == [0, None]
+    assert table["quantity"]["bounds"] == [0, None]
     assert document["provenance"]["pairs"] == "2 listed"
     assert document["provenance"]["call"] == f"netkin {AB} --at relu2 --into relu3 --at relu3 --into relu3 --json"
 

@@ -58,7 +58,7 @@ def test_values_without_an_error_say_why(made):
 
 
 def test_more_bias_than_error_is_said_with_the_measure_without_it(made):
-    text = page(made.comparison(made.jackknifed(shift=0.05)))
+    text = page(made.comparison(made.jackknifed(shift=0.05, debiased_as="cka_debiased")))
     note = re.search(r'class="bias"><strong>Bias. </strong>([^<]+)', text)[1]
     assert note.startswith("For 9 of 9 pairs the jackknife finds a bias larger than the standard error, up to ")
     assert note.endswith("; cka_debiased corrects for it.")

@@ -11,7 +11,7 @@ from netkin.reporting.page import page
 from netkin.reporting.page.svg import label_places, map_figures
 from netkin.results import Comparison, Comparisons
 from netkin.results.comparison import distances_of, plane_of, tree_of
-from table_worlds import table_of
+from table_worlds import changed, table_of
 
 matplotlib = pytest.importorskip("matplotlib")
 styles = pytest.importorskip("matplotlib.style")
@@ -93,7 +93,7 @@ def many(values, **facts):
     pairs = [(i, j) for i in range(len(names)) for j in range(i + 1, len(names))]
     return Comparisons(
         replace(networks(np.eye(3)), a=names[i], b=names[j], layers_a=("x",), layers_b=("x",),
-                tables={"atom_cosine": replace(table, values=[[values[i][j]]], **own)})
+                tables={"atom_cosine": changed(table, values=[[values[i][j]]], **own)})
         for i, j in pairs
     )  # fmt: skip
 

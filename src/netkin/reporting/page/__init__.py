@@ -218,7 +218,7 @@ def _texts(grid: Grid) -> list[list[Markup]]:
 def _cell(grid: Grid, i: int, j: int, shade: int, text: Markup) -> Markup:
     pair, room = f"{grid.pair(i, j)}: ", "padding:3px 5px;min-width:10px;text-align:center"
     if shade < 0:
-        return tag("td", "–", title=f"{pair}no value, {grid.holes[i, j]}", style=f"{room};background:#8884")
+        return tag("td", "–", title=f"{pair}no value, {grid.missing[i, j]}", style=f"{room};background:#8884")
     colour = palette()[shade]
     ring = ";outline:2px solid #fff;outline-offset:-3px" if grid.best.get(i) == j else ""
     style = f"{room};background:{colour};color:{ink(colour)}{ring}"

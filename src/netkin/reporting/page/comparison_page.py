@@ -31,7 +31,7 @@ from netkin.reporting.page.document import (
     toolbar,
     warnings,
 )
-from netkin.reporting.page.heatmap import card, embedded, figure_of, holes, shared_reasons, values_class
+from netkin.reporting.page.heatmap import card, embedded, figure_of, missing_values, shared_reasons, values_class
 from netkin.reporting.page.svg import key, line_chart, map_figures, maps_by_measure, maps_section
 from netkin.reporting.words import closest_and_farthest, headline, number_with_error, short_names
 from netkin.results import Comparison, Spread, Values
@@ -185,7 +185,7 @@ def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid]
     for k, grid in enumerate(summaries):
         which = tag("p", grid.note, class_="facts-line") if grid.note else None
         heading = joined(tag("h3", grid.id, class_="code"), which)
-        missing, caption = holes(grid, [SAME_MODEL]), f"{grid.id}, {title.lower()}"
+        missing, caption = missing_values(grid, [SAME_MODEL]), f"{grid.id}, {title.lower()}"
         figures.append(figure_of(grid, caption, f"summary {k}", missing, heading=heading))
     maps = maps_by_measure(comparisons)
     beside = next(iter(maps.values())) if maps and len(figures) == 1 else []
@@ -302,7 +302,7 @@ def _figures(
         axes, key = tag("p", *between, class_="axes"), f"{'list' if grid.listed else 'table'} {place} {k}"
         matches = [] if grid.listed else map(_matches, tables)
         errors = [_errors(table, len(tables) > 1) for table in tables]
-        notes, caption = (holes(grid, said), *errors, *matches), _sides(comparison, grid, names)
+        notes, caption = (missing_values(grid, said), *errors, *matches), _sides(comparison, grid, names)
         yield card(tables[0], grid, key, f"{grid.id}: {caption}", *notes, axes=axes)
 
 

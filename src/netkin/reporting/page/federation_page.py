@@ -22,7 +22,7 @@ from netkin.reporting.page.document import (
     toolbar,
     warnings,
 )
-from netkin.reporting.page.heatmap import card, embedded_tables, figure_of, holes, values_class
+from netkin.reporting.page.heatmap import card, embedded_tables, figure_of, missing_values, values_class
 from netkin.reporting.page.svg import figure_of_curve, map_figures
 from netkin.reporting.words import number
 from netkin.results import Comparison, Federation, Values
@@ -150,7 +150,7 @@ def _clients(found: Federation, drawn: Sequence[Drawn]) -> Markup:
         if own.id == "accuracy":
             heading = joined(tag("h3", "Accuracy of each client"), _sides(sides))
             caption = "accuracy: clients in rows, rounds in columns"
-            cards.insert(0, figure_of(grid, caption, f"table {place} 0", holes(grid), heading=heading))
+            cards.insert(0, figure_of(grid, caption, f"table {place} 0", missing_values(grid), heading=heading))
     return tag("section", tag("h2", "The clients"), tag("div", *cards, class_="cards"), data_chosen=True)
 
 

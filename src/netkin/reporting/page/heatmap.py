@@ -226,7 +226,7 @@ def card(table: Values, grid: Grid, key: str, caption: str, *notes: Markup | Non
     return figure_of(grid, caption, key, says, *notes, heading=head, among=among)
 
 
-def holes(grid: Grid, said: Collection[str] = ()) -> Markup | None:
+def missing_values(grid: Grid, said: Collection[str] = ()) -> Markup | None:
     """Return why values of a heatmap are missing, but for reasons that are `said` elsewhere."""
     counted = {reason: count for reason, count in grid.reasons().most_common() if reason not in said}
     return reason_list(grouped_reasons(counted), f"No value for {plural(sum(counted.values()), 'pair')}")
@@ -305,7 +305,7 @@ def _frames(series: Series, measure: str) -> dict[str, Any]:
     """Return a measure at every step; a reason for a hole is written once and named by its number."""
     table, grids = series.table(measure), frames(series, measure)
     own = zoomed(table, series.own(measure))
-    reasons = list(dict.fromkeys(reason for grid in grids for reason in grid.holes.values()))
+    reasons = list(dict.fromkeys(reason for grid in grids for reason in grid.missing.values()))
     numbered = {reason: k for k, reason in enumerate(reasons)}
     powers = any("e" in text for grid in grids for line in grid.texts for text in line)  # of ten
     shown = {"scale": _scale(grids[0].scale), "axis": {"far": own.far, "close": own.close}, "powers": powers}
@@ -314,9 +314,9 @@ def _frames(series: Series, measure: str) -> dict[str, Any]:
 
 
 def _frame(grid: Grid, numbered: Mapping[str, int]) -> dict[str, Any]:
-    holes = [[i, j, numbered[reason]] for (i, j), reason in grid.holes.items()]
+    missing = [[i, j, numbered[reason]] for (i, j), reason in grid.missing.items()]
     errors = None if grid.errors is None else _rounded(grid.errors)
-    return {"values": _rounded(grid.values), "errors": errors, "holes": holes, "best": _best(grid)}
+    return {"values": _rounded(grid.values), "errors": errors, "missing": missing, "best": _best(grid)}
 
 
 def _rounded(values: np.ndarray) -> list[list[float | None]]:
@@ -373,8 +373,8 @@ def _about_table(table: Values) -> dict[str, Any]:
 
 def _drawable(grid: Grid, unasked: str = NOT_ASKED) -> dict[str, Any]:
     # that a pair was not asked for is said of hundreds of them; the page says it once
-    holes = [[i, j, reason] for (i, j), reason in grid.holes.items() if reason != unasked]
-    return {"values": plain(grid.values), "holes": holes, "best": _best(grid), "scale": _scale(grid.scale)}
+    missing = [[i, j, reason] for (i, j), reason in grid.missing.items() if reason != unasked]
+    return {"values": plain(grid.values), "missing": missing, "best": _best(grid), "scale": _scale(grid.scale)}
 
 
 def _scale(scale: Scale) -> dict[str, Any]:

@@ -272,7 +272,7 @@ def _cross(at: int, size: int, dashes: str | None, colour: str, width: int) -> M
                stroke_dasharray=dashes, vector_effect="non-scaling-stroke")  # fmt: skip
 
 
-# --- holes and origins ------------------------------------------------------------------------------------------------
+# --- missing values and origins --------------------------------------------------------------------------------------
 
 
 def missing_in_words(series: Series, grids: Sequence[Sequence[Grid]]) -> list[str]:
@@ -280,7 +280,7 @@ def missing_in_words(series: Series, grids: Sequence[Sequence[Grid]]) -> list[st
     found: dict[str, list[tuple[int, int]]] = {}  # measure, pairs: one entry for each step that gives the reason
     for place, own in enumerate(grids):
         for grid in own:
-            reasons = list(grid.holes.values())
+            reasons = list(grid.missing.values())
             for reason in dict.fromkeys(reasons):
                 found.setdefault(reason, []).append((place, reasons.count(reason)))
     return [f"{reason} ({_about(series, told)})" for reason, told in found.items()]
@@ -303,7 +303,7 @@ def _about(series: Series, told: Sequence[tuple[int, int]]) -> str:
 
 def _origins(series: Series, grids: dict[str, list[Grid]]) -> Markup:
     final = series.comparisons[-1]
-    missing = {measure: sum(len(grid.holes) for grid in own) for measure, own in grids.items()}
+    missing = {measure: sum(len(grid.missing) for grid in own) for measure, own in grids.items()}
     whole = len(series) * len(final.layers_a) * len(final.layers_b)
     told = {measure: f"{count:,} of {whole:,}" for measure, count in missing.items()}
     same = final.layers_a == final.layers_b

@@ -23,7 +23,7 @@ from netkin.reporting.page.document import (
     toolbar,
     warnings,
 )
-from netkin.reporting.page.heatmap import embedded, figure_of, holes, values_class
+from netkin.reporting.page.heatmap import embedded, figure_of, missing_values, values_class
 from netkin.reporting.page.svg import SIDE, beside_axes, figure_of_curve, key, line_chart, stretched, tick_names
 from netkin.reporting.words import short_names
 from netkin.results.compression import Compression
@@ -187,7 +187,9 @@ def _heatmaps(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Se
         words = f"mean over pairs of different layers: {mean:.4f}" if mean == mean else "it has no value for any pair"
         head = joined(tag("h3", name(names[one])), tag("p", words, class_="facts-line"))
         for k, grid in enumerate(own):
-            yield figure_of(grid, f"{grid.id} in {names[one]}", f"table {place} {k}", holes(grid), heading=head)
+            yield figure_of(
+                grid, f"{grid.id} in {names[one]}", f"table {place} {k}", missing_values(grid), heading=head
+            )
 
 
 def _curve(study: SparsityStudy, names: Mapping[str, str]) -> Markup | None:

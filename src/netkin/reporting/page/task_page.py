@@ -27,7 +27,7 @@ from netkin.reporting.page.document import (
     toolbar,
     warnings,
 )
-from netkin.reporting.page.heatmap import embedded_tables, figure_of, holes, values_class
+from netkin.reporting.page.heatmap import embedded_tables, figure_of, missing_values, values_class
 from netkin.reporting.page.svg import figure_of_curve
 from netkin.reporting.words import range_of, sentence, short_names, shortened
 from netkin.results import Ranking, TaskAccuracies, TaskEnsembles, Values
@@ -183,7 +183,7 @@ def _nulls(values: np.ndarray) -> list[float | None]:
 def _heatmap(place: int, label: str, grid: Grid) -> Markup:
     head = joined(tag("h3", label), tag("p", "↓ after task  → on task", class_="axes"))
     caption = f"{label}: after which task in rows, on which in columns"
-    return figure_of(grid, caption, f"table {place} 0", holes(grid), heading=head)
+    return figure_of(grid, caption, f"table {place} 0", missing_values(grid), heading=head)
 
 
 def _ensembles(one: TaskEnsembles) -> Markup:
