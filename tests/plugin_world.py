@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 import netkin as nk
+from netkin.results.caveats import Caveat
 from netkin.statistics import Collector, CostEstimate, Grams, Settings
 from netkin.statistics.collector import chunk_of
 
@@ -37,8 +38,9 @@ class Signs:
     def options(cls, facts, settings):
         return {"threshold": settings["threshold"]}
 
-    def caution(self, facts, settings):
-        return f"{self.n} examples are few for signs; take 10." if self.n < 10 else ""
+    def caveats(self, facts, settings):
+        few = Caveat("few-signs", f"{self.n} examples are few for signs; take 10.")
+        return [few] if self.n < 10 else []
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,8 @@ class Kernels:
     def options(cls, facts, settings):
         return {}
 
-    def caution(self, facts, settings):
-        return ""
+    def caveats(self, facts, settings):
+        return []
 
 
 class LayerKernels(Collector):

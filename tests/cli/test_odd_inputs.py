@@ -319,7 +319,7 @@ def test_tasks_warn_of_random_weights(odd):
     result = odd("tasks a=netkin:digits,digits:test b=netkin:digits,digits:train --examples 40 --layers fc --json")
     found = json.loads(result.stdout)["comparisons"]
     said = [f"'netkin:digits' was given no weights, so they are random, drawn from seed {seed}." for seed in (0, 1)]
-    assert set(said) <= {warning for one in found for warning in one["warnings"]}
+    assert set(said) <= {caveat["sentence"] for one in found for caveat in one["caveats"]}
 
 
 def test_a_transform_that_fails_is_named(odd):

@@ -12,6 +12,7 @@ import torch
 import netkin as nk
 from netkin.applications.transfer.scores import BESIDE, DEFAULT, SCORES
 from netkin.sources.architectures import architecture, seeded
+from table_worlds import sentences
 
 FIRST, SECOND = "netkin:digits@first.pt", "netkin:digits@second.pt"
 SHORT = "--layers relu1 --layers fc --quiet"
@@ -167,7 +168,7 @@ def test_missing_parts_are_warned_of(netkin):
     collected(netkin, FIRST, "digits:test", "1.stats", "--part 1/2")
     result = done(netkin("tasks few=1.stats --save t.netkin"))
     assert "180 of 360 examples are present; missing: 180 to 359" in result.stderr
-    assert any("180 of 360 examples" in warning for warning in nk.load("t.netkin")["few", "few"].warnings)
+    assert any("180 of 360 examples" in warning for warning in sentences(nk.load("t.netkin")["few", "few"]))
 
 
 @pytest.mark.parametrize(

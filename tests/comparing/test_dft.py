@@ -13,6 +13,7 @@ from netkin.comparing import explain
 from netkin.errors import InvalidValue, MemoryLimit, ShapeError
 from netkin.measures import measures
 from netkin.statistics import Moments, Spectra
+from table_worlds import sentences
 
 LAYERS = ["conv1", "conv2", "fc"]
 READABLE = [
@@ -266,7 +267,9 @@ def test_a_layer_that_does_not_vary_is_a_hole(worlds):
 def test_few_examples_are_warned_of_frequency_by_frequency(worlds):
     rows = [{"x": worlds.normal(5, 3, 4, 4)} for _ in range(2)]
     comparison = nk.compare(*rows, measures=["cca_mean"], shape="dft")
-    assert "5 examples are fewer than the 3 + 3 features of the two layers at each frequency" in comparison.warnings[0]
+    assert (
+        "5 examples are fewer than the 3 + 3 features of the two layers at each frequency" in sentences(comparison)[0]
+    )
 
 
 def test_three_examples_tell_no_share(worlds):

@@ -8,6 +8,7 @@ from torch import nn
 import netkin as nk
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.measures import measures
+from table_worlds import sentences
 
 EVERY = sorted(measures(matrices=True))
 
@@ -182,7 +183,7 @@ def test_default_layers_that_give_no_rows_are_named_in_the_warnings_and_the_plan
     assert (found.layers_a, found.complete) == (("first", "last"), True)
     named = ", ".join([*(f"'silent.s{i}' of 'a'" for i in range(3)), *(f"'silent.s{i}' of 'b'" for i in range(5))])
     why = "layer 'silent.s0' gives no floating tensor to record, but NoneType"
-    assert found.warnings[0] == f"default layers were left out: {named} and 4 others. Why: {why}."
+    assert sentences(found)[0] == f"default layers were left out: {named} and 4 others. Why: {why}."
     plan = str(nk.explain(a, b, inputs))
     assert f"  left out of 'a': {why}\n" in plan
     assert plan.count("  left out of 'b': ") == 9

@@ -14,6 +14,7 @@ from netkin.comparing import tabulating
 from netkin.progress import Interruption
 from netkin.results import Comparison
 from netkin.statistics import LayerMoments
+from table_worlds import sentences
 
 
 def interrupted(batches, after, how):
@@ -48,7 +49,7 @@ def test_the_batches_so_far_count(state_of, maps, images, how, tmp_path):
     comparison = nk.compare(a, b, interrupted(batches, 2, how), ["cka", "cka_minibatch(batch=16)"], partial=True)
     assert not comparison.complete
     assert comparison.examples == 32
-    assert comparison.warnings == ("interrupted: these numbers rest on the first 32 examples.",)
+    assert sentences(comparison) == ("interrupted: these numbers rest on the first 32 examples.",)
     whole = nk.compare(a, b, batches[:2], ["cka", "cka_minibatch(batch=16)"])
     for measure in whole:
         assert comparison.to_numpy(measure) == pytest.approx(whole.to_numpy(measure), abs=1e-9)
@@ -119,7 +120,7 @@ def test_ctrl_c_while_measuring_leaves_the_rest_as_holes(maps, images, monkeypat
     assert [len(comparison["cka"].missing) for comparison in many.values()] == [1, 4, 4]
     assert not any(comparison.complete for comparison in many.values())
     assert set(many["1", "2"]["cka"].missing.values()) == {"interrupted before this pair was reached"}
-    assert many["0", "1"].warnings == ("interrupted: some pairs were not reached, and have no value.",)
+    assert sentences(many["0", "1"]) == ("interrupted: some pairs were not reached, and have no value.",)
     measured.clear()
     with pytest.raises(KeyboardInterrupt):
         nk.compare(maps(), maps(), images)

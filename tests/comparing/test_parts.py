@@ -22,6 +22,7 @@ from netkin.measures import measures
 from netkin.sources.batches import Batches, Borrowed
 from netkin.statistics import LayerMoments
 from netkin.statistics import layer_rows as rows_module
+from table_worlds import sentences
 from worlds import Worlds
 
 SPECTRAL = ["cka", "nbs", "cca_mean", "svcca", "procrustes_distance", "linear_regression_r2"]
@@ -203,11 +204,11 @@ def test_missing_parts_are_told_by_their_numbers(doubles, inputs):
         start: nk.collect(*doubles, inputs[start : start + 10], "cka", layers="fc", start=start)
         for start in (0, 20, 30)
     }
-    assert (parts[0].gaps, parts[0].missing, parts[0].compare().warnings[:-1]) == ([], "", ())
+    assert (parts[0].gaps, parts[0].missing, sentences(parts[0].compare())[:-1]) == ([], "", ())
     assert (parts[20].expected, parts[20].gaps) == (30, [(0, 20)])
     some = nk.merge([parts[30], parts[0], parts[20]])
     assert (some.expected, some.gaps) == (40, [(10, 20)])
-    assert some.compare().warnings[0] == "these numbers rest on 30 of 40 examples: not all parts have been merged."
+    assert sentences(some.compare())[0] == "these numbers rest on 30 of 40 examples: not all parts have been merged."
     third = nk.collect(*doubles, inputs, "cka", layers="fc", part="3/4")
     assert (third.expected, third.gaps) == (len(inputs), [(0, len(inputs) // 2), (3 * len(inputs) // 4, len(inputs))])
 

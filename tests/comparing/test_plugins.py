@@ -62,7 +62,7 @@ def test_their_measures_are_compared_in_one_pass_beside_ours(theirs, maps, image
 
 def test_their_caution_is_a_warning_of_the_result(theirs, maps, images):
     found = nk.compare(maps(), maps(), images[:8], "sign_agreement", layers="fc")
-    assert "8 examples are few for signs; take 10." in found.warnings
+    assert [str(caveat) for caveat in found.caveats] == ["8 examples are few for signs; take 10."]
 
 
 def test_their_measures_are_callable_with_two_matrices(theirs, worlds):
@@ -288,7 +288,7 @@ def test_a_collector_that_lacks_a_method_is_refused_with_its_name(theirs, maps, 
 
 
 def test_a_pair_type_without_collectors_is_for_matrices_only(theirs, maps, images, tmp_path):
-    offer(type("Bare", (), {name: theirs.Signs.__dict__[name] for name in ("of", "options", "caution")}), "bare")
+    offer(type("Bare", (), {name: theirs.Signs.__dict__[name] for name in ("of", "options", "caveats")}), "bare")
     with pytest.raises(
         InvalidValue, match="'bare' can be called with two matrices and no more: Bare.* no `collectors`"
     ):

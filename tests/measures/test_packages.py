@@ -13,6 +13,7 @@ import netkin as nk
 from netkin import measures as m
 from netkin.errors import InflatedWarning, InvalidValue, NameClash, PackageWarning, UnknownName
 from netkin.measures import broken_packages, find, measure, measures, registry
+from netkin.results.caveats import Caveat
 from netkin.statistics import Grams, Moments, Spectra
 
 PLAIN = {"higher_is_closer": True, "bounds": (0.0, 1.0), "unchanged_by": {"rotation"}, "reference": "nobody (2024)"}
@@ -189,7 +190,7 @@ def test_a_measure_must_say_what_it_reads(own_registry):
         def late(moments, *, second: Moments):
             """Return nothing."""
 
-    sentence = "annotate the first argument of 'wrong'.*; int is no pair type, it lacks of, options, caution\\."
+    sentence = "annotate the first argument of 'wrong'.*; int is no pair type, it lacks of, options, caveats\\."
     with pytest.raises(InvalidValue, match=sentence):
 
         @measure(**PLAIN)
@@ -214,8 +215,9 @@ class Sizes:
     def options(cls, facts, settings):
         return {"power": settings["power"]}
 
-    def caution(self, facts, settings):
-        return "these layers are narrow." if self.shapes[0][1] < 3 and settings["power"] > 1 else ""
+    def caveats(self, facts, settings):
+        narrow = self.shapes[0][1] < 3 and settings["power"] > 1
+        return [Caveat("narrow", "these layers are narrow.")] if narrow else []
 
 
 def test_a_measure_may_read_a_pair_type_of_its_own(own_registry, worlds):
@@ -227,14 +229,14 @@ def test_a_measure_may_read_a_pair_type_of_its_own(own_registry, worlds):
     assert widths(worlds.normal(5, 4), worlds.normal(5, 8), power=2.0) == 0.25
     assert find("widths(power=2)").options == {"power": 2.0}
     pair = find("widths(power=2)").pair(worlds.normal(5, 2), worlds.normal(5, 8))
-    assert find("widths(power=2)").caution(pair) == "these layers are narrow."
-    assert find("widths").caution(pair) == ""
+    assert find("widths(power=2)").caveats(pair) == [Caveat("narrow", "these layers are narrow.")]
+    assert find("widths").caveats(pair) == []
     with pytest.warns(InflatedWarning, match="these layers are narrow") as caught:
         widths(worlds.normal(5, 2), worlds.normal(5, 8), power=2.0)
     assert caught[0].filename == __file__
 
 
-@pytest.mark.parametrize("missing", ["of", "options", "caution"])
+@pytest.mark.parametrize("missing", ["of", "options", "caveats"])
 def test_a_pair_type_that_lacks_a_method_is_refused_by_its_name(own_registry, missing):
     half = type("Half", (Sizes,), {missing: None})
 

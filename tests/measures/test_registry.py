@@ -275,8 +275,8 @@ def test_fewer_examples_than_features_are_warned_about_with_the_numbers(worlds, 
 def test_what_whitens_nothing_is_not_warned_about(worlds):
     X, Y = worlds.of_rank(10, 8, 3), worlds.of_rank(10, 6, 2)
     assert m.shape_distance(X, Y, alpha=1.0) == pytest.approx(m.procrustes_angular(X, Y))  # a warning would be an error
-    assert find("shape_distance(alpha=1)").caution(Moments.of(X, Y)) == ""
-    assert "10 examples are fewer" in find("shape_distance(alpha=0.9)").caution(Moments.of(X, Y))
+    assert find("shape_distance(alpha=1)").caveats(Moments.of(X, Y)) == []
+    assert "10 examples are fewer" in str(find("shape_distance(alpha=0.9)").caveats(Moments.of(X, Y))[0])
     assert find("shape_distance").facts.whitens
     assert find("shape_distance(alpha=1)").options == {"precision": torch.float64}
 

@@ -13,6 +13,7 @@ import pytest
 
 from netkin.reporting import report
 from netkin.results import Comparison, Series, load
+from netkin.results.caveats import Caveat
 from table_worlds import table_of
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -104,7 +105,12 @@ def hostile():
     values[0, 1] = np.nan
     words = {"convention": HOSTILE, "statistic": HOSTILE, "exactness": HOSTILE, "parameters": {"x": HOSTILE}}
     own = table(HOSTILE, rows, values=values, missing=holes, name=HOSTILE, **words)
-    said = {"warnings": (HOSTILE,), "provenance": {HOSTILE: HOSTILE}, "data": HOSTILE, "version": HOSTILE}
+    said = {
+        "caveats": (Caveat(HOSTILE, HOSTILE),),
+        "provenance": {HOSTILE: HOSTILE},
+        "data": HOSTILE,
+        "version": HOSTILE,
+    }
     return comparison(own, a=HOSTILE, b="b", shapes_a=dict.fromkeys(rows, HOSTILE), **said)
 
 
@@ -138,7 +144,7 @@ def step_tables(step, final, rows, measures, constant):
 
 
 def series(steps=(0, 10, 100, 1000), rows=("conv1", "conv2", "fc", "head"), measures=("svcca",), constant=0, **changes):
-    facts = {key: changes.pop(key) for key in ("warnings", "complete") if key in changes}
+    facts = {key: changes.pop(key) for key in ("caveats", "complete") if key in changes}
     facts |= {} if measures else {"tables": {}}
     comparisons = [
         comparison(

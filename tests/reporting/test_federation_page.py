@@ -13,7 +13,7 @@ from netkin.reporting.page import page
 from netkin.results import Comparison, Federation, document
 from netkin.results.federation import RoundRecord
 from netkin.results.packing import from_document
-from table_worlds import table_of
+from table_worlds import as_caveats, table_of
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -168,7 +168,7 @@ def test_a_client_without_tests_is_a_hole_with_its_reason():
 def test_what_went_wrong_is_told_also_where_an_update_counted():
     found = federation()
     one = replace(found.rounds[0], faults={"u1": "came late: an update of round 0 in round 1"})
-    alike = replace(found.similarity, warnings=("coefficients are not orthonormal",))
+    alike = replace(found.similarity, caveats=as_caveats("coefficients are not orthonormal"))
     text = words(page(replace(found, rounds=(one,), untuned={"u2": "it failed"}, similarity=alike)))
     assert "Round 1, client u1: came late: an update of round 0 in round 1 (its update of this round counted)." in text
     assert "Client u2 could not be fine-tuned: it failed." in text

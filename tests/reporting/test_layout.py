@@ -9,6 +9,7 @@ import pytest
 from netkin.reporting.grids import grids_of
 from netkin.reporting.page import page
 from netkin.reporting.page.heatmap import best_line
+from table_worlds import as_caveats
 
 RECTANGLE = (
     "one => { const {left, right, top, bottom} = one.getBoundingClientRect(); return {left, right, top, bottom} }"
@@ -146,8 +147,8 @@ def test_names_of_columns_stay_below_the_controls_while_the_page_scrolls(opened,
 
 @pytest.mark.parametrize("kind", ["comparison", "series", "sweep"])
 def test_on_a_phone_the_first_picture_is_on_the_first_screen(opened, made, kind):
-    said = ("fewer examples than features: values are inflated; 3,000 examples would do",) * 3
-    page = opened(getattr(made, kind)(warnings=said), width=390)
+    caveats = as_caveats("fewer examples than features: values are inflated; 3,000 examples would do") * 3
+    page = opened(getattr(made, kind)(caveats=caveats), width=390)
     page.set_viewport_size({"width": 390, "height": 844})
     picture = pair_blocks(page, "main table.heat, main .field, main .panes img")[0]
     assert picture["top"] < 600

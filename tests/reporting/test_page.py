@@ -19,6 +19,7 @@ from netkin.reporting.page.document import POLICY
 from netkin.reporting.words import figure_caption
 from netkin.results import Comparisons, load
 from netkin.results.text import cells
+from table_worlds import as_caveats
 
 
 class Reader(HTMLParser):
@@ -123,7 +124,7 @@ def test_the_data_has_no_letter_that_ends_a_script(made):
 
 
 def test_a_text_that_is_no_unicode_is_shown_with_a_question_mark(made, tmp_path):
-    report(made.comparison(made.table(), warnings=("read from in\ud800",)), tmp_path / "page.html")
+    report(made.comparison(made.table(), caveats=as_caveats("read from in\ud800")), tmp_path / "page.html")
     assert "read from in?" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -181,31 +182,32 @@ def test_digests_are_folded(made):
 
 
 def test_layers_left_out_are_told(made):
-    text = read(made.comparison(warnings=("2 layers were left out: drop1, drop2 give no tensor",))).text
+    text = read(made.comparison(caveats=as_caveats("2 layers were left out: drop1, drop2 give no tensor"))).text
     assert "Before you read the numbers (1) 2 layers were left out: drop1, drop2 give no tensor" in text
 
 
 def test_warnings_stand_before_the_numbers(made):
     warning = "fewer examples than features: CCA values are inflated; 3,000 would do"
-    text = page(made.comparison(warnings=(warning,)))
+    text = page(made.comparison(caveats=as_caveats(warning)))
     assert 0 < text.index(warning) < text.index("<table")
 
 
-def test_warnings_that_differ_in_their_numbers_alone_are_folded(made):
-    said = (*(f"model {k} has random weights, from seed {k}." for k in range(6)), "few examples: 12")
-    text = page(made.comparison(warnings=said))
+def test_caveats_of_one_kind_are_folded(made):
+    models = as_caveats(*(f"model {k} has random weights, from seed {k}." for k in range(6)), code="random-weights")
+    said = *models, *as_caveats("few examples: 12")
+    text = page(made.comparison(caveats=said))
     shown = re.search(r'<details class="warnings".*?</ul></details>(?!</li>)', text)[0]
     assert "Before you read the numbers (7)" in shown
     assert re.search(r"<li>model 0 has random weights, from seed 0.<details><summary>5 more like this</summary>", shown)
     assert all(shown.count(f"<li>{one}") == 1 for one in said)
-    three = page(made.comparison(warnings=said[:3]))
+    three = page(made.comparison(caveats=said[:3]))
     assert "more like this" not in three
 
 
 def test_an_interrupted_comparison_says_so(made):
     assert "This comparison was interrupted" in page(made.comparison(complete=False))
     assert "This comparison was interrupted" not in page(
-        made.comparison(complete=False, warnings=("interrupted: the first 100 examples.",))
+        made.comparison(complete=False, caveats=as_caveats("interrupted: the first 100 examples."))
     )
 
 

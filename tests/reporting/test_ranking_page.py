@@ -13,7 +13,7 @@ from netkin.reporting import notebook_view, plot, report
 from netkin.reporting.page import page
 from netkin.results import Ranking
 from netkin.results.packing import from_document
-from table_worlds import table_of
+from table_worlds import as_caveats, table_of
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -30,7 +30,12 @@ def ranking(models=("a", "b", "c"), errors=True, **changes):
             statistic="Evidence", kind="worth", axes=("data", "model"), **facts,
         )  # fmt: skip
     facts = {"score": "knn", "tables": tables, "costs": {"knn": 1.0, "logme": 1.0}, "data": "digits", "examples": 54}
-    facts |= {"parameters": dict.fromkeys(models, 12), "classes": 3, "version": "0.1.0", "warnings": ("mind this",)}
+    facts |= {
+        "parameters": dict.fromkeys(models, 12),
+        "classes": 3,
+        "version": "0.1.0",
+        "caveats": as_caveats("mind this"),
+    }
     facts["provenance"] = {f"features of {models[0]}": "64 wide", f"weights of {models[0]}": "12ab", "chunks": "6"}
     return Ranking(**(facts | changes))
 

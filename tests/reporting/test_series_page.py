@@ -18,6 +18,7 @@ from netkin.reporting.page import page
 from netkin.reporting.page.heatmap import png
 from netkin.reporting.words import number
 from netkin.results import load
+from table_worlds import as_caveats
 
 
 def data(text):
@@ -146,7 +147,7 @@ def test_layers_that_never_settle_are_counted(made):
 
 
 def test_provenance_tells_what_holds_always_and_what_changes_from_step_to_step(made):
-    text = words(page(made.series(unit="epoch", missing=(400, 700), warnings=("mind the gap",))))
+    text = words(page(made.series(unit="epoch", missing=(400, 700), caveats=as_caveats("mind the gap"))))
     for told in (
         "device cpu", "folder runs/a", "run at each epoch, 4 layers", "run at the final epoch 1,000, 4 layers",
         "epochs missing 400, 700", "no, it was interrupted", "100 run@100 1,797 step_100.pt", "mind the gap",

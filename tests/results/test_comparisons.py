@@ -8,7 +8,7 @@ import pytest
 from netkin.errors import NameClash, NoValue, UnknownName
 from netkin.results import Comparisons
 from netkin.results.labels import NOT_ASKED
-from table_worlds import changed
+from table_worlds import as_caveats, changed, sentences
 
 
 @pytest.fixture
@@ -165,13 +165,13 @@ def test_the_text_has_the_number_of_layers_behind_each_mean_where_they_differ(ma
 
 
 def test_the_text_has_the_warnings_of_all_pairs_each_once_and_counts_what_is_too_much(three):
-    pairs = {pair: replace(one, warnings=("random weights", f"few of {pair}")) for pair, one in three.items()}
+    pairs = {pair: replace(one, caveats=as_caveats("random weights", f"few of {pair}")) for pair, one in three.items()}
     many = Comparisons(pairs)
-    assert many.warnings == ("random weights", *(f"few of {pair}" for pair in pairs))
+    assert sentences(many) == ("random weights", *(f"few of {pair}" for pair in pairs))
     assert str(many).count("warning: random weights") == 1
     assert "more warning" not in str(many)
     loud = Comparisons(
-        {pair: replace(one, warnings=tuple(f"{pair}, {k}" for k in range(4))) for pair, one in three.items()}
+        {pair: replace(one, caveats=as_caveats(*(f"{pair}, {k}" for k in range(4)))) for pair, one in three.items()}
     )
     assert str(loud).count("warning: ") == 5
     assert "7 more warnings: each pair shows its own" in str(loud)

@@ -7,6 +7,7 @@ import netkin as nk
 from netkin.errors import InvalidValue, NoValue, UnknownName
 from netkin.results import Comparisons
 from netkin.results.comparison import clusters_of, distances_of, plane_of, tree_of
+from table_worlds import as_caveats, sentences
 
 
 def many_of(made, values, **facts):
@@ -36,10 +37,10 @@ def test_summaries_are_one_labelled_comparison(four, tmp_path):
 def test_only_what_all_pairs_say_alike_is_said_of_the_summaries(made):
     pairs = [("x", "y", "1"), ("x", "z", "2"), ("y", "z", "1")]
     many = Comparisons(
-        made.comparison(a=a, b=b, provenance={"seed": s, "device": "cpu"}, warnings=(s,)) for a, b, s in pairs
+        made.comparison(a=a, b=b, provenance={"seed": s, "device": "cpu"}, caveats=as_caveats(s)) for a, b, s in pairs
     )
     assert dict(many.summaries().provenance) == {"device": "cpu"}
-    assert many.summaries().warnings == ("1", "2")
+    assert sentences(many.summaries()) == ("1", "2")
 
 
 def test_no_comparisons_have_no_summaries():

@@ -12,7 +12,7 @@ import pytest
 import netkin as nk
 from netkin.errors import FileError, InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.results import Ranking, load
-from table_worlds import table_of
+from table_worlds import as_caveats, table_of
 
 SIZES = (10, 11, 12, 13, 14, 15)
 
@@ -153,7 +153,7 @@ def test_few_models_and_long_names_are_told_plainly(monkeypatch):
 
 
 def test_the_text_and_the_frames_hold_the_same_numbers():
-    ranked = ranking(warnings=("few examples",))
+    ranked = ranking(caveats=as_caveats("few examples"))
     text = str(ranked)
     assert "3 models for digits: 75 examples, 10 classes" in text
     assert text.index("b  ") < text.index("c  ") < text.index("a  ")

@@ -13,13 +13,14 @@ import netkin.files as files
 from netkin.errors import FileError, InvalidValue
 from netkin.results import Claim, Comparison, Comparisons, Series, document, load
 from netkin.results.packing import packed_columns, packed_many
+from table_worlds import as_caveats
 
 
 @pytest.fixture
 def rich(made):
     facts = {"parameters": {"variance": 0.95, "k": 3, "how": "sum"}, "errors": [[0.1, np.nan], [0.2, 0.3]]}
     table = made.holed(id="svcca(variance=0.95)", bounds=(0, np.inf), higher_is_closer=False, **facts)
-    return made.comparison(made.holed(), table, warnings=("λ is small",), complete=False, seed=np.int64(3))
+    return made.comparison(made.holed(), table, caveats=as_caveats("λ is small"), complete=False, seed=np.int64(3))
 
 
 def test_a_saved_comparison_comes_back_the_same(rich, tmp_path):
@@ -36,7 +37,7 @@ def test_saved_comparisons_come_back_the_same(made, rich, tmp_path):
 def test_comparisons_that_differ_in_everything_come_back_the_same(made, rich, tmp_path):
     numbers = [made.table(parameters={"k": k}) for k in (1, 1.0, True)]
     apart = [made.comparison(one, a=f"k {place}", b="y") for place, one in enumerate(numbers)]
-    errors = made.comparison(made.jackknifed(), made.jackknifed(chunks=7, id="svcca"), a="errors", b="y", warnings=())
+    errors = made.comparison(made.jackknifed(), made.jackknifed(chunks=7, id="svcca"), a="errors", b="y", caveats=())
     reasons = made.comparison(made.table(error_reasons={("conv1", "head"): "no chunks"}), a="reasons", b="y")
     small = made.comparison(made.table(rows=("in",), columns=("in", "out")), a="small", b="y")
     many = Comparisons([*apart, errors, rich, reasons, small], failed={"z": "it gives NaN"})

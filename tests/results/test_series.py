@@ -7,6 +7,7 @@ import pytest
 from netkin import files
 from netkin.errors import FileError, InvalidValue, NameClash, NoValue, ShapeError, UnknownName
 from netkin.results import Comparison, Series, load
+from table_worlds import sentences
 
 STEPS = (0, 100, 200, 300, 400)
 # each layer against its final state: rows are steps, the last of which is the final one
@@ -160,7 +161,7 @@ def test_a_damaged_series_is_refused(world, tmp_path):
 def test_an_interrupted_series_says_so(world):
     assert world.series().complete
     assert not world.series(missing=(50, 60)).complete
-    assert world.series(missing=(50, 60)).warnings == ("interrupted: 2 of 7 steps are missing.",)
+    assert sentences(world.series(missing=(50, 60))) == ("interrupted: 2 of 7 steps are missing.",)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import pytest
 
 from netkin.results.labels import brief
 from netkin.results.text import grid, with_errors
+from table_worlds import as_caveats
 
 LONG = tuple(f"encoder.layer.{block}.attention.output.{part}" for block in range(12) for part in ("dense", "dropout"))
 
@@ -234,7 +235,7 @@ def test_a_comparison_without_data_says_so(made, wide):
 
 
 def test_warnings_and_interruptions_are_told(made, wide):
-    text = str(made.comparison(complete=False, warnings=("values are inflated",)))
+    text = str(made.comparison(complete=False, caveats=as_caveats("values are inflated")))
     assert "interrupted: the numbers come from a part" in text
     assert text.endswith("warning: values are inflated")
 

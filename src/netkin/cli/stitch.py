@@ -251,7 +251,7 @@ def _as_text(found: Comparison | Comparisons) -> str:
     each, width = _comparisons(found), terminal_width()
     heading = heading_as_text(each[0]) if len(each) == 1 else f"{len(each)} ordered pairs of models"
     lines = [heading, _table(each), *(wrapped(reason, width) for reason in _missing(each))]
-    sentences = [f"warning: {one.a} into {one.b}: {warning}" for one in each for warning in one.warnings]
+    sentences = [f"warning: {one.a} into {one.b}: {caveat}" for one in each for caveat in one.caveats]
     lines += ["\n" + wrapped(sentence, width) for sentence in sentences[:MOST]]
     if len(sentences) > MOST:
         lines.append(f"\nand {len(sentences) - MOST} more warnings, which a report and --json show")

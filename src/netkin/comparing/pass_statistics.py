@@ -23,6 +23,7 @@ from netkin.identity import DataDigest, settings_digest, with_call
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, command, showing
 from netkin.results import Comparison, Comparisons
+from netkin.results.caveats import Caveat
 from netkin.results.records import now, refuse_misfit, typed
 from netkin.statistics.collector import Collector, Key, LayerSize, Study, name_of
 from netkin.statistics.statistic import from_plain, to_plain
@@ -95,6 +96,12 @@ class Statistics:
         if not is_part or self.examples >= self.expected or self.ended:
             return ""
         return f"these numbers rest on {self.examples:,} of {self.expected:,} examples: not all parts have been merged."
+
+    @property
+    def caveats(self) -> list[Caveat]:
+        """What to know of the data: that parts are missing, and which layers and examples were left out."""
+        parts = [Caveat("missing-parts", self.missing)] if self.missing else []
+        return parts + [Caveat("data", text) for text in self.warnings]
 
     @property
     def expected(self) -> int:

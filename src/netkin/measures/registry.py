@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from netkin.errors import InflatedWarning, InvalidValue, NameClash, NoValue, PackageWarning, UnknownName, did_you_mean
 from netkin.measures.specs import defaults_of, keywords_of, parsed, typed
+from netkin.results.caveats import Caveat
 from netkin.results.quantity import Quantity
 from netkin.settings import exact_matrix_products
 
@@ -51,8 +52,8 @@ class PairType(Protocol):
     def options(cls, facts: Facts, settings: Parameters, /) -> dict[str, Any]:
         """Return the options of a measure with these facts and settings for `of` and collectors."""
 
-    def caution(self, facts: Facts, settings: Parameters, /) -> str:
-        """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
+    def caveats(self, facts: Facts, settings: Parameters, /) -> Sequence[Caveat]:
+        """Return why the measure's value of this pair would mislead, if it would."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,15 +155,9 @@ class Measure:
         """Return the pair of two matrices that this measure reads."""
         return self.facts.reads.of(X, Y, **self.options)
 
-    def caution(self, pair: Any) -> str:
-        """Return a sentence if the value of `pair` would mislead, else an empty string."""
-        return pair.caution(self.facts, self.settings)
-
-    def cautions(self, pair: Any) -> list[str]:
-        """Return the cautions about the value of `pair`, separately where the pair separates them."""
-        apart = getattr(pair, "cautions", None)
-        found = [self.caution(pair)] if apart is None else apart(self.facts, self.settings)
-        return [sentence for sentence in found if sentence]
+    def caveats(self, pair: Any) -> list[Caveat]:
+        """Return why the value of `pair` would mislead, if it would."""
+        return list(pair.caveats(self.facts, self.settings))
 
     def __call__(self, statistic: Any) -> Tensor:
         """Return the value for one pair."""
@@ -268,7 +263,7 @@ def _pair_type(function: Callable[..., Any]) -> type[Any]:
     """Return the class that annotates the first argument, if it has all that a pair type needs."""
     first = next(iter(inspect.signature(function).parameters), "")
     reads = get_type_hints(function).get(first)
-    needs = [name for name in ("of", "options", "caution") if not callable(getattr(reads, name, None))]
+    needs = [name for name in ("of", "options", "caveats") if not callable(getattr(reads, name, None))]
     if isinstance(reads, type) and not needs:
         return reads
     lacks = f"; {reads.__name__} is no pair type, it lacks {', '.join(needs)}" if isinstance(reads, type) else ""
@@ -349,9 +344,9 @@ def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Calla
         here = facts.at(settings)
         with exact_matrix_products():
             pair = facts.reads.of(X, Y, **facts.reads.options(here, settings))
-            caution = pair.caution(here, settings)
-            if caution:
-                warnings.warn(caution, InflatedWarning, stacklevel=2)
+            caveats = pair.caveats(here, settings)
+            if caveats:
+                warnings.warn(" ".join(map(str, caveats)), InflatedWarning, stacklevel=2)
             value = function(pair, **parameters)
         number = _number(function.__name__, value, facts.bounds)
         return value if isinstance(X, Tensor) or isinstance(Y, Tensor) else number

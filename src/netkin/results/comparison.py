@@ -16,6 +16,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.results.caveats import Caveat
 from netkin.results.labels import NOT_ASKED, asks_for, fits
 from netkin.results.packing import packed, unpacked
 from netkin.results.records import FrozenRecord, distinct, freeze, frozen_mapping, now, optional
@@ -49,7 +50,7 @@ class Comparison(FrozenRecord):
     seed: int
     version: str
     created: str = field(default_factory=now)
-    warnings: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
     complete: bool = True
 
@@ -58,7 +59,7 @@ class Comparison(FrozenRecord):
         for name in ("shapes_a", "shapes_b", "widths_a", "widths_b"):
             freeze(self, **{name: frozen_mapping(getattr(self, name), shared=True)})
         freeze(self, tables=frozen_mapping(self.tables), provenance=frozen_mapping(self.provenance))
-        freeze(self, warnings=tuple(self.warnings))
+        freeze(self, caveats=tuple(self.caveats))
         for name, table in self.tables.items():
             self._refuse_stranger(name, table)
 

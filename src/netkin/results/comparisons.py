@@ -14,6 +14,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import NameClash, NoValue, UnknownName, did_you_mean
+from netkin.results.caveats import Caveat, grouped
 from netkin.results.comparison import NUMBERS, Comparison, clusters_of, distances_of, plane_of, tree_of
 from netkin.results.labels import HOLE, NOT_ASKED, column_label, is_worth, pair_label, plural, same_depth
 from netkin.results.packing import all_unpacked, packed_columns
@@ -268,9 +269,9 @@ class Comparisons(Mapping[Pair, Comparison]):
         return found
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """The warnings of all pairs, each once."""
-        return tuple(dict.fromkeys(text for one in self.pairs.values() for text in one.warnings))
+    def caveats(self) -> tuple[Caveat, ...]:
+        """The caveats of all pairs, each once."""
+        return grouped(caveat for one in self.pairs.values() for caveat in one.caveats)
 
     def summaries(self, *, match: str = "depth") -> Comparison:
         """Return the summaries of all measures as one comparison, with the models in rows and columns.
@@ -289,7 +290,7 @@ class Comparisons(Mapping[Pair, Comparison]):
             tables={name: self._networks(name, match) for name in self.measures}, data=first.data,
             examples=first.examples,
             seed=first.seed, version=first.version, created=first.created, provenance=origin, **empty,
-            warnings=self.warnings, complete=all(one.complete for one in self.pairs.values()),
+            caveats=self.caveats, complete=all(one.complete for one in self.pairs.values()),
         )  # fmt: skip
 
     def _networks(self, measure: str, match: str = "depth") -> Values:

@@ -40,7 +40,7 @@ ARRAYS = ("values", "errors", "replicates")  # of a table
 OPTIONAL = ARRAYS[1:]  # that it may be without
 _APART = (*ARRAYS, "missing", "error_reasons", "tables", "comparisons", "between")  # written in ways of their own
 _DERIVED = ("best_matches", "low", "high")  # of a table in a document
-_DERIVED_OF_SERIES = ("layers", "warnings", "complete", "measures")
+_DERIVED_OF_SERIES = ("layers", "caveats", "complete", "measures")
 _DERIVED_OF_RANKING = ("conclusion", "ranks")
 
 
@@ -226,7 +226,7 @@ def document(
     if not isinstance(result, Series):
         found = [document(one) for one in result.values()]
         return {"kind": "comparisons", "format": files.FORMAT, "comparisons": found, "failed": dict(result.failed)}
-    derived = {name: plain(getattr(result, name)) for name in ("layers", "warnings", "complete")}
+    derived = {name: plain(getattr(result, name)) for name in ("layers", "caveats", "complete")}
     measures = {measure: _way_document(result, measure) for measure in result.measures}
     found = [document(one) for one in result.comparisons]
     own = facts(result) | derived | {"measures": measures, "comparisons": found}

@@ -13,6 +13,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.results.caveats import Caveat
 from netkin.results.labels import HOLE, plural, short_names
 from netkin.results.packing import packed, ranking_unpacked
 from netkin.results.records import FrozenRecord, distinct, freeze, frozen_mapping, now, optional
@@ -59,7 +60,7 @@ class Ranking(FrozenRecord):
     classes: int
     version: str
     created: str = field(default_factory=now)
-    warnings: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
     reliability: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -67,7 +68,7 @@ class Ranking(FrozenRecord):
         for name in ("tables", "costs", "parameters", "provenance"):
             freeze(self, **{name: frozen_mapping(getattr(self, name))})
         known = {name: (float(tau), float(error)) for name, (tau, error) in self.reliability.items()}
-        freeze(self, warnings=tuple(self.warnings), reliability=frozen_mapping(known))
+        freeze(self, caveats=tuple(self.caveats), reliability=frozen_mapping(known))
         if self.score not in self.tables:
             raise UnknownName(f"{self.score!r}, by which models are ranked, is none of {', '.join(self.tables)}.")
         distinct(self._given, "models")
@@ -212,7 +213,7 @@ class Ranking(FrozenRecord):
         lines += ["", *grid(self.models, self.columns(), self.cells(), width), "", wrapped(self.conclusion, width)]
         notes = [*filter(None, [self.reliability_in_words]), *self.reasons(), self.cost_in_words]
         lines += [wrapped(line, width) for line in notes]
-        return "\n".join([*lines, *(wrapped(f"warning: {warning}", width) for warning in self.warnings)])
+        return "\n".join([*lines, *(wrapped(f"warning: {caveat}", width) for caveat in self.caveats)])
 
     def reasons(self) -> Iterator[str]:
         """Yield why values and standard errors are missing, each reason once for a model, with its scores."""

@@ -199,6 +199,8 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
+    if is_dataclass(value):
+        return plain(plain_fields(value))
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float):
         return value if math.isfinite(value) else None

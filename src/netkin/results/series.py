@@ -17,6 +17,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import InvalidValue, NameClash, NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.results.caveats import Caveat, grouped
 from netkin.results.comparison import NUMBERS, Comparison
 from netkin.results.packing import facts, packed, packed_many, series_unpacked
 from netkin.results.records import FrozenRecord, freeze, frozen_mapping, optional
@@ -93,14 +94,14 @@ class Series(FrozenRecord):
         return not self.missing and all(comparison.complete for comparison in self.comparisons)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """The warnings, each sentence once."""
-        said = list(dict.fromkeys(warning for comparison in self.comparisons for warning in comparison.warnings))
+    def caveats(self) -> tuple[Caveat, ...]:
+        """The caveats of all steps, each once, and which steps are missing."""
+        said = list(grouped(caveat for comparison in self.comparisons for caveat in comparison.caveats))
         failed = {name[7:]: why for name, why in self.provenance.items() if name.startswith(f"failed {self.unit} ")}
-        said += [f"{step} has failed and is left out: {why}" for step, why in failed.items()]
+        said += [Caveat("failed", f"{step} has failed and is left out: {why}") for step, why in failed.items()]
         left, total = len(self.missing) - len(failed), len(self.steps) + len(self.missing)
         if left > 0:
-            said.append(f"interrupted: {left} of {total} steps are missing.")
+            said.append(Caveat("interrupted", f"interrupted: {left} of {total} steps are missing."))
         return tuple(said)
 
     def __getitem__(self, step: int) -> Comparison:

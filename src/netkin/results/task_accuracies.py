@@ -13,6 +13,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
+from netkin.results.caveats import Caveat
 from netkin.results.labels import HOLE, plural
 from netkin.results.quantity import ACCURACY, Quantity
 from netkin.results.records import (
@@ -59,7 +60,7 @@ class TaskAccuracies(FrozenRecord):
     options: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
     created: str = field(default_factory=now)
-    warnings: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,7 +148,7 @@ class TaskAccuracies(FrozenRecord):
             *(f"{name}: {accuracy_text(*own)}" for name, own in self.metrics().items()),
             self._storage_in_words(),
         ]
-        return "\n".join([*lines, *(wrapped(f"note: {one}", width) for one in self.warnings)])
+        return "\n".join([*lines, *(wrapped(f"note: {caveat}", width) for caveat in self.caveats)])
 
     def to_pandas(self) -> Any:
         """Return a row for each seed, task that was learnt and task that was tested."""

@@ -58,7 +58,7 @@ def comparison_as_text(comparison: Comparison) -> str:
     """Return all tables of a comparison under a heading with the models and the data."""
     width = terminal_width()
     parts = ["\n".join(_heading(comparison, width)), *_tables(comparison, width)]
-    parts += [wrapped(f"warning: {warning}", width) for warning in comparison.warnings]
+    parts += [wrapped(f"warning: {caveat}", width) for caveat in comparison.caveats]
     return "\n\n".join(parts)
 
 
@@ -131,7 +131,7 @@ def summary_as_text(comparisons: Comparisons) -> str:
         lines += ["", wrapped(about, width), *shown]
         # what numbers stand for, in the last lines, is said once
         lines += [line for line in _behind_lines(comparisons, measure, width) if line not in shown[-2:]]
-    said = [note for note in (buckets_note(list(comparisons.values())), *comparisons.warnings) if note]
+    said = [note for note in (buckets_note(list(comparisons.values())), *map(str, comparisons.caveats)) if note]
     notes = [f"warning: {note}" for note in said[:NAMED]]
     notes += [f"{plural(len(said) - NAMED, 'more warning')}: each pair shows its own"] if len(said) > NAMED else []
     notes += [f"left out: {model!r}, as it failed: {why}" for model, why in comparisons.failed.items()]
@@ -173,7 +173,7 @@ def series_as_text(series: Series) -> str:
     for measure in series.measures:
         parts.append("\n".join(_layer_lines(series, measure, width)))
         parts.append("\n".join(_arrivals(series, measure, width)))
-    parts += [wrapped(f"warning: {warning}", width) for warning in series.warnings]
+    parts += [wrapped(f"warning: {caveat}", width) for caveat in series.caveats]
     return "\n\n".join(part for part in parts if part)
 
 

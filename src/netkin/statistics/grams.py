@@ -12,6 +12,7 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, at_least_single, paired, require_finite, summing_dtype, to_device
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
+from netkin.results.caveats import Caveat
 from netkin.statistics import schema
 from netkin.statistics.collector import (
     Collector,
@@ -69,9 +70,9 @@ class Grams:
         """Return the mini-batches and the kernel that a measure requests, where its parameters say."""
         return {name: settings.get(name, default) for name, default in GramSettings().to_json().items()}
 
-    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
-        """Return an empty string: mini-batches are not inflated by few examples."""
-        return ""
+    def caveats(self, facts: Any, settings: Mapping[str, Any]) -> list[Caveat]:
+        """Return nothing: mini-batches are not inflated by few examples."""
+        return []
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, require_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.results.caveats import Caveat
 from netkin.statistics import schema
 from netkin.statistics.collector import Collector, CostEstimate, Key, Settings, Study, keys_of, label
 from netkin.statistics.layer_rows import CAP, LayerRows, SampleSettings
@@ -125,9 +126,9 @@ class KernelPair:
         """Return what the measure asks to be sketched, and how."""
         return {name: settings[name] for name in ("kernel", "buckets", "stacks", "seed") if name in settings}
 
-    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
-        """Return an empty string: nothing is known that would mislead."""
-        return ""
+    def caveats(self, facts: Any, settings: Mapping[str, Any]) -> list[Caveat]:
+        """Return nothing: nothing is known that would mislead."""
+        return []
 
     def alignment(self, kernel: str, centring: str = "") -> Tensor:
         """Return the cosine of the two kernel matrices."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from netkin.arrays import paired, require_finite, summing_dtype
 from netkin.errors import NoValue
+from netkin.results.caveats import Caveat
 from netkin.statistics.covariances import Side, principal_directions
 from netkin.statistics.linear_algebra import centred, few_for_bias, power_of_two, rbf_kernel, self_product, squared_norm
 
@@ -69,13 +70,14 @@ class Rows:
         """Return nothing: rows are the same for every measure."""
         return {}
 
-    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
-        """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
+    def caveats(self, facts: Any, settings: Mapping[str, Any]) -> list[Caveat]:
+        """Return why the measure's value of this pair would mislead, if it would."""
         if not (facts.debiased_as and "fraction" in settings) or self.n < 2:
-            return ""
+            return []
         kernels = [sample.centred_kernel(centred, settings["fraction"]).detach() for sample in (self.x, self.y)]
         d, e = (float(torch.trace(K) / K.norm()) ** 2 for K in kernels)  # as of moments, which have C for K
-        return few_for_bias(self.n, (d * e) ** 0.5 / (self.n - 1), (d, e), facts.debiased_as)
+        few = few_for_bias(self.n, (d * e) ** 0.5 / (self.n - 1), (d, e), facts.debiased_as)
+        return [] if few is None else [few]
 
     def moments(self, precision: torch.dtype | None = torch.float64) -> Moments:
         """Return the moments of the pair."""

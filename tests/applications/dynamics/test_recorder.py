@@ -53,7 +53,7 @@ def test_a_recorder_gives_the_numbers_of_saved_checkpoints(shape):
         a, b = ours[step], theirs[step]
         assert (a.a, a.b, a.examples, a.data) == (b.a, b.b, b.examples, b.data)
         assert (a.shapes_a, a.shapes_b, a.widths_a, a.widths_b) == (b.shapes_a, b.shapes_b, b.widths_a, b.widths_b)
-        assert a.warnings == b.warnings or step == ours.final_step  # there half of the pairs mirror the others
+        assert a.caveats == b.caveats or step == ours.final_step  # there half of the pairs mirror the others
         assert {m: set(a[m].missing) for m in a} == {m: set(b[m].missing) for m in b}
 
 

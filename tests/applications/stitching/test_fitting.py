@@ -10,6 +10,7 @@ import netkin as nk
 from netkin.applications.stitching import fit_all
 from netkin.errors import FileError, InvalidValue, UnknownName
 from stitching_worlds import Maps, Rows, built, drawn, labelled
+from table_worlds import sentences
 
 IMAGES = (3, 12, 12)
 
@@ -139,10 +140,10 @@ def test_a_sweep_reads_its_maps_from_a_file_and_runs_the_models_for_the_scores_a
         assert found[name].corresponding() == pytest.approx(table.corresponding(), abs=1e-6)
     assert found.provenance["fitting examples"] == "120"
     assert found.provenance["fitted on"] == "statistics of list"
-    assert any("the data on which they were fitted" in said for said in found.warnings)
+    assert any("the data on which they were fitted" in said for said in sentences(found))
     others = [(inputs + 1, labels) for inputs, labels in data]
     apart = nk.stitch_all(a, b, data, others, layers=layers, statistics=nk.load(tmp_path / "ab.netkin"))
-    assert not any("the data on which they were fitted" in said for said in apart.warnings)
+    assert not any("the data on which they were fitted" in said for said in sentences(apart))
 
 
 def test_layers_that_statistics_lack_are_holes_of_a_sweep_and_none_at_all_are_refused():

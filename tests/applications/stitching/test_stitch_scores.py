@@ -12,7 +12,7 @@ from netkin.applications.stitching.sweep import score_tables
 from netkin.errors import InvalidValue, UnknownName
 from netkin.reporting.grids import Scale
 from netkin.results.labels import NOT_ASKED
-from table_worlds import table_of
+from table_worlds import sentences, table_of
 from task_loss_worlds import quiet_world
 
 
@@ -22,7 +22,7 @@ def test_a_high_similarity_with_a_useless_stitch_is_named():
     low = found["relative_accuracy(how=permutation)"]["turn", "turn"]
     assert found["cka"]["turn", "turn"] > 0.99
     assert low < 0.5
-    said, same = found.warnings
+    said, same = sentences(found)
     assert "evaluated on the data on which they were fitted" in same
     assert (
         "a high similarity goes with a useless stitch (cka of 0.8 or more, relative accuracy below 0.5): turn" in said
@@ -33,7 +33,7 @@ def test_a_baseline_that_fits_nothing_is_no_useless_stitch():
     a, b, data = quiet_world()
     found = nk.stitch_all(a, b, data, data, ["least_squares", "identity", "random(seed=1)"], layers=["turn"])
     assert found["relative_accuracy(how=random(seed=1))"]["turn", "turn"] < 0.5
-    assert not any("useless" in warning for warning in found.warnings)
+    assert not any("useless" in warning for warning in sentences(found))
 
 
 def test_test_examples_that_are_also_fitted_on_are_counted():
@@ -42,7 +42,7 @@ def test_test_examples_that_are_also_fitted_on_are_counted():
     found = nk.stitch_all(a, b, data, some, ["least_squares"], layers=["turn"])
     count, total = len(data[0][0]), sum(len(inputs) for inputs, _ in data)
     told = f"{count:,} of the {total:,} test examples are also among the {total:,} of `data`, which flatters the result"
-    assert sum(warning.startswith(told) for warning in found.warnings) == 1
+    assert sum(warning.startswith(told) for warning in sentences(found)) == 1
 
 
 @pytest.mark.parametrize(

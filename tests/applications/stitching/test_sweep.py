@@ -12,6 +12,7 @@ from netkin.applications.stitching import TaskLoss, evaluating, fit_all
 from netkin.applications.stitching.task_loss import find_way, find_ways
 from netkin.errors import InvalidValue, NameClash, NoValue, UnknownName
 from netkin.results.labels import NOT_ASKED
+from table_worlds import sentences
 from task_loss_worlds import convnet, images, perceptron, seeded, two_perceptrons
 
 LEAST = "relative_accuracy(how=least_squares)"
@@ -141,7 +142,7 @@ def test_models_are_left_as_they_were(world):
 
 def test_stitches_judged_on_their_own_data_are_told_so(world):
     a, b, data = world
-    said = nk.stitch_all(a, b, data).warnings[-1]
+    said = sentences(nk.stitch_all(a, b, data))[-1]
     assert said.startswith(
         "the stitches are evaluated on the data on which they were fitted, which flatters them; give"
     )
@@ -165,11 +166,11 @@ def test_without_test_data_the_examples_of_the_fitting_judge(world, limits, judg
 
 def test_what_is_easily_misread_is_told_once(world):
     a, b, data = world
-    said = nk.stitch_all(a, b, data, data, examples=7).warnings
+    said = sentences(nk.stitch_all(a, b, data, data, examples=7))
     (few,) = [one for one in said if "fewer than the 9 unknowns for each neuron" in one]
     assert few.endswith("This holds for 2 stitches.")
     wrong = [(x, (labels + 1) % 3) for x, labels in data]
-    (doubt,) = [one for one in nk.stitch_all(a, b, data, wrong).warnings if "no more than chance" in one]
+    (doubt,) = [one for one in sentences(nk.stitch_all(a, b, data, wrong)) if "no more than chance" in one]
     assert doubt.startswith("the second model itself gets 0.0% of 200 examples right")
 
 

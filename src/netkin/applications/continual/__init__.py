@@ -35,6 +35,7 @@ from netkin.representations.filters import atom_layers
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layer_weights import copied
 from netkin.representations.layers import refuse_uncopyable, unwrapped
+from netkin.results.caveats import Caveat
 from netkin.results.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies, TaskEnsembles
 from netkin.settings import evaluating, model_lock, random_states_kept
 from netkin.sources.architectures import seeded
@@ -190,16 +191,17 @@ def _record(
     identity: Mapping[str, Any],
 ) -> TaskAccuracies:  # fmt: skip
     first = next(iter(learners.values()))
-    notes = []
+    caveats = []
     if isinstance(first, (AtomLearner, SeparateLearner)):
-        notes.append(NO_FORGETTING.format(method=first.name))
+        caveats.append(Caveat("no-forgetting", NO_FORGETTING.format(method=first.name)))
     if not all(first.learns(position) for position in range(len(tasks))):
-        notes.append(f"{first.name!r} trains once, with the data of all tasks: there are no accuracies in between.")
+        sentence = f"{first.name!r} trains once, with the data of all tasks: there are no accuracies in between."
+        caveats.append(Caveat("trains-once", sentence))
     return TaskAccuracies(
         method=first.name, tasks=tuple(task.name for task in tasks), classes=tuple(task.classes for task in tasks),
         seeds=tuple(learners), accuracies=np.stack(rows), storage=first.storage(), recipe=recipe.words,
         options={name: str(value) for name, value in first.settings.items()}, version=__version__,
-        warnings=tuple(notes), provenance={name: str(identity[name]) for name in ("call", "network", "tasks")},
+        caveats=tuple(caveats), provenance={name: str(identity[name]) for name in ("call", "network", "tasks")},
     )  # fmt: skip
 
 

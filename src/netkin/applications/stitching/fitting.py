@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from netkin.representations.cutting import run_layers
 from netkin.representations.inputs import attention_mask, batch_length, watched
 from netkin.representations.layers import layer_label
 from netkin.representations.shapes import fitting_mask, product_layout
+from netkin.results.caveats import Caveat
 from netkin.sources.batches import overlap_remark
 from netkin.statistics import CrossMoments, LayerMoments, LayerRows, LinearRows, Moments, OneSidedMoments
 from netkin.statistics.collector import Collector, Key
@@ -179,21 +180,25 @@ class Fit:
     statistics: Statistics | None = None
 
     def map(self, pair: Pair, how: str) -> LinearMap:
-        """Return the map that a direct method finds; it warns where any data would be fitted exactly."""
+        """Return the map that a direct method finds."""
         moments = self.moments(pair)
         method, parameters = find(how)
         if method in (least_squares, reduced_rank):
             _refuse_coarse(moments, how)
-        unknowns = moments.x.width + parameters.get("affine", True)
-        if moments.n < unknowns and method in (least_squares, reduced_rank):
-            warnings.warn(
-                f"{moments.n:,} rows of {moments.x.name} are fewer than the {unknowns:,} unknowns for each neuron, so "
-                f"{how!r} fits any such rows exactly; give more data, about {10 * unknowns:,} rows, or choose "
-                "'ridge'.",
-                InflatedWarning,
-                stacklevel=outside(),
-            )
         return method(moments, **parameters)
+
+    def few_rows(self, pair: Pair, how: str) -> Caveat | None:
+        """Return a caveat where a direct method would fit any data exactly."""
+        moments = self.moments(pair)
+        method, parameters = find(how)
+        unknowns = moments.x.width + parameters.get("affine", True)
+        if moments.n >= unknowns or method not in (least_squares, reduced_rank):
+            return None
+        sentence = (
+            f"{moments.n:,} rows of {moments.x.name} are fewer than the {unknowns:,} unknowns for each neuron, so "
+            f"{how!r} fits any such rows exactly; give more data, about {10 * unknowns:,} rows, or choose 'ridge'."
+        )
+        return Caveat("few-rows", sentence, size=0)  # the first stands for all
 
     def stitch(self, pair: Pair, way: Way, seed: int, origin: Mapping[str, str]) -> Stitch:
         """Return the stitch of a pair by a method, before any training; `origin` is where it comes from."""
@@ -366,7 +371,13 @@ def make_stitches(
     else:
         fit = fit_by_pass(chain([first], batches), found)
     origin = {"call": call, "weights a": weights[0], "weights b": weights[1]}
-    return {(pair, way): fit.stitch(pair, way, asked.seed, origin) for pair in found.meetings for way in asked.ways}
+    made = {}
+    for pair, way in product(found.meetings, asked.ways):
+        made[pair, way] = fit.stitch(pair, way, asked.seed, origin)
+        few_rows = fit.few_rows(pair, way.start)
+        if few_rows is not None:
+            warnings.warn(str(few_rows), InflatedWarning, stacklevel=outside())
+    return made
 
 
 def train_stitch(
@@ -384,16 +395,3 @@ def lend_both(a: nn.Module, b: nn.Module, device: torch.device | str | None) -> 
     """Lend two models to `device` while the `with` lasts."""
     with on_device(a, device), nullcontext() if a is b else on_device(b, device):
         yield
-
-
-@contextmanager
-def collect_warnings(said: list[str]) -> Iterator[None]:
-    """Collect `InflatedWarning`s inside the `with` for the comparison; other warnings are passed on."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", InflatedWarning)
-        yield
-    for one in caught:
-        if issubclass(one.category, InflatedWarning):
-            said.append(str(one.message))
-        else:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)

@@ -24,6 +24,7 @@ from netkin.progress import ProgressOption, showing
 from netkin.representations import inference_mode_of
 from netkin.representations.inputs import feed, watched
 from netkin.results import Values
+from netkin.results.caveats import Caveat
 from netkin.sources.names import by_name
 
 HIGH, LOW = 0.8, 0.5  # similarities
@@ -215,8 +216,8 @@ def _refuse_unlike(first: Stitch, second: Stitch) -> None:
         )
 
 
-def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) -> Iterator[str]:
-    """Yield a sentence where layers are similar and their stitch is poor, and one where it is the reverse."""
+def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) -> Iterator[Caveat]:
+    """Yield a caveat where layers are similar and their stitch is poor, and one where it is the reverse."""
     # cka, or else the first that ends at 1; without labels, how often predictions agree
     fit = [table for table in similarities if table.higher_is_closer and table.bounds[1] == 1]
     measure = next((table for table in fit if table.quantity.name == "cka"), fit[0] if fit else None)
@@ -230,15 +231,17 @@ def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) ->
     apart = list(_pairs_that_pass(measure, fitted, HIGH, USELESS, lambda like, worth: like >= HIGH and worth < USELESS))
     alike = list(_pairs_that_pass(measure, judged, LOW, GOOD, lambda like, worth: like < LOW and worth >= GOOD))
     if apart:
-        yield (
+        sentence = (
             f"a high similarity goes with a useless stitch ({measure.id} of {HIGH} or more, {score} below {USELESS}): "
             f"{_list_some(apart)}."
         )
+        yield Caveat("similar-but-useless", sentence, len(apart))
     if alike:
-        yield (
+        sentence = (
             f"a low similarity goes with a good stitch ({measure.id} below {LOW}, {score} of {GOOD} or more): "
             f"{_list_some(alike)}."
         )
+        yield Caveat("dissimilar-but-good", sentence, len(alike))
 
 
 def _pairs_that_pass(

@@ -27,7 +27,6 @@ from netkin.applications.stitching.fitting import (
     JUDGED,
     Asked,
     Fit,
-    collect_warnings,
     fit_by_pass,
     fit_saved,
     lend_both,
@@ -47,6 +46,7 @@ from netkin.memory import portions_in_memory
 from netkin.progress import Interruption, reported
 from netkin.representations.inputs import device_of, watched
 from netkin.results import Comparison, Comparisons, Values
+from netkin.results.caveats import Caveat, grouped
 from netkin.results.labels import NOT_ASKED
 from netkin.results.packing import packed, unpacked
 from netkin.results.records import checked
@@ -68,7 +68,7 @@ class _Outcome:
 
     evaluation: Evaluation | None = None
     reason: str = ""
-    few: tuple[str, ...] = ()  # that it is from too few rows, in words
+    few: Caveat | None = None  # that it is from too few rows
     cut: str = ""  # how the second model was cut
     fitted: int = 0
     fitting_digest: str = ""
@@ -167,14 +167,13 @@ class Sweep:
 
     def _start(self, fit: Fit, pair: Pair, way: Way) -> tuple[Stitch, _Outcome] | None:
         """Return the stitch of a pair by a method, before any training; None where there is no map."""
-        few = list[str]()
         try:
-            with collect_warnings(few):
-                one = fit.stitch(pair, way, self.asked.seed, self.origin)
+            one = fit.stitch(pair, way, self.asked.seed, self.origin)
         except (NoValue, InvalidValue) as reason:  # a layer that does not vary; a rank above the width
             self._keep((pair, way), _Outcome(reason=str(reason)))
             return None
-        return one, _Outcome(None, "", tuple(few), one.network.tail.how, fit.examples, fit.digest)
+        few = fit.few_rows(pair, way.start)
+        return one, _Outcome(None, "", few, one.network.tail.how, fit.examples, fit.digest)
 
     def _evaluate(self, made: Sequence[tuple[Work, Stitch, _Outcome]]) -> None:
         """Evaluate stitches together, as many as memory allows in one pass over the test data."""
@@ -245,19 +244,20 @@ class Sweep:
             known = dict(zip(product(one.layers_a, one.layers_b), one.values.flat, strict=True))
             tables[name] = replace(one, **_cells(layers, known | dict(one.missing)))
         outcomes = [one for one in self.outcomes.values() if one is not None]
-        doubts = dict.fromkeys(one.evaluation.doubt for one in outcomes if one.evaluation and one.evaluation.doubt)
+        doubts = [one.evaluation.doubt for one in outcomes if one.evaluation]
         done = len(outcomes) == len(self.work)
-        said = [*similar.warnings, *filter(None, doubts), *contrasts(list(tables.values()), stitches)]
-        few = [word for one in outcomes for word in one.few]
-        said += [few[0] + (f" This holds for {len(few):,} stitches." if len(few) > 1 else "")] if few else []
+        said = [Caveat("no-better-than-chance", doubt) for doubt in dict.fromkeys(filter(None, doubts))]
+        said = [*similar.caveats, *said, *contrasts(list(tables.values()), stitches)]
+        said += grouped((one.few for one in outcomes if one.few is not None), "stitches")
         if self.statistics is not None:
-            said += filter(None, [self.statistics.missing])
+            said += [Caveat("missing-parts", self.statistics.missing)] if self.statistics.missing else []
             same = similar.provenance.get("data digest") == self.statistics.digest.hex
         else:
             judged = ((one.evaluation.digest, one.fitting_digest) for one in outcomes if one.evaluation)
             same = self.asked.test is None or any(digest == fitted for digest, fitted in judged)
-        said += [FLATTERED] if same else list(filter(None, [self.asked.overlap]))
-        said += [UNFINISHED] * (not done)
+        overlap = FLATTERED if same else self.asked.overlap
+        said += [Caveat("fitted-on-test", overlap)] if overlap else []
+        said += [Caveat("interrupted", UNFINISHED)] * (not done)
         return Comparison(
             a=self.names[0],
             b=self.names[1],
@@ -272,7 +272,7 @@ class Sweep:
             examples=similar.examples,
             seed=self.asked.seed,
             version=similar.version,
-            warnings=tuple(said),
+            caveats=tuple(said),
             provenance=self._provenance(outcomes),
             complete=done,
         )

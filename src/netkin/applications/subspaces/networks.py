@@ -19,9 +19,10 @@ from netkin.measures.registry import find
 from netkin.progress import ProgressOption, command, reported, showing
 from netkin.representations.filters import atom_layers
 from netkin.results import Comparison, Values
+from netkin.results.caveats import Caveat
 from netkin.sources.names import by_name
 from netkin.sources.weights import random_weights
-from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
+from netkin.statistics.layer_filters import gauge_caveat, orthonormal_gauge, refuse_gauge
 
 MEASURES = ("atom_cosine", "atom_angular")
 AtomParts = tuple[Tensor, Tensor | None]  # atoms, and coefficients where they are known
@@ -35,7 +36,7 @@ class AtomVectors:
     layers: tuple[str, ...]
     sizes: tuple[int, ...]  # numbers in each layer's atoms
     rows: Tensor
-    caution: str = ""  # where the cosines depend on how filters were split
+    caveat: Caveat | None = None  # where the cosines depend on how filters were split
     drawn: Mapping[str, str] = field(default_factory=dict)  # what provenance says of random weights
 
     def of(self, layer: str) -> Tensor:
@@ -109,7 +110,7 @@ def atom_similarity(
         a="networks", b="networks", layers_a=vectors.names, layers_b=vectors.names, tables=tables,
         shapes_a={}, shapes_b={}, widths_a=dict.fromkeys(vectors.names, vectors.rows.shape[1]),
         widths_b=dict.fromkeys(vectors.names, vectors.rows.shape[1]), data="", examples=0, seed=0, version=__version__,
-        warnings=(vectors.caution,) * bool(vectors.caution),
+        caveats=() if vectors.caveat is None else (vectors.caveat,),
         provenance={"call": command(), "layers": ", ".join(vectors.layers), "gauge": gauge} | dict(vectors.drawn),
     )  # fmt: skip
 
@@ -151,16 +152,16 @@ def atom_vectors(
         raise InvalidValue(f"a similarity needs two networks or more; got {len(names)}.")
     sizes = tuple(atoms.numel() for atoms, _ in first.values())
     return AtomVectors(
-        tuple(names), tuple(first), sizes, torch.stack(rows), _caution(first) if gauge == "stored" else "",
+        tuple(names), tuple(first), sizes, torch.stack(rows), _caveat(first) if gauge == "stored" else None,
         {"random weights": " ".join(drawn)} if drawn else {},
     )  # fmt: skip
 
 
-def _caution(first: Mapping[str, AtomParts]) -> str:
+def _caveat(first: Mapping[str, AtomParts]) -> Caveat | None:
     known = {
         f"layer {layer!r}": alpha.cpu().double().flatten(1) for layer, (_, alpha) in first.items() if alpha is not None
     }
-    return gauge_caution({layer: A @ A.T for layer, A in known.items()})
+    return gauge_caveat({layer: A @ A.T for layer, A in known.items()})
 
 
 def _parts(name: str, model: Any) -> dict[str, AtomParts]:

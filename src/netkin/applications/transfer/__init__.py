@@ -51,6 +51,7 @@ from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.inputs import Forward, Transform, reshuffles
 from netkin.representations.layers import refuse_lazy
 from netkin.results import Ranking, Values
+from netkin.results.caveats import Caveat
 from netkin.results.records import distinct
 from netkin.settings import loaders_kept
 from netkin.sources import load_data
@@ -105,7 +106,7 @@ class _Found:
     labels: Array = field(default_factory=lambda: np.arange(0))  # none of one that was not read
     digest: str = ""
     width: int = 0
-    remarks: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
 
 
 def recommend(
@@ -213,7 +214,9 @@ def _found(name: str, models: Mapping[str, nn.Module | str], asked: _RecommendOp
     refuse_lazy(model)
     found = _Found(name, sum(weight.numel() for weight in model.parameters()), weights_digest(model))
     data = _data(given, asked)
-    found.data, found.remarks = data_name(data), (*getattr(data, "remarks", ()), *filter(None, [remark_on(model)]))
+    found.data, random = data_name(data), remark_on(model)
+    found.caveats = tuple(Caveat("data", remark) for remark in getattr(data, "remarks", ()))
+    found.caveats += (Caveat("random-weights", random),) if random else ()
     try:
         with on_device(model, asked.device), loaders_kept(data):
             evidence, found.missing = _evidence(model, data, asked, asked.of(name))
@@ -316,7 +319,7 @@ def _ranking(found: Sequence[_Found], asked: _RecommendOptions) -> Ranking:
         examples=len(first.labels),
         classes=len(counts),
         version=__version__,
-        warnings=tuple(dict.fromkeys(_warnings(found, asked, counts))),
+        caveats=tuple(dict.fromkeys(_caveats(found, asked, counts))),
         provenance=_provenance(found, asked),
     )
 
@@ -342,19 +345,21 @@ def _table(score: TransferScore, found: Sequence[_Found], data: str, sizes: Arra
     )
 
 
-def _warnings(found: Sequence[_Found], asked: _RecommendOptions, counts: Array) -> list[str]:
-    said = [remark for one in found for remark in one.remarks]
+def _caveats(found: Sequence[_Found], asked: _RecommendOptions, counts: Array) -> list[Caveat]:
+    said = [caveat for one in found for caveat in one.caveats]
     if counts.min() < FEW:
         rare = int((counts < FEW).sum())
-        said.append(
+        sentence = (
             f"{rare} of {len(counts)} classes have fewer than {FEW} examples, the rarest {counts.min()}; take more."
         )
+        said.append(Caveat("rare-classes", sentence))
     wide = [one.name for one in found if one.width >= counts.sum()]
     if wide and any(score.name == "h_score" for score in asked.scores):
-        said.append(
+        sentence = (
             f"h_score is the same for all features as wide as there are examples, {counts.sum():,}: those of "
             f"{', '.join(wide)}; take h_score_regularised, or more examples."
         )
+        said.append(Caveat("wide-features", sentence))
     return said
 
 

@@ -22,6 +22,7 @@ from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Comparisons
+from netkin.results.caveats import Caveat, grouped
 from netkin.results.values import Values
 from netkin.sources.names import by_name
 from netkin.statistics.sketches import LayerSketches
@@ -254,10 +255,10 @@ def _finished(
     (a, b), first = (found[name] for name in pair), made[0][0]
     pooled = [_pooled([next(iter(one.tables.values())) for one in group]) for group in made]
     share = _shared_examples(pair[0] == pair[1], shares, int(pooled[0].quantity.parameters["buckets"] or 1))
-    buckets, caution = _in_common(pair, (a.examples, b.examples), share)
+    buckets, apart = _in_common(pair, (a.examples, b.examples), share)
     tables = [_with_parameters(one, shared_examples=share) for one in pooled]
-    said = [*a.warnings, a.missing, *b.warnings, b.missing, caution]
-    said += [warning for group in made for one in group for warning in one.warnings]
+    said = [*a.caveats, *b.caveats, *([Caveat("other-buckets", apart)] if apart else [])]
+    said += [caveat for group in made for one in group for caveat in one.caveats]
     n, origin = len(made[0]), dict(first.provenance)
     del origin["data digest"]  # of no data at all
     for side, own in (("a", a), ("b", b)):
@@ -271,7 +272,7 @@ def _finished(
         data=" and ".join(dict.fromkeys([a.data, b.data])),
         examples=a.examples if share == 1 else a.examples + b.examples,
         seed=int(tables[0].quantity.parameters["seed"] or 0),
-        warnings=tuple(dict.fromkeys(filter(None, said))),
+        caveats=grouped(said),
         provenance=origin,
     )
 

@@ -35,6 +35,7 @@ from netkin.reporting.page.heatmap import card, embedded, figure_of, missing_val
 from netkin.reporting.page.svg import key, line_chart, map_figures, maps_by_measure, maps_section
 from netkin.reporting.words import closest_and_farthest, headline, number_with_error, short_names
 from netkin.results import Comparison, Spread, Values
+from netkin.results.caveats import Caveat
 from netkin.results.comparisons import SAME_MODEL
 from netkin.results.labels import (
     bare_names,
@@ -190,7 +191,7 @@ def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid]
     maps = maps_by_measure(comparisons)
     beside = next(iter(maps.values())) if maps and len(figures) == 1 else []
     cards = tag("div", *figures, *beside, class_="cards mapped" if beside else "cards")
-    parts = [tag("h2", title, class_="quiet"), cards, words, warnings([note] if note else [])]
+    parts = [tag("h2", title, class_="quiet"), cards, words, warnings([Caveat("other-buckets", note)] if note else [])]
     return tag("section", *parts, None if beside else maps_section(maps), class_="summary")
 
 
@@ -344,9 +345,10 @@ def _counted(comparison: Comparison) -> list[str]:
 
 
 def _warnings(comparison: Comparison) -> Markup | None:
-    said = list(comparison.warnings)
-    if not comparison.complete and not any("interrupted" in warning for warning in said):
-        said.append("This comparison was interrupted: the numbers come from a part of the data or of the pairs.")
+    said = list(comparison.caveats)
+    if not comparison.complete and not any(caveat.code == "interrupted" for caveat in said):
+        sentence = "This comparison was interrupted: the numbers come from a part of the data or of the pairs."
+        said.append(Caveat("interrupted", sentence))
     return warnings(said)
 
 

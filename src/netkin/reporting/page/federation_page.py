@@ -26,6 +26,7 @@ from netkin.reporting.page.heatmap import card, embedded_tables, figure_of, miss
 from netkin.reporting.page.svg import figure_of_curve, map_figures
 from netkin.reporting.words import number
 from netkin.results import Comparison, Federation, Values
+from netkin.results.caveats import Caveat
 from netkin.results.federation import COLUMNS
 from netkin.results.labels import plural
 from netkin.results.packing import document as described
@@ -82,7 +83,7 @@ def _main(found: Federation, drawn: Sequence[Drawn]) -> Iterator[Markup | None]:
     size = plural(sum(found.examples.values()), "example")
     yield facts([found.algorithm, source, plural(len(found.clients), "client"), plural(len(found.rounds), "round"),
                  size, found.created[:10]])  # fmt: skip
-    yield warnings(_remarks(found))
+    yield warnings(_caveats(found))
     yield _by_round(found)
     yield _clients(found, drawn)
     if found.similarity is not None:
@@ -91,18 +92,20 @@ def _main(found: Federation, drawn: Sequence[Drawn]) -> Iterator[Markup | None]:
     yield _origins(found)
 
 
-def _remarks(found: Federation) -> list[str]:
+def _caveats(found: Federation) -> list[Caveat]:
     """Return what to know before the numbers are read: what went wrong with clients, and with their similarity."""
     told = [
-        f"Round {one.round}, client {client}: {one.fault_text(client)}."
+        Caveat("fault", f"Round {one.round}, client {client}: {one.fault_text(client)}.")
         for one in found.rounds
         for client in one.faults
     ]
     more = f"{plural(len(told) - MOST, 'more fault')} of clients; all are listed below."
-    told[MOST:] = [more] if len(told) > MOST else []
-    told += [f"Client {client} could not be fine-tuned: {why}." for client, why in found.untuned.items()]
-    told += [f"Client {client} was not tested: {why}." for client, why in found.unjudged.items()]
-    return [*told, *(found.similarity.warnings if found.similarity is not None else ())]
+    told[MOST:] = [Caveat("more-faults", more)] if len(told) > MOST else []
+    for client, why in found.untuned.items():
+        told.append(Caveat("not-tuned", f"Client {client} could not be fine-tuned: {why}."))
+    for client, why in found.unjudged.items():
+        told.append(Caveat("not-tested", f"Client {client} was not tested: {why}."))
+    return [*told, *(found.similarity.caveats if found.similarity is not None else ())]
 
 
 # --- by round ---------------------------------------------------------------------------------------------------------

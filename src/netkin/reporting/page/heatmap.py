@@ -294,7 +294,7 @@ def embedded_tables(tables: Sequence[tuple[str, str, Values]]) -> dict[str, Any]
 def embedded_series(series: Series, axis: StepAxis) -> dict[str, Any]:
     """Return the numbers of a series as the page shows them, with four decimals, so that many steps stay small."""
     final = series.comparisons[-1]
-    read_off = {"warnings": list(series.warnings), "complete": series.complete}
+    read_off = {"caveats": plain(series.caveats), "complete": series.complete}
     places = [[final.layers_a.index(layer), final.layers_b.index(layer)] for layer in series.layers]
     more = {"layers": list(series.layers), "own": places, "places": [float(f"{x:.4g}") for x in axis.places]}
     tables = [_frames(series, measure) for measure in series.measures]

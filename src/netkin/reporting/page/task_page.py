@@ -31,6 +31,7 @@ from netkin.reporting.page.heatmap import embedded_tables, figure_of, missing_va
 from netkin.reporting.page.svg import figure_of_curve
 from netkin.reporting.words import range_of, sentence, short_names, shortened
 from netkin.results import Ranking, TaskAccuracies, TaskEnsembles, Values
+from netkin.results.caveats import grouped
 from netkin.results.labels import plural
 from netkin.results.packing import document as described
 from netkin.results.ranking import SENTENCE
@@ -137,7 +138,7 @@ def _main(
 ) -> Iterator[Markup | None]:
     first: TaskRecord = ways[0] if ways else ensembles[0]
     yield facts([plural(len(first.tasks), "task"), plural(len(first.seeds), "seed"), first.recipe, first.created[:10]])
-    yield warnings(list(dict.fromkeys(note for way in ways for note in way.warnings)))
+    yield warnings(grouped(caveat for way in ways for caveat in way.caveats))
     if ways:
         yield tag("h2", "What was learnt and what was forgotten", class_="quiet")
         meaning = folded_note("What ACC, BWT and FWT are", tag("p", MEANING))
@@ -248,7 +249,7 @@ def _ranking_parts(ranking: Ranking) -> Iterator[Markup | None]:
     classes = plural(ranking.classes, "class")
     cost = ranking.cost_in_words.partition(": ")[2]
     yield facts([ranking.data, plural(ranking.examples, "example"), classes, cost, ranking.created[:10]])
-    yield warnings(ranking.warnings)
+    yield warnings(ranking.caveats)
     yield tag("h2", "Which model to start from", class_="quiet")
     yield tag("div", *(_score_card(ranking, score) for score in ranking.scores), class_="cards")
     yield tag("p", DOTS, class_="note")
