@@ -207,7 +207,7 @@ def test_caveats_of_one_kind_are_folded(made):
 def test_an_interrupted_comparison_says_so(made):
     assert "This comparison was interrupted" in page(made.comparison(complete=False))
     assert "This comparison was interrupted" not in page(
-        made.comparison(complete=False, caveats=as_caveats("interrupted: the first 100 examples."))
+        made.comparison(complete=False, caveats=as_caveats("interrupted: the first 100 examples.", code="interrupted"))
     )
 
 
