@@ -110,7 +110,7 @@ def test_the_callback_can_be_pickled():
     pytest.importorskip(PACKAGES[0])
     callback = pickle.loads(pickle.dumps(dynamics_callback(PROBE, measures="cka")))
     assert type(callback).__name__ == "DynamicsCallback"
-    assert callback.recording.options == {"measure": "cka"}
+    assert callback.recording.options == {"measures": "cka"}
     assert callback.state_dict() == {}
 
 

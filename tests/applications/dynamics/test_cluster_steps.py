@@ -13,7 +13,7 @@ from table_worlds import sentences
 
 CALL = {
     "data": "ray_worlds:loader",
-    "measure": ["cka", "svcca"],
+    "measures": ["cka", "svcca"],
     "model": "ray_worlds:first",
     "layers": ["conv1", "fc"],
 }
@@ -110,7 +110,7 @@ def test_functions_and_weights_alone(run):
     found, whole = nk.dynamics("run", engine="ray", **CALL | how), local("run", **live)
     assert found[10]["cka"].values == pytest.approx(whole[10]["cka"].values, abs=1e-10)
     assert found.provenance["asked transform"] == whole.provenance["asked transform"]
-    alone = {"data": None, "measure": "weight_cosine", "layers": None}
+    alone = {"data": None, "measures": "weight_cosine", "layers": None}
     found, whole = nk.dynamics("run", engine="ray", **CALL | alone), local("run", **alone)
     assert found.between.tables.keys() == whole.between.tables.keys()
     assert found[10]["weight_cosine"].values == pytest.approx(whole[10]["weight_cosine"].values, abs=1e-10, nan_ok=True)

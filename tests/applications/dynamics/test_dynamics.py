@@ -228,7 +228,7 @@ def studied(tmp_path_factory):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"measure": "cka"}, "differs in measures ('svcca', not 'cka'); ask"),
+        ({"measures": "cka"}, "differs in measures ('svcca', not 'cka'); ask"),
         ({"layers": ["low"]}, "differs in layers ('None', not '[low]')"),
         ({"examples": 100}, "examples ('None', not '100')"),
         ({"shape": "flatten"}, "differs in shape ('None', not 'flatten')"),
@@ -357,8 +357,8 @@ def test_a_damaged_checkpoint_is_named_before_the_work(rows, tmp_path):
         ({0: Fan(0)}, {}, SourceError, "needs at least 2 checkpoints"),
         ({0: Fan(0).state_dict(), 1: Fan(1).state_dict()}, {}, SourceError, "step 1 holds weights alone"),
         ({0: Fan(0), 1: nn.Linear(6, 6)}, {}, SourceError, "the architecture changes within the run: at step 0,"),
-        ({0: Fan(0), 1: Fan(1)}, {"measure": "svca"}, UnknownName, "no measure named 'svca'; did you mean 'svcca'?"),
-        ({0: Fan(0), 1: Fan(1)}, {"measure": []}, InvalidValue, "`measures` is empty"),
+        ({0: Fan(0), 1: Fan(1)}, {"measures": "svca"}, UnknownName, "no measure named 'svca'; did you mean 'svcca'?"),
+        ({0: Fan(0), 1: Fan(1)}, {"measures": []}, InvalidValue, "`measures` is empty"),
         ({0: Fan(0), 1: Fan(1)}, {"layers": "lo"}, UnknownName, "no layer named 'lo'; did you mean 'low'?"),
         ({0: Fan(0), 1: Fan(1)}, {"steps": [7]}, UnknownName, "no step 7 in this run; it has 0, 1"),
     ],

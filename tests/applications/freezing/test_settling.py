@@ -65,7 +65,7 @@ def test_a_rotated_unit_has_not_changed(model, probe, worlds):
 def test_the_values_are_the_least_similarities_to_the_last_probes(model, probe):
     """Against activations kept by hand and compared two by two."""
     kept = [nk.activations(model, ["0", "1"], probe)]
-    options = {"probe": probe, "every": 2, "past": 2, "measure": "nbs", "layers": ["0", "1"], "patience": 99}
+    options = {"probe": probe, "every": 2, "past": 2, "measures": "nbs", "layers": ["0", "1"], "patience": 99}
     with nk.FreezeTraining(model, "similarity", **options) as freezing:
         for step in range(1, 9):
             shake(model[0], step, 0.1)
@@ -136,7 +136,7 @@ def test_a_probe_is_taken_every_hundredth_step_and_its_examples_are_fixed(model,
 
 
 def test_a_measure_of_rows_serves_as_well(model, probe):
-    options = {"measure": "cka_rbf", "every": 1, "patience": 1, "past": 1}
+    options = {"measures": "cka_rbf", "every": 1, "patience": 1, "past": 1}
     with nk.FreezeTraining(model, "similarity", probe=probe, **options) as freezing:
         assert freezing.step() == ["0", "1", "2"]
 
