@@ -292,7 +292,7 @@ def tasks_from(document: Mapping[str, Any]) -> TaskAccuracies | TaskEnsembles:
 def _save(record: Any, path: str | os.PathLike[str], kind: str, overwrite: bool) -> None:
     own = plain_fields(record)
     arrays = {name: one for name, one in own.items() if isinstance(one, np.ndarray)}
-    files.write(path, kind, {n: one for n, one in own.items() if n not in arrays}, arrays, overwrite=overwrite)
+    files.write(path, kind, {n: plain(one) for n, one in own.items() if n not in arrays}, arrays, overwrite=overwrite)
 
 
 def _refuse_beyond_one(name: str, values: np.ndarray) -> None:

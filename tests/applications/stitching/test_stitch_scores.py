@@ -56,7 +56,7 @@ def test_test_examples_that_are_also_fitted_on_are_counted():
     ],
 )  # fmt: skip
 def test_the_thresholds_are_those_of_the_sentence(like, value, words):
-    said = list(contrasts([similarity(like)], stitches("relative_accuracy", value)))
+    said = list(map(str, contrasts([similarity(like)], stitches("relative_accuracy", value))))
     assert [sentence.startswith(words) for sentence in said] == ([True] if words else [])
 
 
@@ -69,7 +69,7 @@ def test_the_thresholds_are_those_of_the_sentence(like, value, words):
     ],
 )
 def test_a_number_is_not_rounded_to_the_other_side_of_its_limit(like, value, words):
-    (said,) = contrasts([similarity(like)], stitches("relative_accuracy", value))
+    (said,) = map(str, contrasts([similarity(like)], stitches("relative_accuracy", value)))
     assert words in said
 
 
@@ -81,12 +81,12 @@ def test_many_layers_are_counted_not_listed():
     holes = {(x, y): NOT_ASKED for x in names for y in names if x != y}
     measure = table("cka", likes, names, missing=holes)
     judged = {"r": table("r", values, names, missing=holes, name="relative_accuracy", parameters={"how": "ridge"})}
-    (said,) = contrasts([measure], judged)
+    (said,) = map(str, contrasts([measure], judged))
     assert "l5 (cka 0.95; 0.10 by ridge), and 3 more." in said
 
 
 def test_without_labels_the_warning_goes_by_agreement():
-    (said,) = contrasts([similarity(0.9)], stitches("agreement", 0.2))
+    (said,) = map(str, contrasts([similarity(0.9)], stitches("agreement", 0.2)))
     assert "agreement below 0.5" in said
 
 
