@@ -243,7 +243,7 @@ def test_inputs_of_a_type_that_the_model_does_not_take_are_refused_with_it(odd):
     said = refusal(odd(COMMANDS["compare"].format("booleans")))
     assert "Input type (bool) and bias type (float) should be the same" in said
     assert "could not be run on inputs of type bool" in said
-    assert "by a function given as --transform" in said
+    assert "by a function given as `transform`" in said
 
 
 def test_texts_are_refused_by_what_a_model_takes(odd):

@@ -176,7 +176,7 @@ def test_missing_parts_are_warned_of(netkin):
     [
         ("beta=0.25", "beta=0.75", "beta=0.25 (these have beta=0.75)"),
         ("buckets=16", "buckets=32", "buckets=16 (these have buckets=32)"),
-        ("seed=3", "seed=4", "--seed 3 (these have --seed 4)"),
+        ("seed=3", "seed=4", "seed=3 (these have seed=4)"),
     ],
 )
 def test_files_of_other_sketches_are_refused_with_both_values(netkin, first, second, words):

@@ -23,7 +23,7 @@ from netkin.cli.options import (
     example,
     result_options,
 )
-from netkin.cli.outputs import REFUSED, OutputFiles, as_json, in_options, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, as_json, with_refusals
 from netkin.cli.running import (
     load_batches,
     load_models,
@@ -149,7 +149,7 @@ def stitch(
         click.echo(f"no map in {map_file}: there is no stitch", err=True)
     for one in made:
         outputs.write(map_file, one.save, f"map in {map_file}")
-    outputs.deliver(found, text=lambda: as_json(found) if outputs.json else in_options(_as_text(found)))
+    outputs.deliver(found, text=lambda: as_json(found) if outputs.json else _as_text(found))
     if not all(one.complete for one in _comparisons(found)):
         raise KeyboardInterrupt(resume_hint(outputs.save))
     if not any(_has_values(one) for one in _comparisons(found)):
@@ -189,7 +189,7 @@ def _explain(models: dict[str, str], json: bool, **options: Any) -> None:
     networks, fitting, judging, asked = _load(list(models.values()), **options)
     plan = explain_stitch(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)
     facts = asdict(plan) | {"refused": {" into ".join(pair): reason for pair, reason in plan.refused.items()}}
-    click.echo(as_json(facts) if json else in_options(str(plan)))
+    click.echo(as_json(facts) if json else str(plan))
     if not plan.joined:
         raise click.exceptions.Exit(REFUSED)
 

@@ -305,7 +305,8 @@ class Planner:
             what = "the rows of all models" if keeps_rows else "two models"
             raise MemoryLimit(
                 f"{what} need {format_bytes(held)}, and the limit is {format_bytes(self.study.limit)}; use fewer "
-                "`layers=` or `examples=`, or a higher `memory=`."
+                "`layers=` or `examples=`, or a higher `memory=`.",
+                argument="memory",
             )
         size = largest_fit(lambda one: self._priced(one, examples, rows) is not None, min(most // 2 + most % 2, GROUP))
         if size == 0:

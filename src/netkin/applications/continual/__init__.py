@@ -228,10 +228,13 @@ def _built(model: Model, seed: int, device: str | None) -> nn.Module:
             made = seeded(model, seed)
         except TypeError as fault:
             builds = "a network, its name, or a function without arguments that builds one"
-            raise InvalidValue(f"`model` is {builds}; got one that raised TypeError: {fault}.") from fault
+            raise InvalidValue(
+                f"`model` is {builds}; got one that raised TypeError: {fault}.", argument="model"
+            ) from fault
     else:
         raise InvalidValue(
-            f"`model` is a network, its name, or a function that builds one; got {type(model).__name__}."
+            f"`model` is a network, its name, or a function that builds one; got {type(model).__name__}.",
+            argument="model",
         )
     refuse_uncopyable(unwrapped(made))  # each task's network is a copy
     return (copied(made) if made is model else made).to(device)
@@ -240,9 +243,11 @@ def _built(model: Model, seed: int, device: str | None) -> nn.Module:
 def _seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     found = tuple(seeds) if isinstance(seeds, (list, tuple, range)) else None
     if not found or any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in found):
-        raise InvalidValue(f"`seeds` are whole numbers of 0 or more, at least one, as (0, 1, 2); got {seeds!r}.")
+        raise InvalidValue(
+            f"`seeds` are whole numbers of 0 or more, at least one, as (0, 1, 2); got {seeds!r}.", argument="seeds"
+        )
     if len(set(found)) < len(found):
-        raise InvalidValue(f"`seeds` must be distinct; got {seeds!r}.")
+        raise InvalidValue(f"`seeds` must be distinct; got {seeds!r}.", argument="seeds")
     return found
 
 
@@ -381,7 +386,7 @@ def _refuse(learnt: LearntTasks, k: int, choice: str, candidates: str) -> None:
     if len(learnt.tasks) < 2:
         raise InvalidValue("an ensemble needs the networks of two tasks or more; there is 1.")
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < len(learnt.tasks):
-        raise InvalidValue(f"`k` is a number of other tasks, 1 to {len(learnt.tasks) - 1}; got {k!r}.")
+        raise InvalidValue(f"`k` is a number of other tasks, 1 to {len(learnt.tasks) - 1}; got {k!r}.", argument="k")
     for name, value, known in (("choice", choice, CHOICES), ("candidates", candidates, CANDIDATES)):
         if value not in known:
             raise UnknownName(f"`{name}` is {' or '.join(map(repr, known))}; got {value!r}.")

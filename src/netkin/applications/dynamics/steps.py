@@ -68,7 +68,9 @@ class Held:
 
     def __init__(self, data: Any, examples: int | None, limit: int):
         if data is None:
-            raise InvalidValue("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
+            raise InvalidValue(
+                "`data` is missing: pass a loader, an iterable of batches or one array of inputs.", argument="data"
+            )
         self.name, self._data, self.asked = data_name(data), data, examples
         self._batches = _listed(batches_of(data, examples), None if _in_memory(data) else limit)
         if self._batches is None and isinstance(data, Iterator):
@@ -204,7 +206,9 @@ class ClusterSteps:
 
     def __init__(self, engine: Ray, run: Run, data: Any, examples: int | None, options: DynamicsOptions):
         if engine.job is not None:
-            raise InvalidValue("`dynamics` keeps its parts beside `save`; leave `job` out of the engine.")
+            raise InvalidValue(
+                "`dynamics` keeps its parts beside `save`; leave `job` out of the engine.", argument="engine"
+            )
         self.engine, self.run = engine, run
         self.terms = terms_of_run(run, data, examples, options)
         self.call = options.call(run.name, data and plain_data(data), examples)
@@ -324,7 +328,7 @@ def terms_of_run(run: Run, data: Any, examples: int | None, options: DynamicsOpt
 
 def _named(data: Any) -> Any:
     if data is None:
-        raise InvalidValue("`data` is missing: name a data set, as in 'digits:test'.")
+        raise InvalidValue("`data` is missing: name a data set, as in 'digits:test'.", argument="data")
     return data
 
 

@@ -306,7 +306,7 @@ def _refuse_others(
         raise UnknownName(f"the clients must be those of the federation; they differ in {apart[0]!r}.")
     most = len(federation.clients) - 1
     if isinstance(members, bool) or not isinstance(members, int) or not 0 <= members <= most:
-        raise InvalidValue(f"`members` is a number of other clients, 0 to {most}; got {members!r}.")
+        raise InvalidValue(f"`members` is a number of other clients, 0 to {most}; got {members!r}.", argument="members")
     if choose not in CHOICES:
         raise UnknownName(f"members are chosen as {', '.join(map(repr, CHOICES))}; got {choose!r}.")
     if not tests:

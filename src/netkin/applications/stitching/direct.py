@@ -83,7 +83,8 @@ def reduced_rank(moments: Moments, *, k: int = 8, affine: bool = True) -> Linear
     """
     if not 1 <= k <= min(moments.x.width, moments.y.width):
         raise InvalidValue(
-            f"`k` must lie between 1 and the smaller width, {min(moments.x.width, moments.y.width):,}; got {k}."
+            f"`k` must lie between 1 and the smaller width, {min(moments.x.width, moments.y.width):,}; got {k}.",
+            argument="k",
         )
     pair = moments if affine else moments.uncentred
     whitened = pair.x.whitener.mH @ pair.cross
@@ -381,7 +382,7 @@ def refuse_unfit_rank(rank: int | None, meeting: Meeting) -> None:
     """Refuse a rank that no map between two layers has."""
     most = min(meeting.a.width, meeting.b.width)
     if rank is not None and not 1 <= rank <= most:
-        raise InvalidValue(f"`rank` must lie between 1 and the smaller width, {most:,}; got {rank}.")
+        raise InvalidValue(f"`rank` must lie between 1 and the smaller width, {most:,}; got {rank}.", argument="rank")
 
 
 def _layer(end: End, inputs: int, outputs: int, bias: bool) -> nn.Module:

@@ -416,7 +416,7 @@ def known_scores(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names of scores, each once; one that does not exist is refused."""
     asked = [names] if isinstance(names, str) else list(names)
     if not asked:
-        raise InvalidValue("`scores` is empty; name at least one, e.g. 'relative_accuracy'.")
+        raise InvalidValue("`scores` is empty; name at least one, e.g. 'relative_accuracy'.", argument="scores")
     for name in asked:
         if name not in SCORES:
             raise UnknownName(

@@ -69,7 +69,9 @@ class Asked:
 
     def __post_init__(self) -> None:
         if self.data is None and not self.saved:
-            raise InvalidValue("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
+            raise InvalidValue(
+                "`data` is missing: pass a loader, an iterable of batches or one array of inputs.", argument="data"
+            )
         if self.data is None and (self.test is None or any(way.training for way in self.ways)):
             raise InvalidValue(
                 "statistics give the maps of direct methods alone: pass `data` for a training, and `test` to "
@@ -98,7 +100,8 @@ class Asked:
             if not isinstance(one, (Statistics, str, os.PathLike)):
                 kind = type(one).__name__
                 raise InvalidValue(
-                    f"`statistics` is what `nk.collect` returned, its file, or a list of these; got {kind}."
+                    f"`statistics` is what `nk.collect` returned, its file, or a list of these; got {kind}.",
+                    argument="statistics",
                 )
         return tuple(one if isinstance(one, Statistics) else load_statistics(one) for one in several)
 
@@ -281,7 +284,8 @@ def _saved_sides(
     strange = next((name for name, own in zip(names, weights, strict=True) if own not in known), None)
     if strange is not None:
         raise InvalidValue(
-            f"`statistics` were collected of other weights than those of {strange!r}; collect them with this model."
+            f"`statistics` were collected of other weights than those of {strange!r}; collect them with this model.",
+            argument="statistics",
         )
     raise InvalidValue(
         f"no `statistics` are of {names[0]!r} and {names[1]!r} together; collect those of this pair too."
@@ -298,18 +302,21 @@ def _saved_place(
     if y != keys[1] or (x != keys[0] and meeting.resize != "average"):
         raise InvalidValue(
             f"`statistics` hold the maps of {both} averaged down to the smaller size, and this stitch needs "
-            f"{meeting.words}; leave `statistics` out for this pair."
+            f"{meeting.words}; leave `statistics` out for this pair.",
+            argument="statistics",
         )
     kept = [one for one in statistics.every() if isinstance(one, (LayerMoments, LinearRows, CrossMoments))]
     if not kept:
         raise InvalidValue(
-            "`statistics` hold no moments; collect them with a linear measure, such as measures=['cka']."
+            "`statistics` hold no moments; collect them with a linear measure, such as measures=['cka'].",
+            argument="statistics",
         )
     pair_blocks = statistics.study.pair_blocks
     turned = not any(x in left and y in right for left, right in pair_blocks)
     if turned and not any(y in left and x in right for left, right in pair_blocks):
         raise InvalidValue(
-            f"`statistics` hold no moments of {both} together; collect with pairs='all', or list the pair."
+            f"`statistics` hold no moments of {both} together; collect with pairs='all', or list the pair.",
+            argument="statistics",
         )
     for collector in kept:
         if {x, y} <= {*collector.names} and not (turned and isinstance(collector, CrossMoments)):
@@ -324,7 +331,8 @@ def _refuse_coarse(moments: Moments, how: str) -> None:
         return
     raise InvalidValue(
         f"`statistics` hold {x.name} by products in float32, which are too coarse for {how!r} as its neurons nearly "
-        "depend on each other; collect with measures=['linear_regression_r2'], which takes float64."
+        "depend on each other; collect with measures=['linear_regression_r2'], which takes float64.",
+        argument="statistics",
     )
 
 
@@ -339,14 +347,21 @@ def _refuse_other_form(statistics: Statistics, keys: tuple[LayerKey, LayerKey], 
     given = {layer.key: layer for layers in statistics.layers.values() for layer in layers}
     for key, end in zip(keys, (meeting.a, meeting.b), strict=True):
         if key not in given:
-            raise UnknownName(f"`statistics` hold no layer {key[1]!r} of {key[0]!r}; collect with layers that name it.")
+            raise UnknownName(
+                f"`statistics` hold no layer {key[1]!r} of {key[0]!r}; collect with layers that name it.",
+                argument="statistics",
+            )
         if meeting.a.form != meeting.b.form and meeting.b.kind != "rows":
-            raise InvalidValue(f"`statistics` hold no {meeting.words} for {key[1]!r}; leave them out for this pair.")
+            raise InvalidValue(
+                f"`statistics` hold no {meeting.words} for {key[1]!r}; leave them out for this pair.",
+                argument="statistics",
+            )
         wanted = (MEANS if meeting.b.kind == "rows" else PLACES)[end.kind]
         if given[key].shape.partition(",")[0] != wanted:
             raise InvalidValue(
                 f"`statistics` hold layer {key[1]!r} of {key[0]!r} by {given[key].shape!r}, and a stitch maps it by "
-                f"{wanted!r}; collect with shape={wanted!r}."
+                f"{wanted!r}; collect with shape={wanted!r}.",
+                argument="statistics",
             )
 
 
@@ -355,7 +370,9 @@ def make_stitches(
 ) -> dict[tuple[Pair, Way], Stitch]:
     """Return the stitches of pairs of layers, before any training; a pair that can't be joined is refused."""
     if isinstance(names, str) or len(names) != 2:
-        raise InvalidValue(f"`names` must be two, one for each model, such as ('old', 'new'); got {names!r}.")
+        raise InvalidValue(
+            f"`names` must be two, one for each model, such as ('old', 'new'); got {names!r}.", argument="names"
+        )
     if not asked.pairs:
         raise InvalidValue("no pairs of layers to stitch were given.")
     data, examples = asked.tried

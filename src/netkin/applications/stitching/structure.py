@@ -44,7 +44,7 @@ def rank(stitch: Stitch | LinearMap | Any, *, tolerance: float = 1e-5) -> int:
 def sparsity(stitch: Stitch | LinearMap | Any, *, threshold: float = 1e-4) -> float:
     """Return the share of entries below `threshold` in size, those that the paper sets to zero, as `rank` takes it."""
     if not threshold > 0:
-        raise InvalidValue(f"`threshold` must be above 0; got {threshold}.")
+        raise InvalidValue(f"`threshold` must be above 0; got {threshold}.", argument="threshold")
     return float((_matrix(stitch).abs() < threshold).double().mean())
 
 
@@ -71,7 +71,8 @@ def interpolate(first: Stitch, second: Stitch, weight: float) -> Stitch:
     _refuse_unlike(first, second)
     if isinstance(weight, bool) or not isinstance(weight, (int, float, np.number)) or not np.isfinite(weight):
         raise InvalidValue(
-            f"`weight` must be a finite number, 0 for the first stitch and 1 for the second; got {weight!r}."
+            f"`weight` must be a finite number, 0 for the first stitch and 1 for the second; got {weight!r}.",
+            argument="weight",
         )
     method = f"interpolate({first.method}, {second.method}, {weight:g})"
     between = _between(first, second, float(weight))
@@ -146,7 +147,9 @@ def barrier(
     """
     _refuse_unlike(first, second)
     if points < 3:
-        raise InvalidValue(f"`points` must be at least 3, the ends and something between; got {points}.")
+        raise InvalidValue(
+            f"`points` must be at least 3, the ends and something between; got {points}.", argument="points"
+        )
     weights = [float(weight) for weight in np.linspace(0, 1, points)]
     network, said = first.network, [Answers() for _ in weights]
     between = [_between(first, second, weight).transformation for weight in weights]
@@ -187,7 +190,9 @@ def _matrix(stitch: Stitch | LinearMap | Any) -> Tensor:
     linear = stitch.map if isinstance(stitch, Stitch) else stitch
     matrix = as_tensor(linear.weight if isinstance(linear, LinearMap) else linear, "stitch")
     if matrix.ndim != 2:
-        raise ShapeError(f"`stitch` must be a stitch, its map or a matrix; got shape {tuple(matrix.shape)}.")
+        raise ShapeError(
+            f"`stitch` must be a stitch, its map or a matrix; got shape {tuple(matrix.shape)}.", argument="stitch"
+        )
     return matrix
 
 

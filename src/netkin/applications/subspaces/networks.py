@@ -125,7 +125,9 @@ def nearest_networks(
     """
     vectors = atom_vectors(models, gauge=gauge, progress=progress)
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < len(vectors.names):
-        raise InvalidValue(f"`k` is a number of other networks, 1 to {len(vectors.names) - 1}; got {k!r}.")
+        raise InvalidValue(
+            f"`k` is a number of other networks, 1 to {len(vectors.names) - 1}; got {k!r}.", argument="k"
+        )
     places, values = nearest(vectors.rows, len(vectors.layers), k)
     return NearestNetworks(vectors.names, vectors.layers, places.numpy(), values.numpy())
 
@@ -136,7 +138,7 @@ def atom_vectors(
     """Return the atoms of networks, which must share their coefficients; each network is read once, one at a time."""
     refuse_gauge(gauge)
     if isinstance(models, nn.Module):
-        raise InvalidValue("`models` are several networks, by name or in a row; got one.")
+        raise InvalidValue("`models` are several networks, by name or in a row; got one.", argument="models")
     given = models.items() if isinstance(models, Mapping) else ((str(k), one) for k, one in enumerate(models))
     names, rows, first = list[str](), list[Tensor](), dict[str, AtomParts]()
     total, drawn = len(models) if isinstance(models, Sized) else None, list[str]()
@@ -175,7 +177,8 @@ def _parts(name: str, model: Any) -> dict[str, AtomParts]:
         raise InvalidValue(f"{name!r} must be a torch module or a state dict; got {type(model).__name__}.")
     if not found:
         raise InvalidValue(
-            f"{name!r} has no layers made of atoms; `nk.share_coefficients` gives networks of one architecture some."
+            f"{name!r} has no layers made of atoms; `nk.share_coefficients` gives networks of one architecture some.",
+            argument="atoms",
         )
     return found
 

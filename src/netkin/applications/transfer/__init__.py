@@ -177,7 +177,8 @@ def _named(models: Any) -> dict[str, Any]:
     else:
         if isinstance(models, (str, nn.Module)):
             raise InvalidValue(
-                f"`models` are several; got one {type(models).__name__}. Give a mapping or a list of names."
+                f"`models` are several; got one {type(models).__name__}. Give a mapping or a list of names.",
+                argument="models",
             )
         listed = list(models)
         strange = next((one for one in listed if not isinstance(one, str)), None)
@@ -188,7 +189,7 @@ def _named(models: Any) -> dict[str, Any]:
             )
         named = dict(zip(distinct(listed, "models"), listed, strict=True))
     if not named:
-        raise InvalidValue("`models` holds no model; give at least one.")
+        raise InvalidValue("`models` holds no model; give at least one.", argument="models")
     return named
 
 

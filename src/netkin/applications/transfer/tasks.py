@@ -87,7 +87,8 @@ def compare_tasks(
     """
     if not isinstance(tasks, Mapping) or not tasks:
         raise InvalidValue(
-            f"`tasks` is a mapping from names to (model, data), with one task at least; got {_kind(tasks)}."
+            f"`tasks` is a mapping from names to (model, data), with one task at least; got {_kind(tasks)}.",
+            argument="tasks",
         )
     by_task = {"layers": layers, "transforms": transforms, "forward": forward}
     for what, given in by_task.items():
@@ -122,7 +123,7 @@ def seed_values(table: Values) -> np.ndarray:
 def _replicates(tasks: Mapping[str, Any], measures: Any, seeds: int) -> list[list[Measure]]:
     """Return for each measure that measure with each seed: those of the first sketches where none are requested."""
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
-        raise InvalidValue(f"`seeds` is a number of seeds, at least 1; got {seeds!r}.")
+        raise InvalidValue(f"`seeds` is a number of seeds, at least 1; got {seeds!r}.", argument="seeds")
     made = next((task for task in tasks.values() if isinstance(task, Statistics)), None)
     if measures is None and made is not None:
         groups: dict[str, list[Measure]] = {}
