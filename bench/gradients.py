@@ -13,7 +13,7 @@ from nets import batches, forward_both, nets
 from torch import Tensor
 
 import netkin as nk
-from netkin.representations.activations import Reader
+from netkin.representations.activations import Recorder
 from netkin.representations.gradients import Taps, Target
 from netkin.representations.hooks import inference_mode_of
 from netkin.statistics.sketches import Placing, SketchSettings
@@ -26,10 +26,10 @@ def gradients(device: str = "cpu") -> dict[str, Any]:
 
     def read(models: Any, images: list[Tensor]) -> None:
         for model in models:
-            reader = Reader(model, BLOCKS, taps=Taps(model, [Target()]))
-            with inference_mode_of(model), reader.open():
+            recorder = Recorder(model, BLOCKS, taps=Taps(model, [Target()]))
+            with inference_mode_of(model), recorder.open():
                 for batch in images:
-                    reader(batch)
+                    recorder(batch)
 
     return _beside_forward(read, device)
 

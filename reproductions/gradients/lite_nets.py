@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy, interpolate
 from netkin import training
 from netkin.applications.transfer.ridge import fitted
 from netkin.errors import SourceError
-from netkin.representations import Reader, inference_mode_of
+from netkin.representations import Recorder, inference_mode_of
 from netkin.representations.gradients import Taps, Target
 from netkin.sources.architectures import architecture, seeded
 from netkin.sources.efficientnets import EfficientNetLite
@@ -167,10 +167,11 @@ def rows_of(model: EfficientNetLite, images: Tensor, side: int) -> Rows:
     wanted = [*(f"blocks.{place}" for place in range(len(model.blocks))), POOLED]
     kept: dict[str, dict[str, list[Tensor]]] = {name: {"features": [], "gradients": []} for name in wanted}
     target = Target()
-    read = Reader(model, wanted, transform=partial(enlarged, side=side), taps=Taps(model, [target]))
-    with inference_mode_of(model), read.open():
+    recorder = Recorder(model, wanted, transform=partial(enlarged, side=side), taps=Taps(model, [target]))
+    with inference_mode_of(model), recorder.open():
         for batch in images.split(AT_ONCE):
-            for feed, rows in (("features", read(batch)), ("gradients", read.gradients[target])):
+            recorded = recorder(batch)
+            for feed, rows in (("features", recorded.rows), ("gradients", recorded.gradients[target])):
                 for name, own in kept.items():
                     own[feed].append(rows[name])
     return {name: {part: torch.cat(batches) for part, batches in own.items()} for name, own in kept.items()}

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import netkin as nk
-from netkin.representations.activations import Reader
+from netkin.representations.activations import Recorder
 from netkin.representations.gradients import Taps, Target
 from netkin.representations.hooks import inference_mode_of
 from netkin.sources.architectures import BasicBlock, Bottleneck
@@ -99,11 +99,11 @@ def blocks(model: nn.Module) -> list[str]:
 def rows(lab: Lab, model: nn.Module, inputs: Tensor) -> Iterator[Fed]:
     """Yield the flattened features and gradients of all blocks and of the pooled output, batch by batch."""
     target, names = Target(), blocks(model)
-    reader = Reader(model, names, shape="flatten", taps=Taps(model, [target]))
+    recorder = Recorder(model, names, shape="flatten", taps=Taps(model, [target]))
     with inference_mode_of(model):
         for batch in inputs.split(BATCH[lab.scale]):
-            features = reader(batch)
-            gradients = reader.gradients[target]
+            recorded = recorder(batch)
+            features, gradients = recorded.rows, recorded.gradients[target]
             channels = model.get_submodule("fc").in_features
             places = [one[names[-1]].unflatten(1, (channels, -1)) for one in (features, gradients)]
             # the pooled feature is a mean over places, and its gradient therefore a sum

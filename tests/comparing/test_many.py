@@ -300,7 +300,9 @@ def test_a_job_continues_where_it_stopped(inputs, tmp_path, passes):
     for net in nets.values():
         net.seen, net.left = [], 10**9
     assert_same(nk.compare_many(nets, data, **call), whole)
-    assert sum(nets["2"].seen) == (1800 * 5 // 8 if passes == 1 else 1800 // 2)  # what was finished does not run again
+    assert sum(count for count in nets["2"].seen if count > 3) == (
+        1800 * 5 // 8 if passes == 1 else 1800 // 2
+    )  # what was finished does not run again
     assert_same(nk.load(tmp_path / "many.netkin"), whole)
     tables = [part for part in parts if part.name.startswith(("values", "plan"))]
     assert all(part.stat().st_mtime_ns == parts[part] for part in tables)

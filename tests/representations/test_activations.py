@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName
-from netkin.representations.activations import Reader, activations
+from netkin.representations.activations import Recorder, activations
 from netkin.representations.hooks import inference_mode_of
 
 
@@ -133,21 +133,21 @@ def test_a_mask_is_counted_once_for_all_layers_of_a_batch(language, sentences, s
 
     for name in ("any", "nonzero"):
         monkeypatch.setattr(torch.Tensor, name, counting(getattr(torch.Tensor, name)))
-    read = Reader(language, ["embeddings", "encoder"], shape=shape)
+    read = Recorder(language, ["embeddings", "encoder"], shape=shape)
     with inference_mode_of(language):
         read(sentences)
         read(sentences)
-    assert len(counted) == 2
+    assert len(counted) == 3  # of the examples from which the layers are learnt, too
 
 
 def test_the_reader_tells_which_tokens_and_places_the_rows_are(language, sentences, residual, images):
-    read, look = Reader(language, "encoder", shape="tokens"), Reader(residual, ["conv1", "fc"], shape="positions")
+    read, look = Recorder(language, "encoder", shape="tokens"), Recorder(residual, ["conv1", "fc"], shape="positions")
     with inference_mode_of(language, residual):
-        rows = read(sentences)["encoder"]
-        look(images)
-    assert torch.equal(read.valid["encoder"], sentences["attention_mask"] == 1)
-    assert len(rows) == read.valid["encoder"].sum()
-    assert (look.spaces, look.valid) == ({"conv1": (6, 6), "fc": ()}, {})
+        recorded, looked = read(sentences), look(images)
+    assert torch.equal(recorded.valid["encoder"], sentences["attention_mask"] == 1)
+    assert len(recorded.rows["encoder"]) == recorded.valid["encoder"].sum()
+    assert {name: facts.space for name, facts in look.facts.items()} == {"conv1": (6, 6), "fc": ()}
+    assert looked.valid == {}
 
 
 def test_a_default_layer_that_knows_nothing_of_the_examples_is_left_out(language, sentences):
@@ -158,7 +158,7 @@ def test_a_default_layer_that_knows_nothing_of_the_examples_is_left_out(language
 
 
 def test_a_named_layer_whose_output_does_not_hold_the_examples_is_refused(language, sentences):
-    refusal = r"layer 'places' gives an output of shape \(1, 5, 6\) for a batch of 4 examples, and none of its axes"
+    refusal = r"layer 'places' gives an output of shape \(1, 5, 6\) for a batch of 3 examples, and none of its axes"
     with pytest.raises(ShapeError, match=f"{refusal} counts them; pass a function as `shape`"):
         activations(language, "places", [sentences])
     assert activations(Sequence(), "rnn", torch.ones(2, 7, 4), shape=lambda states: states[-1])["rnn"].shape == (2, 3)
@@ -241,7 +241,7 @@ ASIDE = {
     "whole": (torch.ones(4, 2, dtype=torch.int64), "gives no floating tensor to record, but Tensor of torch.int64"),
     "loss": (
         torch.tensor(0.5),
-        "gives an output of shape () for a batch of 4 examples, and none of its axes counts them",
+        "gives an output of shape () for a batch of 3 examples, and none of its axes counts them",
     ),
     "sparse": (torch.eye(4).to_sparse(), "gives a sparse tensor, and only dense ones can be recorded"),
 }
@@ -251,9 +251,9 @@ ASIDE = {
 def test_default_layers_that_give_no_rows_are_left_out_with_the_reason_and_named_ones_refused(kind):
     output, reason = ASIDE[kind]
     model, batches = Giving(output), torch.randn(12, 2).split(4)
-    read = Reader(model)
+    read = Recorder(model)
     with inference_mode_of(model):
-        assert [list(read(batch)) for batch in batches] == [["first", "last"]] * 3
+        assert [list(read(batch).rows) for batch in batches] == [["first", "last"]] * 3
     assert read.left_out == {"aside": f"layer 'aside' {reason}", "idle": "layer 'idle' did not run in batch 0"}
     assert set(nk.compare(model, data=list(batches)).layers_a) == {"first", "last"}
     with pytest.raises(NetkinError, match=f"layer 'aside' {re.escape(reason)}; .*choose another layer"):
@@ -261,23 +261,24 @@ def test_default_layers_that_give_no_rows_are_left_out_with_the_reason_and_named
 
 
 def test_a_layer_that_gives_rows_in_the_first_batch_only_is_refused():
-    model = Giving(torch.ones(4, 3))
-    read = Reader(model)
-    assert "aside" in read(torch.ones(4, 2))
-    model.aside.output = None
+    model = Giving(None)
+    model.aside = nn.Linear(3, 3)
+    read = Recorder(model)
+    assert "aside" in read(torch.ones(4, 2)).rows
+    model.aside.forward = lambda states: None
     with pytest.raises(ForwardError, match="'aside' gives no floating tensor to record, but NoneType"):
         read(torch.ones(4, 2))
 
 
 def test_no_layer_is_left_out_where_all_give_rows(residual, images):
-    read = Reader(residual)
+    read = Recorder(residual)
     with inference_mode_of(residual):
         read(images)
     assert read.left_out == {}
 
 
 def test_a_changing_number_of_calls_is_refused():
-    with pytest.raises(ForwardError, match="layer 'step#2' ran in one of the batches 0 and 1 but not in both"):
+    with pytest.raises(ForwardError, match="layer 'step#2' does not run in every batch: in batch 1 it runs"):
         activations(Sometimes(), data=[torch.ones(3, 2), torch.full((3, 2), 2.0)])
     assert list(activations(Sometimes(), "step#1", [torch.ones(3, 2), torch.full((3, 2), 2.0)])) == ["step#1"]
 
@@ -322,12 +323,12 @@ def test_batches_of_other_widths_are_refused():
 
 
 def test_two_readers_of_one_model_do_not_disturb_each_other(residual, images):
-    read, read_nothing = Reader(residual), Reader(residual, "fc", transform=lambda x: x[:1] * 0)
+    read, read_nothing = Recorder(residual), Recorder(residual, "fc", transform=lambda x: x[:1] * 0)
     with inference_mode_of(residual):
         for batch in images.split(4):
-            rows, nothing = read(batch), read_nothing(batch)
-    assert read.shapes["conv1"] == "pool"
-    assert read.shapes["fc"] == "matrix"
+            rows, nothing = read(batch).rows, read_nothing(batch).rows
+    assert read.facts["conv1"].shape == "pool"
+    assert read.facts["fc"].shape == "matrix"
     assert read.batches == 3
     assert (len(rows["fc"]), len(nothing["fc"])) == (2, 1)
 

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 import netkin as nk
 from netkin.errors import InvalidValue
-from netkin.representations.activations import Reader, activations
+from netkin.representations.activations import Recorder, activations
 from netkin.representations.hooks import inference_mode_of
 from netkin.representations.inputs import model_precision, precision_in_words
 from netkin.settings import frozen, tf32_in
@@ -137,12 +137,12 @@ def test_a_model_runs_in_the_precision_that_is_set_unless_it_must_be_exact():
     allowed = tf32_in()
     assert "convolutions" in allowed  # as torch has it unless told otherwise
     with inference_mode_of(model):
-        Reader(model, "inner", keep=lambda name, rows: kept.append(tf32_in()) or True)(data)
+        Recorder(model, "inner", reduce=lambda name, rows, valid: kept.append(tf32_in()) or True)(data)
     activations(model, "inner", data)
     activations(model, "inner", data, exact_model=True)
     with inference_mode_of(model, exact=True):
         model(data)
-    assert model.seen == [allowed, allowed, (), ()]
+    assert model.seen == [allowed] * 6 + [()] * 4
     assert kept == [allowed]  # the pass sees to it that its own products are exact
     assert tf32_in() == allowed
 

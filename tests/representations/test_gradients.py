@@ -202,16 +202,17 @@ def test_a_frozen_model_and_a_caller_in_inference_mode_have_gradients(convnet, p
 
 
 def test_activations_of_the_same_pass_are_those_of_a_pass_without_gradients(convnet, pictures):
-    from netkin.representations.activations import Reader
+    from netkin.representations.activations import Recorder
     from netkin.representations.gradients import Taps
     from netkin.representations.hooks import inference_mode_of
 
-    read = Reader(convnet, ["0", "2"], taps=Taps(convnet, [Target(), Target(beta=0.0)]))
+    record = Recorder(convnet, ["0", "2"], taps=Taps(convnet, [Target(), Target(beta=0.0)]))
     with inference_mode_of(convnet):
-        rows = read(pictures)
+        recorded = record(pictures)
+    rows, gradients = recorded.rows, recorded.gradients
     plain = nk.activations(convnet, ["0", "2"], pictures)
     assert all(torch.equal(rows[name], plain[name]) and not rows[name].requires_grad for name in plain)
-    assert not torch.allclose(read.gradients[Target()]["0"], read.gradients[Target(beta=0.0)]["0"])
+    assert not torch.allclose(gradients[Target()]["0"], gradients[Target(beta=0.0)]["0"])
 
 
 @pytest.mark.parametrize("shape", ["mean", "tokens", "cls", "last"])
@@ -276,7 +277,7 @@ def test_nan_in_the_first_batch_is_refused_with_its_layer_and_not_taken_for_a_mi
     with pytest.raises(InvalidValue, match="the inputs in batch 0 hold 4 NaN or Inf among 80 values"):
         nk.gradients(model, data=[inputs])
     with pytest.raises(InvalidValue, match="layer '0' in batch 0 holds 8 NaN or Inf among 160 values"):
-        nk.gradients(model, data=[torch.ones(20, 4)], forward=lambda model, batch: model(inputs))
+        nk.gradients(model, data=[torch.ones(20, 4)], forward=lambda model, batch: model(inputs[: len(batch)]))
 
 
 def test_examples_that_are_mixed_are_refused_with_the_layer():

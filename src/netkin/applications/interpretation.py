@@ -279,7 +279,7 @@ class Logits(Runner):
         self._columns: dict[str, int] = {}
         self._seen: Counter[int] = Counter()
         self._output: Any = None
-        self._keep: Keep = lambda layer, rows: rows
+        self._keep: Keep = lambda layer, rows, valid: rows
 
     @property
     def origin(self) -> dict[str, str]:
@@ -315,7 +315,7 @@ class Logits(Runner):
             self._columns = _columns(self._asked, known if self._names is None else self._names, output.shape[1])
         self.shapes = dict.fromkeys(self._columns, "matrix")
         self._seen.update(_labels(batch))
-        return {name: self._keep(name, output[:, [column]]) for name, column in self._columns.items()}
+        return {name: self._keep(name, output[:, [column]], None) for name, column in self._columns.items()}
 
     def refuse_absent(self) -> None:
         """Refuse a class that was requested and that the labels, if there were any, never named."""

@@ -171,16 +171,16 @@ class Pass:
     def _keeper(self, runner: Runner) -> Keep:
         """Return what a hook keeps of a layer's rows: the rows, or what collectors reduce them to at once."""
         if self._resizes or not self._reducing:
-            return lambda layer, rows: rows
+            return lambda layer, rows, valid: rows
 
-        def keep(layer: str, rows: Tensor) -> KeptLayer:
+        def keep(layer: str, rows: Tensor, valid: Tensor | None) -> KeptLayer:
             if self.statistics is None:
                 self._layers[runner.name, layer] = size_of_layer(runner, layer, rows)
             if self._searching is not None:
                 require_finite(rows, self._where(runner, layer))
             try:
                 with exact_matrix_products():
-                    reduced = tuple(self._reduce(runner, (runner.name, layer), rows))
+                    reduced = tuple(self._reduce((runner.name, layer), rows, valid))
             except InvalidValue:
                 require_finite(rows, self._where(runner, layer))
                 raise
@@ -195,10 +195,10 @@ class Pass:
         number = self.batches if self._searching is None else self._searching
         return f"layer {layer!r} of {runner.name!r} in batch {number}"
 
-    def _reduce(self, runner: Runner, key: tuple[str, str], rows: Tensor) -> Iterator[Any]:
+    def _reduce(self, key: tuple[str, str], rows: Tensor, valid: Tensor | None) -> Iterator[Any]:
         """Yield what each collector that reduces keeps of rows; the rows where examples differ in their numbers."""
         begun = None if self.statistics is None else self.study.layers.get(key)
-        regular = runner.valid(key[1]) is None and (begun is None or len(rows) == begun.rows_of(len(self._numbers)))
+        regular = valid is None and (begun is None or len(rows) == begun.rows_of(len(self._numbers)))
         self._regular = self._regular and regular
         for place, need in enumerate(self._reducing):
             if not self._regular:

@@ -297,7 +297,7 @@ class CachedRunner(Runner):
         self._runner, self.limit, self.held, self.runs = runner, limit, 0, 0
         self.name, self.kind = runner.name, runner.kind
         self.shapes: dict[str, str] = {}
-        self._keep: Keep = lambda layer, rows: rows
+        self._keep: Keep = lambda layer, rows, valid: rows
         self._order: dict[str, None] = {}  # in which the layers run, which is that of a comparison
         # with the batch itself, as the number of an object is free for others once it is gone
         self._kept: dict[int, tuple[Any, dict[str, Tensor], dict[str, Tensor | None]]] = {}
@@ -322,7 +322,7 @@ class CachedRunner(Runner):
     def rows(self, batch: Any) -> dict[str, Any]:
         kept = None if self.targets or self.wants_outputs else self._kept.get(id(batch))  # rows alone are kept
         _, rows, self._valid = kept or self._run(batch)
-        return {layer: self._keep(layer, matrix) for layer, matrix in rows.items()}
+        return {layer: self._keep(layer, matrix, self._valid[layer]) for layer, matrix in rows.items()}
 
     def require_finite_inputs(self, batch: Any, number: int) -> None:
         self._runner.require_finite_inputs(batch, number)
@@ -333,7 +333,7 @@ class CachedRunner(Runner):
     def outputs(self, batch: Any) -> tuple[Tensor, Any]:
         return self._runner.outputs(batch)
 
-    def _note(self, layer: str, rows: Tensor) -> Tensor:
+    def _note(self, layer: str, rows: Tensor, valid: Tensor | None) -> Tensor:
         self._order[layer] = None
         return rows
 

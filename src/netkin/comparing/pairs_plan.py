@@ -207,7 +207,7 @@ class Planner:
         self.kinds = {names[0]: names for names in alike.values()}
         self.layers: dict[str, list[LayerSize]] = {}
         self.sizes: dict[str, int] = {}  # bytes of the models that are loaded when they are needed
-        self.inputs, self.batch, self.batches, self.learning = 0, 1, 0, 0
+        self.inputs, self.batch, self.batches = 0, 1, 0
         self.total: int | None = None
         self._plans: dict[Any, Plan | None] = {}
         self.speed = Speed(0.0, _operation_seconds())
@@ -380,7 +380,7 @@ def _architecture(name: str, thing: Any, options: Options) -> Any:
 
 def _forward_seconds(runner: Any, batch: Any) -> float:
     """Return how long a model takes for a batch, the second time."""
-    with runner.ready(lambda layer, rows: rows):
+    with runner.ready(lambda layer, rows, valid: rows):
         runner.rows(batch)
         begin = time.perf_counter()
         runner.rows(batch)

@@ -13,20 +13,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from netkin.comparing.alignment import Alignment, Pairs, size_of_layer, size_of_weights
 from netkin.comparing.feed import Feed
 from netkin.comparing.subjects import RecordedRunner, Runner
-from netkin.errors import InvalidValue, MemoryLimit, NetkinError
+from netkin.errors import InvalidValue, MemoryLimit, NetkinError, blame
 from netkin.measures.registry import Measure
 from netkin.memory import format_bytes, free_memory, total_memory
 from netkin.representations.gradients import Target
-from netkin.representations.inputs import take
 from netkin.statistics.collector import Collector, CostEstimate, LayerSize, Study
 
 LITTLE = 2**24  # bytes that are taken whatever is free
-LOOK = 2  # examples run: with a single one, a table of positions (1 × t × d) would pass for an example
 THOUSANDS = ("", " thousand", " million", " billion", " trillion")
 
 
@@ -232,7 +231,6 @@ class Findings:
         self.layers: dict[str, dict[str, LayerSize]] = {runner.name: {} for runner in runners}
         self.batch = 0  # examples in the first batch
         self.seen: list[int | None] = []  # examples that each model will see
-        self.learning = 0  # runs of few examples, to learn which axis counts them
         self.wanted: list[tuple[tuple[str, str], tuple[str, str]]] = []
         self.holes: list[str] = []
         self.alignment = Alignment([], [])
@@ -243,21 +241,19 @@ class Findings:
         """Run each model on the first examples of the first batch; note its layers as the whole batch shows them."""
         with ExitStack() as stack:
             for runner in self.runners:
-                stack.enter_context(runner.ready(self._keeper(runner)))
+                stack.enter_context(runner.ready(lambda layer, rows, valid: rows))
             for runner, batch in next(iter(feed)).items():
                 self.batch = self.batch or runner.length(batch) or 1
-                self._run(runner, batch)
-                self.learning += runner.learning_passes(batch)
+                try:
+                    learnt = runner.learn(batch)
+                except Exception as fault:
+                    blame(fault, runner.name)
+                    raise
+                for name, facts in learnt.items():
+                    size = size_of_layer(runner, name, torch.empty(facts.size, dtype=facts.dtype, device="meta"))
+                    rows = size.rows * self.batch // facts.examples
+                    self.layers[runner.name][name] = replace(size, rows=rows, examples=self.batch)
         self.seen = list(map(feed.examples_of, self.runners))
-
-    def _run(self, runner: Runner, batch: Any) -> None:
-        try:
-            names, seen = list(runner.rows(_first_examples(batch))), min(LOOK, self.batch)
-        except Exception:  # an exported program may take whole batches only; what else is wrong comes up again here
-            names, seen = list(runner.rows(batch)), self.batch
-        found = self.layers[runner.name]
-        grown = {name: replace(found[name], rows=found[name].rows * self.batch // seen) for name in names}
-        self.layers[runner.name] = {name: replace(layer, examples=self.batch) for name, layer in grown.items()}
 
     def align(self) -> None:
         """Find out which pairs are wanted, and which of them will have no value."""
@@ -287,18 +283,11 @@ class Findings:
         )
         return replace(known, lines=tuple(self._lines(known)))
 
-    def _keeper(self, runner: Runner) -> Any:
-        def keep(name: str, rows: Tensor) -> bool:
-            self.layers[runner.name][name] = size_of_layer(runner, name, rows)
-            return True
-
-        return keep
-
     def _passes(self) -> int | None:
         if not self.batch or all(isinstance(runner, RecordedRunner) for runner in self.runners):
             return 0
         counts = [math.ceil(count / self.batch) for count in self.seen if count is not None]
-        return sum(counts) + self.learning if len(counts) == len(self.seen) else None
+        return sum(counts) if len(counts) == len(self.seen) else None
 
     def _statistic(self, measure: Measure) -> str:
         """Return which collector a measure is read from, and why; its pair type where none could be chosen."""
@@ -358,20 +347,9 @@ class Findings:
     def _passes_in_words(self, passes: int | None) -> str:
         if passes is None:
             return "one of each model on each batch"
-        few = f", {self.learning} of them of few examples, to learn which axis counts these"
         if passes == 0:
             return "none, the rows are recorded" if self.batch else "none"
-        return f"{passes:,}, one of each model on each batch{few if self.learning else ''}"
-
-
-def _first_examples(batch: Any) -> Any:
-    """Return the first examples of a batch, or all of it where they can't be counted."""
-    if isinstance(batch, slice):
-        return slice(batch.start, min(batch.stop, batch.start + LOOK))
-    try:
-        return take(batch, LOOK)
-    except NetkinError:
-        return batch
+        return f"{passes:,}, one of each model on each batch, after two of a few examples that show the layers"
 
 
 def _count_in_words(count: int) -> str:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import form_digest, weights_digest
-from netkin.representations import Reader, inference_mode_of, model_lock, model_precision, rows_of, shape_for
+from netkin.representations import Recorder, inference_mode_of, model_lock, model_precision, rows_of, shape_for
+from netkin.representations.activations import LayerFacts, Recorded
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target, logits_of
 from netkin.representations.inputs import Forward, Transform, labels_of, length_if_known, require_finite_inputs
@@ -33,12 +34,12 @@ from netkin.representations.layers import (
     unwrapped,
     whole_remark,
 )
-from netkin.representations.shapes import Shape, is_plain
+from netkin.representations.shapes import Shape
 from netkin.sources.datasets import load_data
 from netkin.sources.models import load_model
 from netkin.sources.weights import remark_on
 
-Keep = Callable[[str, Tensor], Any]
+Keep = Callable[[str, Tensor, Tensor | None], Any]  # of a layer, its rows and which tokens they are
 Tensors = Mapping[str, Tensor]
 
 
@@ -131,9 +132,9 @@ class Runner(ABC):
         """Why default layers gave no rows, by their names."""
         return {}
 
-    def learning_passes(self, batch: Any) -> int:
-        """Return how many runs of few examples it takes to learn which axis counts the examples, from a first batch."""
-        return 0
+    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+        """Return what few examples of a batch show of each layer."""
+        raise InvalidValue(f"{self.name!r} can't be run.")
 
     def resolution(self, layer: str) -> float:
         """Return the rounding unit of a layer's output as it came; 0 where its rows show it."""
@@ -171,13 +172,18 @@ class ModelRunner(Runner):
         self.name, self.model, self.kind = name, model, type(model).__name__
         self._layers, self._shape, self._device, self._exact = layers, shape, device, exact
         self._forward, self._transform = forward, transform
-        self._reader: Reader | None = None
+        self._recorder: Recorder | None = None
+        self._recorded = Recorded({})
         self._digest, self._form, self.names_layers = "", "", layers is not None
         self.device = device or next(iter(_devices_of(model)))
 
     @property
     def shapes(self) -> dict[str, str]:  # type: ignore[override]
-        return self._reader.shapes if self._reader else {}
+        return {layer: facts.shape for layer, facts in self._facts.items()}
+
+    @property
+    def _facts(self) -> dict[str, LayerFacts]:
+        return (self._recorder and self._recorder.facts) or {}
 
     @property
     def origin(self) -> dict[str, str]:
@@ -198,49 +204,44 @@ class ModelRunner(Runner):
         with model_lock(), on_device(self.model, self._device), inference_mode_of(self.model, exact=self._exact):
             self._form = form_digest(self.model)  # before the model runs, which may change its attributes
             taps = Taps(self.model, self.targets) if self.targets else None
-            functions: dict[str, Any] = {"forward": self._forward, "transform": self._transform}
-            functions |= {"shape": self._shape, "keep": keep, "taps": taps}
-            self._reader = Reader(self.model, self._layers, as_run=True, **functions)  # the order of a comparison
-            self._reader.keeps_output = self.wants_outputs
+            self._recorder = Recorder(
+                self.model, self._layers, shape=self._shape, forward=self._forward, transform=self._transform,
+                reduce=keep, taps=taps, keeps_output=self.wants_outputs, as_run=True,  # the order of a comparison
+            )  # fmt: skip
             # beside the pass, as hashing many weights takes as long as running them on many a batch
             with ThreadPoolExecutor(1) as beside:
                 digest = beside.submit(_digest_beside, self.model, _weights_ready(self.model))
-                with self._reader.open():
+                with self._recorder.open():
                     yield
                 self._digest = digest.result()
 
     def rows(self, batch: Any) -> dict[str, Any]:
-        assert self._reader is not None
-        return self._reader(batch)
+        assert self._recorder is not None
+        self._recorded = self._recorder(batch)
+        return self._recorded.rows
 
     def gradients(self, target: Target) -> dict[str, Tensor]:
-        assert self._reader is not None
-        return self._reader.gradients[target]
+        return self._recorded.gradients[target]
 
     def outputs(self, batch: Any) -> tuple[Tensor, Any]:
-        assert self._reader is not None
-        return logits_of(self._reader.output).detach(), labels_of(batch)
+        return logits_of(self._recorded.output).detach(), labels_of(batch)
 
     def space(self, layer: str) -> tuple[int, ...]:
-        return self._reader.spaces.get(layer, ()) if self._reader else ()
+        return self._facts[layer].space if layer in self._facts else ()
 
     def valid(self, layer: str) -> Tensor | None:
-        return self._reader.valid.get(layer) if self._reader else None
+        return self._recorded.valid.get(layer)
 
     @property
     def left_out(self) -> dict[str, str]:
-        return self._reader.left_out if self._reader else {}
+        return self._recorder.left_out if self._recorder else {}
 
-    def learning_passes(self, batch: Any) -> int:
-        length = self.length(batch)
-        if length is None or self._reader is None:
-            return 0
-        if not is_plain(unwrapped(self.model), batch, length):
-            return 1
-        return 0 if all(axis in (0, None) for axis in self._reader.axes.values()) else 2
+    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+        assert self._recorder is not None
+        return self._recorder.learn(batch)
 
     def resolution(self, layer: str) -> float:
-        return self._reader.resolutions.get(layer, 0.0) if self._reader else 0.0
+        return self._facts[layer].resolution if layer in self._facts else 0.0
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         known = modules(self.model)
@@ -267,7 +268,7 @@ class RecordedRunner(Runner):
         self._arrays = {layer: as_tensor(array, f"{name}/{layer}") for layer, array in chosen.items()}
         self._resolutions = {layer: resolution_of(chosen[layer], array) for layer, array in self._arrays.items()}
         self._shape = shape
-        self._keep: Keep = lambda layer, rows: rows
+        self._keep: Keep = lambda layer, rows, valid: rows
         counts = {layer: len(array) if array.ndim else 0 for layer, array in self._arrays.items()}
         (first, n), (other, m) = min(counts.items(), key=lambda c: c[1]), max(counts.items(), key=lambda c: c[1])
         if n < m:
@@ -298,8 +299,18 @@ class RecordedRunner(Runner):
                 rows, self.shapes[layer] = rows_of(array[batch], shape_for(layer, self._shape))
             except ShapeError as fault:
                 raise ShapeError(f"layer {layer!r} of {self.name!r}: {fault}") from fault
-            kept[layer] = self._keep(layer, rows)
+            kept[layer] = self._keep(layer, rows, None)
         return kept
+
+    def learn(self, batch: slice) -> dict[str, LayerFacts]:
+        few, self._keep = slice(batch.start, min(batch.start + 3, batch.stop)), lambda layer, rows, valid: rows
+        return {
+            layer: LayerFacts(
+                0, self.shapes[layer], tuple(rows.shape), rows.dtype, self.length(few), self.space(layer),
+                self.resolution(layer),
+            )
+            for layer, rows in self.rows(few).items()
+        }  # fmt: skip
 
     def space(self, layer: str) -> tuple[int, ...]:
         return tuple(self._arrays[layer].shape[2:]) if self.shapes[layer] == "positions" else ()

@@ -1,7 +1,7 @@
 """Representations of models and data as batches of matrices: the layers, their outputs, and what one example is."""
 
 from netkin.representations import shapes
-from netkin.representations.activations import Reader, activations
+from netkin.representations.activations import Recorder, activations
 from netkin.representations.cutting import replacing, run_from, run_until
 from netkin.representations.gradients import gradients
 from netkin.representations.hooks import inference_mode_of, recording
@@ -23,7 +23,7 @@ from netkin.representations.shapes import (
 from netkin.settings import model_lock
 
 __all__ = [
-    "Reader",
+    "Recorder",
     "activations",
     "batches_of",
     "cls",

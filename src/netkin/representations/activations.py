@@ -1,24 +1,24 @@
-"""Activations: layer outputs over data, as matrices with one row per example."""
+"""Activations: layer outputs over data, as matrices with one row per example; and the `Recorder` that makes them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from netkin.arrays import require_finite
-from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError
+from netkin.arrays import all_finite, require_finite
+from netkin.errors import ForwardError, NetkinError, ShapeError
 from netkin.progress import ProgressOption, reported
 from netkin.representations.hooks import (
-    Repeats,
     apart,
     copied,
     inference_mode_of,
-    keeping,
     main_tensor,
+    same_tensors,
     unrecordable,
     watching,
 )
@@ -40,21 +40,19 @@ from netkin.representations.layers import Spec, choose, layer_label, named_outri
 from netkin.representations.shapes import (
     Shape,
     TokenMask,
-    UnclearAxis,
     adjoint_rows,
     axes_of_length,
-    example_axis,
     is_custom,
-    is_plain,
     refuse_strange_layers,
     rows_of,
     shape_for,
     shape_name,
     token_mask,
-    without_examples,
 )
-from netkin.settings import exact_products, model_lock, random_states, random_states_kept
+from netkin.settings import exact_products, model_lock, random_states_kept
 from netkin.sources.names import by_name
+
+FEW = (2, 3)  # examples in the runs that show which axis counts them: with one, a table 1 × t × d would pass for one
 
 
 @by_name(models="model", data="data")
@@ -75,7 +73,7 @@ def activations(
 
     `data` is a loader, any iterable of batches, or one array of inputs. A default layer that does not run, that
     gives no floating tensor (but None, a number, or nothing), or whose output does not hold the examples (a table of
-    positions) is left out; one chosen by name is refused. `Reader.left_out` holds the reasons.
+    positions) is left out; one chosen by name is refused. `Recorder.left_out` holds the reasons.
 
     Args:
         model: the model, which is left as it was.
@@ -95,30 +93,63 @@ def activations(
         >>> {name: tuple(rows.shape) for name, rows in activations(model, ["0", "2"], torch.ones(5, 4)).items()}
         {'0': (5, 8), '2': (5, 2)}
     """
-    kept: dict[str, list[Tensor]] = {}
+    matrices: dict[str, list[Tensor]] = {}
     refuse_strange_layers(shape, model)
-    read = Reader(model, layers, shape=shape, forward=forward, transform=transform)
-    with inference_mode_of(model, exact=exact_model):
+    recorder = Recorder(model, layers, shape=shape, forward=forward, transform=transform)
+    with inference_mode_of(model, exact=exact_model), recorder.open():
         for batch in reported(batches_of(data, examples), "reading", "batches", progress):
-            for name, rows in read(batch).items():
-                kept.setdefault(name, []).append(rows.to(device or "cpu"))
-    return {name: joined(name, batches) for name, batches in kept.items()}
+            recorded = recorder(batch)
+            recorder.require_finite(recorded, batch)
+            for name, rows in recorded.rows.items():
+                matrices.setdefault(name, []).append(rows.to(device or "cpu"))
+    return {name: joined(name, batches) for name, batches in matrices.items()}
 
 
-class Reader:
-    """Runs a model batch by batch and returns each layer's rows, made on the model's device while it runs.
+@dataclass(frozen=True)
+class LayerFacts:
+    """What a run of few examples showed of a layer.
 
-    It looks only while it runs the model itself, so that two readers may share one model. `layers` are the chosen
-    layers, `shapes` holds what one example is for each one that has run, `batches` counts the batches read. Of the
-    latest rows `spaces` holds the size of the map whose places they are, and `valid` which tokens they are, examples ×
-    tokens, where a mask leaves some out. `left_out` holds, for each default layer that gives no rows, the reason as a
-    sentence without its full stop; `repeats` notices those that a glob stands for and that give what another one gave.
+    Args:
+        axis: the axis of its output that counts the examples.
+        shape: the name of the shape that made rows of it.
+        size: the shape of these rows.
+        dtype: that of their numbers.
+        examples: how many examples were run.
+        space: the size of the map whose places the rows are, if they are.
+        resolution: the rounding unit of the output as it came, before halves were raised.
+    """
 
-    `axes` says which axis of a layer's output counts the examples, or None; `learning_passes` counts the extra runs, of
-    few examples, that it took to learn this. A reader that is given the `axes` of another one for the model needs none.
+    axis: int
+    shape: str
+    size: tuple[int, ...]
+    dtype: torch.dtype
+    examples: int
+    space: tuple[int, ...]
+    resolution: float
 
-    With `taps` the model builds a graph, and `gradients` holds for each of their targets the gradients of the latest
-    batch at the layers' outputs, in rows like those of the layers.
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a model gave for one batch: rows by layer, or what `reduce` made of them, gradients and the output.
+
+    `valid` tells which tokens of each example the rows of a layer are, where a mask leaves some out.
+    """
+
+    rows: dict[str, Any]
+    gradients: Mapping[Any, dict[str, Tensor]] = field(default_factory=dict)
+    output: Any = None
+    valid: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Recorder:
+    """Runs a model on batches, and gives each layer's rows, made on the model's device while it runs.
+
+    It looks only while it runs the model itself, so that two recorders may share one model. Before the first batch two
+    runs of few examples show which axis of each layer's output counts the examples, and how large its rows are: see
+    `learn`. What they showed is in `facts`, by layer, in the order of running.
+
+    `left_out` holds, for each default layer that gives no rows, the reason as a sentence without its full stop. Layers
+    that a glob stands for, and that give what another one gave, are left out too.
 
     Args:
         model: the model, in the mode in which it is to run.
@@ -126,10 +157,10 @@ class Reader:
         shape: what one example is, for all layers or by name; None for `pool` and `mean`.
         forward: runs the model on a batch; None to call it with the batch's inputs.
         transform: changes the inputs before they are given to this model.
-        keep: what to keep of (layer, rows) while the model runs; None for the rows. In the first batch it may be called
-            for a layer, and again once the axes are learnt; what it returned last is kept.
-        axes: the axes of the examples, as far as another reader has learnt them.
+        reduce: what to keep of (layer, rows, which tokens they are or None) while the model runs; None for the rows.
         taps: where and of what gradients are taken, `gradients.Taps`; None for none.
+        keeps_output: whether the output of the whole model is kept.
+        facts: what another recorder for this model has learnt.
         as_run: whether layers come in the order of running, rather than in that of `layers`.
     """
 
@@ -141,250 +172,298 @@ class Reader:
         shape: Shape | Mapping[str, Shape] = None,
         forward: Forward | None = None,
         transform: Transform | None = None,
-        keep: Callable[[str, Tensor], Any] | None = None,
-        axes: Mapping[str, int | None] | None = None,
+        reduce: Callable[[str, Tensor, Tensor | None], Any] | None = None,
         taps: Any = None,
+        keeps_output: bool = False,
+        facts: Mapping[str, LayerFacts] | None = None,
         as_run: bool = False,
     ):
         self._root = unwrapped(model)
         refuse_lazy(self._root)
         for one in shape.values() if isinstance(shape, Mapping) else [shape]:
             shape_name(one)
-        self.model, self.shape, self.forward, self.transform = model, shape, forward, transform
         layers = layers if layers is None or isinstance(layers, (str, type)) else list(layers)
-        self.layers, self.by_default, self._keep = choose(model, layers), layers is None, keep
-        self.repeats = Repeats(() if layers is None else set(self.layers) - set(named_outright(layers)))
-        self._taps, self.gradients = taps, {}  # type: Any, dict[Any, dict[str, Tensor]]
-        self.keeps_output, self.output = False, None  # type: bool, Any  # of the whole model, for the latest batch
-        self.shapes: dict[str, str] = {}
-        self.spaces: dict[str, tuple[int, ...]] = {}
-        self.valid: dict[str, Tensor] = {}
-        self.resolutions: dict[str, float] = {}  # the rounding units of the outputs, before halves are raised
-        self.batches = self.learning_passes = 0
-        self._given_axes = dict(axes or {})
-        self.axes = dict(self._given_axes)
-        self._few_axes: dict[str, list[int]] | None = None  # those as long as the batch of the extra pass
-        self._may_stop = False
-        self._mask: TokenMask | None = None
-        self._outputs: dict[str, Any] | None = None  # of the forward that this reader runs
-        self._few = 0  # examples of the extra pass, while it runs
-        self._is_open = False
-        self._length: int | None = None
-        self._names: list[str] = []
+        self.model, self.layers, self.by_default = model, choose(model, layers), layers is None
+        self.shape, self.forward, self.transform, self.reduce = shape, forward, transform, reduce
+        self.taps, self.keeps_output, self.as_run = taps, keeps_output, as_run
+        self._by_glob = set() if layers is None else set(self.layers) - set(named_outright(layers))
+        self.facts: dict[str, LayerFacts] | None = None if facts is None else dict(facts)
         self.left_out: dict[str, str] = {}
+        self.batches = self.learning_passes = 0
+        self._shapes: dict[str, tuple[Shape, bool]] = {}  # of each layer, and whether it is the caller's own
         self._home: Any = None  # the model's device and precision, while the hooks are on it
-        self._sorted: list[str] = []
-        self._chosen: dict[str, tuple[Shape, bool]] = {}  # the shape of each layer, and whether it is the caller's own
-        self.ran: list[str] = []  # what gave rows for the latest batch, in the order of running
-        self.as_run = as_run
-
-    def __call__(self, batch: Any) -> dict[str, Any]:
-        """Return the rows of each layer that ran, by name, for one batch; or what `keep` made of them."""
-        given, batch = batch, batch if self.transform is None else transformed(batch, self.transform)
-        mask = attention_mask(batch)  # as it came: on the CPU its tokens are counted without waiting for a GPU
-        self._mask = None if mask is None else token_mask(copied(mask))
-        batch = to_model(self.model, batch, self._home)
-        self._length = length_if_known(batch)
-        with nullcontext() if self._is_open else self.open():
-            begins = self.batches == 0 and not self._given_axes and self._length is not None
-            outputs = self._run_first(batch) if begins else self._run(batch)
-        ran = [name for name, value in outputs.items() if value is not None]
-        if not self.batches or ran != self.ran:  # else all is as in the batch before
-            self.ran, self._sorted = ran, self._ordered(ran)
-            self._note_idle({*outputs, *self.left_out, *self.repeats.found})
-            self._refuse_other_calls(self._sorted)
-        rows = {name: outputs[name] for name in (self.ran if self.as_run else self._sorted)}
-        if self._keep is None:
-            try:
-                self._refuse_non_finite(rows)
-                for own in self.gradients.values():
-                    self._refuse_non_finite(own, "the gradient at ")
-            except InvalidValue:
-                require_finite_inputs(given, self.transform, self.batches)
-                raise
-        self.batches += 1
-        return rows
+        self._reaction: Callable[[str, Any], Any] | None = None  # to the run that this recorder has begun
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Leave the hooks on the model while the `with` lasts, rather than put them on and off with each batch."""
+        """Put hooks on the model while the `with` lasts."""
         with model_lock(), watching(self.model, self.layers, self._react):
-            self._is_open, self._home = True, (device_of(self.model), dtype_of(self.model))
+            self._home = (device_of(self.model), dtype_of(self.model))
             try:
                 yield
             finally:
-                self._is_open, self._home = False, None
+                self._home = None
+
+    def __call__(self, batch: Any) -> Recorded:
+        """Return what the model gives for one batch; before the first one `learn` is called with it."""
+        if self._home is None:
+            with self.open():
+                return self(batch)
+        batch, mask = self._fed(batch)
+        if self.facts is None:
+            self._learn(batch)
+        return self._record(batch, mask)
+
+    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+        """Run few examples of a batch, and return what this shows of each layer.
+
+        The axis of an output that has as many entries as examples were run, twice, counts them. A model that runs on
+        batches of one size only, such as an exported program, is run on the whole batch: then the first axis counts
+        the examples, if it alone is as long.
+        """
+        if self._home is None:
+            with self.open():
+                return self.learn(batch)
+        self._learn(self._fed(batch)[0])
+        assert self.facts is not None
+        return self.facts
+
+    def require_finite(self, recorded: Recorded, batch: Any) -> None:
+        """Refuse rows or gradients with NaN or Inf; those that are in the inputs are told as such."""
+        every = [("", recorded.rows), *(("the gradient at ", one) for one in recorded.gradients.values())]
+        if bool(all_finite([rows for _, own in every for rows in own.values()])):
+            return
+        require_finite_inputs(batch, self.transform, self.batches - 1)
+        for what, own in every:
+            for name, rows in own.items():
+                require_finite(rows, f"{what}{layer_label(name)} in batch {self.batches - 1}")
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def _fed(self, batch: Any) -> tuple[Any, TokenMask | None]:
+        """Return a batch as the model gets it, and which of its tokens are valid."""
+        batch = batch if self.transform is None else transformed(batch, self.transform)
+        mask = attention_mask(batch)  # as it came: on the CPU its tokens are counted without waiting for a GPU
+        return to_model(self.model, batch, self._home), None if mask is None else token_mask(copied(mask))
 
     def _react(self, name: str, output: Any) -> Any:
-        """Keep what a layer gave, while this reader runs the model, and not another caller."""
-        if self._outputs is None:
-            return None
-        if self._few:
-            held = [] if unrecordable(output) else axes_of_length(main_tensor(output, name), self._few)
-            self._outputs[name] = held
-            return None
-        if self.repeats.names and self.repeats(name, output, learning=self.batches == 0):
-            return None
-        output = output if self._taps is None else self._taps.take(name, output)
-        is_dense = isinstance(output, Tensor) and output.layout == torch.strided and not output.is_nested
-        if is_dense and output.is_floating_point():  # nearly always
-            self._outputs[name] = apart(self._reduced(name, output), output)
-        elif (fault := unrecordable(output)) and self._may_leave_out(name):
-            self.left_out.setdefault(name, f"{layer_label(name)} {fault}")
-        else:
-            keeping(self._outputs, self._reduced)(name, output)
-        return None if self._taps is None else output
+        return None if self._reaction is None else self._reaction(name, output)
 
-    def _run(self, batch: Any) -> dict[str, Any]:
-        """Run the model on a batch and return what is kept of each layer, None or nothing for one that is left out."""
-        outputs = self._outputs = {}
-        taps = None if self._few else self._taps
+    def _run(self, batch: Any, reaction: Callable[[str, Any], Any]) -> Any:
+        self._reaction = reaction
         try:
-            with nullcontext() if taps is None else taps.open():
-                batch = batch if taps is None else taps.without_inference(batch)
-                output = run_unwrapped(self._root, batch, self.forward)
-                self.output = output if self.keeps_output else None
-                if taps is not None:
-                    self._keep_gradients(taps, output, batch)
+            return run_unwrapped(self._root, batch, self.forward)
         finally:
-            self._outputs = None
-        return outputs
+            self._reaction = None
 
-    def _keep_gradients(self, taps: Any, output: Any, batch: Any) -> None:
-        """Keep the rows of the gradients at the layers of the latest forward."""
-        mask = None if self._mask is None else self._mask.tokens
-        self.gradients = {
-            target: {name: self._gradient_rows(name, one) for name, one in own.items() if name in self.shapes}
-            for target, own in taps.pull(output, batch, self.axes, mask).items()
-        }
+    def _record(self, batch: Any, mask: TokenMask | None) -> Recorded:
+        """Return what the model gives for a batch, now that its layers are known."""
+        assert self.facts is not None
+        facts, length, taps = self.facts, length_if_known(batch), self.taps
+        rows: dict[str, Any] = {}
 
-    def _gradient_rows(self, name: str, gradient: Tensor) -> Tensor:
-        axis = self.axes.get(name) or 0
-        return adjoint_rows(gradient.movedim(axis, 0) if axis else gradient, self.shapes[name], self._mask)
+        def take(name: str, output: Any) -> Any:
+            known = facts.get(name)
+            if known is None:
+                self._refuse_new(name)
+                return None
+            output = output if taps is None else taps.take(name, output)
+            # a dense floating tensor nearly always
+            is_dense = type(output) is Tensor and output.layout == torch.strided and not output.is_nested
+            tensor = output if is_dense and output.is_floating_point() else main_tensor(output, name)
+            reduced = self._reduced(name, tensor if taps is None else tensor.detach(), known, length, mask)
+            rows[name] = apart(reduced, tensor)
+            return None if taps is None else output
 
-    def _run_first(self, batch: Any) -> dict[str, Any]:
-        """Run the model on the first batch, and before that on a few examples if the axes are unclear without."""
-        assert self._length is not None
-        self._forget()
-        if not is_plain(self.model, batch, self._length):
-            self._learn_axes(batch)
-            return self._run(batch)
-        spare, put_back, self._may_stop = copied(batch), random_states(self.model), True
-        try:
-            return self._run(batch)
-        except UnclearAxis:
-            put_back()
-            self.learning_passes += 1
-        finally:
-            self._may_stop = False
-        self._forget()
-        self._learn_axes(spare)
-        return self._run(spare)
+        gradients: dict[Any, dict[str, Tensor]] = {}
+        with nullcontext() if taps is None else taps.open():
+            batch = batch if taps is None else taps.without_inference(batch)
+            output = self._run(batch, take)
+            if rows.keys() != facts.keys():
+                self._refuse_other_calls(rows)
+            if taps is not None:
+                axes, tokens = {name: own.axis for name, own in facts.items()}, None if mask is None else mask.tokens
+                pulled = taps.pull(output, batch, axes, tokens)
+                gradients = {
+                    target: {name: self._gradient_rows(name, gradient, mask) for name, gradient in own.items()}
+                    for target, own in pulled.items()
+                }
+        self.batches += 1
+        if not self.as_run:
+            rows = {name: rows[name] for name in self.in_order(rows)}
+        valid = {} if mask is None else {name: mask.tokens for name in rows if facts[name].shape == "tokens"}
+        return Recorded(rows, gradients, output if self.keeps_output else None, valid)
 
-    def _forget(self) -> None:
-        """Forget what was recorded, as if nothing had run."""
-        self.axes, self.left_out, self._few_axes = {}, {}, None
-        self.repeats.forget()
-
-    def _learn_axes(self, batch: Any) -> None:
-        """Run another number of examples than the batch has, and note which axes have that length."""
-        self._few = 3 if self._length == 2 else 2
-        try:
-            with random_states_kept(self.model):
-                self._few_axes = self._run(repeated(batch, self._few))
-        except Exception:  # a program of fixed size; whatever else is wrong comes up again with the whole batch
-            return
-        finally:
-            self._few = 0
-        self.learning_passes += 1
-
-    def _reduced(self, name: str, output: Tensor) -> Any:
-        """Return a layer's rows or what is kept of them, or None for a layer left out."""
-        if name in self.left_out:
-            return None
-        output = output if self._taps is None else output.detach()
-        if name not in self._chosen:
-            shape = shape_for(name, self.shape)
-            self._chosen[name] = (shape, is_custom(shape))
-        shape, custom = self._chosen[name]
-        if not custom and self._length is not None:  # a function of the caller's own may know better
-            plain = self.axes.get(name) == 0 and output.shape[:1] == (self._length,)  # nearly always
-            axis = 0 if plain else self._axis_of(name, output)
-            if axis is None:
-                return self._leave_out(name, output)
-            output = output.movedim(axis, 0) if axis else output
+    def _reduced(self, name: str, output: Tensor, facts: LayerFacts, length: int | None, mask: TokenMask | None) -> Any:
+        """Return a layer's rows, or what is kept of them."""
+        shape, custom = self._shapes.get(name) or self._shape_of(name)
+        if not custom:
+            if length is not None and output.shape[facts.axis : facts.axis + 1] != (length,):
+                raise ShapeError(_without_examples(name, output, length))
+            output = output.movedim(facts.axis, 0) if facts.axis else output
         # the model itself runs in the precision that its user has set; netkin's shapes take no products
         with exact_products() if custom else nullcontext():
             try:
-                rows, self.shapes[name] = rows_of(output, shape, self._mask)
+                rows, _ = rows_of(output, shape, mask)
             except NetkinError as fault:
                 raise type(fault)(f"{layer_label(name)}: {fault}") from fault
-            if name not in self.resolutions:
-                self.resolutions[name] = _resolution(output, self.shapes[name], rows)
-            self.spaces[name] = tuple(output.shape[2:]) if self.shapes[name] == "positions" else ()
-            if self.shapes[name] == "tokens" and self._mask is not None:
-                self.valid[name] = self._mask.tokens
-            return rows if self._keep is None else self._keep(name, rows)
+            valid = mask.tokens if mask is not None and facts.shape == "tokens" else None
+            return rows if self.reduce is None else self.reduce(name, rows, valid)
 
-    def _axis_of(self, name: str, output: Tensor) -> int | None:
-        """Return the axis of `output` that counts the examples, or None; stops the forward where that is unclear."""
-        assert self._length is not None
-        here = axes_of_length(output, self._length)
-        if name not in self.axes:
-            if self._may_stop and here not in ([], [0]):
-                raise UnclearAxis
-            self.axes[name] = example_axis(here, None if self._few_axes is None else self._few_axes.get(name))
-        return self.axes[name] if self.axes[name] in here else None
+    def _gradient_rows(self, name: str, gradient: Tensor, mask: TokenMask | None) -> Tensor:
+        assert self.facts is not None
+        facts = self.facts[name]
+        return adjoint_rows(gradient.movedim(facts.axis, 0) if facts.axis else gradient, facts.shape, mask)
 
-    def _leave_out(self, name: str, output: Tensor) -> None:
-        """Note why a layer without an axis of the examples gives no rows, or refuse one that is requested."""
-        assert self._length is not None
-        fact = f"{layer_label(name)} {without_examples(output, self._length, self._few_axes is not None)}"
-        if not self._may_leave_out(name):
-            raise ShapeError(f"{fact}; pass a function as `shape` that makes rows of it, or choose another layer.")
-        self.left_out[name] = fact
-
-    def _may_leave_out(self, name: str) -> bool:
-        return self.by_default and (self.batches == 0 or name in self.left_out)
-
-    def _ordered(self, ran: Iterable[str]) -> list[str]:
-        """Return the names of what ran, in the order of the chosen layers and of their calls."""
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """Return names in the order of the chosen layers and of their calls."""
         places = {name: place for place, name in enumerate(self.layers)}
-        calls = {name: split_call(name) for name in ran}
+        calls = {name: split_call(name) for name in names}
         return sorted(calls, key=lambda name: (places.get(name, places.get(calls[name][0], 0)), calls[name][1] or 0))
 
-    def _note_idle(self, ran: Iterable[str]) -> None:
-        """Note which default layers did not run in the first batch."""
-        stems = {split_call(name)[0] for name in ran}
-        for name in self.layers if self.by_default and self.batches == 0 else []:
-            if name not in stems:
-                self.left_out[name] = f"{layer_label(name)} did not run in batch 0"
+    def _shape_of(self, name: str) -> tuple[Shape, bool]:
+        if name not in self._shapes:
+            shape = shape_for(name, self.shape)
+            self._shapes[name] = (shape, is_custom(shape))
+        return self._shapes[name]
 
-    def _refuse_other_calls(self, names: list[str]) -> None:
-        absent = [] if self.by_default else [name for name in self.layers if name not in {*names, *self.repeats.found}]
-        if absent:
-            raise ForwardError(
-                f"{layer_label(absent[0])} did not run in batch {self.batches}; choose layers that always run."
-            )
-        if not names:
-            raise ForwardError(
-                f"none of the model's {len(self.layers)} default layers gives rows in batch {self.batches}: "
+    # --- learning -----------------------------------------------------------------------------------------------------
+
+    def _learn(self, batch: Any) -> None:
+        with random_states_kept(self.model):
+            try:
+                before = self._axes(repeated(batch, FEW[0]))
+                self.learning_passes += 1
+                refusals = self._learn_from(repeated(batch, FEW[1]), before)
+            except Exception:  # a program of fixed size, or nothing to count by; whatever else is wrong comes up again
+                refusals = self._learn_from(copied(batch), None)
+            self.learning_passes += 1
+        for refusal in refusals:
+            raise refusal
+
+    def _axes(self, batch: Any) -> dict[str, list[int]]:
+        """Return for each call of a layer which axes of its output are as long as the batch."""
+        length, axes = length_if_known(batch) or 0, dict[str, list[int]]()
+
+        def note(name: str, output: Any) -> None:
+            axes[name] = [] if unrecordable(output) else axes_of_length(main_tensor(output, name), length)
+
+        self._run(batch, note)
+        return axes
+
+    def _learn_from(self, batch: Any, before: Mapping[str, list[int]] | None) -> list[NetkinError]:
+        """Note what the layers give for a batch, and return what must be refused once the run has come to its end.
+
+        `before` holds the axes that were as long as a batch of another size.
+        """
+        length, mask = length_if_known(batch), attention_mask(batch)
+        tokens = None if mask is None else token_mask(copied(mask))
+        facts, left_out, ran, refusals = dict[str, LayerFacts](), dict[str, str](), set[str](), list[NetkinError]()
+        is_same = same_tensors()
+
+        def note(name: str, output: Any) -> None:
+            ran.add(split_call(name)[0])
+            if is_same(output) and name in self._by_glob:
+                return
+            try:
+                axes = None if before is None else before.get(name, [])
+                facts[name] = self._facts_of(name, output, length, axes, tokens)
+            except _WithoutRows as absent:
+                if self.by_default:
+                    left_out[name] = absent.fact
+                else:
+                    refusals.append(absent.refusal)
+            except NetkinError as fault:
+                refusals.append(fault)
+
+        self._run(batch, note)
+        self.facts, self.left_out = facts, left_out
+        return [*refusals, *self._refused_idle(ran)]
+
+    def _facts_of(
+        self, name: str, output: Any, length: int | None, before: list[int] | None, mask: TokenMask | None
+    ) -> LayerFacts:
+        if reason := unrecordable(output):
+            fact = f"{layer_label(name.removesuffix('#1'))} {reason}"
+            raise _WithoutRows(fact, ForwardError(f"{fact}; choose another layer."))
+        tensor = main_tensor(output, name)
+        shape, custom = self._shape_of(name)
+        axis = 0 if custom or length is None else _example_axis(tensor, length, before)
+        if axis is None:
+            assert length is not None
+            fact = _without_examples(name, tensor, length, before is None)
+            advice = "pass a function as `shape` that makes rows of it, or choose another layer."
+            raise _WithoutRows(fact, ShapeError(f"{fact}; {advice}"))
+        tensor = tensor.movedim(axis, 0) if axis else tensor
+        with exact_products() if custom else nullcontext():
+            try:
+                rows, kind = rows_of(tensor, shape, mask)
+            except NetkinError as fault:
+                raise type(fault)(f"{layer_label(name)}: {fault}") from fault
+        space = tuple(tensor.shape[2:]) if kind == "positions" else ()
+        resolution = _resolution(tensor, kind, rows)
+        return LayerFacts(axis, kind, tuple(rows.shape), rows.dtype, length or 1, space, resolution)
+
+    def _refused_idle(self, ran: set[str]) -> list[NetkinError]:
+        """Leave out default layers that did not run; return the refusal of others, and of a model without any rows."""
+        assert self.facts is not None
+        idle = [name for name in self.layers if split_call(name)[0] not in ran]
+        if self.by_default:
+            self.left_out |= {name: f"{layer_label(name)} did not run in batch 0" for name in idle}
+        elif idle:
+            return [ForwardError(f"{layer_label(idle[0])} did not run in batch 0; choose layers that always run.")]
+        if self.facts:
+            return []
+        return [
+            ForwardError(
+                f"none of the model's {len(self.layers)} default layers gives rows in batch 0: "
                 f"{next(iter(self.left_out.values()), 'none ran')}; name layers that do."
             )
-        self._names = self._names or names
-        changed = sorted(set(self._names) ^ set(names))
-        if changed:
-            raise ForwardError(
-                f"{layer_label(changed[0])} ran in one of the batches 0 and {self.batches} but not in both; "
-                "choose layers, or calls such as 'relu#2', that run in every batch."
-            )
+        ]
 
-    def _refuse_non_finite(self, rows: dict[str, Tensor], what: str = "") -> None:
-        # one number from the device for all layers; which layer it was is looked up only when something is wrong
-        sums = [matrix.detach().sum().float() for matrix in rows.values()]
-        if sums and not torch.isfinite(torch.stack([total.to(sums[0].device) for total in sums])).all():
-            for name, matrix in rows.items():
-                require_finite(matrix, f"{what}{layer_label(name)} in batch {self.batches}")
+    def _refuse_new(self, name: str) -> None:
+        """Refuse a call that was not among the first ones, of a layer that gave rows there."""
+        stem, _ = split_call(name)
+        if name not in self.left_out and any(split_call(known)[0] == stem for known in self.facts or ()):
+            self._refuse_call(name)
+
+    def _refuse_other_calls(self, rows: Mapping[str, Any]) -> None:
+        assert self.facts is not None
+        self._refuse_call(min(self.facts.keys() ^ rows.keys()))
+
+    def _refuse_call(self, name: str) -> None:
+        here = "does not run" if name in (self.facts or ()) else "runs"
+        raise ForwardError(
+            f"{layer_label(name)} does not run in every batch: in batch {self.batches} it {here}, unlike before; "
+            "choose layers, or calls such as 'relu#2', that run in every batch."
+        )
+
+
+class _WithoutRows(Exception):
+    """A layer gives no rows, for the reason `fact`: it is left out, or refused if it was named."""
+
+    def __init__(self, fact: str, refusal: NetkinError):
+        self.fact, self.refusal = fact, refusal
+
+
+def _example_axis(output: Tensor, length: int, before: list[int] | None) -> int | None:
+    """Return the axis that counts the examples, or None.
+
+    `before` are the axes that were as long as a batch of another size; None if there was no such batch.
+    """
+    here = axes_of_length(output, length)
+    if before is None:
+        return 0 if here == [0] else None
+    both = [axis for axis in here if axis in before]
+    return both[0] if len(both) == 1 or 0 in both else None
+
+
+def _without_examples(name: str, output: Tensor, length: int, is_unclear: bool = False) -> str:
+    """Return the text for an output in which the examples were not found."""
+    fact = f"{layer_label(name)} gives an output of shape {tuple(output.shape)} for a batch of {length} examples"
+    if is_unclear and axes_of_length(output, length):
+        return f"{fact}, and which of its axes counts them is unclear, as the model runs on batches of this size only"
+    return f"{fact}, and none of its axes counts them"
 
 
 def _resolution(output: Tensor, shape: str, rows: Tensor) -> float:

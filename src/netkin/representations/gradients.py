@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from netkin.arrays import HALF, at_least_single, label_tensor
 from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName, did_you_mean
 from netkin.progress import ProgressOption, reported
-from netkin.representations.activations import Reader, joined
+from netkin.representations.activations import LayerFacts, Recorder, joined
 from netkin.representations.hooks import (
     copied,
     inference_mode_of,
@@ -205,19 +205,24 @@ class ModelReading:
             progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         """
         taps = None if self.target is None else Taps(self.model, [self.target])
-        options: dict[str, Any] = {"shape": self.shape, "forward": self.forward, "transform": self.transform}
-        read = Reader(self.model, layers, taps=taps, **options)
-        with inference_mode_of(self.model, exact=self.exact_model), read.open():
+        recorder = Recorder(
+            self.model, layers, shape=self.shape, forward=self.forward, transform=self.transform, taps=taps
+        )
+        with inference_mode_of(self.model, exact=self.exact_model), recorder.open():
             for batch in reported(batches_of(data, examples), "reading", "batches", progress):
-                features, gradients = read(batch), read.gradients.get(self.target, {})
-                if taps is not None and taps.severed and not (read.by_default and gradients):
-                    why = next(iter(taps.severed.values()))
-                    raise ForwardError(f"{why}; choose layers that the model's output needs.")
-                kept = features if taps is None else {name: features[name] for name in features if name in gradients}
+                recorded = recorder(batch)
+                recorder.require_finite(recorded, batch)
+                features, gradients = recorded.rows, recorded.gradients.get(self.target, {})
+                if taps is not None:
+                    if taps.severed and not (recorder.by_default and gradients):
+                        why = next(iter(taps.severed.values()))
+                        raise ForwardError(f"{why}; choose layers that the model's output needs.")
+                    features = {name: rows for name, rows in features.items() if name in gradients}
+                facts = recorder.facts or {}
                 if self.one_row:
-                    _refuse_several_rows(kept, batch_length(batch), read.shapes)
-                take(batch, kept, gradients)
-        return read.resolutions
+                    _refuse_several_rows(features, batch_length(batch), facts)
+                take(batch, features, gradients)
+        return {name: own.resolution for name, own in facts.items()}
 
 
 class Taps:
@@ -259,14 +264,13 @@ class Taps:
         return replaced_at(output, path, self._noted[name].clone())
 
     def pull(
-        self, output: Any, batch: Any, axes: Mapping[str, int | None], mask: Tensor | None = None
+        self, output: Any, batch: Any, axes: Mapping[str, int], mask: Tensor | None = None
     ) -> dict[Target, dict[str, Tensor]]:
         """Return for each target the gradients at the layers that were noted, without those that it does not reach.
 
-        `axes` are those of the examples in the layers' outputs; layers without one are passed over.
+        `axes` are those of the examples in the layers' outputs.
         """
-        noted = {name: one for name, one in self._noted.items() if axes.get(name, 0) is not None}
-        logits, labels, found = logits_of(output), labels_of(batch), {}
+        noted, logits, labels, found = self._noted, logits_of(output), labels_of(batch), {}
         for target in self.targets:
             losses = target.losses(logits, labels, mask)
             if not losses.requires_grad:
@@ -279,14 +283,14 @@ class Taps:
         self._unchecked = self._unchecked and len(logits) < 2
         return found
 
-    def _refuse_coupled(self, losses: Tensor, noted: Mapping[str, Tensor], axes: Mapping[str, int | None]) -> None:
+    def _refuse_coupled(self, losses: Tensor, noted: Mapping[str, Tensor], axes: Mapping[str, int]) -> None:
         """Refuse a model in which the loss of one example depends on another example."""
         if not bool(losses.isfinite().all()):
             return  # NaN would look like a mixture; it is refused with its layer when the rows are taken
         # sets between which halves, neighbours and examples at regular distances are parted: the Thue–Morse sequence
         chosen = torch.tensor([place.bit_count() % 2 == 1 for place in range(len(losses))], device=losses.device)
         for name, one in _gradients_at(losses[chosen].sum(), noted).items() if bool(chosen.any()) else ():
-            rows = one.movedim(axes.get(name) or 0, 0)
+            rows = one.movedim(axes[name], 0)
             if len(rows) == len(chosen) and bool(rows[~chosen.to(rows.device)].any()):
                 raise ForwardError(
                     f"after {layer_label(name)} the examples of a batch are mixed{_mixers(self.model)}, so that none "
@@ -355,12 +359,12 @@ def _gradients_at(total: Tensor, noted: Mapping[str, Tensor]) -> dict[str, Tenso
     return {name: one for name, one in zip(noted, found, strict=True) if one is not None}
 
 
-def _refuse_several_rows(rows: RowsByLayer, count: int, shapes: Mapping[str, str]) -> None:
+def _refuse_several_rows(rows: RowsByLayer, count: int, facts: Mapping[str, LayerFacts]) -> None:
     for name, own in rows.items():
         if len(own) != count:
             raise ShapeError(
-                f"{layer_label(name)} gives {len(own):,} rows for {count:,} examples with the shape {shapes[name]!r}, "
-                "and one row is needed for each; choose 'pool', 'mean', 'cls' or 'flatten'."
+                f"{layer_label(name)} gives {len(own):,} rows for {count:,} examples with the shape "
+                f"{facts[name].shape!r}, and one row is needed for each; choose 'pool', 'mean', 'cls' or 'flatten'."
             )
 
 

@@ -191,32 +191,22 @@ def apart(value: Any, output: Tensor) -> Any:
     return value.clone() if same else value
 
 
-class Repeats:
-    """Notices which of the layers `names` give the very tensor that another layer has given, unchanged.
+def same_tensors() -> Callable[[Any], bool]:
+    """Return a function of outputs that tells whether one is the very tensor that came before, unchanged since.
 
-    Where tensors do not count their changes (inference mode), none is noticed.
+    Where tensors do not count their changes (inference mode), none is.
     """
+    seen: dict[int, tuple[ref[Tensor], int]] = {}
 
-    def __init__(self, names: Iterable[str]):
-        self.names, self.found = set(names), set[str]()
-        self._given: dict[int, tuple[ref[Tensor], int]] = {}
+    def is_same(output: Any) -> bool:
+        tensor = None if unrecordable(output) else main_tensor(output, "")
+        if tensor is None or tensor.is_inference():
+            return False
+        earlier, version = seen.get(id(tensor), (None, -1))
+        seen[id(tensor)] = (ref(tensor), tensor._version)
+        return earlier is not None and earlier() is tensor and version == tensor._version
 
-    def forget(self) -> None:
-        """Forget what was recorded."""
-        self.found.clear()
-        self._given.clear()
-
-    def __call__(self, name: str, output: Any, learning: bool) -> bool:
-        """Return whether a layer repeats another one; `learning` that this is the batch to learn it from."""
-        if not learning or not self.names or unrecordable(output):
-            return name in self.found
-        tensor = main_tensor(output, name)
-        if not tensor.is_inference():
-            earlier, version = self._given.get(id(tensor), (None, -1))
-            if earlier is not None and earlier() is tensor and version == tensor._version and name in self.names:
-                self.found.add(name)
-            self._given[id(tensor)] = (ref(tensor), tensor._version)
-        return name in self.found
+    return is_same
 
 
 def _watches(root: nn.Module) -> list[Watch]:

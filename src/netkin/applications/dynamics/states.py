@@ -25,9 +25,10 @@ from netkin.comparing.pass_statistics import Statistics, found_measures
 from netkin.errors import ForwardError, InvalidValue, NoValue
 from netkin.identity import settings_digest
 from netkin.measures.registry import Measure
-from netkin.representations import Reader, batches_of, inference_mode_of
+from netkin.representations import Recorder, batches_of, inference_mode_of
+from netkin.representations.activations import LayerFacts
 from netkin.representations.hooks import mapped
-from netkin.representations.inputs import Forward, Transform, device_of, length_if_known, take
+from netkin.representations.inputs import Forward, Transform, device_of, length_if_known
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison
@@ -37,7 +38,6 @@ from netkin.statistics.collector import Key
 from netkin.statistics.linear_algebra import self_product
 from netkin.statistics.rows import RowsSide
 
-LOOK = 2  # examples run to learn the layers' widths
 SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 
 
@@ -261,8 +261,8 @@ class Probe:
         self.model, self._layers, self._shape = model, layers, shape
         self.settings = {"layers": layers, "shape": shape, "forward": forward, "transform": transform}
         self._forward, self._transform = forward, transform
-        self._axes: dict[str, int | None] = {}  # learnt by the first probe, for all that follow
-        Reader(model, layers, shape=shape)  # refuses unknown layers and shapes before training begins
+        self._facts: Mapping[str, LayerFacts] | None = None  # learnt by the first probe, for all that follow
+        Recorder(model, layers, shape=shape)  # refuses unknown layers and shapes before training begins
 
     def states(self, examples: ProbeExamples) -> dict[str, LayerState]:
         """Return the state of every layer; the model, its buffers and all random states are as before.
@@ -270,45 +270,46 @@ class Probe:
         Of one batch only the layer that has just run is held at full size; of several all wait for the last batch.
         """
         whole = len(examples.batches) == 1
-        reader: Reader = self._reader(lambda name, rows: state(name, rows) if whole else rows)
 
-        def state(name: str, rows: Tensor) -> LayerState:
-            return state_of(rows, reader.shapes[name], reader.resolutions[name])
+        def state(name: str, rows: Tensor, valid: Tensor | None = None) -> LayerState:
+            facts = (recorder.facts or {})[name]
+            return state_of(rows, facts.shape, facts.resolution)
 
+        recorder = self._recorder(state if whole else None)
         kept: dict[str, list[Any]] = {}
-        with self._running(reader):
+        with self._running(recorder):
             for batch in examples.batches:
-                for name, part in reader(batch).items():
+                for name, part in recorder(batch).rows.items():
                     kept.setdefault(name, []).append(part)
-            self._axes = reader.axes
+            self._facts = recorder.facts
             if whole:
                 return {name: state for name, (state,) in kept.items()}
             return {name: state(name, torch.cat(kept.pop(name))) for name in list(kept)}
 
     def bytes(self, examples: ProbeExamples) -> int:
-        """Return the most memory that one probe will take, learnt from a run of two examples."""
-        reader = self._reader(lambda name, rows: (len(rows), rows.shape[1], rows.element_size()))
-        batch = examples.batches[0]
-        seen, count = length_if_known(batch), examples.count
-        if seen is None or count is None:
+        """Return the most memory that one probe will take, learnt from a run of few examples."""
+        recorder, count = self._recorder(None), examples.count
+        if count is None:
             raise ForwardError("the examples of these batches can't be counted; take one probe to learn its memory.")
-        with self._running(reader):
-            found = reader(take(batch, LOOK)).values()
-        return sum(bytes_of(rows * count // min(seen, LOOK), width, itemsize) for rows, width, itemsize in found)
+        with self._running(recorder):
+            every = recorder.learn(examples.batches[0]).values()
+        return sum(
+            bytes_of(facts.size[0] * count // facts.examples, facts.size[1], facts.dtype.itemsize) for facts in every
+        )
 
-    def _reader(self, keep: Any) -> Reader:
-        return Reader(
+    def _recorder(self, reduce: Any) -> Recorder:
+        return Recorder(
             self.model,
             self._layers,
             shape=self._shape,
             forward=self._forward,
             transform=self._transform,
-            keep=keep,
-            axes=self._axes,
+            reduce=reduce,
+            facts=self._facts,
         )
 
     @contextmanager
-    def _running(self, reader: Reader) -> Iterator[None]:
+    def _running(self, recorder: Recorder) -> Iterator[None]:
         """Run the model in its own precision, whatever autocast is on around us."""
         refuse_sharded(self.model)
         with ExitStack() as stack:
@@ -316,7 +317,7 @@ class Probe:
             for device in {device_of(self.model).type, "cpu"}:
                 if torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, enabled=False))
-            stack.enter_context(reader.open())
+            stack.enter_context(recorder.open())
             yield
 
 

@@ -21,7 +21,7 @@ from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_yo
 from netkin.identity import weights_digest
 from netkin.memory import free_memory, is_cuda
 from netkin.progress import ProgressOption, reported
-from netkin.representations.activations import Reader
+from netkin.representations.activations import Recorder
 from netkin.representations.gradients import Taps, Target, are_probabilities, class_logits, logits_of, pulling
 from netkin.representations.hooks import inference_mode_of, mapped, watching
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, labels_of, prepared, take
@@ -353,7 +353,7 @@ def _backbone(
         return outputs.flatten(1).square().sum(1)
 
     with watching(model, [name for name, own in owned.items() if own], lambda name, _: ran.append(name)):
-        Reader(model, forward=forward, transform=transform, taps=Taps(model, [Target(squares)]))(few)
+        Recorder(model, forward=forward, transform=transform, taps=Taps(model, [Target(squares)]))(few)
     heads = {id(one) for one in owned[split_call(ran[-1])[0]].values()} if spec is None and ran else set()
     chosen = choose(model, spec) if spec is not None else [""]
     within = [name for name in owned if any(not stem or name == stem or name.startswith(f"{stem}.") for stem in chosen)]

@@ -245,7 +245,7 @@ def inspect_models(task: Mapping[str, Any]) -> Message:
 
 
 def _inspect(terms: Terms, name: str, data: Any) -> dict[str, Any]:
-    def finite(layer: str, rows: torch.Tensor) -> torch.Tensor:
+    def finite(layer: str, rows: torch.Tensor, valid: Any) -> torch.Tensor:
         require_finite(rows, f"layer {layer!r} of {name!r} in batch 0")
         return rows
 
