@@ -18,7 +18,6 @@ from netkin.representations import batches_of
 from netkin.representations.inputs import length_if_known
 from netkin.results import Comparison
 from netkin.results.packing import packed_columns, unpacked_columns
-from netkin.results.records import refuse_misfit, typed
 from netkin.results.values import Pair
 
 PARTS = 32  # files of tables that a pass leaves at most
@@ -82,39 +81,20 @@ class PairsJob:
 
 def read_plan(pairs: Sequence[Pair], part: Part) -> tuple[PairsWay, int]:
     """Return the way through the pairs, and the memory limit, of the part that keeps the plan of a job."""
-    way, limit = unpacked_way(part.values["way"]), typed(part.values["limit"], int, "limit")
-    _refuse_other_way(way, pairs)
+    way, limit = unpacked_way(part.values["way"]), part.values["limit"]
     return way, limit
 
 
-def _refuse_other_way(way: PairsWay, pairs: Sequence[Pair]) -> None:
-    """Refuse a way from a file that does not go through each of the pairs once."""
-    sizes = (way.batches, way.statistics, way.rows, way.models, *([] if way.examples is None else [way.examples]))
-    found = [pair for block in way.blocks for pair in block.pairs]
-    inside = all({name for pair in block.pairs for name in pair} <= {*block.models} for block in way.blocks)
-    known = {name for block in way.blocks for name in block.models} <= {name for pair in pairs for name in pair}
-    refuse_misfit(
-        {
-            "sizes": min(sizes) >= 0 and (way.examples != 0 if way.examples is not None else not way.is_sample),
-            "blocks": inside and known and sorted(found) == sorted(pairs),
-        }
-    )
-
-
 def _unpacked_tables(pairs: Sequence[Pair], part: Part) -> list[Comparison]:
-    """Return the comparisons of a part; those of other pairs are refused."""
-    found = unpacked_columns(part.values, part.arrays)
-    refuse_misfit({"pairs": sorted((one.a, one.b) for one in found) == sorted(pairs)})
-    return found
+    """Return the comparisons of a part."""
+    return unpacked_columns(part.values, part.arrays)
 
 
 def _unpacked_sums(shares: int, part: Part) -> tuple[int, Statistics | None]:
     """Return how many of the shares were summed, and their sums; nothing of a plan that also had other models."""
     if part.values["of"] != shares:
         return 0, None
-    done = typed(part.values["shares"], int, "shares")
-    refuse_misfit({"shares": 0 < done <= shares})
-    return done, from_arrays(part.values["statistics"], part.arrays)
+    return part.values["shares"], from_arrays(part.values["statistics"], part.arrays)
 
 
 def identity_of_study(

@@ -10,31 +10,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import product
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 
-from netkin import files
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat
 from netkin.results.labels import NOT_ASKED, asks_for, fits
-from netkin.results.packing import packed, unpacked
+from netkin.results.packing import Saved
 from netkin.results.records import FrozenRecord, distinct, freeze, frozen_mapping, now, optional
 from netkin.results.text import comparison_as_text
 from netkin.results.values import Match, Values
-
-__all__ = ["Comparison", "Values", "unpacked"]
 
 NUMBERS = ("measure", "layer_a", "layer_b", "value", "error", "low", "high", "reason")  # columns of the long form
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Comparison(FrozenRecord):
+class Comparison(Saved, FrozenRecord):
     """Two models compared, layer by layer: frozen, labelled, and with its provenance.
 
     `c["cka"]` is a measure's table and `c["cka"]["layer1", "layer2"]` a number in it; with one measure
     `c["layer1", "layer2"]` is that number at once.
     """
+
+    kind: ClassVar[str] = "comparison"
 
     a: str
     b: str
@@ -163,20 +162,6 @@ class Comparison(FrozenRecord):
     def _repr_html_(self) -> str:
         """Show the heatmaps in a notebook."""
         return import_module("netkin.reporting").notebook_view(self)
-
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the comparison, with all its labels, to one file, whole or not at all.
-
-        A file that holds no comparison is written over only with `overwrite`.
-        """
-        files.write(path, "comparison", *packed(self), overwrite=overwrite)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Comparison:
-        """Return the comparison that was saved at `path`."""
-        header, arrays = files.read(path, "comparison")
-        with files.damage_reported(path):
-            return unpacked(header, arrays)
 
     def _found(self, measure: str) -> list[Values]:
         """Return the table of that id, else of an id that says the same, else all that fit what is asked."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from netkin.errors import NameClash, NoValue, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.comparison import NUMBERS, Comparison, clusters_of, distances_of, plane_of, tree_of
 from netkin.results.labels import HOLE, NOT_ASKED, column_label, is_worth, pair_label, plural, same_depth
-from netkin.results.packing import all_unpacked, packed_columns
+from netkin.results.packing import packed_columns, unpacked_columns
 from netkin.results.records import freeze, frozen_mapping, optional
 from netkin.results.text import grid, summary_as_text, terminal_width, wrapped
 from netkin.results.values import Pair, Values
@@ -170,6 +170,8 @@ class Comparisons(Mapping[Pair, Comparison]):
 
     `failed` holds the reasons why models were left out, by name: engines that work in tasks continue with the others.
     """
+
+    kind: ClassVar[str] = "comparisons"
 
     pairs: Mapping[Pair, Comparison]
     failed: Mapping[str, str]
@@ -409,14 +411,18 @@ class Comparisons(Mapping[Pair, Comparison]):
         columns, arrays = packed_columns(list(self.pairs.values()))
         header = {"columns": columns, "first pairs": list(self.pairs)[:FIRST]}
         header |= {"failed": dict(self.failed)} if self.failed else {}
-        files.write(path, "comparisons", header, arrays, overwrite=overwrite)
+        files.write(path, self.kind, header, arrays, overwrite=overwrite)
+
+    def derived(self) -> dict[str, Any]:
+        """Return what a document holds: a document of each pair."""
+        return {"comparisons": list(self.pairs.values()), "failed": self.failed}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Comparisons:
         """Return the comparisons that were saved at `path`."""
-        header, arrays = files.read(path, "comparisons")
+        header, arrays = files.read(path, cls.kind)
         with files.damage_reported(path):
-            return all_unpacked(header, arrays)
+            return cls(unpacked_columns(header["columns"], arrays), header.get("failed", {}))
 
     def _advice(self, pair: Pair) -> str:
         if tuple(reversed(pair)) in self.pairs:

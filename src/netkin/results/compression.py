@@ -6,14 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
-from netkin import __version__, files
+from netkin import __version__
 from netkin.errors import InvalidValue, UnknownName, did_you_mean
 from netkin.results.quantity import ACCURACY, Quantity
-from netkin.results.records import checked, now, optional, plain
-
-KIND = "compressed"
+from netkin.results.records import now, optional
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,8 @@ class Compression:
 
     `replaced` lists all modules that were taken apart, by this compression and by those before it.
     """
+
+    kind: ClassVar[str] = "compressed"
 
     layers: tuple[CompressedLayer, ...]
     against: str
@@ -111,22 +111,13 @@ class Compression:
         rows = [asdict(row) | {"notes": " ".join(row.notes)} for row in self.layers]
         return pandas.DataFrame(rows, columns=names).set_index("layer")
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the record as values for JSON; `nk.load` opens it again, without the network's weights."""
-        return {"kind": KIND, "format": files.FORMAT} | plain(asdict(self))
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: what the accuracies are."""
+        return {"quantity": self.quantity}
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, overwrite: bool = False) -> Any:
         """Return what layers keep, and the accuracy after each, as a matplotlib figure, written to `path` if given."""
         return import_module("netkin.reporting").plot(self, path=path, overwrite=overwrite)
-
-    def to_header(self) -> dict[str, Any]:
-        """Return the record as plain values that a file's header can hold."""
-        return asdict(self)
-
-    @classmethod
-    def from_header(cls, header: Mapping[str, Any]) -> Compression:
-        """Return the record that `to_header` described."""
-        return checked(cls, header)
 
     @property
     def what(self) -> str:
@@ -151,11 +142,6 @@ class Compression:
         left_out = [f"left out: {self.provenance['left out']}"] if "left out" in self.provenance else []
         sentences = (f"{', '.join(row.layer for row in self.layers if note in row.notes)}: {note}" for note in said)
         return (*sentences, *left_out, *filter(None, [self.provenance.get("overlap")]))
-
-
-def compression_from(content: Mapping[str, Any]) -> Compression:
-    """Return the record that `to_document` described."""
-    return Compression.from_header({name: value for name, value in content.items() if name not in ("kind", "format")})
 
 
 _HEAD = ["layer", "width", "parameters", "multiply-adds", "variance", "accuracy"]

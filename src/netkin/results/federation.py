@@ -5,38 +5,32 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from netkin import __version__, files
+from netkin import __version__
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.comparison import Comparison, user_clusters
 from netkin.results.labels import plural
-from netkin.results.packing import document, from_document, packed, unpacked
+from netkin.results.packing import Saved
 from netkin.results.quantity import ACCURACY, Quantity
 from netkin.results.records import (
     FrozenRecord,
-    checked,
     freeze,
     frozen_mapping,
     now,
     optional,
-    plain,
-    plain_fields,
-    refuse_misfit,
     same_fields,
 )
 from netkin.results.text import terminal_width, wrapped
 from netkin.results.values import Values
 
-KIND = "federation"
 ARRAYS = ("shared", "personal")
-DERIVED = ("mean_accuracy", "clusters")  # of a document
 MAPPINGS = ("examples", "accuracy", "parts", "unjudged", "untuned", "provenance")
 PARTS = ("atoms", "coefficients", "head", "body")  # of a network
 COLUMNS = ("client", "examples", "accuracy", "asked", "counted")  # of the rows; a similarity adds "cluster"
@@ -65,7 +59,7 @@ class RoundRecord(FrozenRecord):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Federation(FrozenRecord):
+class Federation(Saved, FrozenRecord):
     """The result of a federation: immutable, with the networks of all clients and the provenance.
 
     `accuracy` is that of each client on its own test data, without those in `unjudged`, which holds the reasons;
@@ -75,6 +69,8 @@ class Federation(FrozenRecord):
     those of the weights in `travels`, and sends as many; `leaks` describes what that reveals. `similarity` is None
     where all clients end with one network.
     """
+
+    kind: ClassVar[str] = "federation"
 
     algorithm: str
     coefficients: str | None
@@ -203,9 +199,10 @@ class Federation(FrozenRecord):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Federation):
             return NotImplemented
-        mine, others = dict(self._arrays()), dict(other._arrays())
-        alike = mine.keys() == others.keys() and all(np.array_equal(one, others[key]) for key, one in mine.items())
-        return alike and same_fields(replace(self, shared={}, personal={}), replace(other, shared={}, personal={}))
+        for mine, others in ((self.shared, other.shared), (self.personal, other.personal)):
+            if mine.keys() != others.keys() or not all(np.array_equal(one, others[key]) for key, one in mine.items()):
+                return False
+        return same_fields(replace(self, shared={}, personal={}), replace(other, shared={}, personal={}))
 
     def __repr__(self) -> str:
         return f"Federation({self.algorithm!r}, {len(self.clients)} clients, {len(self.rounds)} rounds)"
@@ -233,89 +230,14 @@ class Federation(FrozenRecord):
         rows = self.rows()
         return optional("pandas").DataFrame(rows, columns=list(rows[0] if rows else COLUMNS)).set_index("client")
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the federation to one file, whole or not at all; `nk.load` opens it."""
-        header, arrays = self._header(), dict(self._arrays())
-        if self.similarity is not None:
-            header["similarity"], own = packed(self.similarity, "similarity/")
-            arrays |= own
-        files.write(path, KIND, header, arrays, overwrite=overwrite)
-
-    def to_document(self) -> dict[str, Any]:
-        """Return all but the weights as values for JSON, with the mean accuracy and the clusters."""
-        alike = None if self.similarity is None else document(self.similarity)
-        derived = {"mean_accuracy": self.mean_accuracy, "clusters": self.clusters}
-        return {"kind": KIND} | plain(self._header() | {"similarity": alike} | derived)
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields, or in their place: it leaves the weights out."""
+        weights: dict[str, Any] = {"shared": {}, "personal": {}}
+        return weights | {"quantity": self.quantity, "mean_accuracy": self.mean_accuracy, "clusters": self.clusters}
 
     def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
         """Return the accuracies by round and the similarity as a matplotlib figure, written to `path` if given."""
         return import_module("netkin.reporting").plot(self, path=path, ax=ax, overwrite=overwrite)
-
-    def _header(self) -> dict[str, Any]:
-        header: dict[str, Any] = {name: dict(getattr(self, name)) for name in MAPPINGS}
-        rest = ("algorithm", "coefficients", "clients", "travels", "numbers", "leaks", "seed", "version", "created")
-        header |= {name: getattr(self, name) for name in rest}
-        return header | {"rounds": [plain_fields(one) for one in self.rounds]}
-
-    def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        for kind in ARRAYS:
-            yield from ((f"{kind}/{name}", one) for name, one in getattr(self, kind).items())
-
-
-def load_federation(path: str | os.PathLike[str]) -> Federation:
-    """Return the federation that was saved at `path`."""
-    header, arrays = files.read(path, KIND)
-    with files.damage_reported(path):
-        found = {kind: dict[str, np.ndarray]() for kind in ARRAYS}
-        for key, one in arrays.items():
-            kind, _, name = key.partition("/")
-            if kind in found:
-                found[kind][name] = one
-        own = {name: value for name, value in header.items() if name not in ("kind", "format", "similarity")}
-        similarity = header.get("similarity")
-        alike = None if similarity is None else unpacked(similarity, arrays, "similarity/")
-        made = checked(Federation, own | found | {"similarity": alike})
-        _refuse_misfit(made)
-        return made
-
-
-def federation_from(document: Mapping[str, Any]) -> Federation:
-    """Return the federation that `to_document` described, without weights."""
-    own = {name: value for name, value in document.items() if name not in ("kind", "format", *DERIVED)}
-    alike = None if document["similarity"] is None else from_document(document["similarity"])
-    made = checked(Federation, own | {"similarity": alike, "shared": {}, "personal": {}})
-    _refuse_misfit(made, weights=False)
-    return made
-
-
-def _refuse_misfit(found: Federation, weights: bool = True) -> None:
-    """Refuse what a file says where its clients, weights and arrays do not go together."""
-    clients, names = set(found.clients), {*found.shared, *found.personal} if weights else set(found.parts)
-    atoms = [name for name, part in found.parts.items() if part == "atoms"]
-    held = {**found.shared, **{name: one[0] for name, one in found.personal.items() if one.ndim and len(one)}}
-    fits = {
-        "clients": len(clients) == len(found.clients) and set(found.examples) == clients,
-        "accuracies": clients.issuperset([*found.accuracy, *found.unjudged, *found.untuned]),
-        "rounds": all(clients.issuperset([*one.asked, *one.counted, *one.accuracy]) for one in found.rounds),
-        "parts": set(found.parts) == names and set(found.parts.values()) <= set(PARTS),
-        "travels": names.issuperset(found.travels) and not (weights and names.difference(held)),
-        "personal weights": all(one.ndim and len(one) == len(clients) for one in found.personal.values()),
-        "atoms": all(_is_filled(held[name], 3) and held[name].ndim == 3 for name in atoms if name in held),
-        "coefficients": all(_are_coefficients(held, name) for name, part in found.parts.items() if part == PARTS[1]),
-        "similarity": found.similarity is None
-        or (found.similarity.layers_a == found.clients and len(found.similarity.tables) > 0),
-    }
-    refuse_misfit(fits)
-
-
-def _is_filled(array: np.ndarray, axes: int) -> bool:
-    return array.ndim >= axes and array.size > 0 and array.dtype.kind == "f"
-
-
-def _are_coefficients(held: Mapping[str, np.ndarray], name: str) -> bool:
-    """Return whether an array holds coefficients, as many as there are atoms, if it is here."""
-    atoms = held.get(f"{name.removesuffix('coefficients')}atoms")
-    return name not in held or (_is_filled(held[name], 2) and (atoms is None or len(atoms) == len(held[name])))
 
 
 def _unwrapped(model: Any) -> Any:

@@ -5,19 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from netkin.errors import InvalidValue
-from netkin.results.records import (
-    FrozenRecord,
-    checked,
-    freeze,
-    frozen_mapping,
-    parameters,
-    plain,
-    plain_fields,
-    read_parameter,
-)
+from netkin.results.records import FrozenRecord, freeze, frozen_mapping
 
 Parameter = bool | int | float | str | None
 KINDS = ("similarity", "distance", "worth")
@@ -63,18 +53,6 @@ class Quantity(FrozenRecord):
                 f"a quantity is of kind {', '.join(map(repr, KINDS))}; got {self.kind!r}.",
                 argument="kind", value=self.kind,
             )  # fmt: skip
-
-    def to_header(self) -> dict[str, Any]:
-        """Return the fields as values for JSON, which has no infinite numbers."""
-        return plain(plain_fields(self)) | {"parameters": parameters(self.parameters)}
-
-    @classmethod
-    def from_header(cls, header: Mapping[str, Any]) -> Quantity:
-        """Return the quantity that `to_header` described."""
-        low, high = header["bounds"]
-        bounds = (-math.inf if low is None else low, math.inf if high is None else high)
-        given = {name: read_parameter(value) for name, value in header["parameters"].items()}
-        return checked(cls, {**header, "bounds": bounds, "parameters": given})
 
     @property
     def is_worth(self) -> bool:

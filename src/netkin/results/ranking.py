@@ -7,15 +7,14 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from netkin import files
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat
 from netkin.results.labels import HOLE, plural, short_names
-from netkin.results.packing import packed, ranking_unpacked
+from netkin.results.packing import Saved
 from netkin.results.records import FrozenRecord, distinct, freeze, frozen_mapping, now, optional
 from netkin.results.text import cells, grid, terminal_width, wrapped
 from netkin.results.values import Match, Values, jackknife_error, student_quantile
@@ -38,7 +37,7 @@ class Behind:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Ranking(FrozenRecord):
+class Ranking(Saved, FrozenRecord):
     """Pretrained models, ranked for some data by `score`: frozen, labelled, and with its provenance.
 
     `tables` holds a table for each score, whose one row is the data and whose columns are the models; where a score
@@ -50,6 +49,8 @@ class Ranking(FrozenRecord):
     `ranking.models` are the models from the first to the last, `ranking["model"]` is the value of one, and
     `ranking["model", "knn"]` that of another score. `ranking.by("knn")` ranks by another score.
     """
+
+    kind: ClassVar[str] = "ranking"
 
     score: str
     tables: Mapping[str, Values]
@@ -261,6 +262,10 @@ class Ranking(FrozenRecord):
                 known = (None if math.isnan(one) else one for one in (value, error, own.value))
                 yield model, score, *known, own.error, own.clear, why
 
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: the conclusion, and a row for each score and model."""
+        return {"conclusion": self.conclusion, "ranks": [dict(zip(COLUMNS, row, strict=True)) for row in self.rows()]}
+
     def to_pandas(self, *, long: bool = False) -> Any:
         """Return a data frame with a row for each model by rank and a column for each score.
 
@@ -294,17 +299,6 @@ class Ranking(FrozenRecord):
     def _repr_html_(self) -> str:
         """Show the table in a notebook."""
         return import_module("netkin.reporting").notebook_view(self)
-
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the ranking to one file, whole or not at all; over another kind of file only with `overwrite`."""
-        files.write(path, "ranking", *packed(self), overwrite=overwrite)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Ranking:
-        """Return the ranking that was saved at `path`."""
-        header, arrays = files.read(path, "ranking")
-        with files.damage_reported(path):
-            return ranking_unpacked(header, arrays)
 
     @property
     def _given(self) -> tuple[str, ...]:

@@ -11,15 +11,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from netkin import files
 from netkin.errors import InvalidValue, NameClash, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.comparison import NUMBERS, Comparison
-from netkin.results.packing import facts, packed, packed_many, series_unpacked
+from netkin.results.packing import Saved
 from netkin.results.records import FrozenRecord, freeze, frozen_mapping, optional
 from netkin.results.text import series_as_text
 from netkin.results.values import Values
@@ -53,13 +52,15 @@ class Trend:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Series(FrozenRecord):
+class Series(Saved, FrozenRecord):
     """The checkpoints of a run against the final one: `series[100]` is the comparison at step 100.
 
     In each comparison rows are layers of the checkpoint and columns layers of the final one. The final checkpoint is
     the last step, where every layer equals itself. `missing` lists steps that were requested and not reached.
     `between` compares all steps with each other, a table for each measure and layer, where weights alone are read.
     """
+
+    kind: ClassVar[str] = "series"
 
     run: str
     steps: tuple[int, ...]
@@ -204,6 +205,21 @@ class Series(FrozenRecord):
         means = ((own[1:] + own[:-1]) / 2 * gaps).sum(0) / gaps.sum() if len(steps) > 1 else own[0]
         return {layer: float(mean) for layer, mean in zip(self.layers, means, strict=True) if np.isfinite(mean)}
 
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: the layers, the caveats, and when which layer settles."""
+        found = {name: getattr(self, name) for name in ("layers", "caveats", "complete")}
+        return found | {"measures": {measure: self._settling(measure) for measure in self.measures}}
+
+    def _settling(self, measure: str) -> dict[str, Any]:
+        trends = dict[str, Any]()
+        for mark in self.marks(measure):
+            try:
+                trends[str(mark)] = self.bottom_up(mark, measure)
+            except NoValue as reason:
+                trends[str(mark)] = {"tau": None, "reason": str(reason)}
+        reached = {str(mark): self.reached(mark, measure) for mark in self.marks(measure)}
+        return {"own": self.own(measure), "reached": reached, "bottom_up": trends}
+
     def to_pandas(self, measures: str | None = None) -> Any:
         """Return `own` as a data frame, steps × layers; of several measures and none named, one row for each number."""
         pandas = optional("pandas")
@@ -248,20 +264,6 @@ class Series(FrozenRecord):
     def _repr_html_(self) -> str:
         """Show the series in a notebook."""
         return import_module("netkin.reporting").notebook_view(self)
-
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the series to one file, whole or not at all; over one that holds no series only with `overwrite`."""
-        headers, arrays = packed_many(self.comparisons)
-        own, more = ({}, {}) if self.between is None else packed(self.between, "between/")
-        header = facts(self) | {"comparisons": headers} | ({"between": own} if own else {})
-        files.write(path, "series", header, arrays | more, overwrite=overwrite)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Series:
-        """Return the series that was saved at `path`."""
-        header, arrays = files.read(path, "series")
-        with files.damage_reported(path):
-            return series_unpacked(header, arrays)
 
     def _there(self, threshold: float, measure: str | None) -> np.ndarray:
         """Return at which steps each layer is as close to its final state as `threshold`."""

@@ -5,33 +5,29 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from netkin import files
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat
 from netkin.results.labels import HOLE, plural
+from netkin.results.packing import Saved
 from netkin.results.quantity import ACCURACY, Quantity
 from netkin.results.records import (
     FrozenRecord,
-    checked,
     distinct,
     freeze,
     frozen_array,
     frozen_mapping,
     now,
     optional,
-    plain,
-    plain_fields,
 )
 from netkin.results.text import grid, terminal_width, wrapped
 from netkin.results.values import Values
 
-KIND, ENSEMBLES = "task accuracies", "task ensembles"
 START = "start"
 NO_FORGETTING = (
     "{method!r} gives every task weights of its own that no later task changes, and is told which task an example "
@@ -40,7 +36,7 @@ NO_FORGETTING = (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TaskAccuracies(FrozenRecord):
+class TaskAccuracies(Saved, FrozenRecord):
     """The accuracy on every task after each of them was learnt, for every seed: immutable and labelled.
 
     `accuracies` is seeds × (tasks + 1) × tasks: the first row is the network before any training, row i + 1 that
@@ -49,6 +45,8 @@ class TaskAccuracies(FrozenRecord):
 
     `result["2-3", "0-1"]` is the accuracy on task 0-1 after task 2-3 was learnt, the mean over seeds.
     """
+
+    kind: ClassVar[str] = "task accuracies"
 
     method: str
     tasks: tuple[str, ...]
@@ -161,14 +159,10 @@ class TaskAccuracies(FrozenRecord):
                 for j, task in enumerate(self.tasks):
                     yield seed, after, task, float(self.accuracies[s, i, j])
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the result to one file, whole or not at all; over another kind of file only with `overwrite`."""
-        _save(self, path, KIND, overwrite)
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the record as values for JSON, with ACC, BWT and FWT."""
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: what the accuracies are, and ACC, BWT and FWT."""
         metrics = {name: dict(zip(("mean", "error"), own, strict=True)) for name, own in self.metrics().items()}
-        return {"kind": KIND} | plain(plain_fields(self) | {"metrics": metrics})
+        return {"quantity": self.quantity, "metrics": metrics}
 
     def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
         """Return the accuracy matrix as a matplotlib figure, written to `path` if given."""
@@ -185,7 +179,7 @@ class TaskAccuracies(FrozenRecord):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TaskEnsembles(FrozenRecord):
+class TaskEnsembles(Saved, FrozenRecord):
     """What ensembles with networks of other tasks gain, for every seed and task: frozen and labelled.
 
     `alone` is the accuracy of the task's own network, `together` that of the ensemble, `further` a control: the own
@@ -193,6 +187,8 @@ class TaskEnsembles(FrozenRecord):
     the tasks in each ensemble, by seed and task; `similarities` those of all tasks, seeds × tasks × tasks. `storage`
     is how many numbers the heads of the members add.
     """
+
+    kind: ClassVar[str] = "task ensembles"
 
     tasks: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -226,14 +222,10 @@ class TaskEnsembles(FrozenRecord):
     def __repr__(self) -> str:
         return f"TaskEnsembles({self.similarity!r}, {self.choice!r}, {len(self.tasks)} tasks, {len(self.seeds)} seeds)"
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the result to one file, whole or not at all; over another kind of file only with `overwrite`."""
-        _save(self, path, ENSEMBLES, overwrite)
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the record as values for JSON, with the mean accuracies."""
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: what the accuracies are, and their means."""
         metrics = {name: dict(zip(("mean", "error"), own, strict=True)) for name, own in self.metrics().items()}
-        return {"kind": ENSEMBLES} | plain(plain_fields(self) | {"metrics": metrics})
+        return {"quantity": ACCURACY, "metrics": metrics}
 
     def members_of(self, task: str, seed: int | None = None) -> tuple[str, ...]:
         """Return the tasks whose networks are in the ensemble of a task, for a seed, by default the first."""
@@ -267,32 +259,6 @@ class TaskEnsembles(FrozenRecord):
             for t, task in enumerate(self.tasks)
         ]
         return optional("pandas").DataFrame(rows, columns=["seed", "task", "members", "alone", "together", "further"])
-
-
-RECORDS: dict[str, type[Any]] = {KIND: TaskAccuracies, ENSEMBLES: TaskEnsembles}
-
-
-def load_tasks(path: str | os.PathLike[str]) -> TaskAccuracies | TaskEnsembles:
-    """Return the accuracies, or the ensembles, that were saved at `path`."""
-    kind = files.read_header(path)["kind"]
-    header, arrays = files.read(path, kind if kind in RECORDS else KIND)
-    with files.damage_reported(path):
-        own = {name: one for name, one in header.items() if name not in ("kind", "format")}
-        return checked(RECORDS[header["kind"]], own | arrays)
-
-
-def tasks_from(document: Mapping[str, Any]) -> TaskAccuracies | TaskEnsembles:
-    """Return the record that `to_document` described."""
-    record = RECORDS[document["kind"]]
-    own = {name: value for name, value in document.items() if name not in ("kind", "format", "metrics")}
-    arrays = [one.name for one in fields(record) if one.type == "np.ndarray"]
-    return checked(record, own | {name: np.array(own[name], dtype=np.float64) for name in arrays})
-
-
-def _save(record: Any, path: str | os.PathLike[str], kind: str, overwrite: bool) -> None:
-    own = plain_fields(record)
-    arrays = {name: one for name, one in own.items() if isinstance(one, np.ndarray)}
-    files.write(path, kind, {n: plain(one) for n, one in own.items() if n not in arrays}, arrays, overwrite=overwrite)
 
 
 def _refuse_beyond_one(name: str, values: np.ndarray) -> None:

@@ -219,6 +219,15 @@ class Values(FrozenRecord):
         parameters = {f"parameter_{name}": value for name, value in self.quantity.parameters.items()}
         return known | {"statistic": self.statistic, "exactness": self.exactness} | flags | parameters
 
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: the best matches, and the ends of the 95 % intervals."""
+        low, high = self.interval() if self.chunk_sizes else (None, None)
+        matches = []
+        for row, match in self.best_matches().items():
+            facts = {name: value for name, value in vars(match).items() if name != "layer"}
+            matches.append({"layer_a": row, "layer_b": match.layer, **facts})
+        return {"low": low, "high": high, "best_matches": matches}
+
     def _position(self, pair: Pair) -> tuple[int, int]:
         row, column = self.axes
         return (

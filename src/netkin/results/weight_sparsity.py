@@ -5,20 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
-from netkin import files
 from netkin.errors import InvalidValue, ShapeError
 from netkin.results.comparison import Comparison
 from netkin.results.compression import aligned
-from netkin.results.packing import document as described
-from netkin.results.packing import from_document, packed_many, unpacked
-from netkin.results.records import checked, now, plain, typed
-
-KIND = "sparsity"
-DERIVED = ("mean_similarity", "accuracy")  # of a study's document
+from netkin.results.packing import Saved
+from netkin.results.records import now
 
 
 @dataclass(frozen=True)
@@ -104,6 +99,18 @@ class WeightSparsity:
         columns = zip(*(getattr(row, key) for row in self.layers), strict=True)
         return tuple(sum(column) / count if count else math.nan for column in columns)
 
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: sums over the layers."""
+        found: dict[str, Any] = {}
+        for key, relative in (("epsilon_sparsity", False), ("relative_epsilon_sparsity", True)):
+            values = self.relative if relative else self.epsilons
+            shares = self.shares(relative=relative), self.shares(relative=relative, of_left=True)
+            found[key] = [
+                {"epsilon": epsilon, "of_all": of_all, "of_left": of_left}
+                for epsilon, of_all, of_left in zip(values, *shares, strict=True)
+            ]
+        return found | {name: getattr(self, name) for name in ("weights", "left", "zeros", "sparsity", "emptied")}
+
     def __str__(self) -> str:
         head = ["layer", "kind", "weights", "left", "sparsity", "r.m.s."]
         rows = [[row.layer or "(model)", row.kind, f"{row.weights:,}", f"{row.left:,}", f"{row.sparsity:.4f}",
@@ -142,13 +149,15 @@ class LinearCost:
 
 
 @dataclass(frozen=True)
-class SparsityStudy:
+class SparsityStudy(Saved):
     """Networks side by side: how sparse they are, how their weights are distributed, what pruning costs and saves.
 
     `edges` and `histograms` count the weights that are left. `curve` has the list "sparsity" and the accuracy of each
     network with so large a share of its smallest weights taken away. `interlayer` compares each network's layers with
     each other. `sizes` are the bytes of the state dict in a file, dense and with zeros packed.
     """
+
+    kind: ClassVar[str] = "sparsity"
 
     networks: Mapping[str, WeightSparsity]
     edges: tuple[float, ...]
@@ -208,33 +217,17 @@ class SparsityStudy:
         found = [value for value in values if math.isfinite(value)]
         return sum(found) / len(found) if found else math.nan
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the study to one file, whole or not at all; over another kind of file only with `overwrite`."""
-        headers, arrays = packed_many(self.interlayer.values())
-        header = {name: value for name, value in self.to_document().items() if name not in ("kind", "format")}
-        header["interlayer"] = dict(zip(self.interlayer, headers, strict=True))
-        files.write(path, KIND, header, arrays, overwrite=overwrite)
-
     def plot(self, path: str | os.PathLike[str] | None = None, *, overwrite: bool = False) -> Any:
         """Return weights, similarity and accuracy as a matplotlib figure, written to `path` if given."""
         return import_module("netkin.reporting").plot(self, path=path, overwrite=overwrite)
 
-    def to_document(self) -> dict[str, Any]:
-        """Return everything as lists, mappings, texts and numbers, as `--json` prints it."""
-        own = {
-            "kind": KIND,
-            "format": files.FORMAT,
-            "networks": {name: _table_document(table) for name, table in self.networks.items()},
-            "interlayer": {name: described(one) for name, one in self.interlayer.items()},
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: mean similarities, and accuracies without pruning."""
+        accuracies = {name: self.accuracy(name) for name in self.names if math.isfinite(self.accuracy(name))}
+        return {
             "mean_similarity": {name: self.mean_similarity(name) for name in self.interlayer},
-            "accuracy": {name: self.accuracy(name) for name in self.names if math.isfinite(self.accuracy(name))},
-            "costs": {name: [asdict(row) for row in rows] for name, rows in self.costs.items()},
+            "accuracy": accuracies,
         }
-        rest = ["edges", "histograms", "sizes", "curve", "costs_on", "data", "examples", "version", "created"]
-        rest += ["provenance"] * bool(self.provenance)  # which files of earlier versions have not
-        return plain(own | {name: getattr(self, name) for name in rest})
-
-    document = to_document  # its name in earlier versions
 
     def __str__(self) -> str:
         parts = [f"{name}\n{table}\n{self._summary(name)}" for name, table in self.networks.items()]
@@ -253,41 +246,6 @@ class SparsityStudy:
         return "\n".join(lines)
 
 
-def load_sparsity(path: str | os.PathLike[str]) -> SparsityStudy:
-    """Return the study that was saved at `path`."""
-    header, arrays = files.read(path, KIND)
-    with files.damage_reported(path):
-        compared = typed(header["interlayer"], dict[str, Any], "interlayer")
-        return _study(header, {name: unpacked(own, arrays, f"{k}/") for k, (name, own) in enumerate(compared.items())})
-
-
-def sparsity_from(content: Mapping[str, Any]) -> SparsityStudy:
-    """Return the study that `to_document` described."""
-    return _study(content, {name: from_document(one) for name, one in content["interlayer"].items()})
-
-
-def _study(content: Mapping[str, Any], interlayer: Mapping[str, Comparison]) -> SparsityStudy:
-    known = {name: value for name, value in content.items() if name not in ("kind", "format", *DERIVED)}
-    own = {
-        "networks": {name: _weights(one) for name, one in content["networks"].items()},
-        "costs": {name: tuple(map(_cost, rows)) for name, rows in content["costs"].items()},
-        "interlayer": dict(interlayer),
-    }
-    return checked(SparsityStudy, known | own)
-
-
-def _weights(content: Mapping[str, Any]) -> WeightSparsity:
-    names = {one.name for one in fields(WeightSparsity)}
-    return checked(WeightSparsity, {name: value for name, value in content.items() if name in names})
-
-
-def _cost(content: Mapping[str, Any]) -> LinearCost:
-    """Return a row of costs, in which null stands for a number that there is not."""
-    absent = [name for name in ("bytes", "dense_seconds", "seconds", "error") if content[name] is None]
-    row, unknown = checked(LinearCost, {**content, **dict.fromkeys(absent, 0.0)}), math.nan
-    return replace(row, **dict.fromkeys(absent, unknown))  # type: ignore[arg-type]
-
-
 def _refuse_strangers(study: SparsityStudy, what: str, *, partly: bool) -> None:
     """Refuse a part of a study that is about other networks."""
     named = set(getattr(study, what))
@@ -303,19 +261,6 @@ def cost_in_words(row: LinearCost) -> str:
         f"{row.layer} in {row.format}: {row.bytes / row.dense_bytes:.2f} × the bytes, "
         f"{row.seconds / row.dense_seconds:.2f} × the time of the dense layer"
     )
-
-
-def _table_document(table: WeightSparsity) -> dict[str, Any]:
-    found = asdict(table)
-    for key, relative in (("epsilon_sparsity", False), ("relative_epsilon_sparsity", True)):
-        values = table.relative if relative else table.epsilons
-        shares = table.shares(relative=relative), table.shares(relative=relative, of_left=True)
-        found[key] = [
-            {"epsilon": epsilon, "of_all": of_all, "of_left": of_left}
-            for epsilon, of_all, of_left in zip(values, *shares, strict=True)
-        ]
-    whole = {name: getattr(table, name) for name in ("weights", "left", "zeros", "sparsity", "emptied")}
-    return found | whole
 
 
 def _curve_text(curve: Mapping[str, tuple[float, ...]]) -> str:

@@ -36,7 +36,7 @@ from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layer_weights import copied
 from netkin.representations.layers import refuse_uncopyable, unwrapped
 from netkin.results.caveats import Caveat
-from netkin.results.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies, TaskEnsembles
+from netkin.results.task_accuracies import NO_FORGETTING, TaskAccuracies, TaskEnsembles
 from netkin.settings import evaluating, model_lock, random_states_kept
 from netkin.sources.architectures import seeded
 from netkin.sources.batches import LabelledData
@@ -121,7 +121,7 @@ def learn_tasks(
     found, chosen = refuse_tasks(tasks), recipe_of(recipe, settings)
     refuse_options(method, options or {})
     numbers = _seeds(seeds)
-    files.refuse_output(save, KIND, overwrite=overwrite)
+    files.refuse_output(save, TaskAccuracies.kind, overwrite=overwrite)
     learners = {
         seed: LEARNERS[method](_built(model, seed, device), head, found, seed, **(options or {})) for seed in numbers
     }

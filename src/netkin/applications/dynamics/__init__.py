@@ -319,7 +319,7 @@ class RunStudy:
     def _compare_all(self, job: Job) -> None:
         """Compare the steps that are not finished, and write the series after each."""
         for step in self.run.steps:
-            found = job.recall(self._part(step), lambda part: unpacked(part.values, part.arrays))
+            found = job.recall(self._part(step), lambda part: unpacked(Comparison, part.values, part.arrays))
             self.done |= {} if found is None else {step: found}
         # the final one first: no series is without it, and its rows are there for all others
         waiting = [step for step in (self.run.steps[-1], *self.run.steps[:-1]) if step not in self.done]

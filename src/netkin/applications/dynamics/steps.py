@@ -284,7 +284,7 @@ class ClusterSteps:
             if isinstance(one, NetkinError):
                 self._set_aside(step, one)
             else:
-                made[step] = unpacked(*one)
+                made[step] = unpacked(Comparison, *one)
         return made
 
     def _set_aside(self, step: int, fault: NetkinError) -> None:

@@ -48,8 +48,7 @@ from netkin.representations.inputs import device_of, watched
 from netkin.results import Comparison, Comparisons, Values
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.labels import NOT_ASKED
-from netkin.results.packing import packed, unpacked
-from netkin.results.records import checked
+from netkin.results.packing import as_record, packed, unpacked
 from netkin.settings import random_states_kept
 
 Work = tuple[Pair, Way]
@@ -89,7 +88,7 @@ class _Outcome:
         found: dict[str, Any] = dict(part.values["evaluation"] or {})
         for key, number in found.items():
             found[key] = float(number) if isinstance(number, str) and key != "digest" else number
-        return checked(cls, {**part.values, "evaluation": found or None})
+        return as_record(cls, {**part.values, "evaluation": found or None})
 
 
 class Sweep:
@@ -228,7 +227,7 @@ class Sweep:
 
     def _similarity(self) -> Comparison:
         """Return the comparison of the same pairs of layers on the test data."""
-        known = self.job.recall(self.similarity_part, lambda part: unpacked(part.values, part.arrays))
+        known = self.job.recall(self.similarity_part, lambda part: unpacked(Comparison, part.values, part.arrays))
         if known is not None:
             return known
         data, examples = self.asked.judging

@@ -33,8 +33,7 @@ from netkin.reporting.page.document import Markup, joined, name, tag
 from netkin.reporting.words import bound, direction, grouped_reasons, meaning_of, number, range_of, shortened
 from netkin.results import Comparison, Series, Values
 from netkin.results.labels import NOT_ASKED, listing, plural
-from netkin.results.packing import facts
-from netkin.results.records import plain
+from netkin.results.records import plain, plain_fields
 from netkin.results.values import student_quantile
 
 MOST = 5  # reasons shown in one place
@@ -298,7 +297,17 @@ def embedded_series(series: Series, axis: StepAxis) -> dict[str, Any]:
     places = [[final.layers_a.index(layer), final.layers_b.index(layer)] for layer in series.layers]
     more = {"layers": list(series.layers), "own": places, "places": [float(f"{x:.4g}") for x in axis.places]}
     tables = [_frames(series, measure) for measure in series.measures]
-    return _colours() | {"series": facts(final) | facts(series) | read_off | more | {"tables": tables}}
+    return _colours() | {
+        "series": _facts(final, "tables")
+        | _facts(series, "comparisons", "between")
+        | read_off
+        | more
+        | {"tables": tables}
+    }
+
+
+def _facts(record: Any, *left_out: str) -> dict[str, Any]:
+    return {name: plain(value) for name, value in plain_fields(record).items() if name not in left_out}
 
 
 def _frames(series: Series, measure: str) -> dict[str, Any]:
@@ -332,7 +341,11 @@ def _comparison(comparison: Comparison, grids: Sequence[Grid], names: Mapping[st
     scales, places = scales_of(tables), {table.id: k for k, table in enumerate(tables)}
     shown = {"shown": [names[comparison.a], names[comparison.b]], "unasked": NOT_ASKED, "pairs": listing(comparison)}
     lists = [_list(grid, places) for grid in grids if grid.listed]
-    return facts(comparison) | shown | {"lists": lists, "tables": [_table(table, scales[table.id]) for table in tables]}
+    return (
+        _facts(comparison, "tables")
+        | shown
+        | {"lists": lists, "tables": [_table(table, scales[table.id]) for table in tables]}
+    )
 
 
 def _list(grid: Grid, places: Mapping[str, int]) -> dict[str, Any]:
@@ -367,7 +380,7 @@ def _margins(table: Values) -> list[list[Any] | None]:
 def _about_table(table: Values) -> dict[str, Any]:
     """Return what a table says of itself but for its layers and its meaning, which are said elsewhere."""
     about = {"exactness": table.exactness, "statistic": table.statistic, "chunk_sizes": list(table.chunk_sizes)}
-    words = {name: value for name, value in table.quantity.to_header().items() if name not in MEANING}
+    words = {name: value for name, value in plain(table.quantity).items() if name not in MEANING}
     return words | about | {"quantile": student_quantile(len(table.chunk_sizes)) if table.chunk_sizes else None}
 
 
