@@ -28,8 +28,7 @@ from table_worlds import table_of
 STRANGE = [
     None, True, False, 0, -1, 3, 2**70, -(2**63), 2**62, 10**400, 0.5, -0.0, 1e308, 5e-324, "", "cka", "x" * 2000,
     "\ud800", "a\nb\x00<script>", "$\\frac", [], {}, [[]], [None], [1, 2], ["in", "out"], ["in", "in"],
-    [["in", "out", "why"]], {"in": 1}, {"": ""}, {"in": [[]]}, [{}], [[["in"]]], {"float": "nan"}, {"tuple": []},
-    {"dtype": "int8"}, {"dtype": "nn"}, {"slice": [0, 99]}, {"mapping": []}, {"class": "netkin.Numbers"},
+    [["in", "out", "why"]], {"in": 1}, {"": ""}, {"in": [[]]}, [{}], [[["in"]]],
 ]  # fmt: skip
 
 
@@ -167,7 +166,7 @@ def write_collectors(folder):
 
 
 def write_results(folder):
-    """Write results as files and as documents."""
+    """Write results as files."""
     made = {
         "comparison": comparison(), "comparisons": Comparisons([comparison(), comparison("first", "third")]),
         "series": series(), "series between": series(between=between()), "ranking": ranking(),
@@ -184,7 +183,6 @@ def write_results(folder):
     made["federation"] = nk.federate(atoms, clients, coefficients="fixed", test=clients, rounds=2)
     for name, one in made.items():
         one.save(folder / name)
-        (folder / f"{name} document").write_text(json.dumps(document(one)))
     (folder / "claim").write_text(claim().to_json())
 
 
@@ -196,7 +194,6 @@ def write_networks(folder):
     nk.stitch_all(model, model, data, data, ["ridge"], layers=["1"]).save(folder / "sweep of stitches")
     smaller = nk.compress(model, ["2"], k=2, data=data)
     nk.save_compressed(smaller, folder / "compressed")
-    (folder / "compressed document").write_text(json.dumps(document(smaller.compression)))
     recorder = nk.DynamicsRecorder(model, data[0][0], measures="cka")
     for step in range(2):
         recorder.probe(step)
@@ -209,7 +206,7 @@ RECORDED += ("task accuracies", "task ensembles", "compressed")
 OF_NETWORKS = ("stitch", "stitch of rank 2", "sweep of stitches", "recording", "kernel ridge")
 BY_HAND = ("CrossMoments", "LayerEmbeddings", "LayerGrams", "LayerMoments", "Outputs")
 WHOLE = (
-    *RECORDED, *(f"{name} document" for name in RECORDED), "claim", *OF_NETWORKS,
+    *RECORDED, "claim", *OF_NETWORKS,
     *(f"statistics of {name}" for name in (*COLLECTED, *OF_MAPS)),
     *(f"{kind} of {name}" for kind, names in OF_PASSES.items() for name in names),
     *(f"{kind} by hand" for kind in BY_HAND),
@@ -273,35 +270,18 @@ def _harm(parent, key, draw, tree, found):
         parent[key] = copy.deepcopy(draw.choice(STRANGE))
 
 
-def harmed_arrays(arrays, draw):
-    """Return arrays one of which has another shape, type or content, or the place of another."""
-    names = list(arrays)
-    name, other = draw.choice(names), draw.choice(names)
-    one = arrays[name]
-    odd = [
-        np.atleast_1d(one)[:1], one.astype(np.float16), one.astype(np.int64), one.astype(np.float32), np.zeros((0, 2)),
-        np.full((2, 2), np.inf), np.full_like(one, -1), one[None], one.T, one.ravel(), np.zeros_like(one),
-        one * one.dtype.type(np.float32(1e38) if one.dtype.kind == "f" else 7), one * one.dtype.type(2), one**4,
-        np.concatenate([np.atleast_1d(one)] * 2), one > 0, arrays[other],
-        np.full(one.shape, np.nan if one.dtype.kind == "f" else 2**62).astype(one.dtype),
-    ]  # fmt: skip
-    made = {**arrays, name: draw.choice(odd)}
-    if draw.random() < 0.1:
-        del made[name]
-    return made if draw.random() < 0.95 else {}
-
-
-def write_harmed(source, target, draw, checksum=True):
-    """Write a harmed copy of a file; its checksum is that of the harmed content, unless there is to be none."""
-    contents = source.read_bytes()
+def write_harmed(source, target, draw):
+    """Write a harmed copy of a file: of JSON other values, of other files another bit or a part alone."""
+    contents = bytearray(source.read_bytes())
     if contents[:1] == b"{":
         target.write_text(json.dumps(harmed(json.loads(contents), draw)))
         return
-    header, arrays = files.read(source)
-    of_arrays = draw.random() < 0.25 and arrays
-    arrays = harmed_arrays(arrays, draw) if of_arrays else arrays
-    header = header if of_arrays and draw.random() < 0.8 else harmed(header, draw)
-    write_unchecked(target, header, arrays, checksum)
+    place = draw.randrange(len(contents))
+    if draw.random() < 0.3:
+        del contents[place:]
+    else:
+        contents[place] ^= 1 << draw.randrange(8)
+    target.write_bytes(contents)
 
 
 def write_unchecked(target, header, arrays, checksum=True):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from netkin.reporting import report
-from netkin.results import Comparison, Series, load
+from netkin.results import Comparison, Series, document
 from netkin.results.caveats import Caveat
 from table_worlds import table_of
 
@@ -207,15 +207,14 @@ def browser():
 
 
 @pytest.fixture
-def saved_by(tmp_path):
-    """Return a function that opens what a page saves as JSON by `nk.load`, for each of its choices."""
+def saved_by():
+    """Return a function that says whether a page saves, for each of its choices, the documents of these results."""
 
-    def opened_again(text):
-        for place, one in enumerate(documents_in(text)):
-            (tmp_path / f"{place}.json").write_text(one, encoding="utf-8")
-        return [load(tmp_path / f"{place}.json") for place in range(len(documents_in(text)))]
+    def is_saved(text, *results):
+        told = [list(map(document, one)) if isinstance(one, list) else document(one) for one in results]
+        return [json.loads(one) for one in documents_in(text)] == json.loads(json.dumps(told))
 
-    return opened_again
+    return is_saved
 
 
 @pytest.fixture
@@ -228,7 +227,7 @@ def opened(browser, tmp_path):
             troubles.append(f"request: {request.url}")
 
     def open_page(results, width=1280, dark=False, hash="", calm=False):
-        report(results, tmp_path / "page.html")
+        report(results, tmp_path / "page.html", overwrite=True)
         scheme, motion = "dark" if dark else "light", "reduce" if calm else "no-preference"
         context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion=motion

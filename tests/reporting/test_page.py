@@ -316,7 +316,7 @@ def test_the_json_of_the_page_is_the_comparison_that_is_chosen(made, saved_by):
     several = [made.comparison(made.jackknifed(), a="x", b="y"), made.comparison(made.holed(), a="x", b="z")]
     odd = made.comparison(made.table(), a="y", b="é 文 \U0001f600", seed=2**60 + 1)
     for results in (several[:1], [*several, odd], [made.hostile()]):
-        assert saved_by(page(results)) == results
+        assert saved_by(page(results), *results)
 
 
 def test_a_large_page_stays_small(made):
@@ -338,7 +338,7 @@ def test_the_page_is_written_whole_or_not_at_all(made, tmp_path, monkeypatch):
     before = (tmp_path / "page.html").read_bytes()
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(FileError, match="cannot write '.*page.html': No space left on device."):
-        report(made.comparison(a="other"), tmp_path / "page.html")
+        report(made.comparison(a="other"), tmp_path / "page.html", overwrite=True)
     assert (tmp_path / "page.html").read_bytes() == before
     assert os.listdir(tmp_path) == ["page.html"]
 

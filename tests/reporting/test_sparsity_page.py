@@ -12,6 +12,7 @@ from torch import nn
 from netkin.applications.sparsity import sparsify, sparsity_study
 from netkin.reporting import plot, report
 from netkin.reporting.page.smaller_networks_page import sparsity_page
+from netkin.results import document
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_the_page_tells_what_the_study_holds(study):
 
 
 def test_the_page_carries_the_study(study, saved_by):
-    assert saved_by(sparsity_page(study)) == [study]
+    assert saved_by(sparsity_page(study), study)
 
 
 def test_bars_have_the_heights_of_their_counts(study):
@@ -105,7 +106,7 @@ def test_the_numbers_are_saved_whole(study, opened):
         text = found.value.path().read_text(encoding="utf-8")
         assert found.value.suggested_filename == f"sparsity.{kind}"
         if kind == "json":
-            assert json.loads(text) == json.loads(json.dumps(study.document()))
+            assert json.loads(text) == json.loads(json.dumps(document(study)))
         else:
             rows = list(csv.DictReader(io.StringIO(text)))
             assert [int(row["left"]) for row in rows if row["network"] == "after"] == [48, 12]

@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import netkin as nk
 from netkin.errors import InvalidValue, ShapeError
 from netkin.reporting import plot, report
 from netkin.reporting.page import page
-from netkin.results import TaskAccuracies, TaskEnsembles, document
+from netkin.results import TaskAccuracies, TaskEnsembles
 from table_worlds import as_caveats
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -103,20 +102,14 @@ def test_lines_are_means_over_the_tasks_learnt_so_far(made):
     assert np.isnan(way("joint", JOINT).so_far[:, :2]).all()
 
 
-def test_pages_hold_the_records_and_json_brings_them_back(tmp_path, saved_by):
+def test_pages_hold_the_records(saved_by):
     records = [way(), way("joint", JOINT), ensembles()]
     data = held(page(records))
-    assert saved_by(page(records)) == [records]
-    assert saved_by(page(records[0])) == records[:1]
+    assert saved_by(page(records), records)
+    assert saved_by(page(records[0]), records[0])
     assert data["table"][0] == ["method", "seed", "after", "task", "accuracy"]
     assert data["table"][1][0] == ["finetune", 0, "start", "0-1", 0.5]
     assert ["joint", 0, "0-1", "0-1", None] in data["table"][1]
-    for record in records:
-        (tmp_path / "one.json").write_text(json.dumps(document(record), allow_nan=False))
-        assert nk.load(tmp_path / "one.json") == record
-    (tmp_path / "one.json").write_text(json.dumps(document(way()) | {"accuracies": [[0.5]]}))
-    with pytest.raises(nk.NetkinError, match="one.json"):
-        nk.load(tmp_path / "one.json")
 
 
 def test_ways_of_one_method_are_told_apart_by_their_options():

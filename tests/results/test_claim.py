@@ -13,7 +13,6 @@ import netkin
 from netkin.errors import FileError, InvalidValue, ShapeError
 from netkin.results import Claim, Measured
 from netkin.results.claim import figure_order, later_notes, record_path, recorded
-from netkin.results.packing import document
 
 
 def claim(**changes):
@@ -219,29 +218,6 @@ def test_a_damaged_record_is_named(tmp_path, text, words):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(FileError, match=f"x.json.*({words})"):
         Claim.load(tmp_path / "x.json")
-
-
-def test_a_list_may_hold_claims_beside_other_documents(tmp_path, made):
-    one, comparison = claim(), made.comparison()
-    listed = f"[{one.to_json()}, {json.dumps(document(comparison))}]"
-    (tmp_path / "list.json").write_text(listed)
-    found = netkin.load(tmp_path / "list.json")
-    assert found[0] == one
-    assert found[1] == comparison
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[]", "holds an empty list; a list must hold one result or more."),
-        ('[{"kind": "claim", "format": 9}]', "holds 'claim' in format 9"),
-        ('[{"kind": "claim", "format": 3, "id": "a/b"}]', "is damaged: TypeError"),
-    ],
-)
-def test_a_list_that_holds_no_results_is_refused(tmp_path, text, words):
-    (tmp_path / "list.json").write_text(text)
-    with pytest.raises(FileError, match=f"list.json' {words}"):
-        netkin.load(tmp_path / "list.json")
 
 
 def test_a_missing_record_is_named(tmp_path):

@@ -31,7 +31,6 @@ def test_summaries_are_one_labelled_comparison(four, tmp_path):
         found["m2", "m2"]
     found.save(tmp_path / "four.netkin")
     assert nk.load(tmp_path / "four.netkin") == found
-    assert nk.results.packing.from_document(nk.document(found)) == found
 
 
 def test_only_what_all_pairs_say_alike_is_said_of_the_summaries(made):

@@ -195,12 +195,12 @@ def as_json(content: Any) -> str:
 
     Where stdout is not UTF-8, which has all characters, those beyond ASCII are escaped.
     """
-    from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, SparsityStudy, TaskAccuracies
-    from netkin.results.packing import document
+    from netkin.results import Comparisons
+    from netkin.results.compression import Compression
+    from netkin.results.packing import Saved, document
     from netkin.results.records import plain
 
-    results = (Comparison, Comparisons, Federation, Ranking, Series, SparsityStudy, TaskAccuracies)
-    found = document(content) if isinstance(content, results) else plain(content)
+    found = document(content) if isinstance(content, (Saved, Comparisons, Compression)) else plain(content)
     escaped = codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name != "utf-8"
     return json.dumps(found, indent=2, ensure_ascii=escaped)
 

@@ -107,7 +107,7 @@ def compress(model: str, **options: Any) -> None:
     outputs = OutputFiles.of(options, "compressed", spec, options["against"], options["data"], options["test"])
     small = _compress(spec, name=name, **options)
     table: Any = small.compression
-    shown = partial(as_json, table.to_document()) if outputs.json else lambda: str(table)
+    shown = partial(as_json, table) if outputs.json else lambda: str(table)
     outputs.deliver(table, partial(save_compressed, small), shown)
 
 

@@ -71,6 +71,7 @@ class Federation(Saved, FrozenRecord):
     """
 
     kind: ClassVar[str] = "federation"
+    left_out: ClassVar[tuple[str, ...]] = ("shared", "personal")  # of documents: the weights
 
     algorithm: str
     coefficients: str | None
@@ -231,9 +232,8 @@ class Federation(Saved, FrozenRecord):
         return optional("pandas").DataFrame(rows, columns=list(rows[0] if rows else COLUMNS)).set_index("client")
 
     def derived(self) -> dict[str, Any]:
-        """Return what a document says beside the fields, or in their place: it leaves the weights out."""
-        weights: dict[str, Any] = {"shared": {}, "personal": {}}
-        return weights | {"quantity": self.quantity, "mean_accuracy": self.mean_accuracy, "clusters": self.clusters}
+        """Return what a document says beside the fields."""
+        return {"quantity": self.quantity, "mean_accuracy": self.mean_accuracy, "clusters": self.clusters}
 
     def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
         """Return the accuracies by round and the similarity as a matplotlib figure, written to `path` if given."""

@@ -235,10 +235,11 @@ def document(result: Any) -> Header:
 
 
 def _described(record: Any) -> Header:
-    """Return the fields of a record, and what its method `derived` reads off it, which takes the place of a field."""
+    """Return the fields of a record but those that are `left_out`, and what its method `derived` reads off it."""
+    names = [] if isinstance(record, Mapping) else [*_hints(type(record))]
+    kept = [name for name in names if name not in getattr(record, "left_out", ())]
     derived = record.derived() if hasattr(record, "derived") else {}
-    names = [name for name in _hints(type(record)) if name not in derived] if not isinstance(record, Mapping) else []
-    return {name: _in_document(getattr(record, name)) for name in names} | _in_document(derived)
+    return {name: _in_document(getattr(record, name)) for name in kept} | _in_document(derived)
 
 
 def _in_document(value: Any) -> Any:

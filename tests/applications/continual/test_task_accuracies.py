@@ -9,7 +9,6 @@ from continual_worlds import RECIPE, small_net
 from netkin import files
 from netkin.applications.continual import TaskAccuracies, learn_tasks
 from netkin.errors import FileError, ShapeError, UnknownName
-from netkin.results.task_accuracies import load_tasks
 from table_worlds import sentences
 
 
@@ -86,7 +85,7 @@ def test_the_matrix_is_labelled(learnt):
 def test_a_file_of_another_kind_is_refused_as_that(tmp_path):
     files.write(tmp_path / "a.netkin", "series", {}, {})
     with pytest.raises(FileError, match="a.netkin' holds 'series', not 'task accuracies'; load it as what it is"):
-        load_tasks(tmp_path / "a.netkin")
+        TaskAccuracies.load(tmp_path / "a.netkin")
 
 
 def test_a_record_comes_back_from_its_file(learnt, tasks, tmp_path):

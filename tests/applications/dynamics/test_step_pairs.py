@@ -10,7 +10,6 @@ from torch import nn
 
 import netkin as nk
 from netkin.errors import InvalidValue, UnknownName
-from netkin.results.packing import from_document
 
 
 @pytest.fixture
@@ -50,8 +49,8 @@ def test_the_series_is_saved_continued_and_written_as_json_with_all_pairs(run, t
     assert nk.load(tmp_path / "run.netkin") == series
     again = nk.dynamics(run, measures=["atom_cosine", "atom_angular"], save=tmp_path / "run.netkin")
     np.testing.assert_array_equal(again.between_steps("0", "atom_angular"), series.between_steps("0", "atom_angular"))
-    found = from_document(json.loads(json.dumps(nk.document(series), allow_nan=False)))
-    np.testing.assert_array_equal(found.between_steps("2", "atom_cosine"), series.between_steps("2", "atom_cosine"))
+    told = json.loads(json.dumps(nk.document(series), allow_nan=False))
+    assert sorted(told["between"]["tables"]) == sorted(series.between.tables)
 
 
 def test_the_page_draws_each_layer_with_its_lines(run, tmp_path):
