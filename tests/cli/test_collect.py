@@ -83,7 +83,7 @@ def test_errors_and_their_chunks_reach_the_library(netkin, weights):
     pseudo = h * np.array(table["values"]) - (h - 1) * replicates
     mean = (pseudo / h).sum(0)
     slow = np.sqrt((((pseudo - mean) ** 2) / (h - 1)).mean(0))
-    assert np.array(table["standard_errors"], float) == pytest.approx(slow, rel=1e-6)
+    assert np.array(table["errors"], float) == pytest.approx(slow, rel=1e-6)
     assert "±" in netkin(f"compare {MODELS} --errors").stdout
 
 

@@ -63,7 +63,8 @@ def test_json_holds_all_and_is_valid_for_strict_readers(netkin):
     assert table["quantity"]["parameters"] == {"variance": 0.95}
     assert table["values"][0][0] == pytest.approx(1)
     assert table["values"][0][1] is None
-    assert {"layer_a", "layer_b", "reason"} == set(table["missing"][0])
+    ((reason, pairs),) = table["missing"].items()
+    assert (reason, pairs[0]) == ("this pair was not asked for", ["relu1", "relu2"])
     assert document["tables"]["gulp"]["quantity"]["bounds"] == [0, None]
 
 
@@ -79,12 +80,12 @@ def test_json_carries_errors_with_their_reasons_and_margins():
     comparison = results.Comparison(a="a", b="b", tables={"cka": table}, **facts, **sides)
     text = as_json(comparison)
     document = json.loads(text, parse_constant=pytest.fail)["tables"]["cka"]
-    assert document["standard_errors"] == [[*table.errors[0, :2].tolist(), None]]
+    assert document["errors"] == [[*table.errors[0, :2].tolist(), None]]
     assert document["high"] == [[*table.interval()[1][0, :2].tolist(), None]]
     assert document["replicates"] == table.replicates.tolist()
     assert document["chunk_sizes"] == [4, 5]
     bound = "the value lies at the bound 1 of the measure"
-    assert document["error_reasons"] == [{"layer_a": "p", "layer_b": "t", "reason": bound}]
+    assert document["error_reasons"] == {bound: [["p", "t"]]}
     best = {"layer_a": "p", "layer_b": "t", "value": 1.0, "error": None, "second": "s", "clear": True}
     (match,) = document["best_matches"]
     assert match == best | {"margin": pytest.approx(0.4), "margin_error": pytest.approx(0, abs=1e-12)}
