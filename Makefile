@@ -16,7 +16,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.dev  ## train two small nets on bundled digits, compare them, write a report
-	@$(BIN)/netkin demo
+	@$(BIN)/netkin demo --overwrite
 
 test: $(VENV)/.dev  ## run tests, doctests and the README's example; pass options with ARGS="-k cka"
 	@$(BIN)/python -m pytest $(SHARED) $(ARGS)

@@ -350,7 +350,8 @@ class Lab:
 def keep_weights(path: Path, weights: Mapping[str, Tensor], **words: str) -> None:
     """Write named weights to a file that appears whole or not at all, in a folder that is made if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_bytes(path, save({key: value.detach().cpu().contiguous() for key, value in weights.items()}, words))
+    tensors = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
+    files.write_bytes(path, save(tensors, words), overwrite=True)
 
 
 def _apart(work: Callable[[Lab, Any], Any], setting: Mapping[str, Any], task: Any) -> tuple[Any, Notes]:

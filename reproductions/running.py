@@ -17,7 +17,7 @@ import torch
 
 from netkin import __version__, files, jobs
 from netkin.errors import FileError, InvalidValue, NetkinError, UnknownName
-from netkin.results.claim import EMPIRICAL, Claim, record_path, recorded, refuse_other_record
+from netkin.results.claim import EMPIRICAL, Claim, record_path, recorded
 from reproductions.claims import Finding, Statement, chosen, named, papers
 from reproductions.commit import commit
 from reproductions.keeping import Notes, keeping_in, noting, random_seed
@@ -87,24 +87,24 @@ def _outcome(statement: Statement, label: str, lab: Lab, out: Path, again: bool)
         if old is not None:
             tell(f"{label}: recorded before, {old.verdict}; `--again` measures it here")
             return Outcome(statement, old)
-        _refuse_place(record_path(out, statement.id, lab.scale), again)
+        _refuse_place(record_path(out, statement.id, lab.scale))
         tell(f"{label}: measuring at {lab.scale} scale on {device_words(lab.device)}")
         with working(statement, lab):
             claim = measured(statement, lab)
-            claim.save(out, overwrite=again)
+            claim.save(out, overwrite=True)
     except Exception as fault:  # what was measured is shown also where it can't be written
         return Outcome(statement, claim, _report_fault(label, fault))
     tell(f"{label}: {claim.verdict}, {claim.seconds:.0f} s")
     return Outcome(statement, claim)
 
 
-def _refuse_place(place: Path, again: bool) -> None:
+def _refuse_place(place: Path) -> None:
     """Refuse, before a claim is measured, a place where its record can't or should not be written."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
         raise FileError(f"cannot write {str(place)!r}: {fault.strerror or fault}.") from fault
-    files.refuse_output(place, "claim", overwrite=again)
+    files.refuse_output(place, overwrite=True)  # the record of an earlier criterion is replaced
 
 
 def measured(statement: Statement, lab: Lab) -> Claim:
@@ -168,9 +168,8 @@ def record_of(statement: Statement, scale: str, out: str | Path) -> Claim | None
     path = record_path(out, statement.id, scale)
     if not path.exists():
         return None
-    refuse_other_record(path, statement.id, scale)
     old = Claim.load(path)
-    same = [getattr(old, name) == getattr(statement, name) for name in DECIDING]
+    same = [getattr(old, name) == getattr(statement, name) for name in ("id", *DECIDING)]
     return old if all([*same, dict(old.settings) == _recipes(old, scale)]) else None
 
 

@@ -57,7 +57,7 @@ def test_a_page_out_of_date_is_named(copied, tmp_path):
     assert copied() is None
     assert copied("--check") is None
     (tmp_path / "docs" / "cli.md").write_text("old")
-    claim(verdict="does not hold").save(tmp_path / "reproductions" / "results")
+    claim(verdict="does not hold").save(tmp_path / "reproductions" / "results", overwrite=True)
     assert copied("--check") == "out of date: docs/cli.md, docs/reproductions.md; run `make docs`."
 
 

@@ -18,8 +18,7 @@ MAY_IMPORT = {
     "errors": "",
     "settings": "",
     "arrays": "errors settings",
-    "documents": "errors",
-    "files": "errors documents",
+    "files": "errors",
     "identity": "errors arrays progress",
     "memory": "",
     "progress": "errors",
@@ -46,7 +45,7 @@ MAY_IMPORT = {
     "comparing training applications integrations reporting",
     "__main__": "cli",
 }
-WITHOUT_TORCH = ("errors", "documents", "files", "progress", "jobs", "results", "reporting")
+WITHOUT_TORCH = ("errors", "files", "progress", "jobs", "results", "reporting")
 
 
 def room_of(path, house=HOUSE):

@@ -9,7 +9,7 @@ NetkinError
 ├── ForwardError (RuntimeError)    a model could not be run, or ran other than expected
 ├── MemoryLimit (MemoryError)      the work does not fit the memory limit
 ├── SourceError (ValueError)       a model, data set or package of measures could not be loaded
-├── FileError (ValueError)         a netkin file that is damaged, of another kind or from a newer version
+├── FileError (ValueError)         a netkin file that is damaged, of another kind or of another version
 ├── MissingExtra (ImportError)     an optional package is needed; the message names the extra
 └── WorkerError (RuntimeError)     another process that shares the work has failed
 
@@ -75,7 +75,7 @@ class SourceError(NetkinError, ValueError):
 
 
 class FileError(NetkinError, ValueError):
-    """A file of ours that is damaged, of another kind or from a newer netkin."""
+    """A file of ours that is damaged, of another kind or of another version, or that can not be written."""
 
 
 class MissingExtra(NetkinError, ImportError):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import os
-import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -23,37 +23,17 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from netkin.documents import (
-    Location,
-    damage_reported,
-    mapping_of,
-    parse,
-    read_document,
-    read_json,
-    read_start,
-    read_whole,
-    refuse_special,
-)
-from netkin.documents import read_list as read_list
 from netkin.errors import FileError
 
 LOCKS = find_spec("fcntl") is not None  # without them it is unknown which unfinished files are still being written
 if LOCKS:
     import fcntl
 
-FORMAT = 2  # 1: no checksums, and tables without kind, axes and unit
+Location = str | os.PathLike[str]
+FORMAT = 3
+LARGEST = 2**23  # bytes of a JSON document, of which Python makes up to thirty times as many; claims have some 10,000
 UNFINISHED = ".unfinished"
 AGAIN = "take another copy of the file, or make it again"
-MARK = "netkin"  # the generator of pages, the program that made figures and weights, in their metadata
-# the fields of metadata by which pages and figures that netkin has written are known: HTML, PNG, SVG and PDF
-_PAGE = rb'<!DOCTYPE html>\s*<html[^>]*><head>(<meta[^>]*>)*?<meta name="generator" content="netkin">'
-_FIGURES = rb"\x89PNG\r\n.*?\0\0\0\x0ftEXtSoftware\0netkin\x0c\xdaF7|%PDF-.*\n<< /Creator \(netkin\) /Producer \("
-_FIGURES += rb"|<\?xml.*?<metadata>.*?<dc:creator>\s*<cc:Agent>\s*<dc:title>netkin</dc:title>"
-WORDS = {"comparisons": "set of comparisons", "compressed": "compressed model", "claim": "record of a claim"}
-WORDS |= {"sparsity": "sparsity study", "task accuracies": "table of task accuracies"}
-WORDS |= {"task ensembles": "table of task ensembles", "kernel ridge": "kernel ridge regression"}
-WORDS |= {"page": "page of netkin's", "figure": "figure of netkin's", "weights": "weights that netkin wrote"}
-_WEIGHTS = (".pt", ".pth", ".th", ".bin", ".ckpt", ".safetensors", ".pt2")  # how files of them end
 _START, _DIGITS, _REST, _OF_ARRAYS = '{"checksum": "', 32, '", ', "checksum of arrays"
 
 
@@ -63,46 +43,45 @@ _START, _DIGITS, _REST, _OF_ARRAYS = '{"checksum": "', 32, '", ', "checksum of a
 def write(
     path: Location, kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, overwrite: bool = False
 ) -> None:
-    """Write a header and named arrays to `path`, where nothing or a result of this kind may be.
+    """Write a header and named arrays to `path`.
 
     Args:
-        path: the file, which appears whole or not at all.
-        kind: what it holds, as in the table of `nk.load`.
-        header: texts, numbers, lists and mappings.
+        path: The file, which appears whole or not at all.
+        kind: What it holds, as in the table of `nk.load`.
+        header: Texts, numbers, lists and mappings.
         arrays: NumPy arrays by their names.
-        overwrite: write also over a file that holds something else.
+        overwrite: Whether there may be a file already.
     """
     arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     content = {"kind": kind, "format": FORMAT, _OF_ARRAYS: _digest(arrays), **header}
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, default=_plain)
-    _refuse_half_characters(path, text)
-    whole = f"{_START}{_hashed(text)}{_REST}{text[1:]}"
-    write_bytes(path, save(arrays, {"netkin": whole}), kind, overwrite=overwrite)
+    with _faults_of_writing(path):
+        whole = f"{_START}{_hashed(text)}{_REST}{text[1:]}"
+        contents = save(arrays, {"netkin": whole})
+    write_bytes(path, contents, overwrite=overwrite)
 
 
-def write_bytes(path: Location, contents: bytes, kind: str | None = None, *, overwrite: bool = False) -> None:
-    """Write `contents` to `path`, whole or not at all; with a `kind`, over nothing but a file of that kind."""
-    if kind is not None:
-        _refuse_occupied(path, kind, overwrite)
-    try:
+def write_bytes(path: Location, contents: bytes, *, overwrite: bool = False) -> None:
+    """Write `contents` to `path`, whole or not at all; a file that is there already is refused unless `overwrite`."""
+    _refuse_occupied(path, overwrite, "")
+    with _faults_of_writing(path):
         _replace(Path(os.path.realpath(path)), contents)
-    except (OSError, ValueError) as fault:  # a name may hold a null character
-        raise FileError(f"cannot write {str(path)!r}: {getattr(fault, 'strerror', None) or fault}.") from fault
 
 
-def write_text(path: Location, text: str, kind: str | None = None, *, overwrite: bool = False) -> None:
+def write_text(path: Location, text: str, *, overwrite: bool = False) -> None:
     """Write `text` to `path` as UTF-8; else as `write_bytes`."""
-    _refuse_half_characters(path, text)
-    write_bytes(path, text.encode("utf-8"), kind, overwrite=overwrite)
+    with _faults_of_writing(path):
+        contents = text.encode("utf-8")
+    write_bytes(path, contents, overwrite=overwrite)
 
 
-def _refuse_half_characters(path: Location, text: str) -> None:
-    """Refuse a text that has no form in UTF-8, as a name of a file has that was no UTF-8."""
+@contextmanager
+def _faults_of_writing(path: Location) -> Iterator[None]:
+    """Inside the `with`, what keeps a file from being written becomes a sentence that names it."""
     try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as fault:
-        around = text[max(fault.start - 20, 0) : fault.end + 20]
-        raise FileError(f"cannot write {str(path)!r}: {around!r} in it is not UTF-8; give other names.") from fault
+        yield
+    except (OSError, ValueError) as fault:  # a name may hold a null character, and a text half a character
+        raise FileError(f"cannot write {str(path)!r}: {getattr(fault, 'strerror', None) or fault}.") from fault
 
 
 def remove(path: Location) -> None:
@@ -113,40 +92,19 @@ def remove(path: Location) -> None:
         raise FileError(f"cannot delete {str(path)!r}: {fault.strerror or fault}.") from fault
 
 
-def refuse_output(
-    path: Location | None, kind: str, *, inputs: Iterable[Location] = (), overwrite: bool = False, option: str = ""
-) -> None:
+def refuse_output(path: Location | None, *, overwrite: bool = False, option: str = "") -> None:
     """Refuse, before any work, a place where a result can't or should not be written.
 
     Args:
-        path: where it is to be written; None is refused nowhere.
-        kind: what is to be written; a file that holds anything else is refused, as is one without folder,
-            permission or space to write.
-        inputs: what the work reads; the same file is refused, by whatever name or link, and weights in a folder.
-        overwrite: whether both kinds of files may be written over.
-        option: the option of a command that names the path.
+        path: Where it is to be written; None is refused nowhere.
+        overwrite: Whether there may be a file already.
+        option: The option of a command that names the path.
     """
     if path is None:
         return
-    _refuse_occupied(path, kind, overwrite, option)
-    for one in inputs if os.path.exists(path) and not overwrite else ():
-        if _is_read_from(path, one) or (os.path.isfile(one) and os.path.samefile(one, path)):
-            read = f"read as {str(one)!r}" if os.path.isfile(one) else f"in the folder {str(one)!r}, which is read"
-            raise FileError(f"{option or 'this'} would write over {str(path)!r}, which is {read}; {_instead(option)}.")
-    try:
+    _refuse_occupied(path, overwrite, option)
+    with _faults_of_writing(path):
         _try_to_write(Path(os.path.realpath(path)))
-    except (OSError, ValueError) as fault:
-        raise FileError(f"cannot write {str(path)!r}: {getattr(fault, 'strerror', None) or fault}.") from fault
-
-
-def is_inside(path: Location, folder: Location) -> bool:
-    """Return whether a path lies in a folder, or in one below it."""
-    return os.path.isdir(folder) and Path(os.path.realpath(folder)) in Path(os.path.realpath(path)).parents
-
-
-def _is_read_from(path: Location, folder: Location) -> bool:
-    """Return whether a file is read with a folder: weights of a run or a model; results of ours may lie beside them."""
-    return Path(path).suffix.lower() in _WEIGHTS and is_inside(path, folder)
 
 
 def _try_to_write(target: Path) -> None:
@@ -159,28 +117,17 @@ def _try_to_write(target: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _instead(option: str) -> str:
-    return f"choose another name, or give {'--force' if option else '`overwrite=True`'}"
-
-
-def _refuse_occupied(path: Location, kind: str, overwrite: bool, option: str = "") -> None:
-    """Refuse a file that holds something else than `kind`; an empty one holds nothing."""
-    if not os.path.exists(path):
-        return
-    if not os.path.isfile(path):
+def _refuse_occupied(path: Location, overwrite: bool, option: str) -> None:
+    """Refuse a path that is taken; an empty file, as `mktemp` makes one, holds nothing."""
+    if os.path.exists(path) and not os.path.isfile(path):
         what = "is a folder" if os.path.isdir(path) else "is no ordinary file"
         raise FileError(f"cannot write {str(path)!r}: it {what}.")
-    if overwrite or not os.path.getsize(path):
-        return
-    if (found := kind_of(path)) != kind:
-        held = f"{_with_article(found)} and no" if found else "no"
-        what = f"{option or 'this'} would write over {str(path)!r}, which holds {held} {WORDS.get(kind, kind)}"
-        raise FileError(f"{what}; {_instead(option)}.")
-
-
-def _with_article(kind: str) -> str:
-    words = WORDS.get(kind, kind)
-    return words if kind in ("statistics", "weights") else f"a {words}"
+    if is_filled(path) and not overwrite:
+        allowed = "--overwrite" if option else "`overwrite=True`"
+        raise FileError(
+            f"{option or 'this'} would write over {str(path)!r}; choose another name, or give {allowed}.",
+            argument=None if option else "overwrite",  # a command names its options in the sentence
+        )
 
 
 def _replace(target: Path, contents: bytes) -> None:
@@ -239,24 +186,23 @@ def _plain(value: Any) -> Any:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read(path: Location, kind: str | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the header and the arrays of one of our files, of the given `kind` if one is given."""
-    with _opened(path) as file, damage_reported(path):
+def read(path: Location, kind: str | None = None, instead: str = AGAIN) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the header and the arrays of one of our files, of the given `kind` if one is given.
+
+    A refusal of a damaged file says what to do `instead` of reading it.
+    """
+    with _opened(path, instead) as file, damage_reported(path, instead):
         header, wanted = _header(path, file.metadata())
         _refuse_other_kind(path, header, kind)
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        if wanted is not None and wanted != _digest(arrays):
-            raise FileError(f"{str(path)!r} is damaged: its arrays are not those that were written; {AGAIN}.")
+        if wanted != _digest(arrays):
+            raise ValueError("its arrays are not those that were written")
         return header, arrays
 
 
-def read_header(path: Location, kind: str | None = None) -> dict[str, Any]:
-    """Return the header of one of our files without reading its arrays, which may be large; a JSON document whole."""
-    if read_start(path, 1) == b"{":
-        content = read_document(path)
-        _refuse_other_kind(path, content, kind)
-        return content
-    with _opened(path) as file, damage_reported(path):
+def read_header(path: Location, kind: str | None = None, instead: str = AGAIN) -> dict[str, Any]:
+    """Return the header of one of our files without reading its arrays, which may be large; else as `read`."""
+    with _opened(path, instead) as file, damage_reported(path, instead):
         header, _ = _header(path, file.metadata())
         _refuse_other_kind(path, header, kind)
         return header
@@ -269,38 +215,9 @@ def array_shapes(path: Location) -> dict[str, tuple[str, tuple[int, ...]]]:
         return {name: (str(one.get_dtype()), tuple(one.get_shape())) for name, one in slices.items()}
 
 
-def kind_of(path: Location) -> str | None:
-    """Return what kind of result a file holds: one of ours, a page or a figure; None for anything else."""
-    try:
-        start = read_start(path, 4096)
-        start = read_whole(path) if start.startswith(b"%PDF") else start  # which says so at its end
-    except FileError:
-        return None
-    if re.match(_PAGE, start):
-        return "page"
-    if re.match(_FIGURES, start, re.DOTALL):
-        return "figure"
-    with suppress(FileError):
-        if start.lstrip()[:1] == b"{":
-            return "claim" if read_json(path).get("kind") == "claim" else None
-        with _opened(path) as file:
-            return "weights" if (file.metadata() or {}).get("made by") == MARK else read_header(path)["kind"]
-    return None
-
-
 def is_filled(path: Location | None) -> bool:
     """Return whether there is a file that holds something; one that is empty counts as none."""
     return path is not None and os.path.isfile(path) and os.path.getsize(path) > 0
-
-
-def empty(path: Location | None) -> None:
-    """Put an empty file with the same permissions in place of a file; other names of the old one keep its contents."""
-    if path is None or not is_filled(path):
-        return
-    mode = stat.S_IMODE(os.stat(path).st_mode)
-    os.unlink(path)
-    Path(path).touch(mode=0o600)
-    os.chmod(path, mode)
 
 
 def restrict(path: Location, like: Location) -> None:
@@ -314,7 +231,7 @@ def restrict(path: Location, like: Location) -> None:
 
 
 @contextmanager
-def _opened(path: Location) -> Iterator[Any]:
+def _opened(path: Location, instead: str = AGAIN) -> Iterator[Any]:
     """Open a file; what can't be read is refused in a sentence."""
     refuse_special(path)
     try:
@@ -323,25 +240,31 @@ def _opened(path: Location) -> Iterator[Any]:
     except OSError as fault:
         raise FileError(f"cannot read {str(path)!r}: {fault.strerror or fault}.") from fault
     except SafetensorError as fault:
-        raise FileError(f"{str(path)!r} is no netkin file, or only a part of one ({fault}).") from fault
+        raise FileError(f"{str(path)!r} is no netkin file, or only a part of one ({fault}); {instead}.") from fault
 
 
-def _header(path: Location, metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], str | None]:
-    """Return a header and the checksum that the arrays must have; files from before there was one have none."""
+def _header(path: Location, metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], str]:
+    """Return a header, and the checksum that the arrays must have."""
     if "netkin" not in (metadata or {}):
         raise FileError(f"{str(path)!r} is a safetensors file, but not one that netkin wrote.")
     text = (metadata or {})["netkin"]
     header = mapping_of(parse(text))
-    own, wanted = header.pop("checksum", None), header.pop(_OF_ARRAYS, None)
+    require_format(path, header.get("format"), FORMAT)
     rest = "{" + text[len(_START) + _DIGITS + len(_REST) :]
-    if (own is not None or wanted is not None) and not (text.startswith(_START) and own == _hashed(rest)):
-        raise FileError(f"{str(path)!r} is damaged: its header is not the one that was written; {AGAIN}.")
+    if not text.startswith(_START) or header.pop("checksum") != _hashed(rest):
+        raise ValueError("its header is not the one that was written")
     if not isinstance(header["kind"], str):
         raise TypeError(f"its kind must be a text; got {type(header['kind']).__name__}")
-    if (newest := int(header["format"])) > FORMAT:
-        known = f"this netkin reads up to format {FORMAT}; update with `pip install -U netkin`"
-        raise FileError(f"{str(path)!r} has format {newest} and {known}.")
-    return header, wanted
+    return header, header.pop(_OF_ARRAYS)
+
+
+def require_format(path: Location, version: Any, known: int) -> None:
+    """Refuse a file of another version of its format, older or newer."""
+    if version != known:
+        raise FileError(
+            f"{str(path)!r} has format {version}, and this netkin reads format {known}; make it again, or read it with "
+            "the netkin that wrote it."
+        )
 
 
 def _refuse_other_kind(path: Location, header: Mapping[str, Any], kind: str | None) -> None:
@@ -361,3 +284,68 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> str:
         total.update(f"{name} {array.dtype.str} {array.shape};".encode())
         total.update(array.reshape(-1).view(np.uint8).data)
     return total.hexdigest()
+
+
+# --- JSON documents, and damage ---------------------------------------------------------------------------------------
+
+
+def read_json(path: Location) -> Any:
+    """Return what a JSON file holds; one that is larger than any that netkin writes is not parsed."""
+    if (size := len(read_start(path, LARGEST + 1))) > LARGEST:
+        raise FileError(f"{str(path)!r} holds {os.path.getsize(path):,} bytes; JSON is read up to {LARGEST:,}.")
+    with damage_reported(path):
+        return parse(read_start(path, size).decode("utf-8"))
+
+
+def read_start(path: Location, size: int) -> bytes:
+    """Return the first bytes of an ordinary file."""
+    refuse_special(path)
+    try:
+        with open(path, "rb") as file:
+            return file.read(size)
+    except OSError as fault:
+        raise FileError(f"cannot read {str(path)!r}: {fault.strerror or fault}.") from fault
+
+
+def refuse_special(path: Location) -> None:
+    """Refuse what is no ordinary file: a folder, and a pipe or a device, which would keep a reader waiting."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as fault:  # a name may hold a null character
+        raise FileError(f"cannot read {str(path)!r}: {getattr(fault, 'strerror', None) or fault}.") from fault
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
+        raise FileError(f"cannot read {str(path)!r}: it is {what}.")
+
+
+@contextmanager
+def damage_reported(path: Location, instead: str = AGAIN) -> Iterator[None]:
+    """Turn any trouble with a file's contents into one sentence that names the file, and what to do `instead`."""
+    try:
+        yield
+    except FileError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as fault:
+        raise FileError(f"{str(path)!r} is damaged: {type(fault).__name__}: {fault}; {instead}.") from fault
+
+
+def mapping_of(content: Any) -> dict[str, Any]:
+    """Return a mapping that JSON held; anything else is refused."""
+    if not isinstance(content, dict):
+        raise TypeError(f"it must hold a mapping; got {type(content).__name__}")
+    return content
+
+
+def parse(text: str) -> Any:
+    """Return what a JSON text holds; numbers that are not finite are refused."""
+    content = json.loads(text, parse_constant=_finite, parse_float=_finite)
+    if "\\ud" in text.lower():
+        json.dumps(content, ensure_ascii=False).encode()  # halves of characters could not be printed later
+    return content
+
+
+def _finite(digits: str) -> float:
+    """Return the number that JSON gives as text; NaN, Infinity and what is too large are none."""
+    if not math.isfinite(number := float(digits)):
+        raise ValueError(f"{digits} is no number in JSON")
+    return number

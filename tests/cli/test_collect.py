@@ -113,7 +113,7 @@ def test_a_command_says_what_its_file_holds(netkin):
     missing = "warning: 240 of 360 examples are present; missing: 120 to 239\n"
     assert line.stderr == missing
     assert netkin("compare two.stats").stderr == missing
-    document = json.loads(netkin("merge 1.stats 3.stats --out two.stats --json").stdout)
+    document = json.loads(netkin("merge 1.stats 3.stats --out two.stats --json --overwrite").stdout)
     assert (document["examples"], document["expected"], document["missing"]) == (240, 360, [[120, 240]])
     assert (document["ranges"], document["chunks"]) == ([[0, 120], [240, 360]], 8)
     assert (len(document["settings_digest"]), document["settings"]["chunks"]) == (24, "8")
@@ -161,7 +161,7 @@ def test_parts_that_do_not_fit_are_refused_with_the_name_of_their_file(netkin, o
 @pytest.mark.usefixtures("parts")
 def test_a_part_of_other_weights_is_refused(netkin):
     torch.save(seeded(architecture("digits"), 8).state_dict(), "other.pt")
-    netkin(f"collect {MODELS} --part 2/3 --errors --chunks 8 --out 2.stats")
+    netkin(f"collect {MODELS} --part 2/3 --errors --chunks 8 --out 2.stats --overwrite")
     said = refusal(netkin, "merge 1.stats 2.stats --out all.stats")
     assert "their weights of 'netkin:digits@other.pt' differ" in said
 
@@ -185,14 +185,14 @@ def test_a_part_of_other_weights_is_refused(netkin):
         ("report 1.stats", 1, "'1.stats' holds statistics and no values yet; `netkin compare"),
         ("merge other.pt --out all.stats", 1, "'other.pt' is no netkin file, or only a part of one"),
         ("merge gone.stats --out all.stats", 1, "cannot read 'gone.stats': No such file"),
-        ("merge 1.stats 2.stats --out other.pt", 1, "--out would write over 'other.pt', which holds no statistics;"),
+        ("merge 1.stats 2.stats --out other.pt", 1, "--out would write over 'other.pt'; choose"),
         ("merge 1.stats --out nowhere/all.stats", 2, "the folder 'nowhere' does not exist."),
         (
             "compare 1.stats --save 2.stats",
             1,
-            "--save would write over '2.stats', which holds statistics and no comparison;",
+            "--save would write over '2.stats'; choose",
         ),
-        (f"collect {MODELS} --out other.pt", 1, "--out would write over 'other.pt', which holds no statistics;"),
+        (f"collect {MODELS} --out other.pt", 1, "--out would write over 'other.pt'; choose"),
         (f"collect {MODELS} --part 17/16 --out x.stats", 2, "parts are numbered from 1 to their count; got 17/16."),
         (f"collect {MODELS} --part third --out x.stats", 2, "a part is written as '3/16', the third of sixteen"),
         (f"collect {MODELS} --part 1/400 --out x.stats", 1, "360 examples can't be split into 400 parts; take fewer."),
@@ -215,7 +215,7 @@ def test_results_are_told_from_statistics(netkin):
     words = "netkin: 'ab.netkin' holds a finished result and no statistics; `netkin report ab.netkin` shows it."
     assert refusal(netkin, "compare ab.netkin") == words
     assert refusal(netkin, "merge ab.netkin --out all.stats") == words
-    again = netkin("compare netkin:digits --data digits:test --layers fc --measure nbs --save ab.netkin")
+    again = netkin("compare netkin:digits --data digits:test --layers fc --measure nbs --save ab.netkin --overwrite")
     assert again.exit_code == 0
     assert results.load("ab.netkin").measures == ("nbs",)
 
@@ -309,7 +309,7 @@ def test_a_rank_that_fails_ends_all_and_nothing_is_written(torchrun, tmp_path):
     done = torchrun("compare", "broken_nets:net", *COMPARE[2:4], *COMPARE[6:], "--save", "ab.netkin")
     assert done.returncode == 1
     assert "netkin: rank 1 failed: OSError: this rank is broken" in done.stderr
-    assert "netkin: 'broken_nets:net' could not be run on inputs of shape" in done.stderr
+    assert "netkin: this rank is broken" in done.stderr
     assert done.stdout == ""
     assert not (tmp_path / "ab.netkin").exists()
 

@@ -68,7 +68,7 @@ def test_the_next_command_it_proposes_runs(shown, netkin):
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_nets")
 def test_the_same_seed_shows_the_same(shown, folder, netkin):
-    assert netkin(f"demo --seed 0 --out {folder}").stdout == shown.stdout
+    assert netkin(f"demo --seed 0 --out {folder} --overwrite").stdout == shown.stdout
 
 
 @pytest.mark.slow

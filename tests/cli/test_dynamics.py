@@ -104,7 +104,7 @@ def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
     unfinished = type(saved)(run="run", steps=(0, 3), comparisons=(saved[0], saved[3]), final_step=3, missing=(2,))
 
     def interrupted(*given, save, **options):
-        unfinished.save(save)
+        unfinished.save(save, overwrite=True)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(room, "dynamics", interrupted)
@@ -150,7 +150,7 @@ def test_data_that_the_model_does_not_take_are_refused_in_one_sentence(netkin):
         ("--steps 1", "1 is not in the range x>=2"),
         ("--save nowhere/x.netkin", "the folder 'nowhere' does not exist."),
         ("--report x.pdf", "a page's name ends in .html or .htm; got 'x.pdf'."),
-        ("--figure x.txt", "a figure's name ends in .png, .svg, .pdf; got 'x.txt'."),
+        ("--figure x.txt", "a figure's name ends in .png or .svg or .pdf; got 'x.txt'."),
     ],
 )
 def test_options_that_make_no_sense_are_a_misuse(netkin, options, words):

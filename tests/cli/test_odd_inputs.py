@@ -229,14 +229,13 @@ def test_a_last_batch_may_be_smaller_and_more_may_follow_the_labels(odd, command
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_batches_of_two_sizes_are_refused_with_both_or_with_the_model(odd, command):
+def test_batches_of_two_sizes_end_the_command_in_one_sentence(odd, command):
     said = refusal(odd(COMMANDS[command].format("sizes")))
     if command in ("federate", "learn-tasks"):
         assert "shape (1, 8, 8) and" in said
         assert "(1, 6, 6)" in said
     else:
-        assert "could not be run on inputs of shape (32, 1, 6, 6): RuntimeError: mat1" in said
-        assert "nk_odd:net" in said
+        assert "RuntimeError: mat1" in said
 
 
 def test_inputs_of_a_type_that_the_model_does_not_take_are_refused_with_it(odd):
@@ -324,7 +323,7 @@ def test_tasks_warn_of_random_weights(odd):
 
 def test_a_transform_that_fails_is_named(odd):
     said = refusal(odd(f"{COMMANDS['compare'].format('lists')} --transform nk_odd:failing"))
-    assert "--transform raised KeyError: 'no such transform'" in said
+    assert "KeyError: 'no such transform'" in said
 
 
 @pytest.mark.parametrize("model", ["of_dict", "of_tuple", "of_record"])

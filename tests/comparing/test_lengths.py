@@ -68,7 +68,7 @@ def test_rows_of_unequal_examples_are_merged_and_sampled_alike(monkeypatch, tmp_
     for count in (2, 5):
         parts = []
         for part in range(count, 0, -1):
-            nk.collect(*pair, data, asked, part=(part, count), **options).save(tmp_path / "s.netkin")
+            nk.collect(*pair, data, asked, part=(part, count), **options).save(tmp_path / "s.netkin", overwrite=True)
             parts.append(nk.load(tmp_path / "s.netkin"))
         found = nk.merge(parts).compare(asked)
         for measure in asked:

@@ -345,7 +345,7 @@ def test_a_job_of_other_models_data_or_options_is_refused(nets, inputs, tmp_path
     call = {"progress": False, "save": tmp_path / "many.netkin"}
     nk.compare_many(nets, inputs, "cka", **call)
     others = {
-        "the weights of 'net0'": (nets | {"net0": Counted(12)}, inputs, "cka", {}),
+        "weights of 'net0'": (nets | {"net0": Counted(12)}, inputs, "cka", {}),
         "data": (nets, inputs + 1, "cka", {}),
         "measures": (nets, inputs, "svcca", {}),
         "pairs": (nets, inputs, "cka", {"pairs": "corresponding"}),

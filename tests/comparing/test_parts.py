@@ -62,7 +62,7 @@ def merged(folder, subjects, order, count, asked, **options):
     parts = []
     for part in order:
         path = folder / f"{part}.netkin"
-        nk.collect(*subjects, measures=asked, part=(part, count), **options).save(path)
+        nk.collect(*subjects, measures=asked, part=(part, count), **options).save(path, overwrite=True)
         parts.append(nk.load(path))
     return nk.merge(parts).compare(asked)
 
@@ -311,7 +311,7 @@ statistics = nk.collect(X, measures="cka")
 statistics.save(sys.argv[1])
 print("saved", flush=True)
 while True:
-    statistics.save(sys.argv[1])
+    statistics.save(sys.argv[1], overwrite=True)
 """
 
 
@@ -332,7 +332,7 @@ def test_a_process_killed_while_it_saves_leaves_a_whole_file(tmp_path):
 
 def test_a_cut_or_damaged_file_is_refused_with_its_name(tmp_path, doubles, inputs):
     path = tmp_path / "s.netkin"
-    nk.collect(*doubles, inputs, "cka", layers="fc").save(path)
+    nk.collect(*doubles, inputs, "cka", layers="fc").save(path, overwrite=True)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) - 40])
     with pytest.raises(FileError, match="s.netkin"):

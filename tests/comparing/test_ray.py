@@ -156,7 +156,7 @@ def test_models_without_weights_are_drawn_from_the_seeds_of_their_places(here):
 
 def test_a_job_of_other_weights_is_refused(here):
     nk.compare(FIRST, SECOND, DATA, layers="fc", engine=Ray(job="ab.job", shares=1))
-    with pytest.raises(FileError, match="'ab.job' holds a comparison that differs in the weights of 'b'; "):
+    with pytest.raises(FileError, match="'ab.job' holds a comparison that differs in weights of 'b'; "):
         nk.compare(FIRST, THIRD, DATA, layers="fc", engine=Ray(job="ab.job", shares=1))
 
 

@@ -300,18 +300,6 @@ def test_a_folder_that_cannot_be_written_is_found_before_measuring(made, lab, tm
     assert "toys" in outcome.fault
 
 
-def test_a_record_of_another_claim_is_refused_before_measuring_and_stays(made, lab, tmp_path):
-    made()
-    run(["toys"], lab, tmp_path)
-    place = tmp_path / "toys" / "halving.cpu.json"
-    other = place.read_text().replace("toys/halving", "toys/other")
-    place.write_text(other)
-    (outcome,) = run(["toys"], lab, tmp_path)
-    assert outcome.claim is None
-    assert "holds the record of 'toys/other' at the scale 'cpu', not of 'toys/halving'" in outcome.fault
-    assert place.read_text() == other
-
-
 def test_what_returns_no_finding_fails(made, lab, tmp_path):
     made(measure=lambda lab: 0.5)
     fault = "the function of 'toys/halving' must return a Finding; got float."

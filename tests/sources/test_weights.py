@@ -1,8 +1,10 @@
 import io
 import pickle
 import re
+import struct
 import tarfile
 import warnings
+import zipfile
 
 import pytest
 import torch
@@ -140,6 +142,78 @@ def test_a_hostile_pickle_is_refused_even_if_the_environment_asks_for_unpickling
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     with pytest.raises(SourceError, match="holds more than tensors"):
         read_state(saved({"weight": hostile}, tmp_path / "net.pt"))
+
+
+GLOBALS = {  # as a pickle names them
+    "rebuild": b"ctorch._utils\n_rebuild_tensor_v2\n", "ordered": b"ccollections\nOrderedDict\n",
+    "floats": b"ctorch\nFloatStorage\n", "set": b"cbuiltins\nset\n",
+}  # fmt: skip
+
+
+def storage_of(count):
+    """Return the instructions for a storage that a file says has so many floats."""
+    told = b"(X\x07\0\0\0storage" + GLOBALS["floats"] + b"X\x01\0\0\x000X\x03\0\0\0cpuJ" + struct.pack("<i", count)
+    return told + b"tQ"
+
+
+def tensor_of(count):
+    """Return the instructions for a vector of so many floats."""
+    size = b"J" + struct.pack("<i", count) + b"\x85"
+    return (
+        GLOBALS["rebuild"] + b"(" + storage_of(count) + b"K\0" + size + b"K\x01\x85\x89" + GLOBALS["ordered"] + b")RtR"
+    )
+
+
+def crafted(path, instructions, zipped=True, held=4):
+    """Write a torch file whose pickle is written by hand, with one storage that holds some floats."""
+    pickled = b"\x80\x02" + instructions + b"."
+    if zipped:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("net/data.pkl", pickled)
+            archive.writestr("net/data/0", bytes(4 * held))
+            archive.writestr("net/version", "3\n")
+    else:
+        parts = [pickle.dumps(one, 2) for one in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})]
+        path.write_bytes(b"".join([*parts, pickled, pickle.dumps(["0"], 2), struct.pack("<q", held), bytes(4 * held)]))
+    return path
+
+
+def test_a_pickle_written_by_hand_is_read_as_torch_reads_it(tmp_path):
+    written = crafted(tmp_path / "net.pt", b"}X\x01\0\0\0w" + tensor_of(4) + b"s")
+    assert torch.equal(read_state(written)["w"], torch.zeros(4))
+
+
+# CVE-2026-24747, in torch before 2.10: entries set in what is no dictionary write to any place in memory, and a storage
+# is as long as the file says
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    "instructions, held, words",
+    [
+        (tensor_of(4) + b"K\0K\x01s", 4, "entries set in what is no dictionary"),
+        (tensor_of(4) + b"(K\0K\x01u", 4, "entries set in what is no dictionary"),
+        (b"]K\0K\x01s", 4, "entries set in what is no dictionary"),
+        (b"](K\0K\x01K\x02K\x03u", 4, "entries set in what is no dictionary"),
+        (storage_of(4) + b"K\0K\x01s", 4, "entries set in what is no dictionary"),
+        (GLOBALS["set"] + b"]\x85RK\0K\x01s", 4, "entries set in what is no dictionary"),
+        (GLOBALS["floats"] + b"K\0K\x01s", 4, "entries set in what is no dictionary"),
+        (b"}X\x01\0\0\0w" + tensor_of(4000) + b"s", 4, "more numbers than it holds"),
+        (b"}X\x01\0\0\0w" + storage_of(-1) + b"s", 4, "a storage of no length"),
+    ],
+)
+def test_the_exploits_of_older_torch_are_refused_before_torch_reads_them(
+    tmp_path, monkeypatch, instructions, held, words, zipped
+):
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch has read it"))
+    with pytest.raises(SourceError, match=f"net.pt' holds or asks for {words}"):
+        read_state(crafted(tmp_path / "net.pt", instructions, zipped, held))
+
+
+def test_an_archive_of_two_folders_is_refused(tmp_path, monkeypatch):
+    written = crafted(tmp_path / "net.pt", b"}")
+    with zipfile.ZipFile(written, "a") as archive:
+        archive.writestr("other/data.pkl", b"\x80\x02" + tensor_of(4000) + b".")
+    with pytest.raises(SourceError, match="holds or asks for entries of several folders"):
+        read_state(written)
 
 
 def test_a_whole_pickled_model_is_refused_with_what_to_save_instead(model, tmp_path):

@@ -133,7 +133,7 @@ def test_a_file_with_a_part_missing_is_told_to_be_damaged(tmp_path):
     header, arrays = files.read(tmp_path / "run")
     kind, _ = header.pop("kind"), header.pop("format")
     header["state"]["mapping"].pop()
-    files.write(tmp_path / "run", kind, header, arrays)
+    files.write(tmp_path / "run", kind, header, arrays, overwrite=True)
     with pytest.raises(FileError, match="is damaged: KeyError"):
         train(net(), labelled(), epochs=1, save=tmp_path / "run")
 
@@ -273,9 +273,7 @@ def test_settings_that_no_weight_shows_tell_models_and_losses_apart(tmp_path):
 
 def test_files_that_hold_no_training_are_refused(tmp_path):
     files.write(tmp_path / "other", "comparison", {}, {})
-    with pytest.raises(
-        FileError, match="would write over '.*other', which holds a comparison and no training; choose another name"
-    ):
+    with pytest.raises(FileError, match="other' holds 'comparison', not 'training'; load it as what it is, or write"):
         train(net(), labelled(), epochs=1, save=tmp_path / "other")
     with pytest.raises(FileError, match="cannot write"):
         train(net(), labelled(), epochs=1, save=tmp_path / "no" / "folder")
@@ -283,7 +281,7 @@ def test_files_that_hold_no_training_are_refused(tmp_path):
         train(net(), labelled(), epochs=1, save=tmp_path / "run", every=0)
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
     train(net(), labelled(), epochs=1, save=tmp_path / "other", overwrite=True)
-    assert files.kind_of(tmp_path / "other") == "training"
+    assert files.read_header(tmp_path / "other")["kind"] == "training"
     with Job.beside(tmp_path / "sweep", "sweep", {}) as job:
         job.keep("0", {})
     with pytest.raises(FileError, match="holds a sweep, not a training; give another path"):

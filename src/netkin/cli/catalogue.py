@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.compare import kind_of_file
-from netkin.cli.options import FILE, FORCE, JSON, TITLED, example
-from netkin.cli.outputs import SILENT, TITLE, OutputFiles, align_columns, as_json, with_refusals
+from netkin.cli.options import FILE, JSON, OVERWRITE, TITLED, example
+from netkin.cli.outputs import PAGES, SILENT, TITLE, OutputFiles, align_columns, as_json, with_refusals
 from netkin.errors import FileError, InvalidValue, PackageWarning
 
 if TYPE_CHECKING:
@@ -167,8 +167,9 @@ def show(file: Path, json: bool) -> None:
     """
     from netkin import files
 
-    header = files.read_header(file)
-    arrays = {} if files.read_start(file, 1) == b"{" else files.array_shapes(file)
+    is_claim = files.read_start(file, 1) == b"{"
+    header = files.read_json(file) if is_claim else files.read_header(file)
+    arrays = {} if is_claim else files.array_shapes(file)
     shapes = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in arrays.items()}
     click.echo(as_json({**header, "arrays": shapes}) if json else _describe(file, header, arrays))
 
@@ -245,10 +246,10 @@ def _cut(text: str) -> str:
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
 @click.option("--out", type=FILE, help="HTML file to write; by default the name of the first FILE with .html.")
 @TITLED
-@FORCE
+@OVERWRITE
 @JSON
 @with_refusals
-def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -> None:
+def report(files: tuple[Path, ...], out: Path | None, overwrite: bool, json: bool) -> None:
     """Write one HTML report of saved results.
 
     Each FILE was written by --save of `netkin compare`, `stitch`, `tasks`, `atoms`, `dynamics`, `recommend`,
@@ -259,7 +260,7 @@ def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -
     from netkin.results import load
 
     page = out or files[0].with_suffix(".html")
-    OutputFiles(force, *files).check("--out", page, "page")
+    OutputFiles(overwrite).check("--out", page, PAGES)
     for file in files:
         if kind_of_file(file) == "statistics":
             raise InvalidValue(
@@ -268,7 +269,7 @@ def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -
             )
     saved = [load(file) for file in files]
     title = click.get_current_context().meta.get(TITLE)
-    written = write_report(saved[0] if len(saved) == 1 else _join(files, saved), page, title=title, overwrite=force)
+    written = write_report(saved[0] if len(saved) == 1 else _join(files, saved), page, title=title, overwrite=overwrite)
     click.echo(as_json({"report": str(written)}) if json else str(written))
 
 

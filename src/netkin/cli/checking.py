@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin import __version__
-from netkin.cli.options import DEVICE, FORCE, JSON, example
-from netkin.cli.outputs import REFUSED, OutputFiles, align_columns, as_json, with_refusals
+from netkin.cli.options import DEVICE, JSON, OVERWRITE, example
+from netkin.cli.outputs import PAGES, REFUSED, OutputFiles, align_columns, as_json, with_refusals
 from netkin.cli.running import devices, require_device
 from netkin.errors import InflatedWarning, NetkinError, PackageWarning, SourceError
 
@@ -214,11 +214,11 @@ def _answer(measure: Measure, X: Any, Y: Any, expected: float, tolerance: float)
     metavar="FILE",
     help="Write an HTML page of all recorded claims to this file.",
 )
-@FORCE
+@OVERWRITE
 @JSON
 @with_refusals
 def reproduce(
-    names: tuple[str, ...], listing: bool, page: Path | None, force: bool, json: bool, **options: Any
+    names: tuple[str, ...], listing: bool, page: Path | None, overwrite: bool, json: bool, **options: Any
 ) -> None:
     """Reproduce claims of papers, each with a control in which it should fail, and record the results.
 
@@ -229,7 +229,7 @@ def reproduce(
     not reproduced is no error.
     """
     listing = listing or not (names or page)
-    OutputFiles(force).check("--page", page, "page")
+    OutputFiles(overwrite).check("--page", page, PAGES)
     root = checkout(Path.cwd())
     out = options.pop("out") or root / "reproductions" / "results"
     if listing:
@@ -238,7 +238,7 @@ def reproduce(
         _print(make(tables.listed(names), out), json)
     failed = _measure(root, names, out, json, **options) if names and not listing else False
     if page:
-        _write_page(_part(root, "running").current(out), out, page, force)
+        _write_page(_part(root, "running").current(out), out, page, overwrite)
     if failed:
         raise click.exceptions.Exit(REFUSED)
 
@@ -289,9 +289,9 @@ def _print(content: Any, json: bool) -> None:
     click.echo(as_json(content) if json else content)
 
 
-def _write_page(found: Any, out: Path, page: Path, force: bool) -> None:
+def _write_page(found: Any, out: Path, page: Path, overwrite: bool) -> None:
     from netkin.reporting.page.claims_page import report_claims
     from netkin.results.claim import later_notes
 
-    written = report_claims(found, page, notes=later_notes(out, found), overwrite=force)
+    written = report_claims(found, page, notes=later_notes(out, found), overwrite=overwrite)
     click.echo(f"page: open {written}", err=True)

@@ -17,8 +17,8 @@ import click
 
 from netkin.cli.options import (
     FILE,
-    FORCE,
     JSON,
+    OVERWRITE,
     ROWS,
     collecting_options,
     comparing_options,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 READING = (  # they concern no pass
-    "a", "measures", "errors", "names", "save", "report", "figure", "title", "force", "json", "quiet",
+    "a", "measures", "errors", "names", "save", "report", "figure", "title", "overwrite", "json", "quiet",
 )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def compare(context: click.Context, a: str, b: str | None, more: tuple[str, ...]
     Without B, the layers of A are compared with each other. All measures are computed in one pass over the data. For
     more than two models the mean of each pair is printed; the saved file and the report hold all layers. With more than
     two models, or --engine ray, --save also keeps finished parts beside the file: run the same command again to resume,
-    or with --force to start again.
+    or with --overwrite to start again.
 
     STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
     the data.
@@ -80,12 +80,12 @@ def compare(context: click.Context, a: str, b: str | None, more: tuple[str, ...]
     typed = [one for one in (a, b, *more) if one]
     is_read = _is_statistics(*typed)
     models = {a: a} if is_read else named_models(typed, options.pop("names"))
-    outputs = OutputFiles.of(options, "comparisons" if more else "comparison", *models.values(), options["data"])
     grows = bool(more) and options["engine"] != "distributed"  # the work itself writes the file
+    outputs = OutputFiles.of(options, is_job=grows or options["engine"] == "ray")
     with warnings.catch_warnings(), with_resume_hint(outputs.save if more else None):
         # the comparison carries these warnings and its text shows them
         warnings.simplefilter("ignore", InflatedWarning)
-        place = Destination(outputs.save, outputs.force)
+        place = Destination(outputs.save, outputs.overwrite)
         found = _read_statistics(context, a) if is_read else _compare(models, options, place, grows)
     outputs.deliver(found, None if grows else found.save)
 
@@ -109,7 +109,7 @@ def _compare(
 
     _refuse_without_data(models, options)
     if len(models) > 2:
-        kept = {"save": place.result, "overwrite": place.force} if grows else {}
+        kept = {"save": place.result, "overwrite": place.overwrite} if grows else {}
         return call_for_many(compare_many, models, options | kept)
     _refuse_rows(options.pop("rows"))
     return call_library(compare_models, models, options, place)
@@ -306,10 +306,10 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
     help="Index of the first example, if --data contains only one part; 0 for the first part.",
 )
 @click.option("--out", type=FILE, required=True, help="Write the statistics to this file, such as 3.stats.")
-@FORCE
+@OVERWRITE
 @JSON
 @with_refusals
-def collect(a: str, b: str | None, out: Path, force: bool, json: bool, **options: Any) -> None:
+def collect(a: str, b: str | None, out: Path, overwrite: bool, json: bool, **options: Any) -> None:
     """Run the models over the data, or over one part of it, and save the statistics.
 
     `netkin merge` joins parts, which may be collected in any order and on different machines. `netkin compare` reads
@@ -318,11 +318,11 @@ def collect(a: str, b: str | None, out: Path, force: bool, json: bool, **options
     from netkin.comparing.compare import collect as collect_from
 
     models = named_models([one for one in (a, b) if one], options.pop("names"))
-    outputs = OutputFiles(force, *models.values(), options["data"], engine=options["engine"])
-    outputs.check("--out", out, "statistics")
+    outputs = OutputFiles(overwrite, options["engine"])
+    outputs.check("--out", out)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)
-        statistics = call_library(collect_from, models, options, Destination(out, force))
+        statistics = call_library(collect_from, models, options, Destination(out, overwrite))
     tell_random_weights(loaded_models())
     outputs.write(out, statistics.save)
     outputs.finish()  # what is printed names the file
@@ -332,10 +332,10 @@ def collect(a: str, b: str | None, out: Path, force: bool, json: bool, **options
 @click.command(epilog=example("merge 1.stats 2.stats 3.stats --out all.stats"))
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
 @click.option("--out", type=FILE, required=True, help="Write the merged statistics to this file, such as all.stats.")
-@FORCE
+@OVERWRITE
 @JSON
 @with_refusals
-def merge(files: tuple[Path, ...], out: Path, force: bool, json: bool) -> None:
+def merge(files: tuple[Path, ...], out: Path, overwrite: bool, json: bool) -> None:
     """Merge the statistics of parts of the same data, written by `netkin collect`.
 
     Parts with other weights, code, layers, settings or data are refused, and so are parts that overlap. A warning names
@@ -343,8 +343,8 @@ def merge(files: tuple[Path, ...], out: Path, force: bool, json: bool) -> None:
     """
     from netkin.progress import reported
 
-    outputs = OutputFiles(force, *files)
-    outputs.check("--out", out, "statistics")
+    outputs = OutputFiles(overwrite)
+    outputs.check("--out", out)
     statistics = open_statistics(files[0])
     for file in reported(files[1:], "merging", "files"):  # one at a time, as each may be large
         part = open_statistics(file)

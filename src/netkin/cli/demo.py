@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from netkin.cli.options import FORCE, example
+from netkin.cli.options import OVERWRITE, example
 from netkin.cli.outputs import SILENT, OutputFiles, with_refusals
 from netkin.errors import InflatedWarning
 
@@ -39,9 +39,9 @@ LAYERS = ["relu1", "relu2", "relu3", "relu4", "fc"]
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="First of three random seeds."
 )
-@FORCE
+@OVERWRITE
 @with_refusals
-def demo(out: Path, seed: int, force: bool) -> None:
+def demo(out: Path, seed: int, overwrite: bool) -> None:
     """Train two small networks on the bundled digits, compare them, explain the results and write a report.
 
     The two differ only in their seeds; a third network stays untrained. Takes a few seconds on a CPU.
@@ -51,10 +51,9 @@ def demo(out: Path, seed: int, force: bool) -> None:
     results, page = [out / f"{a}-{b}.netkin" for a, b in pairs], out / "report.html"
     weights = [out / f"{name}.safetensors" for name in names]
     out.mkdir(parents=True, exist_ok=True)
-    outputs = OutputFiles(force)
-    for kind, paths in (("comparison", results), ("weights", weights), ("page", [page])):
-        for path in paths:
-            outputs.check("--out", path, kind)
+    outputs = OutputFiles(overwrite)
+    for path in (*results, *weights, page):
+        outputs.check("--out", path)
     networks = _networks(seed)
     comparisons = [_compare(networks, *pair) for pair in pairs]
     for comparison, path in zip(comparisons, results, strict=True):
@@ -109,8 +108,7 @@ def _save_weights(model: nn.Module, path: Path, *, overwrite: bool) -> None:
 
     from netkin import files
 
-    contents = save(model.state_dict(), {"made by": files.MARK})
-    files.write_bytes(path, contents, "weights", overwrite=overwrite)
+    files.write_bytes(path, save(model.state_dict()), overwrite=overwrite)
 
 
 def _report(comparisons: list[Comparison], path: Path, *, overwrite: bool) -> None:

@@ -126,16 +126,14 @@ _ENGINE = (
     ),
 )
 COUNT = click.IntRange(min=1)
-RESUMED = "run the same command again to resume, with --force to start again"
+RESUMED = "run the same command again to resume, with --overwrite to start again"
 ROWS = click.option(
     "--rows",
     type=COUNT,
     metavar="N",
     help="With three models or more: use a sample of N examples where models would otherwise run several times.",
 )
-FORCE = click.option(
-    "--force", is_flag=True, help="Overwrite files that hold something else, or that this command reads."
-)
+OVERWRITE = click.option("--overwrite", is_flag=True, help="Write over files that are there.")
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
 SHAPE = click.option(
     "--shape",
@@ -292,7 +290,7 @@ def result_options(
         click.option("--report", type=FILE, help=f"Write an HTML report to this file, such as {stem}.html."),
         click.option("--figure", type=FILE, help=figure),
         TITLED,
-        FORCE,
+        OVERWRITE,
         JSON,
     )
     return lambda command: _with_options(command, *options)

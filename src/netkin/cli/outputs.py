@@ -10,7 +10,6 @@ import codecs
 import functools
 import json
 import os
-import re
 import shlex
 import sys
 import traceback
@@ -24,33 +23,29 @@ from typing import Any
 
 import click
 
-from netkin.cli.running import crash_refusal, readable
+from netkin.cli.running import readable
 from netkin.errors import FileError, MissingExtra, NetkinError, UnsavedWarning
 
 FIGURES = (".png", ".svg", ".pdf")
-PICTURES = (".png",)  # those among them that are read from a folder of images
 PAGES = (".html", ".htm")
 REFUSED = 1
 INTERRUPTED = 130
 ARGUMENTS, SILENT, TITLE, UNSAVED = "netkin.arguments", "netkin.silent", "netkin.title", "netkin.unsaved"
 DRAWN = ("report", "figure", "files")  # the options by which pages and figures are asked for
-OWN_WORDS = {"overwrite": "force"}  # what the library calls an option
-_IMAGES = re.compile(r"(?:[^=:,@/]+=)?images(?:,[^:]*)?:(.+)")
 
 
 class OutputFiles:
-    """Where a command writes to; `inputs` are the models, data and files that it reads, as they were named.
+    """Where a command writes to.
 
     Args:
-        force: Whether other files may be written over.
-        inputs: What is read: `BUILDER@WEIGHTS`, `npz:FILE`, or paths.
+        overwrite: Whether files that are there may be written over.
         engine: By which engine; of several processes only the first writes and prints.
+        is_job: Whether the work is a job, whose result of before --save names as well.
     """
 
-    def __init__(self, force: bool, *inputs: str | Path | None, engine: str = "local"):
+    def __init__(self, overwrite: bool, engine: str = "local", is_job: bool = False):
         self.writes = engine != "distributed" or os.environ.get("RANK", "0") == "0"
-        self.force, self.inputs = force, [path for one in inputs if one is not None for path in paths_in(str(one))]
-        self.images = [found[1] for one in inputs if (found := _IMAGES.fullmatch(str(one)))]
+        self.overwrite, self.is_job = overwrite, is_job
         self.save: Path | None = None
         self.page: Path | None = None
         self.figure: Path | None = None
@@ -59,14 +54,14 @@ class OutputFiles:
         self.faults: list[tuple[Path, Exception]] = []
 
     @classmethod
-    def of(cls, options: dict[str, Any], kind: str, *inputs: str | Path | None) -> OutputFiles:
+    def of(cls, options: dict[str, Any], is_job: bool = False) -> OutputFiles:
         """Take the options of `result_options` out of all options; a file that must not be written is refused."""
-        made = cls(options.pop("force"), *inputs, engine=options.get("engine", "local"))
+        made = cls(options.pop("overwrite"), options.get("engine", "local"), is_job)
         made.json = options.pop("json")
         made.save, made.page, made.figure = (options.pop(name, None) for name in ("save", "report", "figure"))
-        made.check("--save", made.save, kind)
-        made.check("--report", made.page, "page")
-        made.check("--figure", made.figure, "figure")
+        made.check("--save", made.save)
+        made.check("--report", made.page, PAGES)
+        made.check("--figure", made.figure, FIGURES)
         return made
 
     def deliver(
@@ -92,26 +87,26 @@ class OutputFiles:
         if path is not None and self.writes and not click.get_current_context().meta.get(UNSAVED):
             click.echo(f"saved to {path}", err=True)
 
-    def check(self, option: str, path: Path | None, kind: str) -> None:
-        """Refuse a place where a result of this kind can't or should not be written, before the work."""
+    def check(self, option: str, path: Path | None, endings: Sequence[str] = ()) -> None:
+        """Refuse a place where a result can't or should not be written, or that has none of the endings, if any."""
         if path is None or not self.writes:
             return
-        from netkin import files
+        from netkin import files, jobs
 
         if not path.absolute().parent.is_dir():
             raise click.BadParameter(f"the folder {str(path.parent)!r} does not exist.", param_hint=option)
-        endings = {"page": PAGES, "figure": FIGURES}.get(kind)
         if endings and path.suffix.lower() not in endings:
-            named = " or ".join(endings) if kind == "page" else ", ".join(endings)
-            raise click.BadParameter(f"a {kind}'s name ends in {named}; got {path.name!r}.", param_hint=option)
-        if kind == "figure" and find_spec("matplotlib") is None:
+            what = "a figure's" if endings is FIGURES else "a page's"
+            named = f"{what} name ends in {' or '.join(endings)}; got {path.name!r}."
+            raise click.BadParameter(named, param_hint=option)
+        if endings is FIGURES and find_spec("matplotlib") is None:
             raise MissingExtra(
                 "a figure needs the package 'matplotlib'; install it with `pip install 'netkin[figures]'`."
             )
         self._refuse_twice(option, path)
         _refuse_own_output(option, path)
-        self._refuse_among_images(option, path)
-        files.refuse_output(path, kind, inputs=self.inputs, overwrite=self.force, option=option)
+        refuse = jobs.refuse_output if self.is_job and option.startswith("--save") else files.refuse_output
+        refuse(path, overwrite=self.overwrite, option=option)
         self.places[option] = path
 
     def write(self, path: Path | None, write: Callable[..., Any], said: str = "") -> None:
@@ -119,7 +114,7 @@ class OutputFiles:
         if path is None or not self.writes:
             return
         try:
-            write(path, overwrite=self.force)
+            write(path, overwrite=self.overwrite or (self.is_job and path == self.save))
         except Exception as fault:  # whatever it is, the numbers come first
             self.faults.append((path, fault))
             return
@@ -151,17 +146,6 @@ class OutputFiles:
         ]
         raise FileError(" ".join(sentences)) from self.faults[0][1]
 
-    def _refuse_among_images(self, option: str, path: Path) -> None:
-        """Refuse a picture in a folder of images that is read, of which it would be one."""
-        from netkin import files
-
-        folder = next((one for one in self.images if files.is_inside(path, os.path.expanduser(one))), None)
-        if folder is not None and not self.force and path.suffix.lower() in PICTURES:
-            raise FileError(
-                f"{option} would write {str(path)!r} into {folder!r}, whose images are read; choose another folder, or "
-                "give --force."
-            )
-
     def _refuse_twice(self, option: str, path: Path) -> None:
         for other, place in self.places.items():
             if os.path.realpath(place) == os.path.realpath(path):
@@ -174,16 +158,6 @@ def _refuse_own_output(option: str, path: Path) -> None:
         with suppress(OSError):  # there is no such file, or the stream is closed
             if path.is_file() and os.path.samestat(os.stat(path), os.fstat(stream)):
                 raise click.UsageError(f"{option} names {path}, into which the command prints; give it its own file.")
-
-
-def paths_in(spec: str) -> list[str]:
-    """Return the files that the name of a model, of data or of a result may mean.
-
-    Example:
-        >>> paths_in("netkin:digits@a/first.pt")
-        ['netkin:digits@a/first.pt', 'digits@a/first.pt', 'a/first.pt']
-    """
-    return list(dict.fromkeys(one for one in (spec, spec.partition(":")[2], spec.partition("@")[2]) if one))
 
 
 def _one_line(fault: Exception) -> str:
@@ -253,15 +227,16 @@ def with_refusals(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _leave_refused(error: Exception, unsaved: Sequence[str]) -> None:
-    """End the command by what went wrong, and what could not be saved, in one line; a fault of ours is raised again."""
-    refusal = error if isinstance(error, NetkinError) else crash_refusal(error)
-    if refusal is None and not isinstance(error, OSError):
-        raise error
+    """End the command by what went wrong, and what could not be saved, in one line."""
     if click.get_current_context().find_root().params.get("debug"):
         click.echo("".join(traceback.format_exception(error)), err=True)
+    sentence = str(error)
+    if not isinstance(error, (NetkinError, OSError)):
+        model = getattr(error, "model", None)
+        where = f" with {model!r}" if model else ""
+        sentence = f"met an unexpected error{where}: {_one_line(error)}; `netkin --debug ...` shows where it arose."
     option = option_of(getattr(error, "argument", None))
-    said = f"{option}: {refusal or error}" if option else str(refusal or error)
-    _leave(" ".join(" ".join([said, *unsaved]).split()), REFUSED)
+    _leave(" ".join(" ".join([f"{option}: {sentence}" if option else sentence, *unsaved]).split()), REFUSED)
 
 
 @contextmanager
@@ -305,7 +280,7 @@ def option_of(argument: str | None) -> str:
         if isinstance(option, click.Option):
             long = max(option.opts, key=len)
             options |= {str(option.name): long, long.lstrip("-").replace("-", "_"): long}
-    found = options.get(OWN_WORDS.get(argument, argument), "")
+    found = options.get(argument, "")
     return found or (options["recipe"] if "recipe" in options and argument in _recipe_settings() else "")
 
 

@@ -1,23 +1,17 @@
-"""Running a command: load the models and data that were named, call the library, and refuse a model that crashes.
-
-Whatever a model raises while it runs, itself or a copy, compared or trained, becomes one sentence that names it.
-"""
+"""Running a command: load the models and data that were named, and call the library."""
 
 from __future__ import annotations
 
 import os
 import re
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from netkin.errors import ForwardError, NetkinError
+from netkin.errors import NetkinError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,16 +21,14 @@ if TYPE_CHECKING:
     from netkin.sources.batches import Batches, Borrowed
 
 Result = TypeVar("Result")
-MODELS = "netkin.models"  # of a command, with their names
-FITTING = "Choose data of the size and channels that the model takes; see `netkin data`."
-TRANSFORMED = "transformed"  # the function that calls a transform
+MODELS = "netkin.models"  # that a command has loaded
 
 
 class Destination(NamedTuple):
     """Where a result goes, beside which a cluster keeps finished parts, and whether that starts again."""
 
     result: Path | None
-    force: bool
+    overwrite: bool
 
 
 def call_library(
@@ -121,7 +113,7 @@ def _ray_engine(address: str | None, gpus: float, place: Destination | None) -> 
     from netkin.jobs import beside
 
     job = None if place is None or place.result is None else beside(place.result)
-    return Ray(address, job=job, overwrite=place is not None and place.force, gpus=gpus)
+    return Ray(address, job=job, overwrite=place is not None and place.overwrite, gpus=gpus)
 
 
 def read_from_weights(measures: Sequence[str]) -> bool:
@@ -136,7 +128,7 @@ def load_models(specs: Sequence[str]) -> list[nn.Module]:
     """Return the models that `specs` name; those without weights have other random ones each."""
     from netkin.sources import load_model
 
-    return [remember(spec, load_model(spec, seed=place)) for place, spec in enumerate(specs)]
+    return [remember(load_model(spec, seed=place)) for place, spec in enumerate(specs)]
 
 
 def tell_random_weights(models: Sequence[nn.Module]) -> None:
@@ -272,70 +264,15 @@ def devices() -> list[str]:
     return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
-# --- a model that crashes ---------------------------------------------------------------------------------------------
-
-
-def remember(spec: str, model: nn.Module) -> nn.Module:
-    """Return a model, after its name is kept for the refusal, should it crash in this command."""
+def remember(model: nn.Module) -> nn.Module:
+    """Return a model, after it is noted among those that this command has loaded."""
     context = click.get_current_context(silent=True)
     if context is not None:
-        context.meta.setdefault(MODELS, []).append((spec, model))
+        context.meta.setdefault(MODELS, []).append(model)
     return model
 
 
 def loaded_models() -> list[nn.Module]:
     """Return the models that this command has loaded."""
     context = click.get_current_context(silent=True)
-    return [model for _, model in context.meta.get(MODELS, [])] if context else []
-
-
-def crash_refusal(fault: Exception) -> ForwardError | None:
-    """Return the refusal of a model, or a transform, that raised `fault` while it ran; None for a fault of ours."""
-    # where torch was not imported no model has run, and a refusal need not wait for the import
-    frame = _foreign_frame(fault) if "torch" in sys.modules else None
-    if frame is None:
-        return None
-    if frame.f_code.co_name == TRANSFORMED:
-        return ForwardError(f"--transform raised {_first_line(fault)}; it gets the inputs of a batch.")
-    inputs, keywords = frame.f_locals.get("args", ()), frame.f_locals.get("kwargs", {})
-    fed = _shapes_of({"inputs": next(iter(inputs), None), **keywords})
-    return ForwardError(
-        f"{_name_of(frame.f_locals['self'], fault)!r} could not be run on {fed}: {_first_line(fault)}. {FITTING}"
-    )
-
-
-def _foreign_frame(fault: Exception) -> FrameType | None:
-    """Return the call of the model, or the transform, inside which a fault arose; None where code of ours raised it."""
-    from torch import nn
-
-    found: FrameType | None = None
-    for frame, _ in traceback.walk_tb(fault.__traceback__):
-        module, code = str(frame.f_globals.get("__name__")), frame.f_code
-        if code is nn.Module._call_impl.__code__:
-            found = found or frame
-        elif module == "netkin.representations.inputs" and code.co_name == TRANSFORMED:
-            found = frame
-        elif module.startswith("netkin.") and not isinstance(frame.f_locals.get("self"), nn.Module):
-            # back in code of ours, such as a statistic that hooks feed; reference networks have functions, too
-            found = found if module.startswith("netkin.sources.") else None
-    return found
-
-
-def _name_of(model: nn.Module, fault: Exception) -> str:
-    """Return what a model was named by, also where it is a copy; else its type."""
-    context = click.get_current_context(silent=True)
-    known: list[tuple[str, nn.Module]] = context.meta.get(MODELS, []) if context else []
-    own = [spec for spec, one in known if one is model]
-    alike = {spec for spec, one in known if type(one) is type(model)}
-    said = [*own, getattr(fault, "model", None), *(alike if len(alike) == 1 else ())]
-    said += [context.params.get("model") if context else None, type(model).__name__]
-    return next(name for name in said if name)
-
-
-def _shapes_of(given: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} of shape {tuple(x.shape)}" for name, x in given.items() if hasattr(x, "shape")) or "this"
-
-
-def _first_line(fault: Exception) -> str:
-    first = next(iter(str(fault).strip().splitlines()), "").rstrip(".")
-    return f"{type(fault).__name__}: {first}" if first else type(fault).__name__
+    return context.meta.get(MODELS, []) if context else []

@@ -76,7 +76,7 @@ def recommend(models: tuple[str, ...], names: tuple[str, ...], data: str, **opti
     model that cannot run on them is listed last, with the reason.
     """
     named = named_models(models, names)
-    outputs = OutputFiles.of(options, "ranking", *named.values(), data)
+    outputs = OutputFiles.of(options)
     ranking = _rank(named, data, **options)
     outputs.deliver(ranking, ranking.save)
 
@@ -123,7 +123,7 @@ def tasks(tasks: tuple[str, ...], **options: Any) -> None:
     if len(given) < len(tasks):
         names = [_parse_task(one)[0] for one in tasks]
         raise NameClash(f"two tasks are named {max(names, key=names.count)!r}; give each its own name.")
-    outputs = OutputFiles.of(options, "comparisons", *(part for parts in given.values() for part in parts))
+    outputs = OutputFiles.of(options)
     found = _compare_tasks(given, **options)
     outputs.deliver(found, found.save)
 
@@ -205,7 +205,7 @@ def atoms(models: tuple[str, ...], names: tuple[str, ...], top: int | None, **op
     --atoms fits shared coefficients first and prints on stderr which share of each filter they explain.
     """
     named = named_models(models, names)
-    outputs = OutputFiles.of(options, "comparison", *named.values())
+    outputs = OutputFiles.of(options)
     if top and outputs.places:
         raise click.UsageError(
             "--top prints the nearest networks and makes no table to save or draw; leave out one of them."

@@ -104,7 +104,7 @@ def compress(model: str, **options: Any) -> None:
     from netkin.applications.compression import save_compressed
 
     ((name, spec),) = named_models([model]).items()
-    outputs = OutputFiles.of(options, "compressed", spec, options["against"], options["data"], options["test"])
+    outputs = OutputFiles.of(options)
     small = _compress(spec, name=name, **options)
     table: Any = small.compression
     shown = partial(as_json, table) if outputs.json else lambda: str(table)
@@ -180,7 +180,7 @@ def sparsity(model: str, other: str | None, names: tuple[str, ...], **options: A
     With --data (best test data) it also shows the accuracy after pruning and the similarity of layers.
     """
     models = named_models([one for one in (model, other) if one], names)
-    outputs = OutputFiles.of(options, "sparsity", *models.values(), options["data"])
+    outputs = OutputFiles.of(options)
     found = _study(models, **options)
     outputs.deliver(found, found.save)
 
@@ -251,7 +251,7 @@ def sensitivity(model: str, **options: Any) -> None:
     weighted sum of the layer's units has with the logit. The layer that gives the logits has no values.
     """
     ((name, spec),) = named_models([model]).items()
-    outputs = OutputFiles.of(options, "comparison", spec, options["data"])
+    outputs = OutputFiles.of(options)
     found = _sensitivity(name, spec, **options)
     outputs.deliver(found, found.save)
 

@@ -126,9 +126,8 @@ def stitch(
     more than two models all ordered pairs are stitched, and the mean and spread over them are shown.
     """
     named = named_models(models, names)
-    kind = "comparison" if len(named) == 2 else "comparisons"
-    outputs = OutputFiles.of(options, kind, *named.values(), options["data"], options["test"])
-    outputs.check("--map", map_file, "stitch")
+    outputs = OutputFiles.of(options, is_job=True)
+    outputs.check("--map", map_file)
     if len(named) < 2:
         raise click.UsageError(
             "two models are needed, and one was given; to stitch a model with itself, name it twice."
@@ -141,7 +140,7 @@ def stitch(
     if explains:
         _explain(named, outputs.json, **asked, **options)
         return
-    asked |= {"save": outputs.save, "overwrite": outputs.force}
+    asked |= {"save": outputs.save, "overwrite": outputs.overwrite}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)  # the comparison carries these warnings
         found = _stitch(named, each=made.append if map_file else None, **asked, **options)

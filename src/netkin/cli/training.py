@@ -77,7 +77,7 @@ def dynamics(run: str, explains: bool, **options: Any) -> None:
     """
     from netkin.applications.dynamics import dynamics as follow
 
-    outputs = OutputFiles.of(options, "series", run, options["model"], options["data"])
+    outputs = OutputFiles.of(options, is_job=True)
     if not is_typed(click.get_current_context(), "pairs"):
         options["pairs"] = None  # all, or of weights alone those that correspond
     if options["data"] is None and not read_from_weights(options["measures"]):
@@ -86,7 +86,7 @@ def dynamics(run: str, explains: bool, **options: Any) -> None:
         _explain_run(run, outputs.json, **options)
         return
     try:
-        series = _call_library(follow, run, save=outputs.save, overwrite=outputs.force, **options)
+        series = _call_library(follow, run, save=outputs.save, overwrite=outputs.overwrite, **options)
     except KeyboardInterrupt:
         _say_how_to_resume(outputs.save)
         raise
@@ -107,7 +107,7 @@ def _explain_run(run: str, json: bool, **options: Any) -> None:
 def _call_library(
     function: Callable[..., Result], run: str, model: str | None, steps: int | None, **options: Any
 ) -> Result:
-    """Open the run and call the library; a crash of the final model, which runs first, becomes one sentence."""
+    """Open the run and call the library."""
     from netkin.sources.runs import open_run
 
     refuse_unknown_names(options, [])
@@ -116,7 +116,7 @@ def _call_library(
     data = prepare(options, checkpoints.whole)
     if runs_elsewhere(options):
         return function(checkpoints, data, **options)
-    remember(f"{checkpoints.unit} {checkpoints.steps[-1]} of {run}", checkpoints.final)
+    remember(checkpoints.final)
     return function(checkpoints, data, **options)
 
 
@@ -200,12 +200,12 @@ def learn_tasks(model: str, methods: tuple[str, ...], save: Path | None, **optio
     end, BWT the mean change on earlier tasks since they were learnt (negative: forgetting), FWT the mean accuracy gain
     on tasks before they are learnt.
     """
-    outputs = OutputFiles.of(options, "", model, options["data"], options["test"])
+    outputs = OutputFiles.of(options, is_job=True)
     places = {} if save is None else {method: save / f"{method}.netkin" for method in methods}
     with _folder(save):
         for method, place in places.items():
-            outputs.check(f"--save, for {method},", place, "task accuracies")
-        records = _learn(model, tuple(dict.fromkeys(methods)), places, overwrite=outputs.force, **options)
+            outputs.check(f"--save, for {method},", place)
+        records = _learn(model, tuple(dict.fromkeys(methods)), places, overwrite=outputs.overwrite, **options)
     outputs.tell_saved(save)
     shown = partial(_documents, records) if outputs.json else lambda: "\n\n".join(map(str, records))
     outputs.deliver(records if len(records) > 1 else records[0], text=shown)
@@ -331,9 +331,9 @@ def federate(model: str, **options: Any) -> None:
     With --coefficients each client has its own filter atoms, from which the similarity of clients is computed; --atoms
     first decomposes the convolutions into atoms. A saved federation can be resumed with more --rounds.
     """
-    outputs = OutputFiles.of(options, "federation", model, options["data"], options["test"], options["public"])
+    outputs = OutputFiles.of(options, is_job=True)
     with with_resume_hint(outputs.save):
-        found = _federate(model, save=outputs.save, overwrite=outputs.force, **options)
+        found = _federate(model, save=outputs.save, overwrite=outputs.overwrite, **options)
     outputs.deliver(found)
 
 
@@ -355,7 +355,7 @@ def _federate(
 
     require_device(device)
     how = local_recipe(None, recipe_settings(recipe))
-    network = remember(spec, load_model(spec, seed=options["seed"]))
+    network = remember(load_model(spec, seed=options["seed"]))
     network = network if atoms is None else decompose(network, atoms=atoms).model
     dealing = {name: options.pop(name) for name in ("clients", "classes", "deal", "equal")}
     split = split_by_classes(data, test=test, seed=options["seed"], **dealing)

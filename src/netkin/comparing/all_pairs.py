@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -142,7 +141,7 @@ class AllPairs:
         data = "none" if weights_alone(measures) else data_digest(self.data, self.examples)
         settings = Request({}, self.options, self.pairs, self.study)._settings()
         own = identity_of_study(weights, data, self.options.layers, settings | {"rows": str(self.rows)}, measures)
-        return own | {"architectures": forms}
+        return own | {"architecture": forms}
 
     def _call(self, measures: Sequence[Measure]) -> str:
         told = {"data": data_name(self.data)} if self.data is not None else {}
@@ -159,8 +158,7 @@ class AllPairs:
             way, limit = everything if weights_alone(measures) else self._cheapest(measures)
             return {"way": asdict(way), "limit": limit}
 
-        name, unpack = f"plan of {settings_digest(self.pairs.of)}", partial(read_plan, self.pairs.of)
-        return job.recall(name, unpack) or unpack(job.part(name, plan))
+        return read_plan(job.part(f"plan of {settings_digest(self.pairs.of)}", plan))
 
     @property
     def _everything(self) -> ModelBlock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from netkin import files
+from netkin import jobs
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.all_pairs import AllPairs
 from netkin.comparing.engines import Engine, PassEngine, named_engine
@@ -20,9 +21,8 @@ from netkin.comparing.feed import data_name
 from netkin.comparing.pairs_plan import ModelBlock, PairsWay, Planner, unpacked_way
 from netkin.comparing.pass_statistics import found_measures
 from netkin.comparing.request import Options
-from netkin.errors import InvalidValue, MemoryLimit
+from netkin.errors import FileError, InvalidValue, MemoryLimit, UnsavedWarning, outside
 from netkin.identity import with_call
-from netkin.jobs import UnwrittenFiles
 from netkin.measures.registry import Measure
 from netkin.memory import format_bytes
 from netkin.progress import ProgressOption, showing
@@ -120,14 +120,16 @@ def _compared(
 ) -> Comparisons:
     if save is None:
         return Comparisons(every.compare(measures), every.failed)
-    files.refuse_output(save, "comparisons", overwrite=overwrite)
+    jobs.refuse_output(save, overwrite=overwrite)
     if isinstance(running := named_engine(every.engine), PassEngine):
         return every.keep(measures, save, overwrite)
     every.engine = running.beside(save, overwrite)
-    made, unwritten = Comparisons(every.compare(measures), every.failed), UnwrittenFiles()
-    with unwritten.writing(save):
-        made.save(save, overwrite=overwrite)
-    unwritten.warn(save, "the same call writes it from the parts that were saved")
+    made = Comparisons(every.compare(measures), every.failed)
+    try:
+        made.save(save, overwrite=True)
+    except FileError as fault:  # the numbers come first
+        told = f"{str(fault).removesuffix('.')}; the same call writes it from the parts that were saved."
+        warnings.warn(told, UnsavedWarning, stacklevel=outside())
     return made
 
 

@@ -40,7 +40,9 @@ class PairsJob:
     def compared(self, block: ModelBlock, shares: int, collect: Collect) -> list[Comparison]:
         """Return the comparisons of a block; what is missing is collected, share by share, and read."""
         groups = self._groups(block)
-        found = {name: self.job.recall(name, partial(_unpacked_tables, pairs)) for name, pairs in groups.items()}
+        found = {
+            name: self.job.recall(name, lambda part: unpacked_columns(part.values, part.arrays)) for name in groups
+        }
         missing = [name for name, own in found.items() if own is None]
         if missing:
             whole = self._whole(block, shares, collect)
@@ -79,15 +81,9 @@ class PairsJob:
         return f"{models} ({digest[:8]})"
 
 
-def read_plan(pairs: Sequence[Pair], part: Part) -> tuple[PairsWay, int]:
+def read_plan(part: Part) -> tuple[PairsWay, int]:
     """Return the way through the pairs, and the memory limit, of the part that keeps the plan of a job."""
-    way, limit = unpacked_way(part.values["way"]), part.values["limit"]
-    return way, limit
-
-
-def _unpacked_tables(pairs: Sequence[Pair], part: Part) -> list[Comparison]:
-    """Return the comparisons of a part."""
-    return unpacked_columns(part.values, part.arrays)
+    return unpacked_way(part.values["way"]), part.values["limit"]
 
 
 def _unpacked_sums(shares: int, part: Part) -> tuple[int, Statistics | None]:
@@ -109,10 +105,15 @@ def identity_of_study(
         settings: what else changes the numbers.
         measures: what is read.
     """
+    functions = {
+        what: {name: settings.get(f"{what} of {name}", "none") for name in weights} for what in ("transform", "forward")
+    }
+    rest = {name: text for name, text in settings.items() if name.partition(" of ")[0] not in functions}
+    rest["errors"] = "none" if (chunks := rest.pop("chunks")) == "0" else f"{chunks} chunks"
+    named, code = ", ".join(measure.id for measure in measures), [measure.function for measure in measures]
     return {
-        "models": dict(weights), "data": data, "layers": in_words(layers), "settings": dict(settings),
-        "measures": ", ".join(measure.id for measure in measures),
-        "measures digest": settings_digest([measure.function for measure in measures]),
+        "weights": dict(weights), "data": data, "layers": in_words(layers), **functions, **rest,
+        "measures": f"{named}; digest {settings_digest(code)}",
     }  # fmt: skip
 
 

@@ -75,7 +75,7 @@ class _DynamicsEvents:
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         path = _checkpoint_file(args, state, DYNAMICS)
         if self.recorder is not None and path.parent.is_dir():
-            self.recorder.save(path)
+            self.recorder.save(path, overwrite=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.recording.end(state.global_step)

@@ -9,44 +9,47 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from socket import gethostname
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
+from urllib.parse import quote
 
 import numpy as np
 from filelock import FileLock, Timeout
 
 from netkin import files
-from netkin.errors import FileError
-from netkin.jobs.parts import Part, Parts, UnwrittenFiles, damaged_part_reported
+from netkin.errors import FileError, UnsavedWarning, outside
 from netkin.jobs.state import (
     CANCEL,
     LOCK,
     PARTS,
     RESTART,
     STATE,
+    Compare,
     State,
     beside,
     cancel,
     list_jobs,
     read,
     refuse_other,
-    restrict_to_readers,
-    timestamp,
+    refuse_output,
     write,
 )
 from netkin.progress import also_calling
 
 __all__ = [
-    "Cancelled", "Job", "Part", "State", "UnwrittenFiles", "beside", "cancel", "list_jobs", "read", "refuse_other",
+    "Cancelled", "Job", "Part", "State", "beside", "cancel", "list_jobs", "read", "refuse_other", "refuse_output",
 ]  # fmt: skip
 
 HEARTBEAT = 2.0  # seconds
 PATIENCE = 10.0  # seconds; workers of a killed process hold its lock a little longer than it lives
+AGAIN = "delete this file and repeat the call, which computes the part again"
 
 Recalled = TypeVar("Recalled")
 Computed = Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, np.ndarray]]
@@ -56,10 +59,14 @@ class Cancelled(KeyboardInterrupt):
     """A running job was cancelled; handled like Ctrl-C."""
 
 
-class Result(Protocol):
-    """What a job makes, as a `Comparison`."""
+@dataclass(frozen=True)
+class Part:
+    """A finished part: its values, for JSON, its arrays, and how many seconds it took when it was computed."""
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None: ...
+    name: str
+    values: Mapping[str, Any]
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 class Job:
@@ -83,6 +90,8 @@ class Job:
         identity: What all parts depend on.
         call: The call or the command that does it.
         overwrite: Whether another job or result that is there is deleted, and the work starts again.
+        compare: For a field of the identity that equality does not serve, the function that compares it: from the value
+            of the job that is there and that of this one it returns how they differ in words, empty if they do not.
 
     Example:
         >>> import tempfile
@@ -111,77 +120,60 @@ class Job:
         *,
         call: str = "",
         overwrite: bool = False,
+        compare: Mapping[str, Compare] | None = None,
     ):
-        self.overwrite = overwrite
-        self.folder = None if folder is None else Path(folder)
+        self.folder, self.overwrite, self.compare = None if folder is None else Path(folder), overwrite, compare
         self.result: Path | None = None
         self._state = State(kind, json.loads(json.dumps(identity)), call, folder=str(folder))  # as it will be read
-        self._unwritten = UnwrittenFiles()
-        self._parts = Parts(None if self.folder is None else self.folder / PARTS, self._unwritten)
+        self._in_memory: dict[str, Part] = {}  # all without a folder, else those that could not be written
+        self._unwritten: dict[str, FileError] = {}  # by the path of what could not be written
         self._expected: set[str] | None = None
         self._finished: set[str] = set()
-        self._seconds: dict[str, float] = {}
-        self._stop, self._writing = threading.Event(), threading.Lock()
+        self._writing_state = threading.Lock()  # the heartbeat does it, too
         self._stack = ExitStack()
-        self._last = time.perf_counter()
+        self._last = time.perf_counter()  # when the last part was finished
 
     @classmethod
     def beside(
         cls, result: str | os.PathLike[str] | None, kind: str, identity: Mapping[str, Any], **options: Any
     ) -> Job:
         """Return the job that makes a result: its folder lies beside it, as ``ab.netkin.job`` beside ``ab.netkin``."""
-        made = cls(None if result is None else beside(result), kind, identity, **options)
-        made.result = None if result is None else Path(result)
-        return made
+        job = cls(None if result is None else beside(result), kind, identity, **options)
+        job.result = None if result is None else Path(result)
+        return job
 
-    @property
-    def state(self) -> State:
-        """How far the job has come."""
-        if self._state.unit != State.unit:
-            return self._state
-        total = None if self._expected is None else len(self._expected)
-        lost = set() if self.folder is None else self._finished & self._parts.held.keys()
-        return replace(self._state, done=len(self._finished) - len(lost), total=total)
-
-    @property
-    def seconds(self) -> float:
-        """How long all parts took that were found or kept, whenever that was."""
-        return sum(self._seconds.values())
+    # --- its parts ----------------------------------------------------------------------------------------------------
 
     def expect(self, names: Iterable[str]) -> None:
         """Declare which parts there will be; those already saved are done."""
         self._expected = set(names)
         self._finished = {name for name in self._expected if self.has(name)}
-        self._write()
-
-    def advance(self, done: int, total: int | None, unit: str) -> None:
-        """Report the progress of work without parts, as the "steps" of a training; a request to cancel ends it."""
-        # what could not be written is not done for the next call
-        self._state = replace(
-            self._state, done=self._state.done if self._unwritten.are_needed else done, total=total, unit=unit
-        )
-        self._write()
-        self.check()
+        self._write_state()
 
     def find(self, name: str) -> Part | None:
         """Return a finished part, or None; a request to cancel ends the work here."""
         self.check()
         if not self.has(name):
             return None
-        found = self._parts.read(name)
-        self._note(name)
-        self._seconds[name] = found.seconds or 0.0
-        return found
+        part = self._in_memory.get(name) or self._read(name)
+        self._count(name)
+        return part
 
     def recall(self, name: str, unpack: Callable[[Part], Recalled]) -> Recalled | None:
-        """Return what `unpack` makes of a finished part, or None; as in `unpacked`."""
+        """Return what `unpack` makes of a finished part, or None; one that it can't read is refused as damaged."""
         part = self.find(name)
-        return None if part is None else self.unpacked(part, unpack)
+        with files.damage_reported(name if self.folder is None else self._path(name), AGAIN):
+            return None if part is None else unpack(part)
 
-    def unpacked(self, part: Part, unpack: Callable[[Part], Recalled]) -> Recalled:
-        """Return what `unpack` makes of a part; one that it can't read is refused as damaged."""
-        with damaged_part_reported(part.name if self.folder is None else self._parts.path(part.name)):
-            return unpack(part)
+    def part(self, name: str, compute: Callable[[], Computed]) -> Part:
+        """Return a part: the finished one, or else what `compute` returns, values or values and arrays, kept."""
+        part = self.find(name)
+        if part is not None:
+            return part
+        self._last = time.perf_counter()
+        computed = compute()
+        values, arrays = computed if isinstance(computed, tuple) else (computed, {})
+        return self.keep(name, values, arrays)
 
     def keep(
         self,
@@ -200,52 +192,115 @@ class Job:
             seconds: How long it took; by default the time since the last part, or since the job began.
         """
         seconds = time.perf_counter() - self._last if seconds is None else seconds
-        self._seconds[name] = seconds
-        part = Part(name, dict(values), dict(arrays or {}), seconds, timestamp())
-        self._parts.keep(part)
+        part = Part(name, dict(values), dict(arrays or {}), seconds)
+        self._save_part(part)
         before = len(self._finished)
-        self._note(name)
+        self._count(name)
         if len(self._finished) > before:  # else the next heartbeat is soon enough
-            self._write()
+            self._write_state()
         return part
-
-    def part(self, name: str, compute: Callable[[], Computed]) -> Part:
-        """Return a part: the finished one, or else what `compute` returns, values or values and arrays, kept."""
-        found = self.find(name)
-        if found is not None:
-            return found
-        self._last = time.perf_counter()
-        made = compute()
-        values, arrays = made if isinstance(made, tuple) else (made, {})
-        return self.keep(name, values, arrays)
 
     def drop(self, name: str, *, counted: bool = False) -> None:
         """Delete a part, such as the state of a finished training; `counted` whether it still counts as done."""
-        self._parts.drop(name)
+        self._in_memory.pop(name, None)
+        # while others can't be written its file stays, from which they can be made again
+        if self.folder is not None and not self._in_memory:
+            with self.writing(self._path(name)):
+                files.remove(self._path(name))
         if not counted:
             self._finished.discard(name)
 
-    def save(self, made: Callable[[], Result]) -> None:
+    def has(self, name: str) -> bool:
+        """Return whether a part is finished."""
+        return name in self._in_memory or (self.folder is not None and self._path(name).exists())
+
+    def _read(self, name: str) -> Part:
+        header, arrays = files.read(path := self._path(name), "part", AGAIN)
+        with files.damage_reported(path, AGAIN):
+            return Part(header["name"], header["values"], arrays, header["seconds"])
+
+    def _path(self, name: str) -> Path:
+        assert self.folder is not None
+        written = quote(name.lower(), safe=" ,=()'+@")[:100]
+        if written != name:  # which any file system takes, also one where case does not count
+            written += f" {blake2b(name.encode(), digest_size=8).hexdigest()}"
+        return self.folder / PARTS / f"{written}.netkin"
+
+    def _save_part(self, part: Part) -> None:
+        self._in_memory[part.name] = part
+        if self.folder is not None:
+            with self.writing(path := self._path(part.name)):
+                header = {"name": part.name, "values": part.values, "seconds": part.seconds}
+                files.write(path, "part", header, part.arrays, overwrite=True)
+                del self._in_memory[part.name]
+
+    def _count(self, name: str) -> None:
+        self._last = time.perf_counter()
+        if self._expected is None or name in self._expected:
+            self._finished.add(name)
+
+    # --- its result and its state -------------------------------------------------------------------------------------
+
+    def save(self, made: Callable[[], Any]) -> None:
         """Write the result as far as it is `made`, to its path; without one it is not asked for."""
         if self.result is not None:
             result = made()
             with self.writing(self.result):
-                result.save(self.result, overwrite=self.overwrite)
+                result.save(self.result, overwrite=True)  # what may not be written over was refused before the work
+
+    @contextmanager
+    def writing(self, path: files.Location) -> Iterator[None]:
+        """Inside the `with`, a file that can't be written does not end the work; it is named at the end."""
+        try:
+            yield
+        except FileError as fault:
+            self._unwritten[str(path)] = fault
+        else:
+            self._unwritten.pop(str(path), None)
 
     def forget(self) -> None:
         """Let go of what could not be written, since all that was made is kept elsewhere."""
-        self._unwritten.faults.clear()
-        self._parts.held.clear()
+        self._unwritten.clear()
+        self._in_memory.clear()
 
-    def writing(self, path: files.Location) -> AbstractContextManager[None]:
-        """Inside the `with`, a file that can't be written does not end the work; it is named at the end."""
-        return self._unwritten.writing(path)
+    @property
+    def state(self) -> State:
+        """How far the job has come."""
+        if self._state.unit != State.unit:
+            return self._state
+        total = None if self._expected is None else len(self._expected)
+        lost = set() if self.folder is None else self._finished & self._in_memory.keys()
+        return replace(self._state, done=len(self._finished) - len(lost), total=total)
+
+    def advance(self, done: int, total: int | None, unit: str) -> None:
+        """Report the progress of work without parts, as the "steps" of a training; a request to cancel ends it."""
+        done = self._state.done if self._lacks_results else done  # for the next call
+        self._state = replace(self._state, done=done, total=total, unit=unit)
+        self._write_state()
+        self.check()
 
     def check(self) -> None:
         """Raise `Cancelled` if that was requested; `find` and `part` do so as well."""
         if self.folder is not None and (self.folder / CANCEL).exists():
             self._state = replace(self._state, status="cancelled")
             raise Cancelled(f"cancelled: {self.state.progress} are done in {str(self.folder)!r}.")
+
+    def note_state(self, field: str, names: Iterable[str], of: str | None = None) -> None:
+        """Record which attributes of a model were seen to change when it ran, for the function that compares the field.
+
+        They are kept in the job under "state" in the form of the model, which is the value of the field, or its entry
+        `of` that name.
+        """
+        form = self._state.identity[field] if of is None else self._state.identity[field][of]
+        form["state"] = sorted({*form.get("state", ()), *names})
+        self._write_state()
+
+    def _write_state(self) -> None:
+        if self.folder is not None:
+            with self._writing_state, self.writing(self.folder / STATE):
+                write(self.state)
+
+    # --- while it is open ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Job:
         if self.folder is not None:
@@ -259,79 +314,45 @@ class Job:
         self._last = time.perf_counter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._parts.keep_held()
-        status, error = self._ending(fault)
-        self._state = replace(self._state, status=status, error=error, message="")
-        self._stack.close()
-        self._unwritten.warn(self.result, self._kept)
-
     def _open(self, folder: Path) -> None:
         """Take the folder's lock, continue the job in it or begin one, and start the heartbeat."""
-        _refuse_no_job(folder)
-        self._refuse_result(folder)
+        refuse_output(self.result, overwrite=self.overwrite)
         (folder / PARTS).mkdir(parents=True, exist_ok=True)
         self._stack.callback(_locked(folder).release)
-        restrict_to_readers(folder)
-        self._stop = threading.Event()
-        self._clean(folder)
-        if (folder / STATE).exists():
-            held = read(folder)
-            finished = any((folder / PARTS).glob("*.netkin")) or files.is_filled(self.result)
-            if finished or held.kind != self._state.kind:  # else there is nothing to lose
-                refuse_other(held, self._state)
-                self._state = replace(self._state, identity=_merged_identity(held.identity, self._state.identity))
-        self._state = replace(self._state, status="running", started=timestamp(), pid=os.getpid(), host=gethostname())
-        write(replace(self.state, heartbeat=timestamp()))
-        self._stack.callback(self._write)  # the last word
-        self._stack.callback(self._withdraw_cancel, folder / CANCEL)
-        self._stack.enter_context(also_calling(self._note_progress))
-        beating = threading.Thread(target=self._beat, daemon=True, name=f"heartbeat of {folder.name}")
-        beating.start()
-        self._stack.callback(beating.join)
-        self._stack.callback(self._stop.set)
-
-    def _refuse_result(self, folder: Path) -> None:
-        """Refuse a result without a place to write it, or one whose parts are missing."""
-        if self.result is None:
-            return
-        if not self.result.parent.is_dir():
-            raise FileError(f"cannot write {str(self.result)!r}: there is no folder {str(self.result.parent)!r}.")
-        if self.result.exists() and not self.result.is_file():
-            raise FileError(f"cannot write {str(self.result)!r}: it is no ordinary file.")
-        if files.is_filled(self.result) and not (self.overwrite or (folder / STATE).exists()):
-            raise FileError(
-                f"{str(self.result)!r} is there, and the parts it was made from are not in {str(folder)!r}; give "
-                f"another path or delete it, or {RESTART}."
-            )
-
-    def _clean(self, folder: Path) -> None:
-        """Remove what killed processes left, and with `overwrite` all that was finished."""
         for place in (folder, folder / PARTS, *filter(None, [self.result])):
             files.remove_unfinished(place)
         (folder / CANCEL).unlink(missing_ok=True)
+        if self.result is not None:  # those who may not read the result may not read its parts
+            files.restrict(folder, self.result)
+        self._continue_or_begin(folder)
+        self._state = replace(self._state, status="running", pid=os.getpid(), host=gethostname())
+        write(self.state)
+        self._stack.callback(self._write_state)  # the last word
+        self._stack.callback(self._withdraw_cancel, folder / CANCEL)
+        self._stack.enter_context(also_calling(self._note_progress))
+        stop = threading.Event()
+        heartbeat = threading.Thread(target=self._beat, args=[stop], daemon=True, name=f"heartbeat of {folder.name}")
+        heartbeat.start()
+        self._stack.callback(heartbeat.join)
+        self._stack.callback(stop.set)
+
+    def _continue_or_begin(self, folder: Path) -> None:
+        """Refuse parts of another job, or with `overwrite` delete them; take over what was noted of the same job."""
         parts = list((folder / PARTS).glob("*.netkin"))
-        if self.overwrite:  # the state last, so that no parts are left without one
-            files.empty(self.result)
-            for old in (*parts, folder / STATE):
+        if self.overwrite:
+            for old in (*parts, folder / STATE):  # the state last, so that no parts are left without one
                 old.unlink(missing_ok=True)
-        elif parts and not (folder / STATE).exists():
+        elif (folder / STATE).exists():
+            held = read(folder)
+            if parts or files.is_filled(self.result) or held.kind != self._state.kind:  # else there is nothing to lose
+                refuse_other(held, self._state, self.compare)
+                merged = {
+                    name: {**value, **held.identity[name]} if isinstance(value, Mapping) else value
+                    for name, value in self._state.identity.items()
+                }
+                self._state = replace(self._state, identity=merged)
+        elif parts:
             raise FileError(f"{str(folder)!r} holds parts of a job without its {STATE}; delete it, or {RESTART}.")
-
-    def _ending(self, fault: BaseException | None) -> tuple[str, str]:
-        if self._state.status == "cancelled":
-            return "cancelled", ""
-        if fault is None and self._unwritten.are_needed:
-            return "failed", self._unwritten.sentence(self.result, self._kept)
-        if isinstance(fault, KeyboardInterrupt) or (fault is None and self.state.done < (self.state.total or 0)):
-            return "interrupted", ""
-        return ("done", "") if fault is None else ("failed", f"{type(fault).__name__}: {fault}")
-
-    @property
-    def _kept(self) -> str:
-        return f"what is kept ({self.state.progress}) is continued by the same call"
 
     def _withdraw_cancel(self, request: Path) -> None:
         with self.writing(request):
@@ -342,38 +363,47 @@ class Job:
         counted = f"{done:,} of {total:,} {unit}" if total else f"{done:,} {unit}"
         self._state = replace(self._state, message=f"{what}: {counted}")
 
-    def _beat(self) -> None:
-        while not self._stop.wait(HEARTBEAT):
-            self._write()
+    def _beat(self, stop: threading.Event) -> None:
+        while not stop.wait(HEARTBEAT):
+            self._write_state()
 
-    def _write(self) -> None:
-        if self.folder is None:
-            return
-        with self._writing, self.writing(self.folder / STATE):
-            write(replace(self.state, heartbeat=timestamp()))
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.folder is not None:  # there may be room by now
+            for part in list(self._in_memory.values()):
+                self._save_part(part)
+        status, error = "done", ""
+        if self._state.status == "cancelled":
+            status = "cancelled"
+        elif fault is None and self._lacks_results:
+            status, error = "failed", self._unsaved
+        elif isinstance(fault, KeyboardInterrupt) or (fault is None and self.state.done < (self.state.total or 0)):
+            status = "interrupted"
+        elif fault is not None:
+            words = f"{type(fault).__name__}: {fault}"
+            status, error = "failed", words.encode("utf-8", "backslashreplace").decode()
+        self._state = replace(self._state, status=status, error=error, message="")
+        self._stack.close()
+        if self._unwritten:
+            warnings.warn(self._unsaved, UnsavedWarning, stacklevel=outside())
 
-    def _note(self, name: str) -> None:
-        self._last = time.perf_counter()
-        if self._expected is None or name in self._expected:
-            self._finished.add(name)
+    @property
+    def _lacks_results(self) -> bool:
+        """Whether results could not be written; the state, which is written again and again, holds none."""
+        return any(Path(path).name != STATE for path in list(self._unwritten))
 
-    def has(self, name: str) -> bool:
-        """Return whether a part is finished."""
-        return self._parts.has(name)
+    @property
+    def _unsaved(self) -> str:
+        """Which file could not be written, the result before others, and what is kept."""
+        first = min(self._unwritten, key=lambda path: (path != str(self.result), Path(path).name == STATE))
+        words = str(self._unwritten[first]).removesuffix(".")
+        return f"{words}; what is kept ({self.state.progress}) is continued by the same call."
 
 
 def _locked(folder: Path) -> FileLock:
     """Return the lock of a folder, taken; a folder that another process works on is refused."""
     lock = FileLock(folder / LOCK, thread_local=False)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        _wait_if_killed(lock, folder)
-    return lock
-
-
-def _wait_if_killed(lock: FileLock, folder: Path) -> None:
-    """Wait for a lock that workers of a killed process hold a little longer; refuse that of a living one."""
     owner = read(folder) if (folder / STATE).exists() else None
     try:
         lock.acquire(timeout=PATIENCE if owner is not None and owner.condition == "killed" else 0)
@@ -383,17 +413,4 @@ def _wait_if_killed(lock: FileLock, folder: Path) -> None:
             f"{str(folder)!r} is being worked on by another process{who}; wait for it, watch it by "
             f"`netkin jobs watch {folder}`, or give another path."
         ) from None
-
-
-def _refuse_no_job(folder: Path) -> None:
-    if not folder.exists() or (folder / STATE).exists():
-        return
-    strange = next((one for one in os.listdir(folder) if one not in (LOCK, PARTS) and not one.startswith(".")), None)
-    if strange is not None:
-        raise FileError(f"{str(folder)!r} holds {strange!r} and no job; give a new or an empty folder.")
-
-
-def _merged_identity(held: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: {**held[name], **value} if isinstance(value, Mapping) else held[name] for name, value in asked.items()
-    }
+    return lock

@@ -262,13 +262,11 @@ class Claim(FrozenRecord):
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the claim below `folder` as ``paper/name.scale.json``, whole or not at all, and return the path.
 
-        A file that is no record of this claim at this scale is written over only with `overwrite`.
+        A file that is there is written over only with `overwrite`.
         """
         path = record_path(folder, self.id, self.scale)
-        if not overwrite:
-            refuse_other_record(path, self.id, self.scale)
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text(path, self.to_json(), "claim", overwrite=overwrite)
+        files.write_text(path, self.to_json(), overwrite=overwrite)
         return path
 
     def to_json(self) -> str:
@@ -283,10 +281,10 @@ class Claim(FrozenRecord):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Claim:
         """Return the claim that was saved at `path`."""
-        return cls.from_content(path, _content(path))
+        return cls._from_content(path, files.read_json(path))
 
     @classmethod
-    def from_content(cls, path: str | os.PathLike[str], given: Mapping[str, Any]) -> Claim:
+    def _from_content(cls, path: str | os.PathLike[str], given: Mapping[str, Any]) -> Claim:
         """Return the claim that the JSON of the file `path` gives."""
         content = _without_format(path, given)
         with files.damage_reported(path):
@@ -313,7 +311,7 @@ def later_notes(folder: str | os.PathLike[str], claims: Iterable[Claim]) -> dict
     if not path.exists():
         return {}
     with files.damage_reported(path):
-        listed = [(f"{one['note']} ({one['date']})", one["records"]) for one in _content(path)]
+        listed = [(f"{one['note']} ({one['date']})", one["records"]) for one in files.read_json(path)]
     found = {
         (claim.id, claim.scale): [
             text for text, records in listed if records.get(f"{claim.id}.{claim.scale}") == claim.created
@@ -344,17 +342,6 @@ def checked_id(id: str) -> str:
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*", id):
         raise InvalidValue(f"a claim's id is a paper and a name in small letters, as in 'svcca/bottom-up'; got {id!r}.")
     return id
-
-
-def refuse_other_record(path: Path, id: str, scale: str) -> None:
-    """Refuse to write over the record of another claim, or of another scale."""
-    if files.is_filled(path) and files.kind_of(path) == "claim":
-        held = files.read_json(path)
-        if (held.get("id"), held.get("scale")) != (id, scale):
-            raise FileError(
-                f"this would write over {str(path)!r}, which holds the record of {held.get('id')!r} at the scale "
-                f"{held.get('scale')!r}, not of {id!r} at {scale!r}; choose another folder, or give `overwrite=True`."
-            )
 
 
 def _finite(what: str, value: Any) -> float:
@@ -402,21 +389,15 @@ def _flat(mapping: Mapping[str, Any]) -> bool:
     return not any(isinstance(value, (Mapping, tuple, list)) for value in mapping.values())
 
 
-def _content(path: str | os.PathLike[str]) -> Any:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as fault:
-        raise FileError(f"cannot read {str(path)!r}: {fault.strerror or fault}.") from fault
-    with files.damage_reported(path):
-        return json.loads(text)
-
-
 def _without_format(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict[str, Any]:
     with files.damage_reported(path):
-        content = {**given}
-        kind, version = content.pop("kind"), int(content.pop("format"))
-    if kind != "claim" or version > FORMAT:
-        raise FileError(
-            f"{str(path)!r} holds {kind!r} in format {version}; this netkin reads claims up to format {FORMAT}."
-        )
-    return content
+        content = {**files.mapping_of(given)}
+        kind, version = content.pop("kind", None), content.pop("format", 0)
+        if kind != "claim":
+            raise FileError(
+                f"{str(path)!r} is a JSON document of kind {kind!r}, and of JSON netkin reads only records of claims; "
+                "save results with `--save` or `.save`."
+            )
+        if version > FORMAT:
+            raise FileError(f"{str(path)!r} has format {version}; this netkin reads claims up to format {FORMAT}.")
+        return content

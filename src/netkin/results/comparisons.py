@@ -407,7 +407,7 @@ class Comparisons(Mapping[Pair, Comparison]):
         return import_module("netkin.reporting").notebook_view(self)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write all comparisons to one file, whole or not at all; over one of another kind only with `overwrite`."""
+        """Write all comparisons to one file, whole or not at all; over one that is there only with `overwrite`."""
         columns, arrays = packed_columns(list(self.pairs.values()))
         header = {"columns": columns, "first pairs": list(self.pairs)[:FIRST]}
         header |= {"failed": dict(self.failed)} if self.failed else {}

@@ -115,7 +115,7 @@ class Saved:
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the result, with all its labels, to one file, whole or not at all.
 
-        A file of another kind is written over only with `overwrite`.
+        A file that is there is written over only with `overwrite`.
         """
         files.write(path, self.kind, *packed(self), overwrite=overwrite)
 

@@ -6,7 +6,8 @@ could use to fill the memory or to compute for ever is refused: keys that are ne
 size, text that is encoded again and again.
 
 `read_plain_pickle` gives the arrays of CIFAR's files. `vet_torch_file` reads the pickle of a torch file this way before
-`torch.load(weights_only=True)` does, which runs no code but trusts every size.
+`torch.load(weights_only=True)` does, which runs no code but trusts every size; before torch 2.10 it also set entries in
+what is no dictionary and took storages to be as long as the file said, which corrupts memory (CVE-2026-24747).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _INSTRUCTIONS = (
     *("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET", "PERSID", "BINPERSID"),
 )
 _ITEM_SIZES = {
-    **{"Half": 2, "BFloat16": 2, "Short": 2, "Float": 4, "Int": 4, "Double": 8, "Long": 8},
+    **dict.fromkeys(("Untyped", "Byte", "Char", "Bool", "QInt8", "QUInt8", "QUInt4x2", "QUInt2x4"), 1),
+    **{"Half": 2, "BFloat16": 2, "Short": 2, "Float": 4, "Int": 4, "QInt32": 4, "Double": 8, "Long": 8},
     **{"ComplexFloat": 8, "ComplexDouble": 16},
 }
 _PLAIN = (str, bytes, int, float, type(None))
@@ -68,8 +70,8 @@ def vet_torch_file(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(4) == b"PK\x03\x04":  # as torch distinguishes its two layouts
             refuse_bomb(file, str(path), size)
-            pickled = _zipped_pickle(file)
-            _Reader(io.BytesIO(pickled), _TorchNames(len(pickled)), _Storages(None)).load()
+            pickled, sizes = _zipped_pickle(file)
+            _Reader(io.BytesIO(pickled), _TorchNames(len(pickled)), _Storages(size, sizes)).load()
             return
         file.seek(0)
         rest = _Rest(file, size)
@@ -78,15 +80,20 @@ def vet_torch_file(path: Path) -> None:
             _Reader(rest, names, storages).load()  # type: ignore[arg-type]
 
 
-def _zipped_pickle(file: BinaryIO) -> bytes:
+def _zipped_pickle(file: BinaryIO) -> tuple[bytes, dict[str, int]]:
+    """Return the pickle in an archive, and how many bytes each storage has there, by its number."""
     with zipfile.ZipFile(file) as archive:
         names = archive.namelist()
+        if len({name.partition("/")[0] for name in names}) > 1:  # torch reads the folder of the first entry
+            raise Refused("entries of several folders")
         if len({name.lower() for name in names}) < len(names):  # torch looks names up without regard to case
             raise Refused("two entries of one name")
         inside = [name for name in names if name.partition("/")[2] == "data.pkl"]
         if any(name.endswith("constants.pkl") for name in names):
             raise Refused("TorchScript, which is a program: return `torch.jit.load(...)` from a function of yours")
-        return archive.read(inside[0])
+        entries = {one.filename.partition("/")[2]: one.file_size for one in archive.infolist()}
+        sizes = {name.removeprefix("data/"): size for name, size in entries.items() if name.startswith("data/")}
+        return archive.read(inside[0]), sizes
 
 
 class _Rest:
@@ -134,6 +141,8 @@ class _Reader(pickle._Unpickler):
         self._put(self.stack[-1], pairs)
 
     def _put(self, target: dict[Any, Any], pairs: list[Any]) -> None:
+        if not isinstance(target, dict):  # in a tensor it would write wherever the key says
+            raise Refused("entries set in what is no dictionary")
         refuse_nested(pairs[::2])
         target.update(zip(pairs[::2], pairs[1::2], strict=True))
 
@@ -316,23 +325,29 @@ class _Call(StandIn):
 
 
 class _Storages:
-    """Notes the storages that a file names; in the older layout torch takes their memory before it reads them."""
+    """Notes the storages that a file names: none may be longer than what the file holds of it.
 
-    def __init__(self, size: int | None) -> None:
-        self._size, self._seen = size, dict[Any, int]()
+    In the older layout, without the `sizes` of each, torch takes their memory before it reads them: no more than the
+    file has.
+    """
 
-    def __call__(self, number: Any) -> StandIn:
-        if self._size is not None and isinstance(number, tuple) and len(number) > 4:
-            refuse_nested([number[2]])
-            self._seen[number[2]] = _item_size(number[1]) * int(number[4])
-            if sum(self._seen.values()) > self._size:
-                raise Refused("more numbers than it holds")
+    def __init__(self, size: int, sizes: dict[str, int] | None = None) -> None:
+        self._size, self._sizes, self._seen = size, sizes, dict[Any, int]()
+
+    def __call__(self, named: Any) -> StandIn:
+        _, kind, number, _, count, *_ = named
+        if type(count) is not int or count < 0:
+            raise Refused("a storage of no length")
+        name = kind.name.rpartition(".")[2].removesuffix("Storage") if isinstance(kind, _Call) else ""
+        if name not in _ITEM_SIZES:
+            raise Refused("a storage of an unknown type")
+        refuse_nested([number])
+        self._seen[number] = _ITEM_SIZES[name] * count
+        held = self._size if self._sizes is None else self._sizes.get(_text(number), 0)
+        taken = sum(self._seen.values()) if self._sizes is None else self._seen[number]
+        if taken > held:
+            raise Refused("more numbers than it holds")
         return StandIn()
-
-
-def _item_size(kind: Any) -> int:
-    name = kind.name.rpartition(".")[2].removesuffix("Storage") if isinstance(kind, _Call) else ""
-    return _ITEM_SIZES.get(name, 1)
 
 
 def _text(value: Any) -> str:

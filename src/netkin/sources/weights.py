@@ -144,7 +144,7 @@ def _read_torch(path: Path) -> Any:
 def refuse_hostile(path: Path) -> None:
     """Refuse a file saved by torch that is not safe even for `torch.load(weights_only=True)`."""
     try:
-        # the tar layout of torch before 0.4 was the one that got code past `weights_only` in torch before 2.6
+        # the layout of torch before 0.4: `torch.load` refuses it only after it has read names of any length
         if _is_tar(path):
             raise SourceError(f"{str(path)!r} is in torch's old tar layout; save it again with `torch.save`.")
         vet_torch_file(path)

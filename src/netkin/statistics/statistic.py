@@ -94,11 +94,11 @@ class Statistic(Stored, ABC):
         tensors, header = self._state()
         return self._restored({name: tensor.clone() for name, tensor in tensors.items()}, header)
 
-    def to_file(self, path: str | Path) -> None:
+    def to_file(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the statistic to one file, at once or not at all."""
         tensors, header = self._state()
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-        files.write(path, kind=self.kind, header=header, arrays=arrays)
+        files.write(path, self.kind, header, arrays, overwrite=overwrite)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:

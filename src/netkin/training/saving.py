@@ -55,7 +55,7 @@ class Saving:
         cls, path: Location | None, identity: Mapping[str, str], call: str, overwrite: bool, test: Any = None
     ) -> Iterator[Saving]:
         """Yield the file of a training; one that another process works on, or that holds anything else, is refused."""
-        files.refuse_output(path, KIND, overwrite=overwrite)
+        files.refuse_output(path, overwrite=True)  # a training that is there goes on
         job = Job(None if path is None else beside(path), KIND, identity, call=call, overwrite=overwrite)
         saving = cls(path, identity, overwrite, job, test)
         saving.is_begun()  # refused before the folder is made
@@ -66,7 +66,7 @@ class Saving:
         """Return whether there is a training to go on with; the file of another one is refused."""
         if self.path is None or self.overwrite or not os.path.exists(self.path) or not os.path.getsize(self.path):
             return False
-        header = files.read_header(self.path, KIND)
+        header = files.read_header(self.path, KIND, "give another path, or `overwrite=True`")
         with files.damage_reported(self.path):
             held = State(KIND, dict(header["identity"]), folder=str(self.path))
         refuse_other(held, State(KIND, self.identity))
@@ -79,8 +79,7 @@ class Saving:
         header, arrays = files.read(self.path, KIND)
         with files.damage_reported(self.path):
             state = unpack_state(header["state"], arrays)
-            # files of before do not have it
-            load_generator_states(self.test, state.get("test_state", generator_states(self.test)))
+            load_generator_states(self.test, state["test_state"])
             return state
 
     def write(self, state: Mapping[str, Any]) -> None:
@@ -90,7 +89,7 @@ class Saving:
             progress = {name: state[name] for name in ("epoch", "step") if name in state}  # for readers
             header = {"identity": dict(self.identity), "progress": progress, "state": values}
             with self.job.writing(self.path):
-                files.write(self.path, KIND, header, arrays, overwrite=self.overwrite)
+                files.write(self.path, KIND, header, arrays, overwrite=True)
 
 
 def identity_of(

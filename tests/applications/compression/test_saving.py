@@ -127,7 +127,7 @@ def test_the_file_says_of_what_weights_data_and_settings_it_is(digits_net, digit
 
 def test_a_compressed_model_is_not_written_over_something_else(small, tmp_path):
     (tmp_path / "weights.pt").write_bytes(b"precious")
-    with pytest.raises(FileError, match="this would write over '.*weights.pt', which holds no compressed model"):
+    with pytest.raises(FileError, match="this would write over '.*weights.pt'; choose another name"):
         nk.save_compressed(small, tmp_path / "weights.pt")
     nk.save_compressed(small, tmp_path / "weights.pt", overwrite=True)
 

@@ -91,7 +91,7 @@ def test_a_file_of_another_kind_is_refused_as_that(tmp_path):
 def test_a_record_comes_back_from_its_file(learnt, tasks, tmp_path):
     joint = learn_tasks(small_net, tasks, "joint", **RECIPE).record
     for record in (learnt.record, joint):
-        record.save(tmp_path / "tasks.netkin")
+        record.save(tmp_path / "tasks.netkin", overwrite=True)
         found = nk.load(tmp_path / "tasks.netkin")
         assert found == record
         assert str(found) == str(record)

@@ -287,7 +287,7 @@ def test_a_file_without_its_parts_is_refused(rows, tmp_path):
     file, models = tmp_path / "run.netkin", {0: Fan(0), 20: Fan(20)}
     dynamics(models, rows).save(file)
     before = file.read_bytes()
-    with pytest.raises(FileError, match="run.netkin' is there, and the parts .* are not in '.*run.netkin.job'; give"):
+    with pytest.raises(FileError, match="this would write over '.*run.netkin'; choose another name"):
         dynamics(models, rows, save=file)
     assert file.read_bytes() == before
 
@@ -337,7 +337,7 @@ def test_a_step_with_other_weights_is_done_again(rows, tmp_path):
 def test_another_kind_of_file_is_not_written_over(rows, tmp_path):
     file = tmp_path / "ab.netkin"
     nk.compare(Fan(0), Fan(1), rows).save(file)
-    with pytest.raises(FileError, match="would write over '.*ab.netkin', which holds a comparison and no series"):
+    with pytest.raises(FileError, match="would write over '.*ab.netkin'; choose another name"):
         dynamics({0: Fan(0), 10: Fan(10)}, rows, save=file)
 
 

@@ -5,7 +5,6 @@ import os
 import pickle
 import signal
 import warnings
-from functools import partial
 
 import numpy as np
 import pytest
@@ -14,8 +13,6 @@ from torch import nn
 
 import netkin as nk
 from federated_worlds import OPTIONS, clients, network, same
-from file_worlds import write_unchecked
-from netkin import files
 from netkin.applications.federated import ALGORITHMS, Simulation, federate, local_training
 from netkin.applications.federated.algorithms import sampled
 from netkin.errors import FileError, ForwardError, NetkinError, ShapeError, UnknownName
@@ -101,51 +98,6 @@ def stopping(monkeypatch, at, stop):
 
 def interrupt():
     raise KeyboardInterrupt
-
-
-def all_ones(array):
-    return np.ones((1,) * 8, np.float32)
-
-
-def ending_in(value, array):
-    spoilt = array.copy()
-    spoilt.flat[-1] = value
-    return spoilt
-
-
-@pytest.mark.parametrize(
-    "spoilt, fault",
-    [
-        (all_ones, "has shape"),
-        (partial(ending_in, np.nan), "is not finite"),
-        (partial(ending_in, np.inf), "is not finite"),
-    ],
-)
-def test_weights_of_another_shape_and_those_not_finite_in_a_stopped_federation_are_refused(
-    tmp_path, monkeypatch, spoilt, fault
-):
-    options = OPTIONS | {"rounds": 3, "algorithm": "ditto", "save": tmp_path / "f.netkin"}
-    with monkeypatch.context() as patch:
-        stopping(patch, 1, interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            federate(network(), clients(), **options)
-    (path,) = tmp_path.rglob("standing.netkin")
-    header, arrays = files.read(path)
-    for kind in ("shared", "kept"):
-        name = next(key for key in arrays if key.startswith(f"{kind}/"))
-        write_unchecked(path, header, arrays | {name: spoilt(arrays[name])})
-        with pytest.raises(FileError, match=f"standing.netkin' is damaged: ValueError: '{name}' {fault}"):
-            federate(network(), clients(), **options)
-
-
-def test_pretrained_weights_of_another_shape_are_refused(tmp_path):
-    options = OPTIONS | {"algorithm": "pretrain", "public": clients()["c0"], "save": tmp_path / "f.netkin"}
-    federate(network(), clients(), **options)
-    (path,) = tmp_path.rglob("pretraining.netkin")
-    header, arrays = files.read(path)
-    write_unchecked(path, header, {name: all_ones(array) for name, array in arrays.items()})
-    with pytest.raises(FileError, match=r"pretraining.netkin' is damaged: ValueError: 'base/.*' has shape .*; delete"):
-        federate(network(), clients(), **options)
 
 
 class Talking(nn.Tanh):

@@ -91,7 +91,7 @@ def test_a_state_of_something_else_is_refused(net):
         nk.FreezeTraining(net, {"conv1": 0.5}, steps=8).load_state_dict(state)
     with pytest.raises(InvalidValue, match="the state is of the groups .'conv1', .* and these are .'conv1', 'conv2'.;"):
         nk.FreezeTraining(net, "linear", steps=8, layers=["conv1", "conv2"]).load_state_dict(state)
-    with pytest.raises(InvalidValue, match="the state has format 9 and this netkin reads up to 1"):
+    with pytest.raises(InvalidValue, match="the state has format 9, and this netkin reads format 1"):
         freezing.load_state_dict(state | {"format": 9})
     with pytest.raises(InvalidValue, match="no state of `FreezeTraining`, as it has no 'format'; pass its `state_dict"):
         freezing.load_state_dict({"param_groups": []})

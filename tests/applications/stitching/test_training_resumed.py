@@ -165,16 +165,9 @@ def test_a_damaged_standing_is_refused(tmp_path):
     with pytest.raises(FileError, match="is no netkin file, or only a part of one"):
         train_map(joined(a, "1", b, "1", data), data, settings)
     path.unlink()
-    files.write(path, "part", {"name": "standing", "values": {"step": 3}, "seconds": 0, "created": ""}, {})
+    files.write(path, "part", {"name": "standing", "values": {"step": 3}, "seconds": 0}, {})
     with pytest.raises(FileError, match="is damaged: KeyError"):
         train_map(joined(a, "1", b, "1", data), data, settings)
-
-
-def test_the_file_of_an_older_netkin_is_refused(tmp_path):
-    a, b, data = two_perceptrons()
-    files.write(tmp_path / "old.netkin", "task_loss", {"step": 3}, {})
-    with pytest.raises(FileError, match="old.netkin' is a file, as older netkins kept a training in; it goes on in a "):
-        train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=tmp_path / "old.netkin"))
 
 
 def test_half_precision_is_kept(tmp_path):

@@ -340,12 +340,12 @@ def test_a_damaged_file_of_fits_is_refused(tmp_path):
         "`beta` must be": {"beta": 2},
     }.items():
         header_of = {name: one for name, one in {**header, **change}.items() if name not in ("kind", "format")}
-        files.write(tmp_path / "harmed.netkin", "kernel ridge", header_of, arrays)
+        files.write(tmp_path / "harmed.netkin", "kernel ridge", header_of, arrays, overwrite=True)
         with pytest.raises(FileError, match=f"is damaged: .*{what}"):
             nk.load(tmp_path / "harmed.netkin", small_model())
     fewer = {**arrays, "0/psi": arrays["0/psi"][:5]}
     del header["kind"], header["format"]
-    files.write(tmp_path / "harmed.netkin", "kernel ridge", header, fewer)
+    files.write(tmp_path / "harmed.netkin", "kernel ridge", header, fewer, overwrite=True)
     with pytest.raises(FileError, match="has 32 coefficients for each class, not one a bucket"):
         nk.load(tmp_path / "harmed.netkin", small_model())
 

@@ -294,9 +294,6 @@ def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None
     for part in record.replaced:
         _take_apart(net, part, path)
     wanted = net.state_dict()
-    # files of earlier versions have no arrays without axes
-    scalars = {name for name, one in wanted.items() if one.ndim == 0}
-    state = {name: one.reshape(()) if name in scalars and one.numel() == 1 else one for name, one in state.items()}
     _refuse_other_weights(wanted, state, path)
     net.load_state_dict(state)
     net.compression = record  # type: ignore[assignment]

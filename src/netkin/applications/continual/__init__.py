@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from netkin import __version__, files
+from netkin import __version__, jobs
 from netkin.applications.continual.learners import (
     LEARNERS,
     AtomLearner,
@@ -121,7 +121,7 @@ def learn_tasks(
     found, chosen = refuse_tasks(tasks), recipe_of(recipe, settings)
     refuse_options(method, options or {})
     numbers = _seeds(seeds)
-    files.refuse_output(save, TaskAccuracies.kind, overwrite=overwrite)
+    jobs.refuse_output(save, overwrite=overwrite)
     learners = {
         seed: LEARNERS[method](_built(model, seed, device), head, found, seed, **(options or {})) for seed in numbers
     }

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from netkin import files
+from netkin import jobs
 from netkin.applications.dynamics.recorder import DynamicsRecorder, Progress
 from netkin.applications.dynamics.steps import ClusterSteps, Held, between_steps, spare_memory
 from netkin.comparing.compare import compare, explain
@@ -296,7 +296,7 @@ class RunStudy:
             looking = reported(self.run.steps, "looking at checkpoints", "files")
             for step in looking:
                 self.identify(step)
-        files.refuse_output(save, "series", overwrite=overwrite)
+        jobs.refuse_output(save, overwrite=overwrite)
         identity = {} if save is None else {key.removeprefix("asked "): text for key, text in self.question.items()}
         job = Job.beside(save, "series", identity, call=self.call, overwrite=overwrite)
         with commanded(self.call), job:

@@ -207,7 +207,7 @@ class DynamicsRecorder:
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write all probes to one file, at once or not at all; other processes write nothing.
 
-        A file that holds no recording is written over only with `overwrite`. `nk.load` opens it without the model.
+        A file that is there is written over only with `overwrite`. `nk.load` opens it without the model.
         """
         if is_first_process():
             about: dict[str, Any] = {"run": self.run, "unit": self.unit, "provenance": self._provenance()}
@@ -364,10 +364,6 @@ def recorded(
 def restored(state: Mapping[str, Any], examples: ProbeExamples, unit: str) -> tuple[list[Moment], list[Progress]]:
     """Return the probes that `recorded` described, if they were taken on the same examples."""
     header = state["header"]
-    if len(header["digest"]) != len(examples.digest):
-        raise InvalidValue(
-            "these probes were recorded by an older netkin, which identified examples differently; record again."
-        )
     if header["digest"] != examples.digest:
         raise InvalidValue(
             f"these probes were taken on other examples of {header['data']!r} than those of {examples.name!r} given "

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from netkin import files
+from netkin import jobs
 from netkin.applications.federated.algorithms import (
     ALGORITHMS,
     SOURCES,
@@ -156,7 +156,7 @@ def federate(
         test_every=test_every, wire=wire or plain_wire, how=how, seed=seed,
     )  # fmt: skip
     refuse_misfits(asked.model, train_data, tests)
-    files.refuse_output(save, Federation.kind, overwrite=overwrite)
+    jobs.refuse_output(save, overwrite=overwrite)
     identity = {} if save is None else asked.identity
     call = described_call("nk.federate", model=model, algorithm=algorithm, coefficients=coefficients, rounds=rounds,
                           share=share, finetune=finetune or None, seed=seed)  # fmt: skip
@@ -238,7 +238,7 @@ class Simulation:
         self.job.expect([*first, *(f"round {number}" for number in range(1, self.asked.rounds + 1)), *last])
         if self.asked.public is not None:
             part = self.job.part(PRETRAINING, self._pretrained)
-            self.base |= self.job.unpacked(part, lambda part: self._restored(part.arrays, "base"))
+            self.base |= self._restored(part.arrays, "base")
         reached = self._start()
         with reporting(self.asked.rounds, "federating", "rounds", done=len(reached.records)) as report:
             for number in range(len(reached.records) + 1, self.asked.rounds + 1):
@@ -248,7 +248,7 @@ class Simulation:
                 report.update()
         for name in last:
             tuned = self.job.part(name, lambda: self._finetuned(reached))
-            reached.kept = self.job.unpacked(tuned, lambda part: self._unstacked(self._restored(part.arrays, "kept")))
+            reached.kept = self._unstacked(self._restored(tuned.arrays, "kept"))
             reached.untuned = tuned.values.get("failed", {})
         return self._finished(reached, call)
 
@@ -364,10 +364,6 @@ class Simulation:
         for key, array in arrays.items():
             own, _, name = key.partition("/")
             if own == kind:
-                if array.shape[kind == "kept" :] != self.base[name].shape:  # those kept have an axis of clients
-                    raise ValueError(f"{key!r} has shape {array.shape}, and {name!r} {tuple(self.base[name].shape)}")
-                if kind != "base" and not np.isfinite(array).all() and self.base[name].isfinite().all():
-                    raise ValueError(f"{key!r} is not finite")
                 found[name] = torch.from_numpy(np.array(array)).to(self.base[name].device, self.base[name].dtype)
         return found
 

@@ -276,10 +276,8 @@ class FreezeTraining:
             raise InvalidValue(
                 f"this is no state of `FreezeTraining`, as it has no {absent[0]!r}; pass its `state_dict()`."
             )
-        if state["format"] > FORMAT:
-            raise InvalidValue(
-                f"the state has format {state['format']} and this netkin reads up to {FORMAT}; update it."
-            )
+        if state["format"] != FORMAT:
+            raise InvalidValue(f"the state has format {state['format']}, and this netkin reads format {FORMAT}.")
         if state["kind"] != self._schedule.kind:
             raise InvalidValue(f"the state is of a {state['kind']!r} schedule and this is {self._schedule.kind!r}.")
         if list(state["units"]) != self.groups:

@@ -185,7 +185,7 @@ def save_sparse(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bo
     It is an ordinary file of `torch.save`, compressed: ``model.load_state_dict(torch.load(path))`` reads it without
     netkin (not with ``mmap=True``). The model keeps its masks. A file is written over only with `overwrite`.
     """
-    files.write_bytes(path, packed_bytes(baked_state(model)), "sparse weights", overwrite=overwrite)
+    files.write_bytes(path, packed_bytes(baked_state(model)), overwrite=overwrite)
 
 
 def packed_bytes(state: Mapping[str, Tensor]) -> bytes:

@@ -144,7 +144,7 @@ class Asked:
             return asked | {"names": f"{names[0]} into {names[1]}", "architectures": forms, **marks[names]}
         each = {name: model for names, pair in models.items() for name, model in zip(names, pair, strict=True)}
         weights = {name: one for names, own in marks.items() for name, one in zip(names, own.values(), strict=True)}
-        return asked | {"weights": weights, "architectures": {name: form_digest(model) for name, model in each.items()}}
+        return asked | {"weights": weights, "architecture": {name: form_digest(model) for name, model in each.items()}}
 
     @cached_property
     def overlap(self) -> str:

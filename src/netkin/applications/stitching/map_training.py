@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -186,11 +185,6 @@ class _Trainer:
         if self.settings.resume is None:
             yield place
             return
-        if Path(self.settings.resume).is_file():
-            raise FileError(
-                f"{str(self.settings.resume)!r} is a file, as older netkins kept a training in; it goes on in a folder "
-                "now, so give another path."
-            )
         network = self.network
         subjects = {
             "layers": f"{network.layer_a!r} into {network.layer_b!r}",

@@ -218,7 +218,7 @@ class Stitch:
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the transformation and how it came to be to one file; the models are not in it.
 
-        A file that holds no stitch is written over only with `overwrite`.
+        A file that is there is written over only with `overwrite`.
         """
         network, transformation = self.network, self.transformation
         models = [Description.of(model) for model in (network.a, network.b)]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from netkin import files
+from netkin import files, jobs
 from netkin.applications.stitching.ends import Pair
 from netkin.applications.stitching.evaluating import MEMORY, SCORES, Evaluation, evaluate_each
 from netkin.applications.stitching.fitting import (
@@ -340,7 +340,7 @@ class SweepFile:
 
     def __init__(self, path: str | os.PathLike[str] | None, overwrite: bool, *, several: bool):
         self.path, self.overwrite, self.several = path, overwrite, several
-        files.refuse_output(path, "comparisons" if several else "comparison", overwrite=overwrite)
+        jobs.refuse_output(path, overwrite=overwrite)
         self.found: dict[Pair, Comparison] = {}
 
     def load(self, sweeps: Sequence[Sweep]) -> None:

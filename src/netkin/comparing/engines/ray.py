@@ -167,7 +167,7 @@ class RayRequest:
     def _job(self, kind: str, survey: Survey, measures: Sequence[Measure]) -> Job:
         settings = survey.settings | ({} if self.rows is None else {"rows": str(self.rows)})
         identity = identity_of_study(survey.weights, survey.identity, self.options.layers, settings, measures)
-        identity |= {"architectures": survey.architectures, "examples": str(survey.examples)}
+        identity |= {"architecture": survey.architectures, "examples": str(survey.examples)}
         given = {"models": list(self.given.values()), "data": self.terms["data"] and self.terms["data"]["name"]}
         call = described_call("nk.compare" if kind == "comparison" else "nk.collect", **given)
         return Job(self.engine.job, kind, identity, call=call, overwrite=self.engine.overwrite)

@@ -296,13 +296,13 @@ def write_words(write: Any, words: str, **style: Any) -> None:
 
 
 def write_figure(figure: Any, path: str | os.PathLike[str], kind: str, *, overwrite: bool = False) -> None:
-    """Write the figure, with text as text in SVG and at 300 dots an inch in PNG; over nothing but another of ours."""
+    """Write the figure, with text as text in SVG and at 300 dots an inch in PNG."""
     buffer = io.BytesIO()
     dated = {
-        "png": {"Software": files.MARK},
-        "svg": {"Creator": files.MARK, "Date": None},
-        "pdf": {"Creator": files.MARK, "CreationDate": None},
+        "png": {"Software": "netkin"},
+        "svg": {"Creator": "netkin", "Date": None},
+        "pdf": {"Creator": "netkin", "CreationDate": None},
     }[kind]
     with matplotlib("matplotlib").rc_context(STYLE):
         figure.savefig(buffer, format=kind, dpi=300, bbox_inches="tight", metadata=dated)
-    files.write_bytes(path, buffer.getvalue(), "figure", overwrite=overwrite)
+    files.write_bytes(path, buffer.getvalue(), overwrite=overwrite)

@@ -62,12 +62,12 @@ def report(
     row or several.
 
     The page opens in any browser without a network; it is there whole or not at all. Its name ends in .html or .htm. A
-    file that is no page of netkin's is written over only with `overwrite`. `title` heads the page in place of its own.
+    file that is there is written over only with `overwrite`. `title` heads the page in place of its own.
     """
     if not str(path).lower().endswith(ENDINGS):
         raise InvalidValue(f"a report is a page whose name ends in {' or '.join(ENDINGS)}; got {str(path)!r}.")
     made = page(results) if title is None else retitled(page(results), title)
-    files.write_text(path, made, "page", overwrite=overwrite)
+    files.write_text(path, made, overwrite=overwrite)
     return Path(path)
 
 

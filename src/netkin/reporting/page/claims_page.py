@@ -30,9 +30,9 @@ def report_claims(
         claims: The records to show.
         path: The file of the page.
         notes: What was said of records after they were measured, by id and scale, as `later_notes` gives it.
-        overwrite: Whether to replace a file that is no such page.
+        overwrite: Whether to replace a file that is there.
     """
-    files.write_text(path, claims_page(claims, notes), "page", overwrite=overwrite)
+    files.write_text(path, claims_page(claims, notes), overwrite=overwrite)
     return Path(path)
 
 
