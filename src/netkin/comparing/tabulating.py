@@ -1,4 +1,4 @@
-"""From statistics to tables: every measure for every pair, with holes where there is no value."""
+"""From statistics to tables: every measure for every pair, with reasons where there is no value."""
 
 from __future__ import annotations
 
