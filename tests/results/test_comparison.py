@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 
-from netkin.errors import InvalidValue, MissingExtra, NoValue, ShapeError, UnknownName
+from netkin.errors import MissingExtra, NoValue, UnknownName
 from netkin.results import Comparisons, Series
 
 
@@ -127,16 +127,6 @@ def test_a_comparison_cannot_be_changed(two, made):
         two.seed = 3
     with pytest.raises(TypeError):
         two.tables["cka"] = made.table("cka")
-
-
-def test_a_table_of_other_layers_is_refused(made):
-    with pytest.raises(ShapeError, match="'cka' has 3 × 3 layers, the comparison 3 × 2.*same layers"):
-        made.comparison(layers_b=("conv1", "conv2"))
-
-
-def test_a_table_under_another_id_is_refused(made):
-    with pytest.raises(InvalidValue, match="the table under 'nbs' calls itself 'cka'"):
-        made.comparison(tables={"nbs": made.table("cka")})
 
 
 def test_the_time_is_noted_unless_given(made):

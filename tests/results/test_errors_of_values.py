@@ -120,8 +120,6 @@ def test_what_does_not_fit_is_refused(made):
         made.table(replicates=np.ones((3, 3, 3)))
     with pytest.raises(UnknownName, match="no layer named 'gone'"):
         made.table(error_reasons={("gone", "head"): MEDIAN})
-    with pytest.raises(InvalidValue, match="a standard error for 'conv1' and 'head', and a reason why it has none"):
-        made.table(errors=np.ones((3, 3)), error_reasons={("conv1", "head"): MEDIAN})
 
 
 def test_intervals_are_students_and_stay_within_the_bounds(made):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import netkin as nk
-from netkin.errors import FileError, InvalidValue, NoValue, ShapeError, UnknownName
+from netkin.errors import FileError, NoValue
 from netkin.results import Ranking, load
 from table_worlds import as_caveats, table_of
 
@@ -184,16 +184,3 @@ def test_a_ranking_is_frozen_copied_saved_and_read(tmp_path):
     with pytest.raises(FileError, match="note.txt"):
         ranked.save(tmp_path / "note.txt")
     assert ranked != ranking()
-
-
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(UnknownName, match="'knn', by which models are ranked, is none of logme"):
-        ranking(table([1, 2, 3]), score="knn")
-    with pytest.raises(ShapeError, match="it must have the row digits and the 3 models in one order"):
-        ranking(table([1, 2, 3]), table([1, 2, 3], "knn", models=("a", "c", "b")))
-    with pytest.raises(InvalidValue, match="the table under 'x' calls itself 'logme'"):
-        ranking(table([1, 2, 3]), tables={"logme": table([1, 2, 3]), "x": table([1, 2, 3])})
-    with pytest.raises(UnknownName, match="no score 'kn' in this ranking; did you mean 'knn'"):
-        ranking(table([1, 2, 3]), table([1, 2, 3], "knn")).by("kn")
-    with pytest.raises(UnknownName, match="no model 'd' in this ranking"):
-        ranking()["d"]

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from netkin import files
-from netkin.errors import FileError, InvalidValue, NameClash, NoValue, ShapeError, UnknownName
+from netkin.errors import InvalidValue, NoValue, UnknownName
 from netkin.results import Comparison, Series, load
 from table_worlds import sentences
 
@@ -150,38 +149,10 @@ def test_a_saved_series_comes_back_the_same(world, tmp_path):
     assert one != world.series()
 
 
-def test_a_damaged_series_is_refused(world, tmp_path):
-    world.series().save(tmp_path / "run.netkin")
-    header, arrays = files.read(tmp_path / "run.netkin")
-    files.write(tmp_path / "harmed", "series", header | {"steps": [1]}, arrays)
-    with pytest.raises(FileError, match="harmed' is damaged: "):
-        load(tmp_path / "harmed")
-
-
 def test_an_interrupted_series_says_so(world):
     assert world.series().complete
     assert not world.series(missing=(50, 60)).complete
     assert sentences(world.series(missing=(50, 60))) == ("interrupted: 2 of 7 steps are missing.",)
-
-
-@pytest.mark.parametrize(
-    "changes, fault, words",
-    [
-        ({"steps": (0, 100, 200, 300)}, ShapeError, "a comparison for each step; got 4 steps and 5 comparisons"),
-        ({"final_step": 500}, InvalidValue, "ends with its final step 500; got 0, 100, 200, 300, 400"),
-        ({"steps": (0, 200, 200, 300, 400)}, NameClash, "the steps of a series rise; got 0, 200, 200"),
-    ],
-)
-def test_steps_out_of_order_are_refused(world, changes, fault, words):
-    with pytest.raises(fault, match=words):
-        world.series(**changes)
-
-
-def test_other_layers_at_a_step_are_refused(world):
-    other = world.made.comparison(world.made.table(rows=("in", "out"), columns=("in", "out")))
-    mine = world.made.comparison(world.made.table())
-    with pytest.raises(ShapeError, match="share their layers; step 1 has 2 .in, out, .... and the final one 3 .conv1"):
-        Series(run="r", steps=(1, 2), comparisons=[other, mine], final_step=2)
 
 
 def test_a_data_frame_holds_the_layers_on_their_way(world):

@@ -59,8 +59,6 @@ class Comparison(Saved, FrozenRecord):
             freeze(self, **{name: frozen_mapping(getattr(self, name), shared=True)})
         freeze(self, tables=frozen_mapping(self.tables), provenance=frozen_mapping(self.provenance))
         freeze(self, caveats=tuple(self.caveats))
-        for name, table in self.tables.items():
-            self._refuse_stranger(name, table)
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -204,15 +202,6 @@ class Comparison(Saved, FrozenRecord):
                 if reason != NOT_ASKED:
                     value, error, low, high = (float(array[i, j]) for array in arrays)
                     yield table.id, a, b, value, error, low, high, reason
-
-    def _refuse_stranger(self, name: str, table: Values) -> None:
-        if table.id != name:
-            raise InvalidValue(f"the table under {name!r} calls itself {table.id!r}; file it under its id.")
-        if (table.layers_a, table.layers_b) != (self.layers_a, self.layers_b):
-            raise ShapeError(
-                f"the table of {name!r} has {len(table.layers_a)} × {len(table.layers_b)} layers, the comparison "
-                f"{len(self.layers_a)} × {len(self.layers_b)}, or others' names; give both the same layers."
-            )
 
 
 def user_clusters(similarity: Comparison | np.ndarray, count: int | None = None) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from netkin import __version__
-from netkin.errors import InvalidValue, UnknownName, did_you_mean
+from netkin.errors import UnknownName, did_you_mean
 from netkin.results.quantity import ACCURACY, Quantity
 from netkin.results.records import now, optional
 
@@ -33,10 +33,6 @@ class CompressedLayer:
     variance: float
     accuracy: float | None = None
     notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.kept <= self.width or self.width < 1:
-            raise InvalidValue(f"layer {self.layer!r} can't keep {self.kept:,} of {self.width:,} directions.")
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.errors import NoValue, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat
 from netkin.results.labels import HOLE, plural, short_names
 from netkin.results.packing import Saved
-from netkin.results.records import FrozenRecord, distinct, freeze, frozen_mapping, now, optional
+from netkin.results.records import FrozenRecord, freeze, frozen_mapping, now, optional
 from netkin.results.text import cells, grid, terminal_width, wrapped
 from netkin.results.values import Match, Values, jackknife_error, student_quantile
 
@@ -72,9 +72,6 @@ class Ranking(Saved, FrozenRecord):
         freeze(self, caveats=tuple(self.caveats), reliability=frozen_mapping(known))
         if self.score not in self.tables:
             raise UnknownName(f"{self.score!r}, by which models are ranked, is none of {', '.join(self.tables)}.")
-        distinct(self._given, "models")
-        for name, table in self.tables.items():
-            self._refuse_stranger(name, table)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -327,15 +324,6 @@ class Ranking(Saved, FrozenRecord):
         if math.isnan(error):
             return Behind(value)
         return Behind(value, error, value > student_quantile(len(table.chunk_sizes)) * error)
-
-    def _refuse_stranger(self, name: str, table: Values) -> None:
-        if table.id != name:
-            raise InvalidValue(f"the table under {name!r} calls itself {table.id!r}; file it under its id.")
-        if (table.layers_a, table.layers_b) != ((self.data,), self._given):
-            raise ShapeError(
-                f"the table of {name!r} has the rows {', '.join(table.layers_a)} and {len(table.layers_b)} columns; "
-                f"it must have the row {self.data} and the {len(self)} models in one order."
-            )
 
 
 def _nan(value: float | None) -> float:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from netkin.errors import InvalidValue, NameClash, NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.errors import InvalidValue, NoValue, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.comparison import NUMBERS, Comparison
 from netkin.results.packing import Saved
@@ -74,9 +74,6 @@ class Series(Saved, FrozenRecord):
     def __post_init__(self) -> None:
         freeze(self, steps=tuple(map(int, self.steps)), comparisons=tuple(self.comparisons))
         freeze(self, missing=tuple(map(int, self.missing)), provenance=frozen_mapping(self.provenance))
-        self._refuse_disorder()
-        for step, comparison in zip(self.steps, self.comparisons, strict=True):
-            self._refuse_stranger(step, comparison)
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -272,31 +269,6 @@ class Series(Saved, FrozenRecord):
         if not low <= threshold <= high:
             raise InvalidValue(f"{table.id} lies between {low:g} and {high:g}; a threshold of {threshold:g} does not.")
         return own >= threshold if table.higher_is_closer else own <= threshold
-
-    def _refuse_disorder(self) -> None:
-        if len(self.steps) != len(self.comparisons):
-            raise ShapeError(
-                f"a series needs a comparison for each step; got {len(self.steps)} steps and "
-                f"{len(self.comparisons)} comparisons."
-            )
-        if not self.steps or self.steps[-1] != self.final_step:
-            raise InvalidValue(
-                f"a series ends with its final {self.unit} {self.final_step}; got {_listed(self.steps)}."
-            )
-        twice = [one for one, other in zip(self.steps, self.steps[1:], strict=False) if one >= other]
-        if twice:
-            raise NameClash(f"the {self.unit}s of a series rise; got {_listed(self.steps)}.")
-
-    def _refuse_stranger(self, step: int, comparison: Comparison) -> None:
-        final = self.comparisons[-1]
-        for what in ("layers_a", "layers_b", "measures"):
-            own, wanted = getattr(comparison, what), getattr(final, what)
-            if own != wanted:
-                kind = "measures" if what == "measures" else "layers"
-                raise ShapeError(
-                    f"the comparisons of a series share their {kind}; {self.unit} {step} has {len(own)} "
-                    f"({', '.join(own[:3])}, ...) and the final one {len(wanted)} ({', '.join(wanted[:3])}, ...)."
-                )
 
 
 def _listed(steps: Sequence[int], most: int = 6) -> str:

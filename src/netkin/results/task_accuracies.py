@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
+from netkin.errors import UnknownName, did_you_mean
 from netkin.results.caveats import Caveat
 from netkin.results.labels import HOLE, plural
 from netkin.results.packing import Saved
@@ -65,13 +65,6 @@ class TaskAccuracies(Saved, FrozenRecord):
         for name in ("storage", "options", "provenance"):
             freeze(self, **{name: frozen_mapping(getattr(self, name))})
         freeze(self, tasks=distinct(self.tasks, "tasks"), accuracies=frozen_array(self.accuracies))
-        wanted = len(self.seeds), len(self.tasks) + 1, len(self.tasks)
-        if self.accuracies.shape != wanted or len(self.classes) != len(self.tasks) or not self.seeds:
-            raise ShapeError(
-                f"{len(self.seeds)} seeds and {len(self.tasks)} tasks need accuracies of shape {wanted} and as many "
-                f"numbers of classes; got {self.accuracies.shape} and {len(self.classes)}."
-            )
-        _refuse_beyond_one("accuracies", self.accuracies[~np.isnan(self.accuracies)])
 
     @property
     def quantity(self) -> Quantity:
@@ -207,16 +200,8 @@ class TaskEnsembles(Saved, FrozenRecord):
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        count = len(self.tasks)
-        shapes = {name: (len(self.seeds), count) for name in ("alone", "together", "further")}
-        for name, shape in (shapes | {"similarities": (len(self.seeds), count, count)}).items():
+        for name in ("alone", "together", "further", "similarities"):
             freeze(self, **{name: frozen_array(getattr(self, name))})
-            if getattr(self, name).shape != shape or not self.seeds:
-                raise ShapeError(f"`{name}` must have shape {shape}; got {getattr(self, name).shape}.")
-        if [len(one) for one in self.members] != [count] * len(self.seeds):
-            raise ShapeError(f"`members` must list the members of {count} tasks for each of {len(self.seeds)} seeds.")
-        for name in shapes:
-            _refuse_beyond_one(name, getattr(self, name))
         freeze(self, provenance=frozen_mapping(self.provenance))
 
     def __repr__(self) -> str:
@@ -259,12 +244,6 @@ class TaskEnsembles(Saved, FrozenRecord):
             for t, task in enumerate(self.tasks)
         ]
         return optional("pandas").DataFrame(rows, columns=["seed", "task", "members", "alone", "together", "further"])
-
-
-def _refuse_beyond_one(name: str, values: np.ndarray) -> None:
-    wrong = values[~((values >= 0) & (values <= 1))]
-    if len(wrong):
-        raise InvalidValue(f"`{name}` are shares of examples, from 0 to 1; got {wrong[0]}.")
 
 
 def _spread(values: np.ndarray) -> tuple[float, float]:

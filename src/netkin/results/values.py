@@ -269,7 +269,6 @@ class Values(FrozenRecord):
             wrong = self.errors[(self.errors < 0) | np.isinf(self.errors)]
             if len(wrong):
                 raise InvalidValue(f"a standard error is finite and not negative; got {wrong[0]:g}.")
-            self._refuse_error_with_reason(places)
         freeze(self, error_reasons=frozen_mapping(reasons, shared=True))
 
     def _without_error(self, replicates: np.ndarray, errors: np.ndarray) -> dict[tuple[int, int], str]:
@@ -292,14 +291,6 @@ class Values(FrozenRecord):
         for end in filter(math.isfinite, self.bounds):
             found |= np.abs(self.values - end) <= NEAR * size
         return found
-
-    def _refuse_error_with_reason(self, places: Mapping[tuple[int, int], Pair]) -> None:
-        both = next((pair for place, pair in places.items() if np.isfinite(self.to_errors()[place])), None)
-        if both is not None:
-            raise InvalidValue(
-                f"the table of {self.id!r} has a standard error for {both[0]!r} and {both[1]!r}, and a reason why "
-                "it has none; give one of the two."
-            )
 
     def _refuse_nan_without_reason(self) -> None:
         """Refuse a missing value without a reason, and a reason beside a value."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar
 
-from netkin.errors import InvalidValue, ShapeError
+from netkin.errors import InvalidValue
 from netkin.results.comparison import Comparison
 from netkin.results.compression import aligned
 from netkin.results.packing import Saved
@@ -58,14 +58,6 @@ class WeightSparsity:
     epsilons: tuple[float, ...] = ()
     relative: tuple[float, ...] = ()
     dense_parameters: int = 0  # those that can't be pruned: biases, norms, embeddings
-
-    def __post_init__(self) -> None:
-        counts = {"below": self.epsilons, "below_left": self.epsilons}
-        counts |= {"below_relative": self.relative, "below_relative_left": self.relative}
-        for row in self.layers:
-            wrong = [name for name, wanted in counts.items() if len(getattr(row, name)) != len(wanted)]
-            if wrong or not 0 <= row.left <= row.weights or row.weights < 1:
-                raise ShapeError(f"layer {row.layer!r} needs weights, and a count below each ε of the table.")
 
     @property
     def weights(self) -> int:
@@ -174,24 +166,8 @@ class SparsityStudy(Saved):
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.networks or "sparsity" in self.networks or not all(one.layers for one in self.networks.values()):
-            raise InvalidValue("a study holds one network or more, each with layers, none of them named 'sparsity'.")
-        for what in ("histograms", "sizes", "interlayer", "costs"):
-            _refuse_strangers(self, what, partly=what in ("interlayer", "costs"))
-        counts = {len(self.edges) - 1, *(len(one) for one in self.histograms.values())}
-        lengths = {len(one) for one in self.curve.values()}
-        if len(counts) > 1 or len(lengths) > 1 or (self.curve and self.curve.keys() != {"sparsity", *self.names}):
-            raise ShapeError("histograms need one count between two edges, and curves one value for each sparsity.")
-        if any(len(one.tables) != 1 for one in self.interlayer.values()):
-            raise ShapeError("the layers of a network are compared by one measure.")
-        known = [row for rows in self.costs.values() for row in rows if not row.reason]
-        whole = [size for size, _ in self.sizes.values()] + [
-            size for x in known for size in (x.dense_bytes, x.dense_seconds)
-        ]
-        if not all(size > 0 for size in whole):
-            raise InvalidValue(
-                "what a dense network or layer takes, in bytes and in seconds, must be more than nothing."
-            )
+        if "sparsity" in self.networks:
+            raise InvalidValue("a network can't be called 'sparsity', as the x axis of the curve is; rename it.")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -244,13 +220,6 @@ class SparsityStudy(Saved):
         for row in self.costs.get(name, ()):
             lines.append(cost_in_words(row))
         return "\n".join(lines)
-
-
-def _refuse_strangers(study: SparsityStudy, what: str, *, partly: bool) -> None:
-    """Refuse a part of a study that is about other networks."""
-    named = set(getattr(study, what))
-    if named - set(study.networks) or not (partly or named == set(study.networks)):
-        raise ShapeError(f"`{what}` are of {sorted(named)}, and the networks are {sorted(study.networks)}.")
 
 
 def cost_in_words(row: LinearCost) -> str:

@@ -8,7 +8,7 @@ import netkin as nk
 from continual_worlds import RECIPE, small_net
 from netkin import files
 from netkin.applications.continual import TaskAccuracies, learn_tasks
-from netkin.errors import FileError, ShapeError, UnknownName
+from netkin.errors import FileError, UnknownName
 from table_worlds import sentences
 
 
@@ -108,11 +108,6 @@ def test_a_record_is_frozen():
         record.accuracies[0] = 1
     with pytest.raises(TypeError):
         record.storage["shared"] = 0
-
-
-def test_accuracies_of_another_shape_are_refused():
-    with pytest.raises(ShapeError, match=r"3 seeds and 4 tasks need accuracies of shape \(3, 5, 4\)"):
-        drawn(accuracies=np.zeros((3, 4, 4)))
 
 
 def test_it_is_told_in_a_table_and_as_a_data_frame():
