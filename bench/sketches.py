@@ -131,9 +131,7 @@ def accuracies() -> None:
     layers = ["conv1", "conv2", "conv4", "relu4"]
     print("| network | kernel | " + " | ".join(layers) + " |\n|---|---|" + "---|" * len(layers))
     for what in ("untrained", "trained"):
-        model = nk.load_model("netkin:digits")
-        if what == "trained":
-            nk.train(model, train, epochs=6, progress=False)
+        model = nk.training.trained_digits_net(0) if what == "trained" else nk.training.untrained_digits_net(0)
         for name in KERNELS:
             found = [
                 nk.kernel_ridge(model, train, layers=layers, kernel=name, seed=seed, progress=False).accuracy(

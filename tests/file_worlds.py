@@ -10,11 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from safetensors.numpy import save
 from torch import nn
 
 import netkin as nk
-from netkin import files
 from netkin.errors import NetkinError
 from netkin.measures.registry import measures, value_of
 from netkin.reporting.page import page
@@ -144,7 +142,7 @@ def write_statistics(folder):
             found = nk.collect(model, data=data, measures=asked, names=("first", "second"), **options)
             found.save(folder / f"statistics of {name}")
             for one in found.every():
-                one.to_file(folder / f"{one.kind} of {name}")
+                one.save(folder / f"{one.kind} of {name}")
 
 
 def write_collectors(folder):
@@ -152,7 +150,7 @@ def write_collectors(folder):
     inputs, draw = batches(5)[0][0], torch.Generator().manual_seed(1)
     outputs = Outputs(3)
     outputs.update(torch.randn(12, 3, generator=draw), torch.randn(12, 3, generator=draw), torch.arange(12) % 3)
-    outputs.to_file(folder / "Outputs by hand")
+    outputs.save(folder / "Outputs by hand")
     cross = CrossMoments([("in", "out"), ("out", "in")])
     embeddings = LayerEmbeddings(["in", "out"], buckets=4)
     grams, moments = nk.LayerGrams([(["in"], ["out"])], batch=5), nk.LayerMoments([(["in"], ["out"])], debiased=True)
@@ -162,7 +160,7 @@ def write_collectors(folder):
             one.update(rows)
         embeddings.update(rows, {name: one.flip(0) for name, one in rows.items()})
     for one in (cross, embeddings, grams, moments):
-        one.to_file(folder / f"{one.kind} by hand")
+        one.save(folder / f"{one.kind} by hand")
 
 
 def write_results(folder):
@@ -282,14 +280,6 @@ def write_harmed(source, target, draw):
     else:
         contents[place] ^= 1 << draw.randrange(8)
     target.write_bytes(contents)
-
-
-def write_unchecked(target, header, arrays, checksum=True):
-    """Write a file whose header may hold anything, with a checksum that fits it if there is to be one."""
-    arrays = {name: np.asarray(one, order="C") for name, one in arrays.items()}
-    text = json.dumps({"checksum of arrays": files._digest(arrays), **header} if checksum else header)
-    text = f'{{"checksum": "{files._hashed(text)}", {text[1:]}' if checksum else text
-    target.write_bytes(save(arrays, {"netkin": text}))
 
 
 # --- use --------------------------------------------------------------------------------------------------------------

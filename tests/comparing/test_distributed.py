@@ -110,9 +110,9 @@ UNLIKE = {
     "other_measures": "InvalidValue: rank 1 differs from rank 0 in its measures: nbs and cka; ",
     "other_layers": "InvalidValue: rank 1 differs from rank 0 in its layers: fc and conv1; ",
     "other_calls": "InvalidValue: rank 1 differs from rank 0 in its examples: 51 and 50; ",
-    "other_activations": "InvalidValue: rank 1 differs from rank 0 in its 'act' of 'a': torch.nn.modules.activation.T",
-    "other_code": "InvalidValue: rank 1 differs from rank 0 in its 'own code' of 'a': rank_worlds.Net ",
-    "other_widths": "InvalidValue: rank 1 differs from rank 0 in its 'conv1.out_channels' of 'a': int 5 and int 4; ",
+    "other_activations": "InvalidValue: rank 1 differs from rank 0 in its 'act.class' of 'a': torch.nn.modules.acti",
+    "other_code": "InvalidValue: rank 1 differs from rank 0 in its 'class' of 'a': rank_worlds.Net ",
+    "other_widths": "InvalidValue: rank 1 differs from rank 0 in its 'conv1.out_channels' of 'a': 5 and 4; ",
 }
 LAST = {
     "a_model_that_crashes": "OSError: this rank is broken",

@@ -304,3 +304,10 @@ def test_dependent_atoms_are_not_said_to_span_everything():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert float(nk.grassmann(D, D)) == pytest.approx(1)
+
+
+def test_an_unknown_layer_of_filters_is_refused():
+    filters = nk.LayerFilters()
+    filters.update({"weights": {"conv1": {"weight": torch.randn(2, 2, 3, 3)}}})
+    with pytest.raises(UnknownName, match="no layer 'conv2' in these filters; did you mean 'conv1'"):
+        filters["conv1", "conv2"]

@@ -26,7 +26,7 @@ def own_registry(monkeypatch):
     measures()
     monkeypatch.setattr(registry, "_MEASURES", dict(registry._MEASURES))
     yield registry._MEASURES
-    registry._load_entry_points.cache_clear()
+    registry.broken_packages.cache_clear()
     registry._warn_of.cache_clear()
 
 

@@ -108,24 +108,6 @@ def test_a_hook_that_counts_for_itself_resumes_bit_for_bit(tmp_path):
     assert [one["loss"] for one in resumed] == [one["loss"] for one in history]
 
 
-def test_what_a_function_keeps_elsewhere_is_warned_of_where_a_training_resumes(tmp_path):
-    seen = []
-
-    def keep(model, step):
-        seen.append(step)
-
-    given = {"epochs": 1, "batch": 50, "every": 1, "save": tmp_path / "run"}
-    with pytest.raises(Stop):
-        train(nn.Linear(4, 3), (INPUTS, LABELS), **given, hooks=[keep, stop_at(5)], seed=1)
-    torch.manual_seed(2)
-    first = nn.Linear(4, 3)
-    with pytest.raises(Stop):
-        train(first, (INPUTS, LABELS), **given, hooks=[keep, stop_at(5)], overwrite=True)
-    torch.manual_seed(2)
-    with pytest.warns(UserWarning, match="keep' changes seen, which a saved training does not hold"):
-        train(nn.Linear(4, 3), (INPUTS, LABELS), **given, hooks=[keep, stop_at(0)])
-
-
 def test_losses_of_networks_that_are_trained_at_once_are_those_of_each():
     def nets():
         torch.manual_seed(0)
@@ -147,25 +129,17 @@ class Scaled(nn.Module):
         self.first, self.last, self.way = nn.Linear(4, 8), nn.Linear(8, 3), way
         if way == "buffer":
             self.register_buffer("scale", torch.tensor(scale), persistent=False)
-        elif way == "object":
-            self.scale = Holder(scale)
-        elif way == "list of objects":
-            self.scale = [Holder(scale)]
+        elif way == "list":
+            self.scale = [scale]
         elif way == "hook":
             self.first.register_forward_hook(lambda module, given, output: output * scale)
 
     def forward(self, inputs):
         held = getattr(self, "scale", 1.0)
-        held = held[0] if isinstance(held, list) else held
-        return self.last(torch.tanh(self.first(inputs) * (held.value if isinstance(held, Holder) else held)))
+        return self.last(torch.tanh(self.first(inputs) * (held[0] if isinstance(held, list) else held)))
 
 
-class Holder:
-    def __init__(self, value):
-        self.value = value
-
-
-@pytest.mark.parametrize("way", ["buffer", "object", "list of objects", "hook"])
+@pytest.mark.parametrize("way", ["buffer", "list", "hook"])
 def test_work_on_models_that_differ_in_more_than_weights_is_not_continued(tmp_path, way):
     def compared(scale):
         models = {name: Scaled(seed, scale, way) for seed, name in enumerate("ab")}
@@ -176,10 +150,10 @@ def test_work_on_models_that_differ_in_more_than_weights_is_not_continued(tmp_pa
 
     first = compared(1.0)
     assert (compared(1.0).tables["cka"].values == first.tables["cka"].values).all()
-    with pytest.raises(FileError, match="differs in architecture of 'a' and architecture of 'b'"):
+    with pytest.raises(FileError, match="differs in architecture .'.* of 'a' and '.* of 'b'"):
         compared(5.0)
     assert trained(1.0) == trained(1.0)
-    with pytest.raises(FileError, match="differs in model"):
+    with pytest.raises(FileError, match="differs in architecture .'"):
         trained(5.0)
 
 

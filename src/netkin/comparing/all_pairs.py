@@ -22,7 +22,7 @@ from netkin.comparing.planning import weights_alone
 from netkin.comparing.request import Options, Request
 from netkin.comparing.subjects import ModelRunner, Subject
 from netkin.errors import InvalidValue, MemoryLimit
-from netkin.identity import described_call, form_digest, settings_digest, weights_digest
+from netkin.identity import COMPARE, described_call, forms_by_name, settings_digest, state_noted, weights_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.progress import reported
@@ -111,8 +111,10 @@ class AllPairs:
     def keep(self, measures: Sequence[Measure], save: str | os.PathLike[str], overwrite: bool) -> Comparisons:
         """Return the comparison of every pair, saved in the file `save`, beside which finished parts lie."""
         self._refuse_keeping()
-        job = Job.beside(save, "comparison", self._identity(measures), call=self._call(measures), overwrite=overwrite)
-        with job:
+        options: dict[str, Any] = {"call": self._call(measures), "overwrite": overwrite, "compare": COMPARE}
+        job = Job.beside(save, "comparison", self._identity(measures), **options)
+        live = {name: model for name, model in self.given.items() if isinstance(model, nn.Module)}
+        with job, state_noted(job, live):
             way, limit = self._planned(job, measures)
             self.study = replace(self.study, limit=limit)
             found = self._through(way, measures, PairsJob(job, measures, way.blocks, way.sample))
@@ -133,11 +135,11 @@ class AllPairs:
         self._refuse_other_data("save")
 
     def _identity(self, measures: Sequence[Measure]) -> dict[str, Any]:
-        weights, forms = dict[str, str](), dict[str, str]()
+        weights, forms = dict[str, str](), dict[str, Any]()
         for name in self.given:
             model = self._live([name])[name]
             weights[name] = weights_digest(model)
-            forms |= {name: form_digest(model)} if isinstance(model, nn.Module) else {}
+            forms |= forms_by_name({name: model} if isinstance(model, nn.Module) else {})
         data = "none" if weights_alone(measures) else data_digest(self.data, self.examples)
         settings = Request({}, self.options, self.pairs, self.study)._settings()
         own = identity_of_study(weights, data, self.options.layers, settings | {"rows": str(self.rows)}, measures)

@@ -16,6 +16,7 @@ import numpy as np
 from netkin.measures.cuts import EXCHANGE, Cut
 from netkin.results.values import carried_by_one, jackknife_error
 
+JUMPS = 10  # an error that is so many times that of most replicates is made by the others
 RARE = 1e-3  # of samples: another cut that is less likely does not change what 95 % of them give
 EXCHANGED = (
     "two eigenvalues at the cut are too near to each other: in other samples the next direction would be kept in place "
@@ -38,8 +39,8 @@ class CutMargins:
         """Note the margins of the same cut without a chunk."""
         self.replicates[chunk] = cut.margins(self.counts)
 
-    def reason(self, value: float, error: float, sizes: Sequence[int]) -> str:
-        """Return why `error` is too small, if by another cut alone the value would spread more; else "".
+    def reason(self, value: float, error: float, replicates: np.ndarray, sizes: Sequence[int]) -> str:
+        """Return why replicates give no error, if by another cut alone the value would spread by more; else "".
 
         A cut that changes by d in a share p of samples adds the variance p(1 - p) d². Both layers' cuts change together
         as often as the rarer of the two.
@@ -47,16 +48,27 @@ class CutMargins:
         # SciPy is slow to import, and results without errors need nothing of it
         from scipy.special import ndtr
 
+        steady = steady_error(replicates)
         held = [size > 0 for size in sizes]
         errors = jackknife_error(self.margins, self.replicates[held], [size for size in sizes if size])
         known = errors > 0
         chances = np.where(known, ndtr(-self.margins / np.where(known, errors, 1)), 0)  # of a margin below zero
         chances = np.vstack([chances, chances.min(axis=0)])  # of x, of y, of both
         spread = np.sqrt(chances * (1 - chances)) * np.abs(self.others - value)
-        doubtful = np.argwhere((chances > RARE) & (spread > error))
+        doubtful = np.argwhere((chances > RARE) & (spread > (steady if error > JUMPS * steady else error)))
         if not len(doubtful):
             return ""
         return EXCHANGED if EXCHANGE in doubtful[:, 1] else RECOUNTED
+
+
+def steady_error(replicates: np.ndarray) -> float:
+    """Return the standard error by the median deviation of replicates, which a few jumps of the cut do not move.
+
+    The jackknife takes (K - 1)/√K times the spread of its replicates: with jumps, many times the true error.
+    """
+    count = len(replicates)
+    spread = 1.4826 * np.median(np.abs(replicates - np.median(replicates)))  # of normal replicates
+    return float(spread * (count - 1) / math.sqrt(count))
 
 
 def reason_of_one(value: float, replicates: np.ndarray, sizes: Sequence[int]) -> str:

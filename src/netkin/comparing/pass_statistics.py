@@ -19,7 +19,7 @@ from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.planning import Need, ready_collectors
 from netkin.comparing.subjects import Runner
 from netkin.errors import FileError, InvalidValue, NoValue, ShapeError, UnknownName
-from netkin.identity import DataDigest, settings_digest, with_call
+from netkin.identity import DataDigest, Form, form_difference, settings_digest, with_call
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, command, showing
 from netkin.results import Comparison, Comparisons
@@ -297,8 +297,10 @@ def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any,
     for name in one.models:
         weights = [part.origins[name].get("weights", "") for part in (one, other)]
         yield f"weights of {name!r}", weights[0], weights[1]
-        forms = [part.origins[name].get("architecture", "none") for part in (one, other)]
-        yield f"architecture of {name!r} (kinds of modules, their attributes and code)", forms[0], forms[1]
+        origins = [part.origins[name] for part in (one, other)]
+        forms = [Form.from_json(origin["form"]) for origin in origins if "form" in origin]
+        if len(forms) == 2 and (difference := form_difference(*forms)):
+            yield f"architecture of {name!r}, {difference},", f"digest {forms[0].digest}", f"digest {forms[1].digest}"
         mine, theirs = ([(layer.name, layer.width) for layer in part.layers[name]] for part in (one, other))
         yield f"layers of {name!r}", mine, theirs
         shapes = [{layer.name: layer.shape for layer in part.layers[name]} for part in (one, other)]

@@ -23,7 +23,7 @@ from netkin.errors import InvalidValue, MemoryLimit, NetkinError, blame
 from netkin.measures.registry import Measure
 from netkin.memory import format_bytes, free_memory, total_memory
 from netkin.representations.gradients import Target
-from netkin.statistics.collector import Collector, CostEstimate, LayerSize, Study
+from netkin.statistics.collector import Collector, CostEstimate, LayerSize, Study, unfit_for_spectra
 
 LITTLE = 2**24  # bytes that are taken whatever is free
 THOUSANDS = ("", " thousand", " million", " billion", " trillion")
@@ -51,7 +51,7 @@ class Need:
         offers = [(one, price) for one in self.candidates if (price := one.cost(self.settings, study)) is not None]
         if not offers:
             name = self.measures[0].partition("(")[0]
-            unfit = self.candidates[0].unfit(name) if study.spectral else f"no collector of {name!r} fits these layers."
+            unfit = unfit_for_spectra(name) if study.spectral else f"no collector of {name!r} fits these layers."
             raise InvalidValue(unfit)
         offers.sort(key=lambda offer: offer[1].rank)
         for kind, price in offers:
@@ -114,7 +114,7 @@ def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
                 f"{reads.__name__}.collectors, for {measure.name!r}, holds {kind!r}, which is no `Collector`."
             )
         lacks = sorted(getattr(kind, "__abstractmethods__", ()))
-        lacks += ["stored"] if not kind.stored and kind._state is Collector._state else []
+        lacks += [] if kind.stored else ["stored"]
         lacks += [] if isinstance(getattr(kind, "kind", None), str) else ["kind"]
         lacks += ["open_pairs"] if kind.reduces and not hasattr(kind, "open_pairs") else []
         if lacks:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
-from netkin.identity import form_digest, weights_digest
+from netkin.identity import Form, form_of, weights_digest
 from netkin.representations import Recorder, inference_mode_of, model_lock, model_precision, rows_of, shape_for
 from netkin.representations.activations import LayerFacts, Recorded
 from netkin.representations.filters import layer_weights
@@ -174,7 +173,8 @@ class ModelRunner(Runner):
         self._forward, self._transform = forward, transform
         self._recorder: Recorder | None = None
         self._recorded = Recorded({})
-        self._digest, self._form, self.names_layers = "", "", layers is not None
+        self._digest, self.names_layers = "", layers is not None
+        self._form: Form | None = None
         self.device = device or next(iter(_devices_of(model)))
 
     @property
@@ -192,7 +192,8 @@ class ModelRunner(Runner):
         names = {what: "none" if given is None else function_name(given) for what, given in functions.items()}
         precision = {"precision": model_precision(self.model, exact=self._exact)}
         self._digest = self._digest or weights_digest(self.model)
-        identity = {"weights": self._digest, "architecture": f"digest {self._form or form_digest(self.model)}"}
+        form = self._form or form_of(self.model)
+        identity = {"weights": self._digest, "architecture": str(form), "form": form.to_json()}
         random = {"random weights": remark} if (remark := remark_on(unwrapped(self.model))) else {}
         whole = "" if self.names_layers else whole_remark(self.model, self.name)
         known = random | ({"one layer": whole} if whole else {})
@@ -202,18 +203,16 @@ class ModelRunner(Runner):
     def ready(self, keep: Keep) -> Iterator[None]:
         # a guest keeps the random state of the device, too
         with model_lock(), on_device(self.model, self._device), inference_mode_of(self.model, exact=self._exact):
-            self._form = form_digest(self.model)  # before the model runs, which may change its attributes
+            form = form_of(self.model)  # before the model runs, which may change its attributes
             taps = Taps(self.model, self.targets) if self.targets else None
             self._recorder = Recorder(
                 self.model, self._layers, shape=self._shape, forward=self._forward, transform=self._transform,
                 reduce=keep, taps=taps, keeps_output=self.wants_outputs, as_run=True,  # the order of a comparison
             )  # fmt: skip
-            # beside the pass, as hashing many weights takes as long as running them on many a batch
-            with ThreadPoolExecutor(1) as beside:
-                digest = beside.submit(_digest_beside, self.model, _weights_ready(self.model))
-                with self._recorder.open():
-                    yield
-                self._digest = digest.result()
+            self._digest = weights_digest(self.model)
+            with self._recorder.open():
+                yield
+            self._form = form.after(self.model)
 
     def rows(self, batch: Any) -> dict[str, Any]:
         assert self._recorder is not None
@@ -390,22 +389,6 @@ def _devices_of(model: nn.Module) -> set[torch.device]:
     return {tensor.device for tensor in (*model.parameters(), *model.buffers())} or {torch.device("cpu")}
 
 
-def _weights_ready(model: nn.Module) -> Any:
-    """Return what tells that all work on the weights is done which was given to their one GPU so far, or None."""
-    device, *others = _devices_of(model)
-    return None if others or device.type != "cuda" else torch.cuda.current_stream(device).record_event()
-
-
-def _digest_beside(model: nn.Module, ready: Any) -> str:
-    """Return the digest of the weights, copied from a GPU in a stream of their own, so that no batch waits for them."""
-    if ready is None:
-        return weights_digest(model)
-    stream = torch.cuda.Stream(ready.device)
-    stream.wait_event(ready)
-    with torch.cuda.stream(stream):
-        return weights_digest(model)
-
-
 def _refuse_absent(device: torch.device | str | None) -> None:
     try:
         torch.empty(0, device=device)
@@ -423,8 +406,8 @@ def on_device(model: nn.Module, device: torch.device | str | None) -> Iterator[N
     homes = _devices_of(model)
     if any(hasattr(module, "_hf_hook") for module in model.modules()) and torch.device("meta") in homes:
         raise InvalidValue(
-            "the model is offloaded by accelerate, so that weights are fetched when a layer runs and can't be "
-            "identified; load it with a `device_map` that keeps all of it on devices."
+            "the model is offloaded by accelerate, so that weights are fetched when a layer runs; "
+            "load it with a `device_map` that keeps all of it on devices."
         )
     if any(home.type == "meta" for home in homes) or (device is not None and torch.device(device).type == "meta"):
         raise InvalidValue(

@@ -125,7 +125,8 @@ class Tables:
         # random weights, or no layers to be seen
         remarks = ((what, origin.get(what)) for origin in origins.values() for what in ("random weights", "one layer"))
         models = [Caveat(what.replace(" ", "-"), sentence) for what, sentence in remarks if sentence]
-        known = {f"{what} {side}": text for side, origin in origins.items() for what, text in origin.items()}
+        # forms are for merges; a result names their digest
+        known = {f"{what} {side}": own[what] for side, own in origins.items() for what in own if what != "form"}
         return Comparison(
             a=self.statistics.names.get(a, a),
             b=self.statistics.names.get(b, b),
@@ -320,7 +321,7 @@ class Tables:
             pair = self.layers_a[i], self.layers_b[j]
             mirrored = self.mirrored and measure.facts.symmetric and (measure.id, *pair) not in self.cuts
             cut = self.cuts.get((measure.id, *(pair[::-1] if mirrored else pair)))
-            reason = cut.reason(values[i, j], errors[i, j], self.sizes[measure.id]) if cut else ""
+            reason = cut.reason(values[i, j], errors[i, j], replicates[:, i, j], self.sizes[measure.id]) if cut else ""
             found[pair] = reason or reason_of_one(values[i, j], replicates[:, i, j], sizes)
         return {pair: reason for pair, reason in found.items() if reason}
 

@@ -1,4 +1,4 @@
-"""Identity: digests of weights, data, settings and functions, short texts that change with anything in them.
+"""Identity: digests of weights, data, settings and functions, and the forms of models.
 
 Results and parts of results carry them, so that a mismatch of weights or data is detected.
 """
@@ -11,24 +11,26 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, TypeVar, cast
 
-from torch import nn
-
-from netkin.errors import InvalidValue
-from netkin.identity.code import HookParts
 from netkin.identity.data import PLAIN, DataDigest, UnorderedDigest
-from netkin.identity.objects import Texts, digest_of, weights_digest
+from netkin.identity.form import COMPARE, Form, form_difference, form_of, forms_by_name, state_noted
+from netkin.identity.texts import function_digest, settings_digest, source_digest
+from netkin.identity.weight_hash import weights_digest
 from netkin.progress import command, commanded
 
 __all__ = [
+    "COMPARE",
     "DataDigest",
-    "HookParts",
+    "Form",
     "UnorderedDigest",
     "described_call",
-    "form_digest",
+    "form_difference",
     "form_of",
+    "forms_by_name",
     "function_digest",
     "in_words",
     "settings_digest",
+    "source_digest",
+    "state_noted",
     "weights_digest",
     "with_call",
 ]
@@ -36,40 +38,6 @@ __all__ = [
 WITHOUT_EFFECT = ("each", "overwrite", "partial", "progress", "save")
 LONGEST = 200  # characters of an argument in the text of a call
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def form_digest(model: nn.Module) -> str:
-    """Return a text of 24 hex digits that changes with what a model is beside its weights, however often it has run.
-
-    It is that of `form_of` without attributes that the forward code itself changes, such as counters.
-    """
-    return digest_of(str(sorted(form_of(model, steady=True).items())))
-
-
-def form_of(model: nn.Module, *, steady: bool = False) -> dict[str, str]:
-    """Return what a model is beside its weights and buffers: its modules' kinds, attributes and forward code.
-
-    Modules of installed packages count by their names and attributes. A wrapper of torch does not count, nor does an
-    attribute that names a device; nor, with `steady`, one that the forward code itself changes.
-
-    Example:
-        >>> form_of(nn.Dropout(0.1)) == form_of(nn.Dropout(0.2))
-        False
-    """
-    return Texts().form(model, steady)
-
-
-def settings_digest(value: Any, *, strict: bool = True) -> str:
-    """Return a text of 24 hex digits that changes with any value in nested settings, but not with a mapping's order.
-
-    Lists and tuples are alike, 1, 1.0 and True are not. Arrays and models count with all their values, functions as
-    in `function_digest`; other objects are refused, or, if not `strict`, count with their attributes.
-
-    Example:
-        >>> settings_digest({"k": 8, "seed": 0}) == settings_digest({"seed": 0, "k": 8})
-        True
-    """
-    return digest_of(Texts().of(value, "settings", strict))
 
 
 def in_words(value: Any) -> str:
@@ -90,27 +58,11 @@ def in_words(value: Any) -> str:
     return getattr(value, "__qualname__", None) or str(value)
 
 
-def function_digest(function: Callable[..., Any]) -> str:
-    """Return a text of 24 hex digits that changes with a function's code, as far as it can be inspected.
-
-    Of a function written in Python these count: its code, constants, defaults, the values it closes over and what it
-    reads by a global name, functions and classes with their own code; of a method also its object, of a partial its
-    arguments, of a callable object its attributes and the code by which it is called. What installed packages define
-    counts by its name, docstrings and comments not at all. Another version of Python may give another digest.
-
-    Example:
-        >>> function_digest(lambda x: x + 1) == function_digest(lambda x: x + 2)
-        False
-    """
-    if not callable(function):
-        raise InvalidValue(f"a function is needed; got {type(function).__name__}.")
-    return digest_of(Texts().of(function, "function", False))
-
-
 def described_call(name: str, /, **options: Any) -> str:
     """Return the command for which work is done, or the call `name` with its options: what makes the result again.
 
     Example:
+        >>> from torch import nn
         >>> described_call("nk.compress", model=nn.Linear(2, 3), layers=["0"], k=2, test=None)
         "nk.compress(model=Linear, layers=['0'], k=2)"
     """

@@ -19,7 +19,9 @@ from netkin.errors import InvalidValue, ShapeError
 PLAIN = (bool, int, float, complex, str, bytes)
 LABELS = frozenset({"labels", "label", "targets", "target", "y"})  # in a mapping
 PENDING = 256  # batches whose hashes wait on their device
-AT_ONCE = {"cpu": 2**19}  # words hashed at a time, so that products take little memory; elsewhere 2^24
+# words hashed at a time, elsewhere 2^24: products that leave a processor's cache take ten times as long, and longer
+# ones are split among threads of torch, which wait for each other
+AT_ONCE = {"cpu": 2**15 - 1}
 GAMMA, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
 
 
@@ -183,11 +185,11 @@ def summed_hashes(contents: Tensor, numbers: np.ndarray | None = None) -> int:
     """Return the sum modulo 2⁶⁴ of the examples' hashes, mixed with their numbers if these are given."""
     found = contents.cpu().numpy().view(np.uint64)
     if numbers is not None:
-        found = found + _mixed(numbers.astype(np.uint64) + np.uint64(GAMMA))
-    return int(_mixed(found).sum(dtype=np.uint64))
+        found = found + mixed(numbers.astype(np.uint64) + np.uint64(GAMMA))
+    return int(mixed(found).sum(dtype=np.uint64))
 
 
-def _mixed(words: np.ndarray) -> np.ndarray:
+def mixed(words: np.ndarray) -> np.ndarray:
     """Return words of 64 bits, each bit of which depends on all bits there were: SplitMix64's finaliser."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(FIRST)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(SECOND)
@@ -196,7 +198,7 @@ def _mixed(words: np.ndarray) -> np.ndarray:
 
 def _hashes(key: str, tensor: Tensor) -> Tensor:
     """Return the hash of each row of an array, whose constants follow from `key`, its dtype and its shape."""
-    words = _words(tensor)
+    words = words_of(tensor)
     key = f"{key} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape[1:])}"
     start, constants = _constants(key, words.shape[1], tensor.device)
     step = max(1, AT_ONCE.get(tensor.device.type, 2**24) // max(1, words.shape[1]))
@@ -207,11 +209,11 @@ def _hashes(key: str, tensor: Tensor) -> Tensor:
 def _constants(key: str, count: int, device: torch.device) -> tuple[int, Tensor]:
     """Return where a sum starts and its odd constants: the sequence of SplitMix64 whose seed follows from `key`."""
     seed = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
-    sequence = _mixed(np.uint64(seed) + np.arange(1, count + 2, dtype=np.uint64) * np.uint64(GAMMA))
+    sequence = mixed(np.uint64(seed) + np.arange(1, count + 2, dtype=np.uint64) * np.uint64(GAMMA))
     return int(sequence[0].view(np.int64)), torch.from_numpy((sequence[1:] | np.uint64(1)).view(np.int64)).to(device)
 
 
-def _words(tensor: Tensor) -> Tensor:
+def words_of(tensor: Tensor) -> Tensor:
     """Return the bytes of each row as 32-bit words, filled up with zeros."""
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     width = math.prod(tensor.shape[1:]) * tensor.element_size()

@@ -35,7 +35,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from netkin.errors import ForwardError, InvalidValue, UnknownName, did_you_mean
-from netkin.identity.objects import LAZY, without_wrappers
+from netkin.identity.weight_hash import LAZY, without_wrappers
 from netkin.sources.names import by_name
 
 IDLE = (nn.Identity, nn.modules.dropout._DropoutNd)  # what they take they give, as models run in evaluation mode

@@ -298,7 +298,7 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
     if models:
         raise FileError(f"{str(path)!r} holds {kind!r}, which takes no models; got {len(models)}.")
     if kind in COLLECTORS:
-        return getattr(import_module("netkin.statistics"), kind).from_file(path)
+        return getattr(import_module("netkin.statistics"), kind).load(path)
     if kind in RESULTS:
         module, name = RESULTS[kind]
         return getattr(import_module(module), name).load(path)

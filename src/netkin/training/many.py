@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName, did_you_mean, outside
-from netkin.identity import form_of
+from netkin.identity import form_difference, form_of
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.settings import evaluating, model_lock, random_states_kept, seed_all, without_vmap_warnings
 from netkin.training.example_order import arrays_in, each_warned_once, placed
 from netkin.training.loop import Loss, default_loss, loss_and_accuracy, refuse_untrainable, train
 from netkin.training.recipe import Recipe, Record, recipe_of
-from netkin.training.saving import changed_since, own_state
 from netkin.training.teams import Store, Student, Team
 
 Look = Callable[[int, nn.Module, int], Any]
@@ -186,7 +185,7 @@ class Trainings:
         tensors = [[*model.named_parameters(), *model.named_buffers()] for model in self.models]
         forms = {tuple((name, part.shape, part.dtype, part.requires_grad) for name, part in own) for own in tensors}
         first = form_of(self.models[0])
-        if len(forms) > 1 or any(form_of(model) != first for model in self.models[1:]):
+        if len(forms) > 1 or any(form_difference(first, form_of(model)) for model in self.models[1:]):
             return "they are not of one form"
         if len({tuple((part.shape[1:], part.dtype) for part in one) for one in self.arrays}) > 1:
             return "their examples are not of one shape"
@@ -357,11 +356,14 @@ def _try_forward(model: nn.Module, inputs: Tensor) -> tuple[int, str]:
             own = module.parameters(recurse=False) if weight is None else [weight]
             total += sum(2 * output.numel() * matrix[0].numel() for matrix in own if matrix.ndim > 1)
 
-    before = own_state(model)
+    form, buffers = form_of(model), dict(model.named_buffers())
     for module in model.modules():
         module.register_forward_hook(count)
     model(placed(inputs, device_of(model), dtype_of(model)))
-    return total, next(iter(changed_since(before, model)), "")
+    now = dict(model.named_buffers())
+    changed = [name for name in form.after(model).state if name not in now]
+    changed += [name for name, buffer in now.items() if buffers.get(name) is not buffer]  # in place they may change
+    return total, next(iter(changed), "")
 
 
 def _words(fault: Exception) -> str:

@@ -193,8 +193,8 @@ class Hook:
     """Callbacks that observe or change a training; override what you need.
 
     Any object with some of these methods is a hook, and so is a function of ``(model, step)``, which is called after
-    each step. Steps and epochs are counted from 1. A training that was saved with another hook is not continued: its
-    code counts, and the values that it reads and does not change; where `settings` is given, these in their place.
+    each step. Steps and epochs are counted from 1. A training that was saved with another hook is not continued: a
+    hook is identified by its source code and by its attribute `settings`, if it has one.
 
     Example:
         >>> class OnlyPositive(Hook):

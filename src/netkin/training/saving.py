@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from netkin import files
-from netkin.errors import outside
 from netkin.files import Location
-from netkin.identity import HookParts, form_of, function_digest, settings_digest, weights_digest
-from netkin.identity.data import PLAIN
-from netkin.identity.objects import OF_EVERY_MODULE
+from netkin.identity import COMPARE, forms_by_name, function_digest, settings_digest, source_digest, weights_digest
+from netkin.identity.form import OF_EVERY_MODULE
 from netkin.jobs import Job, State, beside, refuse_other
 from netkin.representations.inputs import device_of
 from netkin.settings import generator_states, load_generator_states, seed_all
@@ -69,7 +66,7 @@ class Saving:
         header = files.read_header(self.path, KIND, "give another path, or `overwrite=True`")
         with files.damage_reported(self.path):
             held = State(KIND, dict(header["identity"]), folder=str(self.path))
-        refuse_other(held, State(KIND, self.identity))
+        refuse_other(held, State(KIND, self.identity), COMPARE)
         return True
 
     def read(self) -> dict[str, Any] | None:
@@ -94,8 +91,10 @@ class Saving:
 
 def identity_of(
     model: nn.Module, recipe: Recipe, seed: int, loss: Any, hooks: Iterable[Any], data: Digest, test: Digest | None
-) -> dict[str, str]:
+) -> dict[str, Any]:
     """Return what identifies a training, by name and as text.
+
+    A hook is identified by its source code and by its attribute `settings`, if it has one.
 
     Args:
         model: The model before its first step.
@@ -110,16 +109,23 @@ def identity_of(
     still = [name for name, weight in model.named_parameters() if not weight.requires_grad]
     names = [getattr(hook, "name", type(hook).__qualname__) for hook in hooks]
     given = [hook.given if isinstance(hook, WrappedHook) else hook for hook in hooks]
-    codes = [(hook.settings, HookParts(own, METHODS).found) for hook, own in zip(hooks, given, strict=True)]
+    codes = [(hook.settings, _hook_digests(own)) for hook, own in zip(hooks, given, strict=True)]
     return {
         "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
         "seed": str(seed),
-        "model": f"digest {settings_digest([weights_digest(model), form_of(model), still])}",
+        "model": f"digest {settings_digest([weights_digest(model), still])}",
+        "architecture": forms_by_name({"model": model}),
         "loss": "cross entropy" if loss is None else f"digest {function_digest(loss)}",
         "hooks": f"{', '.join(names) or 'none'}; digest {settings_digest([names, codes])}",
         "data": data(),
         "test data": "none" if test is None else test(),
     }
+
+
+def _hook_digests(hook: Any) -> list[str]:
+    """Return the digests of a hook's source, and of that of methods which the object itself holds."""
+    own = [vars(hook)[name] for name in METHODS if hasattr(hook, "__dict__") and name in vars(hook)]
+    return [source_digest(hook), *map(source_digest, filter(callable, own))]
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
@@ -166,8 +172,8 @@ class ChangingAttributes:
 
     def __init__(self, model: nn.Module, hooks: Iterable[Any]):
         self.owners: dict[str, Any] = {f"model/{place}": module for place, module in model.named_modules()}
-        self.hooks = [hook.given if isinstance(hook, WrappedHook) else hook for hook in hooks]
-        without_state = [hook for hook in self.hooks if not _has_state(hook)]
+        given = [hook.given if isinstance(hook, WrappedHook) else hook for hook in hooks]
+        without_state = [hook for hook in given if not _has_state(hook)]
         self.owners |= {f"hook/{number}": hook for number, hook in enumerate(without_state)}
         self.before = {place: settings_digest(value) for place, _, value in self._found()}
 
@@ -186,20 +192,11 @@ class ChangingAttributes:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Put attributes back; what functions keep in lists and globals of others is not saved, and is warned of."""
+        """Put attributes back; what functions keep in lists and globals of others is not saved."""
         for place, value in state.items():
             owner, _, name = place.rpartition("/")
             known = getattr(self.owners[owner], name, None)
             setattr(self.owners[owner], name, value.to(known.device) if isinstance(known, Tensor) else value)
-        for hook in self.hooks:
-            lost = sorted(name for kind, name in HookParts(hook, METHODS).changes.names if kind == "variable")
-            if lost and not (_has_state(hook) or getattr(hook, "settings", None) is not None):
-                warnings.warn(
-                    f"the hook {getattr(hook, '__qualname__', type(hook).__qualname__)!r} changes {', '.join(lost)}, "
-                    "which a saved training does not hold: what it kept there before is missing. Keep it in attributes "
-                    "of an object, or in a `state_dict`.",
-                    stacklevel=outside(),
-                )
 
 
 def _has_state(hook: Any) -> bool:
@@ -216,34 +213,3 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     if type(value) is Tensor:
         return value.layout == torch.strided and not (value.requires_grad or value.is_quantized or value.is_meta)
     return value is None or type(value) in (bool, int, float, str)
-
-
-# --- what a forward pass changes --------------------------------------------------------------------------------------
-
-
-def own_state(model: nn.Module) -> dict[str, Any]:
-    """Return the buffers of a model, and what changes with the attributes of its modules, by name."""
-    attributes = {
-        f"{place}.{name}".lstrip("."): _mark(value)
-        for place, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, (*PLAIN, Tensor, type(None), Collection)) and name not in OF_EVERY_MODULE
-    }
-    return attributes | dict(model.named_buffers())
-
-
-def _mark(value: Any) -> Any:
-    """Return a tensor with how often it was written to, or the digest of another value."""
-    return (value, value._version) if isinstance(value, Tensor) else settings_digest(value, strict=False)
-
-
-def changed_since(before: Mapping[str, Any], model: nn.Module) -> list[str]:
-    """Return the names of attributes that were changed, and of buffers that were replaced, since `own_state`."""
-    found = own_state(model)
-    return [name for name in found if name not in before or not _is_same(before[name], found[name])]
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return one[0] is other[0] and one[1] == other[1]
-    return one is other or (isinstance(one, str) and one == other)

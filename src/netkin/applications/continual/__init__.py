@@ -27,7 +27,7 @@ from netkin.applications.continual.learners import (
 )
 from netkin.comparing.compare import compare_many
 from netkin.errors import ForwardError, InvalidValue, NoValue, UnknownName, did_you_mean
-from netkin.identity import described_call, form_of, settings_digest, weights_digest
+from netkin.identity import COMPARE, described_call, forms_by_name, settings_digest, weights_digest
 from netkin.jobs import Job, Part
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, Report, reporting
@@ -129,7 +129,7 @@ def learn_tasks(
     call = described_call("nk.learn_tasks", model=model, method=method, recipe=chosen.words, seeds=list(numbers))
     total, rows = len(numbers) * len(found), []
     with (
-        Job.beside(save, "task sequence", identity, call=call, overwrite=overwrite) as job,
+        Job.beside(save, "task sequence", identity, call=call, overwrite=overwrite, compare=COMPARE) as job,
         reporting(total, f"learning by {method}", "tasks", progress) as report,
     ):
         for position, learner in enumerate(learners.values()):
@@ -208,12 +208,13 @@ def _record(
 def _identity(
     learners: Mapping[int, Learner], tasks: Sequence[Task], method: str, recipe: Recipe, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    forms = [[weights_digest(one.model), form_of(one.model)] for one in learners.values()]
+    models = {f"seed {seed}": learner.model for seed, learner in learners.items()}
     return {
         "method": f"{method}; digest {settings_digest(dict(options))}",
         "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
         "seeds": ", ".join(map(str, learners)),
-        "network": f"digest {settings_digest(forms)}",
+        "network": f"digest {settings_digest(list(map(weights_digest, models.values())))}",
+        "architecture": forms_by_name(models),
         "tasks": f"{', '.join(task.name for task in tasks)}; digest {settings_digest([t.digest() for t in tasks])}",
     }
 

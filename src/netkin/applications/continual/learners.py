@@ -365,6 +365,7 @@ class _Replay(Hook):
         self, heads: TaskHeads, kept: Sequence[LabelledData], classes: Sequence[int], smoothing: float, seed: int
     ):
         self.heads, self.classes, self.smoothing, self.seed = heads, list(classes), smoothing, seed
+        self.settings = [self.classes, smoothing, seed]
         self.inputs, self.labels = in_a_row(kept, classes)
 
     def loss(self, model: nn.Module, inputs: Any, outputs: Any, step: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import nn
 
 from netkin import jobs
 from netkin.applications.dynamics.recorder import DynamicsRecorder, Progress
-from netkin.applications.dynamics.steps import ClusterSteps, Held, between_steps, spare_memory
+from netkin.applications.dynamics.steps import ClusterSteps, Held, between_steps, spare_memory, unpacked_step
 from netkin.comparing.compare import compare, explain
 from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.engines.ray import Ray
@@ -25,7 +25,17 @@ from netkin.comparing.feed import CachedRunner, data_name
 from netkin.comparing.planning import Plan, weights_alone
 from netkin.comparing.subjects import ModelRunner
 from netkin.errors import InvalidValue
-from netkin.identity import described_call, form_digest, in_words, settings_digest, weights_digest
+from netkin.identity import (
+    COMPARE,
+    Form,
+    described_call,
+    form_difference,
+    form_of,
+    in_words,
+    settings_digest,
+    state_noted,
+    weights_digest,
+)
 from netkin.jobs import Job
 from netkin.measures.registry import Measure, find
 from netkin.memory import format_bytes
@@ -34,7 +44,7 @@ from netkin.representations.inputs import Forward, Transform, device_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape, shape_name
 from netkin.results import Comparison, Series
-from netkin.results.packing import packed, unpacked
+from netkin.results.packing import packed
 from netkin.settings import random_states_kept
 from netkin.sources.runs import Architecture, Run, open_run
 
@@ -284,7 +294,7 @@ class RunStudy:
         self.done: dict[int, Comparison] = {}
         self.failed: Mapping[int, str] = {}
         self.weights: dict[int, str] = {}
-        self.forms: dict[int, str] = {}  # the digests of what each network is beside its weights
+        self.forms: dict[int, str] = {}  # what each network is beside its weights, as JSON
 
     def series(
         self, save: str | os.PathLike[str] | None, partial: bool, overwrite: bool, apart: ClusterSteps | None = None
@@ -297,9 +307,15 @@ class RunStudy:
             for step in looking:
                 self.identify(step)
         jobs.refuse_output(save, overwrite=overwrite)
-        identity = {} if save is None else {key.removeprefix("asked "): text for key, text in self.question.items()}
-        job = Job.beside(save, "series", identity, call=self.call, overwrite=overwrite)
-        with commanded(self.call), job:
+        identity: dict[str, Any] = {}
+        if save is not None:
+            identity = {key.removeprefix("asked "): text for key, text in self.question.items()}
+            identity["measures"] += f"; digest {identity.pop('measures digest')}"
+            last = self.run.steps[-1]
+            identity["architecture"] = {str(last): Form.from_json(self.forms[last]).to_dict()}
+        job = Job.beside(save, "series", identity, call=self.call, overwrite=overwrite, compare=COMPARE)
+        final = {str(step): model for step, model in self._live.items() if step == self.run.steps[-1]}
+        with commanded(self.call), job, state_noted(job, final):
             job.expect(map(self._part, self.weights))
             try:
                 if apart is None:
@@ -314,19 +330,22 @@ class RunStudy:
     def identify(self, step: int) -> None:
         """Read a checkpoint for what identifies it."""
         model = self.run.at(step)
-        self.weights[step], self.forms[step] = weights_digest(model), form_digest(model)
+        self.weights[step], self.forms[step] = weights_digest(model), form_of(model).to_json()
 
     def _compare_all(self, job: Job) -> None:
         """Compare the steps that are not finished, and write the series after each."""
         for step in self.run.steps:
-            found = job.recall(self._part(step), lambda part: unpacked(Comparison, part.values, part.arrays))
-            self.done |= {} if found is None else {step: found}
+            found = job.recall(self._part(step), lambda part: unpacked_step(part.values, part.arrays))
+            if found is not None and not form_difference(found[0], Form.from_json(self.forms[step])):
+                self.done[step] = found[1]
         # the final one first: no series is without it, and its rows are there for all others
         waiting = [step for step in (self.run.steps[-1], *self.run.steps[:-1]) if step not in self.done]
         for step in reported(waiting, "comparing", f"{self.run.unit}s"):
             job.check()
             self.done[step] = self.compared(step)
-            job.keep(self._part(step), *packed(self.done[step]))
+            (values, arrays), form = packed(self.done[step]), Form.from_json(self.forms[step])
+            form = form.after(self._live[step]) if step in self._live else form
+            job.keep(self._part(step), {**values, "form": form.to_json()}, arrays)
             job.save(self._so_far)
         if not waiting:
             job.save(self._so_far)
@@ -352,8 +371,13 @@ class RunStudy:
         measures = [measure for measure in self.options.measures if weights_alone([measure])]
         return between_steps(self.run, measures, self.done[self.run.steps[-1]]) if measures else None
 
+    @property
+    def _live(self) -> dict[int, nn.Module]:
+        """The models that were given as such, which running may change."""
+        return {one.step: one.given for one in self.run.checkpoints if isinstance(one.given, nn.Module)}
+
     def _part(self, step: int) -> str:
-        return f"{self.run.unit} {step}, weights {self.weights[step]}, architecture {self.forms[step]}"
+        return f"{self.run.unit} {step}, weights {self.weights[step]}"
 
     @cached_property
     def _final(self) -> nn.Module | CachedRunner:
@@ -384,7 +408,7 @@ class RunStudy:
         last = self.run.steps[-1]
         # where nothing is continued the final step's own pass has the digest: no need to read the data again
         seen = self.done[last].provenance.get("data digest") if last in self.done else None
-        own = {"final weights": self.weights[last], "architecture": f"digest {self.forms[last]}"}
+        own = {"final weights": self.weights[last], "architecture": str(Form.from_json(self.forms[last]))}
         if self.data is not None:
             own |= {"data digest": seen or self.data.digest, "asked examples": str(self.data.asked)}
         return {f"asked {key}": value for key, value in self.options.words.items()} | own

@@ -40,7 +40,7 @@ from netkin.comparing.planning import Plan, needs_of
 from netkin.comparing.request import Options
 from netkin.comparing.subjects import ModelRunner
 from netkin.errors import InvalidValue, MemoryLimit, NetkinError, NoValue, SourceError, WorkerError
-from netkin.identity import DataDigest, settings_digest
+from netkin.identity import DataDigest, Form, settings_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure, value_of
 from netkin.memory import format_bytes, free_memory
@@ -284,7 +284,7 @@ class ClusterSteps:
             if isinstance(one, NetkinError):
                 self._set_aside(step, one)
             else:
-                made[step] = unpacked(Comparison, *one)
+                made[step] = unpacked_step(*one)[1]
         return made
 
     def _set_aside(self, step: int, fault: NetkinError) -> None:
@@ -330,6 +330,13 @@ def _named(data: Any) -> Any:
     if data is None:
         raise InvalidValue("`data` is missing: name a data set, as in 'digits:test'.", argument="data")
     return data
+
+
+def unpacked_step(values: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> tuple[Form, Comparison]:
+    """Return the form of a step's model, and the comparison of the step, that a part of the job holds."""
+    return Form.from_json(values["form"]), unpacked(
+        Comparison, {key: values[key] for key in values if key != "form"}, arrays
+    )
 
 
 # --- in a worker ------------------------------------------------------------------------------------------------------
@@ -384,7 +391,8 @@ def compared(task: Mapping[str, Any]) -> Message:
             f"{study.weights[step]} here, and {task['weights']} before."
         )
     with worker.about(f"{study.run.unit} {step}"):
-        return packed(study.compared(step))
+        values, arrays = packed(study.compared(step))
+    return {**values, "form": study.forms[step]}, arrays
 
 
 def _study(terms: Mapping[str, Any]) -> RunStudy:

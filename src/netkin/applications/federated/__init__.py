@@ -47,7 +47,7 @@ from netkin.applications.federated.local_training import (
     state_of,
 )
 from netkin.errors import FileError, ForwardError
-from netkin.identity import described_call, form_of, function_digest, settings_digest
+from netkin.identity import COMPARE, described_call, forms_by_name, function_digest, settings_digest
 from netkin.jobs import Job, Part
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import refuse_uncopyable, unwrapped
@@ -160,7 +160,10 @@ def federate(
     identity = {} if save is None else asked.identity
     call = described_call("nk.federate", model=model, algorithm=algorithm, coefficients=coefficients, rounds=rounds,
                           share=share, finetune=finetune or None, seed=seed)  # fmt: skip
-    with showing(progress), Job.beside(save, Federation.kind, identity, call=call, overwrite=overwrite) as job:
+    with (
+        showing(progress),
+        Job.beside(save, Federation.kind, identity, call=call, overwrite=overwrite, compare=COMPARE) as job,
+    ):
         found = Simulation(asked, job).run(call)
         job.save(lambda: found)
     return found
@@ -195,7 +198,8 @@ class FederationRequest:
         every = {"public": self.public, **{f"client {name}": own for name, own in self.clients.items()}}
         digests = {name: Arrays(own, self.recipe, 0).digest() for name, own in every.items() if own is not None}
         return self._tested | {
-            "model": settings_digest([state_of(self.model), form_of(self.model), still, self.plan.parts]),
+            "model": settings_digest([state_of(self.model), still, self.plan.parts]),
+            "architecture": forms_by_name({"model": self.model}),
             "algorithm": self.plan.algorithm.name, "coefficients": source, "recipe": settings_digest(self.recipe),
             "share": self.share, "pull": self.pull, "head epochs": self.head_epochs or 0, "seed": self.seed,
             "pretraining epochs": self.pretrain_epochs if self.public is not None else 0,

@@ -34,7 +34,7 @@ from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
 from netkin.settings import evaluating
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
-from netkin.statistics.layer_filters import gauge_caveat, orthonormal_gauge, refuse_gauge
+from netkin.statistics.layer_filters import gauge_caveat, orthonormal_gauge, require_gauge
 from netkin.training import Recipe
 from netkin.training.example_order import in_order, placed
 from netkin.training.recipe import recipe_of
@@ -74,7 +74,7 @@ def user_similarity(
     measure = measures
     if measure not in BY_ATOMS:
         return _by_networks(federation, measure, like, data, progress)
-    refuse_gauge(gauge)
+    require_gauge(gauge)
     federation.refuse_without_weights()
     name = measure if gauge == "stored" else f"{measure}(gauge={gauge})"
     caveat = _caveat(federation) if gauge == "stored" else None

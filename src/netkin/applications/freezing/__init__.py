@@ -109,6 +109,9 @@ class FreezeTraining:
             "probe": probe, "measure": measures, "threshold": threshold, "patience": patience, "past": past,
             "every": every, "examples": examples, "shape": shape, "forward": forward,
         }  # fmt: skip
+        options = {"threshold": threshold, "patience": patience, "past": past, "every": every}
+        # by which a saved training knows it
+        self.settings = {"schedule": schedule, "steps": steps, "layers": self._groups.names, **options}
         self._schedule = self._scheduled(schedule, similarity)
         self._refuse_shared()
         self._held, self._closed = Frozen(), False

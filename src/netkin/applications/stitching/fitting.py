@@ -27,7 +27,7 @@ from netkin.applications.stitching.training_batches import BatchesDigest
 from netkin.comparing.pass_statistics import Statistics, load_statistics
 from netkin.comparing.subjects import on_device
 from netkin.errors import InflatedWarning, InvalidValue, UnknownName, outside
-from netkin.identity import UnorderedDigest, form_digest, settings_digest, weights_digest
+from netkin.identity import UnorderedDigest, forms_by_name, settings_digest, weights_digest
 from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.cutting import run_layers
 from netkin.representations.inputs import attention_mask, batch_length, watched
@@ -137,14 +137,13 @@ class Asked:
         self, models: Mapping[Pair, tuple[nn.Module, nn.Module]], marks: Mapping[Pair, Mapping[str, str]], several: bool
     ) -> dict[str, Any]:
         """Return what all stitches of models depend on; `marks` holds their weights. More may join several."""
-        asked = {key: text for key, text in self.digests.items() if key != "batches"} | self.settings
+        asked: dict[str, Any] = {key: text for key, text in self.digests.items() if key != "batches"}
+        asked |= self.settings | {"architecture": forms_by_name(by_name(models, several))}
         if not several:
-            ((names, pair),) = models.items()
-            forms = f"digest {settings_digest([form_digest(model) for model in pair])}"
-            return asked | {"names": f"{names[0]} into {names[1]}", "architectures": forms, **marks[names]}
-        each = {name: model for names, pair in models.items() for name, model in zip(names, pair, strict=True)}
+            (names,) = models
+            return asked | {"names": f"{names[0]} into {names[1]}", **marks[names]}
         weights = {name: one for names, own in marks.items() for name, one in zip(names, own.values(), strict=True)}
-        return asked | {"weights": weights, "architecture": {name: form_digest(model) for name, model in each.items()}}
+        return asked | {"weights": weights}
 
     @cached_property
     def overlap(self) -> str:
@@ -363,6 +362,12 @@ def _refuse_other_form(statistics: Statistics, keys: tuple[LayerKey, LayerKey], 
                 f"{wanted!r}; collect with shape={wanted!r}.",
                 argument="statistics",
             )
+
+
+def by_name(models: Mapping[Pair, tuple[nn.Module, nn.Module]], several: bool) -> dict[str, nn.Module]:
+    """Return the models of pairs by the names under which a sweep knows them, those of one pair as first and second."""
+    pairs = [(names if several else ("first", "second"), pair) for names, pair in models.items()]
+    return {name: model for names, pair in pairs for name, model in zip(names, pair, strict=True)}
 
 
 def make_stitches(

@@ -32,7 +32,7 @@ from netkin.applications.stitching.training_batches import (
     sample_scores,
 )
 from netkin.errors import FileError, ForwardError, InvalidValue, outside
-from netkin.identity import form_of, in_words, settings_digest, weights_digest
+from netkin.identity import COMPARE, forms_by_name, in_words, state_noted, weights_digest
 from netkin.jobs import Job, Part
 from netkin.measures.kernels import batch_cka
 from netkin.progress import Report, reporting
@@ -192,13 +192,15 @@ class _Trainer:
             "forms of the activations": network.transformation.meeting.words or "none",
             "weights of the first model": weights_digest(network.a),
             "weights of the second model": weights_digest(network.b),
-            "architectures": f"digest {settings_digest([form_of(network.a), form_of(network.b)])}",
         }
         options = {name: in_words(value) for name, value in self.settings.course.items()}
         identity = options | subjects | {name: str(one.examples) for name, one in self.digests.items()}
         orders = {"order of the examples": "data", "order of the validation examples": "validation data"}
         identity |= {words: f"digest {self.digests[name].order}" for words, name in orders.items()}
-        with Job(self.settings.resume, "training", identity, call=str(self.settings)) as job:
+        models = {"first": network.a, "second": network.b}
+        known: dict[str, Any] = {**identity, "architecture": forms_by_name(models)}
+        job = Job(self.settings.resume, "training", known, call=str(self.settings), compare=COMPARE)
+        with job, state_noted(job, models):
             yield job, "standing"
 
     def _with_digest(self, name: str, batches: Iterable[Any]) -> Iterator[Any]:

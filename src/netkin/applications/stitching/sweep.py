@@ -27,6 +27,7 @@ from netkin.applications.stitching.fitting import (
     JUDGED,
     Asked,
     Fit,
+    by_name,
     fit_by_pass,
     fit_saved,
     lend_both,
@@ -40,7 +41,7 @@ from netkin.comparing.feed import data_name
 from netkin.comparing.pass_statistics import found_measures
 from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import FileError, ForwardError, InvalidValue, NetkinError, NoValue, ShapeError
-from netkin.identity import settings_digest, weights_digest
+from netkin.identity import COMPARE, settings_digest, state_noted, weights_digest
 from netkin.jobs import Job, Part
 from netkin.memory import portions_in_memory
 from netkin.progress import Interruption, reported
@@ -375,10 +376,14 @@ def run_sweeps(
     with random_states_kept(*every.values(), data=[asked.data, asked.test, asked.validation]):
         if results.path is not None:
             identity = asked.identity(models, marks, results.several)
-        job = Job.beside(results.path, "sweep", identity, call=call, overwrite=results.overwrite)
+        job = Job.beside(results.path, "sweep", identity, call=call, overwrite=results.overwrite, compare=COMPARE)
         sweeps = [Sweep(a, b, names, asked, job, results.store, marks[names]) for names, (a, b) in models.items()]
         results.load(sweeps)
-        with job, interruption.ending("stitching", lambda: bool(done)):
+        with (
+            job,
+            state_noted(job, by_name(models, results.several)),
+            interruption.ending("stitching", lambda: bool(done)),
+        ):
             job.expect(name for one in sweeps for name in (one.similarity_part, *map(one.part, one.work)))
             for sweep in reported(sweeps, "stitching", "pairs of models") if results.several else sweeps:
                 done.append(sweep.run(interruption))

@@ -22,7 +22,7 @@ from netkin.results import Comparison, Values
 from netkin.results.caveats import Caveat
 from netkin.sources.names import by_name
 from netkin.sources.weights import random_weights
-from netkin.statistics.layer_filters import gauge_caveat, orthonormal_gauge, refuse_gauge
+from netkin.statistics.layer_filters import gauge_caveat, orthonormal_gauge, require_gauge
 
 MEASURES = ("atom_cosine", "atom_angular")
 AtomParts = tuple[Tensor, Tensor | None]  # atoms, and coefficients where they are known
@@ -136,7 +136,7 @@ def atom_vectors(
     models: Mapping[str, Any] | Iterable[Any], *, gauge: str = "stored", progress: ProgressOption = None
 ) -> AtomVectors:
     """Return the atoms of networks, which must share their coefficients; each network is read once, one at a time."""
-    refuse_gauge(gauge)
+    require_gauge(gauge)
     if isinstance(models, nn.Module):
         raise InvalidValue("`models` are several networks, by name or in a row; got one.", argument="models")
     given = models.items() if isinstance(models, Mapping) else ((str(k), one) for k, one in enumerate(models))

@@ -34,9 +34,8 @@ from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results.labels import plural
 from netkin.sources.names import by_name
-from netkin.statistics.bucket_sums import LABELS, psi_width
 from netkin.statistics.kernel_pairs import KERNELS, checked_kernel
-from netkin.statistics.sketches import LayerSketches, SketchSettings, class_labels, sketched_part
+from netkin.statistics.sketches import LABELS, LayerSketches, SketchSettings, class_labels, psi_width, sketched_part
 
 KIND = "kernel ridge"  # of a file
 RIDGES = 10.0 ** np.arange(-9, 4.5, 0.5)  # tried, as multiples of Tr K̃ over the number of examples

@@ -25,12 +25,11 @@ from netkin.progress import ProgressOption
 from netkin.representations.inputs import Forward, Transform
 from netkin.results.quantity import Quantity
 from netkin.sources.names import by_name
-from netkin.statistics.bucket_sums import BucketSums
 from netkin.statistics.collector import hashes
 from netkin.statistics.kernel_pairs import KERNELS
 from netkin.statistics.outer_products import LayerEmbeddings, MeanEmbedding
 from netkin.statistics.rows import RowsSide
-from netkin.statistics.sketches import LayerSketches, SketchSettings, sketched_part
+from netkin.statistics.sketches import BucketSums, LayerSketches, SketchSettings, sketched_part
 
 DEFAULT = "h_score_regularised"  # of `recommend`: see the table in docs/recommend.md
 BESIDE = "linear_probe"  # shown beside it: the best in that table, and it follows the labels, not the models

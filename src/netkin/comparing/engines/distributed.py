@@ -73,11 +73,12 @@ class Distributed(PassEngine):
 
     def _refuse_other_forms(self, models: Mapping[str, nn.Module]) -> None:
         """Refuse models that are not the same on all ranks beside their weights, and name the module or attribute."""
-        forms = {name: form_of(model, steady=True) for name, model in models.items()}
+        forms = {name: form_of(model).attributes for name, model in models.items()}
         first, *others = self.ranks.gathered(settings_digest(forms))
         if any(other != first for other in others):  # all of it is large, and sent only then
-            parts = [(name, part or "own code", text) for name, form in forms.items() for part, text in form.items()]
-            self.ranks.refuse_unlike({f"{part!r} of {name!r}": text for name, part, text in parts})
+            self.ranks.refuse_unlike(
+                {f"{part!r} of {name!r}": form[part] for name, form in forms.items() for part in form}
+            )
 
     @contextmanager
     def _first_buffers(self, model: nn.Module) -> Iterator[None]:

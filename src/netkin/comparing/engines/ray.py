@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +18,7 @@ from netkin.comparing.many_models import PairsPlan, in_files, in_hours, unpacked
 from netkin.comparing.pairs_job import identity_of_study
 from netkin.comparing.pass_statistics import Statistics, from_arrays
 from netkin.errors import InvalidValue, NetkinError, SourceError
-from netkin.identity import described_call, settings_digest
+from netkin.identity import COMPARE, described_call, settings_digest
 from netkin.jobs import Job, beside
 from netkin.measures.registry import Measure
 from netkin.results import Comparison
@@ -170,7 +171,7 @@ class RayRequest:
         identity |= {"architecture": survey.architectures, "examples": str(survey.examples)}
         given = {"models": list(self.given.values()), "data": self.terms["data"] and self.terms["data"]["name"]}
         call = described_call("nk.compare" if kind == "comparison" else "nk.collect", **given)
-        return Job(self.engine.job, kind, identity, call=call, overwrite=self.engine.overwrite)
+        return Job(self.engine.job, kind, identity, call=call, overwrite=self.engine.overwrite, compare=COMPARE)
 
     def _planned(self, cluster: Cluster, survey: Survey, job: Job, measures: list[list[str]]) -> dict[str, Any]:
         """Return how the work is split, as it was when the job began."""
@@ -257,7 +258,9 @@ class Survey:
             )
         models = {name: own for one in found for name, own in one["models"].items()}
         self.weights = {name: own["weights"] for name, own in models.items() if "weights" in own}
-        self.architectures = {name: own["architecture"] for name, own in models.items() if "architecture" in own}
+        self.architectures = {
+            name: json.loads(own["architecture"]) for name, own in models.items() if "architecture" in own
+        }
         self.faults = {name: as_fault(own["fault"]) for name, own in models.items() if "fault" in own}
         self.settings = {what: text for one in found for what, text in one["settings"].items()}
         self._limit = min(one["limit"] for one in found)

@@ -35,7 +35,7 @@ from netkin.comparing.planning import memory_limit
 from netkin.comparing.request import Options, Request
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import InvalidValue, NetkinError, SourceError, WorkerError, blame
-from netkin.identity import form_digest, settings_digest
+from netkin.identity import settings_digest
 from netkin.measures.registry import Measure, find
 from netkin.progress import commanded, showing
 from netkin.representations import batches_of
@@ -256,8 +256,8 @@ def _inspect(terms: Terms, name: str, data: Any) -> dict[str, Any]:
             if data is not None:
                 with runner.ready(finite):
                     runner.rows(next(iter(batches_of(data, terms["examples"]))))
-            form = {"architecture": form_digest(model)} if isinstance(model, torch.nn.Module) else {}
-            return {"weights": runner.origin["weights"], **form}
+            origin = runner.origin
+            return {"weights": origin["weights"], **({"architecture": origin["form"]} if "form" in origin else {})}
     except Exception as fault:
         cache.models.pop(name, None)
         outcome = as_outcome(fault)

@@ -1,0 +1,142 @@
+"""The digest of weights: a multilinear hash, which any device computes at the speed of its memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from netkin.errors import InvalidValue
+from netkin.identity.data import AT_ONCE, GAMMA, mixed, words_of
+
+LAZY = "is a lazy module without weights yet; run the model once on your own data first, which draws them."
+BLOCK = 2**13  # words that share one key; the coefficients of a block stay in the processor's cache
+LANES = 2  # sums of 64 bits each
+PIECES = 32  # on the host, beyond which threads share them
+
+
+def weights_digest(weights: nn.Module | Mapping[str, Tensor], precision: torch.dtype | None = None) -> str:
+    """Return a text of 32 hex digits that changes with any weight: names, shapes, precisions and all bits.
+
+    Of a model, parameters and persistent buffers count, wherever they lie, also offloaded ones; a wrapper of torch
+    (`DataParallel`, `DistributedDataParallel`, `torch.compile`) does not. With `precision` floating weights are
+    rounded to it first, so that a model and its copy in that precision have the same digest.
+
+    The hash is multilinear (Lemire & Kaser, "Strongly universal string hashing is fast", 2014): 32-bit words w give
+    Σ k c w modulo 2⁶⁴, in two lanes, with odd constants c of the word's place in its block and k of the block, which
+    also follows from the tensor's name, precision and shape. Both are odd, so that no single change is lost. A sum has
+    no order: chunks, layouts and devices do not matter. It identifies weights and is no defence against forgery.
+
+    Example:
+        >>> model = nn.Linear(3, 2)
+        >>> half = {name: weight.bfloat16() for name, weight in model.state_dict().items()}
+        >>> weights_digest(half) == weights_digest(model)
+        False
+        >>> weights_digest(half, torch.bfloat16) == weights_digest(model, torch.bfloat16)
+        True
+    """
+    heads: list[tuple[str, Any]] = []
+    sums = dict[Any, Tensor]()
+    for name, tensor, storage in _tensors(weights):
+        kind = "complex " if tensor.is_complex() else ""
+        shape, tensor = tuple(tensor.shape), torch.view_as_real(tensor.resolve_conj()) if kind else tensor
+        dtype = tensor.dtype if precision is None or not tensor.is_floating_point() else precision
+        heads.append((f"{name} {kind}{dtype} {shape}", storage))
+        if storage not in sums:  # tied weights are read once, and count under each of their names
+            sums[storage] = _block_sums(tensor.to(dtype))
+    on_host = _on_host(sums)
+    total = np.zeros(LANES, np.uint64)
+    for head, storage in heads:
+        seeds = np.frombuffer(blake2b(head.encode(), digest_size=8 * LANES).digest(), np.uint64)
+        places = np.arange(1, len(on_host[storage]) + 1, dtype=np.uint64)[:, None]
+        keys = mixed(seeds + places * np.uint64(GAMMA)) | np.uint64(1)
+        total += mixed(seeds) + (keys * on_host[storage]).sum(0, dtype=np.uint64)
+    return "".join(f"{lane:016x}" for lane in mixed(total).tolist())
+
+
+def without_wrappers(model: nn.Module) -> nn.Module:
+    """Return the model inside `DataParallel`, `DistributedDataParallel` and `torch.compile`."""
+    while isinstance(model, (nn.DataParallel, DistributedDataParallel)) or "_orig_mod" in model._modules:
+        model = model._modules["_orig_mod" if "_orig_mod" in model._modules else "module"]  # type: ignore[assignment]
+    return model
+
+
+def _tensors(weights: nn.Module | Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Any]]:
+    """Yield the name, the dense values and the place in memory of each tensor."""
+    model = without_wrappers(weights) if isinstance(weights, nn.Module) else None
+    state: Mapping[str, Any] = weights if model is None else model.state_dict()  # type: ignore[assignment]
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):  # what a module adds by `get_extra_state` belongs to its form
+            continue
+        storage: Any = object()
+        if is_lazy(tensor):
+            raise InvalidValue(f"layer {name.rpartition('.')[0]!r} {LAZY}")
+        if tensor.is_meta and model is not None:
+            tensor = _offloaded(model, name, tensor)
+        elif tensor.layout == torch.strided and not tensor.is_nested and tensor.numel():
+            is_view = tensor.is_conj(), tensor.is_neg(), tensor.is_quantized
+            storage = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), is_view
+        if tensor.is_meta:
+            raise InvalidValue(f"weight {name!r} lies on the meta device and holds no values; load the weights first.")
+        name = name.replace("_orig_mod.", "")
+        if tensor.is_nested:
+            yield from ((f"{name}[{place}]", part.detach(), object()) for place, part in enumerate(tensor.unbind()))
+        else:
+            yield name, tensor.dequantize() if tensor.is_quantized else tensor.detach().to_dense(), storage
+
+
+def _offloaded(model: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """Return a weight from where a hook of accelerate keeps it while its layer does not run."""
+    for place, module in model.named_modules():
+        hook, inside = getattr(module, "_hf_hook", None), name.startswith(f"{place}." if place else "")
+        for one in (hook, *getattr(hook, "hooks", ())) if inside else ():
+            try:
+                return one.weights_map[name[len(place) + bool(place) :]]
+            except (AttributeError, KeyError, TypeError):  # this hook keeps no weights, or others
+                continue
+    return tensor
+
+
+def _block_sums(tensor: Tensor) -> Tensor:
+    """Return Σ c w of each block of a tensor's words, by lane, computed in pieces where the tensor lies."""
+    values = tensor.resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    device, size = values.device, len(values) // 4 * 4
+    words, table = words_of(values[None, :size])[0], _table(values.device)
+    whole = len(words) // BLOCK * BLOCK
+    last = torch.cat([words[whole:], words_of(values[None, size:])[0]])
+    pieces = [*words[:whole].reshape(-1, BLOCK).split(AT_ONCE.get(device.type, 2**24) // BLOCK), last[None]]
+
+    def summed(blocks: Tensor) -> Tensor:
+        return torch.stack([(blocks * lane[: blocks.shape[1]]).sum(1) for lane in table], 1)
+
+    if device.type == "cpu" and len(pieces) > PIECES:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            return torch.cat(list(pool.map(summed, pieces)))
+    return torch.cat([summed(blocks) for blocks in pieces if blocks.numel()] or [words.new_zeros(0, LANES).long()])
+
+
+@functools.lru_cache(maxsize=8)
+def _table(device: torch.device) -> Tensor:
+    """Return the odd coefficients of a block's words, by lane."""
+    places = np.arange(1, LANES * BLOCK + 1, dtype=np.uint64)
+    odd = mixed(places * np.uint64(GAMMA)) | np.uint64(1)
+    return torch.from_numpy(odd.view(np.int64).reshape(LANES, BLOCK)).to(device)
+
+
+def _on_host(sums: Mapping[Any, Tensor]) -> dict[Any, np.ndarray]:
+    """Return sums as words of 64 bits in the host's memory: one wait for each device."""
+    found: dict[Any, np.ndarray] = {}
+    for device in {one.device for one in sums.values()}:
+        here = {storage: one for storage, one in sums.items() if one.device == device}
+        values = torch.cat(list(here.values())).cpu().numpy().view(np.uint64)
+        ends = np.cumsum([len(one) for one in here.values()])
+        found |= dict(zip(here, np.split(values, ends[:-1]), strict=True))
+    return found
