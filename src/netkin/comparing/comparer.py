@@ -31,6 +31,7 @@ from netkin.representations import recording, rows_of, shape_for
 from netkin.representations.inputs import attention_mask, length_if_known
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
+from netkin.results.caveats import Caveat
 from netkin.results.records import now
 from netkin.settings import exact_matrix_products
 from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, name_of
@@ -404,6 +405,12 @@ class Comparer:
         if not is_part or self.examples >= self.expected or self.ended:
             return ""
         return f"these numbers rest on {self.examples:,} of {self.expected:,} examples: not all parts have been merged."
+
+    @property
+    def caveats(self) -> list[Caveat]:
+        """What to know of the data: that parts are missing, and which layers and examples were left out."""
+        parts = [Caveat("missing-parts", self.missing)] if self.missing else []
+        return parts + [Caveat("data", text) for text in self.warnings]
 
     @property
     def expected(self) -> int:
