@@ -10,19 +10,18 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from safetensors.numpy import save
 from torch import nn
 
 import netkin as nk
-from netkin import files
 from netkin.errors import NetkinError
 from netkin.measures.registry import measures, value_of
 from netkin.reporting.page import page
-from netkin.results import Claim, Comparison, Comparisons, Measured, Ranking, Series, Values, document
+from netkin.results import Claim, Comparison, Comparisons, Measured, Ranking, Series, document
 from netkin.results.compression import Compression
 from netkin.results.weight_sparsity import LinearCost
 from netkin.statistics import CrossMoments, LayerEmbeddings, Outputs
 from netkin.statistics.statistic import Statistic
+from table_worlds import table_of
 
 STRANGE = [
     None, True, False, 0, -1, 3, 2**70, -(2**63), 2**62, 10**400, 0.5, -0.0, 1e308, 5e-324, "", "cka", "x" * 2000,
@@ -33,10 +32,10 @@ STRANGE = [
 
 def table(id, **changes):
     values = np.array([[0.9, 0.2], [0.3, np.nan]])
-    facts = {"values": values, "holes": {("out", "out"): "'out' is constant"}, "higher_is_closer": True}
-    words = {"symmetric": True, "conventions": "centred", "statistic": "Moments", "bounds": (0, 1), "parameters": {}}
+    facts = {"values": values, "missing": {("out", "out"): "'out' is constant"}, "higher_is_closer": True}
+    words = {"symmetric": True, "convention": "centred", "statistic": "Moments", "bounds": (0, 1), "parameters": {}}
     sides = {"layers_a": ("in", "out"), "layers_b": ("in", "out")}
-    return Values(id=id, name=id.split("(")[0], **facts | words | sides | changes)
+    return table_of(id=id, name=id.split("(")[0], **facts | words | sides | changes)
 
 
 def comparison(a="first", b="second", **changes):
@@ -65,7 +64,7 @@ def between():
     steps = ("1", "5", "9")
     sides = {"layers_a": steps, "layers_b": steps}
     values = np.array([[1.0, 0.5, 0.2], [0.5, 1.0, 0.6], [0.2, 0.6, 1.0]])
-    one = table("cka", values=values, holes={}, axes=("step", "step"), **sides)
+    one = table("cka", values=values, missing={}, axes=("step", "step"), **sides)
     return comparison("run", "run", tables={"cka": one}, shapes_a={}, shapes_b={}, widths_a={}, widths_b={}, **sides)
 
 
@@ -73,7 +72,7 @@ def ranking():
     sizes, sides = (10, 11, 12), {"layers_a": ("digits",), "layers_b": ("first", "second")}
     values = np.array([[0.2, 0.9]])
     replicates = values + np.random.default_rng(0).normal(size=(3, 1, 2)) / 100
-    facts = {"axes": ("data", "model"), "kind": "worth", "bounds": (-math.inf, math.inf), "holes": {}, **sides}
+    facts = {"axes": ("data", "model"), "kind": "worth", "bounds": (-math.inf, math.inf), "missing": {}, **sides}
     tables = {"logme": table("logme", values=values, replicates=replicates, chunk_sizes=sizes, **facts)}
     return Ranking(
         score="logme", tables=tables, costs={"logme": 1.0}, parameters={"first": 10, "second": 20}, data="digits",
@@ -143,7 +142,7 @@ def write_statistics(folder):
             found = nk.collect(model, data=data, measures=asked, names=("first", "second"), **options)
             found.save(folder / f"statistics of {name}")
             for one in found.every():
-                one.to_file(folder / f"{one.kind} of {name}")
+                one.save(folder / f"{one.kind} of {name}")
 
 
 def write_collectors(folder):
@@ -151,7 +150,7 @@ def write_collectors(folder):
     inputs, draw = batches(5)[0][0], torch.Generator().manual_seed(1)
     outputs = Outputs(3)
     outputs.update(torch.randn(12, 3, generator=draw), torch.randn(12, 3, generator=draw), torch.arange(12) % 3)
-    outputs.to_file(folder / "Outputs by hand")
+    outputs.save(folder / "Outputs by hand")
     cross = CrossMoments([("in", "out"), ("out", "in")])
     embeddings = LayerEmbeddings(["in", "out"], buckets=4)
     grams, moments = nk.LayerGrams([(["in"], ["out"])], batch=5), nk.LayerMoments([(["in"], ["out"])], debiased=True)
@@ -161,7 +160,7 @@ def write_collectors(folder):
             one.update(rows)
         embeddings.update(rows, {name: one.flip(0) for name, one in rows.items()})
     for one in (cross, embeddings, grams, moments):
-        one.to_file(folder / f"{one.kind} by hand")
+        one.save(folder / f"{one.kind} by hand")
 
 
 def write_results(folder):
@@ -281,14 +280,6 @@ def write_harmed(source, target, draw):
     else:
         contents[place] ^= 1 << draw.randrange(8)
     target.write_bytes(contents)
-
-
-def write_unchecked(target, header, arrays, checksum=True):
-    """Write a file whose header may hold anything, with a checksum that fits it if there is to be one."""
-    arrays = {name: np.asarray(one, order="C") for name, one in arrays.items()}
-    text = json.dumps({"checksum of arrays": files._digest(arrays), **header} if checksum else header)
-    text = f'{{"checksum": "{files._hashed(text)}", {text[1:]}' if checksum else text
-    target.write_bytes(save(arrays, {"netkin": text}))
 
 
 # --- use --------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 import netkin as nk
-from netkin.statistics import Collector, CostEstimate, Grams, Settings
+from netkin.results.caveats import Caveat
+from netkin.statistics import Collector, CostEstimate, Grams, Pair, Settings
 from netkin.statistics.collector import chunk_of
 
 PROMISES = {"higher_is_closer": True, "bounds": (-1.0, 1.0), "reference": "nobody (2024)"}
@@ -21,12 +22,11 @@ PROMISES = {"higher_is_closer": True, "bounds": (-1.0, 1.0), "reference": "nobod
 
 
 @dataclass(frozen=True, eq=False)
-class Signs:
+class Signs(Pair):
     """A pair of layers: Σ s t over examples, where s and t say on which side of a threshold the rows' sums lie."""
 
     total: torch.Tensor
     n: int
-    collectors = ()
 
     @classmethod
     def of(cls, X, Y, *, threshold=0.0):
@@ -37,8 +37,9 @@ class Signs:
     def options(cls, facts, settings):
         return {"threshold": settings["threshold"]}
 
-    def caution(self, facts, settings):
-        return f"{self.n} examples are few for signs; take 10." if self.n < 10 else ""
+    def caveats(self, facts, settings):
+        few = Caveat("few-signs", f"{self.n} examples are few for signs; take 10.")
+        return [few] if self.n < 10 else []
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class LayerSigns(Collector):
             self.counts[chunk] += len(here)
 
     def merge(self, other):
-        self._refuse_unlike(other, layers="names", threshold="threshold", chunks="chunks")
+        self._require_alike(other, layers="names", threshold="threshold", chunks="chunks")
         merged = type(self)(self.names, self.threshold, self.chunks)
         merged.sums, merged.counts = self.sums + other.sums, self.counts + other.counts
         return merged
@@ -115,23 +116,15 @@ def sign_agreement(signs: Signs, *, threshold: float = 0.0):
 
 
 @dataclass(frozen=True, eq=False)
-class Kernels:
+class Kernels(Pair):
     """A pair of layers' weights."""
 
     x: torch.Tensor
     y: torch.Tensor
-    collectors = ()
 
     @classmethod
     def of(cls, X, Y):
         return cls(*(torch.as_tensor(Z).double().flatten() for Z in (X, Y)))
-
-    @classmethod
-    def options(cls, facts, settings):
-        return {}
-
-    def caution(self, facts, settings):
-        return ""
 
 
 class LayerKernels(Collector):
@@ -140,6 +133,7 @@ class LayerKernels(Collector):
     kind = "LayerKernels"
     holds = "weights"
     feeds = frozenset({"weights"})
+    stored = ("weights",)
 
     def __init__(self):
         self.weights = {}
@@ -165,20 +159,6 @@ class LayerKernels(Collector):
         if self.weights[a].shape != self.weights[b].shape:
             raise nk.NoValue(f"the weights of {a[1]!r} and {b[1]!r} differ in shape")
         return Kernels.of(self.weights[a], self.weights[b])
-
-    def _state(self):
-        held = {key: tensor for key, tensor in self.weights.items() if tensor is not None}
-        return {str(i): tensor for i, tensor in enumerate(held.values())}, {
-            "all": list(self.weights),
-            "held": list(held),
-        }
-
-    @classmethod
-    def _restored(cls, tensors, header):
-        made = cls()
-        made.weights = dict.fromkeys(map(tuple, header["all"]))
-        made.weights |= {tuple(key): tensors[str(i)] for i, key in enumerate(header["held"])}
-        return made
 
 
 Kernels.collectors = (LayerKernels,)

@@ -53,7 +53,8 @@ def test_an_unknown_measure_is_refused_with_the_nearest_name(netkin):
 
 def test_a_package_whose_measures_cannot_be_loaded_is_named(netkin, monkeypatch):
     why = "the measures of package 'theirs' could not be loaded: ImportError: gone."
-    monkeypatch.setattr(registry, "_load_entry_points", lambda: {"theirs": why})
+    for place in ("netkin.measures", "netkin.measures.registry"):
+        monkeypatch.setattr(f"{place}.broken_packages", lambda: {"theirs": why})
     for line in ("measures", "measures cka"):
         result = netkin(line)
         assert result.exit_code == 0

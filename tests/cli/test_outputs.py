@@ -141,7 +141,7 @@ GROWING = {
 @pytest.mark.parametrize("kind", GROWING)
 def test_files_that_grow_with_the_work_do_not_either(netkin, place, files_up_to, kind):
     out = "OUT/finetune.netkin" if kind == "task sequence" else "OUT"
-    with files_up_to(9000):
+    with files_up_to(11000):
         result = netkin(GROWING[kind])
     assert result.exit_code == 1, result.stderr
     assert "saved to" not in result.stderr

@@ -28,10 +28,10 @@ def theirs(monkeypatch):
     monkeypatch.delitem(sys.modules, "plugin_world", raising=False)
     entry = EntryPoint("theirs", "plugin_world", "netkin.measures")
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == entry.group else [])
-    registry._load_entry_points.cache_clear()
+    registry.broken_packages.cache_clear()
     measures()
     yield sys.modules["plugin_world"]
-    registry._load_entry_points.cache_clear()
+    registry.broken_packages.cache_clear()
 
 
 def expected(model_a, model_b, images, measure, x, y):
@@ -62,7 +62,7 @@ def test_their_measures_are_compared_in_one_pass_beside_ours(theirs, maps, image
 
 def test_their_caution_is_a_warning_of_the_result(theirs, maps, images):
     found = nk.compare(maps(), maps(), images[:8], "sign_agreement", layers="fc")
-    assert "8 examples are few for signs; take 10." in found.warnings
+    assert [str(caveat) for caveat in found.caveats] == ["8 examples are few for signs; take 10."]
 
 
 def test_their_measures_are_callable_with_two_matrices(theirs, worlds):
@@ -199,7 +199,7 @@ def test_weights_alone_have_no_standard_errors(theirs, maps):
 
 def test_layers_without_weights_are_holes_with_the_reason(theirs, maps, images):
     found = nk.compare(maps(), maps(), images, ["cka", "kernel_cosine"], layers=["conv1", "relu"])
-    assert found["kernel_cosine"].holes["relu", "conv1"] == "layer 'relu' of 'a' has no weights"
+    assert found["kernel_cosine"].missing["relu", "conv1"] == "layer 'relu' of 'a' has no weights"
     assert np.isfinite(found["cka"].to_numpy()).all()
 
 
@@ -288,7 +288,7 @@ def test_a_collector_that_lacks_a_method_is_refused_with_its_name(theirs, maps, 
 
 
 def test_a_pair_type_without_collectors_is_for_matrices_only(theirs, maps, images, tmp_path):
-    offer(type("Bare", (), {name: theirs.Signs.__dict__[name] for name in ("of", "options", "caution")}), "bare")
+    offer(type("Bare", (theirs.Signs,), {"collectors": ()}), "bare")
     with pytest.raises(
         InvalidValue, match="'bare' can be called with two matrices and no more: Bare.* no `collectors`"
     ):

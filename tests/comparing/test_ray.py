@@ -15,7 +15,7 @@ import netkin as nk
 import ray_worlds
 from netkin.comparing.engines import ray as engine
 from netkin.comparing.engines import worker
-from netkin.comparing.engines.ray import Cluster, Ray
+from netkin.comparing.engines.ray import Ray
 from netkin.errors import (
     FileError,
     ForwardError,
@@ -67,7 +67,7 @@ def test_a_cluster_gets_what_one_process_gets(here, name):
     found = nk.compare(*models, data=data, engine=Ray(shares=shares), **options)
     whole = local(nk.compare, *models, data=data, **options)
     assert_same(found, whole, within)
-    assert found.warnings == whole.warnings
+    assert found.caveats == whole.caveats
     differing = (
         "call",
         "plan",

@@ -97,7 +97,7 @@ def test_what_it_can_not_take_is_refused(worlds):
         nk.dft_cca(maps[:, 0, 0, 0], maps)
     with pytest.raises(ShapeError, match="must describe the same examples; got 20 and 19"):
         nk.dft_cca(maps, maps[1:])
-    with pytest.raises(NoValue, match="maps of 4 × 4 and `Y` of 3 × 3"):
+    with pytest.raises(NoValue, match="maps of 4 × 4 and layer 'Y' of 3 × 3"):
         nk.dft_cca(maps, maps[:, :, :3, :3])
     with pytest.raises(InvalidValue, match="`variance` must lie above 0 and at most at 1; got 2"):
         nk.dft_cca(maps, maps, variance=2)

@@ -5,8 +5,8 @@ import torch
 
 from netkin.measures import measures
 from netkin.statistics import LayerSpectra, Moments
-from netkin.statistics.block_sums import _medians
 from netkin.statistics.covariances import CovarianceSide
+from netkin.statistics.layer_moments import _medians
 
 LINEAR = [name for name, found in measures().items() if found.facts.reads is Moments]
 COMPLEX = [name for name in LINEAR if name not in ("pwcca", "magnitude_difference")]

@@ -251,8 +251,8 @@ def test_a_file_holds_all_that_a_map_needs(tmp_path):
     A, B = outputs("rows", torch.float32)
     sums = CrossMoments([(("a", "x"), ("b", "y"))])
     sums.update({"activations": {("a", "x"): A[:50], ("b", "y"): B[:50]}}, np.arange(50))
-    sums.to_file(tmp_path / "sums.netkin")
-    again = CrossMoments.from_file(tmp_path / "sums.netkin")
+    sums.save(tmp_path / "sums.netkin")
+    again = CrossMoments.load(tmp_path / "sums.netkin")
     for one in (sums, again):
         one.update({("a", "x"): A[50:], ("b", "y"): B[50:]})
     whole = (one.pair(("a", "x"), ("b", "y")) for one in (sums, again))
@@ -295,3 +295,10 @@ def test_the_papers_networks_are_matched_in_float32_as_in_float64(layer):
     expected = matched(Moments.of(*(as_rows(output).double() for output in outputs))).weight
     found = matched(gathered(*outputs)).weight
     assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_only_the_first_layer_of_cross_moments_can_be_measured():
+    collector = CrossMoments([("in", "out")])
+    collector.update({"in": torch.randn(20, 3), "out": torch.randn(20, 2)})
+    with pytest.raises(NoValue, match="only the mean was gathered, which is enough for a map and for no measure"):
+        nk.cca_mean(collector["in", "out"])

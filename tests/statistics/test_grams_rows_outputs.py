@@ -193,14 +193,14 @@ def test_rows_refuse_what_they_cannot_use(worlds):
 
 def test_the_same_index_twice_is_refused(worlds):
     collector = LayerRows(["a"], cap=3)
-    collector.update({"a": worlds.normal(4, 2)}, indices=[0, 1, 2, 3])
+    collector.update({"a": worlds.normal(4, 2)}, numbers=[0, 1, 2, 3])
     with pytest.raises(ShapeError, match="same examples"):
-        collector.update({"a": worlds.normal(4, 2)}, indices=[2, 3, 4, 5])
+        collector.update({"a": worlds.normal(4, 2)}, numbers=[2, 3, 4, 5])
 
 
 def test_counting_goes_on_after_the_indices_that_were_given(worlds):
     collector = LayerRows(["a"])
-    collector.update({"a": worlds.normal(4, 2)}, indices=[4, 5, 6, 7])
+    collector.update({"a": worlds.normal(4, 2)}, numbers=[4, 5, 6, 7])
     collector.update({"a": worlds.normal(4, 2)})
     assert collector.n == 8
     assert collector.merge(LayerRows(["a"])).n == 8
@@ -277,3 +277,11 @@ def test_an_rbf_kernel_needs_two_examples_and_takes_the_true_median():
         rbf_kernel(torch.ones(1, 1), 0.4)
     for values in ([1.0, 4.0, 9.0], [1.0, 4.0, 9.0, 16.0], [4.0]):
         assert float(median(torch.tensor(values))) == pytest.approx(np.median(np.sqrt(values)) ** 2)
+
+
+def test_rows_of_one_chunk_have_no_value_without_it():
+    rows = LayerRows(["in"], chunks=2)
+    rows.update({"in": torch.randn(1, 3)})
+    chunk = int(np.argmax(rows.chunk_sizes))
+    with pytest.raises(NoValue, match="all rows kept of layer 'in' are of one chunk of the examples"):
+        rows.pair("in", "in", chunk)

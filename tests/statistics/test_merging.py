@@ -160,7 +160,7 @@ def test_a_cap_keeps_the_same_rows_whatever_the_order(order, cap):
     parts = []
     for start in range(0, 60, 10):
         collector = LayerRows(["a", "b"], cap=cap, seed=5)
-        collector.update({"a": X[start : start + 10], "b": Y[start : start + 10]}, indices=range(start, start + 10))
+        collector.update({"a": X[start : start + 10], "b": Y[start : start + 10]}, numbers=range(start, start + 10))
         parts.append(collector)
     at_once = LayerRows(["a", "b"], cap=cap, seed=5)
     at_once.update({"a": X, "b": Y})
@@ -177,7 +177,7 @@ def test_rows_without_a_cap_are_the_same_in_whatever_order_they_are_merged(world
     parts = []
     for start in (0, 20, 40):
         collector = LayerRows(["a", "b"])
-        collector.update({"a": X[start : start + 20], "b": Y[start : start + 20]}, indices=range(start, start + 20))
+        collector.update({"a": X[start : start + 20], "b": Y[start : start + 20]}, numbers=range(start, start + 20))
         parts.append(collector)
     forth, back = parts[0].merge(parts[1]).merge(parts[2]), parts[2].merge(parts[1]).merge(parts[0])
     for merged in (forth, back):
@@ -259,7 +259,7 @@ def test_the_same_examples_twice_are_refused(worlds):
     first.update({"a": worlds.normal(10, 4)})
     second.update({"a": worlds.normal(10, 4)})
     with pytest.raises(
-        ShapeError, match="both statistics hold rows of the same examples; give each part its own `indices`"
+        ShapeError, match="both statistics hold rows of the same examples; give each part its own `numbers`"
     ):
         first.merge(second)
 

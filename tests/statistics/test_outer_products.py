@@ -130,7 +130,7 @@ def test_parts_in_any_order_merge_to_the_whole(tmp_path):
     for rows in (np.arange(35, 60), np.arange(35)):
         part = LayerEmbeddings(["layer"], **options)
         part.update({"layer": torch.from_numpy(f[rows])}, {"layer": torch.from_numpy(g[rows])}, rows)
-        part.to_file(tmp_path / "part.netkin")
+        part.save(tmp_path / "part.netkin")
         parts.append(nk.load(tmp_path / "part.netkin"))
         (tmp_path / "part.netkin").unlink()
     merged = parts[0].merge(parts[1])

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.errors import NoValue
-from netkin.measures import find
+from netkin.errors import InvalidValue, NoValue
+from netkin.measures import find, registry
 from netkin.measures.registry import value_of
-from netkin.statistics import LayerMoments, Moments, covariances, decompositions
+from netkin.statistics import LayerMoments, Moments, covariances, decompositions, moments
 from netkin.statistics.decompositions import left_vectors, singular_values
 from netkin.statistics.rows import RowsSide
 
@@ -129,6 +129,34 @@ def test_prepared_pairs_have_the_values_of_pairs_read_alone(collector):
     assert np.square(numbers) == pytest.approx(np.square(expected), rel=1e-11, abs=1e-11)
 
 
+def test_what_our_measures_declare_is_all_that_they_decompose(collector, monkeypatch):
+    measures = [find(name) for name in LINEAR + PARAMETERS]
+    pairs = [collector[a, b] for a in WIDTHS for b in WIDTHS]
+    with torch.no_grad():
+        Moments.prepare([(pair, measures) for pair in pairs])
+    monkeypatch.setattr(moments, "decomposed", lambda *alike: pytest.fail("a matrix was decomposed alone"))
+    for pair in pairs:
+        read(measures, pair)
+
+
+@pytest.mark.parametrize("needs", ["", "cross spectrum", lambda pair, settings: pair.decomposition("correlations")])
+def test_a_measure_may_declare_what_it_needs_or_not(collector, monkeypatch, needs):
+    monkeypatch.setattr(registry, "_MEASURES", {})
+    facts = {"higher_is_closer": True, "bounds": (0, 1), "unchanged_by": {"rotation"}, "reference": "none"}
+
+    @registry.measure(**facts, precise=True, needs=needs)
+    def mean_correlation(pair: Moments):
+        return pair.correlations.mean()
+
+    pair = collector["a", "c"]
+    Moments.prepare([(pair, [find("mean_correlation")])])
+    assert [*pair.found] == {"": [], "cross spectrum": ["cross spectrum"]}.get(needs, ["correlations"])
+    assert mean_correlation(pair) == pytest.approx(float(collector["a", "c"].correlations.mean()), rel=1e-12)
+    with pytest.raises(InvalidValue) as refusal:
+        registry.measure(**facts, needs="an answer")(mean_correlation.__wrapped__)
+    assert refusal.value.argument == "needs"
+
+
 def test_every_layer_is_decomposed_once_and_layers_of_one_width_together(collector, monkeypatch):
     seen, whole = [], covariances.principal_directions
 
@@ -144,6 +172,12 @@ def test_every_layer_is_decomposed_once_and_layers_of_one_width_together(collect
         for pair in pairs:
             read(measures, pair)
     assert sorted(seen) == [2, 3]  # those of 9 and of 6 units; the constant one has no directions
+
+
+def moments_of(layers):
+    made = LayerMoments([(list(layers), list(layers))], debiased=True)
+    made.update(layers)
+    return made
 
 
 @pytest.fixture
@@ -162,7 +196,7 @@ def test_threads_that_share_the_decompositions_leave_the_values_and_their_number
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            collector = LayerMoments.of(wide_layers)
+            collector = moments_of(wide_layers)
             pairs = [collector[a, b] for a in "abcde" for b in "abcde"]
             Moments.prepare([(pair, measures) for pair in pairs])
             found[threads] = [read(measures, pair) for pair in pairs]
@@ -182,7 +216,7 @@ def test_a_fault_in_a_thread_is_raised_and_threads_are_as_before(wide_layers, mo
         raise ValueError("broken here")
 
     monkeypatch.setattr(covariances, "principal_directions", broken)
-    collector, before = LayerMoments.of(wide_layers), torch.get_num_threads()
+    collector, before = moments_of(wide_layers), torch.get_num_threads()
     try:
         torch.set_num_threads(2)
         with pytest.raises(ValueError, match="broken here"):
@@ -221,7 +255,7 @@ def test_pairs_of_rows_about_the_origin_are_decomposed_together(monkeypatch):
     draw = torch.Generator().manual_seed(0)
     layers = {key: torch.randn(60, 20, generator=draw, dtype=torch.float64) for key in "abcd"}
     sizes, whole = [], decompositions.decomposed
-    monkeypatch.setattr(decompositions, "decomposed", lambda alike: (sizes.append(len(alike)), whole(alike))[1])
+    monkeypatch.setattr(decompositions, "decomposed", lambda *alike: (sizes.append(len(alike[0])), whole(*alike))[1])
     pairs, measure = [Moments.of(layers[a], layers[b]) for a in "ab" for b in "cd"], find("nbs_uncentered")
     Moments.prepare([(pair, [measure]) for pair in pairs])
     assert sizes == [4]
@@ -231,11 +265,11 @@ def test_pairs_of_rows_about_the_origin_are_decomposed_together(monkeypatch):
 
 
 def test_small_pairs_are_read_by_one_thread_and_all_are_there_again(wide_layers, monkeypatch):
-    collector, before, seen = LayerMoments.of(wide_layers), torch.get_num_threads(), []
+    collector, before, seen = moments_of(wide_layers), torch.get_num_threads(), []
     measure = find("eigenspace_overlap_uncentered")
-    noted = decompositions._note_asked
+    whole = decompositions._decompose_needed
     monkeypatch.setattr(
-        decompositions, "_note_asked", lambda asked: (seen.append(torch.get_num_threads()), noted(asked))
+        decompositions, "_decompose_needed", lambda wanted: (seen.append(torch.get_num_threads()), whole(wanted))
     )
     try:
         torch.set_num_threads(3)

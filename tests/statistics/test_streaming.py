@@ -29,7 +29,7 @@ def fed(collector, X, Y, batch, first=0):
     for start in range(0, len(X), batch):
         rows = {"a": X[start : start + batch], "b": Y[start : start + batch]}
         if isinstance(collector, LayerRows):
-            collector.update(rows, indices=range(first + start, first + start + len(rows["a"])))
+            collector.update(rows, numbers=range(first + start, first + start + len(rows["a"])))
         else:
             collector.update(rows)
     return collector

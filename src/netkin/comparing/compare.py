@@ -323,7 +323,8 @@ class Call:
         feed = None if weights_alone(measures) else self.feed(sides, measures)
         with self.engine.prepared(sides, self._terms(measures, feed)):
             study = self.study(sides)
-            study = replace(study, limit=self.engine.least(study.limit), examples=feed and feed.expected)
+            expected = None if feed is None else feed.expected
+            study = replace(study, limit=self.engine.least(study.limit), examples=expected)
             comparer = Comparer.of(self.spec, measures, self.pairs, study)
             if feed is None:
                 self._read_weights(comparer, sides, replace(study, examples=None))

@@ -31,6 +31,7 @@ from netkin.representations import recording, rows_of, shape_for
 from netkin.representations.inputs import attention_mask, length_if_known
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
+from netkin.results.caveats import Caveat
 from netkin.results.records import now
 from netkin.settings import exact_matrix_products
 from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, name_of
@@ -158,7 +159,7 @@ class Comparer:
         self._regular = self._regular and regular
         if not self._regular:
             return rows
-        reduced = tuple(collector.reduce(key, rows, numbers) for collector in collectors)
+        reduced: tuple[Any, ...] = tuple(collector.reduce(key, rows, numbers) for collector in collectors)
         others = sum(not need.of_weights for need in self.needs) > len(collectors)
         # the rows themselves are gone by the time the batch is looked at
         witness = reduced[0][0] if isinstance(reduced[0], tuple) else None if others else rows.sum()
@@ -406,6 +407,12 @@ class Comparer:
         return f"these numbers rest on {self.examples:,} of {self.expected:,} examples: not all parts have been merged."
 
     @property
+    def caveats(self) -> list[Caveat]:
+        """What to know of the data: that parts are missing, and which layers and examples were left out."""
+        parts = [Caveat("missing-parts", self.missing)] if self.missing else []
+        return parts + [Caveat("data", text) for text in self.warnings]
+
+    @property
     def expected(self) -> int:
         """How many examples all parts hold together, as far as it is known from these parts."""
         return max([self.study.examples or 0, *(stop for _, stop in self.ranges)])
@@ -488,7 +495,7 @@ class Comparer:
         if not (self.examples and other.examples):
             raise ShapeError("statistics of weights alone hold no examples, so there is nothing to merge.")
         for name in self.models:
-            forms = [part.origins.get(name, {}).get("form") for part in (self, other)]
+            forms = [str(part.origins.get(name, {}).get("form", "")) for part in (self, other)]
             if all(forms) and (difference := form_difference(*map(Form.from_json, forms))):
                 raise ShapeError(f"these parts can't be merged: the architecture of {name!r} differs in {difference}.")
         for what, mine, theirs in _differences(self, other):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
-from netkin.identity import form_of, weights_digest
+from netkin.identity import Form, form_of, weights_digest
 from netkin.representations import Recorder, inference_mode_of, model_lock, model_precision, rows_of, shape_for
 from netkin.representations.activations import FEW, LayerFacts, Recorded
 from netkin.representations.filters import layer_weights
@@ -157,7 +156,8 @@ class ModelSide(Side):
         self._layers, self._shape, self._device, self._exact = layers, shape, device, exact
         self._forward, self.transform, self.names_layers = forward, transform, layers is not None
         self._recorder: Recorder | None = None
-        self._digest, self._form = "", None  # type: str, Form | None
+        self._digest = ""
+        self._form: Form | None = None
         self.device = device or next(iter(_devices_of(model)))
 
     @property
@@ -186,15 +186,13 @@ class ModelSide(Side):
                 self.model, self._layers, shape=self._shape, forward=self._forward, transform=self.transform,
                 reduce=None if reads.reduce is None else _named(reads.reduce, self.name),
                 taps=Taps(self.model, reads.targets) if reads.targets else None,
-                keeps_output=reads.outputs, facts=before and before.facts, as_run=True,  # the order of a comparison
+                keeps_output=reads.outputs, facts=None if before is None else before.facts,
+                as_run=True,  # the order of a comparison
             )  # fmt: skip
             self._recorder.left_out = before.left_out if before else {}
-            # beside the pass, as hashing many weights takes as long as running them on many a batch
-            with ThreadPoolExecutor(1) as beside:
-                digest = beside.submit(_digest_beside, self.model, _weights_ready(self.model))
-                with self._recorder.open():
-                    yield
-                self._digest = digest.result()
+            self._digest = weights_digest(self.model)
+            with self._recorder.open():
+                yield
             self._form = form.after(self.model)
 
     def learn(self, batch: Any) -> dict[str, LayerFacts]:
@@ -421,22 +419,6 @@ def function_name(function: Any) -> str:
 def _devices_of(model: nn.Module) -> set[torch.device]:
     """Return the devices that a model lies on."""
     return {tensor.device for tensor in (*model.parameters(), *model.buffers())} or {torch.device("cpu")}
-
-
-def _weights_ready(model: nn.Module) -> Any:
-    """Return what tells that all work on the weights is done which was given to their one GPU so far, or None."""
-    device, *others = _devices_of(model)
-    return None if others or device.type != "cuda" else torch.cuda.current_stream(device).record_event()
-
-
-def _digest_beside(model: nn.Module, ready: Any) -> str:
-    """Return the digest of the weights, copied from a GPU in a stream of their own, so that no batch waits for them."""
-    if ready is None:
-        return weights_digest(model)
-    stream = torch.cuda.Stream(ready.device)
-    stream.wait_event(ready)
-    with torch.cuda.stream(stream):
-        return weights_digest(model)
 
 
 def _refuse_absent(device: torch.device | str | None) -> None:

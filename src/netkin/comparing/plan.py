@@ -19,7 +19,7 @@ from netkin.errors import InvalidValue, MemoryLimit, NetkinError
 from netkin.measures.registry import Measure
 from netkin.memory import format_bytes, free_memory, total_memory
 from netkin.representations.gradients import Target
-from netkin.statistics.collector import Collector, CostEstimate, LayerSize, Study
+from netkin.statistics.collector import Collector, CostEstimate, LayerSize, Study, unfit_for_spectra
 
 LITTLE = 2**24  # bytes that are taken whatever is free
 THOUSANDS = ("", " thousand", " million", " billion", " trillion")
@@ -57,7 +57,7 @@ class Need:
         offers = [(kind, cost) for kind in self.candidates if (cost := kind.cost(self.settings, study)) is not None]
         if not offers:
             name = self.measures[0].partition("(")[0]
-            unfit = self.candidates[0].unfit(name) if study.spectral else f"no collector of {name!r} fits these layers."
+            unfit = unfit_for_spectra(name) if study.spectral else f"no collector of {name!r} fits these layers."
             raise InvalidValue(unfit)
         offers.sort(key=lambda offer: offer[1].rank)
         for kind, cost in offers:

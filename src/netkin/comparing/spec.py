@@ -121,7 +121,7 @@ class Spec:
             self._refuse("seed", "is a whole number")
         if self.errors and not _is_whole(self.chunks, 2):
             self._refuse("chunks", "is the number of chunks for standard errors, 2 or more")
-        memory = self.memory
+        memory: Any = self.memory
         if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not float(memory) > 0):
             self._refuse("memory", "is a number of bytes, such as 2e9")
 
@@ -314,7 +314,7 @@ def checked_pairs(which: Any) -> Any:
 
 
 def _is_whole(value: Any, least: float = -MOST) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
 
 
 def _is_text(value: Any) -> bool:

@@ -16,7 +16,7 @@ from netkin.measures.directions import arccos, leading, partial_roots, partly_wh
 from netkin.measures.registry import AFFINE, FEW_EXAMPLES, RIGID, measure
 from netkin.statistics import Moments, Spectra
 from netkin.statistics.covariances import Side
-from netkin.statistics.decompositions import largest
+from netkin.statistics.decompositions import Decomposition, largest
 from netkin.statistics.linear_algebra import squared_norm
 
 HOTELLING = "Hotelling (1936), doi:10.1093/biomet/28.3-4.321"
@@ -28,6 +28,7 @@ SVCCA = "Raghu et al. (2017), arXiv:1706.05806"
     bounds=(0.0, 1.0),
     unchanged_by=AFFINE,
     whitens=True,
+    needs="correlations",
     convention="mean canonical correlation over the smaller numerical rank, columns centred",
     reference=HOTELLING,
     means="The mean canonical correlation: how well the directions of the narrower layer can be found in the other "
@@ -48,6 +49,7 @@ def cca_mean(moments: Moments) -> Tensor:
     bounds=(0.0, 1.0),
     unchanged_by=AFFINE,
     whitens=True,
+    needs="correlations",
     convention="mean squared canonical correlation over the smaller numerical rank, columns centred",
     reference="Ramsay et al. (1984), doi:10.1007/BF02294202; Kornblith et al. (2019), arXiv:1905.00414",
     means="The mean squared canonical correlation: the share of variance, over whitened directions, that the "
@@ -64,6 +66,7 @@ def cca_mean_squared(moments: Moments) -> Tensor:
     bounds=(0.0, 1.0),
     unchanged_by=AFFINE,
     whitens=True,
+    needs="correlations",
     convention="root of the mean squared canonical correlation over the smaller numerical rank, columns centred",
     reference="Chen, Miao & Qiu (2023), Inner Product-based Neural Network Similarity, NeurIPS 36, eq. 1",
     means="The root mean square of the canonical correlations. 1 means that all directions of the narrower layer "
@@ -80,6 +83,7 @@ def cca_rms(moments: Moments) -> Tensor:
     bounds=(0.0, 1.0),
     unchanged_by=RIGID,
     whitens=True,
+    needs=lambda pair, settings: _leading_part(pair, *_holding(pair, **settings)),
     convention="CCA mean of the fewest principal directions holding `variance` of Σσ², over the smaller number kept",
     reference=SVCCA,
     means="The mean canonical correlation of each layer's leading principal directions; the rest is treated "
@@ -91,7 +95,7 @@ def svcca(moments: Moments, *, variance: float = 0.99) -> Tensor:
 
     Each layer keeps the fewest directions that hold `variance` of its variance, Σσ²; the rest is taken for noise.
     """
-    return _truncated(moments, *(leading(side, variance) for side in (moments.x, moments.y)), share=variance)
+    return _truncated(moments, *_holding(moments, variance), share=variance)
 
 
 @measure(
@@ -99,6 +103,7 @@ def svcca(moments: Moments, *, variance: float = 0.99) -> Tensor:
     bounds=(0.0, 1.0),
     unchanged_by=RIGID,
     whitens=True,
+    needs=lambda pair, settings: _leading_part(pair, *_holding(pair, **settings, by="sum")),
     convention="CCA mean of the fewest principal directions holding `variance` of Σσ, over the smaller number kept",
     reference=f"appendix of {SVCCA}",
     means="Like svcca, with the cut taken on the sum of singular values not of their squares; it keeps more "
@@ -107,8 +112,7 @@ def svcca(moments: Moments, *, variance: float = 0.99) -> Tensor:
 )
 def svcca_by_sum(moments: Moments, *, variance: float = 0.99) -> Tensor:
     """Return `svcca` with the cut taken on Σσ instead of Σσ², from 0 to 1; it keeps more directions."""
-    keep_x, keep_y = (leading(side, variance, "sum") for side in (moments.x, moments.y))
-    return _truncated(moments, keep_x, keep_y, share=variance, weigh=torch.sqrt)
+    return _truncated(moments, *_holding(moments, variance, "sum"), share=variance, weigh=torch.sqrt)
 
 
 @measure(
@@ -116,6 +120,7 @@ def svcca_by_sum(moments: Moments, *, variance: float = 0.99) -> Tensor:
     bounds=(0.0, 1.0),
     unchanged_by=RIGID,
     whitens=True,
+    needs=lambda pair, settings: _leading_part(pair, *_first(pair, **settings)),
     convention="CCA mean of the `k` leading principal directions, or of all where there are fewer",
     reference=SVCCA,
     means="The mean canonical correlation of a fixed number of leading principal directions of each layer.",
@@ -123,9 +128,7 @@ def svcca_by_sum(moments: Moments, *, variance: float = 0.99) -> Tensor:
 )
 def svcca_k(moments: Moments, *, k: int = 10) -> Tensor:
     """Return the mean canonical correlation of two layers' `k` leading principal directions, from 0 to 1."""
-    if k < 1:
-        raise InvalidValue(f"`k` must be at least 1; got {k}.")
-    return _truncated(moments, *(_first(side, k) for side in (moments.x, moments.y)))
+    return _truncated(moments, *_first(moments, k))
 
 
 @measure(
@@ -134,6 +137,7 @@ def svcca_k(moments: Moments, *, k: int = 10) -> Tensor:
     unchanged_by={"scaling", "translation"},
     symmetric=False,
     whitens=True,
+    needs="variates",
     convention="weights from the whitened canonical variates of X and the neurons of X, columns centred",
     reference="Morcos et al. (2018), arXiv:1806.05759",
     means="The canonical correlations averaged by how much of the first layer (the row's) each accounts for. 1 "
@@ -212,6 +216,7 @@ def eigenspace_overlap(moments: Moments) -> Tensor:
     bounds=(0.0, 1.0),
     unchanged_by=AFFINE - {"translation"},
     whitens=True,
+    needs="uncentred directions",
     convention="left singular vectors of the layers as they are, not centred, over the larger numerical rank",
     reference="definition 1 of May et al. (2019), arXiv:1909.01264",
     means="How far the two layers span the same space over the examples, their means with it. 1 means the same span.",
@@ -233,6 +238,7 @@ def eigenspace_overlap_uncentered(moments: Moments) -> Tensor:
     unchanged_by={"rotation", "translation"},
     is_metric=True,
     whitens=lambda settings: settings["alpha"] < 1,
+    needs=lambda pair, settings: _partly_whitened(pair, **settings)[0],
     convention="angular Procrustes after X(αI + (1-α)C^(-1/2)), columns centred; C = XᵀX, or XᵀX/n by covariance",
     reference="Williams et al. (2021), arXiv:2110.14739",
     means="The angle that is left after partial whitening and the best rotation. 0 means the same shape; it is a "
@@ -248,19 +254,9 @@ def shape_distance(moments: Moments, *, alpha: float = 0.5, whitening: str = "se
     paper's ``C = XᵀX``, the number of examples as well: the more there are, the nearer is it to `procrustes_angular`.
     With ``whitening="covariance"``, ``C = XᵀX/n``, it tends to a value of its own.
     """
-    if not 0 <= alpha <= 1:
-        raise InvalidValue(f"`alpha` must lie between 0 and 1; got {alpha}.")
-    if whitening not in ("second_moment", "covariance"):
-        raise UnknownName(f"`whitening` is 'second_moment' (XᵀX) or 'covariance' (XᵀX/n); got {whitening!r}.")
-    examples = moments.n if whitening == "covariance" else 1
-    if moments.needs_gradient or "alignment" not in moments.__dict__:
-        (x, x_size), (y, y_size) = (partly_whitened(side, alpha, examples) for side in (moments.x, moments.y))
-        matrix = lambda: moments.mapped(x, y)  # noqa: E731
-    else:
-        (x, x_size), (y, y_size) = (partial_roots(side, alpha, examples) for side in (moments.x, moments.y))
-        matrix = lambda: moments.alignment * x.unsqueeze(-1) * y.unsqueeze(-2)  # noqa: E731
-    values = moments.decomposed(("partly whitened", alpha, examples), matrix)
-    return arccos(values.to(summing_dtype(values.device)).sum() / (x_size * y_size))
+    whitened, size = _partly_whitened(moments, alpha, whitening)
+    values = moments.decomposed(whitened)
+    return arccos(values.to(summing_dtype(values.device)).sum() / size)
 
 
 @measure(
@@ -301,6 +297,7 @@ def gulp(moments: Moments, *, ridge: float = 1e-2) -> Tensor:
     unit="nats",
     unchanged_by=AFFINE,
     whitens=True,
+    needs="correlations",
     convention="Gaussian, from the canonical correlations over the smaller numerical rank, in nats",
     reference="Kullback (1959); lemmas 1 and 2 of Ni et al. (2023), arXiv:2307.07389",
     means="The information that the two layers share, in nats, if they are jointly Gaussian. 0 means none.",
@@ -327,13 +324,34 @@ def _overlap(moments: Moments) -> Tensor:
     return (overlap / max(moments.x.rank, moments.y.rank)).clamp(max=1)
 
 
+def _partly_whitened(moments: Moments, alpha: float, whitening: str) -> tuple[Decomposition, Tensor]:
+    """Return the cross moment of partly whitened layers, and the product of their sizes."""
+    if not 0 <= alpha <= 1:
+        raise InvalidValue(f"`alpha` must lie between 0 and 1; got {alpha}.")
+    if whitening not in ("second_moment", "covariance"):
+        raise UnknownName(f"`whitening` is 'second_moment' (XᵀX) or 'covariance' (XᵀX/n); got {whitening!r}.")
+    examples = moments.n if whitening == "covariance" else 1
+    if moments.needs_gradient or "alignment" not in moments.__dict__:
+        (x, x_size), (y, y_size) = (partly_whitened(side, alpha, examples) for side in (moments.x, moments.y))
+        matrix = lambda: moments.mapped(x, y)  # noqa: E731
+    else:
+        (x, x_size), (y, y_size) = (partial_roots(side, alpha, examples) for side in (moments.x, moments.y))
+        matrix = lambda: moments.alignment * x.unsqueeze(-1) * y.unsqueeze(-2)  # noqa: E731
+    return Decomposition(("partly whitened", alpha, examples), matrix), x_size * y_size
+
+
+def _leading_part(moments: Moments, keep_x: Tensor, keep_y: Tensor) -> Decomposition:
+    """Return the cross moment of the whitened layers in the leading directions that are marked."""
+    counts = [tuple(keep.sum(-1).tolist()) for keep in (keep_x, keep_y)]  # of every block
+    return Decomposition(("leading", *counts), lambda: moments.leading_alignment(keep_x, keep_y))
+
+
 def _truncated(moments: Moments, keep_x: Tensor, keep_y: Tensor, **rule: Any) -> Tensor:
     """Return the mean canonical correlation of the marked directions; `rule` is what the cut was made by."""
-    counts = [tuple(keep.sum(-1).tolist()) for keep in (keep_x, keep_y)]  # leading ones of every block
     spectra, kept = (spectrum(moments.x), spectrum(moments.y)), (keep_x, keep_y)
     moments.cut = Cut(spectra, kept, _mean_correlation, **rule)
-    values = moments.decomposed(("leading", *counts), lambda: moments.leading_alignment(keep_x, keep_y))
-    return largest(values, min(map(sum, counts))).mean()
+    values = moments.decomposed(_leading_part(moments, keep_x, keep_y))
+    return largest(values, int(min(keep_x.sum(), keep_y.sum()))).mean()
 
 
 def _mean_correlation(moments: Moments, keep_x: Tensor, keep_y: Tensor) -> Tensor:
@@ -346,17 +364,24 @@ def _mean_correlation(moments: Moments, keep_x: Tensor, keep_y: Tensor) -> Tenso
     return largest(torch.linalg.svdvals(part), int(min(keep_x.sum(), keep_y.sum()))).mean()
 
 
-def _first(side: Side, k: int) -> Tensor:
-    """Mark the `k` leading principal directions of a layer, (blocks, r), or all that it has."""
+def _holding(moments: Moments, variance: float, by: str = "variance") -> tuple[Tensor, Tensor]:
+    """Mark the fewest directions of both layers that hold `variance`."""
+    return leading(moments.x, variance, by), leading(moments.y, variance, by)
 
-    def cut() -> Tensor:
+
+def _first(moments: Moments, k: int) -> tuple[Tensor, Tensor]:
+    """Mark the `k` leading principal directions of both layers, (blocks, r), or all that there are."""
+    if k < 1:
+        raise InvalidValue(f"`k` must be at least 1; got {k}.")
+
+    def cut(side: Side) -> Tensor:
         values = spectrum(side)
         order = values.flatten().argsort(descending=True)[:k]
         keep = torch.zeros_like(values, dtype=torch.bool).flatten()
         keep[order] = True
         return keep.reshape(values.shape) & (values > 0)
 
-    return side.once(("first", k), cut)
+    return moments.x.once(("first", k), lambda: cut(moments.x)), moments.y.once(("first", k), lambda: cut(moments.y))
 
 
 def _ridge_weights(side: Side, ridge: float) -> tuple[Tensor, Tensor]:
@@ -398,6 +423,6 @@ def dft_cca(X: Any, Y: Any, *, variance: float | None = None) -> Any:
         if len(spectra.x.mean) == len(spectra.y.mean) == 1 and not spectra.cross.is_complex():
             raise ShapeError("neither `X` nor `Y` is a map, n × c × h × w; use `cca_mean` or `svcca` for matrices.")
         if spectra.few_examples:
-            warnings.warn(spectra.few_examples, InflatedWarning, stacklevel=2)
+            warnings.warn(str(spectra.few_examples), InflatedWarning, stacklevel=2)
         value = cca_mean(spectra) if variance is None else svcca(spectra, variance=variance)
     return value if isinstance(X, Tensor) or isinstance(Y, Tensor) else float(value)

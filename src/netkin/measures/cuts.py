@@ -43,32 +43,32 @@ class Cut:
         return np.array([self._margins(values, count) for values, count in zip(self.spectra, counts, strict=True)])
 
     def _margins(self, spectrum: Tensor, count: int) -> list[float]:
-        falling, found = spectrum.flatten().sort(descending=True).values, [math.nan] * 3
+        falling, margins = spectrum.flatten().sort(descending=True).values, [math.nan] * 3
         if count > len(falling):  # of fewer examples than these directions
-            return found
+            return margins
         other = _next(falling, count)
         if other is not None:
-            found[EXCHANGE] = math.log(float(falling[count - 1] / falling[other]))
+            margins[EXCHANGE] = math.log(float(falling[count - 1] / falling[other]))
         if self.share is not None:
             weights = self.weigh(falling)
             held = weights.cumsum(0) / weights.sum()
             if count < int((falling > 0).sum()):
-                found[MORE] = float(held[count - 1]) - self.share
+                margins[MORE] = float(held[count - 1]) - self.share
             if count > 1:
-                found[FEWER] = self.share - float(held[count - 2])
-        return found
+                margins[FEWER] = self.share - float(held[count - 2])
+        return margins
 
     def other_values(self, pair: Any) -> np.ndarray:
         """Return the pair's values with the other cuts, (3, 3): of x, of y, and of both; NaN where there is none."""
         x, y = (self._other_marks(*side) for side in zip(self.spectra, self.kept, strict=True))
-        found = np.full((3, 3), math.nan)
+        values = np.full((3, 3), math.nan)
         for move in range(3):
             for place, (left, right) in enumerate(
                 ((x[move], self.kept[1]), (self.kept[0], y[move]), (x[move], y[move]))
             ):
                 if left is not None and right is not None:
-                    found[place, move] = float(self.value_of(pair, left, right))
-        return found
+                    values[place, move] = float(self.value_of(pair, left, right))
+        return values
 
     def _other_marks(self, spectrum: Tensor, kept: Tensor) -> list[Tensor | None]:
         falling, order = spectrum.flatten().sort(descending=True, stable=True)

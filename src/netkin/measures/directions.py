@@ -147,7 +147,7 @@ def _moments(X: Any, Y: Any) -> Moments:
             raise InvalidValue(f"`svcca_directions` takes two matrices, or one `Moments`; got {type(X).__name__}.")
         X = Moments.of(as_matrix(X, "X").detach(), as_matrix(Y, "Y").detach())
         if X.few_examples:
-            warnings.warn(X.few_examples, InflatedWarning, stacklevel=3)
+            warnings.warn(str(X.few_examples), InflatedWarning, stacklevel=3)
     elif Y is not None:
         raise InvalidValue(
             "`svcca_directions` takes two matrices, or one `Moments`; got a `Moments` and something else."
@@ -274,10 +274,10 @@ def ties(falling: Tensor) -> Iterator[range]:
 
 def partial_roots(side: Side, alpha: float, examples: int) -> tuple[Tensor, Tensor]:
     """Return σ of every kept direction after ``αI + (1-α)C^(-1/2)``, (blocks, k), and the layer's size after it."""
-    kept = side.inverse_roots > 0
-    roots = side.eigen[0][..., : kept.shape[-1]].sqrt()
+    real = side.inverse_roots > 0
+    roots = side.eigen[0][..., : real.shape[-1]].sqrt()
     alpha, whole = _shares(side, alpha, examples)
-    weights = kept * (alpha * roots + whole)
+    weights = real * (alpha * roots + whole)
     return weights, weights.square().sum().sqrt()
 
 
@@ -288,16 +288,16 @@ def _shares(side: Side, alpha: float, examples: int) -> tuple[float, float]:
 
 def partly_whitened(side: Side, alpha: float, examples: int) -> tuple[Tensor, Tensor]:
     """Return ``αI + (1-α)C^(-1/2)``, ``C = XᵀX/examples``, on the numerical range of a layer, and its size after it."""
-    basis, kept = side.spanning(side.kept)
-    roots = torch.where(kept, side.eigen[0][..., : kept.shape[-1]], 1).sqrt()
+    basis, real = side.spanning(side.kept)
+    roots = torch.where(real, side.eigen[0][..., : real.shape[-1]], 1).sqrt()
     alpha, whole = _shares(side, alpha, examples)
     values = alpha + whole / roots
     if not side.needs_gradient:
-        return basis * values.unsqueeze(-2), (kept * values * roots).square().sum().sqrt()
+        return basis * values.unsqueeze(-2), (real * values * roots).square().sum().sqrt()
     # C is diagonal in its own basis: the root's value there, and its derivative by divided differences
-    inside = side.inside(basis, kept)
+    inside = side.inside(basis, real)
     pairs = roots.unsqueeze(-1) * roots.unsqueeze(-2) * (roots.unsqueeze(-1) + roots.unsqueeze(-2))
     change = (inside - torch.diag_embed(roots.square())) / pairs
     within = torch.diag_embed(values) - whole * change
-    size = (torch.diagonal(within @ inside @ within, dim1=-2, dim2=-1).real * kept).sum().sqrt()
+    size = (torch.diagonal(within @ inside @ within, dim1=-2, dim2=-1).real * real).sum().sqrt()
     return basis @ within, size

@@ -158,9 +158,10 @@ def _kernel_invariances(settings: Parameters, sketched: bool, centred: bool) -> 
     kernel on average alone. What is added to features changes no gradient.
     """
     kernel = settings["kernel"]
-    found = {"rotation"} if kernel != "product" and not (sketched and kernel == "psi") else set()
-    found |= {"scaling"} if kernel not in ("sum", "transport") else set()
-    return found | ({"translation"} if kernel == "gradients" or (centred and kernel in ("features", "sum")) else set())
+    changes = {"rotation"} if kernel != "product" and not (sketched and kernel == "psi") else set()
+    changes |= {"scaling"} if kernel not in ("sum", "transport") else set()
+    changes |= {"translation"} if kernel == "gradients" or (centred and kernel in ("features", "sum")) else set()
+    return changes
 
 
 @of_kernels(

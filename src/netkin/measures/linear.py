@@ -66,14 +66,14 @@ def cka_debiased(moments: Moments) -> Tensor:
     moments.x.trace, moments.y.trace  # noqa: B018  refuse constant layers
     if moments.n < 4:
         raise NoValue(f"the unbiased HSIC needs at least 4 examples; got {moments.n}.")
-    cross, *owns = moments.unbiased
-    for side, own in zip((moments.x, moments.y), owns, strict=True):
-        if not float(own.detach()) > 0:
+    cross, *products = moments.unbiased
+    for side, product in zip((moments.x, moments.y), products, strict=True):
+        if not float(product.detach()) > 0:
             raise NoValue(
                 f"the unbiased HSIC of {side.name} with itself is zero but for rounding: its {moments.n} examples are "
                 "equally far apart, or a few outweigh all others. Pass more."
             )
-    return cross / (owns[0].sqrt() * owns[1].sqrt())
+    return cross / (products[0].sqrt() * products[1].sqrt())
 
 
 @measure(
@@ -120,6 +120,7 @@ def angular_cka(moments: Moments) -> Tensor:
     bounds=(0.0, 1.0),
     unchanged_by=RIGID,
     precise=True,
+    needs="cross spectrum",
     convention="columns centred",
     reference="Muzellec & Cuturi (2018), arXiv:1805.07594; Tang et al. (2020), arXiv:2003.11498",
     means="The cosine that is left between the two layers after the best rotation. 1 means a rotated, rescaled, "
@@ -139,6 +140,7 @@ def nbs(moments: Moments) -> Tensor:
     bounds=(0.0, 1.0),
     unchanged_by={"rotation", "scaling"},
     precise=True,
+    needs="uncentred cross spectrum",
     convention="not centred",
     reference="eq. 13 of Tang et al. (2020), arXiv:2003.11498",
     means="The cosine that is left between the two layers after the best rotation, without centring.",
@@ -156,6 +158,7 @@ def nbs_uncentered(moments: Moments) -> Tensor:
     unchanged_by=RIGID,
     is_metric=True,
     precise=True,
+    needs="cross spectrum",
     convention="columns centred, unit Frobenius norm",
     reference=WILLIAMS,
     means="The distance that is left between the two layers after the best rotation. 0 means a rotated, rescaled, "
@@ -178,6 +181,7 @@ def procrustes_distance(moments: Moments) -> Tensor:
     unchanged_by=RIGID,
     is_metric=True,
     precise=True,
+    needs="cross spectrum",
     convention="arccos of nbs; columns centred, unit Frobenius norm",
     reference=WILLIAMS,
     means="The angle that is left between the two layers after the best rotation: 0 for a rotated, rescaled, "
@@ -195,6 +199,7 @@ def procrustes_angular(moments: Moments) -> Tensor:
     unchanged_by={"rotation", "translation"},
     is_metric=True,
     precise=True,
+    needs="cross spectrum",
     convention="columns centred, sizes kept",
     reference=WILLIAMS,
     means="The distance that is left after the best rotation, with the sizes of the layers kept. 0 means a "
@@ -218,6 +223,7 @@ def procrustes_size_and_shape(moments: Moments) -> Tensor:
     bounds=(0.0, 1.0),
     unchanged_by=RIGID,
     precise=True,
+    needs="cross spectrum",
     convention="columns centred, unit Frobenius norm, best scale: as SciPy and TorchMetrics",
     reference="Gower (1975), doi:10.1007/BF02291478",
     means="The share of one layer that the other can't explain after the best rotation and scaling. 0 is a perfect "
@@ -354,11 +360,11 @@ def mean_cosines(vectors: Tensor, layers: int) -> Tensor:
 
 def angles(units: Tensor) -> Tensor:
     """Return all angles between unit vectors, N × N; also those near 0 and π, where an arccosine is not exact."""
-    found = mean_cosines(units, 1).arccos()
-    near = ((found < 1e-3) | (found > torch.pi - 1e-3)).nonzero()
+    all_angles = mean_cosines(units, 1).arccos()
+    near = ((all_angles < 1e-3) | (all_angles > torch.pi - 1e-3)).nonzero()
     x, y = units[near[:, 0]], units[near[:, 1]]
-    found[near[:, 0], near[:, 1]] = 2 * torch.atan2((x - y).norm(dim=1), (x + y).norm(dim=1))
-    return found
+    all_angles[near[:, 0], near[:, 1]] = 2 * torch.atan2((x - y).norm(dim=1), (x + y).norm(dim=1))
+    return all_angles
 
 
 def nearest(vectors: Tensor, layers: int, count: int, *, block: int = 1024) -> tuple[Tensor, Tensor]:
@@ -372,9 +378,9 @@ def nearest(vectors: Tensor, layers: int, count: int, *, block: int = 1024) -> t
     scratch = single.new_empty(min(block, len(vectors)), len(vectors))
     for start in range(0, len(vectors), block):
         rows = single[start : start + block]
-        found = torch.mm(rows, single.T, out=scratch[: len(rows)])
-        found[torch.arange(len(rows)), start + torch.arange(len(rows))] = -torch.inf  # itself
-        places[start : start + len(rows)] = found.topk(count, dim=1, sorted=True).indices.cpu()
+        cosines = torch.mm(rows, single.T, out=scratch[: len(rows)])
+        cosines[torch.arange(len(rows)), start + torch.arange(len(rows))] = -torch.inf  # itself
+        places[start : start + len(rows)] = cosines.topk(count, dim=1, sorted=True).indices.cpu()
     exact = torch.stack([(vectors * vectors[column]).sum(1) for column in places.T], 1) / layers
     order = exact.argsort(dim=1, descending=True, stable=True)
     return places.gather(1, order), exact.gather(1, order).clamp(-1, 1)

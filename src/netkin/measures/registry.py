@@ -3,7 +3,7 @@
 Written as ``"svcca(variance=0.95)"`` a measure and its parameters mean the same in Python and on the command line;
 that string, without parameters that have their default value, is the measure's id.
 
-The statistic is the class that annotates the function's first argument: a *pair type*, see `PairType`.
+The statistic is the class that annotates the function's first argument: a `netkin.statistics.Pair`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, get_type_hints, overload
 
 import torch
@@ -23,7 +23,10 @@ from torch import Tensor
 
 from netkin.errors import InflatedWarning, InvalidValue, NameClash, NoValue, PackageWarning, UnknownName, did_you_mean
 from netkin.measures.specs import defaults_of, keywords_of, parsed, typed
+from netkin.results.caveats import Caveat
+from netkin.results.quantity import Quantity
 from netkin.settings import exact_matrix_products
+from netkin.statistics import Pair
 
 INVARIANCES = ("rotation", "scaling", "translation", "invertible")
 RIGID = frozenset({"rotation", "scaling", "translation"})
@@ -39,26 +42,11 @@ LEADING = "A few directions of large variance decide the value; directions of sm
 Parameters = Mapping[str, Any]
 
 
-class PairType(Protocol):
-    """What a class must offer so that measures can read it: a pair of layers over the same examples."""
-
-    @classmethod
-    def of(cls, X: Any, Y: Any, /, **options: Any) -> Any:
-        """Return the pair of two matrices; `options` are those that `options` returns."""
-
-    @classmethod
-    def options(cls, facts: Facts, settings: Parameters, /) -> dict[str, Any]:
-        """Return the options of a measure with these facts and settings for `of` and collectors."""
-
-    def caution(self, facts: Facts, settings: Parameters, /) -> str:
-        """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """The declared properties of a measure with its settings; tests check each of them."""
 
-    reads: type[Any]  # a pair type
+    reads: type[Pair]
     higher_is_closer: bool
     bounds: tuple[float, float]
     unchanged_by: frozenset[str]
@@ -69,6 +57,7 @@ class Facts:
     whitens: bool = False  # is inflated by fewer examples than features
     precise: bool = False  # needs float64 products
     debiases: bool = False  # needs the debiasing sums
+    needs: str | Callable[[Any, Parameters], Any] = ""  # what is decomposed for many pairs at once
     shows: tuple[str, ...] = ()  # parameters that stand in the id even at their default
     smooth: bool | str = True  # else a jackknife has no standard error of it; a text says why
     debiased_as: str = ""  # the measure that has no bias of small samples
@@ -79,10 +68,10 @@ class Facts:
 
     def at(self, settings: Parameters) -> Facts:
         """Return the facts with these settings."""
-        found = {fact: rule(settings) for fact, rule in self.by_settings.items()}
-        if "unchanged_by" in found:
-            found["unchanged_by"] = _invariances(found["unchanged_by"])
-        return replace(self, **found)
+        facts = {fact: rule(settings) for fact, rule in self.by_settings.items()}
+        if "unchanged_by" in facts:
+            facts["unchanged_by"] = _invariances(facts["unchanged_by"])
+        return replace(self, **facts)
 
 
 @dataclass(frozen=True)
@@ -115,10 +104,21 @@ class Measure:
         inside = ", ".join(f"{key}={value}" for key, value in sorted(changed.items()))
         return f"{self.name}({inside})" if inside else self.name
 
+    @functools.cached_property
+    def quantity(self) -> Quantity:
+        """What its values are; tables of results carry it."""
+        facts = self.facts
+        return Quantity(
+            id=self.id, name=self.name, parameters=self.settings, higher_is_closer=facts.higher_is_closer,
+            bounds=facts.bounds, symmetric=facts.symmetric, unit=facts.unit, convention=facts.convention,
+            reference=facts.reference, means=facts.means, cannot_see=facts.cannot_see, error=self.jackknife_reason,
+            debiased_as=facts.debiased_as,
+        )  # fmt: skip
+
     @property
     def takes_matrices(self) -> bool:
         """Whether a matrix of each layer is enough to call it."""
-        return getattr(self.facts.reads, "takes_matrices", True)
+        return self.facts.reads.takes_matrices
 
     @property
     def summary(self) -> str:
@@ -142,15 +142,9 @@ class Measure:
         """Return the pair of two matrices that this measure reads."""
         return self.facts.reads.of(X, Y, **self.options)
 
-    def caution(self, pair: Any) -> str:
-        """Return a sentence if the value of `pair` would mislead, else an empty string."""
-        return pair.caution(self.facts, self.settings)
-
-    def cautions(self, pair: Any) -> list[str]:
-        """Return the cautions about the value of `pair`, separately where the pair separates them."""
-        apart = getattr(pair, "cautions", None)
-        found = [self.caution(pair)] if apart is None else apart(self.facts, self.settings)
-        return [sentence for sentence in found if sentence]
+    def caveats(self, pair: Any) -> list[Caveat]:
+        """Return why the value of `pair` would mislead, if it would."""
+        return list(pair.caveats(self.facts, self.settings))
 
     def __call__(self, statistic: Any) -> Tensor:
         """Return the value for one pair."""
@@ -191,6 +185,7 @@ def measure(
     whitens: bool | Callable[[Parameters], bool] = False,
     precise: bool = False,
     debiases: bool = False,
+    needs: str | Callable[[Any, Parameters], Any] = "",
     shows: tuple[str, ...] = (),
     smooth: bool | str | Callable[[Parameters], bool | str] = True,
     debiased_as: str = "",
@@ -214,6 +209,8 @@ def measure(
         whitens: whether fewer examples than features inflate it; may be a function of the settings.
         precise: whether it needs products in float64, as everything that whitens does.
         debiases: whether it needs the debiasing sums.
+        needs: which decomposition of a pair it reads, so that those of many pairs are made together: of `Moments` a
+            name in `Moments.decompositions`, or a function of pair and settings that returns a `Decomposition`.
         shows: parameters that are in the id even at their default.
         smooth: whether a jackknife gives its standard error, or a text that says why not; may be a function of the
             settings.
@@ -227,9 +224,12 @@ def measure(
         declared["unchanged_by"] = _invariances(unchanged_by)
 
     def register(function: Callable[Concatenate[S, P], Any]) -> MeasureFunction[S, P]:
+        reads = _pair_type(function)
+        if isinstance(needs, str) and needs not in ("", *reads.decompositions):
+            raise InvalidValue(f"`needs` names no decomposition of {reads.__name__}.", argument="needs", value=needs)
         facts = Facts(
             **declared | {
-                "reads": _pair_type(function), "whitens": bool(whitens),
+                "reads": reads, "whitens": bool(whitens),
                 "convention": "; ".join(filter(None, [convention, RANK if whitens else ""])),
                 "precise": precise or bool(whitens), "smooth": True if callable(smooth) else smooth,
                 "by_settings": {
@@ -244,24 +244,22 @@ def measure(
     return register
 
 
-def _invariances(given: Iterable[str]) -> frozenset[str]:
+def _invariances(changes: Iterable[str]) -> frozenset[str]:
     """Return the changes that leave a value as it is, or refuse those that have no test."""
-    unknown = set(given) - set(INVARIANCES)
+    unknown = set(changes) - set(INVARIANCES)
     if unknown:
         raise InvalidValue(f"`unchanged_by` takes {', '.join(INVARIANCES)}; got {', '.join(sorted(unknown))}.")
-    return frozenset(given)
+    return frozenset(changes)
 
 
-def _pair_type(function: Callable[..., Any]) -> type[Any]:
-    """Return the class that annotates the first argument, if it has all that a pair type needs."""
+def _pair_type(function: Callable[..., Any]) -> type[Pair]:
+    """Return the class that annotates the first argument."""
     first = next(iter(inspect.signature(function).parameters), "")
     reads = get_type_hints(function).get(first)
-    needs = [name for name in ("of", "options", "caution") if not callable(getattr(reads, name, None))]
-    if isinstance(reads, type) and not needs:
+    if isinstance(reads, type) and issubclass(reads, Pair):
         return reads
-    lacks = f"; {reads.__name__} is no pair type, it lacks {', '.join(needs)}" if isinstance(reads, type) else ""
     raise InvalidValue(
-        f"annotate the first argument of {function.__name__!r} with the statistic it reads, e.g. `Moments`{lacks}."
+        f"annotate the first argument of {function.__name__!r} with the statistic it reads, e.g. `Moments`: a `Pair`."
     )
 
 
@@ -272,7 +270,7 @@ def measures(*, matrices: bool = False) -> dict[str, Measure]:
     """
     for sentence in broken_packages().values():
         _warn_of(sentence)
-    return {name: one for name, one in _MEASURES.items() if one.takes_matrices or not matrices}
+    return {name: known for name, known in _MEASURES.items() if known.takes_matrices or not matrices}
 
 
 def find(spec: str | Callable[..., Any] | Measure) -> Measure:
@@ -286,11 +284,11 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
         return spec
     known = measures()
     if callable(spec):
-        found = next((one for one in known.values() if one.function is spec), None)
-        if found is None:
-            name = getattr(spec, "__name__", repr(spec))
-            raise UnknownName(f"the function {name!r} is no registered measure; decorate it with `@nk.measure(...)`.")
-        return found
+        for registered in known.values():
+            if registered.function is spec:
+                return registered
+        name = getattr(spec, "__name__", repr(spec))
+        raise UnknownName(f"the function {name!r} is no registered measure; decorate it with `@nk.measure(...)`.")
     if not isinstance(spec, str):
         raise UnknownName(f"{spec!r} is no measure; name one as text, e.g. 'cka'.")
     name, parameters = parsed(spec)
@@ -302,25 +300,21 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
     return _with_parameters(known[name], parameters)
 
 
-def _with_parameters(found: Measure, parameters: dict[str, Any]) -> Measure:
-    known = {p.name: p for p in keywords_of(found.function)}
+def _with_parameters(base: Measure, parameters: dict[str, Any]) -> Measure:
+    known = {p.name: p for p in keywords_of(base.function)}
     for key in parameters:
         if key not in known:
             has = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
-            raise UnknownName(f"{found.name!r} has no parameter {key!r}{did_you_mean(key, known) or ';'} {has}.")
+            raise UnknownName(f"{base.name!r} has no parameter {key!r}{did_you_mean(key, known) or ';'} {has}.")
     chosen = {key: typed(key, value, known[key].default, known[key].annotation) for key, value in parameters.items()}
-    made = Measure(found.function, found.facts.at(found.defaults | chosen), chosen)
+    made = Measure(base.function, base.facts.at(base.defaults | chosen), chosen)
     if chosen and made.takes_matrices and made.function.__module__.startswith("netkin."):  # others may need more rows
-        _try_parameters(made)
+        # parameters that the measure itself refuses are refused here, before any data are read
+        X = torch.arange(36, dtype=torch.float32, device="cpu").sin().reshape(12, 3)
+        with warnings.catch_warnings(), torch.no_grad(), suppress(NoValue):  # which depends on the data
+            warnings.simplefilter("ignore")
+            made.function(X, X.flip(0).square(), **chosen)
     return made
-
-
-def _try_parameters(made: Measure) -> None:
-    """Refuse parameters that the measure itself refuses, on two small matrices, before any data are read."""
-    X = torch.arange(36, dtype=torch.float32, device="cpu").sin().reshape(12, 3)
-    with warnings.catch_warnings(), torch.no_grad(), suppress(NoValue):  # which depends on the data
-        warnings.simplefilter("ignore")
-        made.function(X, X.flip(0).square(), **made.parameters)
 
 
 def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Callable[..., Any]:
@@ -337,9 +331,9 @@ def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Calla
         here = facts.at(settings)
         with exact_matrix_products():
             pair = facts.reads.of(X, Y, **facts.reads.options(here, settings))
-            caution = pair.caution(here, settings)
-            if caution:
-                warnings.warn(caution, InflatedWarning, stacklevel=2)
+            caveats = pair.caveats(here, settings)
+            if caveats:
+                warnings.warn(" ".join(map(str, caveats)), InflatedWarning, stacklevel=2)
             value = function(pair, **parameters)
         number = _number(function.__name__, value, facts.bounds)
         return value if isinstance(X, Tensor) or isinstance(Y, Tensor) else number
@@ -361,35 +355,24 @@ def _add(new: Measure) -> None:
     _MEASURES[new.name] = new
 
 
+@functools.cache
 def broken_packages() -> dict[str, str]:
     """Return a sentence for each installed package whose measures could not be loaded, by the package's name."""
-    return dict(_load_entry_points())
-
-
-@functools.cache
-def _load_entry_points() -> dict[str, str]:
-    found: dict[str, str] = {}
+    broken: dict[str, str] = {}
     for entry in entry_points(group="netkin.measures"):
-        for package, why in _load(entry).items():
-            found[package] = f"{found[package]} And {why}" if package in found else why
-    return found
-
-
-def _load(entry: EntryPoint) -> dict[str, str]:
-    """Load what one package offers, all of it or nothing; return what went wrong by the package's name."""
-    before = dict(_MEASURES)
-    try:
-        entry.load()
-    except Exception as fault:
-        _MEASURES.clear()
-        _MEASURES.update(before)
-        package = entry.dist.name if entry.dist else entry.name
-        said = str(fault).rstrip(".")
-        return {
-            package: f"the measures of package {package!r} in {entry.value!r} could not be loaded: "
-            f"{type(fault).__name__}: {said}; fix or uninstall the package, all other measures work."
-        }
-    return {}
+        before = dict(_MEASURES)
+        try:
+            entry.load()
+        except Exception as fault:  # of what a package offers, all is taken or nothing
+            _MEASURES.clear()
+            _MEASURES.update(before)
+            package = entry.dist.name if entry.dist else entry.name
+            sentence = (
+                f"the measures of package {package!r} in {entry.value!r} could not be loaded: {type(fault).__name__}: "
+                f"{str(fault).rstrip('.')}; fix or uninstall the package, all other measures work."
+            )
+            broken[package] = f"{broken[package]} And {sentence}" if package in broken else sentence
+    return broken
 
 
 @functools.cache
@@ -398,9 +381,9 @@ def _warn_of(sentence: str) -> None:
     warnings.warn(sentence, PackageWarning, stacklevel=3)
 
 
-def value_of(found: Measure, statistic: Any) -> float:
+def value_of(measure: Measure, statistic: Any) -> float:
     """Return one value as a float; what is not a finite number within the measure's bounds is refused."""
-    return _number(found.id, found(statistic), found.facts.bounds)
+    return _number(measure.id, measure(statistic), measure.facts.bounds)
 
 
 def _number(name: str, value: Any, bounds: tuple[float, float]) -> float:

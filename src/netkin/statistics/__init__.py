@@ -4,6 +4,7 @@ from netkin.statistics.collector import (
     Collector,
     CostEstimate,
     LayerSize,
+    Pair,
     Settings,
     Study,
     chunk_of,
@@ -20,10 +21,11 @@ from netkin.statistics.layer_moments import LayerMoments
 from netkin.statistics.layer_rows import LayerRows, LinearRows
 from netkin.statistics.moments import Moments
 from netkin.statistics.outer_products import LayerEmbeddings, MeanEmbedding
+from netkin.statistics.outputs import Outputs
 from netkin.statistics.rows import Rows
 from netkin.statistics.sketches import LayerSketches, Sketch
 from netkin.statistics.spectra import LayerSpectra, Spectra
-from netkin.statistics.statistic import Outputs, Statistic
+from netkin.statistics.statistic import Statistic
 
 # a pair type names the collectors that can give it
 Moments.collectors = (LayerSpectra, LayerMoments, LinearRows)
@@ -55,6 +57,7 @@ __all__ = [
     "Moments",
     "OneSidedMoments",
     "Outputs",
+    "Pair",
     "Rows",
     "Settings",
     "Sketch",

@@ -1,13 +1,7 @@
-"""The interface of collectors, through which a pass updates any of them.
-
-A *statistic* is updated, merged, written to a file and read back. A *collector* is a statistic of many layers. It
-declares its inputs, joins the settings of several measures into the least that is enough for all, estimates its cost
-for a study before anything runs, and returns the pair of two layers that a measure reads.
-"""
+"""The interface of collectors: statistics of many layers, which a pass updates and measures read pair by pair."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
-from netkin.statistics import schema
+from netkin.results.caveats import Caveat
 from netkin.statistics.statistic import Statistic, Stored
 
 if TYPE_CHECKING:
@@ -111,14 +105,14 @@ class Study:
 
         `extent` is that of a layer in the matrices of its pairs, its width if None (see `Collector.extent`).
         """
-        found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        by_models: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for x, y in self.pairs():
             full = x.width * y.width if extent is None else extent(x) * extent(y)
-            found.setdefault((x.model, y.model), []).append((full, entries(x, y)))
+            by_models.setdefault((x.model, y.model), []).append((full, entries(x, y)))
         most = 0.0
-        for pairs in found.values():  # together are those whose products of extents add up to `READ`, or one alone
-            share = max(own / full for full, own in pairs)
-            most = max(most, min(sum(own for _, own in pairs), share * max(READ, *(full for full, _ in pairs))))
+        for pairs in by_models.values():  # together are those whose products of extents add up to `READ`, or one alone
+            share = max(size / full for full, size in pairs)
+            most = max(most, min(sum(size for _, size in pairs), share * max(READ, *(full for full, _ in pairs))))
         return math.ceil(most)
 
 
@@ -141,7 +135,7 @@ class CostEstimate:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Stored):
     """What a measure needs from a collector; without own fields every measure needs the same."""
 
     def joined(self, other: Self) -> Self | None:
@@ -153,21 +147,33 @@ class Settings:
 
     @classmethod
     def from_json(cls, header: Mapping[str, Any]) -> Self:
-        """Return the settings of a file; a field of another type than it is annotated with is refused."""
-        made = cls(**{name: tuple(one) if isinstance(one, list) else one for name, one in header.items()})
-        hints = schema.hints_of(cls)
-        for field in dataclasses.fields(cls):
-            value = getattr(made, field.name)
-            if not schema.is_of(value, hints.get(field.name, Any)):
-                raise TypeError(f"`{field.name}` of a {cls.__name__} can't be a {type(value).__name__}")
-        return made
+        """Return the settings that `to_json` wrote."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in header.items()})
+
+
+class Pair:
+    """Two layers over the same examples, as a measure reads them; the annotation of its first argument."""
+
+    of: ClassVar[Callable[..., Any]]  # a class method that makes it of two matrices, with what `options` returns
+    collectors: ClassVar[tuple[Any, ...]] = ()  # that can give it
+    takes_matrices: ClassVar[bool] = True  # whether a matrix of each layer is enough for `of`
+    decompositions: ClassVar[tuple[str, ...]] = ()  # what measures may declare in `needs`
+
+    @classmethod
+    def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a measure with these facts and settings requests of `of`."""
+        return {}
+
+    def caveats(self, facts: Any, settings: Mapping[str, Any]) -> list[Caveat]:
+        """Return why the measure's value of this pair would mislead, if it would."""
+        return []
 
 
 class Collector(Statistic):
     """A statistic of many layers, driven by the pass.
 
-    A collector outside the package needs `kind`, `stored`, `update`, `merge`, `pair`, `cost` and `start`; what else
-    stands here suits most. A pass calls ``update({feed: {(model, layer): rows}}, numbers)`` with the numbers
+    A collector needs `kind`, `stored`, `update`, `merge`, `pair`, `cost` and `start`; what else stands here suits most.
+    A pass calls ``update({feed: {(model, layer): rows}}, numbers)`` with the numbers
     of the batch's examples, and ``owners={key: places}`` where a layer's examples have different numbers of rows.
     Weights come once and without numbers, as ``{"weights": {(model, layer): {name: tensor}}}``; outputs, of a whole
     model, as ``{"outputs": {model: (logits, labels)}}``, beside the rows of its layers and with None for no labels.
@@ -179,7 +185,6 @@ class Collector(Statistic):
     pairs_rows: ClassVar[bool] = True  # whether both sides must be fed rows of the same examples
     numbers_rows: ClassVar[bool] = True  # whether each row needs a number, and not each example alone
     reduces: ClassVar[bool] = False  # whether `reduce` makes a layer smaller as soon as it has fired
-    exactness: ClassVar[str] = "exact"
     needs: ClassVar[str] = "weights"  # what a layer must have to be compared by its weights when none are named
     given_frame: Mapping[Key, tuple[Tensor, float]] = MappingProxyType({})  # that of another part, if set at the start
 
@@ -206,15 +211,6 @@ class Collector(Statistic):
     @abstractmethod
     def cost(cls, settings: Any, study: Study) -> CostEstimate | None:
         """Return what collecting costs, None where this collector is not for such layers."""
-
-    @classmethod
-    def unfit(cls, measure: str) -> str:
-        """Return why no collector serves `measure` for these layers."""
-        return (
-            f"{measure!r} can't be read from spectra, which hold moments for each frequency and no rows; "
-            "with shape='dft' use linear measures that a rotation leaves unchanged, such as 'cca_mean', 'svcca' or "
-            "'cka', or take shape='flatten'."
-        )
 
     @classmethod
     def takes(cls, settings: Any, tensors: Mapping[str, Tensor]) -> bool:
@@ -251,12 +247,21 @@ class Collector(Statistic):
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         """Return how exact the values of these pairs are, as text."""
-        return self.exactness
+        return "exact"
 
     @property
     def chunk_sizes(self) -> tuple[int, ...]:
         """The number of examples, or of mini-batches, in each chunk; empty where no chunks are kept."""
         return ()
+
+
+def unfit_for_spectra(measure: str) -> str:
+    """Return why a measure has no value of layers that are compared by their frequencies."""
+    return (
+        f"{measure!r} can't be read from spectra, which hold moments for each frequency and no rows; with shape='dft' "
+        "use linear measures that a rotation leaves unchanged, such as 'cca_mean', 'svcca' or 'cka', or take "
+        "shape='flatten'."
+    )
 
 
 class Owned(dict[Key, Any]):
@@ -285,7 +290,7 @@ def keys_of(pair_blocks: Sequence[PairBlock]) -> list[Key]:
     return list(dict.fromkeys(key for pair in pair_blocks for side in pair for key in side))
 
 
-def refuse_unknown(a: Key, b: Key, known: Sequence[Key], where: str, pair_blocks: Sequence[PairBlock] = ()) -> None:
+def require_pair(a: Key, b: Key, known: Sequence[Key], where: str, pair_blocks: Sequence[PairBlock] = ()) -> None:
     """Refuse a pair of which a layer is not known, or that is in none of the `pair_blocks`, either way round."""
     for key in (a, b):
         if key not in known:
@@ -296,7 +301,7 @@ def refuse_unknown(a: Key, b: Key, known: Sequence[Key], where: str, pair_blocks
         raise NoValue(f"the pair {name_of(a)!r}, {name_of(b)!r} was not collected.")
 
 
-def refuse_missing(names: Sequence[Key], rows: Mapping[Any, Any]) -> None:
+def require_layers(names: Sequence[Key], rows: Mapping[Any, Any]) -> None:
     """Refuse a batch that lacks a layer."""
     missing = [name for name in names if name not in rows]
     if missing:
@@ -305,7 +310,7 @@ def refuse_missing(names: Sequence[Key], rows: Mapping[Any, Any]) -> None:
         )
 
 
-def refuse_other_width(key: Key, width: int, before: int, when: str = "") -> None:
+def require_width(key: Key, width: int, before: int, when: str = "") -> None:
     """Refuse a layer whose width is not what it was `before`; `when` names the batch in the sentence."""
     if width != before:
         raise ShapeError(
@@ -326,7 +331,6 @@ class Numbers(Stored):
 
     next: int = 0
     given: bool = False  # whether the numbers are given by the caller, and so identify examples
-    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(next=schema.COUNT, given=schema.FLAG)
 
     def take(self, numbers: Any, count: int) -> np.ndarray:
         """Return the numbers of `count` examples, given or counted."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from netkin.errors import NoValue
+from netkin.results.caveats import Caveat
 from netkin.statistics.frequencies import Frequencies, frequencies
 from netkin.statistics.linear_algebra import squared_norm
 
@@ -143,8 +144,8 @@ class Side(ABC):
 
     def loses_digits(self, values: Tensor) -> bool:
         """Return whether a product's eigenvalues, with rounding, are too far apart to whiten by the smallest kept."""
-        kept = values[self.above_rounding(values)]
-        return kept.numel() > 0 and float(kept.min()) < LOST * self.rounding * float(kept.max())
+        real = values[self.above_rounding(values)]
+        return real.numel() > 0 and float(real.min()) < LOST * self.rounding * float(real.max())
 
     @cached_property
     def condition(self) -> float:
@@ -153,9 +154,9 @@ class Side(ABC):
         return math.sqrt(float(values.max()) / float(values.min()))
 
     @property
-    def lost_digits(self) -> str:
-        """A sentence if the products have lost the digits of the layer's small directions, and its rows are gone."""
-        return ""
+    def lost_digits(self) -> Caveat | None:
+        """A caveat if the products have lost the digits of the layer's small directions, and its rows are gone."""
+        return None
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return the result of `make`, cached by key for all pairs of this layer."""
@@ -188,8 +189,8 @@ class Side(ABC):
     def inverse_roots(self) -> Tensor:
         """``1/σ`` of every principal direction in the numerical range, zero elsewhere, (blocks, k); no gradient."""
         widest = int(self.kept.sum(-1).max())
-        kept, values = self.kept[..., :widest], self.eigen[0][..., :widest]
-        return kept * torch.where(kept, values, 1).rsqrt()
+        real, values = self.kept[..., :widest], self.eigen[0][..., :widest]
+        return real * torch.where(real, values, 1).rsqrt()
 
     @cached_property
     def loadings(self) -> Tensor:
@@ -226,11 +227,11 @@ class Side(ABC):
         The directions are entered through a basis without gradient and whitened there by a triangular factor: for every
         measure unchanged by rotation the first derivative is exact, and finite where `eigh` alone would divide by zero.
         """
-        basis, kept = self.spanning(keep)
+        basis, real = self.spanning(keep)
         if not self.needs_gradient:
-            values = self.eigen[0][..., : kept.shape[-1]]
-            return basis * torch.where(kept, values, 1).rsqrt().unsqueeze(-2)
-        return torch.linalg.solve_triangular(self.factor(basis, kept), basis, upper=True, left=False)
+            values = self.eigen[0][..., : real.shape[-1]]
+            return basis * torch.where(real, values, 1).rsqrt().unsqueeze(-2)
+        return torch.linalg.solve_triangular(self.factor(basis, real), basis, upper=True, left=False)
 
     def spanning(self, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Return the directions marked in `keep`, (blocks, r, k), and which of these k columns are real.
@@ -240,23 +241,23 @@ class Side(ABC):
         """
         values, vectors = self.eigen
         widest = int(keep.sum(-1).max())
-        kept = keep[..., :widest]
-        basis = vectors[..., :widest] * kept.unsqueeze(-2)
+        real = keep[..., :widest]
+        basis = vectors[..., :widest] * real.unsqueeze(-2)
         if self.needs_gradient:
             gaps = values[..., None, :widest] - values[..., :, None]
-            across = (self.kept & ~keep).unsqueeze(-1) & kept.unsqueeze(-2)
+            across = (self.kept & ~keep).unsqueeze(-1) & real.unsqueeze(-2)
             basis = basis + vectors @ ((vectors.mH @ self.second @ basis) / torch.where(across, gaps, torch.inf))
-        return basis, kept
+        return basis, real
 
-    def factor(self, basis: Tensor, kept: Tensor) -> Tensor:
+    def factor(self, basis: Tensor, real: Tensor) -> Tensor:
         """Return the upper triangular R for which ``RᴴR`` is the second moment in the coordinates of `basis`."""
-        return torch.linalg.cholesky(self.inside(basis, kept)).mH
+        return torch.linalg.cholesky(self.inside(basis, real)).mH
 
-    def inside(self, basis: Tensor, kept: Tensor) -> Tensor:
+    def inside(self, basis: Tensor, real: Tensor) -> Tensor:
         """Return the second moment in the coordinates of `basis`, (blocks, k, k); ones where a column is not real."""
         inside = basis.mH @ self.second @ basis
         ones = torch.eye(inside.shape[-1], dtype=inside.dtype, device=inside.device)
-        return torch.where(kept.unsqueeze(-1) & kept.unsqueeze(-2), inside, ones)
+        return torch.where(real.unsqueeze(-1) & real.unsqueeze(-2), inside, ones)
 
 
 class CovarianceSide(Side):
@@ -293,7 +294,7 @@ class CovarianceSide(Side):
     def in_complex(self) -> CovarianceSide:
         """The same side in complex numbers, to be paired with one that has several frequencies."""
         made = copy(self)
-        made.mean, made.chosen = (one.to(one.dtype.to_complex()) for one in (self.mean, self.chosen))
+        made.mean, made.chosen = (tensor.to(tensor.dtype.to_complex()) for tensor in (self.mean, self.chosen))
         return made
 
     @cached_property
@@ -307,15 +308,16 @@ class CovarianceSide(Side):
         )  # fmt: skip
 
     @property
-    def lost_digits(self) -> str:
+    def lost_digits(self) -> Caveat | None:
         error = self.rounding * self.condition**2 if self.varies else 0.0
         if error < COARSE:
-            return ""
-        return (
+            return None
+        sentence = (
             f"{self.name} has the condition number {self.condition:.0e}: of its smallest directions, read from "
             f"moments, correlations are right to {error:.0e} only; measure its rows, or its leading directions by "
             "`svcca`."
         )
+        return Caveat("lost-digits", sentence, size=self.condition)
 
     @property
     def norm_squares(self) -> Tensor:
@@ -365,8 +367,8 @@ class CovarianceSide(Side):
     @staticmethod
     def find_directions(sides: Sequence[Any]) -> None:
         values, vectors = principal_directions(torch.stack([side.chosen for side in sides]))
-        for side, *found in zip(sides, values, vectors, strict=True):
-            side.__dict__["eigen"] = tuple(map(side.whole, found))
+        for side, *eigen in zip(sides, values, vectors, strict=True):
+            side.__dict__["eigen"] = tuple(map(side.whole, eigen))
 
 
 def principal_directions(second: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from netkin.arrays import as_tensor, require_finite, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError
-from netkin.statistics import schema
 from netkin.statistics.collector import (
     Collector,
     CostEstimate,
@@ -32,7 +31,7 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
-    refuse_missing,
+    require_layers,
 )
 from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.moments import Moments
@@ -58,10 +57,7 @@ class CrossMoments(Collector):
     kind = "CrossMoments"
     holds = "cross moments"
     numbers_rows = False
-    stored = schema.fields(
-        pairs=schema.list_of(schema.tuple_of(schema.KEY, 2)), _cross=schema.mapping_of(schema.tensor(None, None)),
-        _first=schema.mapping_of(schema.ANYTHING), _second=schema.mapping_of(schema.ANYTHING),
-    )  # fmt: skip
+    stored = ("pairs", "_cross", "_first", "_second")
 
     def __init__(self, pairs: Iterable[tuple[Key, Key]]):
         self.pairs = list(dict.fromkeys(pairs))
@@ -69,15 +65,6 @@ class CrossMoments(Collector):
         self._second: dict[Key, OneSideSums] = {}
         self._cross: dict[tuple[Key, Key], Tensor] = {}
         self.clear_cache()
-
-    def check(self) -> None:
-        first, second = self._first, self._second
-        fit = all(type(one) is OneSideSums for one in (*first.values(), *second.values()))
-        fit = fit and all(one.centred for one in first.values()) and not any(one.centred for one in second.values())
-        schema.refuse_unless(fit and {*self._cross} in ({*self.pairs}, set()), "the layers and their pairs")
-        for (x, y), cross in self._cross.items():
-            fit = x in first and y in second and tuple(cross.shape) == (first[x].width, second[y].width)
-            schema.refuse_unless(fit and first[x].n == second[y].n > 0, "the sums of layers and those of their pairs")
 
     @classmethod
     def cost(cls, settings: Settings, study: Study) -> CostEstimate | None:
@@ -95,13 +82,6 @@ class CrossMoments(Collector):
     def start(cls, settings: Settings, study: Study) -> Self:
         return cls((x, y) for left, right in study.pair_blocks for x in left for y in right)
 
-    @classmethod
-    def of(cls, rows: Mapping[Key, Any]) -> Self:
-        """Return the sums of all pairs of some layers' rows or maps, differentiably."""
-        made = cls((x, y) for x in rows for y in rows)
-        made._take(rows)
-        return made
-
     @property
     def names(self) -> list[Key]:
         """Every layer once."""
@@ -109,19 +89,17 @@ class CrossMoments(Collector):
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, **options: Any) -> None:
         """Add one batch: the rows, or maps n × c × places, of every layer."""
-        with torch.no_grad():
-            self._take(one_feed(self, rows))
-
-    def _take(self, given: Mapping[Key, Any]) -> None:
-        refuse_missing(self.names, given)
+        rows = one_feed(self, rows)
+        require_layers(self.names, rows)
         for key in dict.fromkeys(x for x, _ in self.pairs):
-            self.first(key, as_tensor(given[key], name_of(key)))
+            self.first(key, as_tensor(rows[key], name_of(key)))
         for key in dict.fromkeys(y for _, y in self.pairs):
-            self.second(key, as_tensor(given[key], name_of(key)))
+            self.second(key, as_tensor(rows[key], name_of(key)))
         self.batch_is_over()
 
     def first(self, key: Key, output: Tensor) -> None:
         """Take a first layer's rows or maps; they are held, shifted, until the batch is over."""
+        output = output.detach()
         layer = self._first.setdefault(key, OneSideSums(key, centred=True))
         self._held[key] = held = layer.take(output)
         layer.own = layer.own + product(held, held)
@@ -129,11 +107,11 @@ class CrossMoments(Collector):
     def second(self, key: Key, output: Tensor) -> None:
         """Take a second layer's rows or maps and multiply them with all first ones that it is paired with."""
         layer = self._second.setdefault(key, OneSideSums(key, centred=False))
-        theirs = layer.take(output)
+        theirs = layer.take(output.detach())
         for pair in self.pairs:
             if pair[1] == key:
                 ours = self._held[pair[0]].to(theirs.device)
-                _refuse_unpaired(pair, ours, theirs)
+                _require_paired(pair, ours, theirs)
                 self._cross[pair] = self._cross.get(pair, 0) + product(ours, theirs)
 
     def batch_is_over(self) -> None:
@@ -148,7 +126,6 @@ class CrossMoments(Collector):
             sums.flush()
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> OneSidedMoments:
-        """Return what was summed of a pair, as direct methods read it."""
         if without is not None:
             raise NoValue("cross moments are kept in no chunks; standard errors need other statistics.")
         if (a, b) not in self._cross:
@@ -160,8 +137,7 @@ class CrossMoments(Collector):
         return OneSidedMoments(x.side(y.total.device), second, cross.unsqueeze(0))
 
     def merge(self, other: Self) -> Self:
-        """Return the sums of the data of both."""
-        self._refuse_unlike(other, layers="pairs")
+        self._require_alike(other, layers="pairs")
         if not (self._cross and other._cross):
             return (self if self._cross else other)._copy()
         merged = self._copy()
@@ -214,9 +190,9 @@ class FirstSide(CovarianceSide):
         live = (self.variances > noise)[0]
         spreads = self.variances[0, live].sqrt().unsqueeze(1)
         values, vectors = torch.linalg.eigh(self.second[0][live][:, live] / spreads / spreads.mT)
-        kept = values > max(self.n, self.width) * self.rounding * values.max()
-        factor = vectors[:, kept] / spreads * values[kept].rsqrt()
-        idle, _ = torch.linalg.qr(vectors[:, ~kept] / spreads)  # directions in which the layer does not vary
+        real = values > max(self.n, self.width) * self.rounding * values.max()
+        factor = vectors[:, real] / spreads * values[real].rsqrt()
+        idle, _ = torch.linalg.qr(vectors[:, ~real] / spreads)  # directions in which the layer does not vary
         whole = factor.new_zeros(1, self.width, factor.shape[1])
         whole[0, live] = factor - idle @ (idle.mT @ factor)
         return whole
@@ -245,11 +221,7 @@ class OneSidedMoments(Moments):
 class OneSideSums(Stored):
     """One layer's sums; a centred one is shifted by the mean of some first examples."""
 
-    stored = schema.fields(
-        key=schema.KEY, centred=schema.FLAG, n=schema.COUNT, batches=schema.COUNT, width=schema.COUNT,
-        shift=schema.none_or(schema.TENSOR), total=schema.TENSOR, own=schema.TENSOR, resolution=schema.SIZE,
-        dtype=schema.DTYPE, rounded=schema.FLAG,
-    )  # fmt: skip
+    stored = ("key", "centred", "n", "batches", "width", "shift", "total", "own", "resolution", "dtype", "rounded")
 
     def __init__(self, key: Key, *, centred: bool):
         self.key, self.centred, self.n, self.batches, self.width = key, centred, 0, 0, 0
@@ -258,14 +230,6 @@ class OneSideSums(Stored):
         self.own: Tensor = torch.zeros(())
         self.resolution, self.dtype, self.rounded = 0.0, torch.float32, False
         self.clear_cache()
-
-    def check(self) -> None:
-        width, total, own = (self.width,), tuple(self.total.shape), tuple(self.own.shape)
-        nothing = ((), (1,))  # files of earlier versions have no arrays without axes
-        fit = total == width and (own == 2 * width if self.centred else own in nothing) and self.n > 0
-        fit = fit and self.centred == (self.shift is not None)
-        fit = fit and (self.shift is None or tuple(self.shift.shape) in (width, (*width, 1)))
-        schema.refuse_unless(fit if self.batches else total in nothing and own in nothing, "the sums of a layer")
 
     def clear_cache(self) -> None:
         self._sides: dict[torch.device, FirstSide] = {}
@@ -292,8 +256,6 @@ class OneSideSums(Stored):
         return output
 
     def _shifted(self, output: Tensor, shift: Tensor) -> Tensor:
-        if output.requires_grad and torch.is_grad_enabled():
-            return output.to(self.dtype) - shift
         # into the same memory each time: fresh memory of this size costs as much as the products
         if self._room is None or self._room.shape != output.shape:
             self._room = torch.empty(output.shape, dtype=self.dtype, device=output.device)
@@ -394,9 +356,9 @@ def are_firm(second: Tensor) -> bool:
     return not len(values) or bool(values[0] > FIRM * values[-1])
 
 
-def _refuse_unpaired(pair: tuple[Key, Key], ours: Tensor, theirs: Tensor) -> None:
+def _require_paired(pair: tuple[Key, Key], ours: Tensor, theirs: Tensor) -> None:
     if ours.ndim != theirs.ndim or len(ours) != len(theirs) or ours.shape[2:] != theirs.shape[2:]:
-        names, shapes = map(name_of, pair), (str(tuple(one.shape)) for one in (ours, theirs))
+        names, shapes = map(name_of, pair), (str(tuple(layer.shape)) for layer in (ours, theirs))
         raise ShapeError(
             f"{' and '.join(names)} gave activations of shapes {' and '.join(shapes)} for one batch; a stitch needs "
             "the same examples and places of both."

@@ -1,4 +1,4 @@
-"""Decompositions of many pairs of layers at once: what measures ask for is noted, and threads share the matrices.
+"""Decompositions of many pairs of layers at once: measures declare what they need, and threads share the matrices.
 
 Singular values come from eigenvalues of the smaller products wherever these are as exact. The eigenvalues of ``AAᴴ``
 cost a half to a tenth of the singular values of A, and lose the small ones: their error is that of the largest. Not so
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import summing_dtype
-from netkin.errors import NoValue
+from netkin.errors import NetkinError, NoValue
 from netkin.statistics.linear_algebra import self_product
 
 ERROR = 1e-12  # of the sum of the singular values, from which on a matrix is decomposed itself
@@ -34,39 +34,33 @@ Part = TypeVar("Part")
 _ALL = threading.local()  # how many threads there are, while this one runs alone
 
 
-class Deferred(Exception):
-    """A measure asks a pair for a decomposition that will be made later, of many pairs at once."""
-
-
 class Decomposition(NamedTuple):
-    """A matrix of a pair, (blocks, m, n), whose singular values a measure requests, or its left vectors too."""
+    """A matrix of a pair, (blocks, m, n), whose singular values a measure reads, or its left vectors too."""
 
-    matrix: Tensor
+    key: Hashable  # by which the pair keeps the result
+    matrix: Callable[[], Tensor]
     graded: bool = True  # whether it is in the principal directions of both layers
     vectors: bool = False
 
 
-def prepare(asked: Sequence[tuple[Any, Sequence[Any]]]) -> None:
-    """Compute the decompositions that measures need of pairs; matrices of one shape together.
+def prepare(wanted: Sequence[tuple[Any, Sequence[Any]]]) -> None:
+    """Compute the decompositions that measures declare in `needs`, of pairs each with its measures.
 
-    A first reading notes the matrices. Afterwards every pair gives the values that it would give alone.
+    Matrices of one shape are decomposed together. Afterwards every pair gives the values that it would give alone.
     """
-    for pair, _ in asked:
+    for pair, _ in wanted:
         pair.bring_to_host()
-    whitened = [pair for pair, measures in asked if any(measure.facts.whitens for measure in measures)]
-    try:
-        with one_thread(all(pair.is_small for pair, _ in asked)):
-            _align(whitened)
-            _note_asked(asked)
-            if any("alignment" in one.__dict__ for pair in whitened[:1] for one in pair.both[1:]):
-                _align([pair.uncentred for pair in whitened])
-            pairs = [one for pair, _ in asked for one in pair.both]
-            _decompose_busy([pair for pair in pairs if pair.worth_turning and "nuclear" in (pair.asked or {})])
-            _answer(pairs)
-    finally:
-        for pair, _ in asked:
-            for one in pair.both:
-                one.asked = None
+    with one_thread(all(pair.is_small for pair, _ in wanted)):
+        _align([pair for pair, measures in wanted if any(measure.facts.whitens for measure in measures)])
+        _align([pair.uncentred for pair, measures in wanted if "uncentred directions" in _needs_of(measures)])
+        spectra = [pair for pair, measures in wanted if "cross spectrum" in _needs_of(measures)]
+        spectra += [pair.uncentred for pair, measures in wanted if "uncentred cross spectrum" in _needs_of(measures)]
+        _decompose_busy([pair for pair in spectra if pair.worth_turning and pair.x.varies and pair.y.varies])
+        _decompose_needed(wanted)
+
+
+def _needs_of(measures: Sequence[Any]) -> set[Any]:
+    return {measure.facts.needs for measure in measures}
 
 
 def _align(pairs: Sequence[Any]) -> None:
@@ -88,55 +82,55 @@ def _align_alike(pairs: Sequence[Any]) -> None:
                 pair.__dict__["alignment"] = type(pair).alignment.func(pair)
 
 
-def _note_asked(asked: Sequence[tuple[Any, Sequence[Any]]]) -> None:
-    """Read every measure once; what requests a decomposition stops there, and the pair has noted it."""
-    others: set[int] = set()  # measures that ask for nothing, of which one reading is enough
-    for pair, measures in asked:
-        pair.asked = {}
-        for measure in measures:
-            if id(measure) not in others:
-                with suppress(Exception):  # what is no `Deferred` is raised again, and told, when the pair is measured
-                    measure(pair)
-                    others.add(id(measure))
-
-
 def _decompose_busy(pairs: Sequence[Any]) -> None:
-    """Find the principal directions of layers with many pairs, and request their cross moments in these."""
-    sides = {side for pair in pairs for side in (pair.x, pair.y)}
-    if len(pairs) < AMORTISED * len(sides):
-        return
-    decompose(sides)
-    for pair in pairs:
-        if pair.asked and pair.x.decomposed and pair.y.decomposed:
-            pair.asked["nuclear"] = Decomposition(pair.principal)
+    """Find the principal directions of layers with many pairs, whose cross moments are then decomposed in these."""
+    sides = dict.fromkeys(side for pair in pairs for side in (pair.x, pair.y))
+    if len(pairs) >= AMORTISED * len(sides):
+        decompose(sides)
 
 
-def _answer(pairs: Sequence[Any]) -> None:
-    """Decompose what pairs have noted, matrices of one shape together."""
-    alike: dict[Any, list[tuple[Any, Hashable, Decomposition]]] = {}
-    for pair in pairs:
-        noted = pair.asked or {}
-        for key, asked in noted.items():
-            if key != "correlations" or "variates" not in noted:  # which bring the correlations along
-                matrix = asked.matrix
-                kind = (matrix.shape[1:], matrix.dtype, matrix.device, asked.graded, asked.vectors)
-                alike.setdefault(kind, []).append((pair, key, asked))
-    decompose_alike(_answer_alike, alike)
+def _decompose_needed(wanted: Sequence[tuple[Any, Sequence[Any]]]) -> None:
+    """Decompose what measures need of their pairs, matrices of one shape together."""
+    alike: dict[Any, list[tuple[Any, Decomposition, Tensor]]] = {}
+    for pair, measures in wanted:
+        requests: dict[Hashable, tuple[Any, Decomposition]] = {}
+        for measure in measures:
+            with suppress(NetkinError):  # which is reported when the pair is measured
+                holder, request = _request(pair, measure)
+                if request is not None:
+                    requests[holder is pair, request.key] = holder, request
+        if (True, "variates") in requests:  # which bring the correlations along
+            requests.pop((True, "correlations"), None)
+        for holder, request in requests.values():
+            with suppress(NetkinError):
+                matrix = request.matrix()
+                kind = (matrix.shape[1:], matrix.dtype, matrix.device, request.graded, request.vectors)
+                alike.setdefault(kind, []).append((holder, request, matrix))
+    decompose_alike(_decompose_group, alike)
 
 
-def _answer_alike(group: Sequence[tuple[Any, Hashable, Decomposition]]) -> None:
-    found = decomposed([asked for _, _, asked in group])
-    for (pair, key, _), one in zip(group, found, strict=True):
-        pair.found[key] = one
-        if key == "variates":
+def _request(pair: Any, measure: Any) -> tuple[Any, Decomposition | None]:
+    """Return what a measure needs decomposed, if anything, and the pair that keeps it: this, or about the origin."""
+    needs = measure.facts.needs
+    if callable(needs):
+        return pair, needs(pair, measure.settings)
+    holder = pair.uncentred if needs.startswith("uncentred ") else pair
+    return holder, holder.decomposition(needs.removeprefix("uncentred "))
+
+
+def _decompose_group(group: Sequence[tuple[Any, Decomposition, Tensor]]) -> None:
+    request = group[0][1]
+    results = decomposed([matrix for *_, matrix in group], request.graded, request.vectors)
+    for (pair, request, _), result in zip(group, results, strict=True):
+        pair.found[request.key] = result
+        if request.key == "variates":
             with suppress(NoValue):  # which is reported when the pair is measured
                 pair.__dict__["variate_weights"] = type(pair).variate_weights.func(pair)
 
 
-def decomposed(alike: Sequence[Decomposition]) -> Sequence[Any]:
+def decomposed(matrices: Sequence[Tensor], graded: bool, vectors: bool) -> Sequence[Any]:
     """Return the singular values of matrices of one shape, or their left vectors and values."""
-    matrices = [asked.matrix for asked in alike]
-    return left_vectors(matrices) if alike[0].vectors else singular_values(matrices, alike[0].graded)
+    return left_vectors(matrices) if vectors else singular_values(matrices, graded)
 
 
 def decompose(sides: Iterable[Any]) -> None:
@@ -160,7 +154,7 @@ def decompose_alike(work: Callable[[Sequence[Part]], None], alike: Mapping[Any, 
     operations = sum(len(group) * math.prod(shape) * shape[-1] for (shape, *_), group in alike.items())
     shared = threads if operations > WORTH_THREADS and all(kind[2].type == "cpu" for kind in alike) else 1
     parts = []
-    for _, group in sorted(alike.items(), key=lambda one: -math.prod(one[0][0])):
+    for _, group in sorted(alike.items(), key=lambda item: -math.prod(item[0][0])):
         step = min(TOGETHER, -(-len(group) // shared))
         parts += [group[at : at + step] for at in range(0, len(group), step)]
     if shared == 1:
@@ -210,26 +204,26 @@ def singular_values(matrices: Sequence[Tensor], graded: bool = True) -> list[Ten
         [tensor([[3.0000, 0.5000]], dtype=torch.float64)]
     """
     if not (graded or matrices[0].is_cuda) or not _fit_for_products(matrices):
-        return [torch.linalg.svdvals(_tall(one)) for one in matrices]
-    products = torch.cat([_product(one) for one in matrices])
+        return [torch.linalg.svdvals(_tall(matrix)) for matrix in matrices]
+    products = torch.cat([_product(matrix) for matrix in matrices])
     values, exact = _roots_on_a_gpu(products) if products.is_cuda else _roots(_without_rounding(products))
-    found = list(values.split([len(one) for one in matrices]))
+    results = list(values.split([len(matrix) for matrix in matrices]))
     if not bool(exact.all()):
-        for i, exactly in enumerate(exact.split([len(one) for one in matrices])):
+        for i, exactly in enumerate(exact.split([len(matrix) for matrix in matrices])):
             if not bool(exactly.all()):
-                found[i] = torch.linalg.svdvals(_tall(matrices[i]))
-    return found
+                results[i] = torch.linalg.svdvals(_tall(matrices[i]))
+    return results
 
 
 def left_vectors(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Return the left singular vectors (blocks, m, k) and the singular values of each (blocks, m, n), k the smaller."""
     if not _fit_for_products(matrices):
-        return [_left_vectors(one) for one in matrices]
-    squares, vectors = torch.linalg.eigh(torch.cat([_product(one) for one in matrices]))
+        return [_left_vectors(matrix) for matrix in matrices]
+    squares, vectors = torch.linalg.eigh(torch.cat([_product(matrix) for matrix in matrices]))
     lost = squares[..., 0] <= APART * squares[..., -1]
-    sizes, roots, vectors = [len(one) for one in matrices], squares.flip(-1).clamp(min=0).sqrt(), vectors.flip(-1)
+    sizes, roots, vectors = [len(matrix) for matrix in matrices], squares.flip(-1).clamp(min=0).sqrt(), vectors.flip(-1)
     parts = zip(matrices, vectors.split(sizes), roots.split(sizes), lost.split(sizes), strict=True)
-    return [_left_vectors(one) if bool(lost.any()) else (_left(one, V, s), s) for one, V, s, lost in parts]
+    return [_left_vectors(matrix) if bool(lost.any()) else (_left(matrix, V, s), s) for matrix, V, s, lost in parts]
 
 
 def largest(values: Tensor, count: int) -> Tensor:
@@ -254,7 +248,7 @@ def _roots_on_a_gpu(products: Tensor) -> tuple[Tensor, Tensor]:
 def _fit_for_products(matrices: Sequence[Tensor]) -> bool:
     first = matrices[0]
     double = first.dtype in (torch.float64, torch.complex128)
-    return double and first.numel() > 0 and not any(one.requires_grad for one in matrices)
+    return double and first.numel() > 0 and not any(matrix.requires_grad for matrix in matrices)
 
 
 def _tall(matrix: Tensor) -> Tensor:
@@ -306,8 +300,8 @@ def _without_rounding(products: Tensor) -> Tensor:
     """Return products in which rows of rounding alone, as of dead features, are replaced by a diagonal as small."""
     sizes = torch.diagonal(products, dim1=-2, dim2=-1).real
     eps, largest = torch.finfo(sizes.dtype).eps, sizes.amax(-1, keepdim=True)
-    kept = sizes > (32 * eps) ** 2 * largest
-    if bool(kept.all()):
+    real = sizes > (32 * eps) ** 2 * largest
+    if bool(real.all()):
         return products
-    cleared = products * (kept.unsqueeze(-1) & kept.unsqueeze(-2))
-    return cleared + torch.diag_embed((~kept * eps**2 * largest).to(cleared.dtype))
+    cleared = products * (real.unsqueeze(-1) & real.unsqueeze(-2))
+    return cleared + torch.diag_embed((~real * eps**2 * largest).to(cleared.dtype))

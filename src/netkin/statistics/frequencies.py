@@ -15,22 +15,15 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from netkin.arrays import as_maps, summing_dtype
 from netkin.errors import NoValue, ShapeError
-from netkin.statistics.collector import CostEstimate, Key, LayerSize, Study, name_of
+from netkin.statistics.collector import Key, name_of
 from netkin.statistics.linear_algebra import power_of_two
-
-if TYPE_CHECKING:
-    from netkin.statistics.linear_settings import LinearSettings
-
-CHUNK = 256  # examples transformed at a time, at most
-CACHED = 2**19  # numbers of one layer transformed at a time on a CPU: what its caches hold
-SPECTRA_WAYS = """shape='pool', pairs='corresponding', resize='average'"""  # out of spectra that are too large
 
 Grid = tuple[int, ...]  # the size of a map; empty for a layer without space
 
@@ -69,12 +62,12 @@ def frequencies(grid: Grid, device: torch.device) -> Frequencies:
         places = torch.zeros(1, dtype=torch.long, device=device)
         return Frequencies(grid, places, places[:0])
     half = (*grid[:-1], grid[-1] // 2 + 1)
-    every = torch.cartesian_prod(*(torch.arange(size) for size in half)).reshape(-1, len(grid))
-    opposite = -every % torch.tensor(grid)
-    own, other = _number(every, grid), _number(opposite, grid)
+    places = torch.cartesian_prod(*(torch.arange(size) for size in half)).reshape(-1, len(grid))
+    opposite = -places % torch.tensor(grid)
+    number, opposite_number = _number(places, grid), _number(opposite, grid)
     # a conjugate that lies in the half as well is left out, the lower number stays
-    chosen = torch.nonzero((own <= other) | (opposite[:, -1] >= half[-1])).flatten()
-    twice = torch.nonzero((own != other)[chosen]).flatten()
+    chosen = torch.nonzero((number <= opposite_number) | (opposite[:, -1] >= half[-1])).flatten()
+    twice = torch.nonzero((number != opposite_number)[chosen]).flatten()
     return Frequencies(grid, chosen.to(device), twice.to(device))
 
 
@@ -113,7 +106,7 @@ def channels_in_words(size: Sequence[int]) -> str:
     return f"{channels} channels of {shape_in_words(space)}" if space else f"{channels} features"
 
 
-def refuse_unpaired(maps: Mapping[Key, Tensor]) -> None:
+def require_same_examples(maps: Mapping[Key, Tensor]) -> None:
     """Refuse layers that gave different numbers of examples in one batch."""
     first, *others = maps
     for name in others:
@@ -188,62 +181,3 @@ def _number(places: Tensor, grid: Grid) -> Tensor:
     for axis, size in enumerate(grid):
         number = number * size + places[:, axis]
     return number
-
-
-# --- the cost of spectra ------------------------------------------------------------------------------------------
-
-
-def price_of_spectra(settings: LinearSettings, study: Study, fold: int, sample: int) -> CostEstimate:
-    """Return what streamed spectra cost, of which `fold` maps wait to be transformed and `sample` are kept."""
-    seen, cross = views(study), sum(_cross_entries(x, y) for x, y in study.pairs())
-    own = sum(half(grid) * (layer.width // math.prod(grid)) ** 2 for layer, grid in seen)
-    sides = 2 * own * (3 if settings.whitens else 1)
-    pairs = 2 * study.read_at_once(_cross_entries) * settings.matrices
-    maps = sum(layer.width * layer.itemsize for layer in study.sizes)
-    reading = fold * maps + transform_bytes(study, seen)
-    total = 16 * max(study.chunks, 1) * (own + cross) + 2 * sample * maps + max(reading, 16 * (sides + pairs))
-    # of one example the transforms, and the complex products of every view and every pair
-    each = 4 * (own + cross) + sum(int(layer.width * math.log2(math.prod(grid))) for layer, grid in seen)
-    return CostEstimate(
-        total, f"Spectra, streamed, products in {settings.precision_name(study)}", "spectra",
-        None if study.examples is None else study.examples * each,
-        why=", as they hold any number of examples", ways=SPECTRA_WAYS,
-    )  # fmt: skip
-
-
-def _cross_entries(x: LayerSize, y: LayerSize) -> int:
-    """Return the entries of a cross moment, of which one of each conjugate pair of blocks is summed."""
-    grid = common_grid(x.space, y.space) or ()
-    widths = [layer.width // math.prod(grid or layer.space) for layer in (x, y)]
-    return half(grid) * widths[0] * widths[1]
-
-
-def views(study: Study) -> list[tuple[LayerSize, Grid]]:
-    """Return every layer on every grid on which it is compared."""
-    found: dict[tuple[Key, Grid], None] = {}
-    for left, right in study.pair_blocks:
-        grid = common_grid(study.layers[left[0]].space, study.layers[right[0]].space)
-        found |= {(key, grid or study.layers[key].space): None for key in (*left, *right)}
-    return [(study.layers[key], grid) for key, grid in found]
-
-
-def half(grid: Grid) -> int:
-    """Return how many frequencies of a grid are summed: one of each conjugate pair."""
-    return math.prod(grid) // 2 + 1
-
-
-def transform_bytes(study: Study, views: list[tuple[LayerSize, Grid]]) -> int:
-    """Return the bytes of what is transformed at a time: the steps of a layer, its conjugate, and both side by side."""
-    largest = max(layer.width for layer, _ in views)
-    step = examples_at_once(largest, max(layer.width // math.prod(grid) for layer, grid in views))
-    once = all(len(side) == 1 for rectangle in study.pair_blocks for side in rectangle)
-    held = 2 * largest if once else sum(layer.width for layer, _ in views)
-    return 8 * step * (5 * largest + 4 * held)
-
-
-def examples_at_once(largest: int, widest: int) -> int:
-    """Return how many maps of at most so many numbers to transform at a time, for blocks of at most such a width.
-
-    Few fit the caches, but blocks far wider than that would be read and written too often.
-    """
-    return min(max(CACHED // largest, widest // 2, 16), CHUNK)

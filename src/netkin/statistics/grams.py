@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, at_least_single, paired, require_finite, summing_dtype, to_device
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
-from netkin.statistics import schema
 from netkin.statistics.collector import (
     Collector,
     CostEstimate,
     Key,
     Numbers,
+    Pair,
     PairBlock,
     Settings,
     Study,
@@ -26,14 +26,14 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
-    refuse_missing,
-    refuse_other_width,
-    refuse_unknown,
+    require_layers,
+    require_pair,
+    require_width,
     row_numbers,
     summed,
 )
-from netkin.statistics.kept_rows import IncompleteBatch, Kernel
 from netkin.statistics.linear_algebra import gram_product, offset_is_large, power_of_two, rbf_kernel, u_centred
+from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,7 +42,7 @@ KERNELS = ("linear", "rbf")
 
 
 @dataclass(frozen=True, eq=False)
-class Grams:
+class Grams(Pair):
     """A pair of layers: HSIC₁ of the two and of each with itself, the mean over mini-batches of `batch` examples.
 
     A mini-batch of m examples has the weight m(m - 3).
@@ -54,8 +54,6 @@ class Grams:
     batch: int
     batches: int
     left_out: int
-
-    collectors: ClassVar[tuple[Any, ...]] = ()
 
     @classmethod
     def of(cls, X: Any, Y: Any, *, batch: int = 128, kernel: str = "linear", fraction: float = 0.4) -> Grams:
@@ -69,9 +67,39 @@ class Grams:
         """Return the mini-batches and the kernel that a measure requests, where its parameters say."""
         return {name: settings.get(name, default) for name, default in GramSettings().to_json().items()}
 
-    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
-        """Return an empty string: mini-batches are not inflated by few examples."""
-        return ""
+
+@dataclass
+class IncompleteBatch(Stored):
+    """The rows of a mini-batch that lacks some: their numbers, and those of every layer in the same order."""
+
+    numbers: np.ndarray
+    rows: dict[Key, list[Tensor]]
+
+    def restricted(self, keys: Iterable[Key]) -> IncompleteBatch:
+        """Return the rows of some layers alone."""
+        return IncompleteBatch(self.numbers, {key: self.rows[key] for key in keys})
+
+    def joined(self, other: IncompleteBatch) -> IncompleteBatch:
+        """Return the rows of both, none of which may be the same."""
+        numbers = np.concatenate([self.numbers, other.numbers])
+        if len(np.unique(numbers)) < len(numbers):
+            raise ShapeError(
+                "two batches hold the same examples by their numbers; give each example a number of its own."
+            )
+        return IncompleteBatch(numbers, {name: [*parts, *other.rows[name]] for name, parts in self.rows.items()})
+
+    def in_order(self) -> Iterator[tuple[Key, Tensor]]:
+        """Yield every layer with its rows by rising numbers."""
+        order = torch.from_numpy(np.argsort(self.numbers))
+        for name, parts in self.rows.items():
+            together = torch.cat([part.to(parts[0].device) for part in parts])
+            yield name, together[order.to(together.device)]
+
+
+class Kernel(NamedTuple):
+    """The kernel matrix of one mini-batch, taken while the model ran."""
+
+    matrix: Tensor
 
 
 @dataclass(frozen=True)
@@ -95,13 +123,9 @@ class LayerGrams(Collector):
     kind = "LayerGrams"
     holds = "Grams"
     reduces = True
-    stored = schema.fields(
-        pair_blocks=schema.PAIR_BLOCKS, names=schema.NAMES, batch=schema.none_or(schema.COUNT),
-        kernel=schema.one_of(*KERNELS), fraction=schema.NUMBER, chunks=schema.COUNT,
-        widths=schema.mapping_of(schema.COUNT), _sums=schema.tensor("parts", "layers", "layers"),
-        _counts=schema.whole_numbers("parts"), _weights=schema.numbers("parts"), _numbers=schema.object_of(Numbers),
-        _waiting=schema.mapping_of(schema.object_of(IncompleteBatch), schema.WHOLE), _each=schema.none_or(schema.COUNT),
-        _scales=schema.mapping_of(schema.POSITIVE), _centres=schema.mapping_of(schema.FLAG),
+    stored = (
+        "pair_blocks", "names", "batch", "kernel", "fraction", "chunks", "widths", "_sums", "_counts", "_weights",
+        "_numbers", "_waiting", "_each", "_scales", "_centres",
     )  # fmt: skip
 
     def __init__(
@@ -124,14 +148,6 @@ class LayerGrams(Collector):
         self._centres: dict[Key, bool] = {}
         self.clear_cache()
 
-    def check(self) -> None:
-        parts, layers, _ = self._sums.shape
-        fit = self.names == keys_of(self.pair_blocks) and len(self.names) == layers and parts == max(self.chunks, 1)
-        fit = fit and {*self.widths} in ({*self.names}, set()) and bool((self._counts >= 0).all())
-        fit = fit and {*self._scales, *self._centres} <= {*self.names} and (self.batch is None or self.batch >= 4)
-        fit = fit and all(one.fits(self.widths, self.batch or 0) for one in self._waiting.values())
-        schema.refuse_unless(fit, "the layers and their mini-batches")
-
     def open_pairs(self, pair_blocks: Sequence[PairBlock]) -> None:
         """Set which pairs are wanted, where the layers' names are learnt from the first batch."""
         self.pair_blocks, self.names = [(list(left), list(right)) for left, right in pair_blocks], keys_of(pair_blocks)
@@ -149,8 +165,9 @@ class LayerGrams(Collector):
         if study.spectral:
             return None
         batch, layers = settings.batch, study.sizes
-        waiting = sum((batch + min(batch, one.rows)) * one.width * one.itemsize for one in layers if one.rows != batch)
-        # one layer in order, about its mean and in its scale; all kernel matrices as they came, together and U-centred
+        waits = [layer for layer in layers if layer.rows != batch]
+        waiting = sum((batch + min(batch, layer.rows)) * layer.width * layer.itemsize for layer in waits)
+        # a layer in order, about its mean and in its scale; all kernel matrices as they came, together and U-centred
         passing = 3 * batch * max((layer.width * layer.itemsize for layer in layers), default=0)
         kernels = batch**2 * (len(layers) * (8 + 2 * max((layer.itemsize for layer in layers), default=0)) + 16)
         operations = None
@@ -184,7 +201,7 @@ class LayerGrams(Collector):
         each = divmod(len(rows), len(numbers)) if len(numbers) else (0, 0)
         regular = each[1] == 0 and self._each in (None, each[0])
         whole = regular and self._is_whole(row_numbers(numbers, len(rows)))
-        refuse_other_width(key, rows.shape[1], self.widths.setdefault(key, rows.shape[1]))
+        require_width(key, rows.shape[1], self.widths.setdefault(key, rows.shape[1]))
         return Kernel(self._kernel(key, rows)) if whole else rows
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
@@ -194,31 +211,31 @@ class LayerGrams(Collector):
         are all that come after them.
         """
         rows = one_feed(self, rows)
-        refuse_missing(self.names, rows)
-        given = dict[Key, Tensor | Kernel]()
+        require_layers(self.names, rows)
+        layers = dict[Key, Tensor | Kernel]()
         for name in self.names:
-            is_kernel = isinstance(one := rows[name], Kernel)
-            given[name] = one if is_kernel else as_matrix(one, name_of(name), check=False).detach()
-        self._take(given, numbers, bool(owners))
+            is_kernel = isinstance(matrix := rows[name], Kernel)
+            layers[name] = matrix if is_kernel else as_matrix(matrix, name_of(name), check=False).detach()
+        self._take(layers, numbers, bool(owners))
 
     def _take(self, rows: Mapping[Key, Tensor | Kernel], numbers: Any, uneven: bool = False) -> None:
-        counts = {len(one.matrix if isinstance(one, Kernel) else one) for one in rows.values()}
+        counts = {len(matrix.matrix if isinstance(matrix, Kernel) else matrix) for matrix in rows.values()}
         if len(counts) > 1:
             raise ShapeError(f"the layers gave different numbers of rows for one batch: {sorted(counts)}.")
         places = self._numbered(numbers, count := counts.pop(), uneven)
         self._finished, self.batch = None, self.batch or max(4, count)
-        kernels = {name: one.matrix for name, one in rows.items() if isinstance(one, Kernel)}
-        matrices = {name: one for name, one in rows.items() if not isinstance(one, Kernel)}
-        for name, one in matrices.items():
-            refuse_other_width(name, one.shape[1], self.widths.setdefault(name, one.shape[1]))
+        kernels = {name: matrix.matrix for name, matrix in rows.items() if isinstance(matrix, Kernel)}
+        matrices = {name: matrix for name, matrix in rows.items() if not isinstance(matrix, Kernel)}
+        for name, matrix in matrices.items():
+            require_width(name, matrix.shape[1], self.widths.setdefault(name, matrix.shape[1]))
         if self._is_whole(places):
-            kernels |= {name: self._kernel(name, one) for name, one in matrices.items()}
+            kernels |= {name: self._kernel(name, matrix) for name, matrix in matrices.items()}
             self._add(int(places[0]) // self.batch, kernels)
             return
         assert not kernels, "a mini-batch that was whole when reduced is whole when folded in"
         for place in np.unique(places // self.batch).tolist():
             here = np.flatnonzero(places // self.batch == place)
-            part = {name: [one[torch.from_numpy(here).to(one.device)]] for name, one in matrices.items()}
+            part = {name: [matrix[torch.from_numpy(here).to(matrix.device)]] for name, matrix in matrices.items()}
             self._wait(place, IncompleteBatch(places[here], part))
 
     def _numbered(self, numbers: Any, count: int, uneven: bool) -> np.ndarray:
@@ -248,8 +265,7 @@ class LayerGrams(Collector):
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Grams:
-        """Return the HSIC of the layers `a` and `b`, in that order."""
-        refuse_unknown(a, b, self.names, "Gram matrices", self.pair_blocks)
+        require_pair(a, b, self.names, "Gram matrices", self.pair_blocks)
         sums, counts, weights = self._with_remainder()
         stays = np.arange(len(counts)) != (-1 if without is None else without)
         batches, weight = int(counts[stays].sum()), float(weights[stays].sum())
@@ -293,11 +309,11 @@ class LayerGrams(Collector):
 
         Collectors that counted their examples themselves both begin at 0: what waits in them stays apart.
         """
-        self._refuse_unlike(other, layers="pair_blocks", kernel="kernel", fraction="fraction", chunks="chunks")
+        self._require_alike(other, layers="pair_blocks", kernel="kernel", fraction="fraction", chunks="chunks")
         for fact in ("batch", "widths"):
             if getattr(self, fact) and getattr(other, fact):
-                self._refuse_unlike(other, **{fact: fact})
-        self._refuse_uneven(other)
+                self._require_alike(other, **{fact: fact})
+        self._require_even(other)
         merged, theirs = self._copy(), other._copy()
         merged.batch, merged.widths = self.batch or other.batch, self.widths or dict(other.widths)
         for name in self.names:
@@ -313,9 +329,9 @@ class LayerGrams(Collector):
             merged._wait(place if numbered else min([0, *merged._waiting]) - 1, part)
         return merged
 
-    def _refuse_uneven(self, other: LayerGrams) -> None:
+    def _require_even(self, other: LayerGrams) -> None:
         """Refuse parts whose mini-batches depend on what came before them."""
-        known = {one._each for one in (self, other)} - {None}
+        known = {collector._each for collector in (self, other)} - {None}
         if 0 in known or len(known) > 1:
             raise ShapeError(
                 "mini-batches of rows can't be merged where examples have different numbers of rows, as which rows a "
@@ -332,7 +348,7 @@ class LayerGrams(Collector):
         part.open_pairs([(left, right) for left, right in pair_blocks if left and right])
         places = [self.names.index(key) for key in part.names]
         part._sums = self._sums[:, places][:, :, places]
-        part._waiting = {place: one.restricted(part.names) for place, one in self._waiting.items()}
+        part._waiting = {place: batch.restricted(part.names) for place, batch in self._waiting.items()}
         return part
 
     # --- one mini-batch -----------------------------------------------------------------------------------------------
@@ -358,7 +374,7 @@ class LayerGrams(Collector):
 
     def _gram(self, name: Key, rows: Tensor, centred: bool) -> Tensor:
         """Return ``XXᵀ`` in this layer's scale, which is chosen again if squares would leave the range of float32."""
-        given = rows
+        as_given = rows
         if centred:
             rows = rows - rows.mean(0, dtype=summing_dtype(rows.device)).to(rows.dtype)
         scale = self._scales.get(name, 1.0)
@@ -369,7 +385,7 @@ class LayerGrams(Collector):
         if 1e-20 < size < 1e25 or (name in self._scales and size <= 1e-20):
             self._scales[name] = scale
             return gram
-        require_finite(given, f"{label(name)} in mini-batch {self._counts.sum()}")
+        require_finite(as_given, f"{label(name)} in mini-batch {self._counts.sum()}")
         scale = power_of_two(rows)
         if not scale:  # all zero so far: the scale is still free
             return gram

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, require_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
-from netkin.statistics import schema
-from netkin.statistics.collector import Collector, CostEstimate, Key, Settings, Study, keys_of, label
+from netkin.statistics.collector import Collector, CostEstimate, Key, Pair, Settings, Study, keys_of, label
 from netkin.statistics.layer_rows import CAP, LayerRows, SampleSettings
 from netkin.statistics.linear_algebra import power_of_two
 
@@ -54,11 +53,11 @@ class KernelSide:
         is_exact: bool = False,
     ):
         self.name, self.signs, self.n, self.resolution, self.is_exact = name, signs, n, resolution, is_exact
-        for part, one in sums.items():
-            require_finite(one.detach(), f"{part} of {name}")  # a GPU is not waited for while batches come
+        for part, numbers in sums.items():
+            require_finite(numbers.detach(), f"{part} of {name}")  # a GPU is not waited for while batches come
         scales = _scales(sums)  # kernels are products of four such numbers, and their cosines of eight
-        self.sums = {part: one * scales[part] for part, one in sums.items()}
-        self.totals = {part: one * scales[part] for part, one in totals.items()}
+        self.sums = {part: numbers * scales[part] for part, numbers in sums.items()}
+        self.totals = {part: total * scales[part] for part, total in totals.items()}
         self._kernels: dict[tuple[str, str], Tensor] = {}
         self._roots: dict[str, Tensor] = {}
 
@@ -112,7 +111,7 @@ class KernelSide:
         return rows @ rows.mT
 
 
-class KernelPair:
+class KernelPair(Pair):
     """Two layers, each with the kernels of its features and gradients."""
 
     takes_matrices: ClassVar[bool] = False  # a layer is a pair of them
@@ -126,12 +125,7 @@ class KernelPair:
 
     @classmethod
     def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the measure asks to be sketched, and how."""
         return {name: settings[name] for name in ("kernel", "buckets", "stacks", "seed") if name in settings}
-
-    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
-        """Return an empty string: nothing is known that would mislead."""
-        return ""
 
     def alignment(self, kernel: str, centring: str = "") -> Tensor:
         """Return the cosine of the two kernel matrices."""
@@ -154,12 +148,10 @@ class KernelPair:
 class Kernels(KernelPair):
     """Two layers with their exact kernels over the same examples."""
 
-    collectors: ClassVar[tuple[type, ...]] = ()
-
     @classmethod
     def of(cls, X: Any, Y: Any, *, kernel: str = "hadamard", **unused: Any) -> Kernels:
         """Return the pair of two layers, each given as (features, gradients), or as features alone."""
-        x, y = (exact_side(name, *given_rows(one, name, kernel)) for one, name in ((X, "`X`"), (Y, "`Y`")))
+        x, y = (exact_side(name, *given_rows(Z, name, kernel)) for Z, name in ((X, "`X`"), (Y, "`Y`")))
         if x.n != y.n:
             raise ShapeError(f"`X` and `Y` must describe the same examples; got {x.n} rows and {y.n} rows.")
         return cls(x, y)
@@ -178,24 +170,19 @@ class LossCollector(Collector):
     """A collector of features and gradients."""
 
     feeds = frozenset({"activations", "gradients"})
-    asking: ClassVar[type[LossSettings]]
-    settled: Mapping[str, Any]  # the settings, as a file holds them
-
-    @property
-    def settings(self) -> Any:
-        return self.asking.from_json(self.settled)
-
-    def check(self) -> None:
-        self.asking.from_json(self.settled)  # refuses those of other types
+    settings: Any
 
     @classmethod
     def loss_for(cls, settings: LossSettings) -> dict[str, Any]:
         return {"kind": settings.target, "beta": settings.beta, "outputs": settings.outputs}
 
-    def _other(self, settings: Any, names: Sequence[str]) -> str:
+    def _difference(self, settings: Any, names: Sequence[str]) -> str:
         """Return the first of the settings `names` that differs here, as text."""
-        found = ((name, getattr(settings, name), getattr(self.settings, name)) for name in names)
-        return next((f"{name}={one} (these have {name}={mine})" for name, one, mine in found if one != mine), "")
+        for name in names:
+            wanted, held = getattr(settings, name), getattr(self.settings, name)
+            if wanted != held:
+                return f"{name}={wanted} (these have {name}={held})"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -205,9 +192,9 @@ class KernelSettings(LossSettings):
     gradients: bool = True
 
     def joined(self, other: KernelSettings) -> KernelSettings | None:
-        both = self.gradients or other.gradients
-        mine, theirs = (replace(one, gradients=both) for one in (self, other))
-        return mine if mine == theirs or not other.gradients else theirs if not self.gradients else None
+        if not other.gradients or not self.gradients:  # the loss counts for that with gradients alone
+            return other if other.gradients else self
+        return self if self == other else None
 
 
 class LayerKernels(LossCollector):
@@ -215,24 +202,13 @@ class LayerKernels(LossCollector):
 
     kind = "LayerKernels"
     holds = "Kernels"
-    stored = schema.fields(
-        names=schema.NAMES, settled=schema.SETTINGS, features=schema.object_of(LayerRows),
-        gradients=schema.none_or(schema.object_of(LayerRows)),
-    )  # fmt: skip
-    asking = KernelSettings
+    stored = ("names", "settings", "features", "gradients")
 
     def __init__(self, names: Sequence[Key], settings: KernelSettings, *, seed: int = 0, chunks: int = 0):
-        self.names, self.settled = list(names), settings.to_json()
+        self.names, self.settings = list(names), settings
         self.features = LayerRows(self.names, cap=CAP, seed=seed, chunks=chunks)
         self.gradients: LayerRows | None = None  # whose layers are known from the first batch
         self.clear_cache()
-
-    def check(self) -> None:
-        super().check()
-        fit = self.features.names == self.names and (
-            self.gradients is None or self.features.has_rows_of(self.gradients)
-        )
-        schema.refuse_unless(fit, "the features and the gradients of layers")
 
     @classmethod
     def feeds_for(cls, settings: KernelSettings) -> frozenset[str]:
@@ -240,20 +216,18 @@ class LayerKernels(LossCollector):
 
     @classmethod
     def settings_for(cls, measure: Any) -> KernelSettings:
-        own = measure.settings
-        needs = checked_kernel(own["kernel"]) != "features"
-        return KernelSettings(needs, **{name: own[name] for name in LOSS})
+        gradients = checked_kernel(measure.settings["kernel"]) != "features"
+        return KernelSettings(gradients, **{name: measure.settings[name] for name in LOSS})
 
     @classmethod
     def cost(cls, settings: KernelSettings, study: Study) -> CostEstimate | None:
         rows = LayerRows.cost(SampleSettings(CAP, 2), study)
         if rows is None:
             return None
-        twice = 2 if settings.gradients else 1
-        what = "features and gradients" if settings.gradients else "features"
+        times, what = (2, "features and gradients") if settings.gradients else (1, "features")
         return replace(
-            rows, bytes=twice * rows.bytes, words=f"Kernels of {what}, a sample of at most {CAP:,} rows",
-            operations=None if rows.operations is None else twice * rows.operations,
+            rows, bytes=times * rows.bytes, words=f"Kernels of {what}, a sample of at most {CAP:,} rows",
+            operations=None if rows.operations is None else times * rows.operations,
         )  # fmt: skip
 
     @classmethod
@@ -262,39 +236,30 @@ class LayerKernels(LossCollector):
         made.features.resolutions = study.resolutions
         return made
 
-    @classmethod
-    def of(cls, rows: Mapping[Key, Any], *, kernel: str = "hadamard") -> Self:
-        """Return all pairs of some layers, each given as (features, gradients) or as features alone, differentiably."""
-        given = {key: given_rows(one, label(key), kernel) for key, one in rows.items()}
-        gradients = {key: G for key, (_, G) in given.items() if G is not None}
-        made = cls(list(rows), KernelSettings(bool(gradients)))
-        made.features = LayerRows.of({key: F for key, (F, _) in given.items()})
-        made.gradients = LayerRows.of(gradients) if gradients else None
-        return made
-
     def serves(self, settings: KernelSettings) -> str:
         if settings.gradients and not self.settings.gradients:
             return "the gradients"
-        return self._other(settings, LOSS if settings.gradients else ())
+        return self._difference(settings, LOSS if settings.gradients else ())
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, **more: Any) -> None:
         """Add rows of features and gradients of the same examples."""
         self.clear_cache()
         self.features.update({"activations": rows["activations"]}, numbers, **more)
-        found = rows.get("gradients")
-        if found:
+        gradients = rows.get("gradients")
+        if gradients:
             if self.gradients is None:
-                own = self.features
-                self.gradients = LayerRows(list(found), cap=CAP, seed=own.seed, chunks=own.chunks)
-            owners = {key: one for key, one in more.get("owners", {}).items() if key in found}
-            self.gradients.update({"activations": found}, numbers, **({"owners": owners} if owners else {}))
+                seed, chunks = self.features.seed, self.features.chunks
+                self.gradients = LayerRows(list(gradients), cap=CAP, seed=seed, chunks=chunks)
+            owners = {key: places for key, places in more.get("owners", {}).items() if key in gradients}
+            self.gradients.update({"activations": gradients}, numbers, **({"owners": owners} if owners else {}))
 
     def merge(self, other: Self) -> Self:
-        self._refuse_unlike(other, layers="names", settings="settled")
+        self._require_alike(other, layers="names", settings="settings")
         made = type(self)(self.names, self.settings)
         made.features = self.features.merge(other.features)
-        given = [one.gradients for one in (self, other) if one.gradients is not None]
-        made.gradients = given[0].merge(given[1]) if len(given) == 2 else given[0] if given else None
+        made.gradients = self.gradients or other.gradients
+        if self.gradients is not None and other.gradients is not None:
+            made.gradients = self.gradients.merge(other.gradients)
         return made
 
     def side(self, key: Key, without: int | None = None) -> KernelSide:
@@ -307,8 +272,7 @@ class LayerKernels(LossCollector):
         return self._sides[key, without]
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Kernels:
-        rows = self.features.pair(a, b, without)  # refuses layers whose rows do not pair up
-        assert rows.n > 0
+        self.features.pair(a, b, without)  # refuses layers whose rows do not pair up
         return Kernels(self.side(a, without), self.side(b, without))
 
     def clear_cache(self) -> None:
@@ -330,10 +294,10 @@ def checked_kernel(kernel: str) -> str:
     return kernel
 
 
-def given_rows(one: Any, name: str, kernel: str) -> tuple[Tensor, Tensor | None]:
+def given_rows(layer: Any, name: str, kernel: str) -> tuple[Tensor, Tensor | None]:
     """Return the features and gradients of a layer, as matrices of one shape; gradients may be absent."""
     needs = "gradients" in KERNELS[checked_kernel(kernel)] or kernel in ("product", "psi")
-    pair = one if isinstance(one, tuple) else (one, None)
+    pair = layer if isinstance(layer, tuple) else (layer, None)
     features, gradients = (None if part is None else as_matrix(part, name) for part in pair)
     if features is None or (needs and gradients is None):
         raise ShapeError(f"the kernel {kernel!r} needs {name} as a tuple (features, gradients).")
@@ -360,9 +324,9 @@ def exact_side(name: str, features: Tensor, gradients: Tensor | None, resolution
 
 def _scales(sums: Mapping[str, Tensor]) -> dict[str, float]:
     """Return a power of two for each part that brings its numbers near one; features and gradients share theirs."""
-    own = {part: power_of_two(one) or 1.0 for part, one in sums.items()}
-    shared = min((own[part] for part in ("features", "gradients") if part in own), default=1.0)
-    return own | {part: shared for part in ("features", "gradients") if part in own}
+    scales = {part: power_of_two(numbers) or 1.0 for part, numbers in sums.items()}
+    shared = min((scales[part] for part in ("features", "gradients") if part in scales), default=1.0)
+    return scales | {part: shared for part in ("features", "gradients") if part in scales}
 
 
 def _about_means(kernel: Tensor) -> Tensor:
@@ -376,8 +340,8 @@ def _transported(K: Tensor, L: Tensor) -> Tensor:
     Section 4 of Tang et al. (2020), 3: with T = K^-½ (K^½ L K^½)^½ K^-½, the kernel is (½I + ½T) K (½I + ½T).
     """
     values, vectors = torch.linalg.eigh(K)
-    kept = values > len(K) * torch.finfo(K.dtype).eps * values[-1]
-    roots, V = values[kept].sqrt(), vectors[:, kept]
+    real = values > len(K) * torch.finfo(K.dtype).eps * values[-1]
+    roots, V = values[real].sqrt(), vectors[:, real]
     inner = torch.linalg.eigh(V.mT @ L @ V * roots.unsqueeze(-1) * roots)
     middle = inner[1] * inner[0].clamp(min=0).sqrt() @ inner[1].mT
     T = V @ (middle / roots.unsqueeze(-1) / roots) @ V.mT

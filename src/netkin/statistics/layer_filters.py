@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,8 +12,8 @@ from torch import Tensor
 from netkin.arrays import as_tensor, at_least_single, require_finite
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.identity import weights_digest
-from netkin.statistics import schema
-from netkin.statistics.collector import Collector, CostEstimate, Key, Settings, Study, refuse_unknown
+from netkin.results.caveats import Caveat
+from netkin.statistics.collector import Collector, CostEstimate, Key, Pair, Settings, Study, require_pair
 from netkin.statistics.frequencies import shape_in_words
 from netkin.statistics.statistic import Stored
 
@@ -35,28 +34,14 @@ class FilterSide(Stored):
     weight: Tensor | None = None  # all weights of the layer, in a row where these are several tensors
     shapes: tuple[tuple[int, ...], ...] = ()  # of these tensors
     resolution: float = 0.0  # the rounding unit of the filters as they came
-    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
-        name=schema.TEXT, atoms=schema.none_or(schema.tensor("atoms", "places")), coefficients=schema.TEXT,
-        gram=schema.none_or(schema.tensor("atoms", "atoms")), kernel=schema.tuple_of(schema.COUNT),
-        spread=schema.none_or(schema.tensor("places", "places")), weight=schema.none_or(schema.TENSOR),
-        shapes=schema.tuple_of(schema.tuple_of(schema.COUNT)), resolution=schema.SIZE,
-    )  # fmt: skip
-
-    def check(self) -> None:
-        places = 0 if self.spread is None else len(self.spread)
-        fit = places == (math.prod(self.kernel) if self.kernel else 0) and (places > 0 or self.atoms is None)
-        schema.refuse_unless(fit and (self.gram is None or self.atoms is not None), "the atoms and filters of a layer")
-        given = [one for one in (self.atoms, self.gram, self.spread) if one is not None]
-        fit = {one.dtype for one in given} <= {torch.float64} and all(bool(one.isfinite().all()) for one in given)
-        schema.refuse_unless(fit and all(one.numel() for one in given), "the atoms of a layer and their numbers")
 
     def basis(self, count: int) -> Tensor:
         """Return an orthonormal basis of the span of the atoms, or of the `count` leading directions of the filters."""
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        if count < 0:
             raise InvalidValue(f"`atoms` is a number of directions, or 0 for the layer's own atoms; got {count!r}.")
         if self.atoms is None and not count:
             raise NoValue(f"{self.name} has plain filters; say how many directions: 'grassmann(atoms=4)'.")
-        self.refuse_no_filters()
+        self.require_filters()
         if not count:
             assert self.atoms is not None
             _, S, Vt = torch.linalg.svd(self.atoms, full_matrices=False)
@@ -70,7 +55,7 @@ class FilterSide(Stored):
         rank = int((least < S).sum())
         return Vt[: min(rank, count or rank)]
 
-    def refuse_no_filters(self) -> None:
+    def require_filters(self) -> None:
         """Refuse a layer without kernels larger than 1 × 1, or with nothing but zeros in them."""
         if self.spread is None:
             raise NoValue("a layer without filters larger than 1 × 1 has no atoms and no subspace of them.")
@@ -78,11 +63,10 @@ class FilterSide(Stored):
             raise NoValue(f"the filters of {self.name} are all zero.")
 
 
-class Filters:
+class Filters(Pair):
     """Two layers' filters, as measures of atoms, subspaces and weights read them."""
 
     takes_matrices: ClassVar[bool] = False  # it takes atoms, or weights, of a layer each
-    collectors: ClassVar[tuple[type, ...]] = ()
 
     def __init__(self, x: FilterSide, y: FilterSide):
         self.x, self.y = x, y
@@ -92,20 +76,14 @@ class Filters:
         """Return the pair of two sets of atoms, m × height × width each, that go with the same coefficients."""
         return cls(_given(X, "X"), _given(Y, "Y"))
 
-    @classmethod
-    def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nothing: all measures read the same."""
-        return {}
-
-    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
-        """Return a sentence where a subspace is the whole space, or where the split into atoms is arbitrary."""
-        if "atoms" in settings:
-            return self._fullness(settings["atoms"])
-        return self._unevenness() if settings.get("gauge") == "stored" else ""
+    def caveats(self, facts: Any, settings: Mapping[str, Any]) -> list[Caveat]:
+        stored = settings.get("gauge") == "stored"
+        found = self._fullness(settings["atoms"]) if "atoms" in settings else self._unevenness() if stored else None
+        return [] if found is None else [found]
 
     def atoms(self, gauge: str) -> tuple[Tensor, Tensor]:
         """Return the atoms of both as unit vectors, if they go with the same coefficients."""
-        refuse_gauge(gauge)
+        require_gauge(gauge)
         x, y = self._own_atoms()
         if gauge == "orthonormal" and self.x.gram is not None:
             values, vectors = torch.linalg.eigh(self.x.gram)
@@ -128,22 +106,22 @@ class Filters:
     def bases(self, atoms: int) -> tuple[Tensor, Tensor]:
         """Return orthonormal bases of both subspaces, of the atoms' span or of so many leading directions."""
         for side in (self.x, self.y):
-            side.refuse_no_filters()
-        self._refuse_other_kernel()
+            side.require_filters()
+        self._require_one_kernel()
         if not atoms and self.x.atoms is not None and self.y.atoms is not None:
-            self._refuse_other_count()
+            self._require_one_count()
         return self.x.basis(atoms), self.y.basis(atoms)
 
     def _own_atoms(self) -> tuple[Tensor, Tensor]:
         for side in (self.x, self.y):
-            side.refuse_no_filters()
+            side.require_filters()
             if side.atoms is None:
                 raise NoValue(
                     "plain filters have no atoms; `nk.share_coefficients` makes networks whose atoms can be compared, "
                     "and 'grassmann(atoms=4)' reads plain filters."
                 )
-        self._refuse_other_kernel()
-        self._refuse_other_count()
+        self._require_one_kernel()
+        self._require_one_count()
         if self.x.coefficients != self.y.coefficients:
             raise NoValue(
                 "layers with coefficients of their own have no atoms that could be compared; `nk.share_coefficients` "
@@ -153,14 +131,14 @@ class Filters:
         assert self.y.atoms is not None
         return self.x.atoms, self.y.atoms
 
-    def _refuse_other_kernel(self) -> None:
+    def _require_one_kernel(self) -> None:
         if self.x.kernel != self.y.kernel:
             sizes = [shape_in_words(side.kernel) for side in (self.x, self.y)]
             raise NoValue(
                 f"kernels of {sizes[0]} and of {sizes[1]} have no common space; compare layers of one kernel size."
             )
 
-    def _refuse_other_count(self) -> None:
+    def _require_one_count(self) -> None:
         assert self.x.atoms is not None
         assert self.y.atoms is not None
         counts = len(self.x.atoms), len(self.y.atoms)
@@ -169,48 +147,50 @@ class Filters:
                 f"one layer has {counts[0]} atoms and the other {counts[1]}; decompose both into the same number."
             )
 
-    def _fullness(self, atoms: int) -> str:
+    def _fullness(self, atoms: int) -> Caveat | None:
         if self.x.spread is None or self.x.kernel != self.y.kernel:
-            return ""
+            return None
         size = len(self.x.spread)
         try:
             count = min(len(basis) for basis in self.bases(atoms))
         except NoValue:
-            return ""
+            return None
         if count < size:
-            return ""
-        return (
+            return None
+        sentence = (
             f"{count} independent atoms span the whole space of kernels of {shape_in_words(self.x.kernel)}, in which "
             f"any two subspaces are the same: 'grassmann' says nothing there; take fewer than {size} atoms."
         )
+        return Caveat("whole-space", sentence, size=count)
 
-    def _unevenness(self) -> str:
+    def _unevenness(self) -> Caveat | None:
         shared = self.x.gram is not None and self.x.coefficients == self.y.coefficients
-        return gauge_caution({self.x.name: self.x.gram}) if shared else ""  # type: ignore[dict-item]
+        return gauge_caveat({self.x.name: self.x.gram}) if shared else None  # type: ignore[dict-item]
 
 
-def gauge_caution(grams: Mapping[str, Tensor]) -> str:
-    """Return a sentence on the layer whose coefficients, by their αᵀα, are the furthest from orthonormal, if any is."""
-    ratios = {name: _unevenness(gram) for name, gram in grams.items()}
-    name, ratio = max(ratios.items(), key=lambda one: one[1], default=("", 0.0))
+def gauge_caveat(grams: Mapping[str, Tensor]) -> Caveat | None:
+    """Return a caveat on the layer whose coefficients, by their αᵀα, are the furthest from orthonormal, if any is."""
+    ratios = {name: _singular_ratio(gram) for name, gram in grams.items()}
+    name, ratio = max(ratios.items(), key=lambda item: item[1], default=("", 0.0))
     if ratio <= EVEN:
-        return ""
+        return None
     more = sum(other > EVEN for other in ratios.values()) - 1
     others = f", and those of {more} other layer{'s' if more > 1 else ''} are not either" if more else ""
-    return (
+    sentence = (
         f"the coefficients of {name} are not orthonormal (their singular values differ by a factor of {ratio:.2g})"
         f"{others}, so that the cosine of atoms depends on how filters are split into atoms and coefficients; "
         "gauge='orthonormal' does not."
     )
+    return Caveat("uneven-coefficients", sentence, size=ratio)
 
 
-def _unevenness(gram: Tensor) -> float:
+def _singular_ratio(gram: Tensor) -> float:
     """Return the ratio of the largest to the smallest singular value of coefficients, at most 1e6."""
     values = torch.linalg.eigvalsh(gram)
     return float((values[-1] / values[0].clamp(min=values[-1] * 1e-12)).sqrt())
 
 
-def refuse_gauge(gauge: str) -> None:
+def require_gauge(gauge: str) -> None:
     """Refuse a choice of atoms that there is not."""
     if gauge not in GAUGES:
         raise UnknownName(f"`gauge` is {' or '.join(map(repr, GAUGES))}; got {gauge!r}.")
@@ -261,7 +241,7 @@ class LayerFilters(Collector):
     kind = "LayerFilters"
     holds = "Filters"
     feeds = frozenset({"weights"})
-    stored = schema.fields(whole=schema.FLAG, sides=schema.mapping_of(schema.object_of(FilterSide)))
+    stored = ("whole", "sides")
     needs = "filters larger than 1 × 1"
 
     def __init__(self, whole: bool = False):
@@ -283,13 +263,6 @@ class LayerFilters(Collector):
         return cls(settings.whole)
 
     @classmethod
-    def of(cls, weights: Mapping[Key, Mapping[str, Tensor]], whole: bool = True) -> LayerFilters:
-        """Return the filters of some layers, given by their tensors (``weight``, ``atoms``), differentiably."""
-        made = cls(whole)
-        made._take(weights)
-        return made
-
-    @classmethod
     def takes(cls, settings: FilterSettings, tensors: Mapping[str, Tensor]) -> bool:
         return bool(weights_in(tensors)) if settings.whole else has_filters(tensors)
 
@@ -298,20 +271,16 @@ class LayerFilters(Collector):
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None) -> None:
         """Read the weights of all layers, which come once."""
-        self._take({key: {name: one.detach() for name, one in own.items()} for key, own in rows["weights"].items()})
-
-    def _take(self, weights: Mapping[Key, Mapping[str, Tensor]]) -> None:
-        for key, own in weights.items():
+        for key, tensors in rows["weights"].items():
             name = f"layer {key[1]!r} of {key[0]!r}" if isinstance(key, tuple) else f"layer {key!r}"
-            self.sides[key] = side_of(name, own, self.whole)
+            self.sides[key] = side_of(name, {part: tensor.detach() for part, tensor in tensors.items()}, self.whole)
 
     def merge(self, other: LayerFilters) -> LayerFilters:
-        """Return one of the two: all parts of the data have the same models."""
-        self._refuse_unlike(other, settings="whole")
-        return self
+        self._require_alike(other, settings="whole")
+        return self  # all parts of the data have the same models
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Filters:
-        refuse_unknown(a, b, list(self.sides), "filters")
+        require_pair(a, b, list(self.sides), "filters")
         return Filters(self.sides[a], self.sides[b])
 
 
@@ -324,8 +293,8 @@ def weights_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ['weight_hh_l0', 'weight_ih_l0']
     """
     return {
-        name: one for name, one in sorted(tensors.items())
-        if one.is_floating_point() and one.ndim > (name != "weight")
+        name: tensor for name, tensor in sorted(tensors.items())
+        if tensor.is_floating_point() and tensor.ndim > (name != "weight")
     }  # fmt: skip
 
 
@@ -339,12 +308,12 @@ def has_filters(tensors: Mapping[str, Tensor]) -> bool:
 
 def side_of(name: str, tensors: Mapping[str, Tensor], whole: bool) -> FilterSide:
     """Return what is kept of a layer with these tensors, by their names in it."""
-    for own, tensor in tensors.items():
-        require_finite(tensor, f"{own!r} of {name}")
+    for part, tensor in tensors.items():
+        require_finite(tensor, f"{part!r} of {name}")
     if "atoms" not in tensors:
-        held = [_raised(one) for one in weights_in(tensors).values()] if whole else []
-        weight = held[0] if len(held) == 1 else torch.cat([one.flatten() for one in held]) if held else None
-        shapes = tuple(tuple(one.shape) for one in held)
+        weights = [_raised(tensor) for tensor in weights_in(tensors).values()] if whole else []
+        weight = torch.cat([tensor.flatten() for tensor in weights]) if len(weights) > 1 else next(iter(weights), None)
+        shapes = tuple(tuple(tensor.shape) for tensor in weights)
         if not has_filters(tensors):
             return FilterSide(name, weight=weight, shapes=shapes)
         kernels = tensors["weight"]

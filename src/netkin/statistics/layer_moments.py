@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -22,21 +23,7 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, require_finite, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError
-from netkin.statistics import schema
-from netkin.statistics.block_sums import (
-    Columns,
-    CrossSums,
-    LayerSums,
-    add_product,
-    add_sums,
-    by_chunk,
-    check_sums,
-    common_blocks,
-    first_shift,
-    joined,
-    outgrows,
-    rescale,
-)
+from netkin.memory import is_cuda
 from netkin.statistics.collector import (
     Collector,
     CostEstimate,
@@ -44,27 +31,76 @@ from netkin.statistics.collector import (
     Numbers,
     Owned,
     PairBlock,
+    Settings,
     Study,
     chunk_of,
     keys_of,
     label,
     name_of,
     one_feed,
-    refuse_missing,
-    refuse_other_width,
-    refuse_unknown,
+    require_layers,
+    require_pair,
+    require_width,
     row_examples,
-)
-from netkin.statistics.covariances import Side
-from netkin.statistics.linear_algebra import power_of_two
-from netkin.statistics.linear_settings import ON_GPU, LinearSettings, price_of_moments
+    summed,
+)  # fmt: skip
+from netkin.statistics.covariances import CovarianceSide, Side
+from netkin.statistics.linear_algebra import power_of_two, squared_norm
 from netkin.statistics.moments import Moments
+from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 FOLD = 512  # rows gathered before a product is taken: small batches waste the product and the float64 sums
 CHUNKED_FOLD = 2048  # the same where products are taken chunk by chunk
+ON_GPU = 8  # times as many rows wait on a GPU, which is kept busy by few large products
+SAMPLE = 256  # rows whose median estimates that of all
+
+Parts = list[tuple[int, slice]]  # which rows, sorted by chunk, belong to which chunk
+
+
+@dataclass(frozen=True)
+class LinearSettings(Settings):
+    """What the linear measures need: precision, sums, and the memory for reading them."""
+
+    precise: bool = False  # products in float64
+    debiased: bool = False  # the debiasing sums
+    whitens: bool = False  # each layer is decomposed
+    rotates: bool = False  # wide layers are rotated into their row space
+    uncentred: bool = False  # layers are looked at about the origin
+    unfit_for_spectra: str = ""  # a measure that depends on single features or debiases
+
+    @classmethod
+    def of(cls, measure: Any) -> LinearSettings:
+        facts = measure.facts
+        unfit = "rotation" not in facts.unchanged_by or facts.debiases
+        return cls(
+            facts.precise, facts.debiases, facts.whitens, facts.precise and not facts.debiases,
+            "translation" not in facts.unchanged_by, measure.name if unfit else "",
+        )  # fmt: skip
+
+    def joined(self, other: LinearSettings) -> LinearSettings:
+        both = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return LinearSettings(*(mine or theirs for mine, theirs in both))
+
+    def precision(self, study: Study) -> torch.dtype:
+        """Return the precision of the products: never less than the data's own."""
+        return torch.float64 if self.precise or study.doubles else torch.float32
+
+    def precision_name(self, study: Study) -> str:
+        return str(self.precision(study)).removeprefix("torch.")
+
+    def lacking(self, precision: torch.dtype, debiased: bool) -> str:
+        """Return what a collector with such products and sums lacks; empty if nothing."""
+        lacks = ["products in float64"] if self.precise and precision != torch.float64 else []
+        lacks += ["the debiasing sums"] if self.debiased and not debiased else []
+        return " and ".join(lacks)
+
+    @property
+    def matrices(self) -> int:
+        """How many matrices of the size of a cross moment a pair holds while it is measured."""
+        return (6 if self.rotates else 1) + (2 if self.uncentred else 0)
 
 
 class LayerMoments(Collector):
@@ -86,12 +122,9 @@ class LayerMoments(Collector):
     holds = "Moments"
     numbers_rows = False
     settings_for = LinearSettings.of
-    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
-        pair_blocks=schema.PAIR_BLOCKS, names=schema.NAMES, precision=schema.DTYPE, debiased=schema.FLAG,
-        chunks=schema.COUNT, resolutions=schema.RESOLUTIONS, _layers=schema.mapping_of(schema.object_of(LayerSums)),
-        _blocks=schema.list_of(schema.object_of(CrossSums)), _waiting=schema.EMPTY, _batches=schema.COUNT,
-        _numbers=schema.object_of(Numbers), _counts=schema.whole_numbers(None),
-        sizes=schema.mapping_of(schema.tuple_of(schema.COUNT)),
+    stored: ClassVar[tuple[str, ...]] = (
+        "pair_blocks", "names", "precision", "debiased", "chunks", "resolutions", "_layers", "_blocks", "_waiting",
+        "_batches", "_numbers", "_counts", "sizes",
     )  # fmt: skip
 
     def __init__(
@@ -114,22 +147,39 @@ class LayerMoments(Collector):
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
         self.clear_cache()
 
-    def check(self) -> None:
-        schema.refuse_unless(self.names == keys_of(self.pair_blocks), "the layers and their pairs")
-        fit = len(self._counts) == max(self.chunks, 1) and bool((self._counts >= 0).all())
-        schema.refuse_unless(fit and {*self.sizes} in ({*self.names}, set()), "the layers and their counts")
-        self.check_layers()
-        check_sums(self._layers, self._blocks, len(self._counts), self.debiased)
-
-    def check_layers(self) -> None:
-        """Refuse sums from a file of other layers, or of other widths, than there are."""
-        fit = {*self._layers} in ({*self.names}, set())
-        fit = fit and all(self.sizes.get(name, (one.width,)) == (one.width,) for name, one in self._layers.items())
-        schema.refuse_unless(fit, "the layers and their widths")
-
     @classmethod
     def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:
-        return None if study.spectral else price_of_moments(settings, study, CHUNKED_FOLD if study.chunks else FOLD)
+        if study.spectral:
+            return None
+        fold = CHUNKED_FOLD if study.chunks else FOLD
+        extra, n, item = 2 if settings.debiased else 1, study.examples, settings.precision(study).itemsize
+        widths = {key: layer.width + extra for key, layer in study.layers.items()}
+        blocks = [(sum(widths[x] for x in left), sum(widths[y] for y in right)) for left, right in study.pair_blocks]
+        squares, twice = sum(layer.width**2 for layer in study.sizes), 2 if settings.uncentred else 1
+        sums = 8 * max(study.chunks, 1) * (sum(width**2 for width in widths.values()) + sum(x * y for x, y in blocks))
+        widest = max(widths.values(), default=0)
+        # whole batches are folded in at once, until some layer has `fold` rows
+        most = max((layer.rows for layer in study.sizes), default=1)
+        batches = -(-fold * (ON_GPU if is_cuda(study.device) else 1) // most)
+        rows = min(batches * most, max((layer.rows_of(n) for layer in study.sizes), default=0) if n else batches * most)
+        # columns of all layers, those of a block again side by side, its product, and a layer on its way to its columns
+        folding = item * rows * (sum(widths.values()) + max((x + y for x, y in blocks), default=0) + 3 * widest)
+        folding += 0 if item == 8 else item * max((x * y for x, y in blocks), default=0)
+        pairs = study.read_at_once(lambda x, y: x.width * y.width)
+        sides = twice * squares * (3 if settings.whitens else 1)
+        reading = 8 * (sides + pairs * settings.matrices + 3 * widest**2)
+        decomposing = 8 * twice * (4 * squares + pairs) if settings.whitens else 0
+        operations = None
+        if n is not None:  # XᵀX of every layer and XᵀY of every pair
+            operations = sum(layer.rows_of(n) * layer.width**2 for layer in study.sizes)
+            operations += sum(x.rows_of(n) * x.width * y.width for x, y in study.pairs())
+        waiting = sum(fold * layer.width * layer.itemsize for layer in study.sizes)
+        return CostEstimate(
+            sums + max(folding, reading, decomposing),
+            f"Moments, streamed, products in {settings.precision_name(study)}", "moments", operations, 1,
+            ", as they hold any number of examples",
+            held=sums + max(waiting, 8 * sides),
+        )  # fmt: skip
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
@@ -137,13 +187,6 @@ class LayerMoments(Collector):
         made = cls(study.pair_blocks, precision=precision, debiased=settings.debiased, chunks=study.chunks)
         made.resolutions = study.resolutions
         return made
-
-    @classmethod
-    def of(cls, rows: Mapping[Key, Any], *, precision: torch.dtype = torch.float64, debiased: bool = True) -> Self:
-        """Return the moments of all pairs of some layers' rows, differentiably."""
-        collector = cls([(list(rows), list(rows))], precision=precision, debiased=debiased)
-        collector._fold({key: [as_matrix(matrix, name_of(key))] for key, matrix in rows.items()}, {})
-        return collector
 
     def add_rows(self, rows: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]], counts: Any) -> None:
         """Add rows of all layers and the chunk of each row; `counts` are their examples. The lists are emptied."""
@@ -162,9 +205,9 @@ class LayerMoments(Collector):
         """
         rows = one_feed(self, rows)
         owned = isinstance(rows, Owned)  # matrices that the pass has looked at
-        as_before = owned and {name: tuple(one.shape[1:]) for name, one in rows.items()} == self.sizes
+        as_before = owned and {name: tuple(matrix.shape[1:]) for name, matrix in rows.items()} == self.sizes
         matrices = dict(rows) if as_before else self._matrices(rows, owned)
-        self.sizes = {name: tuple(one.shape[1:]) for name, one in matrices.items()}
+        self.sizes = {name: tuple(matrix.shape[1:]) for name, matrix in matrices.items()}
         places = self._numbers.take(numbers, min(map(len, matrices.values())))
         chunks: dict[Key, np.ndarray] = {}
         if self.chunks:
@@ -188,11 +231,11 @@ class LayerMoments(Collector):
 
     def _matrices(self, rows: Mapping[Key, Any], owned: bool) -> dict[Key, Tensor]:
         """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
-        refuse_missing(self.names, rows)
+        require_layers(self.names, rows)
         widths, matrices = self.widths, {}
         for name in self.names:
             matrix = matrices[name] = as_matrix(rows[name], name_of(name), check=False).detach()
-            refuse_other_width(name, matrix.shape[1], widths.get(name, matrix.shape[1]), f" in batch {self._batches}")
+            require_width(name, matrix.shape[1], widths.get(name, matrix.shape[1]), f" in batch {self._batches}")
             if matrix.device.type == "cpu" and not owned:
                 require_finite(matrix, f"{label(name)} in batch {self._batches}")
         return matrices
@@ -208,10 +251,9 @@ class LayerMoments(Collector):
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
-        """Return the moments of the layers `a` and `b`, in that order, `without` one chunk of the examples."""
         self.flush()
         if not {(a, b), (b, a)} & self._homes.keys():  # of many networks there are many pair_blocks to look through
-            refuse_unknown(a, b, self.names, "moments", self.pair_blocks)
+            require_pair(a, b, self.names, "moments", self.pair_blocks)
         block, turned = self._find(a, b)
         x, y = (b, a) if turned else (a, b)
         cross, norm_product = block.centred(x, y, without, self.debiased)
@@ -276,8 +318,7 @@ class LayerMoments(Collector):
     # --- merging ------------------------------------------------------------------------------------------------------
 
     def merge(self, other: Self) -> Self:
-        """Return the moments of the data of both."""
-        self._refuse_unlike(other, layers="pair_blocks", precision="precision", debiased="debiased", chunks="chunks")
+        self._require_alike(other, layers="pair_blocks", precision="precision", debiased="debiased", chunks="chunks")
         self.flush()
         other.flush()
         first, second = (self, other) if self._layers else (other, self)
@@ -287,7 +328,7 @@ class LayerMoments(Collector):
         return merged
 
     def _add(self, other: LayerMoments) -> None:
-        self._refuse_unlike(other, widths="widths")
+        self._require_alike(other, widths="widths")
         self._blocks, self._homes = common_blocks(self._blocks, other._blocks, self._layers), {}
         other_blocks = common_blocks(other._blocks, self._blocks, other._layers)
         for name, mine in self._layers.items():
@@ -328,8 +369,8 @@ class LayerMoments(Collector):
         """Begin the sums of a layer, whose rows are shifted by `shift` (blocks, width)."""
         columns, double = shift.shape[1] + (2 if self.debiased else 1), summing_dtype(shift.device)
         double = double.to_complex() if shift.is_complex() else double
-        own = torch.zeros(max(self.chunks, 1), len(shift), columns, columns, dtype=double, device=shift.device)
-        self._layers[key] = LayerSums(key, shift, 1.0, resolution, own, self.debiased)
+        sums = torch.zeros(max(self.chunks, 1), len(shift), columns, columns, dtype=double, device=shift.device)
+        self._layers[key] = LayerSums(key, shift, 1.0, resolution, sums, self.debiased)
         return self._layers[key]
 
     def _open_blocks(self, pair_blocks: Sequence[PairBlock], groups: Mapping[Key, Any]) -> None:
@@ -374,14 +415,10 @@ class LayerMoments(Collector):
         columns = torch.empty(1, len(matrix), layer.own.shape[-1], dtype=dtype, device=matrix.device)
         inner = columns[0, :, : layer.width]
         # straight into the columns, unless these are coarser and the scale must be chosen first
-        fits = not matrix.requires_grad and torch.promote_types(matrix.dtype, shift.dtype) == dtype
+        fits = torch.promote_types(matrix.dtype, shift.dtype) == dtype
         centred = torch.sub(matrix, shift, out=inner if fits else None)
         if not layer.varies or (centred.device.type == "cpu" and outgrows(centred, layer.scale)):
             self._rescale(name, power_of_two(centred))
-        if centred.requires_grad:  # which nothing written in place would keep
-            rows = centred * layer.scale
-            norms = [rows.square().sum(1, keepdim=True)] if self.debiased else []
-            return torch.cat([rows, *norms, torch.ones_like(rows[:, :1])], 1).unsqueeze(0)
         if centred is not inner or layer.scale != 1:
             torch.mul(centred, layer.scale, out=inner)
         if self.debiased:
@@ -392,3 +429,292 @@ class LayerMoments(Collector):
     def _rescale(self, key: Key, scale: float) -> None:
         """Count a layer in another scale: when it varies for the first time, or outgrows the scale it had."""
         rescale(self._layers[key], self._blocks, scale)
+
+
+# --- the sums ---------------------------------------------------------------------------------------------------------
+
+
+class Columns(NamedTuple):
+    """Some rows of a layer, (blocks, n, columns), their conjugate, and which of them belong to which chunk.
+
+    The last column is one, unless `totals` hold the sums of the rows of each part, (blocks, parts, width): products of
+    16 columns take half the time of those of 17.
+    """
+
+    values: Tensor
+    conjugate: Tensor
+    parts: Parts
+    totals: Tensor | None = None
+
+    @property
+    def with_ones(self) -> Columns:
+        """The same with a column of ones."""
+        if self.totals is None:
+            return self
+        pad = torch.nn.functional.pad
+        return Columns(pad(self.values, (0, 1), value=1), pad(self.conjugate, (0, 1), value=1), self.parts)
+
+
+class LayerSums(Stored):
+    """One layer's shift (blocks, width), scale and own sums (chunks, blocks, columns, columns)."""
+
+    stored = ("key", "shift", "scale", "resolution", "own", "width", "debiased", "varies")
+
+    def __init__(self, key: Key, shift: Tensor, scale: float, resolution: float, own: Tensor, debiased: bool):
+        self.key, self.shift, self.scale, self.resolution, self.own = key, shift, scale, resolution, own
+        self.width, self.debiased = shift.shape[1], debiased
+        self.varies = bool(own[..., : self.width, : self.width].any())  # until then the scale is free
+
+    @property
+    def counts(self) -> Tensor:
+        """The number of rows in each chunk."""
+        return self.own[:, 0, -1, -1].real
+
+    @property
+    def n(self) -> int:
+        return int(self.counts.sum())
+
+    def centred(self, without: int | None) -> tuple[int, Tensor, Tensor]:
+        """Return the count, the mean (blocks, width) and the second moment about it, without one chunk."""
+        sums, width = summed(self.own, without), self.width
+        count = sums[0, -1, -1].real.detach()
+        mean = self.shift.to(sums.dtype) + sums[:, -1, :width] / (count * self.scale)
+        second = sums[:, :width, :width] - sums[:, :width, -1:] @ sums[:, -1:, :width] / count
+        return int(count), mean, second
+
+    def side(self, without: int | None, rounding: float) -> CovarianceSide:
+        n, mean, second = self.centred(without)
+        if without is not None:
+            second = self._without_noise(second, summed(self.own, without), rounding)
+        return CovarianceSide(
+            label(self.key), n, mean, second, scale=self.scale, resolution=self.resolution, rounding=rounding,
+            norm_squares=self._norm_squares(without) if self.debiased else None,
+        )  # fmt: skip
+
+    def _without_noise(self, second: Tensor, sums: Tensor, rounding: float) -> Tensor:
+        """Return a second moment without the noise of features that are constant where a chunk is left out."""
+        sizes, spreads = (torch.diagonal(A, dim1=-2, dim2=-1)[:, : self.width].real for A in (sums, second))
+        still = spreads <= 16 * rounding * sizes
+        return second.masked_fill(still.unsqueeze(-1) | still.unsqueeze(-2), 0)
+
+    def _norm_squares(self, without: int | None) -> Tensor:
+        sums = summed(self.own, without)
+        back = sums[0, : self.width, -1] / sums[0, -1, -1]
+        return _norm_product(sums[0], back, back)
+
+
+class CrossSums(Stored):
+    """The sums of some layers against some others, filled by one product; (chunks, blocks, columns, columns)."""
+
+    stored = ("sums", "keys", "rows", "columns")
+
+    def __init__(self, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums], sums: Tensor):
+        self.sums = sums
+        self.rows, self.columns = _slices(left, layers), _slices(right, layers)
+        self.keys = list(dict.fromkeys([*left, *right]))
+
+    @classmethod
+    def starting(cls, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums]) -> CrossSums:
+        x, y = layers[left[0]].own, layers[right[0]].own
+        # a layer without space is paired with the zero frequency of a map only
+        blocks, dtype = min(x.shape[1], y.shape[1]), torch.promote_types(x.dtype, y.dtype)
+        size = [sum(layers[name].own.shape[-1] for name in side) for side in (left, right)]
+        return cls(left, right, layers, torch.zeros(len(x), blocks, *size, dtype=dtype, device=x.device))
+
+    def pair(self, x: Key, y: Key) -> Tensor:
+        """Return a view of the sums of layer `x` against layer `y`."""
+        return self.sums[..., self.rows[x], self.columns[y]]
+
+    def centred(self, x: Key, y: Key, without: int | None, debiased: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the cross moment about the means, (blocks, p, q), and ``Σ ‖x‖²‖y‖²`` about them if it is kept."""
+        sums, extra = summed(self.pair(x, y), without), 2 if debiased else 1
+        count = sums[0, -1, -1].real
+        cross = sums[:, :-extra, :-extra] - sums[:, :-extra, -1:] @ sums[:, -1:, :-extra] / count
+        if not debiased:
+            return cross, None
+        return cross, _norm_product(sums[0], sums[0, :-extra, -1] / count, sums[0, -1, :-extra] / count)
+
+    def add(self, held: Mapping[Key, Columns]) -> None:
+        """Add the products of the columns `held`, chunk by chunk."""
+        x, y = ([held[key] for key in side] for side in (self.rows, self.columns))
+        totals: list[Tensor] = []
+        if len(x) == len(y) == 1 and x[0].totals is not None and y[0].totals is not None:
+            totals = [self._side_by_side([sums]) for sums in (x[0].totals.conj(), y[0].totals)]
+        else:
+            x, y = ([columns.with_ones for columns in side] for side in (x, y))
+        left = self._side_by_side([columns.conjugate for columns in x])
+        same = self.rows == self.columns and not left.is_complex()
+        right = left if same else self._side_by_side([columns.values for columns in y])
+        for i, (chunk, rows) in enumerate(x[0].parts):
+            add_product(self.sums[chunk], left[:, rows], right[:, rows], [sums[:, i] for sums in totals])
+
+    def _side_by_side(self, columns: list[Tensor]) -> Tensor:
+        together = torch.cat(columns, 2) if len(columns) > 1 else columns[0]
+        together = together[: self.sums.shape[1]]
+        return together.to(together.dtype.to_complex()) if self.sums.is_complex() else together
+
+    def split(self, groups: Mapping[Key, Any], layers: Mapping[Key, LayerSums]) -> list[CrossSums]:
+        """Return this block, or several where layers that gave the same rows so far give different ones from now on."""
+        kinds = dict.fromkeys(groups[key] for key in self.keys)
+        if len(kinds) == 1:
+            return [self]
+        sides = [[[key for key in side if groups[key] == kind] for side in (self.rows, self.columns)] for kind in kinds]
+        return [self._part(left, right, layers) for left, right in sides if left and right]
+
+    def _part(self, left: list[Key], right: list[Key], layers: Mapping[Key, LayerSums]) -> CrossSums:
+        rows, columns = (
+            torch.cat([torch.arange(side[key].start, side[key].stop) for key in keys]).to(self.sums.device)
+            for side, keys in ((self.rows, left), (self.columns, right))
+        )
+        return CrossSums(left, right, layers, self.sums.index_select(-2, rows).index_select(-1, columns))
+
+
+def first_shift(rows: Tensor, precision: torch.dtype) -> Tensor:
+    """Return what is taken off all rows of a layer: the mean of its first ones, or the median where some are far.
+
+    One far example would draw the mean off all others, and what is left of these without it would be rounding.
+    """
+    rows, double = rows.detach(), summing_dtype(rows.device)
+    few = rows[:: max(1, len(rows) // SAMPLE)]  # medians take far longer than means
+    mean, median = rows.mean(0, dtype=double), _medians(few)
+    # what is taken off must be exact in the precision of the products
+    mean = mean.to(rows.dtype).to(double) if precision == torch.float32 else mean
+    spread = _medians((few - median).abs())
+    return torch.where((mean - median).abs() > 4 * spread, median.to(double), mean)
+
+
+def _medians(rows: Tensor) -> Tensor:
+    """Return the median of every feature, the lower one of two, as torch does; on the CPU in a quarter of its time."""
+    if rows.device.type != "cpu" or rows.dtype not in (torch.float32, torch.float64):
+        return rows.median(0).values
+    middle = (len(rows) - 1) // 2
+    features = np.array(rows.flatten(1).numpy().T, order="C")  # a copy: rows of one feature would be sorted in place
+    features.partition(middle, axis=1)
+    return torch.from_numpy(features[:, middle].copy()).reshape(rows.shape[1:])
+
+
+def outgrows(centred: Tensor, scale: float) -> bool:
+    """Return whether fourth powers of these rows might leave float32."""
+    return float(torch.linalg.vector_norm(centred.detach(), torch.inf)) * scale > 4096
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Return parts of the rows of a layer as one, and let go of them."""
+    together = torch.cat(parts) if len(parts) > 1 else parts[0]
+    parts.clear()
+    return together
+
+
+def by_chunk(chunks: list[np.ndarray]) -> tuple[Tensor, Parts]:
+    """Return the order that sorts rows by their chunk, and where each chunk then lies."""
+    together = np.concatenate(chunks)
+    order = np.argsort(together, kind="stable")
+    present, starts = np.unique(together[order], return_index=True)
+    ends = [*starts[1:].tolist(), len(together)]
+    parts = [(int(c), slice(a, b)) for c, a, b in zip(present, starts.tolist(), ends, strict=True)]
+    return torch.from_numpy(order), parts
+
+
+def rebased(origin: LayerSums, target: LayerSums, sums: Tensor, left: bool = False) -> Tensor:
+    """Return `sums` of the columns (or with `left` the rows) of `origin` with the shift and scale of `target`."""
+    if origin.scale == target.scale and torch.equal(origin.shift.to(target.shift), target.shift):
+        return sums
+    moved = ((origin.shift.to(target.shift) - target.shift) * target.scale)[: sums.shape[-3]].to(sums)
+    ratio = target.scale / origin.scale
+    if left:
+        return _shifted(sums, moved.conj(), ratio, origin.debiased)
+    return _shifted(sums.mT, moved, ratio, origin.debiased).mT
+
+
+def _shifted(sums: Tensor, shift: Tensor, ratio: float, debiased: bool) -> Tensor:
+    """Return `sums` (..., blocks, columns, any) with rows [x, ‖x‖², 1] turned into those of ``ratio · x + shift``."""
+    width = sums.shape[-2] - (2 if debiased else 1)
+    x, ones, shift = sums[..., :width, :], sums[..., -1:, :], shift.unsqueeze(-1)
+    parts = [x * ratio + shift * ones]
+    if debiased:
+        norms = sums[..., width : width + 1, :] * ratio**2
+        parts.append(norms + 2 * ratio * (shift.mT @ x) + squared_norm(shift) * ones)
+    return torch.cat([*parts, ones], -2)
+
+
+def rescale(layer: LayerSums, blocks: Sequence[CrossSums], scale: float) -> None:
+    """Count a layer in another scale, in its own sums and in those of its pairs."""
+    key, ratio = layer.key, (scale or 1.0) / layer.scale
+    layer.scale, layer.varies = scale or 1.0, scale > 0
+    if ratio == 1:
+        return
+    weights = torch.ones(layer.own.shape[-1], dtype=layer.own.dtype, device=layer.own.device)
+    weights[: layer.width] = ratio
+    if layer.debiased:
+        weights[-2] = ratio**2
+    layer.own.mul_(weights.unsqueeze(1)).mul_(weights)
+    for block in blocks:
+        if key in block.rows:
+            block.sums[..., block.rows[key], :] *= weights.unsqueeze(1)
+        if key in block.columns:
+            block.sums[..., block.columns[key]] *= weights
+
+
+def _norm_product(sums: Tensor, mean_x: Tensor, mean_y: Tensor) -> Tensor:
+    """Return ``Σ ‖x‖²‖y‖²`` about the means, from sums of [x, ‖x‖², 1] against [y, ‖y‖², 1]."""
+    x, y = (torch.cat([-2 * mean, mean.new_ones(1), squared_norm(mean)[None].to(mean)]) for mean in (mean_x, mean_y))
+    return x @ sums @ y
+
+
+def add_product(sums: Tensor, conjugate: Tensor, columns: Tensor, totals: Sequence[Tensor] = ()) -> None:
+    """Add the products of (blocks, n, columns) over their rows to `sums` (blocks, columns, columns).
+
+    With `totals`, the sums of both over their rows, a last column of ones is not among them and yet counted.
+    """
+    if totals:
+        sums[:, :-1, :-1] += conjugate.mT @ columns
+        sums[:, :-1, -1] += totals[0]
+        sums[:, -1, :-1] += totals[1]
+        sums[:, -1, -1] += columns.shape[1]
+        return
+    if len(sums) == 1:  # plain products are faster than batches of one
+        sums, conjugate, columns = sums[0], conjugate[0], columns[0]
+    if conjugate.dtype != sums.dtype:
+        sums += conjugate.mT @ columns
+    elif sums.ndim == 2:
+        sums.addmm_(conjugate.mT, columns)
+    else:
+        sums.baddbmm_(conjugate.mT, columns)
+
+
+def common_blocks(
+    blocks: Sequence[CrossSums], others: Sequence[CrossSums], layers: Mapping[Key, LayerSums]
+) -> list[CrossSums]:
+    """Return the pairs of `blocks` that `others` hold as well, as blocks."""
+    if [(list(x.rows), list(x.columns)) for x in blocks] == [(list(y.rows), list(y.columns)) for y in others]:
+        return list(blocks)
+    common = []
+    for block in blocks:
+        for other in others:
+            left, right = [x for x in block.rows if x in other.rows], [y for y in block.columns if y in other.columns]
+            common += [block._part(left, right, layers)] if left and right else []
+    return common
+
+
+def _slices(names: Sequence[Key], layers: Mapping[Key, LayerSums]) -> dict[Key, slice]:
+    slices, start = {}, 0
+    for name in names:
+        slices[name] = slice(start, start + layers[name].own.shape[-1])
+        start = slices[name].stop
+    return slices
+
+
+def add_sums(
+    layers: Mapping[Key, LayerSums], blocks: Sequence[CrossSums], others: Mapping[Key, LayerSums],
+    other_blocks: Sequence[CrossSums],
+) -> None:  # fmt: skip
+    """Add the sums of other data, brought to the shift and scale of these, to layers and blocks of the same pairs."""
+    for block, addend in zip(blocks, other_blocks, strict=True):
+        for x in block.rows:
+            for y in block.columns:
+                part = rebased(others[x], layers[x], addend.pair(x, y).to(block.sums), left=True)
+                block.pair(x, y).add_(rebased(others[y], layers[y], part))
+    for name, mine in layers.items():
+        part = rebased(others[name], mine, others[name].own.to(mine.own), left=True)
+        mine.own += rebased(others[name], mine, part)
+        mine.resolution = max(mine.resolution, others[name].resolution)

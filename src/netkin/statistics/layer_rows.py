@@ -14,7 +14,6 @@ from torch import Tensor
 from netkin.arrays import as_matrix, require_finite
 from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.memory import format_bytes
-from netkin.statistics import schema
 from netkin.statistics.collector import (
     Collector,
     CostEstimate,
@@ -25,27 +24,93 @@ from netkin.statistics.collector import (
     Settings,
     Study,
     chunk_of,
+    hashes,
     keys_of,
     label,
     name_of,
     one_feed,
-    refuse_missing,
-    refuse_other_width,
-    refuse_unknown,
+    require_layers,
+    require_pair,
+    require_width,
     row_examples,
     row_numbers,
 )
-from netkin.statistics.kept_rows import KeptRows
-from netkin.statistics.layer_moments import LayerMoments
+from netkin.statistics.layer_moments import LayerMoments, LinearSettings
 from netkin.statistics.linear_algebra import ENTRIES
-from netkin.statistics.linear_settings import LinearSettings
 from netkin.statistics.moments import Moments
 from netkin.statistics.rows import Rows, SampledRows
+from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 CAP = 2048  # rows that measures on rows use: their distance matrices grow with the square
+
+
+class KeptRows(Stored):
+    """The rows of one layer, part by part, with their own numbers and, if chunks are kept, those of their examples."""
+
+    stored = ("parts", "numbers", "examples", "seen", "held", "bar")
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+        self.numbers: list[np.ndarray] = []
+        self.examples: list[np.ndarray] = []
+        self.seen, self.held = 0, 0
+        self.bar: int | None = None  # rows whose hash is larger are not among those kept
+
+    def update(self, rows: Tensor, numbers: np.ndarray, examples: np.ndarray | None, seed: int) -> None:
+        """Add those rows that may be among the kept ones; they must not change when the caller's array does."""
+        if self.bar is None:
+            self.add(rows.clone(), numbers, examples)
+            return
+        chosen = np.flatnonzero(hashes(seed, numbers) <= self.bar)
+        self.seen += len(rows) - len(chosen)
+        index = torch.from_numpy(chosen).to(rows.device)
+        self.add(rows[index], numbers[chosen], None if examples is None else examples[chosen])
+
+    def add(self, rows: Tensor, numbers: np.ndarray, examples: np.ndarray | None) -> None:
+        self.parts.append(rows)
+        self.numbers.append(numbers)
+        self.examples += [] if examples is None else [examples]
+        self.seen, self.held = self.seen + len(rows), self.held + len(rows)
+
+    def joined(self, other: KeptRows) -> KeptRows:
+        """Return the rows of both, none of which may be the same."""
+        both = KeptRows()
+        both.parts, both.numbers = [*self.parts, *other.parts], [*self.numbers, *other.numbers]
+        both.examples = [*self.examples, *other.examples]
+        both.seen, both.held = self.seen + other.seen, self.held + other.held
+        numbers = np.concatenate(both.numbers) if both.numbers else np.empty(0)
+        if len(np.unique(numbers)) < len(numbers):
+            raise ShapeError("both statistics hold rows of the same examples; give each part its own `numbers`.")
+        return both
+
+    def shrink(self, cap: int, seed: int) -> None:
+        """Keep the rows with the smallest hashes, by rising numbers."""
+        if self.parts:
+            numbers = np.concatenate(self.numbers)
+            mixed = hashes(seed, numbers)
+            chosen = np.argsort(mixed, kind="stable")[:cap]
+            self.bar = int(mixed[chosen[-1]]) if len(chosen) == cap else None
+            self._keep(chosen[np.argsort(numbers[chosen], kind="stable")])
+
+    def in_order(self, cap: int | None, seed: int) -> Tensor:
+        """Return the rows by rising numbers, at most `cap`."""
+        if cap is not None and self.held > cap:
+            self.shrink(cap, seed)
+        numbers = np.concatenate(self.numbers)
+        if len(self.parts) > 1 or (np.diff(numbers) < 0).any():
+            self._keep(np.argsort(numbers, kind="stable"))
+        return self.parts[0]
+
+    def _keep(self, chosen: np.ndarray) -> None:
+        together = torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]
+        if not np.array_equal(chosen, np.arange(len(together))):
+            together = together[torch.from_numpy(chosen).to(together.device)]
+        self.parts, self.numbers = [together], [np.concatenate(self.numbers)[chosen]]
+        self.examples = [np.concatenate(self.examples)[chosen]] if self.examples else []
+        self.held = len(chosen)
 
 
 @dataclass(frozen=True)
@@ -69,10 +134,8 @@ class LayerRows(Collector):
 
     kind = "LayerRows"
     holds = "Rows"
-    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
-        names=schema.NAMES, cap=schema.none_or(schema.COUNT), seed=schema.WHOLE, chunks=schema.COUNT,
-        resolutions=schema.RESOLUTIONS, _numbers=schema.object_of(Numbers), _counts=schema.whole_numbers(None),
-        _layers=schema.mapping_of(schema.object_of(KeptRows)),
+    stored: ClassVar[tuple[str, ...]] = (
+        "names", "cap", "seed", "chunks", "resolutions", "_numbers", "_counts", "_layers",
     )  # fmt: skip
 
     def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
@@ -85,19 +148,6 @@ class LayerRows(Collector):
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
         self.clear_cache()
 
-    def check(self) -> None:
-        fit = self.cap != 0 and len(self._counts) == max(self.chunks, 1) and bool((self._counts >= 0).all())
-        schema.refuse_unless(fit and list(self._layers) == self.names, "the layers and their rows")
-        chunked = all(bool(one.examples) == bool(self.chunks and one.parts) for one in self._layers.values())
-        filled = len({bool(one.parts) for one in self._layers.values()}) < 2
-        schema.refuse_unless(chunked and filled and bool(self.names), "the rows and their chunks")
-
-    def has_rows_of(self, other: LayerRows) -> bool:
-        """Return whether the other's layers are among these, with rows of the same numbers and widths."""
-        same = (self.chunks, self.cap, self.seed) == (other.chunks, other.cap, other.seed)
-        pairs = ((one, self._layers.get(key)) for key, one in other._layers.items())
-        return same and all(mine is not None and mine.pairs_with(one) for one, mine in pairs)
-
     @classmethod
     def settings_for(cls, measure: Any) -> Settings:
         return SampleSettings(CAP)
@@ -109,16 +159,16 @@ class LayerRows(Collector):
         total, passing, n, cap = 0, 0, study.examples, settings.cap
         for layer in study.sizes:
             seen = layer.rows_of(n) if n else 2 * cap
-            kept, rows = min(seen, cap), layer.itemsize * min(seen, 2 * cap + layer.rows) * layer.width
-            centred = kept * layer.width if layer.width <= kept else 0
-            measuring = layer.itemsize * (kept * layer.width + centred + kept**2) + 8 * settings.kernels * kept**2
+            m, rows = min(seen, cap), layer.itemsize * min(seen, 2 * cap + layer.rows) * layer.width
+            centred = m * layer.width if layer.width <= m else 0
+            measuring = layer.itemsize * (m * layer.width + centred + m**2) + 8 * settings.kernels * m**2
             total += max(rows, measuring)
             # rows put in order, or about their medians, and the steps from their products to a kernel
-            passing = max(passing, 2 * rows, 8 * (3 * min(kept * layer.width, max(ENTRIES, kept)) + 5 * kept**2))
+            passing = max(passing, 2 * rows, 8 * (3 * min(m * layer.width, max(ENTRIES, m)) + 5 * m**2))
         operations = None
         if n is not None:
-            own = sum(min(layer.rows_of(n), cap) ** 2 * layer.width for layer in study.sizes)
-            operations = settings.kernels * (own + sum(min(x.rows_of(n), cap) ** 2 for x, _ in study.pairs()))
+            products = sum(min(layer.rows_of(n), cap) ** 2 * layer.width for layer in study.sizes)
+            operations = settings.kernels * (products + sum(min(x.rows_of(n), cap) ** 2 for x, _ in study.pairs()))
         words = f"Rows, a sample of at most {cap:,}"
         return CostEstimate(
             total + passing,
@@ -134,35 +184,16 @@ class LayerRows(Collector):
         made.resolutions = study.resolutions
         return made
 
-    @classmethod
-    def of(cls, rows: Mapping[Key, Any]) -> Self:
-        """Return the rows of some layers, to be read as pairs of each other, differentiably."""
-        return cls(list(rows))._filled(rows)
-
-    def _filled(self, rows: Mapping[Key, Any]) -> Self:
-        for key, matrix in rows.items():
-            matrix = as_matrix(matrix, name_of(key))
-            self._layers[key].add(matrix, np.arange(len(matrix)), None)
-        return self
-
     def serves(self, settings: Any) -> str:
         enough = self.cap is None or self.cap >= settings.cap
         return "" if enough else f"a sample of {settings.cap:,} rows; it holds {self.cap:,}"
 
-    def update(
-        self,
-        rows: Mapping[Any, Any],
-        numbers: Any = None,
-        *,
-        owners: Mapping[Key, Any] | None = None,
-        indices: Any = None,
-    ) -> None:
-        """Add one batch: a matrix of rows for every layer; `numbers` (or `indices`) are those of the examples."""
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
+        """Add one batch: a matrix of rows for every layer; `numbers` are those of the examples."""
         matrices = self._checked(one_feed(self, rows))
-        numbers = indices if numbers is None else numbers
         fresh = self._numbers.next
         places = self._numbers.take(numbers, min(map(len, matrices.values())))
-        self._refuse_known(places, fresh)
+        self._require_new(places, fresh)
         self._counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self._counts))
         for name, matrix in matrices.items():
             owner, layer = (owners or {}).get(name), self._layers[name]
@@ -177,20 +208,20 @@ class LayerRows(Collector):
 
     def _checked(self, rows: Mapping[Key, Any]) -> dict[Key, Tensor]:
         """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
-        refuse_missing(self.names, rows)
+        require_layers(self.names, rows)
         matrices = {name: as_matrix(rows[name], name_of(name), check=False).detach() for name in self.names}
         for name, matrix in matrices.items():
             if matrix.device.type == "cpu":  # a GPU is not waited for: NaN is refused when the rows are read
                 require_finite(matrix, label(name))
-        self._refuse_other_widths({name: matrix.shape[1] for name, matrix in matrices.items()})
+        self._require_widths({name: matrix.shape[1] for name, matrix in matrices.items()})
         return matrices
 
-    def _refuse_known(self, places: np.ndarray, fresh: int) -> None:
+    def _require_new(self, places: np.ndarray, fresh: int) -> None:
         """Refuse examples that are there already; numbers from `fresh` on can't be."""
         known = np.concatenate(self._layers[self.names[0]].numbers or [places[:0]])
         if len(np.unique(places)) < len(places) or (places.min() < fresh and np.isin(places, known).any()):
             raise ShapeError(
-                "two batches hold the same examples by their `indices`; give each example a number of its own."
+                "two batches hold the same examples by their `numbers`; give each example a number of its own."
             )
 
     @property
@@ -198,9 +229,9 @@ class LayerRows(Collector):
         """The number of features of every layer seen so far."""
         return {name: layer.parts[0].shape[1] for name, layer in self._layers.items() if layer.parts}
 
-    def _refuse_other_widths(self, widths: Mapping[Key, int]) -> None:
+    def _require_widths(self, widths: Mapping[Key, int]) -> None:
         for name, width in self.widths.items():
-            refuse_other_width(name, widths.get(name, width), width)
+            require_width(name, widths.get(name, width), width)
 
     @property
     def n(self) -> int:
@@ -216,8 +247,7 @@ class LayerRows(Collector):
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Any:
-        """Return the rows of the layers `a` and `b`, in that order."""
-        refuse_unknown(a, b, self.names, "rows")
+        require_pair(a, b, self.names, "rows")
         rows = Rows(self.sample(a, without), self.sample(b, without))
         x, y = self._layers[a], self._layers[b]
         if not np.array_equal(x.numbers[0], y.numbers[0]):
@@ -262,15 +292,14 @@ class LayerRows(Collector):
         if not self.chunks:
             return ()
         self.flush()
-        kept = np.unique(np.concatenate(self._layers[self.names[0]].examples))
-        return tuple(np.bincount(chunk_of(kept, self.chunks), minlength=self.chunks).tolist())
+        examples = np.unique(np.concatenate(self._layers[self.names[0]].examples))
+        return tuple(np.bincount(chunk_of(examples, self.chunks), minlength=self.chunks).tolist())
 
     # --- merging and files --------------------------------------------------------------------------------------------
 
     def merge(self, other: Self) -> Self:
-        """Return the rows of both, up to the cap."""
-        self._refuse_unlike(other, layers="names", cap="cap", seed="seed", chunks="chunks")
-        self._refuse_other_widths(other.widths)
+        self._require_alike(other, layers="names", cap="cap", seed="seed", chunks="chunks")
+        self._require_widths(other.widths)
         merged = copy(self)
         merged.clear_cache()
         merged._counts, merged._layers = self._counts + other._counts, {}
@@ -295,17 +324,11 @@ class LinearRows(LayerRows):
 
     kind = "LinearRows"
     settings_for = LinearSettings.of
-    stored: ClassVar[Mapping[str, schema.Field]] = schema.fields(
-        pair_blocks=schema.PAIR_BLOCKS, precision=schema.DTYPE, **LayerRows.stored,
-    )  # fmt: skip
+    stored: ClassVar[tuple[str, ...]] = ("pair_blocks", "precision", *LayerRows.stored)
 
     def __init__(self, pair_blocks: Sequence[PairBlock], *, precision: torch.dtype = torch.float64, chunks: int = 0):
         self.pair_blocks, self.precision = [(list(left), list(right)) for left, right in pair_blocks], precision
         super().__init__(keys_of(self.pair_blocks), chunks=chunks)
-
-    def check(self) -> None:
-        super().check()
-        schema.refuse_unless(self.names == keys_of(self.pair_blocks), "the layers and their pairs")
 
     def extent(self, layer: LayerSize, examples: int) -> int:
         return min(layer.width, layer.rows_of(examples))
@@ -313,7 +336,30 @@ class LinearRows(LayerRows):
     @classmethod
     def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:
         streamed = LayerMoments.cost(settings, study)
-        return None if streamed is None else price_of_rows(settings, study, streamed)
+        if streamed is None:
+            return None
+        sizes, n = study.sizes, study.examples
+        # data of unknown length begin with one batch, and are monitored
+        count = n if n is not None else max(layer.examples for layer in sizes)
+        item = settings.precision(study).itemsize
+        held = sum(_bytes(settings, layer, layer.rows_of(count), item, study.chunks) for layer in sizes)
+        smaller = {layer.key: min(layer.width, layer.rows_of(count)) for layer in sizes}  # of XᵀX and XXᵀ
+        read = study.read_at_once(lambda x, y: smaller[x.key] * smaller[y.key], lambda layer: smaller[layer.key])
+        pairs = item * read * settings.matrices
+        # rows in another precision and about their mean, and the parts of a product
+        passing = max(2 * item * layer.rows_of(count) * layer.width + 24 * smaller[layer.key] ** 2 for layer in sizes)
+        size = held + pairs + passing
+        if n is None:
+            words = f"Rows, as moments would need {format_bytes(streamed.bytes)}; watched, to stay below "
+            return CostEstimate(size, words + format_bytes(study.limit), "the rows of the first batch", None, 2)
+        wide = any(layer.width > layer.rows_of(n) for layer in sizes)
+        why = "some layers are wider than that" if wide else f"moments would need {format_bytes(streamed.bytes)}"
+        operations = sum(layer.rows_of(n) * layer.width * smaller[layer.key] for layer in sizes)
+        operations += sum(x.rows_of(n) * smaller[x.key] * smaller[y.key] for x, y in study.pairs())
+        return CostEstimate(
+            size, f"Rows, all {n:,} examples, as {why}", f"the rows of {'the first ' * study.seen}{n:,} examples",
+            operations, 0 if wide and held < streamed.held else 2,
+        )  # fmt: skip
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
@@ -321,17 +367,11 @@ class LinearRows(LayerRows):
         made.resolutions = study.resolutions
         return made
 
-    @classmethod
-    def of(cls, rows: Mapping[Key, Any], *, precision: torch.dtype = torch.float64) -> Self:
-        """Return the rows of some layers, to be read as moments of all their pairs, differentiably."""
-        return cls([(list(rows), list(rows))], precision=precision)._filled(rows)
-
     def serves(self, settings: LinearSettings) -> str:
         return settings.lacking(self.precision, debiased=True)
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
-        """Return the moments of the layers `a` and `b`, in that order."""
-        refuse_unknown(a, b, self.names, "rows", self.pair_blocks)
+        require_pair(a, b, self.names, "rows", self.pair_blocks)
         return super().pair(a, b, without).moments(self.precision)
 
     def like(self, other: Collector) -> Collector:
@@ -347,35 +387,8 @@ class LinearRows(LayerRows):
         return moments
 
     def merge(self, other: Self) -> Self:
-        """Return the rows of both."""
-        self._refuse_unlike(other, layers="pair_blocks", precision="precision")
+        self._require_alike(other, layers="pair_blocks", precision="precision")
         return super().merge(other)
-
-
-def price_of_rows(settings: LinearSettings, study: Study, streamed: CostEstimate) -> CostEstimate:
-    """Return what all rows cost, where moments would take the price `streamed`."""
-    sizes, n = study.sizes, study.examples
-    # data of unknown length begin with one batch, and are monitored
-    count = n if n is not None else max(layer.examples for layer in sizes)
-    item = settings.precision(study).itemsize
-    held = sum(_bytes(settings, layer, layer.rows_of(count), item, study.chunks) for layer in sizes)
-    smaller = {layer.key: min(layer.width, layer.rows_of(count)) for layer in sizes}  # of XᵀX and XXᵀ
-    read = study.read_at_once(lambda x, y: smaller[x.key] * smaller[y.key], lambda layer: smaller[layer.key])
-    pairs = item * read * settings.matrices
-    # rows in another precision and about their mean, and the parts of a product
-    passing = max(2 * item * layer.rows_of(count) * layer.width + 24 * smaller[layer.key] ** 2 for layer in sizes)
-    size = held + pairs + passing
-    if n is None:
-        words = f"Rows, as moments would need {format_bytes(streamed.bytes)}; watched, to stay below "
-        return CostEstimate(size, words + format_bytes(study.limit), "the rows of the first batch", None, 2)
-    wide = any(layer.width > layer.rows_of(n) for layer in sizes)
-    why = "some layers are wider than that" if wide else f"moments would need {format_bytes(streamed.bytes)}"
-    operations = sum(layer.rows_of(n) * layer.width * smaller[layer.key] for layer in sizes)
-    operations += sum(x.rows_of(n) * smaller[x.key] * smaller[y.key] for x, y in study.pairs())
-    return CostEstimate(
-        size, f"Rows, all {n:,} examples, as {why}", f"the rows of {'the first ' * study.seen}{n:,} examples",
-        operations, 0 if wide and held < streamed.held else 2,
-    )  # fmt: skip
 
 
 def _bytes(settings: LinearSettings, layer: LayerSize, n: int, item: int, chunks: int) -> int:

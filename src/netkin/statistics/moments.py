@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
+from netkin.results.caveats import Caveat
+from netkin.statistics.collector import Pair
 from netkin.statistics.covariances import CovarianceSide, Side
-from netkin.statistics.decompositions import Decomposition, Deferred, decomposed, largest, prepare
+from netkin.statistics.decompositions import Decomposition, decomposed, largest, prepare
 from netkin.statistics.linear_algebra import about_medians, few_for_bias, squared_norm, u_products
 from netkin.statistics.rows import RowsSide
 
@@ -20,14 +22,15 @@ CANCELLED = 1e-7  # what may be left of sums that cancel before float64 has lost
 ON_HOST = 1024  # the widest layers of a GPU that are read on the CPU
 
 
-class Moments:
+class Moments(Pair):
     """A pair of layers: the number of examples, an x side, a y side and their cross moment.
 
     `Moments.of(X, Y)` takes them from two matrices, differentiably. `LayerMoments` streams them.
     """
 
-    collectors: ClassVar[tuple[type, ...]] = ()
     prepare = staticmethod(prepare)
+    # what measures may declare in `needs`, so that it is decomposed for many pairs at once
+    decompositions = ("cross spectrum", "correlations", "variates", "uncentred cross spectrum", "uncentred directions")
 
     def __init__(
         self,
@@ -41,7 +44,6 @@ class Moments:
         self._cross, self._norm_product = cross, norm_product
         self.cut: Any = None  # where the measure that was read last cut the spectra of the layers, if it did
         self.found: dict[Hashable, Any] = {}  # singular values, and vectors
-        self.asked: dict[Hashable, Decomposition] | None = None  # while a first reading notes what measures ask for
 
     @classmethod
     def of(cls, X: Any, Y: Any, precision: torch.dtype | None = torch.float64) -> Moments:
@@ -51,36 +53,30 @@ class Moments:
         """
         pair = paired(X, Y, check=False)  # the sides notice NaN and Inf by the mean that they take anyway
         x, y = (
-            RowsSide(rows, name, precision, resolution=resolution_of(given, rows))
-            for given, rows, name in zip((X, Y), pair, ("`X`", "`Y`"), strict=True)
+            RowsSide(rows, name, precision, resolution=resolution_of(array, rows))
+            for array, rows, name in zip((X, Y), pair, ("`X`", "`Y`"), strict=True)
         )
         return cls(x, y)
 
     @classmethod
     def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the precision that a measure asks of the products, for `of`."""
         return {"precision": torch.float64 if facts.precise else None}
-
-    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
-        """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
-        return " ".join(self.cautions(facts, settings))
 
     def ranks(self, facts: Any) -> tuple[int, int] | None:
         """Return how many directions either layer was cut to, for a measure that whitens about the means; else None."""
         centred = facts.whitens and "translation" in facts.unchanged_by
         return (self.x.rank, self.y.rank) if centred and self.x.varies and self.y.varies else None
 
-    def cautions(self, facts: Any, settings: Mapping[str, Any]) -> list[str]:
-        """Return the sentences of `caution` each apart."""
-        cautions = [self.few_examples] if facts.whitens else []
+    def caveats(self, facts: Any, settings: Mapping[str, Any]) -> list[Caveat]:
+        found = [self.few_examples] if facts.whitens else []
         if facts.whitens and "invertible" in facts.unchanged_by:  # all directions count alike, the smallest too
-            cautions += [side.lost_digits for side in (self.x, self.y)]
+            found += [side.lost_digits for side in (self.x, self.y)]
         if facts.debiased_as:
-            cautions.append(self._few_for_bias(facts.debiased_as))
-        return [sentence for sentence in cautions if sentence]
+            found.append(self._few_for_bias(facts.debiased_as))
+        return [caveat for caveat in found if caveat is not None]
 
-    def _few_for_bias(self, debiased: str) -> str:
-        """Return a sentence if unrelated layers of these spectra would score high by the bias of few examples.
+    def _few_for_bias(self, debiased: str) -> Caveat | None:
+        """Return a caveat if unrelated layers of these spectra would score high by the bias of few examples.
 
         Over all orders of the examples of one layer, ``‖XᵀY‖²`` of the centred layers is ``tr XᵀX · tr YᵀY / (n - 1)``
         on average. Over the norms this is ``√(d e) / (n - 1)``, with ``d = (tr C)² / tr C²`` the layer's effective
@@ -88,7 +84,7 @@ class Moments:
         """
         x, y = self.x, self.y
         if not (x.varies and y.varies):
-            return ""
+            return None
         sizes = [float(side.squared.detach()) ** 0.5 for side in (x, y)]
         traces = [side.traces.detach() for side in (x, y)]
         shared = min(len(trace) for trace in traces)
@@ -142,13 +138,13 @@ class Moments:
         others makes these cancel; then the rows are used, where they were kept.
         """
         x, y = self.x, self.y
-        owns = [self._hsic(side.squared, side.norm_squares, side, side) for side in (x, y)]
+        products = [self._hsic(side.squared, side.norm_squares, side, side) for side in (x, y)]
         sizes = [side.squared.detach() + side.norm_squares.detach() for side in (x, y)]
-        if any(own < CANCELLED * size for own, size in zip(owns, sizes, strict=True)):
+        if any(product < CANCELLED * size for product, size in zip(products, sizes, strict=True)):
             if isinstance(x, RowsSide) and isinstance(y, RowsSide):
                 return self._unbiased_of_rows(x, y)
-            owns = [own * (own > 64 * x.rounding * size) for own, size in zip(owns, sizes, strict=True)]
-        return self._hsic(self.cross_squared, self.norm_product, x, y), owns[0], owns[1]
+            products = [own * (own > 64 * x.rounding * size) for own, size in zip(products, sizes, strict=True)]
+        return self._hsic(self.cross_squared, self.norm_product, x, y), products[0], products[1]
 
     def _hsic(self, squared: Tensor, norm_product: Tensor, x: Side, y: Side) -> Tensor:
         n = self.n
@@ -183,22 +179,25 @@ class Moments:
             self.x, self.y, self._cross = x.on_host, y.on_host, cross.cpu()
             self._norm_product = None if self._norm_product is None else self._norm_product.cpu()
 
-    @property
-    def both(self) -> list[Moments]:
-        """This pair, and the same about the origin if a measure has examined it."""
-        return [self, self.uncentred] if "uncentred" in self.__dict__ else [self]
+    def decomposition(self, need: str) -> Decomposition | None:
+        """Return what is decomposed for a need that a measure declares; None if nothing is."""
+        if need == "cross spectrum":
+            return self._cross_spectrum
+        if need not in ("correlations", "variates") or self.spans_all:
+            return None
+        return Decomposition(need, lambda: self.alignment, vectors=need == "variates")
 
-    def decomposed(
-        self, key: Hashable, matrix: Callable[[], Tensor], graded: bool = True, vectors: bool = False
-    ) -> Any:
+    @property
+    def _cross_spectrum(self) -> Decomposition:
+        self.x.trace, self.y.trace  # noqa: B018  refuse constant layers
+        known = self.worth_turning and self.x.decomposed and self.y.decomposed
+        return Decomposition("cross spectrum", lambda: self.principal if known else self.cross, graded=known)
+
+    def decomposed(self, request: Decomposition) -> Any:
         """Return the singular values of a matrix of this pair, (blocks, k), or left vectors and values; once a key."""
-        if key not in self.found:
-            asked = Decomposition(matrix(), graded, vectors)
-            if self.asked is not None:
-                self.asked[key] = asked
-                raise Deferred
-            (self.found[key],) = decomposed([asked])
-        return self.found[key]
+        if request.key not in self.found:
+            (self.found[request.key],) = decomposed([request.matrix()], request.graded, request.vectors)
+        return self.found[request.key]
 
     @property
     def needs_gradient(self) -> bool:
@@ -207,9 +206,7 @@ class Moments:
     @cached_property
     def nuclear(self) -> Tensor:
         """``‖XᵀY‖*``, the sum of the singular values of the cross moment."""
-        self.x.trace, self.y.trace  # noqa: B018  refuse constant layers
-        known = self.worth_turning and self.x.decomposed and self.y.decomposed
-        values = self.decomposed("nuclear", lambda: self.principal if known else self.cross, graded=known)
+        values = self.decomposed(self._cross_spectrum)
         return values.to(summing_dtype(values.device)).sum()
 
     @property
@@ -273,12 +270,12 @@ class Moments:
             return torch.ones(count, dtype=summing_dtype(self.cross.device), device=self.cross.device)
         if "variates" in self.found:
             return largest(self.found["variates"][1], count)
-        return largest(self.decomposed("correlations", lambda: self.alignment), count)
+        return largest(self.decomposed(Decomposition("correlations", lambda: self.alignment)), count)
 
     @property
     def variates(self) -> tuple[Tensor, Tensor]:
         """The canonical variates of x in its whitened directions, (blocks, k, m), and the correlations, (blocks, m)."""
-        return self.decomposed("variates", lambda: self.alignment, vectors=True)
+        return self.decomposed(Decomposition("variates", lambda: self.alignment, vectors=True))
 
     @cached_property
     def variate_weights(self) -> Tensor:
@@ -297,11 +294,8 @@ class Moments:
         """The same pair about the origin instead of the means."""
         x, y = self.x, self.y
         if isinstance(x, RowsSide) and isinstance(y, RowsSide):
-            made = Moments(x.uncentred, y.uncentred, centred=False)
-        else:
-            made = Moments(x.uncentred, y.uncentred, self._cross_about_origin, centred=False)
-        made.asked = None if self.asked is None else {}
-        return made
+            return Moments(x.uncentred, y.uncentred, centred=False)
+        return Moments(x.uncentred, y.uncentred, self._cross_about_origin, centred=False)
 
     @property
     def _cross_about_origin(self) -> Tensor:
@@ -313,17 +307,18 @@ class Moments:
         return torch.cat([self.cross[:shared] + means, rest]) if len(rest) else self.cross + means
 
     @property
-    def few_examples(self) -> str | None:
-        """A sentence if there are too few examples for a measure that whitens, else None."""
+    def few_examples(self) -> Caveat | None:
+        """A caveat if there are too few examples for a measure that whitens, else None."""
         x, y = self.x.block_width, self.y.block_width
         if self.n >= x + y:
             return None
         where = " at each frequency" if max(len(self.x.mean), len(self.y.mean)) > 1 else ""
-        return (
+        sentence = (
             f"{self.n:,} examples are fewer than the {x:,} + {y:,} features of the two layers{where}: "
             f"values of measures that whiten (CCA, SVCCA, regression) are inflated; {x + y:,} examples would do, "
             f"and {10 * (x + y):,} would leave little of that."
         )
+        return Caveat("few-examples", sentence, size=x + y)
 
 
 def _rows(side: Side) -> RowsSide:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
-from netkin.statistics import schema
-from netkin.statistics.collector import label, name_of, refuse_missing
+from netkin.statistics.collector import label, name_of, require_layers
 from netkin.statistics.layer_rows import CAP, LayerRows
 from netkin.statistics.sketches import Placing, SketchSettings
 from netkin.statistics.statistic import Statistic, Stored
@@ -67,23 +66,12 @@ class MeanEmbedding:
 class ProductSums(Stored):
     """What is summed of one layer: Σ g fᵀ unless it is too wide, Tr K, ΣK_ii², and the sketches of f and g."""
 
-    stored = schema.fields(
-        n=schema.COUNT, products=schema.none_or(schema.tensor("width", "width")), trace=schema.NUMBER,
-        squares=schema.NUMBER, sketches=schema.tuple_of(schema.tensor("buckets", "width")),
-    )  # fmt: skip
+    stored = ("n", "products", "trace", "squares", "sketches")
 
     def __init__(self) -> None:
         self.n, self.trace, self.squares = 0, 0.0, 0.0
         self.products: Tensor | None = None
         self.sketches: tuple[Tensor, ...] = ()
-
-    def fits(self, buckets: int, width: int | None) -> bool:
-        """Return whether these are sums of rows of this width, sketched in so many buckets."""
-        if not self.n:
-            return width is None and self.products is None and not self.sketches
-        widths = {one.shape[1] for one in (self.products, *self.sketches) if one is not None}
-        counts = [len(one) for one in self.sketches]
-        return widths <= {width} and counts == ([buckets] * 2 if buckets else [])
 
     @classmethod
     def of(cls, f: Tensor, g: Tensor, placing: Placing | None) -> ProductSums:
@@ -103,7 +91,7 @@ class ProductSums(Stored):
             setattr(made, name, getattr(self, name) + getattr(other, name))
         if self.products is not None and other.products is not None:
             made.products = self.products + other.products
-        made.sketches = tuple(one + two for one, two in zip(self.sketches, other.sketches, strict=True))
+        made.sketches = tuple(mine + theirs for mine, theirs in zip(self.sketches, other.sketches, strict=True))
         return made
 
 
@@ -121,11 +109,7 @@ class LayerEmbeddings(Statistic):
     """
 
     kind = "LayerEmbeddings"
-    stored = schema.fields(
-        names=schema.NAMES, sample=schema.COUNT, buckets=schema.COUNT, seed=schema.WHOLE,
-        features=schema.object_of(LayerRows), gradients=schema.object_of(LayerRows),
-        _layers=schema.mapping_of(schema.object_of(ProductSums)),
-    )  # fmt: skip
+    stored = ("names", "sample", "buckets", "seed", "features", "gradients", "_layers")
 
     def __init__(self, names: Sequence[str], *, sample: int = CAP, buckets: int = 0, seed: int = 0):
         if sample < 2 or buckets < 0:
@@ -136,13 +120,6 @@ class LayerEmbeddings(Statistic):
         self.names, self.sample, self.buckets, self.seed = list(names), sample, buckets, seed
         self.features, self.gradients = (LayerRows(self.names, cap=sample, seed=seed) for _ in range(2))
         self._layers = {name: ProductSums() for name in self.names}
-
-    def check(self) -> None:
-        fit = self.sample > 1 and self.features.names == self.gradients.names == self.names == list(self._layers)
-        fit = fit and self.features.cap == self.sample and self.features.has_rows_of(self.gradients)
-        widths = self.features.widths
-        fit = fit and all(one.fits(self.buckets, widths.get(name)) for name, one in self._layers.items())
-        schema.refuse_unless(fit, "the rows and the sums of layers")
 
     def __repr__(self) -> str:
         return f"LayerEmbeddings of {', '.join(map(str, self.names))}"
@@ -160,7 +137,7 @@ class LayerEmbeddings(Statistic):
         what the examples are, so that their order does not matter; without them from `numbers`.
         """
         for rows in (features, gradients):
-            refuse_missing(self.names, rows)
+            require_layers(self.names, rows)
         count = len(next(iter(features.values())))
         ids = self._layers[self.names[0]].n + np.arange(count) if numbers is None else np.asarray(numbers)
         pairs = {name: _paired(features[name], gradients[name], name, len(ids)) for name in self.names}
@@ -168,41 +145,41 @@ class LayerEmbeddings(Statistic):
         self.gradients.update({name: g for name, (_, g) in pairs.items()}, ids)
         devices = {f.device for f, _ in pairs.values()} if self.buckets else ()
         what = ids if contents is None else contents
-        placings = {one: Placing(SketchSettings(self.buckets, seed=self.seed), what, one) for one in devices}
+        placings = {device: Placing(SketchSettings(self.buckets, seed=self.seed), what, device) for device in devices}
         for name, (f, g) in pairs.items():
             dtype = summing_dtype(f.device)
             fresh = ProductSums.of(f.to(dtype), g.to(dtype), placings.get(f.device))
             self._layers[name] = self._layers[name].joined(fresh)
 
     def merge(self, other: Self) -> Self:
-        self._refuse_unlike(other, layers="names", samples="sample", buckets="buckets", seeds="seed")
+        self._require_alike(other, layers="names", samples="sample", buckets="buckets", seeds="seed")
         made = type(self)(self.names, sample=self.sample, buckets=self.buckets, seed=self.seed)
         made.features = self.features.merge(other.features)
         made.gradients = self.gradients.merge(other.gradients)
-        made._layers = {name: own.joined(other._layers[name]) for name, own in self._layers.items()}
+        made._layers = {name: sums.joined(other._layers[name]) for name, sums in self._layers.items()}
         return made
 
     def mean(self, name: str) -> Tensor:
         """Return μ, the mean of ``g fᵀ``."""
-        own = self._sums(name)
-        if own.products is None:
+        sums = self._sums(name)
+        if sums.products is None:
             raise NoValue(f"{label(name)} is wider than {WIDEST:,}, and its mean embedding was not kept.")
-        return own.products / own.n
+        return sums.products / sums.n
 
     def embedding(self, name: str) -> MeanEmbedding:
         """Return the norms of one layer."""
-        own, rows = self._sums(name), [one.sample(name).X for one in (self.features, self.gradients)]
-        f, g = (one.to(summing_dtype(one.device)) for one in rows)
+        sums, rows = self._sums(name), [matrix.sample(name).X for matrix in (self.features, self.gradients)]
+        f, g = (matrix.to(summing_dtype(matrix.device)) for matrix in rows)
         K = (f @ f.mT) * (g @ g.mT)
-        squares = _over_all_pairs(K.square(), own.squares, own.n)
-        if own.products is None:
-            norm, along = max(_over_all_pairs(K, own.trace, own.n), 0.0) ** 0.5 / own.n, K.mean(1)
+        squares = _over_all_pairs(K.square(), sums.squares, sums.n)
+        if sums.products is None:
+            norm, along = max(_over_all_pairs(K, sums.trace, sums.n), 0.0) ** 0.5 / sums.n, K.mean(1)
         else:
-            norm, along = float(own.products.norm()) / own.n, ((g @ own.products.to(g)) * f).sum(1) / own.n
-        used = len(K) if own.products is None else own.n
+            norm, along = float(sums.products.norm()) / sums.n, ((g @ sums.products.to(g)) * f).sum(1) / sums.n
+        used = len(K) if sums.products is None else sums.n
         # the derivative of ‖μ‖ by the weight of an example is ⟨ψ, μ⟩/‖μ‖
         error = float(along.std()) / norm / used**0.5 if norm and len(K) > 1 else float("nan")
-        return MeanEmbedding(norm, squares**0.5, own.trace, own.n, error, _exactness(own, len(K)))
+        return MeanEmbedding(norm, squares**0.5, sums.trace, sums.n, error, _exactness(sums, len(K)))
 
     def sketched(self, name: str) -> MeanEmbedding:
         """Return the norms as the authors' code has them: of ``K̃_f ∘ K̃_g`` over the buckets, in place of K.
@@ -210,14 +187,14 @@ class LayerEmbeddings(Statistic):
         Random signs cancel in that product, so that these are other numbers: ‖μ‖² is too large on average, by
         ``Σ (‖f_i‖²‖g_j‖² + K_ij) / (M N²)`` over i ≠ j.
         """
-        own = self._sums(name)
-        if not own.sketches:
+        sums = self._sums(name)
+        if not sums.sketches:
             raise NoValue("nothing was sketched; pass `buckets=512`.")
-        F, G = own.sketches
+        F, G = sums.sketches
         K = (F @ F.mT) * (G @ G.mT)
-        norm = max(float(K.sum()), 0.0) ** 0.5 / own.n
+        norm = max(float(K.sum()), 0.0) ** 0.5 / sums.n
         words = f"sketched in {self.buckets:,} buckets"
-        return MeanEmbedding(norm, float(K.norm()), float(K.trace()), own.n, float("nan"), words)
+        return MeanEmbedding(norm, float(K.norm()), float(K.trace()), sums.n, float("nan"), words)
 
     def _sums(self, name: str) -> ProductSums:
         if name not in self._layers:
@@ -230,7 +207,7 @@ class LayerEmbeddings(Statistic):
 
 
 def _paired(features: Any, gradients: Any, name: str, count: int) -> tuple[Tensor, Tensor]:
-    f, g = (as_matrix(one, name_of(name)).detach() for one in (features, gradients))
+    f, g = (as_matrix(rows, name_of(name)).detach() for rows in (features, gradients))
     if f.shape != g.shape or len(f) != count:
         raise ShapeError(
             f"{label(name)} has features of shape {tuple(f.shape)} and gradients of shape {tuple(g.shape)} for "
@@ -247,8 +224,8 @@ def _over_all_pairs(values: Tensor, diagonal: float, n: int) -> float:
     return diagonal if m < 2 else diagonal + others * (n * (n - 1) / (m * (m - 1)))
 
 
-def _exactness(own: ProductSums, m: int) -> str:
-    if m == own.n:
+def _exactness(sums: ProductSums, m: int) -> str:
+    if m == sums.n:
         return "exact"
-    which = "‖K‖" if own.products is not None else "‖μ‖ and ‖K‖"
-    return f"exact, but {which} from pairs of {m:,} of {own.n:,} examples"
+    which = "‖K‖" if sums.products is not None else "‖μ‖ and ‖K‖"
+    return f"exact, but {which} from pairs of {m:,} of {sums.n:,} examples"

@@ -1,4 +1,4 @@
-"""Rows that are kept, as a pair of layers, and as a side of a pair of moments; by their numbers, see `kept_rows`.
+"""Rows of layers, as a pair and as a side of a pair of moments.
 
 `RowsSide` takes whichever product of its rows is smaller, the covariance ``XᵀX`` or the Gram matrix ``XXᵀ``; where a
 product has lost the digits of the small directions, it decomposes the rows themselves.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from netkin.arrays import paired, require_finite, summing_dtype
 from netkin.errors import NoValue
+from netkin.results.caveats import Caveat
+from netkin.statistics.collector import Pair
 from netkin.statistics.covariances import Side, principal_directions
 from netkin.statistics.linear_algebra import centred, few_for_bias, power_of_two, rbf_kernel, self_product, squared_norm
 
@@ -45,10 +47,8 @@ class SampledRows:
         return self._kernels[centring, fraction]
 
 
-class Rows:
+class Rows(Pair):
     """A pair of layers, row by row."""
-
-    collectors: ClassVar[tuple[type, ...]] = ()
 
     def __init__(self, x: SampledRows, y: SampledRows):
         if len(x.X) != len(y.X):
@@ -64,18 +64,13 @@ class Rows:
         X, Y = paired(X, Y)
         return cls(SampledRows(X, "`X`"), SampledRows(Y, "`Y`"))
 
-    @classmethod
-    def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nothing: rows are the same for every measure."""
-        return {}
-
-    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
-        """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
+    def caveats(self, facts: Any, settings: Mapping[str, Any]) -> list[Caveat]:
         if not (facts.debiased_as and "fraction" in settings) or self.n < 2:
-            return ""
+            return []
         kernels = [sample.centred_kernel(centred, settings["fraction"]).detach() for sample in (self.x, self.y)]
         d, e = (float(torch.trace(K) / K.norm()) ** 2 for K in kernels)  # as of moments, which have C for K
-        return few_for_bias(self.n, (d * e) ** 0.5 / (self.n - 1), (d, e), facts.debiased_as)
+        few = few_for_bias(self.n, (d * e) ** 0.5 / (self.n - 1), (d, e), facts.debiased_as)
+        return [] if few is None else [few]
 
     def moments(self, precision: torch.dtype | None = torch.float64) -> Moments:
         """Return the moments of the pair."""
@@ -255,7 +250,7 @@ class RowsSide(Side):
         """The rows after the whitener, n × rank: orthonormal columns that span the layer's numerical range."""
         return self.coordinates @ self.whitener[0]
 
-    def factor(self, basis: Tensor, kept: Tensor) -> Tensor:
+    def factor(self, basis: Tensor, real: Tensor) -> Tensor:
         return torch.linalg.qr(self.coordinates @ basis[0])[1].unsqueeze(0)
 
     @cached_property

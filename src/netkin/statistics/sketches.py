@@ -14,9 +14,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,8 +26,6 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
-from netkin.statistics import schema
-from netkin.statistics.bucket_sums import LABELS, BucketSums, psi_width
 from netkin.statistics.collector import (
     CostEstimate,
     Key,
@@ -34,7 +33,7 @@ from netkin.statistics.collector import (
     hashes,
     label,
     name_of,
-    refuse_other_width,
+    require_width,
     row_examples,
     row_numbers,
 )
@@ -48,26 +47,27 @@ from netkin.statistics.kernel_pairs import (
     checked_kernel,
     given_rows,
 )
+from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 SKETCHING = ("buckets", "stacks", "seed", *LOSS)
 SHARE = 2**21  # numbers that are worth a thread
+PSI_WIDTH = 2048  # the least numbers that stand for g fᵀ where it has more
+LABELS = ("labels", "counts")  # sums of one-hot labels, with signs and without
 
 
 class Sketch(KernelPair):
     """Two layers, each sketched over its own data."""
 
-    collectors: ClassVar[tuple[type, ...]] = ()
-
     @classmethod
-    def of(
-        cls, X: Any, Y: Any, *, kernel: str = "hadamard", buckets: int = 512, stacks: int = 1, seed: int = 0
-    ) -> Sketch:
-        """Return the pair of two layers, each given as (features, gradients); rows of one number are one example."""
-        made = LayerSketches.of({"`X`": X, "`Y`": Y}, kernel=kernel, buckets=buckets, stacks=stacks, seed=seed)
-        return made["`X`", "`Y`"]
+    def of(cls, X: Any, Y: Any, **options: Any) -> Sketch:
+        """Return the pair of two layers, each given as (features, gradients); rows of one number are one example.
+
+        `options` are those of `LayerSketches.of`.
+        """
+        return LayerSketches.of({"`X`": X, "`Y`": Y}, **options)["`X`", "`Y`"]
 
 
 @dataclass(frozen=True)
@@ -99,21 +99,12 @@ class LayerSketches(LossCollector):
     holds = "Sketch"
     pairs_rows = False
     by_content = True
-    exactness = "sketched"
-    stored = schema.fields(
-        names=schema.NAMES, settled=schema.SETTINGS, _layers=schema.mapping_of(schema.object_of(BucketSums)),
-    )  # fmt: skip
-    asking = SketchSettings
+    stored = ("names", "settings", "_layers")
 
     def __init__(self, names: Sequence[Key], settings: SketchSettings):
-        self.names, self.settled = list(names), settings.to_json()
+        self.names, self.settings = list(names), settings
         self._layers = {name: BucketSums(settings.buckets) for name in self.names}
         self.clear_cache()
-
-    def check(self) -> None:
-        buckets, parts = self.settings.buckets, {*self.settings.parts, *LABELS}
-        fit = all(one.buckets == buckets and {*one.parts} <= parts for one in self._layers.values())
-        schema.refuse_unless(fit and list(self._layers) == self.names, "the layers and their buckets")
 
     @classmethod
     def feeds_for(cls, settings: SketchSettings) -> frozenset[str]:
@@ -122,30 +113,28 @@ class LayerSketches(LossCollector):
 
     @classmethod
     def settings_for(cls, measure: Any) -> SketchSettings:
-        own = measure.settings
-        kept = {name: own[name] for name in SKETCHING if name in own}
-        return SketchSettings(**kept, parts=KERNELS[checked_kernel(own["kernel"])])
+        options = {name: value for name, value in measure.settings.items() if name in SKETCHING}
+        return SketchSettings(**options, parts=KERNELS[checked_kernel(measure.settings["kernel"])])
 
     @classmethod
     def cost(cls, settings: SketchSettings, study: Study) -> CostEstimate | None:
         if study.spectral:
             return None
-        summed = [part for part in settings.parts if part != "labels"]  # whose classes are few
-        widths = [
-            psi_width(one.width, settings.buckets) if part == "psi" else one.width
-            for one in study.sizes
-            for part in summed
-        ]
-        rows = study.examples and sum(one.rows_of(study.examples) * one.width for one in study.sizes)
-        words = f"Sketch of {', '.join(settings.parts)} in {settings.buckets:,} buckets"
-        pair = 2 * settings.buckets  # columns of the kernels of two layers, buckets × buckets each
-        return CostEstimate(8 * settings.buckets * (sum(widths) + pair), words, "sketches", rows)
+        buckets = settings.buckets
+        numbers = 2 * buckets  # columns of the kernels of two layers, buckets × buckets each
+        for layer in study.sizes:
+            for part in settings.parts:
+                if part != "labels":  # whose classes are few
+                    numbers += psi_width(layer.width, buckets) if part == "psi" else layer.width
+        operations = study.examples and sum(layer.rows_of(study.examples) * layer.width for layer in study.sizes)
+        words = f"Sketch of {', '.join(settings.parts)} in {buckets:,} buckets"
+        return CostEstimate(8 * buckets * numbers, words, "sketches", operations)
 
     @classmethod
     def start(cls, settings: SketchSettings, study: Study) -> Self:
         made = cls(list(study.layers), settings)
-        for key, own in made._layers.items():
-            own.resolution = study.resolutions.get(key, 0.0)
+        for key, sums in made._layers.items():
+            sums.resolution = study.resolutions.get(key, 0.0)
         return made
 
     @classmethod
@@ -154,15 +143,15 @@ class LayerSketches(LossCollector):
     ) -> Self:
         """Return sketches of layers given as (features, gradients) or features; rows of one number are one example."""
         made = cls(list(rows), SketchSettings(buckets, stacks, seed, KERNELS[checked_kernel(kernel)]))
-        given = {key: given_rows(one, name_of(key), kernel) for key, one in rows.items()}
-        for key, (features, gradients) in given.items():  # which may be of different data
+        pairs = {key: given_rows(layer, name_of(key), kernel) for key, layer in rows.items()}
+        for key, (features, gradients) in pairs.items():  # which may be of different data
             fed = {"activations": {key: features}} | ({} if gradients is None else {"gradients": {key: gradients}})
             made._take(fed, np.arange(len(features)))
         return made
 
     def serves(self, settings: SketchSettings) -> str:
         lacks = [part for part in settings.parts if part not in self.settings.parts]
-        return self._other(settings, SKETCHING) or (f"the {' and '.join(lacks)}" if lacks else "")
+        return self._difference(settings, SKETCHING) or (f"the {' and '.join(lacks)}" if lacks else "")
 
     def update(
         self, rows: Mapping[Any, Any], numbers: Any = None, owners: Mapping[Key, np.ndarray] | None = None
@@ -178,12 +167,11 @@ class LayerSketches(LossCollector):
         features, gradients = rows.get("activations", {}), rows.get("gradients", {})
         self.clear_cache()
         placings: dict[Any, Placing] = {}  # which most layers share
-        for key in (key for key in self.names if key in features or key in gradients):
-            found = {"features": features.get(key), "gradients": gradients.get(key)}
-            made = self._parts({name: one for name, one in found.items() if one is not None}, key)
-            if not made:
+        for key in self.names:
+            parts = self._parts(key, features.get(key), gradients.get(key))
+            if not parts:
                 continue
-            first, owner = next(iter(made.values())), (owners or {}).get(key)
+            first, owner = next(iter(parts.values())), (owners or {}).get(key)
             form = (len(first), first.device, key if owner is not None else None)
             if form not in placings:
                 ids = np.arange(len(first)) if numbers is None else np.asarray(numbers)
@@ -191,32 +179,32 @@ class LayerSketches(LossCollector):
             if "labels" in self.settings.parts:  # refused, if so, before anything is added
                 labels = _labels_of_rows(rows.get("outputs", {}), key, len(first), owner)
                 self._layers[key].add_labels(labels, placings[form])
-            self._layers[key].add(made, placings[form])
+            self._layers[key].add(parts, placings[form])
 
-    def _parts(self, found: Mapping[str, Tensor], key: Key) -> dict[str, Tensor]:
-        """Return what is summed of a batch."""
-        given = {name: as_matrix(one, name_of(key), check=False) for name, one in found.items()}
-        f, g = (given.get(name) for name in ("features", "gradients"))
-        layer, width = self._layers[key], next(iter(given.values())).shape[1]
-        refuse_other_width(key, width, layer.width or width)
-        layer.width = width
-        # without gradients no path leads from the layer to the loss
+    def _parts(self, key: Key, features: Any, gradients: Any) -> dict[str, Tensor]:
+        """Return what is summed of a batch; without gradients no path leads from the layer to the loss."""
+        f, g = (rows if rows is None else as_matrix(rows, name_of(key), check=False) for rows in (features, gradients))
+        if f is None and g is None:
+            return {}
+        sums, width = self._layers[key], (g if f is None else f).shape[1]  # type: ignore[union-attr]
+        require_width(key, width, sums.width or width)
+        sums.width = width
         there = {"features": f is not None, "gradients": g is not None}
-        parts = [one for one in self.settings.parts if one != "labels" and there.get(one, all(there.values()))]
-        return {part: sketched_part(part, f, g, self.settings.seed, psi_width(width, layer.buckets)) for part in parts}
+        parts = [part for part in self.settings.parts if part != "labels" and there.get(part, all(there.values()))]
+        return {part: sketched_part(part, f, g, self.settings.seed, psi_width(width, sums.buckets)) for part in parts}
 
     def merge(self, other: Self) -> Self:
-        self._refuse_unlike(other, layers="names", settings="settings")
+        self._require_alike(other, layers="names", settings="settings")
         made = type(self)(self.names, self.settings)
-        made._layers = {name: own.merged(other._layers[name]) for name, own in self._layers.items()}
+        made._layers = {name: sums.merged(other._layers[name]) for name, sums in self._layers.items()}
         return made
 
     def side(self, key: Key) -> KernelSide:
         """Return the sketch of one layer, as kernels are read from it."""
-        own = self.sums(key)
+        sums = self.sums(key)
         if key not in self._sides:
-            parts = {part: sums for part, sums in own.parts.items() if part not in LABELS}
-            self._sides[key] = KernelSide(label(key), parts, own.totals, own.signs, own.n, own.resolution)
+            parts = {part: numbers for part, numbers in sums.parts.items() if part not in LABELS}
+            self._sides[key] = KernelSide(label(key), parts, sums.totals, sums.signs, sums.n, sums.resolution)
         return self._sides[key]
 
     def sums(self, key: Key) -> BucketSums:
@@ -224,13 +212,13 @@ class LayerSketches(LossCollector):
         if key not in self._layers:
             hint = did_you_mean(name_of(key), map(name_of, self.names))
             raise UnknownName(f"no layer {name_of(key)!r} in these sketches{hint}")
-        own = self._layers[key]
-        if not own.n:
+        sums = self._layers[key]
+        if not sums.n:
             raise NoValue(f"{label(key)} was fed no rows, or no path leads from it to the loss.")
-        strange = [part for part, total in own.totals.items() if not bool(total.isfinite().all())]
-        if strange:  # seen here and not batch by batch, for which a GPU would be waited for
-            raise InvalidValue(f"{strange[0]} of {label(key)} hold NaN or Inf; fix the model or leave those out.")
-        return own
+        for part, total in sums.totals.items():  # seen here and not batch by batch, for which a GPU would be waited for
+            if not bool(total.isfinite().all()):
+                raise InvalidValue(f"{part} of {label(key)} hold NaN or Inf; fix the model or leave those out.")
+        return sums
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Sketch:
         return Sketch(self.side(a), self.side(b))
@@ -238,8 +226,69 @@ class LayerSketches(LossCollector):
     def clear_cache(self) -> None:
         self._sides: dict[Key, KernelSide] = {}
 
+    def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+        return "sketched"
+
 
 # --- buckets ----------------------------------------------------------------------------------------------------------
+
+
+class BucketSums(Stored):
+    """What is summed of one layer."""
+
+    stored = ("buckets", "n", "width", "parts", "totals", "resolution", "signs")
+    resolution = 0.0  # the rounding unit of the rows as they came
+
+    def __init__(self, buckets: int):
+        self.buckets, self.n, self.width = buckets, 0, 0
+        self.parts: dict[str, Tensor] = {}
+        self.totals: dict[str, Tensor] = {}
+        self.signs: Any = None  # until the device is known from the first batch
+
+    def add(self, rows: Mapping[str, Tensor], placing: Placing) -> None:
+        """Add rows of each part to their buckets."""
+        first = next(iter(rows.values()))
+        dtype, self.resolution = summing_dtype(first.device), max(self.resolution, torch.finfo(first.dtype).eps)
+        fresh = placing.signs_by_bucket.to(dtype)
+        self.signs = fresh if self.signs is None else self.signs + fresh
+        for part, numbers in rows.items():
+            if part in self.parts:
+                placing.add(numbers, self.parts[part])
+            else:
+                self.parts[part] = placing.sums(numbers)
+            total = numbers.sum(0, dtype=dtype)
+            self.totals[part] = self.totals[part] + total if part in self.totals else total
+        self.n += len(first)
+
+    def add_labels(self, labels: np.ndarray, placing: Placing) -> None:
+        """Add the label of each row to its bucket."""
+        for part, sums in zip(LABELS, placing.label_sums(labels), strict=True):
+            self.parts[part] = _sum_of_classes(self.parts[part], sums) if part in self.parts else sums
+
+    def merged(self, other: BucketSums) -> BucketSums:
+        if not (self.n and other.n):
+            return deepcopy(self if self.n else other)  # sums grow in their place
+        made = BucketSums(self.buckets)
+        made.n, made.width, made.resolution = self.n + other.n, self.width, max(self.resolution, other.resolution)
+        made.signs = self.signs + other.signs
+        add = dict.fromkeys(LABELS, _sum_of_classes)
+        made.parts = {part: add.get(part, torch.add)(sums, other.parts[part]) for part, sums in self.parts.items()}
+        made.totals = {part: total + other.totals[part] for part, total in self.totals.items()}
+        return made
+
+
+def psi_width(width: int, buckets: int) -> int:
+    """Return how many numbers stand for ``g fᵀ`` of a layer with `width` units: all of them where they are few.
+
+    More buckets with as many numbers as before would converge to the kernel of these numbers, and not to that of g fᵀ.
+    """
+    return min(width**2, max(PSI_WIDTH, 4 * buckets))
+
+
+def _sum_of_classes(first: Tensor, second: Tensor) -> Tensor:
+    """Return the sum of two matrices; the narrower one has zeros in the columns it lacks."""
+    narrow, wide = sorted((first, second), key=lambda sums: sums.shape[1])
+    return torch.nn.functional.pad(narrow, (0, wide.shape[1] - narrow.shape[1])) + wide
 
 
 def places(settings: SketchSettings, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -260,8 +309,8 @@ class Placing:
     @cached_property
     def signs_by_bucket(self) -> Tensor:
         """The sum of the signs in each bucket."""
-        found = np.bincount(self._buckets.ravel(), self._signs.ravel(), minlength=self.count)
-        return torch.from_numpy(found).to(self._device, summing_dtype(self._device))
+        sums = np.bincount(self._buckets.ravel(), self._signs.ravel(), minlength=self.count)
+        return torch.from_numpy(sums).to(self._device, summing_dtype(self._device))
 
     @cached_property
     def _on_device(self) -> tuple[Tensor, Tensor]:
@@ -277,8 +326,8 @@ class Placing:
                 "keep apart; use at least as many buckets as classes."
             )
         cells = (self._buckets * classes + labels).ravel()
-        found = [np.bincount(cells, one.ravel(), self.count * classes) for one in (self._signs, self._signs**2)]
-        return [torch.from_numpy(one.reshape(self.count, classes)) for one in found]
+        sums = [np.bincount(cells, weights.ravel(), self.count * classes) for weights in (self._signs, self._signs**2)]
+        return [torch.from_numpy(of_cells.reshape(self.count, classes)) for of_cells in sums]
 
     def sums(self, rows: Tensor) -> Tensor:
         """Return the signed sums of rows in all buckets."""
@@ -292,8 +341,8 @@ class Placing:
         if rows.device.type == "cpu" and len(rows) >= self.count and not has_graph:
             sums += torch.from_numpy(self._summed(rows.detach().numpy()))
             return
-        for own, sign in zip(*self._on_device, strict=True):  # few rows do not touch all buckets
-            sums.index_add_(0, own, rows * sign.unsqueeze(-1))
+        for buckets, sign in zip(*self._on_device, strict=True):  # few rows do not touch all buckets
+            sums.index_add_(0, buckets, rows * sign.unsqueeze(-1))
 
     def _summed(self, rows: np.ndarray) -> np.ndarray:
         """Return the sums, many rows shared out to threads: each reads its own in order, and its sums fit a cache."""
@@ -341,23 +390,23 @@ def sketched_part(part: str, features: Any, gradients: Any, seed: int, width: in
     return features * gradients if part == "product" else features if part == "features" else gradients
 
 
-def class_labels(given: Any, count: int) -> np.ndarray:
+def class_labels(labels: Any, count: int) -> np.ndarray:
     """Return the labels of `count` examples as whole numbers from 0 on, or refuse them."""
-    if given is None:
+    if labels is None:
         raise InvalidValue("there are no labels in the batches; give batches of (inputs, labels).")
-    found = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
-    if found.shape != (count,) or found.dtype.kind not in "iub":
+    labels = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if labels.shape != (count,) or labels.dtype.kind not in "iub":
         raise ShapeError(
-            f"labels are one whole number for each of {count:,} examples; got shape {found.shape} of {found.dtype}."
+            f"labels are one whole number for each of {count:,} examples; got shape {labels.shape} of {labels.dtype}."
         )
-    if found.min() < 0:
-        raise InvalidValue(f"labels count the classes from 0; got {found.min()}.")
-    return found.astype(np.int64)
+    if labels.min() < 0:
+        raise InvalidValue(f"labels count the classes from 0; got {labels.min()}.")
+    return labels.astype(np.int64)
 
 
 def _labels_of_rows(outputs: Mapping[Any, Any], key: Key, count: int, owner: np.ndarray | None) -> np.ndarray:
     """Return the label of each of a layer's `count` rows."""
     model = key[0] if isinstance(key, tuple) else key
-    _, given = outputs.get(key, outputs.get(model, (None, None)))
-    labels = class_labels(given, 0 if given is None else len(given))
+    _, labels = outputs.get(key, outputs.get(model, (None, None)))
+    labels = class_labels(labels, 0 if labels is None else len(labels))
     return labels[row_examples(np.arange(len(labels)), count, owner)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -20,39 +20,43 @@ from torch import Tensor
 
 from netkin.arrays import as_maps, require_finite, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError
-from netkin.statistics import schema
-from netkin.statistics.block_sums import Columns, Parts, by_chunk, first_shift, joined
 from netkin.statistics.collector import (
     CostEstimate,
     Key,
+    LayerSize,
     PairBlock,
     Study,
     keys_of,
     label,
     name_of,
     one_feed,
-    refuse_missing,
-    refuse_unknown,
+    require_layers,
+    require_pair,
+    unfit_for_spectra,
 )
 from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.frequencies import (
-    CHUNK,
     Grid,
     channels_in_words,
     common_grid,
-    examples_at_once,
     frequencies,
     mismatch_in_words,
     off_block_share,
     placed,
-    price_of_spectra,
-    refuse_unpaired,
     regrouped,
+    require_same_examples,
 )
-from netkin.statistics.layer_moments import LayerMoments
+from netkin.statistics.layer_moments import (
+    Columns,
+    LayerMoments,
+    LinearSettings,
+    Parts,
+    by_chunk,
+    first_shift,
+    joined,
+)
 from netkin.statistics.layer_rows import LayerRows
 from netkin.statistics.linear_algebra import power_of_two
-from netkin.statistics.linear_settings import LinearSettings
 from netkin.statistics.moments import Moments
 
 if TYPE_CHECKING:
@@ -60,6 +64,9 @@ if TYPE_CHECKING:
 
 FOLD = 64  # examples gathered before they are transformed
 SAMPLE = 64  # examples whose maps are kept, to estimate the share off the blocks
+CHUNK = 256  # examples transformed at a time, at most
+CACHED = 2**19  # numbers of one layer transformed at a time on a CPU: what its caches hold
+SPECTRA_WAYS = """shape='pool', pairs='corresponding', resize='average'"""  # out of spectra that are too large
 
 View = tuple[Key, Grid]
 
@@ -86,7 +93,6 @@ class Spectra(Moments):
         for name, maps in (("`X`", X), ("`Y`", Y)):
             require_finite(maps, name)
         collector = LayerSpectra([(["X"], ["Y"])], precision=precision or X.dtype, sample=0)
-        collector.called = {"X": "`X`", "Y": "`Y`"}
         collector._fold({"X": [X], "Y": [Y.to(X.device)]}, {})
         return collector.pair("X", "Y")
 
@@ -109,10 +115,7 @@ class LayerSpectra(LayerMoments):
 
     kind = "LayerSpectra"
     holds = "Spectra"
-    stored = schema.fields(
-        **LayerMoments.stored, sample=schema.COUNT, seed=schema.WHOLE, called=schema.mapping_of(schema.TEXT),
-        _shifts=schema.mapping_of(schema.TENSOR), _kept=schema.none_or(schema.object_of(LayerRows)),
-    )  # fmt: skip
+    stored: ClassVar[tuple[str, ...]] = (*LayerMoments.stored, "sample", "seed", "_shifts", "_kept")
 
     def __init__(
         self,
@@ -125,38 +128,33 @@ class LayerSpectra(LayerMoments):
     ):
         super().__init__(pair_blocks, precision=precision, chunks=chunks)
         self.sample, self.seed = sample, seed
-        self.called: dict[Key, str] = {}  # what messages call a layer, where not by its name
         self._shifts: dict[Key, Tensor] = {}  # what is taken off the maps of each layer
         self._kept = LayerRows(self.names, cap=sample, seed=seed) if sample else None
-
-    def check_layers(self) -> None:
-        shapes = {name: tuple(shift.shape) for name, shift in self._shifts.items()}
-        kept = {} if self._kept is None else self._kept.widths
-        fit = {*shapes} in ({*self.names}, set()) and all(len(shape) and math.prod(shape) for shape in shapes.values())
-        fit = fit and self.sizes in (shapes, {}) and all(kept[name] == math.prod(shapes[name]) for name in kept if fit)
-        fit = fit and (self._kept is None or self._kept.names == self.names) and bool(self._layers) == bool(shapes)
-        schema.refuse_unless(fit, "the maps and their sizes")
-        wanted = self._rectangles_of_views() if shapes else []
-        held = {(x, y) for block in self._blocks for x in block.rows for y in block.columns}
-        fit = {(x, y) for left, right in wanted for x in left for y in right} == held
-        schema.refuse_unless(fit and {*self._layers} == {*keys_of(wanted)}, "the maps and their frequencies")
-        for view, layer in self._layers.items():
-            name, grid = cast(View, view)
-            count = shapes[name][0] * math.prod(shapes[name][1:]) // math.prod(grid)
-            fit = tuple(layer.shift.shape) == (len(frequencies(grid, torch.device("cpu"))), count)
-            schema.refuse_unless(fit and layer.key == (name, grid), "the maps and their sums")
 
     @classmethod
     def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:
         if not study.spectral:
             return None
-        cls._refuse_unfit_for_spectra(settings)
-        return price_of_spectra(settings, study, FOLD, SAMPLE)
+        cls._require_fit_for_spectra(settings)
+        seen, cross = views(study), sum(_cross_entries(x, y) for x, y in study.pairs())
+        squares = sum(half(grid) * (layer.width // math.prod(grid)) ** 2 for layer, grid in seen)
+        sides = 2 * squares * (3 if settings.whitens else 1)
+        pairs = 2 * study.read_at_once(_cross_entries) * settings.matrices
+        maps = sum(layer.width * layer.itemsize for layer in study.sizes)
+        reading = FOLD * maps + transform_bytes(study, seen)
+        total = 16 * max(study.chunks, 1) * (squares + cross) + 2 * SAMPLE * maps + max(reading, 16 * (sides + pairs))
+        # of one example the transforms, and the complex products of every view and every pair
+        each = 4 * (squares + cross) + sum(int(layer.width * math.log2(math.prod(grid))) for layer, grid in seen)
+        return CostEstimate(
+            total, f"Spectra, streamed, products in {settings.precision_name(study)}", "spectra",
+            None if study.examples is None else study.examples * each,
+            why=", as they hold any number of examples", ways=SPECTRA_WAYS,
+        )  # fmt: skip
 
     @classmethod
-    def _refuse_unfit_for_spectra(cls, settings: LinearSettings) -> None:
+    def _require_fit_for_spectra(cls, settings: LinearSettings) -> None:
         if settings.unfit_for_spectra:
-            raise InvalidValue(cls.unfit(settings.unfit_for_spectra))
+            raise InvalidValue(unfit_for_spectra(settings.unfit_for_spectra))
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
@@ -164,33 +162,20 @@ class LayerSpectra(LayerMoments):
         made.resolutions = study.resolutions
         return made
 
-    @classmethod
-    def of(cls, maps: Mapping[Key, Any], *, precision: torch.dtype = torch.float64) -> Self:  # type: ignore[override]
-        """Return the spectra of all pairs of some layers' maps, differentiably."""
-        collector = cls([(list(maps), list(maps))], precision=precision, sample=0)
-        given = {key: placed(as_maps(array, name_of(key))) for key, array in maps.items()}
-        refuse_unpaired(given)
-        for key, array in given.items():
-            require_finite(array, label(key))
-        collector._counts += len(next(iter(given.values())))
-        collector._fold({key: [array] for key, array in given.items()}, {})
-        return collector
-
     def serves(self, settings: LinearSettings) -> str:
-        self._refuse_unfit_for_spectra(settings)
+        self._require_fit_for_spectra(settings)
         return settings.lacking(self.precision, debiased=False)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Spectra:
-        """Return the spectra of the layers `a` and `b`, in that order."""
         self.flush()
-        refuse_unknown(a, b, self.names, "spectra", self.pair_blocks)
+        require_pair(a, b, self.names, "spectra", self.pair_blocks)
         if not self._shifts:
             raise NoValue("no batch has been folded in yet; call `update` first.")
         grid = common_grid(self._grid(a), self._grid(b))
         if grid is None:
-            raise NoValue(mismatch_in_words(self._label(a), self._grid(a), self._label(b), self._grid(b)))
+            raise NoValue(mismatch_in_words(label(a), self._grid(a), label(b), self._grid(b)))
         x, y = (a, grid or self._grid(a)), (b, grid or self._grid(b))
         block, turned = self._find(x, y)
         cross, _ = block.centred(*((y, x) if turned else (x, y)), without, False)
@@ -209,7 +194,7 @@ class LayerSpectra(LayerMoments):
         layer, here = self._layers[view], frequencies(view[1], self._shifts[view[0]].device)
         n, mean, half = layer.centred(without)
         side = CovarianceSide(
-            self._label(view[0]), n, here.whole(mean), half, scale=layer.scale, resolution=layer.resolution,
+            label(view[0]), n, here.whole(mean), half, scale=layer.scale, resolution=layer.resolution,
             rounding=torch.finfo(self.precision).eps, frequencies=here,
         )  # fmt: skip
         return side.in_complex if in_complex and not side.mean.is_complex() else side
@@ -238,8 +223,8 @@ class LayerSpectra(LayerMoments):
         self.flush()
         if self._kept is None or not self._kept.n:
             raise NoValue("no examples have been kept; collect with `sample=64`, and call `update` first.")
-        own = self._grid(name)
-        grid = own if other is None else common_grid(own, self._grid(other)) or own
+        size = self._grid(name)
+        grid = size if other is None else common_grid(size, self._grid(other)) or size
         if (name, grid) not in self._shares:
             rows = self._kept.sample(name).X
             self._shares[name, grid] = off_block_share(rows.reshape(len(rows), *self._shifts[name].shape), grid)
@@ -277,23 +262,20 @@ class LayerSpectra(LayerMoments):
 
     def _matrices(self, rows: Mapping[Key, Any], owned: bool) -> dict[Key, Tensor]:
         """Return one batch as maps of the sizes seen before, free of NaN and Inf."""
-        refuse_missing(self.names, rows)
+        require_layers(self.names, rows)
         maps = {name: placed(as_maps(rows[name], name_of(name)).detach()) for name in self.names}
         for name, array in maps.items():
             size, before = tuple(array.shape[1:]), self.sizes.get(name)
             if before not in (None, size):
                 raise ShapeError(
-                    f"{self._label(name)} gave {channels_in_words(size)} in batch {self._batches} and "
+                    f"{label(name)} gave {channels_in_words(size)} in batch {self._batches} and "
                     f"{channels_in_words(before)} before; "
                     "bring all inputs to one size, or choose the shape 'pool'."
                 )
             if array.device.type == "cpu" and not owned:
-                require_finite(array, f"{self._label(name)} in batch {self._batches}")
-        refuse_unpaired(maps)
+                require_finite(array, f"{label(name)} in batch {self._batches}")
+        require_same_examples(maps)
         return maps
-
-    def _label(self, name: Key) -> str:
-        return self.called.get(name, label(name))
 
     def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
         """Transform what waits, some examples at a time."""
@@ -301,11 +283,11 @@ class LayerSpectra(LayerMoments):
         self.clear_cache()
         if not self._shifts:
             self._begin(maps)
-        every = np.concatenate(chunks[self.names[0]]) if self.chunks else np.zeros(0)
+        of_examples = np.concatenate(chunks[self.names[0]]) if self.chunks else np.zeros(0)
         step = self._step(maps[self.names[0]].device)
         for start in range(0, len(maps[self.names[0]]), step):
             here = slice(start, start + step)
-            order, parts = by_chunk([every[here]]) if self.chunks else (None, [(0, slice(None))])
+            order, parts = by_chunk([of_examples[here]]) if self.chunks else (None, [(0, slice(None))])
             self._transform({name: array[here] for name, array in maps.items()}, order, parts)
 
     def _transform(self, maps: Mapping[Key, Tensor], order: Tensor | None, parts: Parts) -> None:
@@ -354,8 +336,8 @@ class LayerSpectra(LayerMoments):
 
     def _begin(self, maps: Mapping[Key, Tensor]) -> None:
         """Find out, now that sizes are known, on which grids the layers are compared."""
-        given = {name: shift.to(maps[name].device) for name, (shift, _) in self.given_frame.items()}
-        self._shifts = given or {name: first_shift(array, self.precision) for name, array in maps.items()}
+        shifts = {name: shift.to(maps[name].device) for name, (shift, _) in self.given_frame.items()}
+        self._shifts = shifts or {name: first_shift(array, self.precision) for name, array in maps.items()}
         self._open(self._rectangles_of_views())
 
     def _rectangles_of_views(self) -> list[PairBlock]:
@@ -386,15 +368,52 @@ class LayerSpectra(LayerMoments):
     # --- merging and files --------------------------------------------------------------------------------------------
 
     def _add(self, other: LayerMoments) -> None:
-        self._refuse_unlike(other, sizes="sizes")
+        self._require_alike(other, sizes="sizes")
         super()._add(other)
 
     def merge(self, other: Self) -> Self:
-        """Return the spectra of the data of both."""
-        self._refuse_unlike(other, sample="sample", seed="seed")
+        self._require_alike(other, sample="sample", seed="seed")
         merged = super().merge(other)
         first, second = (self, other) if self._shifts else (other, self)
         if first._kept is not None and second._kept is not None and second._shifts:
             start = 0 if first._numbers.given and second._numbers.given else first._numbers.next
             merged._kept = first._kept.merge(second._kept.renumbered(start))
         return merged
+
+
+def _cross_entries(x: LayerSize, y: LayerSize) -> int:
+    """Return the entries of a cross moment, of which one of each conjugate pair of blocks is summed."""
+    grid = common_grid(x.space, y.space) or ()
+    widths = [layer.width // math.prod(grid or layer.space) for layer in (x, y)]
+    return half(grid) * widths[0] * widths[1]
+
+
+def views(study: Study) -> list[tuple[LayerSize, Grid]]:
+    """Return every layer on every grid on which it is compared."""
+    keys: dict[tuple[Key, Grid], None] = {}
+    for left, right in study.pair_blocks:
+        grid = common_grid(study.layers[left[0]].space, study.layers[right[0]].space)
+        keys |= {(key, grid or study.layers[key].space): None for key in (*left, *right)}
+    return [(study.layers[key], grid) for key, grid in keys]
+
+
+def half(grid: Grid) -> int:
+    """Return how many frequencies of a grid are summed: one of each conjugate pair."""
+    return math.prod(grid) // 2 + 1
+
+
+def transform_bytes(study: Study, views: list[tuple[LayerSize, Grid]]) -> int:
+    """Return the bytes of what is transformed at a time: the steps of a layer, its conjugate, and both side by side."""
+    largest = max(layer.width for layer, _ in views)
+    step = examples_at_once(largest, max(layer.width // math.prod(grid) for layer, grid in views))
+    once = all(len(side) == 1 for rectangle in study.pair_blocks for side in rectangle)
+    held = 2 * largest if once else sum(layer.width for layer, _ in views)
+    return 8 * step * (5 * largest + 4 * held)
+
+
+def examples_at_once(largest: int, widest: int) -> int:
+    """Return how many maps of at most so many numbers to transform at a time, for blocks of at most such a width.
+
+    Few fit the caches, but blocks far wider than that would be read and written too often.
+    """
+    return min(max(CACHED // largest, widest // 2, 16), CHUNK)

@@ -10,9 +10,8 @@ import netkin as nk
 from netkin import files
 from netkin.applications.transfer.ridge import RIDGES, fitted, held_out_error, kernel_ridge, load_kernel_ridge
 from netkin.errors import FileError, ForwardError, InvalidValue, MemoryLimit, NoValue, ShapeError, UnknownName
-from netkin.statistics.bucket_sums import psi_width
 from netkin.statistics.kernel_pairs import KERNELS
-from netkin.statistics.sketches import LayerSketches, SketchSettings, places, sketched_part
+from netkin.statistics.sketches import LayerSketches, SketchSettings, places, psi_width, sketched_part
 
 LINEAR = ("features", "gradients", "sum", "product")
 

@@ -300,6 +300,7 @@ class RunStudy:
         identity: dict[str, Any] = {}
         if save is not None:
             identity = {key.removeprefix("asked "): text for key, text in self.question.items()}
+            identity["measures"] += f"; digest {identity.pop('measures digest')}"
             last = self.run.steps[-1]
             identity["architecture"] = {str(last): Form.from_json(self.forms[last]).to_dict()}
         job = Job.beside(save, "series", identity, call=self.call, overwrite=overwrite, compare=COMPARE)

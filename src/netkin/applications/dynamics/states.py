@@ -200,14 +200,14 @@ def between(a: Moment, b: Moment, measure: Measure) -> dict[str, float]:
     if not shared:
         return {}
     values = comparison(a, b, [measure], shared)[measure.id]
-    return {layer: values[layer, layer] for layer, _ in shared if (layer, layer) not in values.holes}
+    return {layer: values[layer, layer] for layer, _ in shared if (layer, layer) not in values.missing}
 
 
 def comparison(
     a: Moment, b: Moment, measures: Sequence[Measure], pairs: Any, data: str = "", origin: Mapping[str, str] = {}
 ) -> Comparison:
     """Return the layers at moment `a` against those at moment `b`; `origin` is their provenance."""
-    found = _statistics(a, b, pairs).compare(measures, progress=False)
+    found = _statistics(a, b, pairs).compute(measures, progress=False)
     assert isinstance(found, Comparison)
     ranks = {name: text for name, text in found.provenance.items() if name.startswith("directions")}
     versions = {"torch": str(torch.__version__), "python": platform.python_version()}

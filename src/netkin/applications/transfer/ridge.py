@@ -34,9 +34,8 @@ from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results.labels import plural
 from netkin.sources.names import by_name
-from netkin.statistics.bucket_sums import LABELS, psi_width
 from netkin.statistics.kernel_pairs import KERNELS, checked_kernel
-from netkin.statistics.sketches import LayerSketches, SketchSettings, class_labels, sketched_part
+from netkin.statistics.sketches import LABELS, LayerSketches, SketchSettings, class_labels, psi_width, sketched_part
 
 KIND = "kernel ridge"  # of a file
 RIDGES = 10.0 ** np.arange(-9, 4.5, 0.5)  # tried, as multiples of Tr K̃ over the number of examples
@@ -96,10 +95,11 @@ def kernel_ridge(
     if kernel == "transport":
         raise InvalidValue("kernel='transport' has no value between a bucket and a new example; take another kernel.")
     if ridge is not None and not ridge > 0:
-        raise InvalidValue(f"`ridge` must be above 0; got {ridge:g}.")
+        raise InvalidValue(f"`ridge` must be above 0; got {ridge:g}.", argument="ridge")
     if classes is not None and not 2 <= classes <= buckets:
         raise InvalidValue(
-            f"`classes` must be at least 2 and at most as many as the {buckets:,} buckets; got {classes}."
+            f"`classes` must be at least 2 and at most as many as the {buckets:,} buckets; got {classes}.",
+            argument="classes",
         )
     settings = SketchSettings(buckets, stacks, seed, (*parts, "labels"), beta=beta, outputs=outputs)
     target = Target("tempered", beta, outputs)

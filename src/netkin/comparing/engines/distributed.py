@@ -54,7 +54,7 @@ class Distributed(PassEngine):
             yield
 
     @contextmanager
-    def prepared(self, sides: Sequence[Side], settings: dict[str, str]) -> Iterator[None]:
+    def prepared(self, sides: Sequence[Side], settings: Mapping[str, str]) -> Iterator[None]:
         models = {side.name: side.model for side in sides if isinstance(side, ModelSide)}
         for name, model in models.items():
             _refuse_sharded(name, model)
@@ -383,7 +383,8 @@ def _join_group() -> None:
     if not dist.is_torchelastic_launched():
         raise InvalidValue(
             "engine='distributed' needs a group of processes: start it with `torchrun --nproc-per-node N`, or in "
-            "Python call `torch.distributed.init_process_group` first."
+            "Python call `torch.distributed.init_process_group` first.",
+            argument="engine",
         )
     dist.init_process_group("gloo")
 

@@ -1,0 +1,125 @@
+"""`Outputs`: the answers of two classifiers to the same examples, counted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from netkin.arrays import as_tensor, label_tensor, require_finite, summing_dtype
+from netkin.errors import InvalidValue, NoValue, ShapeError
+from netkin.statistics.statistic import Statistic
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Outputs(Statistic):
+    """Accuracies and agreement of two classifiers as counts, and summed cross-entropies.
+
+    `joint[i, j]` counts the examples that the first calls i and the second j.
+
+    Example:
+        >>> outputs = Outputs(classes=2)
+        >>> outputs.update(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]]), [0, 1])
+        >>> outputs.accuracy_a, outputs.accuracy_b, outputs.agreement
+        (1.0, 0.5, 0.5)
+    """
+
+    kind = "Outputs"
+    feeds = frozenset({"outputs"})
+    _SUMS = ("right_a", "right_b", "entropy_a", "entropy_b", "entropy_ab", "labelled")
+    stored = ("classes", "n", "joint", "_sums")
+
+    def __init__(self, classes: int):
+        if classes < 2:
+            raise InvalidValue(f"a classifier has at least 2 classes; got {classes}.")
+        self.classes, self.n = classes, 0
+        self.joint = torch.zeros(classes, classes, dtype=torch.int64)
+        self._sums = dict.fromkeys(self._SUMS, 0.0)
+
+    def update(self, a: Any, b: Any, labels: Any = None) -> None:
+        """Add one batch of logits, n × classes each, with the true labels if known."""
+        a, b = self._logits(a, "a"), self._logits(b, "b")
+        if len(a) != len(b):
+            raise ShapeError(f"`a` and `b` must answer for the same examples; got {len(a)} and {len(b)}.")
+        if labels is not None:
+            labels = self._labels(labels, a)
+        said_a, said_b = a.argmax(1), b.argmax(1)
+        self.n += len(a)
+        self.joint += (
+            torch.bincount(said_a * self.classes + said_b, minlength=self.classes**2).reshape_as(self.joint).cpu()
+        )
+        self._sums["entropy_ab"] += float(F.cross_entropy(a, b.softmax(1), reduction="sum"))
+        if labels is None:
+            return
+        self._sums["labelled"] += len(labels)
+        for side, logits, said in (("a", a, said_a), ("b", b, said_b)):
+            self._sums[f"right_{side}"] += float((said == labels).sum())
+            self._sums[f"entropy_{side}"] += float(F.cross_entropy(logits, labels, reduction="sum"))
+
+    def _labels(self, labels: Any, logits: Tensor) -> Tensor:
+        labels = label_tensor(labels, logits.device)
+        if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
+            raise ShapeError(
+                f"labels must be a list of class numbers; got shape {tuple(labels.shape)} of {labels.dtype}."
+            )
+        if len(labels) != len(logits):
+            raise ShapeError(f"there are {len(labels)} labels for {len(logits)} examples.")
+        outside = labels[(labels < 0) | (labels >= self.classes)]
+        if len(outside):
+            raise InvalidValue(f"labels must lie between 0 and {self.classes - 1}; got {int(outside[0])}.")
+        return labels.long()
+
+    def _logits(self, logits: Any, name: str) -> Tensor:
+        logits = as_tensor(logits, name).detach()
+        if logits.ndim != 2 or logits.shape[1] != self.classes:
+            raise ShapeError(f"`{name}` must be logits of shape (n, {self.classes}); got {tuple(logits.shape)}.")
+        require_finite(logits, f"`{name}`")
+        return logits.to(summing_dtype(logits.device))
+
+    def merge(self, other: Self) -> Self:
+        self._require_alike(other, classes="classes")
+        merged = type(self)(self.classes)
+        merged.n, merged.joint = self.n + other.n, self.joint + other.joint
+        merged._sums = {name: self._sums[name] + other._sums[name] for name in self._SUMS}
+        return merged
+
+    @property
+    def agreement(self) -> float:
+        """The share of examples on which both give the same answer."""
+        return self._share(float(self.joint.trace()), self.n)
+
+    @property
+    def accuracy_a(self) -> float:
+        """The share of labelled examples that the first gets right."""
+        return self._share(self._sums["right_a"], self._sums["labelled"])
+
+    @property
+    def accuracy_b(self) -> float:
+        """The share of labelled examples that the second gets right."""
+        return self._share(self._sums["right_b"], self._sums["labelled"])
+
+    @property
+    def cross_entropy_a(self) -> float:
+        """The mean cross-entropy of the first to the labels, in nats."""
+        return self._share(self._sums["entropy_a"], self._sums["labelled"])
+
+    @property
+    def cross_entropy_b(self) -> float:
+        """The mean cross-entropy of the second to the labels, in nats."""
+        return self._share(self._sums["entropy_b"], self._sums["labelled"])
+
+    @property
+    def cross_entropy_ab(self) -> float:
+        """The mean cross-entropy of the first to the second's answers, in nats."""
+        return self._share(self._sums["entropy_ab"], self.n)
+
+    def _share(self, part: float, whole: float) -> float:
+        if not whole:
+            raise NoValue(
+                "no labelled examples were folded in; pass `labels` to `update`." if self.n else "no batch yet."
+            )
+        return part / whole
