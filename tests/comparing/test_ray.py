@@ -15,7 +15,7 @@ import netkin as nk
 import ray_worlds
 from netkin.comparing.engines import ray as engine
 from netkin.comparing.engines import worker
-from netkin.comparing.engines.ray import Ray
+from netkin.comparing.engines.ray import Cluster, Ray
 from netkin.errors import (
     FileError,
     ForwardError,

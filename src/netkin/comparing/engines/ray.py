@@ -12,7 +12,6 @@ import os
 import random
 import secrets
 import socket
-import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -46,7 +45,6 @@ ANSWER = 10  # seconds in which a cluster must answer
 ATTEMPTS = 4  # of a task whose worker, or node, fails
 PARTS = 2  # of the data, for each task that can run at once
 PAUSE = 1.0  # seconds between two checks of the job
-PATIENCE = 30  # pauses without a node before it is said
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # by 0 Ray keeps to the loopback address, on any system
 
 
@@ -119,7 +117,7 @@ class Split:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class PairBlock:
     """Models that run together, their pairs, and the names of parts of the job: of the data, and of tables."""
 
     models: Sequence[str]
@@ -134,7 +132,7 @@ class Running:
 
     name: Any
     message: ObjectRef
-    block: Block | None = None
+    block: PairBlock | None = None
     model: str | None = None
 
 
@@ -289,15 +287,17 @@ class _Work:
         found = [job.find(name) for block in blocks for name in block.groups]
         return [(dict(part.values), part.arrays) for part in found if part is not None]
 
-    def _block(self, pairs: Sequence[Pair], split: Split, last: str) -> Block:
+    def _block(self, pairs: Sequence[Pair], split: Split, last: str) -> PairBlock:
         sample, label = split.way.sample, label_of(pairs, split.way.sample)
         shares = [f"share {i} of {split.shares} of {label}" for i in range(1, split.shares + 1)]
         groups = {f"values of {label}": pairs} if pairs else {}
         models = list(dict.fromkeys(name for pair in pairs for name in pair))
         is_one = last == "whole" or split.shares == 1
-        return Block(models, pairs, shares, groups if is_one else groups_of(pairs, sample))
+        return PairBlock(models, pairs, shares, groups if is_one else groups_of(pairs, sample))
 
-    def _start(self, block: Block, split: Split, job: Job, last: str, running: MutableMapping[Any, Running]) -> None:
+    def _start(
+        self, block: PairBlock, split: Split, job: Job, last: str, running: MutableMapping[Any, Running]
+    ) -> None:
         """Start what is missing of a block: parts, a tree of merges that is the same whichever ends first, tables."""
 
         def start(function: str, task: Mapping[str, Any], *given: Any, name: str = "") -> Any:
@@ -331,18 +331,18 @@ class _Work:
             if not job.has(name):
                 start(last, shared | {"pairs": pairs}, *merged, name=name)
 
-    def _expect(self, blocks: Sequence[Block], job: Job) -> None:
+    def _expect(self, blocks: Sequence[PairBlock], job: Job) -> None:
         """Tell the job which parts there will be; those of the data go when the tables are there."""
         job.expect(
             name for block in blocks for name in (*block.groups, *(() if _is_done(block, job) else block.shares))
         )
 
 
-def _is_done(block: Block, job: Job) -> bool:
+def _is_done(block: PairBlock, job: Job) -> bool:
     return all(map(job.has, block.groups))
 
 
-def _drop_parts(block: Block, job: Job) -> None:
+def _drop_parts(block: PairBlock, job: Job) -> None:
     """Delete the parts that only finished tables needed, as they may be large."""
     for name in block.shares if _is_done(block, job) else ():
         job.drop(name, counted=True)
@@ -428,7 +428,6 @@ class Cluster:
 
         What is left running, as by Ctrl-C, is cancelled.
         """
-        idle = 0
         try:
             with reporting(len(running), what, "tasks") as report:
                 while running:
@@ -447,13 +446,6 @@ class Cluster:
                             continue
                         report.update()
                         yield task, result
-                    idle = 0 if ended or self.slots() else idle + 1
-                    if idle == PATIENCE:
-                        warnings.warn(
-                            f"no node of the cluster has room for a task, and {len(running)} wait; add one by `ray "
-                            "start --address`, or stop: a job keeps what is finished.",
-                            stacklevel=2,
-                        )
         finally:
             self.cancel(running, list(running))
 

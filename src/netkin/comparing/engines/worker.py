@@ -206,7 +206,7 @@ def inspect(plain: PlainCall, task: Task) -> Message:
                 next(iter(stream))
             header |= {"identity": identity, "examples": feed.expected, "ordered": is_ordered(data)}
         (origin,) = (side.origin for side in sides)
-    header |= {"weights": origin["weights"], "form": origin.get("form"), "settings": call.settings()}
+    header |= {"weights": origin["weights"], "form": origin["form"], "settings": call.settings()}
     return header | {"limit": _limit(plain)}, {}
 
 
