@@ -152,7 +152,7 @@ def test_labels_are_shuffled_by_the_seed_and_cifar100_is_cut_to_ten_classes(lab)
 def test_networks_before_training_take_the_statistics_of_their_own_set(lab):
     name = "untrained/svhn/0"
     model, inputs = nets.fresh(lab, name), nets.images(lab, name).train_images
-    nets.flush(model, inputs)
+    nets.settle(model, inputs)
     torch.testing.assert_close(
         model.bn1.running_mean, model.conv1(inputs).mean((0, 2, 3)).detach(), atol=1e-5, rtol=1e-4
     )
