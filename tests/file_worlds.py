@@ -16,11 +16,12 @@ import netkin as nk
 from netkin.errors import NetkinError
 from netkin.measures.registry import measures, value_of
 from netkin.reporting.page import page
-from netkin.results import Claim, Comparison, Comparisons, Measured, Ranking, Series, Values, document
+from netkin.results import Claim, Comparison, Comparisons, Measured, Ranking, Series, document
 from netkin.results.compression import Compression
 from netkin.results.weight_sparsity import LinearCost
 from netkin.statistics import CrossMoments, LayerEmbeddings, Outputs
 from netkin.statistics.statistic import Statistic
+from table_worlds import table_of
 
 STRANGE = [
     None, True, False, 0, -1, 3, 2**70, -(2**63), 2**62, 10**400, 0.5, -0.0, 1e308, 5e-324, "", "cka", "x" * 2000,
@@ -31,10 +32,10 @@ STRANGE = [
 
 def table(id, **changes):
     values = np.array([[0.9, 0.2], [0.3, np.nan]])
-    facts = {"values": values, "holes": {("out", "out"): "'out' is constant"}, "higher_is_closer": True}
-    words = {"symmetric": True, "conventions": "centred", "statistic": "Moments", "bounds": (0, 1), "parameters": {}}
+    facts = {"values": values, "missing": {("out", "out"): "'out' is constant"}, "higher_is_closer": True}
+    words = {"symmetric": True, "convention": "centred", "statistic": "Moments", "bounds": (0, 1), "parameters": {}}
     sides = {"layers_a": ("in", "out"), "layers_b": ("in", "out")}
-    return Values(id=id, name=id.split("(")[0], **facts | words | sides | changes)
+    return table_of(id=id, name=id.split("(")[0], **facts | words | sides | changes)
 
 
 def comparison(a="first", b="second", **changes):
@@ -63,7 +64,7 @@ def between():
     steps = ("1", "5", "9")
     sides = {"layers_a": steps, "layers_b": steps}
     values = np.array([[1.0, 0.5, 0.2], [0.5, 1.0, 0.6], [0.2, 0.6, 1.0]])
-    one = table("cka", values=values, holes={}, axes=("step", "step"), **sides)
+    one = table("cka", values=values, missing={}, axes=("step", "step"), **sides)
     return comparison("run", "run", tables={"cka": one}, shapes_a={}, shapes_b={}, widths_a={}, widths_b={}, **sides)
 
 
@@ -71,7 +72,7 @@ def ranking():
     sizes, sides = (10, 11, 12), {"layers_a": ("digits",), "layers_b": ("first", "second")}
     values = np.array([[0.2, 0.9]])
     replicates = values + np.random.default_rng(0).normal(size=(3, 1, 2)) / 100
-    facts = {"axes": ("data", "model"), "kind": "worth", "bounds": (-math.inf, math.inf), "holes": {}, **sides}
+    facts = {"axes": ("data", "model"), "kind": "worth", "bounds": (-math.inf, math.inf), "missing": {}, **sides}
     tables = {"logme": table("logme", values=values, replicates=replicates, chunk_sizes=sizes, **facts)}
     return Ranking(
         score="logme", tables=tables, costs={"logme": 1.0}, parameters={"first": 10, "second": 20}, data="digits",

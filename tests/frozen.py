@@ -148,7 +148,7 @@ def entries_of(comparison: Any) -> dict[str, Entry]:
         values = [[_number(value) for value in row] for row in table.to_numpy()]
         for x, row in zip(table.layers_a, values, strict=True):
             for y, value in zip(table.layers_b, row, strict=True):
-                assert value is not None or table.holes[x, y], "a hole without a reason"
+                assert value is not None or table.missing[x, y], "a hole without a reason"
         entries[id] = [values]
         if table.errors is not None:
             entries[id].append([[_number(value) for value in row] for row in table.errors])

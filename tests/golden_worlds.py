@@ -174,10 +174,10 @@ class Ledger:
         for id, table in comparison.tables.items():
             for x in table.layers_a:
                 for y in table.layers_b:
-                    value = table.holes[x, y] if (x, y) in table.holes else table[x, y]
+                    value = table.missing[x, y] if (x, y) in table.missing else table[x, y]
                     self.put(form, scene, id, f"{x}~{y}", value)
-        for i, warning in enumerate(comparison.warnings):
-            self.put(form, scene, "warnings", str(i), warning)
+        for i, caveat in enumerate(comparison.caveats):
+            self.put(form, scene, "warnings", str(i), str(caveat))
         self.put(form, scene, "examples", "", float(comparison.examples))
 
     def compare(self, form: str, scene: str, *given: Any, **options: Any) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 import netkin as nk
+from netkin.results.caveats import Caveat
 from netkin.statistics import Collector, CostEstimate, Grams, Pair, Settings
 from netkin.statistics.collector import chunk_of
 
@@ -36,8 +37,9 @@ class Signs(Pair):
     def options(cls, facts, settings):
         return {"threshold": settings["threshold"]}
 
-    def cautions(self, facts, settings):
-        return [f"{self.n} examples are few for signs; take 10."] if self.n < 10 else []
+    def caveats(self, facts, settings):
+        few = Caveat("few-signs", f"{self.n} examples are few for signs; take 10.")
+        return [few] if self.n < 10 else []
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,7 @@ def assert_same(found, whole, within):
     assert list(mine) == list(theirs)
     for name, table in theirs.items():
         assert mine[name].values == pytest.approx(table.values, within, within, True), name
-        assert dict(mine[name].holes) == dict(table.holes)
+        assert dict(mine[name].missing) == dict(table.missing)
         assert (mine[name].chunk_sizes, mine[name].exactness) == (table.chunk_sizes, table.exactness)
         assert (mine[name].replicates is None) == (table.replicates is None)
         if table.replicates is not None:

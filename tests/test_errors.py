@@ -7,7 +7,15 @@ import re
 import pytest
 
 from netkin import errors
-from netkin.errors import InflatedWarning, NetkinError, did_you_mean
+from netkin.errors import (
+    InflatedWarning,
+    InvalidValue,
+    NetkinError,
+    UnknownName,
+    did_you_mean,
+    require_at_least,
+    require_listed,
+)
 
 REFUSALS = [thing for thing in vars(errors).values() if inspect.isclass(thing) and issubclass(thing, NetkinError)]
 DRAWN = dict(re.findall(r"[├└]── (\w+) \((\w+)\)", errors.__doc__))
@@ -64,3 +72,18 @@ def test_of_names_that_differ_in_case_the_one_spelt_alike_is_offered(known):
 
 def test_nothing_known_offers_nothing():
     assert did_you_mean("cka", []) == ""
+
+
+@pytest.mark.parametrize(
+    ("check", "kind", "argument", "value"),
+    [
+        (lambda: require_at_least(1, chunks=0), InvalidValue, "chunks", 0),
+        (lambda: require_at_least(1, chunks=True), InvalidValue, "chunks", True),
+        (lambda: require_listed("optimizer", "sgdd", ["sgd"]), UnknownName, "optimizer", "sgdd"),
+        (lambda: require_listed("way to learn", "x", ["y"], "method"), UnknownName, "method", "x"),
+    ],
+)
+def test_a_refusal_names_its_argument_and_value(check, kind, argument, value):
+    with pytest.raises(kind) as refusal:
+        check()
+    assert (refusal.value.argument, refusal.value.value) == (argument, value)

@@ -24,8 +24,8 @@ MAY_IMPORT = {
     "progress": "errors",
     "jobs": "errors files progress",
     "results": "errors files",
-    "statistics": "errors settings arrays files identity memory",
-    "measures": "errors settings arrays statistics",
+    "statistics": "errors settings arrays files identity memory results",
+    "measures": "errors settings arrays results statistics",
     "sources": "errors settings arrays files identity",
     "representations": "errors settings arrays identity progress sources",
     "comparing": "errors settings arrays files identity memory progress jobs results statistics measures sources "
@@ -127,8 +127,11 @@ def test_a_look_into_another_application_is_noticed(tmp_path):
 @pytest.mark.parametrize(
     "line, fault",
     [
-        ("import netkin.comparing.plan", "'measures' may import only itself and: errors, settings, arrays, statistics"),
-        ("from netkin import results", "imports netkin.results;"),
+        (
+            "import netkin.comparing.plan",
+            "'measures' may import only itself and: errors, settings, arrays, results, statistics",
+        ),
+        ("from netkin import reporting", "imports netkin.reporting;"),
         ("from netkin.cli import cli", "imports netkin.cli.cli;"),
         ("from ..sources import models", "imports netkin.sources.models;"),
         ("from .. import sources", "imports netkin.sources;"),

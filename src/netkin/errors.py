@@ -128,19 +128,23 @@ def _likeness(name: str, other: str) -> float:
     return difflib.SequenceMatcher(None, other, name).ratio()
 
 
-def require_listed(what: str, name: Any, known: Iterable[str]) -> None:
-    """Refuse a name that is none of those known, such as that of an optimizer."""
+def require_listed(what: str, name: Any, known: Iterable[str], argument: str = "") -> None:
+    """Refuse a name that is none of those known, such as that of an optimizer, by the argument `what` or another."""
     names = list(known)
     if name not in names:
         hint = did_you_mean(str(name), names) or "."
-        raise UnknownName(f"no {what} named {name!r}{hint} There are {', '.join(names)}.")
+        raise UnknownName(
+            f"no {what} named {name!r}{hint} There are {', '.join(names)}.", argument=argument or what, value=name
+        )
 
 
 def require_at_least(least: int, **values: Any) -> None:
     """Refuse values, given by their names, that are no whole numbers of `least` or more."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InvalidValue(f"`{name}` must be a whole number of {least} or more; got {value!r}.")
+            raise InvalidValue(
+                f"`{name}` must be a whole number of {least} or more; got {value!r}.", argument=name, value=value
+            )
 
 
 def refuse_half_characters(names: Iterable[Any], instead: str = "") -> None:

@@ -126,7 +126,7 @@ def _refuse_occupied(path: Location, overwrite: bool, option: str) -> None:
         allowed = "--overwrite" if option else "`overwrite=True`"
         raise FileError(
             f"{option or 'this'} would write over {str(path)!r}; choose another name, or give {allowed}.",
-            argument="overwrite",
+            argument=None if option else "overwrite",  # a command names its options in the sentence
         )
 
 

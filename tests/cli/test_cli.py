@@ -240,7 +240,7 @@ def test_debug_shows_where_a_refusal_came_from(netkin, tmp_path, monkeypatch):
 def test_two_models_without_weights_are_drawn_apart(netkin):
     result = netkin("compare netkin:digits netkin:digits --data digits:test --examples 50 --layers fc --json")
     document = json.loads(result.stdout)
-    assert [f"drawn from seed {seed}" in " ".join(document["warnings"]) for seed in (0, 1)] == [True, True]
+    assert [f"drawn from seed {seed}" in str(document["caveats"]) for seed in (0, 1)] == [True, True]
 
 
 ODD = (

@@ -83,7 +83,7 @@ def test_errors_and_their_chunks_reach_the_library(netkin, weights):
     pseudo = h * np.array(table["values"]) - (h - 1) * replicates
     mean = (pseudo / h).sum(0)
     slow = np.sqrt((((pseudo - mean) ** 2) / (h - 1)).mean(0))
-    assert np.array(table["standard_errors"], float) == pytest.approx(slow, rel=1e-6)
+    assert np.array(table["errors"], float) == pytest.approx(slow, rel=1e-6)
     assert "±" in netkin(f"compare {MODELS} --errors").stdout
 
 
@@ -196,7 +196,11 @@ def test_a_part_of_other_weights_is_refused(netkin):
         (f"collect {MODELS} --part 17/16 --out x.stats", 2, "parts are numbered from 1 to their count; got 17/16."),
         (f"collect {MODELS} --part third --out x.stats", 2, "a part is written as '3/16', the third of sixteen"),
         (f"collect {MODELS} --part 1/400 --out x.stats", 1, "360 examples can't be split into 400 parts; take fewer."),
-        (f"collect {MODELS} --errors --chunks 400 --out x.stats", 1, "--chunks 400 are more than the 360 examples;"),
+        (
+            f"collect {MODELS} --errors --chunks 400 --out x.stats",
+            1,
+            "--chunks: chunks=400 are more than the 360 examples;",
+        ),
         (f"collect {MODELS} --chunks 5 --out x.stats", 2, "--chunks needs --errors."),
         (f"compare {MODELS} --chunks 5", 2, "--chunks needs --errors."),
         (f"compare {MODELS} --errors --chunks 1", 2, "1 is not in the range x>=2"),
@@ -326,7 +330,7 @@ def test_without_torchrun_the_engine_is_refused(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(cli, command, prog_name="netkin")
     assert result.exit_code == 1
-    assert result.stderr.startswith("netkin: --engine distributed needs a group of processes: start")
+    assert result.stderr.startswith("netkin: --engine: engine='distributed' needs a group of processes: start")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,6 +13,7 @@ from netkin.comparing import explain
 from netkin.comparing.compare import compare
 from netkin.sources import load_data, load_model
 from netkin.sources.batches import sample
+from table_worlds import table_of
 
 DIGITS = "compare netkin:digits --data digits:test"
 
@@ -59,18 +60,19 @@ def test_json_holds_all_and_is_valid_for_strict_readers(netkin):
     assert document["layers_a"] == ["relu1", "relu2", "relu3", "relu4"]
     assert document["examples"] == 360
     table = document["tables"]["svcca(variance=0.95)"]
-    assert table["parameters"] == {"variance": 0.95}
+    assert table["quantity"]["parameters"] == {"variance": 0.95}
     assert table["values"][0][0] == pytest.approx(1)
     assert table["values"][0][1] is None
-    assert {"layer_a", "layer_b", "reason"} == set(table["holes"][0])
-    assert document["tables"]["gulp"]["bounds"] == [0, None]
+    ((reason, pairs),) = table["missing"].items()
+    assert (reason, pairs[0]) == ("this pair was not asked for", ["relu1", "relu2"])
+    assert document["tables"]["gulp"]["quantity"]["bounds"] == [0, None]
 
 
 def test_json_carries_errors_with_their_reasons_and_margins():
     values = np.array([[0.5, 0.6, 1.0]])
-    table = results.Values(
+    table = table_of(
         id="cka", name="cka", parameters={}, layers_a=("p",), layers_b=("r", "s", "t"), values=values, symmetric=True,
-        higher_is_closer=True, bounds=(0, 1), conventions="", statistic="Moments", chunk_sizes=(4, 5),
+        higher_is_closer=True, bounds=(0, 1), convention="", statistic="Moments", chunk_sizes=(4, 5),
         replicates=[values - 0.01, values + 0.01],
     )  # fmt: skip
     facts = {"data": "digits", "examples": 9, "seed": 0, "version": "1", "layers_a": ("p",), "layers_b": table.layers_b}
@@ -78,12 +80,12 @@ def test_json_carries_errors_with_their_reasons_and_margins():
     comparison = results.Comparison(a="a", b="b", tables={"cka": table}, **facts, **sides)
     text = as_json(comparison)
     document = json.loads(text, parse_constant=pytest.fail)["tables"]["cka"]
-    assert document["standard_errors"] == [[*table.errors[0, :2].tolist(), None]]
+    assert document["errors"] == [[*table.errors[0, :2].tolist(), None]]
     assert document["high"] == [[*table.interval()[1][0, :2].tolist(), None]]
     assert document["replicates"] == table.replicates.tolist()
     assert document["chunk_sizes"] == [4, 5]
     bound = "the value lies at the bound 1 of the measure"
-    assert document["error_reasons"] == [{"layer_a": "p", "layer_b": "t", "reason": bound}]
+    assert document["error_reasons"] == {bound: [["p", "t"]]}
     best = {"layer_a": "p", "layer_b": "t", "value": 1.0, "error": None, "second": "s", "clear": True}
     (match,) = document["best_matches"]
     assert match == best | {"margin": pytest.approx(0.4), "margin_error": pytest.approx(0, abs=1e-12)}
@@ -118,7 +120,7 @@ def test_a_sample_of_a_sorted_folder_varies_where_the_first_examples_do_not(netk
     assert document["data"] == "images:photos, a balanced sample of 8 of 24 (seed 1)"
     # in Python `examples` are the first, here all of one colour: nothing varies
     data, model = load_data("images:photos"), torch.nn.Sequential(torch.nn.Flatten())
-    assert compare(model, data=data, layers="0", examples=8).table().holes
+    assert compare(model, data=data, layers="0", examples=8).table().missing
 
 
 @pytest.mark.usefixtures("sorted_folder")
@@ -212,7 +214,8 @@ def test_what_would_be_refused_is_said_with_exit_code_1(netkin):
     line = "netkin:digits --data digits:test --shape flatten --memory 1MB"
     plan, refusal = netkin(f"explain {line}"), netkin(f"compare {line}")
     assert plan.exit_code == refusal.exit_code == 1
-    assert plan.stdout.splitlines()[-1] == refusal.stderr.strip().replace("netkin: ", "would be refused: ")
+    said = refusal.stderr.strip().removeprefix("netkin: --memory: ")
+    assert plan.stdout.splitlines()[-1] == f"would be refused: {said}"
     assert json.loads(netkin(f"explain {line} --json").stdout)["refused"] in refusal.stderr
 
 

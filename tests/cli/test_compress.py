@@ -65,7 +65,7 @@ def test_a_glob_of_which_nothing_fits_and_a_layer_by_name_are_refused(netkin):
 @pytest.mark.parametrize(
     "line, code, message",
     [
-        ("compress netkin:digits --data digits --layer fc", 1, "pass one of --k, --variance and --accuracy-drop"),
+        ("compress netkin:digits --data digits --layer fc", 1, "--k: pass one of `k`, `variance` and `accuracy_drop`"),
         ("compress netkin:digits --data digits --layer con4 --k 2", 1, "no layer named 'con4'; did you mean 'conv4'?"),
         ("compress netkin:digits --data digits --layer fc --k some", 2, "'some' is neither a whole number nor a share"),
         (
@@ -162,6 +162,6 @@ def test_refusals_are_a_sentence(files, tmp_path):
 
 def test_test_data_that_overlap_the_data_are_told_with_their_number(netkin):
     line = "compress netkin:digits --layer fc --k 4 --data digits:train --examples 100 --test"
-    told = "100 of the 1,437 test examples are also among the 100 of --data, which flatters the result; give other"
+    told = "100 of the 1,437 test examples are also among the 100 of `data`, which flatters the result; give other"
     assert told in netkin(f"{line} digits:train").stdout
     assert "also among" not in netkin(f"{line} digits:test").output

@@ -7,9 +7,10 @@ from click.testing import CliRunner
 from netkin import results
 from netkin.cli import cli
 from netkin.cli.demo import observations
-from netkin.results import Comparison, Values
+from netkin.results import Comparison
 from netkin.sources import load_data, load_model
 from netkin.training import accuracy
+from table_worlds import table_of
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +90,11 @@ def test_on_a_full_disk_only_files_that_were_written_are_named(netkin, tmp_path,
     assert result.stderr.count("File too large") == 4
 
 
-def comparison(b, values, higher_is_closer=True, holes=None):
+def comparison(b, values, higher_is_closer=True, missing=None):
     layers = ("in", "out")
-    table = Values(
+    table = table_of(
         id="likeness", name="likeness", parameters={}, layers_a=layers, layers_b=layers, values=np.array(values),
-        holes=holes or {}, higher_is_closer=higher_is_closer, bounds=(0, 1), symmetric=True, conventions="",
+        missing=missing or {}, higher_is_closer=higher_is_closer, bounds=(0, 1), symmetric=True, convention="",
         statistic="",
     )  # fmt: skip
     shapes, widths = {"in": "pool", "out": "pool"}, {"in": 2, "out": 2}
@@ -139,9 +140,9 @@ def test_layers_that_find_their_counterpart_are_counted():
 
 
 def test_holes_are_left_out():
-    holey = comparison("two", [[float("nan"), 0.1], [0.2, 0.7]], holes={("in", "in"): "constant"})
+    holey = comparison("two", [[float("nan"), 0.1], [0.2, 0.7]], missing={("in", "in"): "constant"})
     assert "average 0.70 for one and two" in observations(holey, comparison("raw", APART))[0]
     empty = comparison(
-        "two", np.full((2, 2), np.nan), holes={(a, b): "x" for a in ("in", "out") for b in ("in", "out")}
+        "two", np.full((2, 2), np.nan), missing={(a, b): "x" for a in ("in", "out") for b in ("in", "out")}
     )
     assert len(observations(empty, comparison("raw", APART))) == 3

@@ -120,7 +120,7 @@ def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
     [
         ("dynamics gone --data digits:test", "'gone' is no folder."),
         ("dynamics run --data digits:test", "holds weights alone, which do not say what network they belong to"),
-        ("dynamics run --data digits:test --model netkin:tiny10", "do not fit the ConvNet given as --model"),
+        ("dynamics run --data digits:test --model netkin:tiny10", "do not fit the ConvNet given as `model`"),
         (f"{LINE} --measure svca", "no measure named 'svca'; did you mean 'svcca'?"),
         (f"{LINE} --device gpu", "there is no device 'gpu' here"),
         ("dynamics run --model netkin:digits --data text:run/epoch_0.pt", "is no text in UTF-8"),

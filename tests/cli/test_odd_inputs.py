@@ -242,7 +242,7 @@ def test_inputs_of_a_type_that_the_model_does_not_take_are_refused_with_it(odd):
     said = refusal(odd(COMMANDS["compare"].format("booleans")))
     assert "Input type (bool) and bias type (float) should be the same" in said
     assert "could not be run on inputs of type bool" in said
-    assert "by a function given as --transform" in said
+    assert "by a function given as `transform`" in said
 
 
 def test_texts_are_refused_by_what_a_model_takes(odd):
@@ -318,7 +318,7 @@ def test_tasks_warn_of_random_weights(odd):
     result = odd("tasks a=netkin:digits,digits:test b=netkin:digits,digits:train --examples 40 --layers fc --json")
     found = json.loads(result.stdout)["comparisons"]
     said = [f"'netkin:digits' was given no weights, so they are random, drawn from seed {seed}." for seed in (0, 1)]
-    assert set(said) <= {warning for one in found for warning in one["warnings"]}
+    assert set(said) <= {caveat["sentence"] for one in found for caveat in one["caveats"]}
 
 
 def test_a_transform_that_fails_is_named(odd):

@@ -64,7 +64,7 @@ def test_one_layer_into_another(netkin):
     assert (document["layers_a"], document["layers_b"]) == (["relu2", "relu3"], ["relu3"])
     table = document["tables"]["relative_accuracy(how=least_squares)"]
     assert all(row[0] >= 0 for row in table["values"])
-    assert table["bounds"] == [0, None]
+    assert table["quantity"]["bounds"] == [0, None]
     assert document["provenance"]["pairs"] == "2 listed"
     assert document["provenance"]["call"] == f"netkin {AB} --at relu2 --into relu3 --at relu3 --into relu3 --json"
 
@@ -96,7 +96,7 @@ def test_a_warning_stands_below_the_tables(netkin):
 
 def test_the_warning_names_the_option_that_mends_it(netkin):
     result = netkin(f"{AB} --at fc --how identity".replace(TEST, ""))
-    assert "give other data as --test." in " ".join(result.stdout.split())
+    assert "give other data as `test`." in " ".join(result.stdout.split())
 
 
 def test_without_test_data_the_examples_of_the_fitting_judge(netkin):
@@ -290,7 +290,7 @@ def test_test_data_that_are_the_fitting_data_are_told(netkin):
 def test_test_data_that_overlap_the_fitting_data_are_told_with_their_number(netkin):
     line = f"{AB} --at fc".replace(f"--examples 200 {TEST}", "--test digits:train {}")
     some = " ".join(netkin(line.format("--examples 300")).stdout.split())
-    assert "300 of the 1,437 test examples are also among the 300 of --data, which flatters the result" in some
+    assert "300 of the 1,437 test examples are also among the 300 of `data`, which flatters the result" in some
     assert "also among" not in " ".join(netkin(line.format("")).stdout.split())  # the same data: told in other words
     assert "also among" not in " ".join(netkin(f"{AB} --at fc").stdout.split())
 

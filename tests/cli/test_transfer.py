@@ -12,6 +12,7 @@ import torch
 import netkin as nk
 from netkin.applications.transfer.scores import BESIDE, DEFAULT, SCORES
 from netkin.sources.architectures import architecture, seeded
+from table_worlds import sentences
 
 FIRST, SECOND = "netkin:digits@first.pt", "netkin:digits@second.pt"
 SHORT = "--layers relu1 --layers fc --quiet"
@@ -87,9 +88,10 @@ def test_the_command_is_the_function(netkin):
 
 def test_json_holds_all_numbers(netkin):
     text = done(netkin(f"tasks {TASKS} --measure 'sketched_cka(buckets=32)' --seeds 2 --json")).stdout
-    assert json.loads(text)["kind"] == "comparisons"
-    (found,) = (one for one in json.loads(text)["comparisons"] if (one["a"], one["b"]) == ("few", "many"))
-    (table,) = found["tables"].values()
+    document = json.loads(text)
+    assert document["kind"] == "comparisons"
+    (found,) = [one for one in document["comparisons"] if (one["a"], one["b"]) == ("few", "many")]
+    ((_, table),) = found["tables"].items()
     assert np.allclose(table["values"], library(seeds=2)["few", "many"]["sketched_cka"].values, atol=1e-9)
 
 
@@ -167,7 +169,7 @@ def test_missing_parts_are_warned_of(netkin):
     collected(netkin, FIRST, "digits:test", "1.stats", "--part 1/2")
     result = done(netkin("tasks few=1.stats --save t.netkin"))
     assert "180 of 360 examples are present; missing: 180 to 359" in result.stderr
-    assert any("180 of 360 examples" in warning for warning in nk.load("t.netkin")["few", "few"].warnings)
+    assert any("180 of 360 examples" in warning for warning in sentences(nk.load("t.netkin")["few", "few"]))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_missing_parts_are_warned_of(netkin):
     [
         ("beta=0.25", "beta=0.75", "beta=0.25 (these have beta=0.75)"),
         ("buckets=16", "buckets=32", "buckets=16 (these have buckets=32)"),
-        ("seed=3", "seed=4", "--seed 3 (these have --seed 4)"),
+        ("seed=3", "seed=4", "seed=3 (these have seed=4)"),
     ],
 )
 def test_files_of_other_sketches_are_refused_with_both_values(netkin, first, second, words):
@@ -277,6 +279,7 @@ def test_the_document_is_json(netkin, weights):
     assert document["kind"] == "ranking"
     assert document["examples"] == 360
     assert document["ranks"][0]["error"] is None
+    assert document["score"] == "h_score_regularised"
 
 
 def test_a_model_that_does_not_fit_the_data_is_listed_last(netkin, weights):

@@ -14,6 +14,7 @@ from netkin.errors import InvalidValue, MemoryLimit, ShapeError
 from netkin.measures import measures
 from netkin.statistics import Moments, Spectra
 from netkin.statistics.statistic import to_plain
+from table_worlds import sentences
 
 LAYERS = ["conv1", "conv2", "fc"]
 READABLE = [
@@ -44,7 +45,7 @@ def test_every_pair_is_that_of_the_maps(nets, images):
     a, b = (nk.activations(net, LAYERS, images, shape="dft") for net in nets)
     pairs = {(x, y): Spectra.of(a[x], b[y]) for x in LAYERS for y in LAYERS}
     for name in READABLE:
-        assert not comparison[name].holes
+        assert not comparison[name].missing
         for (x, y), pair in pairs.items():
             plain = float(measures()[name](pair))
             assert comparison[name][x, y] == pytest.approx(plain, abs=1e-7, rel=1e-7), (name, x, y)
@@ -121,12 +122,12 @@ def test_larger_maps_are_averaged_down_if_asked(nets, images):
 def test_sizes_that_do_not_divide_each_other_leave_a_hole(worlds):
     a, b = {"x": worlds.normal(20, 2, 6, 6)}, {"y": worlds.normal(20, 2, 4, 4), "z": worlds.normal(20, 2, 6, 6)}
     table = nk.compare(a, b, shape="dft").table()
-    assert set(table.holes) == {("x", "y")}
-    assert table.holes["x", "y"] == (
+    assert set(table.missing) == {("x", "y")}
+    assert table.missing["x", "y"] == (
         "layer 'x' of 'a' has maps of 6 × 6 and layer 'y' of 'b' of 4 × 4, of which neither divides the other, so they "
         'share no frequencies; say resize="average" to average maps down to one size.'
     )
-    assert not nk.compare(a, b, shape="dft", resize="average").table().holes
+    assert not nk.compare(a, b, shape="dft", resize="average").table().missing
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
@@ -261,14 +262,16 @@ def test_a_layer_that_does_not_vary_is_a_hole(worlds):
     table = nk.compare(
         {"x": still, "z": worlds.normal(20, 2, 4, 4)}, {"y": worlds.normal(20, 2, 4, 4)}, shape="dft"
     ).table()
-    assert table.holes["x", "y"].startswith("layer 'a/x' is constant over the 20 examples (width 32)")
+    assert table.missing["x", "y"].startswith("layer 'a/x' is constant over the 20 examples (width 32)")
     assert 0 < table["z", "y"] < 1
 
 
 def test_few_examples_are_warned_of_frequency_by_frequency(worlds):
     rows = [{"x": worlds.normal(5, 3, 4, 4)} for _ in range(2)]
     comparison = nk.compare(*rows, measures=["cca_mean"], shape="dft")
-    assert "5 examples are fewer than the 3 + 3 features of the two layers at each frequency" in comparison.warnings[0]
+    assert (
+        "5 examples are fewer than the 3 + 3 features of the two layers at each frequency" in sentences(comparison)[0]
+    )
 
 
 def test_three_examples_tell_no_share(worlds):
@@ -292,4 +295,4 @@ def test_an_interruption_keeps_what_is_finished(maps, images):
 
     comparison = nk.compare(maps(), maps(), Interrupted(), layers=LAYERS, shape="dft", partial=True)
     assert comparison.examples == 50
-    assert not comparison.table().holes
+    assert not comparison.table().missing

@@ -76,7 +76,7 @@ def test_the_data_are_those_of_one_process(ran, local, name):
         assert found.provenance["weights a"] == whole.provenance["weights a"]
     else:
         assert {name: found.provenance[name] for name in told} == told
-    assert found.warnings == whole.warnings
+    assert found.caveats == whole.caveats
 
 
 def test_each_rank_reads_a_share_and_all_of_them_everything_once(ran):

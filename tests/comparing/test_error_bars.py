@@ -8,6 +8,7 @@ import netkin as nk
 import transcriptions
 from netkin.errors import InvalidValue
 from netkin.statistics import layer_rows as rows_module
+from table_worlds import sentences
 
 MASK = 2**64 - 1
 SALT = 0x6E65746B
@@ -175,7 +176,7 @@ def test_chunks_without_examples_are_told(worlds):
     found = nk.compare({"x": X}, {"y": Y}, measures=["cka", "cka_debiased"], errors=True)
     held = len(np.unique(chunks_of(25, 20)))
     assert found["cka"].replicates.shape[0] == held < 20
-    (told,) = (text for text in found.warnings if "rest on" in text)
+    (told,) = (text for text in sentences(found) if "rest on" in text)
     assert told == (
         f"the standard errors of cka, cka_debiased rest on {held} chunks, as 25 examples do not fill all of the 20; "
         "take more examples or fewer `chunks=`."
@@ -323,7 +324,7 @@ def test_a_cut_that_jumps_between_chunks_is_told(worlds):
     assert len(counts) > 1
     measure = f"svcca(variance={share})"
     found = nk.compare({"x": X}, {"y": Y}, measures=[measure, "svcca_k", "cka"], errors=True, chunks=10)
-    told = [text for text in found.warnings if "another number of directions" in text]
+    told = [text for text in sentences(found) if "another number of directions" in text]
     assert len(told) == 1
     assert told[0].startswith(f"without some chunk {measure} keeps another number of directions, of 1 pairs")
     assert "svcca_k" not in told[0]  # whose directions at the cut jump as well
@@ -447,6 +448,8 @@ def test_few_chunks_of_mini_batches_are_told(worlds):
     found = nk.compare({"x": X}, {"y": Y}, measures=measure, errors=True)
     held = len(found[measure].chunk_sizes)
     assert 1 < held <= 4
-    assert f"the standard errors of {measure} rest on {held} chunks, as 4 mini-batches do not fill" in found.warnings[0]
+    assert (
+        f"the standard errors of {measure} rest on {held} chunks, as 4 mini-batches do not fill" in sentences(found)[0]
+    )
     many = nk.compare({"x": np.tile(X, (20, 1))}, {"y": np.tile(Y, (20, 1))}, measures=measure, errors=True)
-    assert not any("rest on" in text for text in many.warnings)
+    assert not any("rest on" in text for text in sentences(many))

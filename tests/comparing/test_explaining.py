@@ -125,7 +125,7 @@ def test_data_that_do_not_fit_are_refused_at_once(maps, images):
 def test_pairs_that_do_not_meet_are_foretold(maps, images):
     asked = {"data": images, "layers": ["conv1", "conv2"], "shape": "positions"}
     plan, done = explain(maps(), **asked), nk.compare(maps(), **asked)
-    holes = done["cka"].holes
+    holes = done["cka"].missing
     assert f"without a value: {len(holes)}; {holes['conv1', 'conv2']}" in str(plan)
 
 

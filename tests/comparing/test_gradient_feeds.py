@@ -146,7 +146,7 @@ def test_a_layer_that_the_loss_does_not_reach_is_a_hole_with_the_reason():
     found = nk.compare(model, copy.deepcopy(model), data, measures=["kernel_cka", "sketched_cka(buckets=8)", "cka"])
     assert found["cka"]["side", "head"] > 0
     for name in ("kernel_cka(kernel=hadamard)", "sketched_cka(buckets=8, kernel=psi)"):
-        assert "no path leads from it to the loss" in found[name].holes["side", "head"]
+        assert "no path leads from it to the loss" in found[name].missing["side", "head"]
         assert found[name]["head", "head"] == pytest.approx(1)
 
 

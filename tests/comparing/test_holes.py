@@ -10,6 +10,7 @@ from torch import nn
 import netkin as nk
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.measures import measures
+from table_worlds import sentences
 
 EVERY = sorted(measures(matrices=True))
 
@@ -22,8 +23,8 @@ def test_a_constant_layer_is_a_hole_and_harms_no_other(worlds):
         assert comparison[measure]["x", "y"] == pytest.approx(whole[measure]["x", "y"], abs=1e-12), measure
     with pytest.raises(NoValue, match="cka has no value for 'still' and 'y': layer 'a/still' is constant over the 40"):
         comparison["cka"]["still", "y"]
-    assert ("still", "y") in comparison["cka_minibatch"].holes
-    assert all(reason for table in comparison.tables.values() for reason in table.holes.values())
+    assert ("still", "y") in comparison["cka_minibatch"].missing
+    assert all(reason for table in comparison.tables.values() for reason in table.missing.values())
 
 
 @pytest.mark.parametrize("measure", ["cka", "cca_mean", "cka_rbf", "cka_minibatch(batch=16)"])
@@ -33,23 +34,23 @@ def test_maps_of_different_sizes_are_holes_that_name_the_way_out(maps, images, m
     layers = ["conv1", "conv2", "fc"]
     comparison = nk.compare(a, b, images[:16], measure, layers=layers, shape="positions")
     table = comparison.table()
-    assert set(table.holes) == {(x, y) for x in layers for y in layers if x != y}
-    assert table.holes["conv1", "conv2"] == (
+    assert set(table.missing) == {(x, y) for x in layers for y in layers if x != y}
+    assert table.missing["conv1", "conv2"] == (
         "layer 'conv1' of 'a' gives 64 rows an example and layer 'conv2' of 'b' 16; "
         """say resize="average" to average the larger map down, or use a shape with one row an example, """
         "such as 'pool' or 'mean'."
     )
-    assert "resize" not in table.holes["fc", "conv2"]
+    assert "resize" not in table.missing["fc", "conv2"]
     for layer in layers:
         rows = [nk.activations(model, layer, images[:16], shape="positions")[layer] for model in (a, b)]
-        plain = measures()[table.name].function(*rows, **table.parameters)
+        plain = measures()[table.quantity.name].function(*rows, **table.quantity.parameters)
         assert comparison[layer, layer] == pytest.approx(float(plain), abs=1e-5)
 
 
 def test_where_nothing_meets_all_are_holes(worlds):
     maps = {"x": worlds.normal(9, 2, 4, 4)}, {"y": worlds.normal(9, 2, 2, 2)}
     comparison = nk.compare(*maps, measures=["cka", "cka_rbf", "cka_minibatch(batch=4)"], shape="positions")
-    assert all(len(table.holes) == 1 for table in comparison.tables.values())
+    assert all(len(table.missing) == 1 for table in comparison.tables.values())
     assert comparison.examples == 9
 
 
@@ -125,9 +126,9 @@ def test_one_example_gives_holes_only(maps, images):
     comparison = nk.compare(maps(), maps(), images[:1], EVERY)
     for name, table in comparison.tables.items():
         if "uncentered" not in name and name != "magnitude_difference":  # these have a value for a single point
-            assert len(table.holes) == table.values.size, name
-    assert "constant over the 1 examples" in next(iter(comparison["cka"].holes.values()))
-    assert "needs at least 4 examples in a mini-batch; 1 were seen" in str(comparison["cka_minibatch"].holes)
+            assert len(table.missing) == table.values.size, name
+    assert "constant over the 1 examples" in next(iter(comparison["cka"].missing.values()))
+    assert "needs at least 4 examples in a mini-batch; 1 were seen" in str(comparison["cka_minibatch"].missing)
 
 
 def test_an_infinite_value_is_a_hole(worlds):
@@ -184,7 +185,7 @@ def test_default_layers_that_give_no_rows_are_named_in_the_warnings_and_the_plan
     assert (found.layers_a, found.complete) == (("first", "last"), True)
     named = ", ".join([*(f"'silent.s{i}' of 'a'" for i in range(3)), *(f"'silent.s{i}' of 'b'" for i in range(5))])
     why = "layer 'silent.s0' gives no floating tensor to record, but NoneType"
-    assert found.warnings[0] == f"default layers were left out: {named} and 4 others. Why: {why}."
+    assert sentences(found)[0] == f"default layers were left out: {named} and 4 others. Why: {why}."
     plan = str(nk.explain(a, b, inputs))
     assert f"  left out of 'a': {why}\n" in plan
     assert plan.count("  left out of 'b': ") == 9
@@ -216,10 +217,10 @@ def test_layers_that_are_the_same_for_all_examples_have_no_centred_kernels(dtype
     measures += [f"sketched_cka(kernel={kernel})" for kernel in ("psi", *KERNELS[1:])]
     found = nk.compare(alive, dead, data, measures, layers=["middle", "last"], progress=False)
     for name in found.measures:
-        assert len(found[name].holes) == 4, name
-        assert all("is the same for all examples" in reason for reason in found[name].holes.values())
+        assert len(found[name].missing) == 4, name
+        assert all("is the same for all examples" in reason for reason in found[name].missing.values())
     alone = nk.compare(alive, alive, data, measures, layers=["middle", "last"], progress=False)
-    assert not any(alone[name].holes for name in alone.measures)
+    assert not any(alone[name].missing for name in alone.measures)
 
 
 @pytest.mark.parametrize(

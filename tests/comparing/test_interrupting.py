@@ -14,6 +14,7 @@ from netkin.comparing import tabulating
 from netkin.progress import Interruption
 from netkin.results import Comparison
 from netkin.statistics import LayerMoments
+from table_worlds import sentences
 
 
 def interrupted(batches, after, how):
@@ -48,7 +49,7 @@ def test_the_batches_so_far_count(state_of, maps, images, how, tmp_path):
     comparison = nk.compare(a, b, interrupted(batches, 2, how), ["cka", "cka_minibatch(batch=16)"], partial=True)
     assert not comparison.complete
     assert comparison.examples == 32
-    assert comparison.warnings == ("interrupted: these numbers rest on the first 32 examples.",)
+    assert sentences(comparison) == ("interrupted: these numbers rest on the first 32 examples.",)
     whole = nk.compare(a, b, batches[:2], ["cka", "cka_minibatch(batch=16)"])
     for measure in whole:
         assert comparison.to_numpy(measure) == pytest.approx(whole.to_numpy(measure), abs=1e-9)
@@ -116,10 +117,10 @@ def test_ctrl_c_while_measuring_leaves_the_rest_as_holes(maps, images, monkeypat
 
     monkeypatch.setattr(tabulating, "value_of", value_of)
     many = nk.compare_many([maps(), maps(), maps()], images, layers=["conv1", "fc"], partial=True)
-    assert [len(comparison["cka"].holes) for comparison in many.values()] == [1, 4, 4]
+    assert [len(comparison["cka"].missing) for comparison in many.values()] == [1, 4, 4]
     assert not any(comparison.complete for comparison in many.values())
-    assert set(many["1", "2"]["cka"].holes.values()) == {"interrupted before this pair was reached"}
-    assert many["0", "1"].warnings == ("interrupted: some pairs were not reached, and have no value.",)
+    assert set(many["1", "2"]["cka"].missing.values()) == {"interrupted before this pair was reached"}
+    assert sentences(many["0", "1"]) == ("interrupted: some pairs were not reached, and have no value.",)
     measured.clear()
     with pytest.raises(KeyboardInterrupt):
         nk.compare(maps(), maps(), images)
@@ -133,7 +134,7 @@ def test_ctrl_c_just_after_a_value_was_written_keeps_the_value(maps, images, mon
     monkeypatch.setattr(tabulating.Tables, "_set", set_half)
     comparison = nk.compare(maps(), maps(), images, layers=["conv1", "fc"], partial=True)
     assert 0 < comparison["conv1", "conv1"] < 1
-    assert len(comparison["cka"].holes) == 3
+    assert len(comparison["cka"].missing) == 3
 
 
 def test_another_thread_is_served_without_touching_signals(maps, images):
@@ -156,7 +157,7 @@ def test_a_handler_that_python_does_not_know_is_replaced_by_the_default(monkeypa
 def test_numbers_stay_finite_or_explained(maps, images):
     comparison = nk.compare(maps(), data=interrupted(images.split(1), 1, press), partial=True)
     assert np.isnan(comparison.to_numpy()).all()
-    assert "constant over the 1 examples" in next(iter(comparison["cka"].holes.values()))
+    assert "constant over the 1 examples" in next(iter(comparison["cka"].missing.values()))
     assert torch.is_grad_enabled()
 
 

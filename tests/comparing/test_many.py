@@ -98,7 +98,7 @@ def assert_same(many, other, atol=1e-7):
     for key, table in tables(other).items():
         mine = found[key]
         np.testing.assert_allclose(mine.values, table.values, atol=atol, rtol=0)
-        assert mine.holes == table.holes
+        assert mine.missing == table.missing
         assert mine.exactness == table.exactness
         if table.replicates is not None:
             np.testing.assert_allclose(mine.replicates, table.replicates, atol=atol, rtol=0)

@@ -12,8 +12,8 @@ def test_corresponding_layers_have_the_same_name(maps, images, layers):
     comparison = nk.compare(a, b, images, layers=layers, pairs="corresponding")
     for layer in layers:
         assert comparison[layer, layer] == pytest.approx(everything[layer, layer], abs=1e-6)
-    assert set(comparison["cka"].holes.values()) == {"this pair was not asked for"}
-    assert len(comparison["cka"].holes) == 6
+    assert set(comparison["cka"].missing.values()) == {"this pair was not asked for"}
+    assert len(comparison["cka"].missing) == 6
 
 
 def test_layers_without_shared_names_correspond_by_place(worlds):
@@ -30,7 +30,7 @@ def test_a_list_of_pairs_is_all_there_is(maps, images, measures):
     wanted = [("conv1", "fc"), ["conv2", "conv1"], ("conv1", "fc")]
     comparison = nk.compare(a, b, images, measures, layers=["conv1", "conv2", "fc"], pairs=wanted)
     everything = nk.compare(a, b, images, measures, layers=["conv1", "conv2", "fc"])
-    assert len(comparison.table().holes) == 7
+    assert len(comparison.table().missing) == 7
     assert comparison["conv1", "fc"] == pytest.approx(everything["conv1", "fc"], abs=1e-7)
     assert comparison["conv2", "conv1"] == pytest.approx(everything["conv2", "conv1"], abs=1e-7)
 
@@ -42,7 +42,7 @@ def test_a_list_of_pairs_within_one_model(maps, images):
 
 def test_pairs_are_the_same_for_all_models(maps, images):
     many = nk.compare_many([maps(), maps(), maps()], images, pairs=[("conv1", "fc")])
-    assert all(len(comparison["cka"].holes) == len(comparison.layers_a) ** 2 - 1 for comparison in many.values())
+    assert all(len(comparison["cka"].missing) == len(comparison.layers_a) ** 2 - 1 for comparison in many.values())
 
 
 @pytest.mark.parametrize(

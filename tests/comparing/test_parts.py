@@ -22,6 +22,7 @@ from netkin.measures import measures
 from netkin.sources.batches import Batches, Borrowed
 from netkin.statistics import LayerMoments
 from netkin.statistics import layer_rows as rows_module
+from table_worlds import sentences
 from worlds import Worlds
 
 SPECTRAL = ["cka", "nbs", "cca_mean", "svcca", "procrustes_distance", "linear_regression_r2"]
@@ -48,7 +49,7 @@ def assert_same(found, whole):
     assert set(found) == set(whole)
     for measure in whole:
         mine, theirs = found[measure], whole[measure]
-        assert dict(mine.holes) == dict(theirs.holes), measure
+        assert dict(mine.missing) == dict(theirs.missing), measure
         assert mine.values == pytest.approx(theirs.values, abs=1e-10, nan_ok=True), measure
         assert (mine.chunk_sizes, mine.exactness) == (theirs.chunk_sizes, theirs.exactness), measure
         assert (mine.replicates is None) == (theirs.replicates is None), measure
@@ -203,11 +204,11 @@ def test_missing_parts_are_told_by_their_numbers(doubles, inputs):
         start: nk.collect(*doubles, inputs[start : start + 10], "cka", layers="fc", start=start)
         for start in (0, 20, 30)
     }
-    assert (parts[0].gaps, parts[0].missing, parts[0].compare().warnings[:-1]) == ([], "", ())
+    assert (parts[0].gaps, parts[0].missing, sentences(parts[0].compare())[:-1]) == ([], "", ())
     assert (parts[20].expected, parts[20].gaps) == (30, [(0, 20)])
     some = nk.merge([parts[30], parts[0], parts[20]])
     assert (some.expected, some.gaps) == (40, [(10, 20)])
-    assert some.compare().warnings[0] == "these numbers rest on 30 of 40 examples: not all parts have been merged."
+    assert sentences(some.compare())[0] == "these numbers rest on 30 of 40 examples: not all parts have been merged."
     third = nk.collect(*doubles, inputs, "cka", layers="fc", part="3/4")
     assert (third.expected, third.gaps) == (len(inputs), [(0, len(inputs) // 2), (3 * len(inputs) // 4, len(inputs))])
 
@@ -281,7 +282,7 @@ def test_parts_of_one_example_each(doubles, inputs, layers):
         parts = [nk.collect(*doubles, inputs[:6], "cka", part=(part, 6), **options) for part in range(6, 0, -1)]
         assert_same(nk.merge(parts).compare(), nk.compare(*doubles, inputs[:6], **options))
     alone = parts[0].compare()
-    assert "constant" in alone["cka"].holes["fc", "fc"]
+    assert "constant" in alone["cka"].missing["fc", "fc"]
 
 
 def test_a_part_of_a_named_loader_reads_its_own_examples_alone(doubles, inputs):

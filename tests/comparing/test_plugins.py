@@ -62,7 +62,7 @@ def test_their_measures_are_compared_in_one_pass_beside_ours(theirs, maps, image
 
 def test_their_caution_is_a_warning_of_the_result(theirs, maps, images):
     found = nk.compare(maps(), maps(), images[:8], "sign_agreement", layers="fc")
-    assert "8 examples are few for signs; take 10." in found.warnings
+    assert [str(caveat) for caveat in found.caveats] == ["8 examples are few for signs; take 10."]
 
 
 def test_their_measures_are_callable_with_two_matrices(theirs, worlds):
@@ -199,7 +199,7 @@ def test_weights_alone_have_no_standard_errors(theirs, maps):
 
 def test_layers_without_weights_are_holes_with_the_reason(theirs, maps, images):
     found = nk.compare(maps(), maps(), images, ["cka", "kernel_cosine"], layers=["conv1", "relu"])
-    assert found["kernel_cosine"].holes["relu", "conv1"] == "layer 'relu' of 'a' has no weights"
+    assert found["kernel_cosine"].missing["relu", "conv1"] == "layer 'relu' of 'a' has no weights"
     assert np.isfinite(found["cka"].to_numpy()).all()
 
 

@@ -14,6 +14,7 @@ import netkin as nk
 from netkin.measures import registry
 from netkin.results import Comparison, Comparisons
 from netkin.statistics import Moments
+from table_worlds import sentences
 
 
 def test_all_that_is_known_goes_along(maps, images, layers):
@@ -32,9 +33,9 @@ def test_all_that_is_known_goes_along(maps, images, layers):
     assert comparison.version == nk.__version__
     assert comparison.complete
     table = comparison["svcca"]
-    assert (table.id, table.parameters) == ("svcca(variance=0.95)", {"variance": 0.95})
+    assert (table.id, table.quantity.parameters) == ("svcca(variance=0.95)", {"variance": 0.95})
     assert (table.exactness, table.statistic) == ("exact", "Moments")
-    assert table.conventions
+    assert table.quantity.convention
     assert comparison.measures == ("svcca(variance=0.95)", "cka")
 
 
@@ -60,7 +61,7 @@ def test_every_table_says_what_it_was_read_from(maps, images):
     assert [table.statistic for table in streamed.tables.values()] == ["Moments", "Rows", "Grams"]
     assert [table.statistic for table in kept.tables.values()] == ["Rows", "Rows", "Grams"]
     whitened = nk.compare(maps(), data=images, measures="svcca")["svcca"]
-    assert "; rank: eigenvalues above max(n, p)·eps·λmax" in whitened.conventions
+    assert "; rank: eigenvalues above max(n, p)·eps·λmax" in whitened.quantity.convention
 
 
 def test_data_may_have_a_name(maps, images):
@@ -76,12 +77,12 @@ def test_few_examples_are_a_warning_in_the_result_and_nowhere_else(maps, images)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         comparison = nk.compare(maps(), maps(), images[:7], ["cca_mean", "svcca", "cka"], layers=["conv1", "conv2"])
-    warning, biased = comparison.warnings
+    warning, biased = sentences(comparison)
     assert biased.startswith("7 examples are few for layers of")
     assert "use `cka_debiased`" in biased
     assert warning.startswith("7 examples are fewer than the 5 + 5 features of the two layers")
     assert warning.endswith("10 examples would do, and 100 would leave little of that. This holds for 8 values.")
-    assert nk.compare(maps(), maps(), images[:7], ["cka_debiased"], layers=["conv1", "conv2"]).warnings == ()
+    assert sentences(nk.compare(maps(), maps(), images[:7], ["cka_debiased"], layers=["conv1", "conv2"])) == ()
 
 
 def test_a_measure_asked_twice_is_answered_once(maps, images):
@@ -149,11 +150,11 @@ def test_names_are_two(maps, images, bad):
 def test_a_model_that_runs_as_a_whole_is_compared_as_one_layer_with_a_warning():
     net, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU()), torch.randn(20, 4)
     traced = torch.jit.trace(net.eval(), x)
-    (said,) = [one for one in nk.compare(traced, net, x).warnings if "as one layer" in one]
+    (said,) = [one for one in sentences(nk.compare(traced, net, x)) if "as one layer" in one]
     assert said.startswith("'a' is a ScriptModule, whose layers can't be seen: it is compared as one layer; compare")
     assert said.endswith("compare the network from which it was scripted or traced.")
     program = torch.export.export(net, (x,)).module()
-    (said,) = [one for one in nk.compare(net, program, x).warnings if "as one layer" in one]
+    (said,) = [one for one in sentences(nk.compare(net, program, x)) if "as one layer" in one]
     assert said.startswith("'b' is the module of an exported program, whose layers can't be seen: it is compared")
     for found in (nk.compare(traced, traced, x, layers=[""]), nk.compare(net, net, x)):
-        assert "as one layer" not in " ".join(found.warnings)
+        assert "as one layer" not in " ".join(sentences(found))

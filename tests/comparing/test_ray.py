@@ -70,7 +70,7 @@ def test_a_cluster_gets_what_one_process_gets(here, name):
     found = nk.compare(*models, data=data, engine=Ray(shares=shares), **options)
     whole = local(nk.compare, *models, data=data, **options)
     assert_same(found, whole, within)
-    assert found.warnings == whole.warnings
+    assert found.caveats == whole.caveats
     differing = (
         "call",
         "plan",

@@ -26,12 +26,15 @@ def test_the_larger_map_is_averaged_down(maps, images, value):
         a, b, list(images.split(6)), MEASURES, layers=list(SIZES), shape="positions", resize="average"
     )
     for table in comparison.tables.values():
-        assert not table.holes
+        assert not table.missing
         for x in SIZES:
             for y in SIZES:
                 size = min(SIZES[x], SIZES[y])
                 plain = value(
-                    table.name, meeting_rows(a, x, images, size), meeting_rows(b, y, images, size), **table.parameters
+                    table.quantity.name,
+                    meeting_rows(a, x, images, size),
+                    meeting_rows(b, y, images, size),
+                    **table.quantity.parameters,
                 )
                 assert table[x, y] == pytest.approx(float(plain), abs=1e-5), (table.id, x, y)
 
@@ -50,8 +53,8 @@ def test_results_show_plain_names_and_say_what_was_done(maps, images):
 
 def test_a_layer_without_a_map_meets_only_its_like(maps, images):
     table = nk.compare(maps(), maps(), images, layers=["conv1", "fc"], shape="positions", resize="average")["cka"]
-    assert set(table.holes) == {("conv1", "fc"), ("fc", "conv1")}
-    assert "gives 64 rows an example and layer 'fc' of 'b' 1; use a shape with one row" in table.holes["conv1", "fc"]
+    assert set(table.missing) == {("conv1", "fc"), ("fc", "conv1")}
+    assert "gives 64 rows an example and layer 'fc' of 'b' 1; use a shape with one row" in table.missing["conv1", "fc"]
 
 
 def test_maps_that_are_larger_one_way_and_smaller_the_other_meet_at_the_smaller_of_both():
@@ -75,7 +78,7 @@ def test_one_model_alone_and_several_models(maps, images):
 def test_a_reason_has_the_layers_own_name(worlds):
     still, moving = worlds.normal(9, 2, 4, 4) * 0, worlds.normal(9, 2, 2, 2)
     table = nk.compare({"x": still}, {"y": moving}, shape="positions", resize="average").table()
-    assert table.holes["x", "y"].startswith("layer 'a/x' is constant over the 36 examples")
+    assert table.missing["x", "y"].startswith("layer 'a/x' is constant over the 36 examples")
 
 
 def test_other_ways_of_resizing_are_refused(maps, images):

@@ -17,6 +17,7 @@ from netkin import arrays, progress
 from netkin.errors import InvalidValue, ShapeError
 from netkin.measures import find
 from netkin.statistics import layer_moments
+from table_worlds import sentences
 
 ASKED = ["cka", "cka_debiased", "cca_mean", "cka_rbf", "cka_minibatch(batch=8)"]
 
@@ -241,7 +242,7 @@ def test_an_interrupted_pass_is_saved_and_merged_with_the_rest(pair, inputs, lay
     nk.collect(*pair, Counted(inputs, 8, end=3), ASKED, layers=layers, partial=True).save(tmp_path / "s.netkin")
     begun = nk.load(tmp_path / "s.netkin")
     assert (begun.ranges, begun.compare().complete) == ([(0, 24)], False)
-    assert "interrupted: these numbers rest on the first 24 examples." in begun.compare().warnings
+    assert "interrupted: these numbers rest on the first 24 examples." in sentences(begun.compare())
     rest = nk.collect(*pair, Counted(inputs[24:], 8), ASKED, layers=layers, start=24)
     assert_alike(nk.merge([rest, begun]).compare(ASKED), nk.compare(*pair, inputs, ASKED, layers=layers))
 

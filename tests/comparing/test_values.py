@@ -20,13 +20,13 @@ def check(comparison, rows_a, rows_b, value, tolerance=2e-5):
         for i, x in enumerate(comparison.layers_a):
             for j, y in enumerate(comparison.layers_b):
                 try:
-                    expected = float(value(table.name, rows_a[x], rows_b[y], **table.parameters))
+                    expected = float(value(table.quantity.name, rows_a[x], rows_b[y], **table.quantity.parameters))
                 except nk.NetkinError:
                     expected = np.inf
                 if np.isfinite(expected):
                     assert table.values[i, j] == pytest.approx(expected, abs=tolerance, rel=tolerance), (table.id, x, y)
                 else:
-                    assert (x, y) in table.holes, (table.id, x, y)
+                    assert (x, y) in table.missing, (table.id, x, y)
 
 
 @pytest.mark.parametrize("shape", ["pool", "flatten"])
@@ -45,7 +45,7 @@ def test_every_measure_on_positions_of_equal_maps(maps, images, value):
     comparison = nk.compare(a, b, list(images[:10].split(4)), EVERY, layers=layers, shape="positions")
     check(comparison, *(nk.activations(m, layers, images[:10], shape="positions") for m in (a, b)), value)
     assert comparison.examples == 10
-    assert not comparison["cka_rbf"].holes
+    assert not comparison["cka_rbf"].missing
 
 
 @pytest.mark.parametrize("shape", ["mean", "tokens", "flatten", "cls", "last"])
@@ -68,7 +68,7 @@ def test_moments_and_rows_give_the_same_numbers(worlds):
     assert kept.provenance["plan"].startswith("Rows, all 60 examples, as some layers are wider than that")
     for name in LINEAR:
         assert (streamed[name].statistic, kept[name].statistic) == ("Moments", "Rows")
-        assert streamed[name].holes == kept[name].holes == {}, name
+        assert streamed[name].missing == kept[name].missing == {}, name
         assert np.allclose(streamed.to_numpy(name), kept.to_numpy(name), atol=1e-6), name
 
 

@@ -22,9 +22,9 @@ def expected(K, L):
 
 
 def said(name, *pair):
-    """Return the chance level that the caution of a measure names, or None."""
-    words = " ".join(find(name).cautions(find(name).pair(*pair) if len(pair) == 2 else pair[0]))
-    return float(words.partition("would score ")[2].partition(" ")[0]) if words else None
+    """Return the chance level that the caveat of a measure names, or None."""
+    caveats = find(name).caveats(find(name).pair(*pair) if len(pair) == 2 else pair[0])
+    return float(str(caveats[0]).partition("would score ")[2].partition(" ")[0]) if caveats else None
 
 
 WORLDS = [
@@ -69,9 +69,9 @@ def test_the_sentence_has_the_numbers_and_a_way_out(worlds):
 def test_the_rbf_kernel_is_warned_about_by_its_own_dimensions(worlds, fraction):
     X, Y = worlds.normal(60, 4), worlds.normal(60, 6)
     measure = find(f"cka_rbf(fraction={fraction})")
-    words = " ".join(measure.cautions(measure.pair(X, Y)))
+    (caveat,) = measure.caveats(measure.pair(X, Y))
     chance = expected(rbf_kernel(X, fraction), rbf_kernel(Y, fraction))
-    assert f"would score {chance:.2f} on average; use `cka_rbf_debiased`" in words
+    assert f"would score {chance:.2f} on average; use `cka_rbf_debiased`" in str(caveat)
 
 
 def test_streamed_moments_and_frequencies_are_warned_about_alike(worlds):
@@ -87,8 +87,8 @@ def test_streamed_moments_and_frequencies_are_warned_about_alike(worlds):
 def test_measures_without_that_bias_and_constant_layers_are_not_warned_about(worlds):
     X, Y = worlds.normal(16, 400), worlds.normal(16, 400)
     for name in ("cka_debiased", "nbs", "procrustes_distance", "cka_uncentered"):
-        assert find(name).cautions(find(name).pair(X, Y)) == []
-    assert find("cka").cautions(Moments.of(np.ones((16, 3)), Y)) == []
+        assert find(name).caveats(find(name).pair(X, Y)) == []
+    assert find("cka").caveats(Moments.of(np.ones((16, 3)), Y)) == []
 
 
 # --- debiased, with examples far from the others ----------------------------------------------------------------------

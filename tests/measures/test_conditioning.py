@@ -84,20 +84,20 @@ def streamed(X, Y):
 @pytest.mark.parametrize("name", ALL)
 def test_moments_without_rows_warn_of_the_condition(worlds, name):
     found, pair = find(name), streamed(*stretched(worlds, 300, 8, 6, 1e6))
-    sentence = " ".join(found.cautions(pair))
-    assert sentence.startswith(
+    (caveat,) = found.caveats(pair)
+    assert str(caveat).startswith(
         "layer 'a' has the condition number 2e+06: of its smallest directions, read from moments"
     )
-    assert "right to 6e-04 only; measure its rows" in sentence
+    assert "right to 6e-04 only; measure its rows" in str(caveat)
 
 
 def test_well_conditioned_moments_rows_and_leading_directions_need_no_warning(worlds):
     X, Y = stretched(worlds, 300, 8, 6, 1e6)
-    assert find("cca_mean").cautions(streamed(*stretched(worlds, 300, 8, 6, 1e4))) == []
-    assert find("cca_mean").cautions(Moments.of(X, Y)) == []
-    assert find("svcca").cautions(streamed(X, Y)) == []
-    assert find("cka").cautions(streamed(X, Y)) == []
-    assert find("cca_mean").cautions(streamed(np.ones((300, 8)), Y)) == []  # has no value, which says its own reason
+    assert find("cca_mean").caveats(streamed(*stretched(worlds, 300, 8, 6, 1e4))) == []
+    assert find("cca_mean").caveats(Moments.of(X, Y)) == []
+    assert find("svcca").caveats(streamed(X, Y)) == []
+    assert find("cka").caveats(streamed(X, Y)) == []
+    assert find("cca_mean").caveats(streamed(np.ones((300, 8)), Y)) == []  # has no value, which says its own reason
     assert streamed(X, Y).x.condition == pytest.approx(np.linalg.cond(X - X.mean(axis=0)), rel=1e-3)
 
 

@@ -14,6 +14,7 @@ import netkin as nk
 from netkin.errors import InflatedWarning, InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.measures import measures
 from netkin.measures.linear import mean_cosines, nearest
+from table_worlds import sentences
 
 OURS = ("atom_cosine", "atom_angular", "grassmann", "weight_cosine")
 GRASSMANN = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
@@ -169,13 +170,13 @@ def test_layers_that_share_no_coefficients_are_holes_with_the_remedy():
     a, b = pair_of_nets()
     other = nn.Sequential(nk.AtomConv2d(3, 8, 3, atoms=4), nn.Conv2d(3, 8, 3), nk.AtomConv2d(8, 8, 5, atoms=3))
     found = nk.compare(a, other, measures=["atom_cosine", "grassmann"])
-    assert "`nk.share_coefficients` makes networks that share them" in found["atom_cosine"].holes["0", "0"]
-    assert "plain filters have no atoms; `nk.share_coefficients`" in found["atom_cosine"].holes["0", "1"]
-    assert "kernels of 3 × 3 and of 5 × 5" in found["atom_cosine"].holes["0", "2"]
-    assert "say how many directions: 'grassmann(atoms=4)'" in found["grassmann"].holes["0", "1"]
+    assert "`nk.share_coefficients` makes networks that share them" in found["atom_cosine"].missing["0", "0"]
+    assert "plain filters have no atoms; `nk.share_coefficients`" in found["atom_cosine"].missing["0", "1"]
+    assert "kernels of 3 × 3 and of 5 × 5" in found["atom_cosine"].missing["0", "2"]
+    assert "say how many directions: 'grassmann(atoms=4)'" in found["grassmann"].missing["0", "1"]
     assert 0 < found["grassmann"]["0", "0"] < 1
     named = nk.compare(nn.Sequential(nn.Conv2d(3, 8, 1)), b, measures="atom_cosine", layers={"a": ["0"]})
-    assert "a layer without filters larger than 1 × 1 has no atoms" in named["atom_cosine"].holes["0", "0"]
+    assert "a layer without filters larger than 1 × 1 has no atoms" in named["atom_cosine"].missing["0", "0"]
 
 
 def test_leading_directions_of_plain_filters_are_those_of_an_svd_for_any_widths():
@@ -197,7 +198,7 @@ def test_as_many_atoms_as_numbers_span_everything_and_that_is_said():
     a, b = pair_of_nets(m=9)
     found = nk.compare(a, b, measures="grassmann", pairs="corresponding")
     assert found["0", "0"] == pytest.approx(1, abs=1e-6)
-    assert any("9 independent atoms span the whole space" in sentence for sentence in found.warnings)
+    assert any("9 independent atoms span the whole space" in sentence for sentence in sentences(found))
     with pytest.warns(InflatedWarning, match="take fewer than 9 atoms"):
         nk.grassmann(atoms(0, m=9), atoms(1, m=9))
     with warnings.catch_warnings():
@@ -219,7 +220,7 @@ def test_the_gauge_changes_the_cosine_of_one_pair_of_networks_and_orthonormal_do
         found = nk.compare(u, v, measures=["atom_cosine", "atom_cosine(gauge=orthonormal)"], pairs=[("0", "0")])
         seen.append([found[name]["0", "0"] for name in found])
         if place:
-            assert any("not orthonormal (their singular values differ by a factor" in one for one in found.warnings)
+            assert any("not orthonormal (their singular values differ by a factor" in one for one in sentences(found))
     stored, fixed = np.array(seen).T
     assert np.ptp(stored) > 0.05
     assert np.ptp(fixed) < 1e-5

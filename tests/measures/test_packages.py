@@ -13,6 +13,7 @@ import netkin as nk
 from netkin import measures as m
 from netkin.errors import InflatedWarning, InvalidValue, NameClash, PackageWarning, UnknownName
 from netkin.measures import broken_packages, find, measure, measures, registry
+from netkin.results.caveats import Caveat
 from netkin.statistics import Grams, Moments, Pair, Spectra
 
 PLAIN = {"higher_is_closer": True, "bounds": (0.0, 1.0), "unchanged_by": {"rotation"}, "reference": "nobody (2024)"}
@@ -213,8 +214,9 @@ class Sizes(Pair):
     def options(cls, facts, settings):
         return {"power": settings["power"]}
 
-    def cautions(self, facts, settings):
-        return ["these layers are narrow."] if self.shapes[0][1] < 3 and settings["power"] > 1 else []
+    def caveats(self, facts, settings):
+        narrow = self.shapes[0][1] < 3 and settings["power"] > 1
+        return [Caveat("narrow", "these layers are narrow.")] if narrow else []
 
 
 def test_a_measure_may_read_a_pair_type_of_its_own(own_registry, worlds):
@@ -226,8 +228,8 @@ def test_a_measure_may_read_a_pair_type_of_its_own(own_registry, worlds):
     assert widths(worlds.normal(5, 4), worlds.normal(5, 8), power=2.0) == 0.25
     assert find("widths(power=2)").options == {"power": 2.0}
     pair = find("widths(power=2)").pair(worlds.normal(5, 2), worlds.normal(5, 8))
-    assert find("widths(power=2)").cautions(pair) == ["these layers are narrow."]
-    assert find("widths").cautions(pair) == []
+    assert find("widths(power=2)").caveats(pair) == [Caveat("narrow", "these layers are narrow.")]
+    assert find("widths").caveats(pair) == []
     with pytest.warns(InflatedWarning, match="these layers are narrow") as caught:
         widths(worlds.normal(5, 2), worlds.normal(5, 8), power=2.0)
     assert caught[0].filename == __file__

@@ -275,8 +275,8 @@ def test_fewer_examples_than_features_are_warned_about_with_the_numbers(worlds, 
 def test_what_whitens_nothing_is_not_warned_about(worlds):
     X, Y = worlds.of_rank(10, 8, 3), worlds.of_rank(10, 6, 2)
     assert m.shape_distance(X, Y, alpha=1.0) == pytest.approx(m.procrustes_angular(X, Y))  # a warning would be an error
-    assert find("shape_distance(alpha=1)").cautions(Moments.of(X, Y)) == []
-    assert "10 examples are fewer" in " ".join(find("shape_distance(alpha=0.9)").cautions(Moments.of(X, Y)))
+    assert find("shape_distance(alpha=1)").caveats(Moments.of(X, Y)) == []
+    assert "10 examples are fewer" in str(find("shape_distance(alpha=0.9)").caveats(Moments.of(X, Y))[0])
     assert find("shape_distance").facts.whitens
     assert find("shape_distance(alpha=1)").options == {"precision": torch.float64}
 
@@ -337,7 +337,7 @@ def test_a_value_outside_the_declared_bounds_is_none(own_registry, worlds, numbe
         with pytest.raises(NoValue, match=f"boundless gave {number:g} .* declared bounds are 0 to 1"):
             call()
     found = compare({"x": X}, {"y": Y}, measures=["boundless", "cka"])
-    assert "declared bounds are 0 to 1" in found["boundless"].holes["x", "y"]
+    assert "declared bounds are 0 to 1" in found["boundless"].missing["x", "y"]
     assert found["cka"]["x", "y"] == pytest.approx(m.cka(X, Y))
 
 

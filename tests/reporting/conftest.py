@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from netkin.reporting import report
-from netkin.results import Comparison, Series, Values, document
+from netkin.results import Comparison, Series, document
+from netkin.results.caveats import Caveat
+from table_worlds import table_of
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -27,8 +29,8 @@ def table(id="cka", rows=("conv1", "conv2", "head"), columns=None, **changes):
         "higher_is_closer": True,
         "bounds": (0, 1),
     }
-    words = {"symmetric": True, "conventions": "biased HSIC, centred", "statistic": "Moments", "exactness": "exact"}
-    return Values(id=id, layers_a=rows, layers_b=columns, **(facts | words | changes))
+    words = {"symmetric": True, "convention": "biased HSIC, centred", "statistic": "Moments", "exactness": "exact"}
+    return table_of(id=id, layers_a=rows, layers_b=columns, **(facts | words | changes))
 
 
 def jackknifed(make=None, chunks=8, spread=0.02, shift=0.0, seed=0, **changes):
@@ -49,7 +51,7 @@ def distance(id="procrustes_distance", rows=("conv1", "conv2", "head"), **change
 def holed(id="svcca", **changes):
     values, holes = table().values.copy(), {("conv2", "head"): "layer 'head' is constant over the data"}
     values[1, 2] = np.nan
-    return table(id, **({"values": values, "holes": holes} | changes))
+    return table(id, **({"values": values, "missing": holes} | changes))
 
 
 def diagonal(values=0.9, id="cka", rows=("conv1", "conv2", "head"), **changes):
@@ -60,7 +62,7 @@ def diagonal(values=0.9, id="cka", rows=("conv1", "conv2", "head"), **changes):
     holes |= {
         (x, x): f"{x} can't be joined" for x, value in zip(rows, matrix.diagonal(), strict=True) if value != value
     }
-    return table(id, rows, **{"values": matrix, "holes": holes} | changes)
+    return table(id, rows, **{"values": matrix, "missing": holes} | changes)
 
 
 def stitched(values=0.9, how="least_squares", score="relative_accuracy", **changes):
@@ -101,9 +103,14 @@ def hostile():
     rows = (HOSTILE, "a\u2028b", "=1+1", '"quoted", & more', "conv<b>2</b>")
     values, holes = table(rows=rows).values.copy(), {(HOSTILE, rows[1]): HOSTILE}
     values[0, 1] = np.nan
-    words = {"conventions": HOSTILE, "statistic": HOSTILE, "exactness": HOSTILE, "parameters": {"x": HOSTILE}}
-    own = table(HOSTILE, rows, values=values, holes=holes, name=HOSTILE, **words)
-    said = {"warnings": (HOSTILE,), "provenance": {HOSTILE: HOSTILE}, "data": HOSTILE, "version": HOSTILE}
+    words = {"convention": HOSTILE, "statistic": HOSTILE, "exactness": HOSTILE, "parameters": {"x": HOSTILE}}
+    own = table(HOSTILE, rows, values=values, missing=holes, name=HOSTILE, **words)
+    said = {
+        "caveats": (Caveat(HOSTILE, HOSTILE),),
+        "provenance": {HOSTILE: HOSTILE},
+        "data": HOSTILE,
+        "version": HOSTILE,
+    }
     return comparison(own, a=HOSTILE, b="b", shapes_a=dict.fromkeys(rows, HOSTILE), **said)
 
 
@@ -133,11 +140,11 @@ def step_tables(step, final, rows, measures, constant):
             values[1, :] = np.nan
             holes = {(rows[1], column): f"layer {rows[1]!r} is constant over the data" for column in rows}
         make = distance if is_distance else table
-        yield make(id, rows, values=values, holes=holes)
+        yield make(id, rows, values=values, missing=holes)
 
 
 def series(steps=(0, 10, 100, 1000), rows=("conv1", "conv2", "fc", "head"), measures=("svcca",), constant=0, **changes):
-    facts = {key: changes.pop(key) for key in ("warnings", "complete") if key in changes}
+    facts = {key: changes.pop(key) for key in ("caveats", "complete") if key in changes}
     facts |= {} if measures else {"tables": {}}
     comparisons = [
         comparison(

@@ -29,7 +29,7 @@ def tasks(made):
         table = made.table("sketched_cka(seeds=5)", LAYERS[a], LAYERS[b], **facts)
         if (a, b) == ("a", "a/x"):
             values[1, 2] = np.nan
-            table = replace(table, values=values, holes={("z", "v"): "no path leads there"})
+            table = replace(table, values=values, missing={("z", "v"): "no path leads there"})
         return replace(made.comparison(table), a=a, b=b)
 
     names = list(LAYERS)
@@ -45,9 +45,9 @@ def test_each_pair_of_layers_stands_once_on_either_side_of_the_diagonal(tasks):
             pair, cell = ((a, b), (x, y)) if (a, b) in tasks else ((b, a), (y, x))
             here, there = (shared, apart) if a == b or set(pair) == set(SAME) else (apart, shared)
             assert np.isnan(there.values[i, j])
-            assert there.holes[i, j].endswith("have a picture of their own")
+            assert there.missing[i, j].endswith("have a picture of their own")
             if set(cell) == {"z", "v"} and set(pair) == {"a", "a/x"}:
-                assert here.holes[i, j] == "no path leads there"
+                assert here.missing[i, j] == "no path leads there"
             else:
                 assert here.values[i, j] == tasks[pair].table()[cell]
                 assert here.errors[i, j] == tasks[pair].table()[cell] / 10

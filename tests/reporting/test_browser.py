@@ -153,8 +153,8 @@ def test_the_csv_holds_the_saved_numbers(opened, made):
     assert len(rows) == 18
     for row in rows:
         table, pair = comparison[row["measure"]], (row["layer_a"], row["layer_b"])
-        assert row["reason"] == table.holes.get(pair, "")
-        assert row["value"] == "" if pair in table.holes else float(row["value"]) == table[pair]
+        assert row["reason"] == table.missing.get(pair, "")
+        assert row["value"] == "" if pair in table.missing else float(row["value"]) == table[pair]
         assert row["error"] == "" if table.errors is None else float(row["error"]) == 1 / 3
 
 

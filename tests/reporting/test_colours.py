@@ -43,7 +43,7 @@ def test_values_all_alike_lie_in_the_middle():
 
 
 def test_a_scale_without_any_value_is_from_0_to_1(made):
-    empty = made.table(rows=("a",), values=[[np.nan]], holes={("a", "a"): "constant"}, bounds=(0, np.inf))
+    empty = made.table(rows=("a",), values=[[np.nan]], missing={("a", "a"): "constant"}, bounds=(0, np.inf))
     assert (Scale.of(empty).low, Scale.of(empty).high) == (0, 1)
 
 

@@ -58,7 +58,7 @@ def test_values_without_an_error_say_why(made):
 
 
 def test_more_bias_than_error_is_said_with_the_measure_without_it(made):
-    text = page(made.comparison(made.jackknifed(shift=0.05)))
+    text = page(made.comparison(made.jackknifed(shift=0.05, debiased_as="cka_debiased")))
     note = re.search(r'class="bias"><strong>Bias. </strong>([^<]+)', text)[1]
     assert note.startswith("For 9 of 9 pairs the jackknife finds a bias larger than the standard error, up to ")
     assert note.endswith("; cka_debiased corrects for it.")
@@ -123,9 +123,9 @@ def test_the_page_tells_intervals_reasons_and_margins(made, opened):
 
 
 def test_a_list_tells_errors_too(made, opened):
-    unasked = made.diagonal().holes
+    unasked = made.diagonal().missing
     table = made.jackknifed(made.diagonal)
-    other = made.diagonal(id="rsa", error_reasons={(a, a): RANKS for a in table.layers_a}, holes=unasked)
+    other = made.diagonal(id="rsa", error_reasons={(a, a): RANKS for a in table.layers_a}, missing=unasked)
     shown = opened(made.comparison(table, other))
     figures = shown.locator("figure.card")
     figures.nth(0).locator("tbody td").nth(1).hover()

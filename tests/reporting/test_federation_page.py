@@ -10,8 +10,9 @@ import pytest
 from netkin.errors import InvalidValue
 from netkin.reporting import plot, report
 from netkin.reporting.page import page
-from netkin.results import Comparison, Federation, Values, document
+from netkin.results import Comparison, Federation, document
 from netkin.results.federation import RoundRecord
+from table_worlds import as_caveats, table_of
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -20,9 +21,9 @@ def similarity(clients):
     """Return clients of which the even ones are alike, and the odd ones."""
     values = np.array([[1.0 if i == j else 0.9 if (i - j) % 2 == 0 else 0.1 for j in range(len(clients))]
                        for i in range(len(clients))])  # fmt: skip
-    table = Values(
+    table = table_of(
         id="atom_cosine", name="atom_cosine", parameters={}, layers_a=clients, layers_b=clients, values=values,
-        higher_is_closer=True, bounds=(-1, 1), symmetric=True, conventions="Eq. 5", statistic="Filters",
+        higher_is_closer=True, bounds=(-1, 1), symmetric=True, convention="Eq. 5", statistic="Filters",
         axes=("network", "network"),
     )  # fmt: skip
     return Comparison(
@@ -148,14 +149,14 @@ def test_a_client_without_tests_is_a_hole_with_its_reason():
     records = tuple(replace(one, accuracy=own) for one, own in zip(found.rounds, by_round, strict=True))
     text = page(replace(found, rounds=records, accuracy=left, unjudged={"u1": "it has no test examples"}))
     assert "Client u1 was not tested: it has no test examples." in words(text)
-    assert held(text)["comparisons"][0]["tables"][0]["holes"][0] == [1, 0, "it has no test examples"]
+    assert held(text)["comparisons"][0]["tables"][0]["missing"][0] == [1, 0, "it has no test examples"]
     assert "<bdi>u1</bdi></th><td>1,200</td><td>–</td>" in text
 
 
 def test_what_went_wrong_is_told_also_where_an_update_counted():
     found = federation()
     one = replace(found.rounds[0], faults={"u1": "came late: an update of round 0 in round 1"})
-    alike = replace(found.similarity, warnings=("coefficients are not orthonormal",))
+    alike = replace(found.similarity, caveats=as_caveats("coefficients are not orthonormal"))
     text = words(page(replace(found, rounds=(one,), untuned={"u2": "it failed"}, similarity=alike)))
     assert "Round 1, client u1: came late: an update of round 0 in round 1 (its update of this round counted)." in text
     assert "Client u2 could not be fine-tuned: it failed." in text

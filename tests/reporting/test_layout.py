@@ -9,6 +9,7 @@ import pytest
 from netkin.reporting.grids import grids_of
 from netkin.reporting.page import page
 from netkin.reporting.page.heatmap import best_line
+from table_worlds import as_caveats
 
 RECTANGLE = (
     "one => { const {left, right, top, bottom} = one.getBoundingClientRect(); return {left, right, top, bottom} }"
@@ -30,7 +31,7 @@ def test_what_is_said_alike_of_several_layers_is_said_once_and_folded(made):
     for k in range(2, 13):
         values[k], holes = np.nan, holes | {(rows[k], b): f"layer 'b/{rows[k]}' is constant (width {k})" for b in rows}
     values[0, 0], holes["layer0", "layer0"] = np.nan, "too few examples"
-    text = page(made.comparison(made.table(rows=rows, values=values, holes=holes)))
+    text = page(made.comparison(made.table(rows=rows, values=values, missing=holes)))
     folded = re.search(r'<details class="reasons"><summary>(.*?)</summary>(.*?)</details>', text)
     assert folded[1].endswith("No value for 155 pairs, for 2 reasons")
     assert re.findall("<li>(.*?)</li>", folded[2])[0].startswith(
@@ -46,7 +47,7 @@ def test_one_long_reason_is_folded_under_its_first_words(made):
             (b, a): f"layer 'b/{a}' is constant over the data; {'pass other examples. ' * 9}"
             for b in made.table().layers_a
         }
-    text = page(made.comparison(made.table(values=values, holes=holes)))
+    text = page(made.comparison(made.table(values=values, missing=holes)))
     summary, rest = re.search(r'<details class="reasons"><summary>(.*?)</summary>(.*?)</details>', text).groups()
     assert summary.endswith("No value for 6 pairs: 2 layers: constant over the data")
     assert "pass other examples" in rest
@@ -56,7 +57,7 @@ def test_one_long_reason_is_folded_under_its_first_words(made):
 def test_columns_without_any_value_are_left_out_and_named(made):
     values, holes = made.table().values.copy(), {(a, "conv2"): "it is constant" for a in ("conv1", "conv2", "head")}
     values[:, 1] = np.nan
-    text = page(made.comparison(made.table(values=values, holes=holes)))
+    text = page(made.comparison(made.table(values=values, missing=holes)))
     table = re.search(r'<table role="grid".*?</table>', text)[0]
     assert re.findall(r'<th scope="col"><span><bdi>(\w+)', table) == ["conv1", "head"]
     assert table.partition("<tbody>")[2].count("<td class=") == 6
@@ -146,8 +147,8 @@ def test_names_of_columns_stay_below_the_controls_while_the_page_scrolls(opened,
 
 @pytest.mark.parametrize("kind", ["comparison", "series", "sweep"])
 def test_on_a_phone_the_first_picture_is_on_the_first_screen(opened, made, kind):
-    said = ("fewer examples than features: values are inflated; 3,000 examples would do",) * 3
-    page = opened(getattr(made, kind)(warnings=said), width=390)
+    caveats = as_caveats("fewer examples than features: values are inflated; 3,000 examples would do") * 3
+    page = opened(getattr(made, kind)(caveats=caveats), width=390)
     page.set_viewport_size({"width": 390, "height": 844})
     picture = pair_blocks(page, "main table.heat, main .field, main .panes img")[0]
     assert picture["top"] < 600

@@ -49,7 +49,7 @@ def test_pairs_of_other_names_are_listed_and_drawn(made):
     rows, columns = ("a", "b"), ("b", "c")
     holes = dict.fromkeys([("a", "c"), ("b", "b")], "this pair was not asked for")
     values = [[0.9, np.nan], [np.nan, 0.8]]
-    found = made.comparison(made.table(rows=rows, columns=columns, values=values, holes=holes))
+    found = made.comparison(made.table(rows=rows, columns=columns, values=values, missing=holes))
     assert grids_of(found)[0].rows == ("a × b", "b × c")
     assert made.charts_in(profile(found))[0]["names"] == ["a × b", "b × c"]
     assert headline(found).endswith("the pairs that were compared are at 0.85 on average.")

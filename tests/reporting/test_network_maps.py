@@ -9,8 +9,9 @@ import pytest
 from netkin.reporting import plot
 from netkin.reporting.page import page
 from netkin.reporting.page.svg import label_places, map_figures
-from netkin.results import Comparison, Comparisons, Values
+from netkin.results import Comparison, Comparisons
 from netkin.results.comparison import distances_of, plane_of, tree_of
+from table_worlds import changed, table_of
 
 matplotlib = pytest.importorskip("matplotlib")
 styles = pytest.importorskip("matplotlib.style")
@@ -18,9 +19,9 @@ styles = pytest.importorskip("matplotlib.style")
 
 def networks(values, higher=True):
     names = tuple(f"n{place}" for place in range(len(values)))
-    table = Values(
+    table = table_of(
         id="atom_cosine", name="atom_cosine", parameters={}, layers_a=names, layers_b=names, values=values,
-        higher_is_closer=higher, bounds=(-1, 1) if higher else (0, 4), symmetric=True, conventions="Eq. 5",
+        higher_is_closer=higher, bounds=(-1, 1) if higher else (0, 4), symmetric=True, convention="Eq. 5",
         statistic="Filters", axes=("network", "network"),
     )  # fmt: skip
     return Comparison(
@@ -92,7 +93,7 @@ def many(values, **facts):
     pairs = [(i, j) for i in range(len(names)) for j in range(i + 1, len(names))]
     return Comparisons(
         replace(networks(np.eye(3)), a=names[i], b=names[j], layers_a=("x",), layers_b=("x",),
-                tables={"atom_cosine": replace(table, values=[[values[i][j]]], **own)})
+                tables={"atom_cosine": changed(table, values=[[values[i][j]]], **own)})
         for i, j in pairs
     )  # fmt: skip
 

@@ -1,10 +1,11 @@
 import numpy as np
 
 from netkin.results import Comparisons
+from table_worlds import as_caveats
 
 
 def test_a_comparison_shows_itself_in_a_notebook(made):
-    shown = made.comparison(made.holed(), made.distance(), warnings=("mind the gap",))._repr_html_()
+    shown = made.comparison(made.holed(), made.distance(), caveats=as_caveats("mind the gap"))._repr_html_()
     assert "conv1 × conv1: 0.9091" in shown
     assert "conv2 × head: no value, layer &#x27;head&#x27; is constant over the data" in shown
     assert shown.count("<table") == 2
@@ -29,7 +30,7 @@ def test_many_comparisons_show_their_summaries(made):
 
 
 def test_a_series_shows_itself_in_a_notebook(made):
-    series = made.series(measures=("svcca", "cka"), constant=10, warnings=("mind the gap",))
+    series = made.series(measures=("svcca", "cka"), constant=10, caveats=as_caveats("mind the gap"))
     shown = series._repr_html_()
     assert shown.count("<img ") == 4
     assert shown.count('class="way"') == 4

@@ -19,6 +19,7 @@ from netkin.reporting.page.document import POLICY
 from netkin.reporting.words import figure_caption
 from netkin.results import Comparisons, load
 from netkin.results.text import cells
+from table_worlds import as_caveats
 
 
 class Reader(HTMLParser):
@@ -123,7 +124,7 @@ def test_the_data_has_no_letter_that_ends_a_script(made):
 
 
 def test_a_text_that_is_no_unicode_is_shown_with_a_question_mark(made, tmp_path):
-    report(made.comparison(made.table(), warnings=("read from in\ud800",)), tmp_path / "page.html")
+    report(made.comparison(made.table(), caveats=as_caveats("read from in\ud800")), tmp_path / "page.html")
     assert "read from in?" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -131,13 +132,13 @@ def test_a_hole_is_hatched_and_its_reason_told(made):
     reader = read(made.comparison(made.holed()))
     assert sum(attributes.get("class") == "hole" for name, attributes in reader.elements if name == "td") == 1
     assert "no value: layer 'head' is constant over the data (1 pair)" in reader.text
-    assert reader.data["comparisons"][0]["tables"][0]["holes"] == [[1, 2, "layer 'head' is constant over the data"]]
+    assert reader.data["comparisons"][0]["tables"][0]["missing"] == [[1, 2, "layer 'head' is constant over the data"]]
 
 
 def test_many_reasons_are_counted(made):
     values, rows = made.table().values * np.nan, ("conv1", "conv2", "head")
     holes = {(a, b): f"reason {a} {b}" for a in rows for b in rows}
-    text = read(made.comparison(made.table(values=values, holes=holes))).text
+    text = read(made.comparison(made.table(values=values, missing=holes))).text
     assert "No value for 9 pairs, for 9 reasons" in text
     assert "cka has no value for any pair of layers" in text
 
@@ -146,7 +147,7 @@ def test_a_reason_that_several_measures_give_is_said_once(made):
     reader = read(made.comparison(made.holed(), made.holed("cka"), made.table("nbs")))
     assert reader.text.count("layer 'head' is constant over the data") == 1
     assert "no value by several measures: layer 'head' is constant over the data (1 pair)" in reader.text
-    other = made.holed("nbs", holes={("conv2", "head"): "too few examples"})
+    other = made.holed("nbs", missing={("conv2", "head"): "too few examples"})
     text = read(made.comparison(made.holed(), made.holed("cka"), other)).text
     assert "no value: too few examples (1 pair)" in text
     assert "no value by several measures: layer 'head'" in text
@@ -181,31 +182,32 @@ def test_digests_are_folded(made):
 
 
 def test_layers_left_out_are_told(made):
-    text = read(made.comparison(warnings=("2 layers were left out: drop1, drop2 give no tensor",))).text
+    text = read(made.comparison(caveats=as_caveats("2 layers were left out: drop1, drop2 give no tensor"))).text
     assert "Before you read the numbers (1) 2 layers were left out: drop1, drop2 give no tensor" in text
 
 
 def test_warnings_stand_before_the_numbers(made):
     warning = "fewer examples than features: CCA values are inflated; 3,000 would do"
-    text = page(made.comparison(warnings=(warning,)))
+    text = page(made.comparison(caveats=as_caveats(warning)))
     assert 0 < text.index(warning) < text.index("<table")
 
 
-def test_warnings_that_differ_in_their_numbers_alone_are_folded(made):
-    said = (*(f"model {k} has random weights, from seed {k}." for k in range(6)), "few examples: 12")
-    text = page(made.comparison(warnings=said))
+def test_caveats_of_one_kind_are_folded(made):
+    models = as_caveats(*(f"model {k} has random weights, from seed {k}." for k in range(6)), code="random-weights")
+    said = *models, *as_caveats("few examples: 12")
+    text = page(made.comparison(caveats=said))
     shown = re.search(r'<details class="warnings".*?</ul></details>(?!</li>)', text)[0]
     assert "Before you read the numbers (7)" in shown
     assert re.search(r"<li>model 0 has random weights, from seed 0.<details><summary>5 more like this</summary>", shown)
     assert all(shown.count(f"<li>{one}") == 1 for one in said)
-    three = page(made.comparison(warnings=said[:3]))
+    three = page(made.comparison(caveats=said[:3]))
     assert "more like this" not in three
 
 
 def test_an_interrupted_comparison_says_so(made):
     assert "This comparison was interrupted" in page(made.comparison(complete=False))
     assert "This comparison was interrupted" not in page(
-        made.comparison(complete=False, warnings=("interrupted: the first 100 examples.",))
+        made.comparison(complete=False, caveats=as_caveats("interrupted: the first 100 examples.", code="interrupted"))
     )
 
 
@@ -268,7 +270,7 @@ def test_several_comparisons_get_a_chooser_and_a_summary(made):
         wanted = Comparisons(three).summary("cka")
         assert np.array_equal(np.array(summary["values"], dtype=float), wanted, equal_nan=True)
         assert summary["opens"][0] == [None, 0, 1]
-        assert [0, 0, "no model was compared with itself"] in summary["holes"]
+        assert [0, 0, "no model was compared with itself"] in summary["missing"]
         assert "no model was compared with itself" not in reader.text
 
 
@@ -305,7 +307,7 @@ def test_comparisons_with_other_measures_and_a_twin_are_shown_too(made):
 
 def test_models_without_a_value_in_common_leave_a_reasoned_hole_in_the_summary(made):
     values, rows = made.table().values * np.nan, ("conv1", "conv2", "head")
-    empty = made.table(values=values, holes={(a, b): "constant" for a in rows for b in rows})
+    empty = made.table(values=values, missing={(a, b): "constant" for a in rows for b in rows})
     reader = read([made.comparison(made.table(), a="x", b="y"), made.comparison(empty, a="x", b="z")])
     assert "no pair of layers has a value" in reader.text
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from netkin.errors import InvalidValue
 from netkin.reporting import notebook_view, plot, report
 from netkin.reporting.page import page
-from netkin.results import Ranking, Values, document
+from netkin.results import Ranking, document
+from table_worlds import as_caveats, table_of
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -21,13 +23,18 @@ def ranking(models=("a", "b", "c"), errors=True, **changes):
     tables = {}
     for name, scale in (("knn", 1.0), ("logme", -2.0)):
         facts = {"replicates": scale * (values + noise), "chunk_sizes": (9,) * 6} if errors else {}
-        tables[name] = Values(
+        tables[name] = table_of(
             id=name, name=name, parameters={}, layers_a=("digits",), layers_b=models, values=scale * values,
-            higher_is_closer=True, bounds=(-math.inf, math.inf), symmetric=False, conventions=f"{name} counts",
+            higher_is_closer=True, bounds=(-math.inf, math.inf), symmetric=False, convention=f"{name} counts",
             statistic="Evidence", kind="worth", axes=("data", "model"), **facts,
         )  # fmt: skip
     facts = {"score": "knn", "tables": tables, "costs": {"knn": 1.0, "logme": 1.0}, "data": "digits", "examples": 54}
-    facts |= {"parameters": dict.fromkeys(models, 12), "classes": 3, "version": "0.1.0", "warnings": ("mind this",)}
+    facts |= {
+        "parameters": dict.fromkeys(models, 12),
+        "classes": 3,
+        "version": "0.1.0",
+        "caveats": as_caveats("mind this"),
+    }
     facts["provenance"] = {f"features of {models[0]}": "64 wide", f"weights of {models[0]}": "12ab", "chunks": "6"}
     return Ranking(**(facts | changes))
 
@@ -98,8 +105,7 @@ def test_holes_missing_errors_and_hostile_names_are_shown():
     assert "not asked for" in words(text)
     values, holes = np.array([[np.nan] * 3]), {("digits", name): "it crashed" for name in names}
     ranked = ranking(names, errors=False)
-    empty = Values(**{**{f: getattr(ranked.table(), f) for f in ranked.table().__dataclass_fields__},
-                      "values": values, "holes": holes})  # fmt: skip
+    empty = replace(ranked.table(), values=values, missing=holes)
     bare = ranking(names, errors=False, tables={"knn": empty, "logme": ranked.table("logme")})
     assert "It has no value for any model." in words(page(bare))
     assert "has no value by knn: it crashed" in words(page(bare))

@@ -244,8 +244,8 @@ def test_the_csv_holds_every_step(opened, made):
     assert len(rows) == 2 * 4 * 16
     for row in rows:
         table, pair = series[int(row["step"])][row["measure"]], (row["layer"], row["final_layer"])
-        assert row["reason"] == table.holes.get(pair, "")
-        assert row["value"] == "" if pair in table.holes else float(row["value"]) == float(number(table[pair]))
+        assert row["reason"] == table.missing.get(pair, "")
+        assert row["value"] == "" if pair in table.missing else float(row["value"]) == float(number(table[pair]))
 
 
 def test_json_and_pictures_are_saved(opened, made):

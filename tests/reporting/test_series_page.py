@@ -18,6 +18,7 @@ from netkin.reporting.page import page
 from netkin.reporting.page.heatmap import png
 from netkin.reporting.words import number
 from netkin.results import load
+from table_worlds import as_caveats
 
 
 def data(text):
@@ -39,8 +40,8 @@ def test_every_number_in_the_data_is_the_saved_one_as_the_page_says_it(made, tmp
             for i, j in np.ndindex(own.values.shape):
                 known = np.isfinite(own.values[i, j])
                 assert frame["values"][i][j] == (float(number(own.values[i, j])) if known else None)
-            told = {(i, j): table["reasons"][reason] for i, j, reason in frame["holes"]}
-            assert {(own.layers_a[i], own.layers_b[j]): reason for (i, j), reason in told.items()} == dict(own.holes)
+            told = {(i, j): table["reasons"][reason] for i, j, reason in frame["missing"]}
+            assert {(own.layers_a[i], own.layers_b[j]): reason for (i, j), reason in told.items()} == dict(own.missing)
 
 
 def test_a_reason_is_written_once_however_many_steps_and_pairs_it_is_about(made):
@@ -146,7 +147,7 @@ def test_layers_that_never_settle_are_counted(made):
 
 
 def test_provenance_tells_what_holds_always_and_what_changes_from_step_to_step(made):
-    text = words(page(made.series(unit="epoch", missing=(400, 700), warnings=("mind the gap",))))
+    text = words(page(made.series(unit="epoch", missing=(400, 700), caveats=as_caveats("mind the gap"))))
     for told in (
         "device cpu", "folder runs/a", "run at each epoch, 4 layers", "run at the final epoch 1,000, 4 layers",
         "epochs missing 400, 700", "no, it was interrupted", "100 run@100 1,797 step_100.pt", "mind the gap",

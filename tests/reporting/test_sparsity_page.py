@@ -12,6 +12,7 @@ from torch import nn
 from netkin.applications.sparsity import sparsify, sparsity_study
 from netkin.reporting import plot, report
 from netkin.reporting.page.smaller_networks_page import sparsity_page
+from netkin.results import document
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,7 @@ def test_the_numbers_are_saved_whole(study, opened):
         text = found.value.path().read_text(encoding="utf-8")
         assert found.value.suggested_filename == f"sparsity.{kind}"
         if kind == "json":
-            assert json.loads(text) == json.loads(json.dumps(study.to_document()))
+            assert json.loads(text) == json.loads(json.dumps(document(study)))
         else:
             rows = list(csv.DictReader(io.StringIO(text)))
             assert [int(row["left"]) for row in rows if row["network"] == "after"] == [48, 12]

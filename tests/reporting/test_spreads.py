@@ -7,12 +7,13 @@ import pytest
 
 from netkin.reporting.page import page
 from netkin.results import Comparisons, Spread
+from table_worlds import as_caveats
 
 
 def test_a_stitch_has_its_meaning_direction_and_scale(made):
     said = {"means": "What a stitch can do.", "cannot_see": "How the layers look."}
     warnings = ("a high similarity goes with a useless stitch",)
-    text = page(made.comparison(made.table(), made.stitched(**said), warnings=warnings))
+    text = page(made.comparison(made.table(), made.stitched(**said), caveats=as_caveats(*warnings)))
     assert "<p>What a stitch can do.</p><p><strong>What it can&#x27;t see. </strong>How the layers look.</p>" in text
     assert "score of a stitch: higher is better · from 0 up" in text
     assert "a high similarity goes with a useless stitch" in text

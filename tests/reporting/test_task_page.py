@@ -12,6 +12,7 @@ from netkin.errors import InvalidValue, ShapeError
 from netkin.reporting import plot, report
 from netkin.reporting.page import page
 from netkin.results import TaskAccuracies, TaskEnsembles
+from table_worlds import as_caveats
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 TASKS = ("0-1", "2-3", "4-5")
@@ -24,7 +25,7 @@ def way(method="finetune", accuracies=FINETUNE, **changes):
     own = {
         "method": method, "tasks": TASKS, "classes": (2, 2, 2), "seeds": (0, 1), "accuracies": accuracies,
         "storage": {"shared": 1000, "each task": 130, "in all": 1390}, "recipe": "epochs=2", "version": "0.1.0",
-        "warnings": (f"mind {method}",), "provenance": {"network": "digest 12ab"},
+        "caveats": as_caveats(f"mind {method}"), "provenance": {"network": "digest 12ab"},
     }  # fmt: skip
     return TaskAccuracies(**(own | changes))
 
@@ -133,7 +134,7 @@ def test_other_tasks_and_other_results_on_one_page_are_refused():
 
 def test_hostile_names_break_nothing():
     names = (HOSTILE, "b", "c")
-    bad = way(HOSTILE, tasks=names, options={HOSTILE: HOSTILE}, warnings=(HOSTILE,))
+    bad = way(HOSTILE, tasks=names, options={HOSTILE: HOSTILE}, caveats=as_caveats(HOSTILE))
     assert HOSTILE not in page([bad, bad, ensembles(tasks=names, members=(((), (HOSTILE,), ()),) * 2)])
 
 

@@ -29,10 +29,10 @@ def test_a_page_says_what_the_measure_declared_and_a_saved_result_keeps_it(tmp_p
 
 
 def test_a_measure_of_others_is_told_by_its_conventions(made):
-    assert meaning_of(made.table("kinship", conventions="counts cousins"))[0] == (
+    assert meaning_of(made.table("kinship", convention="counts cousins"))[0] == (
         "counts cousins. Higher values mean closer layers."
     )
-    assert meaning_of(made.distance("feud", conventions=""))[0] == "Lower values mean closer layers."
+    assert meaning_of(made.distance("feud", convention=""))[0] == "Lower values mean closer layers."
 
 
 def test_names_that_would_look_alike_get_their_numbers():

@@ -198,7 +198,7 @@ def test_weight_cosine_reads_all_weights_of_recurrent_layers():
     assert found["0", "0"] == pytest.approx(cosine(*((getattr(a[0], n), getattr(b[0], n)) for n in names)), abs=1e-7)
     assert (
         "different shapes"
-        in nk.compare(a, b, measures="weight_cosine", pairs=[("0", "1")])["weight_cosine"].holes["0", "1"]
+        in nk.compare(a, b, measures="weight_cosine", pairs=[("0", "1")])["weight_cosine"].missing["0", "1"]
     )
     b[0].bias_hh_l0.data += 1
     assert nk.compare(a, b, measures="weight_cosine", progress=False)["0", "0"] == found["0", "0"]
@@ -225,5 +225,5 @@ def test_statistics_of_layers_with_several_weights_are_saved_and_read(tmp_path):
 def test_a_module_that_only_holds_layers_has_no_weights_of_its_own():
     a, b = (nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)) for _ in range(2))
     found = nk.compare(a, b, measures="weight_cosine", layers=["0", "1"])
-    assert "no weights of its own" in found["weight_cosine"].holes["0", "0"]
+    assert "no weights of its own" in found["weight_cosine"].missing["0", "0"]
     assert -1 <= found["1", "1"] <= 1

@@ -119,7 +119,7 @@ def test_classes(lab, monkeypatch):
     (sensitivity,) = networks._sensitivities(lab, [lab.trained("resnet", 0)], trained=True)
     expected = sum(abs(sensitivity[layer, "cat"] - sensitivity[layer, "dog"]) for layer in sensitivity.layers_a[:-1])
     assert networks.distance(sensitivity, "cat", "dog") == pytest.approx(expected / (len(sensitivity.layers_a) - 1))
-    assert "the logits themselves" in sensitivity["cca_mean"].holes[sensitivity.layers_a[-1], "cat"]
+    assert "the logits themselves" in sensitivity["cca_mean"].missing[sensitivity.layers_a[-1], "cat"]
     assert 1 <= found.measured["resnet: rank of cat and dog among 45 pairs"].value <= 45
     name = "resnet: how much nearer cat and dog are than an animal and a vehicle"
     before = networks._sensitivities(lab, lab.trained_all([("resnet", 0), ("resnet", 1)]), trained=False)

@@ -3,14 +3,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from netkin.results import Comparison, Values
+from netkin.results import Comparison
+from table_worlds import table_of
 
 
 def table(id="cka", rows=("conv1", "conv2", "head"), columns=("conv1", "conv2", "head"), **changes):
     values = np.round(1 / (1 + np.abs(np.arange(len(rows))[:, None] - np.arange(len(columns)))), 3)
     facts = {"name": id.split("(")[0], "parameters": {}, "values": values, "higher_is_closer": True, "bounds": (0, 1)}
-    words = {"symmetric": True, "conventions": "biased HSIC, centred", "statistic": "Moments", "exactness": "exact"}
-    return Values(id=id, layers_a=rows, layers_b=columns, **(facts | words | changes))
+    words = {"symmetric": True, "convention": "biased HSIC, centred", "statistic": "Moments", "exactness": "exact"}
+    return table_of(id=id, layers_a=rows, layers_b=columns, **(facts | words | changes))
 
 
 def jackknifed(chunks=5, spread=0.01, seed=0, **changes):
@@ -36,7 +37,7 @@ def comparison(*tables, a="seed0", b="seed1", **changes):
 
 def holed(**changes):
     values, holes = [[1.0, np.nan], [0.25, 0.5]], {("in", "out"): "layer 'out' is constant over the data"}
-    return table(rows=("in", "out"), columns=("in", "out"), **({"values": values, "holes": holes} | changes))
+    return table(rows=("in", "out"), columns=("in", "out"), **({"values": values, "missing": holes} | changes))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 
-from netkin.errors import InvalidValue, MissingExtra, NoValue, ShapeError, UnknownName
+from netkin.errors import MissingExtra, NoValue, UnknownName
 from netkin.results import Comparisons, Series
 
 
@@ -64,7 +64,7 @@ def test_a_name_shared_by_two_tables_needs_its_parameters(made):
     ):
         c["svcca"]
     assert "svcca" not in c
-    assert c["svcca(variance=0.95)"].parameters == {"variance": 0.95}
+    assert c["svcca(variance=0.95)"].quantity.parameters == {"variance": 0.95}
 
 
 def test_an_exact_id_comes_before_others_of_its_name(made):
@@ -72,7 +72,7 @@ def test_an_exact_id_comes_before_others_of_its_name(made):
         made.table("svcca(variance=0.9)", parameters={"variance": 0.9}),
         made.table("svcca", parameters={"variance": 0.99}),
     ]
-    assert made.comparison(*tables)["svcca"].parameters == {"variance": 0.99}
+    assert made.comparison(*tables)["svcca"].quantity.parameters == {"variance": 0.99}
 
 
 def test_an_unknown_measure_gets_a_hint(two):
@@ -127,16 +127,6 @@ def test_a_comparison_cannot_be_changed(two, made):
         two.seed = 3
     with pytest.raises(TypeError):
         two.tables["cka"] = made.table("cka")
-
-
-def test_a_table_of_other_layers_is_refused(made):
-    with pytest.raises(ShapeError, match="'cka' has 3 × 3 layers, the comparison 3 × 2.*same layers"):
-        made.comparison(layers_b=("conv1", "conv2"))
-
-
-def test_a_table_under_another_id_is_refused(made):
-    with pytest.raises(InvalidValue, match="the table under 'nbs' calls itself 'cka'"):
-        made.comparison(tables={"nbs": made.table("cka")})
 
 
 def test_the_time_is_noted_unless_given(made):

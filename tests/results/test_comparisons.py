@@ -8,6 +8,7 @@ import pytest
 from netkin.errors import NameClash, NoValue, UnknownName
 from netkin.results import Comparisons
 from netkin.results.labels import NOT_ASKED
+from table_worlds import as_caveats, changed, sentences
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_networks_that_happen_to_share_a_few_names_are_not_read_at_these_alone(m
     assert many.tree()[0, :2].tolist() == [0, 1]
     assert many.clusters(2) == {"s0": 0, "s1": 0, "deep": 1}
     np.testing.assert_array_equal(many.layer_counts(), [[0, 3, 3], [3, 0, 3], [3, 3, 0]])
-    assert "mean over 3 pairs of layers at the same relative depth" in many.summaries()["cka"].conventions
+    assert "mean over 3 pairs of layers at the same relative depth" in many.summaries()["cka"].quantity.convention
 
 
 def test_best_matches_are_a_choice_and_differ_by_direction(made):
@@ -117,10 +118,10 @@ def test_best_matches_are_a_choice_and_differ_by_direction(made):
     np.testing.assert_allclose(many.summary(match="best"), [[np.nan, 0.8], [(0.9 + 0.8 + 0.2) / 3, np.nan]])
     np.testing.assert_array_equal(many.layer_counts(match="best"), [[0, 2], [3, 0]])
     both = many.summaries(match="best")
-    assert not both["cka"].symmetric
-    assert "grow with the number of layers" in both["cka"].conventions
+    assert not both["cka"].quantity.symmetric
+    assert "grow with the number of layers" in both["cka"].quantity.convention
     assert many.tree(match="best")[0, 2] == pytest.approx((np.arccos(0.8) + np.arccos(1.9 / 3)) / 2)
-    apart = Comparisons([made.comparison(replace(table, higher_is_closer=False, kind="distance"))])
+    apart = Comparisons([made.comparison(changed(table, higher_is_closer=False, kind="distance"))])
     np.testing.assert_allclose(apart.summary(match="best"), [[np.nan, 0.15], [(0.3 + 0.7 + 0.1) / 3, np.nan]])
     with pytest.raises(UnknownName, match="`match` is 'depth' or 'best'; got 'name'"):
         many.summary(match="name")
@@ -142,7 +143,7 @@ def test_a_pair_whose_layers_at_one_depth_were_not_all_asked_for_is_a_hole_with_
     for a, b in (("small", "deep"), ("small", "twin"), ("deep", "twin")):  # by `pairs="corresponding"`
         asked = np.array([[x == y for y in names[b]] for x in names[a]])
         holes = {(x, y): NOT_ASKED for x in names[a] for y in names[b] if x != y}
-        table = made.table(rows=names[a], columns=names[b], values=np.where(asked, 0.5, np.nan), holes=holes)
+        table = made.table(rows=names[a], columns=names[b], values=np.where(asked, 0.5, np.nan), missing=holes)
         comparisons.append(made.comparison(table, a=a, b=b))
     many = Comparisons(comparisons)
     np.testing.assert_array_equal(np.isfinite(many.summary()), [[0, 0, 1], [0, 0, 0], [1, 0, 0]])
@@ -155,8 +156,8 @@ def test_a_pair_whose_layers_at_one_depth_were_not_all_asked_for_is_a_hole_with_
 def test_the_text_has_the_number_of_layers_behind_each_mean_where_they_differ(made, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     holes = {("out", "out"): "constant"}
-    less = made.table(rows=("in", "out"), columns=("in", "out"), values=[[0.5, 0.5], [0.5, np.nan]], holes=holes)
-    whole = replace(less, values=np.full((2, 2), 0.5), holes={})
+    less = made.table(rows=("in", "out"), columns=("in", "out"), values=[[0.5, 0.5], [0.5, np.nan]], missing=holes)
+    whole = replace(less, values=np.full((2, 2), 0.5), missing={})
     pairs = (("x", "y", less), ("x", "z", whole), ("y", "z", whole))
     lines = str(Comparisons(made.comparison(t, a=a, b=b) for a, b, t in pairs)).splitlines()
     start = lines.index("the number of pairs of layers behind each mean")
@@ -164,25 +165,27 @@ def test_the_text_has_the_number_of_layers_behind_each_mean_where_they_differ(ma
 
 
 def test_the_text_has_the_warnings_of_all_pairs_each_once_and_counts_what_is_too_much(three):
-    pairs = {pair: replace(one, warnings=("random weights", f"few of {pair}")) for pair, one in three.items()}
+    pairs = {pair: replace(one, caveats=as_caveats("random weights", f"few of {pair}")) for pair, one in three.items()}
     many = Comparisons(pairs)
-    assert many.warnings == ("random weights", *(f"few of {pair}" for pair in pairs))
+    assert sentences(many) == ("random weights", *(f"few of {pair}" for pair in pairs))
     assert str(many).count("warning: random weights") == 1
     assert "more warning" not in str(many)
     loud = Comparisons(
-        {pair: replace(one, warnings=tuple(f"{pair}, {k}" for k in range(4))) for pair, one in three.items()}
+        {pair: replace(one, caveats=as_caveats(*(f"{pair}, {k}" for k in range(4)))) for pair, one in three.items()}
     )
     assert str(loud).count("warning: ") == 5
     assert "7 more warnings: each pair shows its own" in str(loud)
 
 
 def test_the_summary_leaves_holes_out(made):
-    many = Comparisons([made.comparison(made.holed(values=[[np.nan, 0.1], [0.1, 0.5]], holes={("in", "in"): "dead"}))])
+    many = Comparisons(
+        [made.comparison(made.holed(values=[[np.nan, 0.1], [0.1, 0.5]], missing={("in", "in"): "dead"}))]
+    )
     assert many.summary()[0, 1] == 0.5
 
 
 def test_a_pair_of_nothing_but_holes_has_no_summary(made):
-    table = made.table(rows=("p",), columns=("p",), values=[[np.nan]], holes={("p", "p"): "dead"})
+    table = made.table(rows=("p",), columns=("p",), values=[[np.nan]], missing={("p", "p"): "dead"})
     assert np.isnan(Comparisons([made.comparison(table)]).summary()).all()
 
 

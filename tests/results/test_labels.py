@@ -10,7 +10,7 @@ def asked(made, pairs, rows=("in", "mid", "out"), columns=("in", "mid", "out"), 
         values[rows.index(pair[0]), columns.index(pair[1])] = value
     holes = {(x, y): NOT_ASKED for x in rows for y in columns if (x, y) not in pairs}
     holes |= {pair: "a reason" for pair, value in pairs.items() if np.isnan(value)}
-    return made.table(rows=rows, columns=columns, values=values, holes=holes, **changes)
+    return made.table(rows=rows, columns=columns, values=values, missing=holes, **changes)
 
 
 def test_layers_that_meet_one_other_are_a_list(made):

@@ -7,6 +7,7 @@ import netkin as nk
 from netkin.errors import InvalidValue, NoValue, UnknownName
 from netkin.results import Comparisons
 from netkin.results.comparison import clusters_of, distances_of, plane_of, tree_of
+from table_worlds import as_caveats, sentences
 
 
 def many_of(made, values, **facts):
@@ -35,10 +36,10 @@ def test_summaries_are_one_labelled_comparison(four, tmp_path):
 def test_only_what_all_pairs_say_alike_is_said_of_the_summaries(made):
     pairs = [("x", "y", "1"), ("x", "z", "2"), ("y", "z", "1")]
     many = Comparisons(
-        made.comparison(a=a, b=b, provenance={"seed": s, "device": "cpu"}, warnings=(s,)) for a, b, s in pairs
+        made.comparison(a=a, b=b, provenance={"seed": s, "device": "cpu"}, caveats=as_caveats(s)) for a, b, s in pairs
     )
     assert dict(many.summaries().provenance) == {"device": "cpu"}
-    assert many.summaries().warnings == ("1", "2")
+    assert sentences(many.summaries()) == ("1", "2")
 
 
 def test_no_comparisons_have_no_summaries():
@@ -91,7 +92,7 @@ def test_of_two_directions_the_mean_counts_and_of_one_its_value(made):
     facts = {"symmetric": False, "higher_is_closer": False, "bounds": (0, np.inf)}
     sides = {"rows": ("a", "b"), "columns": ("a", "b")}
     both = made.table(values=[[0, 1], [3, 0]], **sides, **facts)
-    one = made.table(values=[[0, 1], [np.nan, 0]], holes={("b", "a"): "-"}, **sides, **facts)
+    one = made.table(values=[[0, 1], [np.nan, 0]], missing={("b", "a"): "-"}, **sides, **facts)
     assert distances_of(both)[0, 1] == distances_of(both)[1, 0] == 2
     assert distances_of(one)[0, 1] == distances_of(one)[1, 0] == 1
     assert many_of(made, [[0, 1, 2], [0, 0, 4], [0, 0, 0]], **facts).tree()[0, 2] == 1

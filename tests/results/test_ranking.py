@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import netkin as nk
-from netkin.errors import FileError, InvalidValue, NoValue, ShapeError, UnknownName
-from netkin.results import Ranking, Values, load
+from netkin.errors import FileError, NoValue
+from netkin.results import Ranking, load
+from table_worlds import as_caveats, table_of
 
 SIZES = (10, 11, 12, 13, 14, 15)
 
@@ -23,8 +24,8 @@ def table(values, id="logme", spread=0.01, models=("a", "b", "c"), **changes):
     noise -= ((1 - shares) * noise).sum(0) / (len(SIZES) - 1)
     facts = {"replicates": values + noise, "chunk_sizes": SIZES} if spread else {}
     facts |= {"higher_is_closer": True, "bounds": (-math.inf, math.inf), "symmetric": False, "kind": "worth"}
-    words = {"conventions": f"{id} says so", "statistic": "Evidence", "axes": ("data", "model"), "parameters": {}}
-    return Values(id=id, name=id, layers_a=("digits",), layers_b=models, values=values, **(facts | words | changes))
+    words = {"convention": f"{id} says so", "statistic": "Evidence", "axes": ("data", "model"), "parameters": {}}
+    return table_of(id=id, name=id, layers_a=("digits",), layers_b=models, values=values, **(facts | words | changes))
 
 
 def ranking(*tables, **changes):
@@ -119,19 +120,19 @@ def test_how_reliable_a_score_was_is_told_where_it_is_known(tmp_path):
 
 def test_models_that_a_score_does_not_serve_come_last_with_the_reason():
     hole = {("digits", "b"): "the model has no classes"}
-    ranked = ranking(table([0.2, np.nan, 0.5], holes=hole), table([1.0, 2.0, 3.0], "knn"))
+    ranked = ranking(table([0.2, np.nan, 0.5], missing=hole), table([1.0, 2.0, 3.0], "knn"))
     assert ranked.models == ("c", "a", "b")
     assert "b" not in ranked.behind()
     with pytest.raises(NoValue, match="no value for 'digits' and 'b': the model has no classes"):
         ranked["b"]
     assert list(ranked.reasons()) == ["'b' has no value by logme: the model has no classes"]
     assert [cells[0] for cells in ranked.cells()][-1] == "–"
-    nothing = ranking(table([np.nan] * 3, holes={("digits", model): "it crashed" for model in "abc"}))
+    nothing = ranking(table([np.nan] * 3, missing={("digits", model): "it crashed" for model in "abc"}))
     with pytest.raises(NoValue, match="'logme' has a value for none of the 3 models"):
         _ = nothing.best
     assert nothing.conclusion in str(nothing)
     assert nothing.conclusion == "logme has a value for none of the 3 models."
-    alone = ranking(table([np.nan, 1.0, np.nan], holes={("digits", model): "it crashed" for model in "ac"}))
+    alone = ranking(table([np.nan, 1.0, np.nan], missing={("digits", model): "it crashed" for model in "ac"}))
     assert alone.conclusion == "Of 3 models 'b' comes first by logme, the only one with a value."
 
 
@@ -152,7 +153,7 @@ def test_few_models_and_long_names_are_told_plainly(monkeypatch):
 
 
 def test_the_text_and_the_frames_hold_the_same_numbers():
-    ranked = ranking(warnings=("few examples",))
+    ranked = ranking(caveats=as_caveats("few examples"))
     text = str(ranked)
     assert "3 models for digits: 75 examples, 10 classes" in text
     assert text.index("b  ") < text.index("c  ") < text.index("a  ")
@@ -169,7 +170,7 @@ def test_the_text_and_the_frames_hold_the_same_numbers():
 
 def test_a_ranking_is_frozen_copied_saved_and_read(tmp_path):
     hole = {("digits", "b"): "no classes"}
-    ranked = ranking(table([0.2, np.nan, 0.5], holes=hole), table([1.0, 2.0, 3.0], "knn"))
+    ranked = ranking(table([0.2, np.nan, 0.5], missing=hole), table([1.0, 2.0, 3.0], "knn"))
     with pytest.raises(FrozenInstanceError):
         ranked.score = "knn"
     assert copy.deepcopy(ranked) == ranked == pickle.loads(pickle.dumps(ranked))
@@ -183,16 +184,3 @@ def test_a_ranking_is_frozen_copied_saved_and_read(tmp_path):
     with pytest.raises(FileError, match="note.txt"):
         ranked.save(tmp_path / "note.txt")
     assert ranked != ranking()
-
-
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(UnknownName, match="'knn', by which models are ranked, is none of logme"):
-        ranking(table([1, 2, 3]), score="knn")
-    with pytest.raises(ShapeError, match="it must have the row digits and the 3 models in one order"):
-        ranking(table([1, 2, 3]), table([1, 2, 3], "knn", models=("a", "c", "b")))
-    with pytest.raises(InvalidValue, match="the table under 'x' calls itself 'logme'"):
-        ranking(table([1, 2, 3]), tables={"logme": table([1, 2, 3]), "x": table([1, 2, 3])})
-    with pytest.raises(UnknownName, match="no score 'kn' in this ranking; did you mean 'knn'"):
-        ranking(table([1, 2, 3]), table([1, 2, 3], "knn")).by("kn")
-    with pytest.raises(UnknownName, match="no model 'd' in this ranking"):
-        ranking()["d"]

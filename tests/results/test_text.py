@@ -3,6 +3,7 @@ import pytest
 
 from netkin.results.labels import brief
 from netkin.results.text import grid, with_errors
+from table_worlds import as_caveats
 
 LONG = tuple(f"encoder.layer.{block}.attention.output.{part}" for block in range(12) for part in ("dense", "dropout"))
 
@@ -44,8 +45,8 @@ def test_holes_are_dashes_with_their_reason_below(made, wide):
 def test_many_reasons_are_counted(made, wide):
     names = tuple("abcdefg")
     holes = {(name, name): f"reason {name}" for name in names}
-    table = made.table(rows=names, columns=names, values=np.where(np.eye(7) == 1, np.nan, 1), holes=holes)
-    assert str(table).splitlines()[-1] == "–  and 2 other reasons; `holes` lists all"
+    table = made.table(rows=names, columns=names, values=np.where(np.eye(7) == 1, np.nan, 1), missing=holes)
+    assert str(table).splitlines()[-1] == "–  and 2 other reasons; `missing` lists all"
 
 
 def test_many_long_names_fit_the_terminal(made, width):
@@ -161,7 +162,7 @@ def test_errors_go_where_there_is_room(made, monkeypatch, columns, whole):
 
 def test_a_list_shows_errors_beside_its_values(made, wide):
     unasked = {(a, b): "this pair was not asked for" for a in "pq" for b in "pq" if a != b}
-    facts = {"rows": ("p", "q"), "columns": ("p", "q"), "values": [[0.5, np.nan], [np.nan, 0.7]], "holes": unasked}
+    facts = {"rows": ("p", "q"), "columns": ("p", "q"), "values": [[0.5, np.nan], [np.nan, 0.7]], "missing": unasked}
     table = made.jackknifed(**facts)
     other = made.table("rsa", **facts, error_reasons={("p", "p"): "ranks", ("q", "q"): "ranks"})
     lines = str(made.comparison(table, other)).splitlines()
@@ -200,7 +201,7 @@ def test_more_bias_than_error_names_the_measure_without_it(made, wide):
     largest = np.abs(made.jackknifed(**biased).bias()).max()
     note = f"for 9 of 9 pairs the jackknife finds a bias larger than the standard error, up to {largest:.2g}"
     for name, better in (("cka", "cka_debiased"), ("cka_rbf", "cka_rbf_debiased")):
-        text = " ".join(str(made.jackknifed(id=name, **biased)).split())
+        text = " ".join(str(made.jackknifed(id=name, debiased_as=better, **biased)).split())
         assert f"bias: {note}; {better} corrects for it" in text
     assert f"bias: {note} best" in " ".join(str(made.jackknifed(id="nbs", **biased)).split())
     assert "bias" not in str(table)
@@ -234,7 +235,7 @@ def test_a_comparison_without_data_says_so(made, wide):
 
 
 def test_warnings_and_interruptions_are_told(made, wide):
-    text = str(made.comparison(complete=False, warnings=("values are inflated",)))
+    text = str(made.comparison(complete=False, caveats=as_caveats("values are inflated")))
     assert "interrupted: the numbers come from a part" in text
     assert text.endswith("warning: values are inflated")
 

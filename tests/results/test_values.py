@@ -48,7 +48,7 @@ def test_a_table_cannot_be_changed(made):
     with pytest.raises(ValueError, match="read-only"):
         table.values[0, 0] = 5
     with pytest.raises(TypeError):
-        table.parameters["variance"] = 0.5
+        table.quantity.parameters["variance"] = 0.5
 
 
 def test_a_table_does_not_follow_its_maker(made):
@@ -60,7 +60,7 @@ def test_a_table_does_not_follow_its_maker(made):
 
 def test_a_missing_value_without_reason_is_refused(made):
     with pytest.raises(InvalidValue, match="a finite value or a reason.*1 differ, first 'in' and 'out' with nan"):
-        made.holed(holes={})
+        made.holed(missing={})
     with pytest.raises(InvalidValue, match="first 'in' and 'in' with inf"):
         made.holed(values=[[np.inf, np.nan], [1, 1]])
 
@@ -72,7 +72,7 @@ def test_a_reason_beside_a_value_is_refused(made):
 
 def test_a_hole_in_no_layer_is_refused(made):
     with pytest.raises(UnknownName, match="no layer named 'gone'"):
-        made.holed(holes={("gone", "out"): "?"})
+        made.holed(missing={("gone", "out"): "?"})
 
 
 def test_other_shapes_than_the_layers_are_refused(made):
@@ -104,7 +104,7 @@ def test_the_first_of_equal_matches_is_named(made):
 def test_a_row_of_holes_has_no_best_match(made):
     holes = {("in", "in"): "dead", ("in", "out"): "dead"}
     for direction in (True, False):
-        table = made.holed(values=[[np.nan, np.nan], [0.25, 0.5]], holes=holes, higher_is_closer=direction)
+        table = made.holed(values=[[np.nan, np.nan], [0.25, 0.5]], missing=holes, higher_is_closer=direction)
         assert list(table.best_matches()) == ["out"]
 
 
@@ -135,12 +135,16 @@ def test_equal_tables_are_equal_holes_included(made):
 
 def test_tables_with_equal_labels_share_them(made):
     one, other = made.holed(parameters={"k": 1}), made.holed(parameters={"k": 1})
-    for name in ("layers_a", "parameters", "holes", "error_reasons"):
+    for name in ("layers_a", "missing", "error_reasons"):
         assert getattr(one, name) is getattr(other, name)
-    assert [made.table(parameters={"k": k}).parameters["k"] for k in (1, 1.0, True)] == [1, 1.0, True]
-    assert [type(made.table(parameters={"k": k}).parameters["k"]) for k in (1, 1.0, True)] == [int, float, bool]
+    assert [made.table(parameters={"k": k}).quantity.parameters["k"] for k in (1, 1.0, True)] == [1, 1.0, True]
+    assert [type(made.table(parameters={"k": k}).quantity.parameters["k"]) for k in (1, 1.0, True)] == [
+        int,
+        float,
+        bool,
+    ]
     with pytest.raises(TypeError, match="does not support item assignment"):
-        one.parameters["k"] = 2
+        one.quantity.parameters["k"] = 2
 
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
@@ -151,11 +155,11 @@ def test_copies_are_equal_and_frozen(made, again):
 
 
 def test_the_short_form_says_what_it_is(made):
-    assert repr(made.holed()) == "Values('cka', 2 × 2 layers, 1 holes)"
+    assert repr(made.holed()) == "Values('cka', 2 × 2 layers, 1 missing)"
 
 
 def test_corresponding_layers_are_those_of_the_same_name_without_holes(made):
     assert made.table(rows=("conv1", "head"), columns=("head", "conv1")).corresponding() == {"conv1": 0.5, "head": 0.5}
-    holed = made.holed(values=[[1.0, 0.5], [0.25, np.nan]], holes={("out", "out"): "it is constant"})
+    holed = made.holed(values=[[1.0, 0.5], [0.25, np.nan]], missing={("out", "out"): "it is constant"})
     assert holed.corresponding() == {"in": 1.0}
     assert made.table(columns=("x", "y")).corresponding() == {}

@@ -7,6 +7,7 @@ from torch import nn
 import netkin
 from netkin.errors import InvalidValue, MissingExtra, SourceError
 from netkin.sources import load_data
+from table_worlds import sentences
 
 pillow = pytest.importorskip("PIL.Image", reason="image files need Pillow: pip install 'netkin[images]'")
 
@@ -186,7 +187,7 @@ def test_what_was_skipped_is_among_the_warnings_of_a_comparison(tmp_path):
     (tmp_path / "a.png").write_bytes(b"no image")
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU())
     comparison = netkin.compare(model, data=load_data(f"images,broken=skip:{tmp_path}"))
-    assert any("1 of 8 images were left out as broken: " in warning for warning in comparison.warnings)
+    assert any("1 of 8 images were left out as broken: " in warning for warning in sentences(comparison))
 
 
 def test_a_folder_of_broken_images_alone_is_refused_and_so_is_another_word_than_skip(tmp_path):

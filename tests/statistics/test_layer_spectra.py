@@ -211,7 +211,9 @@ def test_measures_of_units_and_debiasing_sums_say_why_they_have_no_value(worlds)
 
 def test_few_examples_are_counted_against_one_frequency(worlds):
     spectra = Spectra.of(worlds.normal(6, 3, 4, 4), worlds.normal(6, 4, 4, 4))
-    assert "6 examples are fewer than the 3 + 4 features of the two layers at each frequency" in spectra.few_examples
+    assert "6 examples are fewer than the 3 + 4 features of the two layers at each frequency" in str(
+        spectra.few_examples
+    )
     assert Spectra.of(worlds.normal(7, 3, 4, 4), worlds.normal(7, 4, 4, 4)).few_examples is None
 
 

@@ -108,7 +108,7 @@ def side_of(directions: AlignedSide | Directions) -> AlignedSide:
 
 def _chosen_neurons(side: AlignedSide, chosen: Tensor, rest: str) -> Neurons:
     if rest not in REST:
-        raise UnknownName(f"`rest` is 'mean' or 'predicted'; got {rest!r}.")
+        raise UnknownName(f"`rest` is 'mean' or 'predicted'; got {rest!r}.", argument="rest")
     chosen = chosen.sort().values.to(side.mean.device)
     identity = torch.eye(side.width, dtype=side.mean.dtype, device=side.mean.device)
     decode = identity[chosen] if rest == "mean" else _prediction(side.covariance(chosen), chosen)
@@ -259,9 +259,9 @@ def class_sensitivity(
 def _without_logits(table: Values, layers: Collection[str]) -> Values:
     """Return a table of layers by classes in which the layers that give the logits themselves have no value."""
     own = [name in layers for name in table.layers_a]
-    holes = {(name, one): ITSELF for name in table.layers_a for one in table.layers_b if name in layers}
+    missing = {(name, one): ITSELF for name in table.layers_a for one in table.layers_b if name in layers}
     values = np.where(np.array(own)[:, None], np.nan, table.values)
-    return replace(table, axes=("layer", "class"), values=values, holes={**table.holes, **holes})
+    return replace(table, axes=("layer", "class"), values=values, missing={**table.missing, **missing})
 
 
 class Logits(Runner):
@@ -333,14 +333,16 @@ def _listed(classes: Any) -> list[Any]:
         return []
     asked = list(classes) if isinstance(classes, Iterable) and not isinstance(classes, str) else [classes]
     if not asked:
-        raise InvalidValue("`classes` is empty; leave it out for all classes.")
+        raise InvalidValue("`classes` is empty; leave it out for all classes.", argument="classes")
     return asked
 
 
 def _columns(asked: Sequence[Any], names: Sequence[str] | None, count: int) -> dict[str, int]:
     """Return the columns of the classes requested, by name."""
     if names is not None and len(names) != count:
-        raise ShapeError(f"`names` has {len(names):,} names and the model {count:,} outputs; give one for each.")
+        raise ShapeError(
+            f"`names` has {len(names):,} names and the model {count:,} outputs; give one for each.", argument="names"
+        )
     known = distinct(map(str, range(count) if names is None else names), "classes")
     return {known[column]: column for column in (_column(one, known) for one in asked or range(count))}
 

@@ -190,13 +190,11 @@ def _describe_many(header: Mapping[str, Any]) -> dict[str, Any]:
     columns, each = header.get("columns"), header.get("comparisons")
     if isinstance(columns, Mapping):
         pairs, of_all = _listed(header.get("first pairs")), _mapped(columns.get("comparisons"))
-        ids = _listed(_mapped(columns.get("tables")).get("id"))
+        ids = [_mapped(one).get("id") for one in _listed(_mapped(columns.get("tables")).get("quantity"))]
     elif isinstance(each, list):  # as series have them
         own = [_mapped(one) for one in each]
         pairs = [[one.get("a"), one.get("b")] for one in own]
-        tables = [one.get("tables") for one in own]  # in a document by their names
-        ids = [name for some in tables for name in _mapped(some)]
-        ids += [_mapped(one).get("id") for some in tables for one in _listed(some)]
+        ids = [name for one in own for name in _mapped(one.get("tables"))]
         of_all = {name: [one.get(name) for one in own] for name in SAID}
     else:
         return {}
@@ -221,8 +219,8 @@ def _shorten(value: Any) -> str:
     if isinstance(value, Mapping):
         return _cut(", ".join(_entry(name, one) for name, one in value.items())) or "none"
     if isinstance(value, list):
-        ids = [one["id"] for one in value if isinstance(one, Mapping) and "id" in one]
-        plain = ids or [one for one in value if isinstance(one, (str, int, float))]
+        items = [_mapped(one).get("sentence", one) for one in value]  # of caveats
+        plain = [one for one in items if isinstance(one, (str, int, float))]
         return _cut(", ".join(map(str, plain))) if plain else f"{len(value):,}" if value else "none"
     return " ".join(str(value).split())
 

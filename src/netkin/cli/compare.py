@@ -27,7 +27,7 @@ from netkin.cli.options import (
     is_typed,
     result_options,
 )
-from netkin.cli.outputs import REFUSED, OutputFiles, as_json, in_options, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, as_json, with_refusals
 from netkin.cli.running import (
     Destination,
     call_for_many,
@@ -173,12 +173,12 @@ def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options:
     models = named_models([one for one in (a, b, *more) if one], options.pop("names"))
     _refuse_without_data(models, options)
     plan, facts = _plan(models, options)
-    facts["refused"] = in_options(plan.refused)
+    facts["refused"] = plan.refused
     tell_random_weights(loaded_models())
     for remark in facts.get("warnings", ()):
         click.echo(f"warning: {remark}", err=True)
     # --save is an option of the command that is explained
-    click.echo(as_json(facts) if json else in_options("\n".join(plan.lines)).replace("`save`", "--save"))
+    click.echo(as_json(facts) if json else "\n".join(plan.lines))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)
 

@@ -6,12 +6,10 @@ ends a command becomes one sentence on stderr, in the words of the command line,
 
 from __future__ import annotations
 
-import ast
 import codecs
 import functools
 import json
 import os
-import re
 import shlex
 import sys
 import traceback
@@ -34,17 +32,6 @@ REFUSED = 1
 INTERRUPTED = 130
 ARGUMENTS, SILENT, TITLE, UNSAVED = "netkin.arguments", "netkin.silent", "netkin.title", "netkin.unsaved"
 DRAWN = ("report", "figure", "files")  # the options by which pages and figures are asked for
-# what the library calls an option, or what it has a function for
-OWN_WORDS = {"decompose": "atoms", "share-coefficients": "atoms"}
-OWN_VALUES = {("pairs", "'all'"): "matrix"}  # a value of an argument that is an option where the argument is none
-# an argument in backticks; a text in quotes or a measure with its parameters, which stay; an argument with its value
-_ARGUMENT = re.compile(
-    r"`(?P<name>\w+)(?:=(?P<value>[^`]*))?`"
-    r"|`nk\.(?P<command>\w+)(?:\((?P<of>[^`)]*)\))?[^`]*`"
-    r"|`[^`]*`|(?<!\w)'[^']*'(?!\w)|\w\([^()]*\)"
-    r"|(?<![\w`'\"(,.:=-])(?P<bare>[a-z_]+)=(?P<set>'[^']*'|\"[^\"]*\"|\[[^\]]*\]|True|False|None|[\d.]*\d)"
-)
-_REPEATED = re.compile(r"(--[\w-]+) \(\1(?: [^)]*)?\)")
 
 
 class OutputFiles:
@@ -92,7 +79,7 @@ class OutputFiles:
         else:
             self.write(self.save, save, f"saved to {self.save}")
         self.draw(result)
-        self.show(text or (lambda: as_json(result) if self.json else in_options(str(result))))
+        self.show(text or (lambda: as_json(result) if self.json else str(result)))
         self.finish()
 
     def tell_saved(self, path: Path | None) -> None:
@@ -182,12 +169,12 @@ def as_json(content: Any) -> str:
 
     Where stdout is not UTF-8, which has all characters, those beyond ASCII are escaped.
     """
-    from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, SparsityStudy, TaskAccuracies
-    from netkin.results.packing import document
+    from netkin.results import Comparisons
+    from netkin.results.compression import Compression
+    from netkin.results.packing import Saved, document
     from netkin.results.records import plain
 
-    results = (Comparison, Comparisons, Federation, Ranking, Series, SparsityStudy, TaskAccuracies)
-    found = document(content) if isinstance(content, results) else plain(content)
+    found = document(content) if isinstance(content, (Saved, Comparisons, Compression)) else plain(content)
     escaped = codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name != "utf-8"
     return json.dumps(found, indent=2, ensure_ascii=escaped)
 
@@ -248,7 +235,8 @@ def _leave_refused(error: Exception, unsaved: Sequence[str]) -> None:
         model = getattr(error, "model", None)
         where = f" with {model!r}" if model else ""
         sentence = f"met an unexpected error{where}: {_one_line(error)}; `netkin --debug ...` shows where it arose."
-    _leave(in_options(" ".join(" ".join([sentence, *unsaved]).split())), REFUSED)
+    option = option_of(getattr(error, "argument", None))
+    _leave(" ".join(" ".join([f"{option}: {sentence}" if option else sentence, *unsaved]).split()), REFUSED)
 
 
 @contextmanager
@@ -282,63 +270,21 @@ def _leave(sentence: str, code: int) -> None:
     raise click.exceptions.Exit(code)
 
 
-def in_options(sentence: str, context: click.Context | None = None) -> str:
-    """Return a sentence of the library in which its arguments are the options of the command that runs.
-
-    Example:
-        >>> options = [click.Option(["--measure", "measures"]), click.Option(["--overwrite"])]
-        >>> command = click.Command("f", params=options)
-        >>> in_options("give `overwrite=True`, or collect with measures=['cka', 'nbs'].", click.Context(command))
-        'give --overwrite, or collect with --measure cka --measure nbs.'
-    """
-    context = context or click.get_current_context(silent=True)
-    if context is None:
-        return sentence
-    known = _options_of(context)
-    settings = _recipe_settings() if "recipe" in known else ()
-    root = context.find_root().command
-    commands = root.commands if isinstance(root, click.Group) else {}
-
-    def written(found: re.Match[str]) -> str:
-        command = (found["command"] or "").replace("_", "-")
-        if OWN_WORDS.get(command) in known:
-            return known[OWN_WORDS[command]]
-        if command in commands:
-            of = found["of"] if (found["of"] or "").isalpha() else ""
-            return f"`netkin {command} {of.upper()}".rstrip() + "`"
-        name, value = found["name"] or found["bare"], found["value"] or found["set"]
-        if value and name in settings:
-            return f"--recipe {name}={value}"
-        if name not in known and OWN_VALUES.get((name, value)) in known:
-            return known[OWN_VALUES[name, value]]
-        # a list of pairs has no form as an option
-        return _with_value(known[name], value) if name in known and not (value or "").startswith("[(") else found[0]
-
-    return _REPEATED.sub(r"\1", _ARGUMENT.sub(written, sentence))
-
-
-def _options_of(context: click.Context) -> dict[str, str]:
-    """Return the options of a command by what the library may call them."""
-    found: dict[str, str] = {}
-    for option in (one for one in context.command.get_params(context) if isinstance(one, click.Option)):
-        long = max(option.opts, key=len)
-        found |= {str(option.name): long, long.lstrip("-").replace("-", "_"): long}
-    return found | {theirs: found[own] for theirs, own in OWN_WORDS.items() if own in found}
+def option_of(argument: str | None) -> str:
+    """Return the option of the running command that gives an argument of the library; "" where it has none."""
+    context = click.get_current_context(silent=True)
+    if context is None or argument is None:
+        return ""
+    options: dict[str, str] = {}
+    for option in context.command.get_params(context):
+        if isinstance(option, click.Option):
+            long = max(option.opts, key=len)
+            options |= {str(option.name): long, long.lstrip("-").replace("-", "_"): long}
+    found = options.get(argument, "")
+    return found or (options["recipe"] if "recipe" in options and argument in _recipe_settings() else "")
 
 
 def _recipe_settings() -> Sequence[str]:
     from netkin.training import Recipe
 
-    return [one.name for one in fields(Recipe)]
-
-
-def _with_value(option: str, value: str | None) -> str:
-    if not value or value in ("True", "...") or value.startswith("("):
-        return option
-    if value in ("False", "None"):
-        return f"no {option}"
-    items = [value.strip("'\"")]
-    if value.startswith("["):
-        with suppress(ValueError, SyntaxError):  # no list of plain values
-            items = ast.literal_eval(value)
-    return " ".join(f"{option} {shlex.quote(str(one))}" for one in items)
+    return [field.name for field in fields(Recipe)]

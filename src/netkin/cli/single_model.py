@@ -21,7 +21,7 @@ from netkin.cli.options import (
     memory_option,
     result_options,
 )
-from netkin.cli.outputs import OutputFiles, as_json, in_options, with_refusals
+from netkin.cli.outputs import OutputFiles, as_json, with_refusals
 from netkin.cli.running import (
     functions_of,
     load_batches,
@@ -107,7 +107,7 @@ def compress(model: str, **options: Any) -> None:
     outputs = OutputFiles.of(options)
     small = _compress(spec, name=name, **options)
     table: Any = small.compression
-    shown = partial(as_json, table.to_document()) if outputs.json else lambda: in_options(str(table))
+    shown = partial(as_json, table) if outputs.json else lambda: str(table)
     outputs.deliver(table, partial(save_compressed, small), shown)
 
 

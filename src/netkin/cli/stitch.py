@@ -23,7 +23,7 @@ from netkin.cli.options import (
     example,
     result_options,
 )
-from netkin.cli.outputs import REFUSED, OutputFiles, as_json, in_options, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, as_json, with_refusals
 from netkin.cli.running import (
     load_batches,
     load_models,
@@ -148,7 +148,7 @@ def stitch(
         click.echo(f"no map in {map_file}: there is no stitch", err=True)
     for one in made:
         outputs.write(map_file, one.save, f"map in {map_file}")
-    outputs.deliver(found, text=lambda: as_json(found) if outputs.json else in_options(_as_text(found)))
+    outputs.deliver(found, text=lambda: as_json(found) if outputs.json else _as_text(found))
     if not all(one.complete for one in _comparisons(found)):
         raise KeyboardInterrupt(resume_hint(outputs.save))
     if not any(_has_values(one) for one in _comparisons(found)):
@@ -188,7 +188,7 @@ def _explain(models: dict[str, str], json: bool, **options: Any) -> None:
     networks, fitting, judging, asked = _load(list(models.values()), **options)
     plan = explain_stitch(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)
     facts = asdict(plan) | {"refused": {" into ".join(pair): reason for pair, reason in plan.refused.items()}}
-    click.echo(as_json(facts) if json else in_options(str(plan)))
+    click.echo(as_json(facts) if json else str(plan))
     if not plan.joined:
         raise click.exceptions.Exit(REFUSED)
 
@@ -234,7 +234,7 @@ def _load(
 
 def _has_values(found: Comparison) -> bool:
     """Return whether any stitch has a score."""
-    return any(t.values.size > len(t.holes) for t in found.tables.values() if "how" in t.parameters)
+    return any(t.values.size > len(t.missing) for t in found.tables.values() if "how" in t.quantity.parameters)
 
 
 def _comparisons(found: Comparison | Comparisons) -> list[Comparison]:
@@ -250,7 +250,7 @@ def _as_text(found: Comparison | Comparisons) -> str:
     each, width = _comparisons(found), terminal_width()
     heading = heading_as_text(each[0]) if len(each) == 1 else f"{len(each)} ordered pairs of models"
     lines = [heading, _table(each), *(wrapped(reason, width) for reason in _missing(each))]
-    sentences = [f"warning: {one.a} into {one.b}: {warning}" for one in each for warning in one.warnings]
+    sentences = [f"warning: {one.a} into {one.b}: {caveat}" for one in each for caveat in one.caveats]
     lines += ["\n" + wrapped(sentence, width) for sentence in sentences[:MOST]]
     if len(sentences) > MOST:
         lines.append(f"\nand {len(sentences) - MOST} more warnings, which a report and --json show")
@@ -270,11 +270,11 @@ def _missing(found: Sequence[Comparison]) -> list[str]:
     """Return why pairs that were requested have no value, the commonest reason first."""
     from netkin.results.labels import NOT_ASKED, reasons
 
-    holes = {
+    missing = {
         (f"{one.a} {table.id} {x}", f"{one.b} {y}"): reason
         for one in found
         for table in one.tables.values()
-        for (x, y), reason in table.holes.items()
+        for (x, y), reason in table.missing.items()
         if reason != NOT_ASKED
     }
-    return list(reasons(holes, "value"))
+    return list(reasons(missing, "value"))

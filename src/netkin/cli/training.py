@@ -27,7 +27,7 @@ from netkin.cli.options import (
     recipe_settings,
     result_options,
 )
-from netkin.cli.outputs import REFUSED, OutputFiles, as_json, in_options, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, as_json, with_refusals
 from netkin.cli.running import (
     Result,
     functions_of,
@@ -99,7 +99,7 @@ def _explain_run(run: str, json: bool, **options: Any) -> None:
     plan = _call_library(explain_dynamics, run, **options)
     facts = asdict(plan)
     facts["each"].pop("kinds")
-    click.echo(as_json(facts) if json else in_options(str(plan)))
+    click.echo(as_json(facts) if json else str(plan))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)
 

@@ -357,5 +357,5 @@ def model_directions(
         statistics = Request(given, options, wanted, study, data, examples).collect([find("svcca")], {})
     moments = statistics.pair(find("svcca"), ("a", layer), (pair[1], other))
     if moments.few_examples:
-        warnings.warn(moments.few_examples, InflatedWarning, stacklevel=outside())
+        warnings.warn(str(moments.few_examples), InflatedWarning, stacklevel=outside())
     return svcca_directions(moments, variance=variance, by=by)

@@ -27,7 +27,7 @@ from netkin.measures.registry import Measure
 from netkin.memory import format_bytes
 from netkin.representations.hooks import leaves
 from netkin.representations.shapes import shape_name
-from netkin.results.records import checked
+from netkin.results.packing import as_record
 from netkin.results.values import Pair
 from netkin.settings import random_states_kept
 from netkin.sources import load_model
@@ -102,7 +102,7 @@ class PairsWay:
 
 def unpacked_way(told: Mapping[str, Any]) -> PairsWay:
     """Return the way that was taken apart by `asdict` and has been JSON since."""
-    way = checked(PairsWay, dict(told) | {"operations": None})
+    way = as_record(PairsWay, dict(told) | {"operations": None})
     return replace(way, operations=told["operations"])  # which may be more than fit 64 bits
 
 
@@ -305,7 +305,8 @@ class Planner:
             what = "the rows of all models" if keeps_rows else "two models"
             raise MemoryLimit(
                 f"{what} need {format_bytes(held)}, and the limit is {format_bytes(self.study.limit)}; use fewer "
-                "`layers=` or `examples=`, or a higher `memory=`."
+                "`layers=` or `examples=`, or a higher `memory=`.",
+                argument="memory",
             )
         size = largest_fit(lambda one: self._priced(one, examples, rows) is not None, min(most // 2 + most % 2, GROUP))
         if size == 0:

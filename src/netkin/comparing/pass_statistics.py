@@ -23,18 +23,19 @@ from netkin.identity import DataDigest, Form, form_difference, settings_digest, 
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, command, showing
 from netkin.results import Comparison, Comparisons
-from netkin.results.records import now, refuse_misfit, typed
+from netkin.results.caveats import Caveat
+from netkin.results.packing import as_record
+from netkin.results.records import now
 from netkin.statistics.collector import Collector, Key, LayerSize, Study, name_of
 from netkin.statistics.statistic import from_plain, to_plain
 
 KIND = "statistics"
 NAMED = 8  # layers that a warning names
-PLAIN = {
-    "models": list[str], "origins": dict[str, dict[str, str]], "resizes": bool, "plan": str, "names": dict[str, str],
-    "data": str, "examples": int, "settings": dict[str, str], "part": str, "asked": list[str], "warnings": list[str],
-    "created": str,
-}  # fmt: skip
-STUDY = {"examples": int | None, "chunks": int, "seed": int}
+PLAIN = (
+    "models", "origins", "resizes", "plan", "names", "data", "examples", "settings", "part", "asked", "warnings",
+    "created",
+)  # fmt: skip
+STUDY = ("examples", "chunks", "seed")
 
 
 class Statistics:
@@ -95,6 +96,12 @@ class Statistics:
         if not is_part or self.examples >= self.expected or self.ended:
             return ""
         return f"these numbers rest on {self.examples:,} of {self.expected:,} examples: not all parts have been merged."
+
+    @property
+    def caveats(self) -> list[Caveat]:
+        """What to know of the data: that parts are missing, and which layers and examples were left out."""
+        parts = [Caveat("missing-parts", self.missing)] if self.missing else []
+        return parts + [Caveat("data", text) for text in self.warnings]
 
     @property
     def expected(self) -> int:
@@ -244,9 +251,8 @@ def _refuse_absent_measures(path: str | os.PathLike[str], header: Mapping[str, A
     """Refuse a file that needs a package which is not installed here."""
     with files.damage_reported(path):
         for need in header.get("needs", []):
-            measures = typed(need["measures"], list[str], "measures")
             try:
-                find(measures[0])
+                find(need["measures"][0])
             except UnknownName as absent:
                 raise FileError(
                     f"{str(path)!r} holds a statistic of a package that is not installed: {absent} Install the package."
@@ -261,48 +267,29 @@ def from_arrays(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
 def from_parts(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Statistics:
     """Return the statistics that `to_parts` took apart."""
     of, which = header["pairs"]
-    of, which = typed(of, list[tuple[str, str]], "pairs"), typed(which, str | list[tuple[str, str]], "pairs")
-    pairs, given = Pairs(of, which), typed(header["layers"], list[LayerSize], "layers")
-    plain = {name: typed(header[name], hint, name) for name, hint in PLAIN.items()}
+    of, which = [(a, b) for a, b in of], which if isinstance(which, str) else [(a, b) for a, b in which]
+    pairs, given = Pairs(of, which), [as_record(LayerSize, one) for one in header["layers"]]
+    plain = {name: header[name] for name in PLAIN}
     names = {model: [layer.name for layer in given if layer.model == model] for model in plain["models"]}
     alignment = Alignment(given, pairs.pair_blocks(names))
-    counts = {name: typed(header["study"][name], hint, name) for name, hint in STUDY.items()}
-    study, needs = Study(alignment.layers, alignment.pair_blocks, **counts), [_need(one) for one in header["needs"]]
+    study, needs = (
+        Study(alignment.layers, alignment.pair_blocks, **header["study"]),
+        [_need(one) for one in header["needs"]],
+    )
     statistics = Statistics([], pairs, study, alignment, needs)
     for name, value in plain.items():
         setattr(statistics, name, value)
-    statistics.digest = DataDigest.from_json(typed(header["digest"], str, "digest"))
-    statistics.ended = set(typed(header["ended"], list[str], "ended"))
+    statistics.digest = DataDigest.from_json(header["digest"])
+    statistics.ended = set(header["ended"])
     statistics.collectors = from_plain(header["collectors"], tensors)
-    _refuse_misfit(statistics, given)
     return statistics
 
 
 def _need(header: Mapping[str, Any]) -> Need:
-    names = [find(name).id for name in typed(header["measures"], list[str], "measures")]
+    names = [find(name).id for name in header["measures"]]
     candidates = ready_collectors(find(names[0]))
     settings = type(candidates[0].settings_for(find(names[0]))).from_json(header["settings"])
     return Need(candidates, settings, tuple(header["measures"]))
-
-
-def _refuse_misfit(found: Statistics, layers: Sequence[LayerSize]) -> None:
-    """Refuse what a file says where its models, the `layers` that it lists and its collectors do not go together."""
-    models, held = set(found.models), found.collectors
-    kinds = isinstance(held, list) and len(held) == len(found.needs) and all(isinstance(one, list) for one in held)
-    kinds = kinds and all(type(x) in y.candidates for one, y in zip(held, found.needs, strict=True) for x in one)
-    every = list(found.every()) if kinds else []
-    sizes = [found.examples, found.study.chunks, found.study.examples or 0]
-    sizes += [size for one in layers for size in (one.width, one.rows, *one.space)]
-    fits = {
-        "models": models.issuperset([name for pair in found.pairs.of for name in pair]) and bool(found.pairs.of),
-        "origins": set(found.origins) == models and models.issuperset(found.names),
-        "layers": len(found.alignment.given) == len(layers) and models.issuperset(one.model for one in layers),
-        "sizes": min(sizes) >= 0 and all(one.examples > 0 for one in layers),
-        "collectors": kinds,
-        "chunks": {getattr(one, "chunks", found.study.chunks) for one in every} <= {found.study.chunks},
-        "names": all(found.alignment.layers.keys() >= {*getattr(one, "names", ())} for one in every),
-    }
-    refuse_misfit(fits)
 
 
 def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any, Any]]:

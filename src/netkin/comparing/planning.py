@@ -177,7 +177,8 @@ def refuse_over(study: Study, size: int, what: str, ways: str = "", limit: int |
         f"{format_bytes(most)}; the widest layer is {widest.name!r} of {widest.model!r} with {widest.width:,} "
         f"features. Use {ways or CostEstimate.ways}, fewer `layers=`, "
         + ("fewer `chunks=` or `pairs=`, " if study.chunks else "")
-        + "or a higher `memory=`."
+        + "or a higher `memory=`.",
+        argument="memory",
     )
 
 

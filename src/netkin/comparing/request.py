@@ -58,7 +58,9 @@ class Options:
         if resize not in (None, "average"):
             raise UnknownName(f"`resize` is None or 'average'; got {resize!r}.")
         if resize and shape not in ("positions", positions, "dft", dft):
-            raise InvalidValue(f"`resize` goes with shape='positions' or shape='dft'; got shape={shape!r}.")
+            raise InvalidValue(
+                f"`resize` goes with shape='positions' or shape='dft'; got shape={shape!r}.", argument="resize"
+            )
         _refuse_beside_dft(shape)
         refuse_half_characters(places)
         self.layers, self.places, self.device, self.exact_model = layers, places, device, exact_model
@@ -249,7 +251,9 @@ class Request:
         if self.start is None and examples < self.study.chunks:
             raise InvalidValue(
                 f"chunks={self.study.chunks} are more than the {examples:,} examples; take fewer chunks or more "
-                "examples."
+                "examples.",
+                argument="chunks",
+                value=self.study.chunks,
             )
 
     def _settings(self, digest: Callable[[Any], str] = function_digest) -> dict[str, str]:

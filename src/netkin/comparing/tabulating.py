@@ -1,8 +1,7 @@
-"""From statistics to tables: every measure for every pair, with holes where there is no value."""
+"""From statistics to tables: every measure for every pair, with reasons where there is no value."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any
@@ -18,13 +17,13 @@ from netkin.measures.cuts import Cut
 from netkin.measures.registry import Measure, value_of
 from netkin.progress import Interruption, reported
 from netkin.results import Comparison, Values
+from netkin.results.caveats import Caveat, grouped
 from netkin.results.labels import NOT_ASKED
 from netkin.results.values import jackknife_error
 from netkin.settings import exact_products
 from netkin.statistics.collector import READ
 from netkin.statistics.decompositions import one_thread
 
-NUMBERS_AND_NAMES = r"'[^']*'|[\d,.]*\d(e[+-]?\d+)?"  # in which cautions of one kind differ
 INTERRUPTED = "interrupted before this pair was reached"
 AT_ONCE = 128  # pairs that are prepared together, at most
 TOGETHER = 256  # pairs of models that are read together without each chunk in turn
@@ -90,7 +89,7 @@ class Tables:
         self.replicates: dict[str, np.ndarray] = {}
         self.sizes: dict[str, tuple[int, ...]] = {}
         self.ranks: dict[str, dict[str, int]] = {"a": {}, "b": {}}  # the directions that layers were cut to
-        self.cautions: dict[str, int] = {}  # how many values each sentence holds for
+        self.caveats: list[Caveat] = []  # one for each value that it holds for
         self.cuts: dict[tuple[str, str, str], CutMargins] = {}  # where a measure cut the spectra of a pair
         self.jumps: dict[str, set[tuple[str, str]]] = {}  # pairs of which it keeps others without some chunk
         self._places: dict[tuple[str, str, str], tuple[Any, Any, Any]] = {}  # where measures read pairs
@@ -124,8 +123,8 @@ class Tables:
         layers, a, b, tables = self.statistics.layers, self.a, self.b, self.tables()
         origins = {"a": self.statistics.origins[a], "b": self.statistics.origins[b]}
         # random weights, or no layers to be seen
-        remarks = (origin.get(what, "") for origin in origins.values() for what in ("random weights", "one layer"))
-        said = [self.statistics.missing, *remarks, *self.statistics.warnings, *self.warnings()]
+        remarks = ((what, origin.get(what)) for origin in origins.values() for what in ("random weights", "one layer"))
+        models = [Caveat(what.replace(" ", "-"), sentence) for what, sentence in remarks if sentence]
         # forms are for merges; a result names their digest
         known = {f"{what} {side}": own[what] for side, own in origins.items() for what in own if what != "form"}
         return Comparison(
@@ -141,7 +140,7 @@ class Tables:
             data=self.statistics.data,
             examples=self.statistics.examples,
             seed=self.statistics.study.seed,
-            warnings=tuple(dict.fromkeys(filter(None, said))),
+            caveats=tuple(dict.fromkeys([*self.statistics.caveats, *models, *self.caveats_of_values()])),
             version=__version__,
             provenance=known | dict(self.known) | self.ranks_in_words(),
             complete=not self.ended,
@@ -253,8 +252,7 @@ class Tables:
     def _value(self, measure: Measure, x: str, y: str, read: dict[int, Any]) -> float:
         pair = self._read(measure, x, y, read)
         with one_thread(getattr(pair, "is_small", False)):
-            for caution in measure.cautions(pair):
-                self.cautions[caution] = self.cautions.get(caution, 0) + 1
+            self.caveats += measure.caveats(pair)
             value, cut = _value_and_cut(measure, pair)
             if cut is not None and self.statistics.study.chunks:
                 self.cuts[measure.id, x, y] = CutMargins(cut, pair, self.statistics.study.chunks)
@@ -283,24 +281,15 @@ class Tables:
 
     def table(self, measure: Measure) -> Values:
         """Return the table of one measure."""
-        facts, values = measure.facts, self.values[measure.id]
+        values = self.values[measure.id]
         rows, columns = {x: i for i, x in enumerate(self.layers_a)}, {y: j for j, y in enumerate(self.layers_b)}
         holes = {(x, y): why for (x, y), why in self.holes[measure.id].items() if np.isnan(values[rows[x], columns[y]])}
         return Values(
-            id=measure.id,
-            name=measure.name,
-            parameters=dict(measure.settings),
+            quantity=measure.quantity,
             layers_a=tuple(self.layers_a),
             layers_b=tuple(self.layers_b),
             values=values,
-            holes=holes,
-            higher_is_closer=facts.higher_is_closer,
-            bounds=facts.bounds,
-            symmetric=facts.symmetric,
-            conventions=facts.convention,
-            unit=facts.unit,
-            means=facts.means,
-            cannot_see=facts.cannot_see,
+            missing=holes,
             statistic=self._statistic(measure),
             exactness=self._exactness(measure),
             **self._errors(measure),
@@ -362,16 +351,17 @@ class Tables:
             found |= {f"directions {side}": ", ".join(cut)} if cut else {}
         return found
 
-    def warnings(self) -> tuple[str, ...]:
-        """Return the warnings about these tables, as sentences."""
-        said = [*merge_cautions(self.cautions), *self._doubts_of_errors()]
+    def caveats_of_values(self) -> Iterator[Caveat]:
+        """Yield the caveats of values, of standard errors and of an interruption."""
+        yield from grouped(self.caveats)
+        yield from self._doubts_of_errors()
         if "reading" in self.ended:
-            said.append(f"interrupted: these numbers rest on the first {self.statistics.examples:,} examples.")
+            sentence = f"interrupted: these numbers rest on the first {self.statistics.examples:,} examples."
+            yield Caveat("interrupted", sentence)
         if "measuring" in self.ended:
-            said.append("interrupted: some pairs were not reached, and have no value.")
-        return tuple(said)
+            yield Caveat("interrupted", "interrupted: some pairs were not reached, and have no value.")
 
-    def _doubts_of_errors(self) -> Iterator[str]:
+    def _doubts_of_errors(self) -> Iterator[Caveat]:
         """Yield what makes standard errors rough: chunks that hold nothing, cuts that jump between chunks."""
         rough: dict[tuple[int, ...], list[Measure]] = {}
         for measure in self.measures:
@@ -380,16 +370,18 @@ class Tables:
                 rough.setdefault(sizes, []).append(measure)
         for sizes, of in rough.items():
             batches = self.statistics.collector(of[0]).reduces
-            yield (
+            sentence = (
                 f"the standard errors of {', '.join(one.id for one in of)} rest on {sum(map(bool, sizes))} chunks, as "
                 f"{sum(sizes):,} {'mini-batches' if batches else 'examples'} do not fill all of the {len(sizes)}; take "
                 f"more examples or {'smaller mini-batches' if batches else 'fewer `chunks=`'}."
             )
+            yield Caveat("few-chunks", sentence)
         for name, pairs in self.jumps.items():
-            yield (
+            sentence = (
                 f"without some chunk {name} keeps another number of directions, of {len(pairs):,} pairs; such jumps "
                 "make a standard error too large, unless the table has a reason in its place."
             )
+            yield Caveat("jumping-cuts", sentence, len(pairs))
 
 
 def _value_and_cut(measure: Measure, pair: Any) -> tuple[float, Cut | None]:
@@ -397,20 +389,3 @@ def _value_and_cut(measure: Measure, pair: Any) -> tuple[float, Cut | None]:
     if hasattr(pair, "cut"):
         pair.cut = None
     return value_of(measure, pair), getattr(pair, "cut", None)
-
-
-def merge_cautions(cautions: Mapping[str, int]) -> list[str]:
-    """Return of each kind of caution the sentence with the largest number, and for how many values the kind holds."""
-    kinds: dict[str, list[str]] = {}
-    for sentence in cautions:
-        kinds.setdefault(re.sub(NUMBERS_AND_NAMES, "", sentence), []).append(sentence)
-    said = []
-    for sentences in kinds.values():
-        count = sum(cautions[sentence] for sentence in sentences)
-        more = f" This holds for {count:,} values." if len(sentences) > 1 else ""
-        said.append(max(sentences, key=_largest_number) + more)
-    return said
-
-
-def _largest_number(sentence: str) -> int:
-    return max((int(found.replace(",", "")) for found in re.findall(r"\d[\d,]*", sentence)), default=0)

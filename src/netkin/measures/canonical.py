@@ -423,6 +423,6 @@ def dft_cca(X: Any, Y: Any, *, variance: float | None = None) -> Any:
         if len(spectra.x.mean) == len(spectra.y.mean) == 1 and not spectra.cross.is_complex():
             raise ShapeError("neither `X` nor `Y` is a map, n × c × h × w; use `cca_mean` or `svcca` for matrices.")
         if spectra.few_examples:
-            warnings.warn(spectra.few_examples, InflatedWarning, stacklevel=2)
+            warnings.warn(str(spectra.few_examples), InflatedWarning, stacklevel=2)
         value = cca_mean(spectra) if variance is None else svcca(spectra, variance=variance)
     return value if isinstance(X, Tensor) or isinstance(Y, Tensor) else float(value)

@@ -147,7 +147,7 @@ def _moments(X: Any, Y: Any) -> Moments:
             raise InvalidValue(f"`svcca_directions` takes two matrices, or one `Moments`; got {type(X).__name__}.")
         X = Moments.of(as_matrix(X, "X").detach(), as_matrix(Y, "Y").detach())
         if X.few_examples:
-            warnings.warn(X.few_examples, InflatedWarning, stacklevel=3)
+            warnings.warn(str(X.few_examples), InflatedWarning, stacklevel=3)
     elif Y is not None:
         raise InvalidValue(
             "`svcca_directions` takes two matrices, or one `Moments`; got a `Moments` and something else."

@@ -23,6 +23,8 @@ from torch import Tensor
 
 from netkin.errors import InflatedWarning, InvalidValue, NameClash, NoValue, PackageWarning, UnknownName, did_you_mean
 from netkin.measures.specs import defaults_of, keywords_of, parsed, typed
+from netkin.results.caveats import Caveat
+from netkin.results.quantity import Quantity
 from netkin.settings import exact_matrix_products
 from netkin.statistics import Pair
 
@@ -102,6 +104,17 @@ class Measure:
         inside = ", ".join(f"{key}={value}" for key, value in sorted(changed.items()))
         return f"{self.name}({inside})" if inside else self.name
 
+    @functools.cached_property
+    def quantity(self) -> Quantity:
+        """What its values are; tables of results carry it."""
+        facts = self.facts
+        return Quantity(
+            id=self.id, name=self.name, parameters=self.settings, higher_is_closer=facts.higher_is_closer,
+            bounds=facts.bounds, symmetric=facts.symmetric, unit=facts.unit, convention=facts.convention,
+            reference=facts.reference, means=facts.means, cannot_see=facts.cannot_see, error=self.jackknife_reason,
+            debiased_as=facts.debiased_as,
+        )  # fmt: skip
+
     @property
     def takes_matrices(self) -> bool:
         """Whether a matrix of each layer is enough to call it."""
@@ -129,9 +142,9 @@ class Measure:
         """Return the pair of two matrices that this measure reads."""
         return self.facts.reads.of(X, Y, **self.options)
 
-    def cautions(self, pair: Any) -> list[str]:
-        """Return a sentence for each reason why the value of `pair` would mislead."""
-        return pair.cautions(self.facts, self.settings)
+    def caveats(self, pair: Any) -> list[Caveat]:
+        """Return why the value of `pair` would mislead, if it would."""
+        return list(pair.caveats(self.facts, self.settings))
 
     def __call__(self, statistic: Any) -> Tensor:
         """Return the value for one pair."""
@@ -318,8 +331,9 @@ def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Calla
         here = facts.at(settings)
         with exact_matrix_products():
             pair = facts.reads.of(X, Y, **facts.reads.options(here, settings))
-            if cautions := pair.cautions(here, settings):
-                warnings.warn(" ".join(cautions), InflatedWarning, stacklevel=2)
+            caveats = pair.caveats(here, settings)
+            if caveats:
+                warnings.warn(" ".join(map(str, caveats)), InflatedWarning, stacklevel=2)
             value = function(pair, **parameters)
         number = _number(function.__name__, value, facts.bounds)
         return value if isinstance(X, Tensor) or isinstance(Y, Tensor) else number

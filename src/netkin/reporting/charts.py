@@ -141,13 +141,15 @@ def profile_charts(comparison: Comparison, tables: Sequence[Values]) -> list[Cha
     )
     kinds, found = list(dict.fromkeys(named.values())), dict[object, list[Values]]()
     for table in tables if pairs else ():
-        found.setdefault(table.name if is_worth(table) else scales[table.id], []).append(table)
+        found.setdefault(table.quantity.name if is_worth(table) else scales[table.id], []).append(table)
     charts = []
     for own in found.values():
         scale = scales[own[0].id]
         lines = [_profile_line(table, pairs, named[table.id], kinds.index(named[table.id])) for table in own]
         what = (
-            own[0].name if scale.worth or len(own) == 1 else f"{'similarity' if scale.higher_is_closer else 'distance'}"
+            own[0].quantity.name
+            if scale.worth or len(own) == 1
+            else f"{'similarity' if scale.higher_is_closer else 'distance'}"
         )
         charts.append(Chart(f"{what} ({scale.better})", "layer", labels, lines, Axis(scale.far, scale.close)))
     return charts

@@ -1,4 +1,4 @@
-"""The content of a heatmap: named rows and columns, values and holes, the scale of the values and its colours.
+"""The content of a heatmap: named rows and columns, values, the scale of the values and its colours.
 
 Rows and columns are layers, layers and methods, or models. On the scale 1 is the close or good end. Colours go from
 dark violet (far) to bright yellow (close), with lightness rising in even steps. Lightness alone orders them, so that
@@ -76,9 +76,9 @@ class Scale:
         values = table.values if values is None else values
         if all(map(math.isfinite, table.bounds)) and not is_apart(table):
             return cls(*table.bounds, table.higher_is_closer, worth=is_worth(table))
-        known = np.concatenate([values[np.isfinite(values)], EXPECTED.get(table.name, ())])
+        known = np.concatenate([values[np.isfinite(values)], EXPECTED.get(table.quantity.name, ())])
         ends = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-        return cls(*ends, table.higher_is_closer, ends != EXPECTED.get(table.name), is_worth(table))
+        return cls(*ends, table.higher_is_closer, ends != EXPECTED.get(table.quantity.name), is_worth(table))
 
     @property
     def words(self) -> tuple[str, str]:
@@ -121,7 +121,7 @@ class Scale:
 def scales_of(tables: Sequence[Values]) -> dict[str, Scale]:
     """Return the scales of tables by their ids; those of one name share one, so that they can be compared."""
     together = {name: np.concatenate([t.values.ravel() for t in own]) for name, own in tables_by_name(tables).items()}
-    return {table.id: Scale.of(table, together[table.name]) for table in tables}
+    return {table.id: Scale.of(table, together[table.quantity.name]) for table in tables}
 
 
 def zoomed(table: Values, own: np.ndarray) -> Scale:
@@ -152,7 +152,7 @@ class Grid:
     values: np.ndarray
     scale: Scale
     errors: np.ndarray | None = None
-    holes: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    missing: Mapping[tuple[int, int], str] = field(default_factory=dict)
     best: Mapping[int, int] = field(default_factory=dict)
     written: Sequence[Sequence[str]] | None = None  # where another picture decides how the numbers are written
     widest: int = 4
@@ -200,8 +200,8 @@ class Grid:
     def reasons(self) -> Counter[str]:
         """Return for each reason how many pairs have no value for it; in a list a row is one pair."""
         if not self.listed:
-            return Counter(self.holes.values())
-        return Counter(reason for reason, _ in {(reason, i) for (i, _), reason in self.holes.items()})
+            return Counter(self.missing.values())
+        return Counter(reason for reason, _ in {(reason, i) for (i, _), reason in self.missing.items()})
 
 
 def kept_columns(grids: Sequence[Grid]) -> list[int]:
@@ -228,7 +228,7 @@ def trimmed(grid: Grid, columns: Sequence[int]) -> Grid:
         columns=tuple(grid.columns[j] for j in columns),
         values=grid.values[:, columns],
         errors=None if grid.errors is None else grid.errors[:, columns],
-        holes={(i, over[j]): why for (i, j), why in grid.holes.items() if j in over},
+        missing={(i, over[j]): why for (i, j), why in grid.missing.items() if j in over},
         best={i: over[j] for i, j in grid.best.items()},
         written=None if grid.written is None else [[line[j] for j in columns] for line in grid.written],
         listed=tuple(grid.listed[j] for j in columns) if grid.listed else (),
@@ -252,20 +252,22 @@ def grids_of(comparison: Comparison, measure: str | None = None) -> list[Grid]:
 def grid_of(table: Values) -> Grid:
     """Return the heatmap of a measure's table, with the best match of each row that has several values marked."""
     rows, columns = ({name: k for k, name in enumerate(names)} for names in (table.layers_a, table.layers_b))
-    holes = {(rows[a], columns[b]): reason for (a, b), reason in table.holes.items()}
+    missing = {(rows[a], columns[b]): reason for (a, b), reason in table.missing.items()}
     # networks are each their own best match; classes, tasks and clients have none
     choices = np.isfinite(table.values).sum(axis=1) * (table.axes == ("layer", "layer"))
     best = {rows[a]: columns[b] for a, (b, _) in table.best_matches().items() if choices[rows[a]] > 1}
-    return Grid(table.id, table.layers_a, table.layers_b, table.values, Scale.of(table), table.errors, holes, best)
+    return Grid(table.id, table.layers_a, table.layers_b, table.values, Scale.of(table), table.errors, missing, best)
 
 
 def _list(name: str, tables: Sequence[Values], pairs: Sequence[tuple[int, int]], scale: Scale) -> Grid:
     names = [(tables[0].layers_a[i], tables[0].layers_b[j]) for i, j in pairs]
     rows, ids = tuple(pair_label(tables, a, b) for a, b in names), tuple(table.id for table in tables)
-    holes = {(k, m): t.holes[pair] for k, pair in enumerate(names) for m, t in enumerate(tables) if pair in t.holes}
+    missing = {
+        (k, m): t.missing[pair] for k, pair in enumerate(names) for m, t in enumerate(tables) if pair in t.missing
+    }
     errors = None if all(table.errors is None for table in tables) else _picked([t.errors for t in tables], pairs)
     values, columns = _picked([table.values for table in tables], pairs), tuple(map(column_label, tables))
-    return Grid(name, rows, columns, values, scale, errors, holes, listed=ids)
+    return Grid(name, rows, columns, values, scale, errors, missing, listed=ids)
 
 
 def _picked(matrices: Sequence[np.ndarray | None], pairs: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -297,9 +299,9 @@ def _summary(found: Sequence[Comparison], table: Values) -> Grid:
     comparisons = Comparisons(found)
     models, summary, counts = comparisons.models, comparisons.summaries()[table.id], comparisons.layer_counts(table.id)
     place = {name: k for k, name in enumerate(models)}
-    holes = {(place[a], place[b]): why for (a, b), why in summary.holes.items()}
+    missing = {(place[a], place[b]): why for (a, b), why in summary.missing.items()}
     scale = Scale.of(table, summary.values)
-    return Grid(table.id, models, models, summary.values, scale, holes=holes, counts=counts)
+    return Grid(table.id, models, models, summary.values, scale, missing=missing, counts=counts)
 
 
 def _blocks(comparisons: Sequence[Comparison], id_: str, layers: Mapping[str, Sequence[str]]) -> Iterator[Grid]:
@@ -320,13 +322,13 @@ def _block_grid(chosen: Sequence[Comparison], id_: str, keys: Sequence[tuple[str
         table, a, b = c.tables[id_], [place[c.a, x] for x in c.layers_a], [place[c.b, y] for y in c.layers_b]
         for whole, own in ((values, table.values), (errors, table.to_errors())):
             whole[np.ix_(a, b)], whole[np.ix_(b, a)] = own, own.T
-        for (x, y), reason in table.holes.items():
+        for (x, y), reason in table.missing.items():
             i, j = place[c.a, x], place[c.b, y]
             reasons[i, j] = reasons[j, i] = reason
-    holes = {(i, j): reasons.get((i, j), elsewhere) for i, j in np.argwhere(np.isnan(values)).tolist()}
+    missing = {(i, j): reasons.get((i, j), elsewhere) for i, j in np.argwhere(np.isnan(values)).tolist()}
     labels, known = tuple(map("/".join, keys)), bool(np.isfinite(errors).any())
     scale = Scale.of(chosen[0].tables[id_], values)
-    return Grid(id_, labels, labels, values, scale, errors if known else None, holes, elsewhere=elsewhere)
+    return Grid(id_, labels, labels, values, scale, errors if known else None, missing, elsewhere=elsewhere)
 
 
 def frames(series: Series, measure: str) -> list[Grid]:

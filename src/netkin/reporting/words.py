@@ -85,12 +85,16 @@ def direction(table: Values) -> str:
 
 def meaning_of(table: Values) -> tuple[str, str]:
     """Return a measure's meaning and limits, as declared with the measure; else what follows from its conventions."""
-    if table.means:
-        return table.means, table.cannot_see
+    quantity = table.quantity
+    if quantity.means:
+        return quantity.means, quantity.cannot_see
     what = "better stitches" if is_worth(table) else "closer layers"
     ends = f"{'Higher' if table.higher_is_closer else 'Lower'} values mean {what}."
-    says = f"{table.conventions.rstrip('.')}. {ends}" if table.conventions else ends
-    return says, table.cannot_see or "There is no more information about this measure here; see its own documentation."
+    says = f"{quantity.convention.rstrip('.')}. {ends}" if quantity.convention else ends
+    return (
+        says,
+        quantity.cannot_see or "There is no more information about this measure here; see its own documentation.",
+    )
 
 
 def range_of(table: Values) -> str:
@@ -154,7 +158,7 @@ def headline(comparison: Comparison, names: Mapping[str, str] | None = None) -> 
         return closest_and_farthest(table.id, table.layers_a, table.values, table.higher_is_closer, "networks")
     stitched = [one for one in comparison.tables.values() if is_worth(one)]
     if stitched:
-        return _best_stitch(comparison, [one for one in stitched if one.name == stitched[0].name])
+        return _best_stitch(comparison, [one for one in stitched if one.quantity.name == stitched[0].quantity.name])
     best = table.best_matches()
     if not best:
         return f"{table.id} has no value for any pair of layers; the reasons stand below."
@@ -171,14 +175,14 @@ def _best_stitch(comparison: Comparison, tables: Sequence[Values]) -> str:
     choose = max if tables[0].higher_is_closer else min
     found = [(match.value, row, match.layer, table) for table in tables for row, match in table.best_matches().items()]
     if not found:
-        return f"{tables[0].name} has no value for any stitch; the reasons stand below."
+        return f"{tables[0].quantity.name} has no value for any stitch; the reasons stand below."
     value, row, column, table = choose(found, key=lambda one: one[0])
     where = f"{pair_label([table], row, column)}{f' by {column_label(table)}' if len(tables) > 1 else ''}"
     means = [(column_label(one), float(np.nanmean(one.values))) for one in tables if np.isfinite(one.values).any()]
     told = [f"{how} reaches {mean:.2f}" if len(tables) > 1 else f"it is {mean:.2f}" for how, mean in means]
     if sum(int(np.isfinite(one.values).sum()) for one in tables) == 1:
-        return f"By {tables[0].name}, the stitch at {where} reaches {value:.2f} with {column_label(table)}."
-    return f"By {tables[0].name}, the best stitch is that at {where}, at {value:.2f}; on average {_and(told)}."
+        return f"By {tables[0].quantity.name}, the stitch at {where} reaches {value:.2f} with {column_label(table)}."
+    return f"By {tables[0].quantity.name}, the best stitch is that at {where}, at {value:.2f}; on average {_and(told)}."
 
 
 def _and(words: Sequence[str]) -> str:
@@ -312,7 +316,7 @@ def _comparison_caption(comparison: Comparison) -> str:
         what = f"Layers of {a} (rows) and of {b} (columns)"
     best = any(table.axes == ("layer", "layer") for table in comparison.tables.values()) and not listing(comparison)
     marks = [" Marked: each row's best match."] if best else []
-    reasons = {reason for table in comparison.tables.values() for reason in table.holes.values()}
+    reasons = {reason for table in comparison.tables.values() for reason in table.missing.values()}
     marks += [" Hatched: no value."] if reasons - {NOT_ASKED} else []
     return f"{what}{_on(comparison)}.{''.join(marks)}"
 

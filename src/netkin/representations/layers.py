@@ -296,7 +296,7 @@ def _globbed(known: dict[str, nn.Module], names: list[str], glob: str) -> list[s
     stem, call = split_call(glob)
     found = matching_names(names, stem)
     if not found:
-        raise UnknownName(f"no layer named {glob!r}{hint_for(names, stem)}")
+        raise UnknownName(f"no layer named {glob!r}{hint_for(names, stem)}", argument="layers")
     found = [name for name in found if _source(known, name) not in found]
     return [name if call is None else f"{name}#{call}" for name in found]
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import FileError, InvalidValue, ShapeError
-from netkin.results.records import FrozenRecord, checked, freeze, frozen_mapping, now, plain_fields, rebuild
+from netkin.results.packing import as_record
+from netkin.results.records import FrozenRecord, freeze, frozen_mapping, now, plain_fields, rebuild
 from netkin.results.values import student_quantile
 from netkin.results.verdicts import (
     FAILS,
@@ -288,11 +289,11 @@ class Claim(FrozenRecord):
         content = _without_format(path, given)
         with files.damage_reported(path):
             numbers: dict[str, Any] = {
-                part: {name: checked(Measured, one) for name, one in content.pop(part, {}).items()}
+                part: {name: as_record(Measured, one) for name, one in content.pop(part, {}).items()}
                 for part in ("measured", "controls")
             }
             content.pop("digest", None)  # of code, in records of before commits were named
-            return checked(cls, {"kind": content.pop("nature", EMPIRICAL), **numbers, **content})
+            return as_record(cls, {"kind": content.pop("nature", EMPIRICAL), **numbers, **content})
 
 
 def recorded(folder: str | os.PathLike[str]) -> list[Claim]:

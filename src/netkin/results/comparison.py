@@ -10,30 +10,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import product
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 
-from netkin import files
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.results.caveats import Caveat
 from netkin.results.labels import NOT_ASKED, asks_for, fits
-from netkin.results.packing import packed, unpacked
+from netkin.results.packing import Saved
 from netkin.results.records import FrozenRecord, distinct, freeze, frozen_mapping, now, optional
 from netkin.results.text import comparison_as_text
 from netkin.results.values import Match, Values
-
-__all__ = ["Comparison", "Values", "unpacked"]
 
 NUMBERS = ("measure", "layer_a", "layer_b", "value", "error", "low", "high", "reason")  # columns of the long form
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Comparison(FrozenRecord):
+class Comparison(Saved, FrozenRecord):
     """Two models compared, layer by layer: frozen, labelled, and with its provenance.
 
     `c["cka"]` is a measure's table and `c["cka"]["layer1", "layer2"]` a number in it; with one measure
     `c["layer1", "layer2"]` is that number at once.
     """
+
+    kind: ClassVar[str] = "comparison"
 
     a: str
     b: str
@@ -49,7 +49,7 @@ class Comparison(FrozenRecord):
     seed: int
     version: str
     created: str = field(default_factory=now)
-    warnings: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
     complete: bool = True
 
@@ -58,9 +58,7 @@ class Comparison(FrozenRecord):
         for name in ("shapes_a", "shapes_b", "widths_a", "widths_b"):
             freeze(self, **{name: frozen_mapping(getattr(self, name), shared=True)})
         freeze(self, tables=frozen_mapping(self.tables), provenance=frozen_mapping(self.provenance))
-        freeze(self, warnings=tuple(self.warnings))
-        for name, table in self.tables.items():
-            self._refuse_stranger(name, table)
+        freeze(self, caveats=tuple(self.caveats))
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -163,26 +161,12 @@ class Comparison(FrozenRecord):
         """Show the heatmaps in a notebook."""
         return import_module("netkin.reporting").notebook_view(self)
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the comparison, with all its labels, to one file, whole or not at all.
-
-        A file that is there is written over only with `overwrite`.
-        """
-        files.write(path, "comparison", *packed(self), overwrite=overwrite)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Comparison:
-        """Return the comparison that was saved at `path`."""
-        header, arrays = files.read(path, "comparison")
-        with files.damage_reported(path):
-            return unpacked(header, arrays)
-
     def _found(self, measure: str) -> list[Values]:
         """Return the table of that id, else of an id that says the same, else all that fit what is asked."""
         if measure in self.tables:
             return [self.tables[measure]]
-        same = [t for t in self.tables.values() if asks_for(measure, t.id, t.parameters)]
-        return same[:1] or [t for t in self.tables.values() if fits(measure, t.id, t.parameters)]
+        same = [t for t in self.tables.values() if asks_for(measure, t.id, t.quantity.parameters)]
+        return same[:1] or [t for t in self.tables.values() if fits(measure, t.id, t.quantity.parameters)]
 
     def _named(self, measure: str) -> Values:
         found = self._found(measure)
@@ -214,19 +198,10 @@ class Comparison(FrozenRecord):
         for table in self.tables.values() if measures is None else [self.table(measures)]:
             arrays = (table.values, table.to_errors(), *table.interval())
             for (i, a), (j, b) in product(enumerate(self.layers_a), enumerate(self.layers_b)):
-                reason = table.holes.get((a, b), table.error_reasons.get((a, b), ""))
+                reason = table.missing.get((a, b), table.error_reasons.get((a, b), ""))
                 if reason != NOT_ASKED:
                     value, error, low, high = (float(array[i, j]) for array in arrays)
                     yield table.id, a, b, value, error, low, high, reason
-
-    def _refuse_stranger(self, name: str, table: Values) -> None:
-        if table.id != name:
-            raise InvalidValue(f"the table under {name!r} calls itself {table.id!r}; file it under its id.")
-        if (table.layers_a, table.layers_b) != (self.layers_a, self.layers_b):
-            raise ShapeError(
-                f"the table of {name!r} has {len(table.layers_a)} × {len(table.layers_b)} layers, the comparison "
-                f"{len(self.layers_a)} × {len(self.layers_b)}, or others' names; give both the same layers."
-            )
 
 
 def user_clusters(similarity: Comparison | np.ndarray, count: int | None = None) -> tuple[int, ...]:
@@ -343,7 +318,7 @@ def _refuse_missing(table: Values) -> None:
     if len(absent):
         i, j = absent[0]
         pair = (table.layers_a[i], table.layers_a[j])
-        why = f": {table.holes[pair]}" if pair in table.holes else ""
+        why = f": {table.missing[pair]}" if pair in table.missing else ""
         raise NoValue(
             f"{table.id} has no value for {pair[0]!r} and {pair[1]!r}{why.rstrip('.')}; a tree, a plane and clusters "
             "need one for every pair."

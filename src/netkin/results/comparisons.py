@@ -8,15 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from netkin import files
 from netkin.errors import NameClash, NoValue, UnknownName, did_you_mean
+from netkin.results.caveats import Caveat, grouped
 from netkin.results.comparison import NUMBERS, Comparison, clusters_of, distances_of, plane_of, tree_of
 from netkin.results.labels import HOLE, NOT_ASKED, column_label, is_worth, pair_label, plural, same_depth
-from netkin.results.packing import all_unpacked, packed_columns
+from netkin.results.packing import packed_columns, unpacked_columns
 from netkin.results.records import freeze, frozen_mapping, optional
 from netkin.results.text import grid, summary_as_text, terminal_width, wrapped
 from netkin.results.values import Pair, Values
@@ -48,7 +49,7 @@ class Cells:
     @property
     def block(self) -> str:
         """The name that this table shares with those shown side by side."""
-        return self.facts.name if is_worth(self.facts) else "similarity"
+        return self.facts.quantity.name if is_worth(self.facts) else "similarity"
 
     def written(self, i: int, j: int) -> str:
         """Return a mean with its deviation, as far as there are such."""
@@ -170,6 +171,8 @@ class Comparisons(Mapping[Pair, Comparison]):
     `failed` holds the reasons why models were left out, by name: engines that work in tasks continue with the others.
     """
 
+    kind: ClassVar[str] = "comparisons"
+
     pairs: Mapping[Pair, Comparison]
     failed: Mapping[str, str]
 
@@ -237,7 +240,7 @@ class Comparisons(Mapping[Pair, Comparison]):
 
         NaN means that there is no number: on the diagonal (unless a model was compared with itself), for a missing
         pair, for a pair whose layers at the same depth (for best matches, all layers) were not all asked for, for one
-        with nothing but holes, and for the other direction of a measure that is not symmetric. `summaries` has the
+        without any value, and for the other direction of a measure that is not symmetric. `summaries` has the
         reasons, and `layer_counts` how many pairs of layers are behind each number.
         """
         means = np.full((len(self.models), len(self.models)), np.nan)
@@ -263,14 +266,14 @@ class Comparisons(Mapping[Pair, Comparison]):
             table = self.pairs[a, b].table(measure)
             rows, columns = _values_behind(table, match)
             found[models[a], models[b]] = rows
-            if table.symmetric and (b, a) not in self.pairs:
+            if table.quantity.symmetric and (b, a) not in self.pairs:
                 found[models[b], models[a]] = columns
         return found
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """The warnings of all pairs, each once."""
-        return tuple(dict.fromkeys(text for one in self.pairs.values() for text in one.warnings))
+    def caveats(self) -> tuple[Caveat, ...]:
+        """The caveats of all pairs, each once."""
+        return grouped(caveat for one in self.pairs.values() for caveat in one.caveats)
 
     def summaries(self, *, match: str = "depth") -> Comparison:
         """Return the summaries of all measures as one comparison, with the models in rows and columns.
@@ -289,14 +292,14 @@ class Comparisons(Mapping[Pair, Comparison]):
             tables={name: self._networks(name, match) for name in self.measures}, data=first.data,
             examples=first.examples,
             seed=first.seed, version=first.version, created=first.created, provenance=origin, **empty,
-            warnings=self.warnings, complete=all(one.complete for one in self.pairs.values()),
+            caveats=self.caveats, complete=all(one.complete for one in self.pairs.values()),
         )  # fmt: skip
 
     def _networks(self, measure: str, match: str = "depth") -> Values:
-        """Return the summary of a measure as a table of networks, with the reasons of its holes."""
+        """Return the summary of a measure as a table of networks, with the reasons why values are missing."""
         table = next(one[measure] for one in self.pairs.values() if measure in one)
         values, behind = self.summary(measure, match=match), self._behind(measure, match)
-        holes = {
+        missing = {
             (a, b): self._missing(a, b, behind.get((i, j)))
             for i, a in enumerate(self.models)
             for j, b in enumerate(self.models)
@@ -304,10 +307,11 @@ class Comparisons(Mapping[Pair, Comparison]):
         }
         plain: dict[str, Any] = {"errors": None, "replicates": None, "chunk_sizes": (), "error_reasons": {}}
         plain |= {"layers_a": self.models, "layers_b": self.models, "axes": ("network", "network")}
-        plain |= {"symmetric": table.symmetric and match != "best"}
         counts = self.layer_counts(measure, match=match)
-        how = f"{table.conventions}; mean over {_range(counts[counts > 0].tolist() or [0])} {MATCHES[match]}"
-        return replace(table, values=values, holes=holes, conventions=how.lstrip("; "), **plain)
+        how = f"{table.quantity.convention}; mean over {_range(counts[counts > 0].tolist() or [0])} {MATCHES[match]}"
+        symmetric = table.quantity.symmetric and match != "best"
+        quantity = replace(table.quantity, symmetric=symmetric, convention=how.lstrip("; "))
+        return replace(table, quantity=quantity, values=values, missing=missing, **plain)
 
     def _missing(self, a: str, b: str, behind: np.ndarray | str | None) -> str:
         if isinstance(behind, str):
@@ -403,18 +407,22 @@ class Comparisons(Mapping[Pair, Comparison]):
         return import_module("netkin.reporting").notebook_view(self)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write all comparisons to one file, whole or not at all; over one of another kind only with `overwrite`."""
+        """Write all comparisons to one file, whole or not at all; over one that is there only with `overwrite`."""
         columns, arrays = packed_columns(list(self.pairs.values()))
         header = {"columns": columns, "first pairs": list(self.pairs)[:FIRST]}
         header |= {"failed": dict(self.failed)} if self.failed else {}
-        files.write(path, "comparisons", header, arrays, overwrite=overwrite)
+        files.write(path, self.kind, header, arrays, overwrite=overwrite)
+
+    def derived(self) -> dict[str, Any]:
+        """Return what a document holds: a document of each pair."""
+        return {"comparisons": list(self.pairs.values()), "failed": self.failed}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Comparisons:
         """Return the comparisons that were saved at `path`."""
-        header, arrays = files.read(path, "comparisons")
+        header, arrays = files.read(path, cls.kind)
         with files.damage_reported(path):
-            return all_unpacked(header, arrays)
+            return cls(unpacked_columns(header["columns"], arrays), header.get("failed", {}))
 
     def _advice(self, pair: Pair) -> str:
         if tuple(reversed(pair)) in self.pairs:
@@ -431,7 +439,7 @@ def _values_behind(table: Values, match: str) -> tuple[np.ndarray | str, np.ndar
     shape = table.values.shape
     counted = list(np.ndindex(shape)) if match == "best" else same_depth(*shape)
     names = [(table.layers_a[i], table.layers_b[j]) for i, j in counted]
-    absent = sum(table.holes.get(pair) == NOT_ASKED for pair in names)
+    absent = sum(table.missing.get(pair) == NOT_ASKED for pair in names)
     if absent:
         where = "" if match == "best" else " at the same relative depth"
         why = f"{absent} of the {plural(len(names), 'pair')} of layers{where} were not asked for; ask for all pairs"

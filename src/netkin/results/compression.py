@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
-from netkin import __version__, files
-from netkin.errors import InvalidValue, UnknownName, did_you_mean
-from netkin.results.records import checked, now, optional, plain
-
-KIND = "compressed"
+from netkin import __version__
+from netkin.errors import UnknownName, did_you_mean
+from netkin.results.quantity import ACCURACY, Quantity
+from netkin.results.records import now, optional
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,6 @@ class CompressedLayer:
     accuracy: float | None = None
     notes: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.kept <= self.width or self.width < 1:
-            raise InvalidValue(f"layer {self.layer!r} can't keep {self.kept:,} of {self.width:,} directions.")
-
 
 @dataclass(frozen=True)
 class TakenApart:
@@ -56,6 +51,8 @@ class Compression:
 
     `replaced` lists all modules that were taken apart, by this compression and by those before it.
     """
+
+    kind: ClassVar[str] = "compressed"
 
     layers: tuple[CompressedLayer, ...]
     against: str
@@ -90,6 +87,11 @@ class Compression:
         return "\n".join([self._heading(), *aligned([_HEAD, *self.cells()]), self._whole(), *self.notes])
 
     @property
+    def quantity(self) -> Quantity:
+        """What the accuracies are."""
+        return replace(ACCURACY, convention="on the labels of the test data")
+
+    @property
     def conclusion(self) -> str:
         """What was saved and what it cost, in a sentence."""
         return f"{self._heading()}: {self._whole().partition(': ')[2]}."
@@ -105,22 +107,13 @@ class Compression:
         rows = [asdict(row) | {"notes": " ".join(row.notes)} for row in self.layers]
         return pandas.DataFrame(rows, columns=names).set_index("layer")
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the record as values for JSON; `nk.load` opens it again, without the network's weights."""
-        return {"kind": KIND, "format": files.FORMAT} | plain(asdict(self))
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: what the accuracies are."""
+        return {"quantity": self.quantity}
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, overwrite: bool = False) -> Any:
         """Return what layers keep, and the accuracy after each, as a matplotlib figure, written to `path` if given."""
         return import_module("netkin.reporting").plot(self, path=path, overwrite=overwrite)
-
-    def to_header(self) -> dict[str, Any]:
-        """Return the record as plain values that a file's header can hold."""
-        return asdict(self)
-
-    @classmethod
-    def from_header(cls, header: Mapping[str, Any]) -> Compression:
-        """Return the record that `to_header` described."""
-        return checked(cls, header)
 
     @property
     def what(self) -> str:

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from netkin import __version__, files
+from netkin import __version__
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.comparison import Comparison, user_clusters
 from netkin.results.labels import plural
-from netkin.results.packing import document, packed, unpacked
+from netkin.results.packing import Saved
+from netkin.results.quantity import ACCURACY, Quantity
 from netkin.results.records import (
     FrozenRecord,
-    checked,
     freeze,
     frozen_mapping,
     now,
     optional,
-    plain,
-    plain_fields,
-    refuse_misfit,
     same_fields,
 )
 from netkin.results.text import terminal_width, wrapped
+from netkin.results.values import Values
 
-KIND = "federation"
 ARRAYS = ("shared", "personal")
 MAPPINGS = ("examples", "accuracy", "parts", "unjudged", "untuned", "provenance")
 PARTS = ("atoms", "coefficients", "head", "body")  # of a network
@@ -61,7 +59,7 @@ class RoundRecord(FrozenRecord):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Federation(FrozenRecord):
+class Federation(Saved, FrozenRecord):
     """The result of a federation: immutable, with the networks of all clients and the provenance.
 
     `accuracy` is that of each client on its own test data, without those in `unjudged`, which holds the reasons;
@@ -71,6 +69,9 @@ class Federation(FrozenRecord):
     those of the weights in `travels`, and sends as many; `leaks` describes what that reveals. `similarity` is None
     where all clients end with one network.
     """
+
+    kind: ClassVar[str] = "federation"
+    left_out: ClassVar[tuple[str, ...]] = ("shared", "personal")  # of documents: the weights
 
     algorithm: str
     coefficients: str | None
@@ -123,6 +124,27 @@ class Federation(FrozenRecord):
     def accuracies(self) -> Mapping[int, Mapping[str, float]]:
         """The accuracy of each client after each round in which clients were tested, by the rounds' numbers."""
         return {one.round: one.accuracy for one in self.rounds if one.accuracy}
+
+    @property
+    def quantity(self) -> Quantity:
+        """What the accuracies are."""
+        return replace(ACCURACY, convention="on the client's own test data")
+
+    def accuracy_table(self) -> Values | None:
+        """Return the accuracy of each client after each round in which clients were tested; None without such."""
+        rounds = self.accuracies
+        if not rounds:
+            return None
+        values = np.array([[tested.get(client, math.nan) for tested in rounds.values()] for client in self.clients])
+        columns = tuple(f"round {number}" for number in rounds)
+        missing = {
+            (self.clients[i], columns[j]): self.unjudged.get(self.clients[i], "it was not tested then")
+            for i, j in np.argwhere(np.isnan(values)).tolist()
+        }
+        return Values(
+            quantity=self.quantity, layers_a=self.clients, layers_b=columns, values=values, missing=missing,
+            statistic="accuracies", axes=("client", "round"),
+        )  # fmt: skip
 
     def state(self, client: str) -> dict[str, np.ndarray]:
         """Return all weights and buffers of a client's network."""
@@ -178,9 +200,10 @@ class Federation(FrozenRecord):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Federation):
             return NotImplemented
-        mine, others = dict(self._arrays()), dict(other._arrays())
-        alike = mine.keys() == others.keys() and all(np.array_equal(one, others[key]) for key, one in mine.items())
-        return alike and same_fields(replace(self, shared={}, personal={}), replace(other, shared={}, personal={}))
+        for mine, others in ((self.shared, other.shared), (self.personal, other.personal)):
+            if mine.keys() != others.keys() or not all(np.array_equal(one, others[key]) for key, one in mine.items()):
+                return False
+        return same_fields(replace(self, shared={}, personal={}), replace(other, shared={}, personal={}))
 
     def __repr__(self) -> str:
         return f"Federation({self.algorithm!r}, {len(self.clients)} clients, {len(self.rounds)} rounds)"
@@ -208,80 +231,13 @@ class Federation(FrozenRecord):
         rows = self.rows()
         return optional("pandas").DataFrame(rows, columns=list(rows[0] if rows else COLUMNS)).set_index("client")
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the federation to one file, whole or not at all; `nk.load` opens it."""
-        header, arrays = self._header(), dict(self._arrays())
-        if self.similarity is not None:
-            header["similarity"], own = packed(self.similarity, "similarity/")
-            arrays |= own
-        files.write(path, KIND, header, arrays, overwrite=overwrite)
-
-    def to_document(self) -> dict[str, Any]:
-        """Return all but the weights as values for JSON, with the mean accuracy and the clusters."""
-        alike = None if self.similarity is None else document(self.similarity)
-        derived = {"mean_accuracy": self.mean_accuracy, "clusters": self.clusters}
-        return {"kind": KIND} | plain(self._header() | {"similarity": alike} | derived)
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields."""
+        return {"quantity": self.quantity, "mean_accuracy": self.mean_accuracy, "clusters": self.clusters}
 
     def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
         """Return the accuracies by round and the similarity as a matplotlib figure, written to `path` if given."""
         return import_module("netkin.reporting").plot(self, path=path, ax=ax, overwrite=overwrite)
-
-    def _header(self) -> dict[str, Any]:
-        header: dict[str, Any] = {name: dict(getattr(self, name)) for name in MAPPINGS}
-        rest = ("algorithm", "coefficients", "clients", "travels", "numbers", "leaks", "seed", "version", "created")
-        header |= {name: getattr(self, name) for name in rest}
-        return header | {"rounds": [plain_fields(one) for one in self.rounds]}
-
-    def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        for kind in ARRAYS:
-            yield from ((f"{kind}/{name}", one) for name, one in getattr(self, kind).items())
-
-
-def load_federation(path: str | os.PathLike[str]) -> Federation:
-    """Return the federation that was saved at `path`."""
-    header, arrays = files.read(path, KIND)
-    with files.damage_reported(path):
-        found = {kind: dict[str, np.ndarray]() for kind in ARRAYS}
-        for key, one in arrays.items():
-            kind, _, name = key.partition("/")
-            if kind in found:
-                found[kind][name] = one
-        own = {name: value for name, value in header.items() if name not in ("kind", "format", "similarity")}
-        similarity = header.get("similarity")
-        alike = None if similarity is None else unpacked(similarity, arrays, "similarity/")
-        made = checked(Federation, own | found | {"similarity": alike})
-        _refuse_misfit(made)
-        return made
-
-
-def _refuse_misfit(found: Federation) -> None:
-    """Refuse what a file says where its clients, weights and arrays do not go together."""
-    clients, names = set(found.clients), {*found.shared, *found.personal}
-    atoms = [name for name, part in found.parts.items() if part == "atoms"]
-    held = {**found.shared, **{name: one[0] for name, one in found.personal.items() if one.ndim and len(one)}}
-    fits = {
-        "clients": len(clients) == len(found.clients) and set(found.examples) == clients,
-        "accuracies": clients.issuperset([*found.accuracy, *found.unjudged, *found.untuned]),
-        "rounds": all(clients.issuperset([*one.asked, *one.counted, *one.accuracy]) for one in found.rounds),
-        "parts": set(found.parts) == names and set(found.parts.values()) <= set(PARTS),
-        "travels": names.issuperset(found.travels) and not names.difference(held),
-        "personal weights": all(one.ndim and len(one) == len(clients) for one in found.personal.values()),
-        "atoms": all(_is_filled(held[name], 3) and held[name].ndim == 3 for name in atoms if name in held),
-        "coefficients": all(_are_coefficients(held, name) for name, part in found.parts.items() if part == PARTS[1]),
-        "similarity": found.similarity is None
-        or (found.similarity.layers_a == found.clients and len(found.similarity.tables) > 0),
-    }
-    refuse_misfit(fits)
-
-
-def _is_filled(array: np.ndarray, axes: int) -> bool:
-    return array.ndim >= axes and array.size > 0 and array.dtype.kind == "f"
-
-
-def _are_coefficients(held: Mapping[str, np.ndarray], name: str) -> bool:
-    """Return whether an array holds coefficients, as many as there are atoms, if it is here."""
-    atoms = held.get(f"{name.removesuffix('coefficients')}atoms")
-    return name not in held or (_is_filled(held[name], 2) and (atoms is None or len(atoms) == len(held[name])))
 
 
 def _unwrapped(model: Any) -> Any:

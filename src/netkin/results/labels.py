@@ -25,7 +25,6 @@ _TYPED = re.compile(r"(?:(?<=[@:])|^(?=[/\\~.]))[^@:,\s]*[/\\]")  # the folder o
 _PARTS = re.compile(r"[^\W_]+|[\W_]")
 NOT_ASKED = "this pair was not asked for"
 HOLE = "–"
-DEBIASED = {"cka": "cka_debiased", "cka_rbf": "cka_rbf_debiased"}  # measures free of the bias of others
 Place = tuple[int, int]
 
 
@@ -155,7 +154,7 @@ def listed_pairs(tables: Sequence[Values]) -> list[Place]:
 def _asked(table: Values) -> np.ndarray:
     rows, columns = ({name: k for k, name in enumerate(names)} for names in (table.layers_a, table.layers_b))
     asked = np.ones(table.values.shape, dtype=bool)
-    for (a, b), reason in table.holes.items():
+    for (a, b), reason in table.missing.items():
         asked[rows[a], columns[b]] = reason != NOT_ASKED
     return asked
 
@@ -172,7 +171,7 @@ def has_networks(comparison: Comparison) -> bool:
 
 def is_worth(table: Values) -> bool:
     """Return whether a table holds scores of stitches, and not similarities of layers."""
-    return table.kind == "worth"
+    return table.quantity.is_worth
 
 
 def models_in_words(comparison: Comparison) -> str:
@@ -185,12 +184,12 @@ def models_in_words(comparison: Comparison) -> str:
 
 def is_of_tasks(table: Values) -> bool:
     """Return whether a table compares two tasks, each with data of its own."""
-    return "shared_examples" in table.parameters
+    return "shared_examples" in table.quantity.parameters
 
 
 def is_apart(table: Values) -> bool:
     """Return whether a table compares tasks that do not have the same examples in the same buckets."""
-    return is_of_tasks(table) and table.parameters["shared_examples"] != 1
+    return is_of_tasks(table) and table.quantity.parameters["shared_examples"] != 1
 
 
 def pair_label(tables: Iterable[Values], a: str, b: str) -> str:
@@ -200,14 +199,14 @@ def pair_label(tables: Iterable[Values], a: str, b: str) -> str:
 
 def column_label(table: Values) -> str:
     """Return what distinguishes a table from others of its name: how layers were stitched, or the whole id."""
-    return str(table.parameters.get("how", table.id)) if is_worth(table) else table.id
+    return str(table.quantity.parameters.get("how", table.id)) if is_worth(table) else table.id
 
 
 def tables_by_name(tables: Iterable[Values]) -> dict[str, list[Values]]:
     """Return the tables that have one name and other parameters together, such as a score by all methods."""
     found: dict[str, list[Values]] = {}
     for table in tables:
-        found.setdefault(table.name, []).append(table)
+        found.setdefault(table.quantity.name, []).append(table)
     return found
 
 
@@ -225,7 +224,7 @@ def worth_of(table: Values) -> str:
 
 def range_in_words(table: Values) -> str:
     low, high = (f"{bound:.4g}" for bound in table.bounds)
-    unit = f" {table.unit}" if table.unit else ""
+    unit = f" {table.quantity.unit}" if table.quantity.unit else ""
     if math.isinf(table.bounds[1]):
         return f"unbounded{unit}" if math.isinf(table.bounds[0]) else f"from {low}{unit}"
     return (f"at most {high}" if math.isinf(table.bounds[0]) else f"{low} to {high}") + unit
@@ -307,13 +306,13 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
-def reasons(holes: Mapping[tuple[str, str], str], what: str = "pair") -> Iterator[str]:
+def reasons(missing: Mapping[tuple[str, str], str], what: str = "pair") -> Iterator[str]:
     """Yield one line for each reason, the commonest first, five at most; `what` are those that are missing."""
-    counted = Counter(holes.values()).most_common()
+    counted = Counter(missing.values()).most_common()
     for reason, count in counted[:5]:
         yield f"{HOLE}  {reason} ({plural(count, what)})"
     if len(counted) > 5:
-        yield f"{HOLE}  and {plural(len(counted) - 5, 'other reason')}; `holes` lists all"
+        yield f"{HOLE}  and {plural(len(counted) - 5, 'other reason')}; `missing` lists all"
 
 
 def has_errors(table: Values) -> bool:
@@ -337,8 +336,8 @@ def error_summary(table: Values) -> str:
     """Return the median and the largest standard error of a table that has some, and how they came to be."""
     known = table.to_errors()[np.isfinite(table.to_errors())]
     size = f"{known[0]:.2g}" if known.size == 1 else f"median {np.median(known):.2g}, largest {known.max():.2g}"
-    if "seeds" in table.parameters:  # of which values are means, and replicates the means without each
-        return f"{size}, of the mean over {table.parameters['seeds']} seeds"
+    if table.quantity.error:
+        return f"{size}, {table.quantity.error}"
     return f"{size}, by the jackknife over {len(table.chunk_sizes)} chunks" if table.chunk_sizes else size
 
 
@@ -352,4 +351,5 @@ def bias_note(table: Values) -> str:
     known = int(np.isfinite(table.to_errors()).sum())
     where = f"for {len(pairs):,} of {plural(known, 'pair')}"
     found = f"{where} the jackknife finds a bias larger than the standard error, up to {largest:.2g}"
-    return f"{found}; {DEBIASED[table.name]} corrects for it" if table.name in DEBIASED else found
+    debiased = table.quantity.debiased_as
+    return f"{found}; {debiased} corrects for it" if debiased else found

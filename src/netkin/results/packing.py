@@ -1,166 +1,147 @@
-"""Results as files and as JSON documents, and back: one description of each, which pages show too."""
+"""Results as files and as JSON documents: one description of each, made of its fields.
+
+A record is described by its fields, a mapping or a tuple by its items, and reasons by the pairs that have them. A file
+holds the description as its header, with the arrays beside it. A document, which `--json` prints and pages carry, is
+the same description with its arrays as lists, and with what is read off the result.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from netkin import files
-from netkin.errors import FileError, NoValue
-from netkin.results.records import (
-    HeaderFacts,
-    NamedArrays,
-    checked,
-    columns_of,
-    parameters,
-    plain,
-    plain_fields,
-    read_parameter,
-    records_of,
-    typed,
-)
+from netkin.errors import FileError
+from netkin.results.records import plain
 
 if TYPE_CHECKING:
     from netkin.results.comparison import Comparison
-    from netkin.results.comparisons import Comparisons
-    from netkin.results.compression import Compression
-    from netkin.results.federation import Federation
-    from netkin.results.ranking import Ranking
-    from netkin.results.series import Series
-    from netkin.results.task_accuracies import TaskAccuracies, TaskEnsembles
     from netkin.results.values import Values
-    from netkin.results.weight_sparsity import SparsityStudy
 
+Header = dict[str, Any]
+NamedArrays = dict[str, np.ndarray]
+Record = TypeVar("Record")
 ARRAYS = ("values", "errors", "replicates")  # of a table
-OPTIONAL = ARRAYS[1:]  # that it may be without
-_APART = (*ARRAYS, "holes", "error_reasons", "tables", "comparisons", "between")  # written in ways of their own
+_HINTS: dict[Any, dict[str, Any]] = {}  # the types of the fields of each kind of record
 
 
-def facts(record: Comparison | Ranking | Series | Values) -> HeaderFacts:
-    """Return the facts of a result as text and numbers for JSON, without its arrays and its parts."""
-    found = {name: value for name, value in plain_fields(record).items() if name not in _APART}
-    return {name: parameters(value) if name == "parameters" else plain(value) for name, value in found.items()}
+# --- a record as a description, and back ------------------------------------------------------------------------------
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-def packed(result: Comparison | Ranking, key: str = "") -> tuple[HeaderFacts, NamedArrays]:
-    """Return a comparison or ranking as a header for JSON and its arrays, whose names begin with `key`."""
+def packed(record: Any, key: str = "") -> tuple[Header, NamedArrays]:
+    """Return a record as a header for JSON and its arrays, whose names begin with `key`."""
     arrays: NamedArrays = {}
-    for position, table in enumerate(result.tables.values()):
-        found = {name: getattr(table, name) for name in ARRAYS}
-        arrays |= {f"{key}{position}/{name}": array for name, array in found.items() if array is not None}
-    return facts(result) | {"tables": [_table_header(table) for table in result.tables.values()]}, arrays
+    return {name: _packed(getattr(record, name), f"{key}{name}", arrays) for name in _hints(type(record))}, arrays
 
 
-def packed_many(comparisons: Iterable[Comparison]) -> tuple[list[HeaderFacts], NamedArrays]:
-    """Return several comparisons as headers and arrays."""
-    headers, arrays = [], NamedArrays()
-    for position, comparison in enumerate(comparisons):
-        header, own = packed(comparison, f"{position}/")
-        headers.append(header)
-        arrays |= own
-    return headers, arrays
+def unpacked(kind: type[Record], header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Record:
+    """Return the record that `packed` took apart."""
+    return as_record(kind, {name: value for name, value in header.items() if name not in ("kind", "format")}, arrays)
 
 
-def unpacked(header: Mapping[str, Any], arrays: NamedArrays, key: str = "") -> Comparison:
-    """Return the comparison that `packed` took apart into a header and arrays."""
-    from netkin.results.comparison import Comparison
-
-    return checked(Comparison, _without(header, "tables") | {"tables": _tables(header, arrays, key)})
-
-
-def ranking_unpacked(header: Mapping[str, Any], arrays: NamedArrays) -> Ranking:
-    """Return the ranking that `packed` took apart into a header and arrays."""
-    from netkin.results.ranking import Ranking
-
-    return checked(Ranking, _without(header, "tables") | {"tables": _tables(header, arrays, "")})
-
-
-def _tables(header: Mapping[str, Any], arrays: NamedArrays, key: str) -> dict[str, Values]:
-    tables = [_table(own, arrays, f"{key}{i}") for i, own in enumerate(_listed(header, "tables"))]
-    return {table.id: table for table in tables}
+def _packed(value: Any, key: str, arrays: NamedArrays) -> Any:
+    if isinstance(value, np.ndarray):
+        arrays[key] = value
+        return {"array": key}
+    if is_dataclass(value):
+        return {name: _packed(getattr(value, name), f"{key}/{name}", arrays) for name in _hints(type(value))}
+    if isinstance(value, Mapping):
+        if any(isinstance(pair, tuple) for pair in value):
+            return by_reason(value)
+        return {str(name): _packed(one, f"{key}/{name}", arrays) for name, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_packed(one, f"{key}/{place}", arrays) for place, one in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):  # which JSON does not know
+        return {"float": str(value)}
+    return value
 
 
-def all_unpacked(header: Mapping[str, Any], arrays: NamedArrays) -> Comparisons:
-    """Return the comparisons that `save` took apart into a header and arrays."""
-    from netkin.results.comparisons import Comparisons
-
-    found = unpacked_columns(header["columns"], arrays)
-    return Comparisons(found, typed(header.get("failed", {}), dict[str, str], "failed"))
-
-
-def series_unpacked(header: Mapping[str, Any], arrays: NamedArrays) -> Series:
-    """Return the series that `save` took apart into a header and arrays."""
-    from netkin.results.series import Series
-
-    own: HeaderFacts = {"comparisons": tuple(_parts(header, arrays))}
-    if header.get("between") is not None:
-        own["between"] = unpacked(header["between"], arrays, "between/")
-    return checked(Series, _without(header, *own) | own)
+def by_reason(reasons: Mapping[tuple[str, str], str]) -> dict[str, list[list[str]]]:
+    """Return the pairs of each reason; one reason is often that of a whole table."""
+    found: dict[str, list[list[str]]] = {}
+    for pair, reason in reasons.items():
+        found.setdefault(reason, []).append(list(pair))
+    return found
 
 
-def _parts(header: Mapping[str, Any], arrays: NamedArrays) -> list[Comparison]:
-    return [unpacked(own, arrays, f"{position}/") for position, own in enumerate(_listed(header, "comparisons"))]
+def as_record(kind: type[Record], values: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> Record:
+    """Return a record from the descriptions of its fields: lists become tuples, and mappings records."""
+    hints = _hints(kind)
+    return kind(**{name: as_type(value, hints[name], arrays or {}) for name, value in values.items()})
 
 
-def _listed(header: Any, name: str) -> list[Any]:
-    if not isinstance(header, Mapping) or not isinstance(header[name], list):
-        raise TypeError(f"`{name}` must be a list")
-    return header[name]
+def as_type(value: Any, hint: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Return a value of the type `hint` from its description; nothing is checked, as files have checksums."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        kinds = [one for one in inner if one is not NoneType]
+        hint, value = (kinds[0], value) if len(kinds) == 1 else (Any, value)
+        return None if value is None else as_type(value, hint, arrays)
+    if origin is tuple:
+        each = [inner[0]] * len(value) if inner[1:] == (...,) else inner
+        return tuple(as_type(one, own, arrays) for one, own in zip(value, each, strict=True))
+    if origin is not None and issubclass(origin, Mapping):
+        if get_origin(inner[0]) is tuple:
+            return {tuple(pair): reason for reason, pairs in value.items() for pair in pairs}
+        return {as_type(name, inner[0], arrays): as_type(one, inner[1], arrays) for name, one in value.items()}
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, Mapping):
+        return as_record(hint, value, arrays)
+    if hint is np.ndarray and isinstance(value, Mapping):
+        return arrays[value["array"]]
+    return float(value["float"]) if isinstance(value, Mapping) and value.keys() == {"float"} else value
 
 
-def _without(header: Mapping[str, Any], *names: str) -> HeaderFacts:
-    return {name: value for name, value in header.items() if name not in ("kind", "format", *names)}
+def _hints(kind: Any) -> dict[str, Any]:
+    """Return the types of a record's fields."""
+    if kind not in _HINTS:
+        hints = get_type_hints(kind)
+        _HINTS[kind] = {field.name: hints[field.name] for field in fields(kind)}
+    return _HINTS[kind]
 
 
-def _table_header(table: Values) -> HeaderFacts:
-    holes = [[*pair, reason] for pair, reason in table.holes.items()]
-    reasons: dict[str, list[list[str]]] = {}  # which are often one for a whole table
-    for pair, reason in table.error_reasons.items():
-        reasons.setdefault(reason, []).append(list(pair))
-    return facts(table) | {"holes": holes, "error_reasons": reasons}
+class Saved:
+    """What is saved by its fields, in a file that names its kind."""
+
+    kind: ClassVar[str]
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the result, with all its labels, to one file, whole or not at all.
+
+        A file that is there is written over only with `overwrite`.
+        """
+        files.write(path, self.kind, *packed(self), overwrite=overwrite)
+
+    @classmethod
+    def load(cls: type[Record], path: str | os.PathLike[str]) -> Record:
+        """Return the result that was saved at `path`."""
+        header, arrays = files.read(path, cls.kind)  # type: ignore[attr-defined]
+        with files.damage_reported(path):
+            return unpacked(cls, header, arrays)
 
 
-def _table(header: Mapping[str, Any], arrays: NamedArrays, key: str) -> Values:
-    """Return a table from its header and arrays."""
-    holes = {(layer_a, layer_b): reason for layer_a, layer_b, reason in header["holes"]}
-    reasons = {(a, b): reason for reason, pairs in header.get("error_reasons", {}).items() for a, b in pairs}
-    own = {"holes": holes, "error_reasons": reasons, "values": arrays[f"{key}/values"]}
-    return _made(header, own | {name: arrays.get(f"{key}/{name}") for name in OPTIONAL})
+# --- many comparisons as columns --------------------------------------------------------------------------------------
+
+# Comparisons of one study differ in little but their numbers. As columns they take the room of their numbers and of a
+# few whole numbers, and a text that many share is written once.
 
 
-def _made(header: Mapping[str, Any], own: HeaderFacts) -> Values:
-    from netkin.results.values import Values
-
-    low, high = header["bounds"]
-    bounds = (-math.inf if low is None else low, math.inf if high is None else high)
-    given = {name: read_parameter(value) for name, value in header["parameters"].items()}
-    return checked(Values, {**header, **own, "bounds": bounds, "parameters": given})
-
-
-def packed_columns(comparisons: Sequence[Comparison]) -> tuple[HeaderFacts, NamedArrays]:
-    """Return many comparisons as columns, a header for JSON and arrays: see `columns_of`."""
-    from netkin.results.comparison import Comparison
-    from netkin.results.values import Values
-
+def packed_columns(comparisons: Sequence[Comparison]) -> tuple[Header, NamedArrays]:
+    """Return many comparisons as columns: for each field its distinct values, and which of them each record has."""
     tables = [table for one in comparisons for table in one.tables.values()]
     arrays: NamedArrays = {"tables of each": np.array([len(one.tables) for one in comparisons], dtype=np.int64)}
     for name in ARRAYS:
         found = [getattr(table, name) for table in tables]
         arrays[name] = np.concatenate([np.zeros(0), *(one.ravel() for one in found if one is not None)])
         arrays[f"has {name}"] = np.array([one is not None for one in found], dtype=bool)
-    return {
-        "comparisons": columns_of(comparisons, Comparison, arrays),
-        "tables": columns_of(tables, Values, arrays),
-    }, arrays
+    return {"comparisons": _columns(comparisons, arrays), "tables": _columns(tables, arrays)}, arrays
 
 
 def unpacked_columns(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[Comparison]:
@@ -170,7 +151,7 @@ def unpacked_columns(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
     tables, counts = _tables_of_columns(header["tables"], arrays), arrays["tables of each"].tolist()
     return [
         Comparison(**own, tables={table.id: table for table in (next(tables) for _ in range(count))})
-        for own, count in zip(records_of(header["comparisons"], Comparison, arrays), counts, strict=True)
+        for own, count in zip(_records(header["comparisons"], Comparison, arrays), counts, strict=True)
     ]
 
 
@@ -179,7 +160,7 @@ def _tables_of_columns(columns: Mapping[str, Any], arrays: Mapping[str, np.ndarr
 
     has = zip(*(arrays[f"has {name}"].tolist() for name in ARRAYS), strict=True)
     starts = dict.fromkeys(ARRAYS, 0)
-    for own, present in zip(records_of(columns, Values, arrays), has, strict=True):
+    for own, present in zip(_records(columns, Values, arrays), has, strict=True):
         table = len(own["layers_a"]), len(own["layers_b"])
         shapes = {"values": table, "errors": table, "replicates": (len(own["chunk_sizes"]), *table)}
         numbers: dict[str, Any] = {}
@@ -190,98 +171,107 @@ def _tables_of_columns(columns: Mapping[str, Any], arrays: Mapping[str, np.ndarr
         yield Values(**own, **numbers)
 
 
+def _columns(records: Sequence[Any], arrays: NamedArrays) -> Header:
+    """Return the distinct values of each field, for JSON; which of them each record has is put into `arrays`."""
+    columns: Header = {}
+    for name, hint in _hints(type(records[0])).items() if records else ():
+        if name in ARRAYS or name == "tables":
+            continue
+        values, key = [getattr(record, name) for record in records], f"{type(records[0]).__name__} {name}"
+        if get_origin(hint) is Mapping:  # of which many share some entries, as the weights of a model
+            # by the type too, as the numbers 1 and 1.0 are equal
+            items, each = _distinct((item, one, type(one)) for mapping in values for item, one in mapping.items())
+            columns[name] = [[_packed(item, "", {}), _packed(one, "", {})] for item, one, _ in items]
+            rest = iter(each)
+            kept, places = _distinct(tuple([next(rest) for _ in mapping]) for mapping in values)
+            arrays[f"{key}: sizes"] = np.array([len(one) for one in kept], dtype=np.int32)
+            arrays[f"{key}: entries"] = np.array([place for one in kept for place in one], dtype=np.int32)
+        elif is_dataclass(hint):  # as text, where 1 and 1.0 differ; of few objects that many records share
+            texts = {
+                number: json.dumps(_packed(one, "", {})) for number, one in {id(one): one for one in values}.items()
+            }
+            kept, places = _distinct(texts[id(one)] for one in values)
+            columns[name] = [json.loads(text) for text in kept]
+        else:
+            kept, places = _distinct(values)
+            columns[name] = [_packed(one, "", {}) for one in kept]
+        arrays[key] = np.array(places, dtype=np.int32)
+    return columns
+
+
+def _distinct(values: Iterable[Any]) -> tuple[list[Any], list[int]]:
+    """Return the distinct values in the order in which they come, and the place of each there."""
+    known: dict[Any, int] = {}
+    places = [known.setdefault(value, len(known)) for value in values]
+    return list(known), places
+
+
+def _records(columns: Mapping[str, Any], kind: type[Any], arrays: Mapping[str, np.ndarray]) -> Iterator[Header]:
+    """Yield the fields of each record; those that are equal are one object."""
+    found, hints = [], _hints(kind)
+    for name, written in columns.items():
+        hint, key = hints[name], f"{kind.__name__} {name}"
+        if get_origin(hint) is Mapping:
+            of_item, of_value = get_args(hint)
+            items = [(as_type(item, of_item, {}), as_type(one, of_value, {})) for item, one in written]
+            rest = iter(arrays[f"{key}: entries"].tolist())
+            values = [dict([items[next(rest)] for _ in range(size)]) for size in arrays[f"{key}: sizes"].tolist()]
+        else:
+            values = [as_type(one, hint, {}) for one in written]
+        found.append([values[place] for place in arrays[key].tolist()])
+    for row in zip(*found, strict=True):
+        yield dict(zip(columns, row, strict=True))
+
+
 # --- documents --------------------------------------------------------------------------------------------------------
 
 
-def document(
-    result: Comparison
-    | Comparisons
-    | Series
-    | Ranking
-    | Federation
-    | Compression
-    | SparsityStudy
-    | TaskAccuracies
-    | TaskEnsembles,
-) -> HeaderFacts:
+def document(result: Any) -> Header:
     """Return everything a result holds, and what is read off it, as lists, mappings, texts and numbers.
 
-    It is what `--json` prints. The weights of a federation are left out.
+    It is what `--json` prints. Numbers that are not finite are null, and the weights of a federation are left out.
     """
-    from netkin.results.comparison import Comparison
-    from netkin.results.comparisons import Comparisons
-    from netkin.results.ranking import COLUMNS, Ranking
-    from netkin.results.series import Series
-
-    if not isinstance(result, (Comparison, Comparisons, Series, Ranking)):
-        return {"format": files.FORMAT, **result.to_document()}
-    if isinstance(result, (Comparison, Ranking)):
-        own = facts(result) | {"tables": {name: _table_document(table) for name, table in result.tables.items()}}
-        if isinstance(result, Comparison):
-            return {"kind": "comparison", "format": files.FORMAT, **own}
-        ranks = [dict(zip(COLUMNS, plain(row), strict=True)) for row in result.rows()]
-        return {"kind": "ranking", "format": files.FORMAT, "conclusion": result.conclusion, "ranks": ranks, **own}
-    if not isinstance(result, Series):
-        found = [document(one) for one in result.values()]
-        return {"kind": "comparisons", "format": files.FORMAT, "comparisons": found, "failed": dict(result.failed)}
-    derived = {name: plain(getattr(result, name)) for name in ("layers", "warnings", "complete")}
-    measures = {measure: _way_document(result, measure) for measure in result.measures}
-    found = [document(one) for one in result.comparisons]
-    own = facts(result) | derived | {"measures": measures, "comparisons": found}
-    own |= {} if result.between is None else {"between": document(result.between)}
-    return {"kind": "series", "format": files.FORMAT, **own}
+    return {"kind": result.kind, "format": files.FORMAT, **_described(result)}
 
 
-def _table_document(table: Values) -> HeaderFacts:
-    ends = zip(("low", "high"), table.interval(), strict=True)
-    arrays = {"values": table.values, "standard_errors": table.errors, "replicates": table.replicates}
-    arrays |= {name: end if table.chunk_sizes else None for name, end in ends}
-    matches = [
-        {"layer_a": row, "layer_b": match.layer, **{name: own for name, own in vars(match).items() if name != "layer"}}
-        for row, match in table.best_matches().items()
-    ]
-    reasons = {"holes": _reasons(table.holes), "error_reasons": _reasons(table.error_reasons)}
-    return facts(table) | plain(arrays | reasons | {"best_matches": matches})
+def _described(record: Any) -> Header:
+    """Return the fields of a record but those that are `left_out`, and what its method `derived` reads off it."""
+    names = [] if isinstance(record, Mapping) else [*_hints(type(record))]
+    kept = [name for name in names if name not in getattr(record, "left_out", ())]
+    derived = record.derived() if hasattr(record, "derived") else {}
+    return {name: _in_document(getattr(record, name)) for name in kept} | _in_document(derived)
 
 
-def _reasons(reasons: Mapping[tuple[str, str], str]) -> list[dict[str, str]]:
-    return [{"layer_a": a, "layer_b": b, "reason": reason} for (a, b), reason in reasons.items()]
-
-
-def _way_document(series: Series, measure: str) -> HeaderFacts:
-    marks = series.marks(measure)
-    reached = {str(mark): series.reached(mark, measure) for mark in marks}
-    trends = {str(mark): _trend_document(series, mark, measure) for mark in marks}
-    return {"own": plain(series.own(measure)), "reached": reached, "bottom_up": trends}
-
-
-def _trend_document(series: Series, threshold: float, measure: str) -> HeaderFacts:
-    try:
-        return asdict(series.bottom_up(threshold, measure))
-    except NoValue as reason:
-        return {"tau": None, "reason": str(reason)}
+def _in_document(value: Any) -> Any:
+    if is_dataclass(value):
+        return _described(value)
+    if isinstance(value, Mapping):
+        if any(isinstance(pair, tuple) for pair in value):
+            return by_reason(value)
+        return {str(name): _in_document(one) for name, one in value.items()}
+    return [_in_document(one) for one in value] if isinstance(value, (tuple, list)) else plain(value)
 
 
 # --- any file ---------------------------------------------------------------------------------------------------------
 
-RESULTS: dict[str, Callable[[Mapping[str, Any], NamedArrays], Any]] = {
-    "comparison": unpacked,
-    "comparisons": all_unpacked,
-    "ranking": ranking_unpacked,
-    "series": series_unpacked,
+RESULTS: dict[str, tuple[str, str]] = {
+    "comparison": ("netkin.results.comparison", "Comparison"),
+    "comparisons": ("netkin.results.comparisons", "Comparisons"),
+    "federation": ("netkin.results.federation", "Federation"),
+    "ranking": ("netkin.results.ranking", "Ranking"),
+    "series": ("netkin.results.series", "Series"),
+    "sparsity": ("netkin.results.weight_sparsity", "SparsityStudy"),
+    "task accuracies": ("netkin.results.task_accuracies", "TaskAccuracies"),
+    "task ensembles": ("netkin.results.task_accuracies", "TaskEnsembles"),
 }
-# who reads the other kinds, from a path and, for some, that many models; modules are imported for this table's sake
+# who reads the other kinds, from a path and, for some, that many models; modules are imported for these tables' sake
 # alone, never because a file names one
 READERS: dict[str, tuple[str, str, int]] = {
     "statistics": ("netkin.comparing.pass_statistics", "load_statistics", 0),
     "stitch": ("netkin.applications.stitching.network", "load_stitch", 2),
-    "federation": ("netkin.results.federation", "load_federation", 0),
     "compressed": ("netkin.applications.compression.factoring", "load_compressed", 1),
     "recording": ("netkin.applications.dynamics.recorder", "load_recording", 0),
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
-    "sparsity": ("netkin.results.weight_sparsity", "load_sparsity", 0),
-    "task accuracies": ("netkin.results.task_accuracies", "load_tasks", 0),
-    "task ensembles": ("netkin.results.task_accuracies", "load_tasks", 0),
 }
 COLLECTORS = (
     "CrossMoments", "LayerEmbeddings", "LayerFilters", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows",
@@ -295,8 +285,7 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
     A `Comparison`, `Comparisons`, `Ranking`, `Series`, `Federation`, `SparsityStudy`, `TaskAccuracies`, `TaskEnsembles`
     or `Claim`; statistics to compare from, and single collectors; a recording to make series of; a stitch, with the
     two `models` that it joins; a compressed model, with the original one; and fits of `nk.kernel_ridge`, with their
-    model.
-    Without models a stitch and a compressed model give their records. Torch is imported only for what needs it.
+    model. Without models a stitch and a compressed model give their records. Torch is imported only for what needs it.
     """
     if files.read_start(path, 1) in (b"{", b"["):
         return import_module("netkin.results.claim").Claim.load(path)
@@ -310,14 +299,13 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
         raise FileError(f"{str(path)!r} holds {kind!r}, which takes no models; got {len(models)}.")
     if kind in COLLECTORS:
         return getattr(import_module("netkin.statistics"), kind).load(path)
-    header, arrays = files.read(path)
-    if kind not in RESULTS:
-        if kind == "training":
-            raise FileError(
-                f"{str(path)!r} holds where a training stands, which is no result; the same `nk.train(..., save=...)` "
-                "goes on from it, and when it is done gives its history and weights at once."
-            )
-        known = ", ".join(map(repr, [*RESULTS, *READERS, "claim"]))
-        raise FileError(f"{str(path)!r} holds {kind!r}, which is no result; those are {known}.")
-    with files.damage_reported(path):
-        return RESULTS[kind](header, arrays)
+    if kind in RESULTS:
+        module, name = RESULTS[kind]
+        return getattr(import_module(module), name).load(path)
+    if kind == "training":
+        raise FileError(
+            f"{str(path)!r} holds where a training stands, which is no result; the same `nk.train(..., save=...)` "
+            "goes on from it, and when it is done gives its history and weights at once."
+        )
+    known = ", ".join(map(repr, [*RESULTS, *READERS, "claim"]))
+    raise FileError(f"{str(path)!r} holds {kind!r}, which is no result; those are {known}.")

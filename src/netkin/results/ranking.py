@@ -7,15 +7,15 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from netkin import files
-from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.errors import NoValue, UnknownName, did_you_mean
+from netkin.results.caveats import Caveat
 from netkin.results.labels import HOLE, plural, short_names
-from netkin.results.packing import packed, ranking_unpacked
-from netkin.results.records import FrozenRecord, distinct, freeze, frozen_mapping, now, optional
+from netkin.results.packing import Saved
+from netkin.results.records import FrozenRecord, freeze, frozen_mapping, now, optional
 from netkin.results.text import cells, grid, terminal_width, wrapped
 from netkin.results.values import Match, Values, jackknife_error, student_quantile
 
@@ -37,7 +37,7 @@ class Behind:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Ranking(FrozenRecord):
+class Ranking(Saved, FrozenRecord):
     """Pretrained models, ranked for some data by `score`: frozen, labelled, and with its provenance.
 
     `tables` holds a table for each score, whose one row is the data and whose columns are the models; where a score
@@ -50,6 +50,8 @@ class Ranking(FrozenRecord):
     `ranking["model", "knn"]` that of another score. `ranking.by("knn")` ranks by another score.
     """
 
+    kind: ClassVar[str] = "ranking"
+
     score: str
     tables: Mapping[str, Values]
     costs: Mapping[str, float]
@@ -59,7 +61,7 @@ class Ranking(FrozenRecord):
     classes: int
     version: str
     created: str = field(default_factory=now)
-    warnings: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
     reliability: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -67,12 +69,9 @@ class Ranking(FrozenRecord):
         for name in ("tables", "costs", "parameters", "provenance"):
             freeze(self, **{name: frozen_mapping(getattr(self, name))})
         known = {name: (float(tau), float(error)) for name, (tau, error) in self.reliability.items()}
-        freeze(self, warnings=tuple(self.warnings), reliability=frozen_mapping(known))
+        freeze(self, caveats=tuple(self.caveats), reliability=frozen_mapping(known))
         if self.score not in self.tables:
             raise UnknownName(f"{self.score!r}, by which models are ranked, is none of {', '.join(self.tables)}.")
-        distinct(self._given, "models")
-        for name, table in self.tables.items():
-            self._refuse_stranger(name, table)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -212,14 +211,14 @@ class Ranking(FrozenRecord):
         lines += ["", *grid(self.models, self.columns(), self.cells(), width), "", wrapped(self.conclusion, width)]
         notes = [*filter(None, [self.reliability_in_words]), *self.reasons(), self.cost_in_words]
         lines += [wrapped(line, width) for line in notes]
-        return "\n".join([*lines, *(wrapped(f"warning: {warning}", width) for warning in self.warnings)])
+        return "\n".join([*lines, *(wrapped(f"warning: {caveat}", width) for caveat in self.caveats)])
 
     def reasons(self) -> Iterator[str]:
         """Yield why values and standard errors are missing, each reason once for a model, with its scores."""
         found: dict[tuple[str, str, str], list[str]] = {}
         for score in self.scores:
             table = self.tables[score]
-            for what, missing in (("no value", table.holes), ("no standard error", table.error_reasons)):
+            for what, missing in (("no value", table.missing), ("no standard error", table.error_reasons)):
                 for (_, model), why in missing.items():
                     found.setdefault((model, what, why), []).append(score)
         for (model, what, why), scores in found.items():
@@ -255,10 +254,14 @@ class Ranking(FrozenRecord):
             for model in ranking.models:
                 place = self._given.index(model)
                 value, error = float(table.values[0, place]), float(table.to_errors()[0, place])
-                why = table.holes.get((self.data, model), table.error_reasons.get((self.data, model), ""))
+                why = table.missing.get((self.data, model), table.error_reasons.get((self.data, model), ""))
                 own = behind.get(model, Behind(math.nan))
                 known = (None if math.isnan(one) else one for one in (value, error, own.value))
                 yield model, score, *known, own.error, own.clear, why
+
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: the conclusion, and a row for each score and model."""
+        return {"conclusion": self.conclusion, "ranks": [dict(zip(COLUMNS, row, strict=True)) for row in self.rows()]}
 
     def to_pandas(self, *, long: bool = False) -> Any:
         """Return a data frame with a row for each model by rank and a column for each score.
@@ -294,17 +297,6 @@ class Ranking(FrozenRecord):
         """Show the table in a notebook."""
         return import_module("netkin.reporting").notebook_view(self)
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the ranking to one file, whole or not at all; over a file that is there only with `overwrite`."""
-        files.write(path, "ranking", *packed(self), overwrite=overwrite)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Ranking:
-        """Return the ranking that was saved at `path`."""
-        header, arrays = files.read(path, "ranking")
-        with files.damage_reported(path):
-            return ranking_unpacked(header, arrays)
-
     @property
     def _given(self) -> tuple[str, ...]:
         """The models in the order in which they were given, that of the tables."""
@@ -332,15 +324,6 @@ class Ranking(FrozenRecord):
         if math.isnan(error):
             return Behind(value)
         return Behind(value, error, value > student_quantile(len(table.chunk_sizes)) * error)
-
-    def _refuse_stranger(self, name: str, table: Values) -> None:
-        if table.id != name:
-            raise InvalidValue(f"the table under {name!r} calls itself {table.id!r}; file it under its id.")
-        if (table.layers_a, table.layers_b) != ((self.data,), self._given):
-            raise ShapeError(
-                f"the table of {name!r} has the rows {', '.join(table.layers_a)} and {len(table.layers_b)} columns; "
-                f"it must have the row {self.data} and the {len(self)} models in one order."
-            )
 
 
 def _nan(value: float | None) -> float:

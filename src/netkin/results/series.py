@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from netkin import files
-from netkin.errors import InvalidValue, NameClash, NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.errors import InvalidValue, NoValue, UnknownName, did_you_mean
+from netkin.results.caveats import Caveat, grouped
 from netkin.results.comparison import NUMBERS, Comparison
-from netkin.results.packing import facts, packed, packed_many, series_unpacked
+from netkin.results.packing import Saved
 from netkin.results.records import FrozenRecord, freeze, frozen_mapping, optional
 from netkin.results.text import series_as_text
 from netkin.results.values import Values
@@ -52,13 +52,15 @@ class Trend:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Series(FrozenRecord):
+class Series(Saved, FrozenRecord):
     """The checkpoints of a run against the final one: `series[100]` is the comparison at step 100.
 
     In each comparison rows are layers of the checkpoint and columns layers of the final one. The final checkpoint is
     the last step, where every layer equals itself. `missing` lists steps that were requested and not reached.
     `between` compares all steps with each other, a table for each measure and layer, where weights alone are read.
     """
+
+    kind: ClassVar[str] = "series"
 
     run: str
     steps: tuple[int, ...]
@@ -72,9 +74,6 @@ class Series(FrozenRecord):
     def __post_init__(self) -> None:
         freeze(self, steps=tuple(map(int, self.steps)), comparisons=tuple(self.comparisons))
         freeze(self, missing=tuple(map(int, self.missing)), provenance=frozen_mapping(self.provenance))
-        self._refuse_disorder()
-        for step, comparison in zip(self.steps, self.comparisons, strict=True):
-            self._refuse_stranger(step, comparison)
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -93,14 +92,14 @@ class Series(FrozenRecord):
         return not self.missing and all(comparison.complete for comparison in self.comparisons)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """The warnings, each sentence once."""
-        said = list(dict.fromkeys(warning for comparison in self.comparisons for warning in comparison.warnings))
+    def caveats(self) -> tuple[Caveat, ...]:
+        """The caveats of all steps, each once, and which steps are missing."""
+        said = list(grouped(caveat for comparison in self.comparisons for caveat in comparison.caveats))
         failed = {name[7:]: why for name, why in self.provenance.items() if name.startswith(f"failed {self.unit} ")}
-        said += [f"{step} has failed and is left out: {why}" for step, why in failed.items()]
+        said += [Caveat("failed", f"{step} has failed and is left out: {why}") for step, why in failed.items()]
         left, total = len(self.missing) - len(failed), len(self.steps) + len(self.missing)
         if left > 0:
-            said.append(f"interrupted: {left} of {total} steps are missing.")
+            said.append(Caveat("interrupted", f"interrupted: {left} of {total} steps are missing."))
         return tuple(said)
 
     def __getitem__(self, step: int) -> Comparison:
@@ -203,6 +202,21 @@ class Series(FrozenRecord):
         means = ((own[1:] + own[:-1]) / 2 * gaps).sum(0) / gaps.sum() if len(steps) > 1 else own[0]
         return {layer: float(mean) for layer, mean in zip(self.layers, means, strict=True) if np.isfinite(mean)}
 
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: the layers, the caveats, and when which layer settles."""
+        found = {name: getattr(self, name) for name in ("layers", "caveats", "complete")}
+        return found | {"measures": {measure: self._settling(measure) for measure in self.measures}}
+
+    def _settling(self, measure: str) -> dict[str, Any]:
+        trends = dict[str, Any]()
+        for mark in self.marks(measure):
+            try:
+                trends[str(mark)] = self.bottom_up(mark, measure)
+            except NoValue as reason:
+                trends[str(mark)] = {"tau": None, "reason": str(reason)}
+        reached = {str(mark): self.reached(mark, measure) for mark in self.marks(measure)}
+        return {"own": self.own(measure), "reached": reached, "bottom_up": trends}
+
     def to_pandas(self, measures: str | None = None) -> Any:
         """Return `own` as a data frame, steps × layers; of several measures and none named, one row for each number."""
         pandas = optional("pandas")
@@ -248,20 +262,6 @@ class Series(FrozenRecord):
         """Show the series in a notebook."""
         return import_module("netkin.reporting").notebook_view(self)
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the series to one file, whole or not at all; over one that holds no series only with `overwrite`."""
-        headers, arrays = packed_many(self.comparisons)
-        own, more = ({}, {}) if self.between is None else packed(self.between, "between/")
-        header = facts(self) | {"comparisons": headers} | ({"between": own} if own else {})
-        files.write(path, "series", header, arrays | more, overwrite=overwrite)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Series:
-        """Return the series that was saved at `path`."""
-        header, arrays = files.read(path, "series")
-        with files.damage_reported(path):
-            return series_unpacked(header, arrays)
-
     def _there(self, threshold: float, measure: str | None) -> np.ndarray:
         """Return at which steps each layer is as close to its final state as `threshold`."""
         table, own = self.table(measure), self.own(measure)
@@ -269,31 +269,6 @@ class Series(FrozenRecord):
         if not low <= threshold <= high:
             raise InvalidValue(f"{table.id} lies between {low:g} and {high:g}; a threshold of {threshold:g} does not.")
         return own >= threshold if table.higher_is_closer else own <= threshold
-
-    def _refuse_disorder(self) -> None:
-        if len(self.steps) != len(self.comparisons):
-            raise ShapeError(
-                f"a series needs a comparison for each step; got {len(self.steps)} steps and "
-                f"{len(self.comparisons)} comparisons."
-            )
-        if not self.steps or self.steps[-1] != self.final_step:
-            raise InvalidValue(
-                f"a series ends with its final {self.unit} {self.final_step}; got {_listed(self.steps)}."
-            )
-        twice = [one for one, other in zip(self.steps, self.steps[1:], strict=False) if one >= other]
-        if twice:
-            raise NameClash(f"the {self.unit}s of a series rise; got {_listed(self.steps)}.")
-
-    def _refuse_stranger(self, step: int, comparison: Comparison) -> None:
-        final = self.comparisons[-1]
-        for what in ("layers_a", "layers_b", "measures"):
-            own, wanted = getattr(comparison, what), getattr(final, what)
-            if own != wanted:
-                kind = "measures" if what == "measures" else "layers"
-                raise ShapeError(
-                    f"the comparisons of a series share their {kind}; {self.unit} {step} has {len(own)} "
-                    f"({', '.join(own[:3])}, ...) and the final one {len(wanted)} ({', '.join(wanted[:3])}, ...)."
-                )
 
 
 def _listed(steps: Sequence[int], most: int = 6) -> str:

@@ -5,31 +5,29 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from netkin import files
-from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
+from netkin.errors import UnknownName, did_you_mean
+from netkin.results.caveats import Caveat
 from netkin.results.labels import HOLE, plural
+from netkin.results.packing import Saved
+from netkin.results.quantity import ACCURACY, Quantity
 from netkin.results.records import (
     FrozenRecord,
-    checked,
     distinct,
     freeze,
     frozen_array,
     frozen_mapping,
     now,
     optional,
-    plain,
-    plain_fields,
 )
 from netkin.results.text import grid, terminal_width, wrapped
 from netkin.results.values import Values
 
-KIND, ENSEMBLES = "task accuracies", "task ensembles"
 START = "start"
 NO_FORGETTING = (
     "{method!r} gives every task weights of its own that no later task changes, and is told which task an example "
@@ -38,7 +36,7 @@ NO_FORGETTING = (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TaskAccuracies(FrozenRecord):
+class TaskAccuracies(Saved, FrozenRecord):
     """The accuracy on every task after each of them was learnt, for every seed: immutable and labelled.
 
     `accuracies` is seeds × (tasks + 1) × tasks: the first row is the network before any training, row i + 1 that
@@ -47,6 +45,8 @@ class TaskAccuracies(FrozenRecord):
 
     `result["2-3", "0-1"]` is the accuracy on task 0-1 after task 2-3 was learnt, the mean over seeds.
     """
+
+    kind: ClassVar[str] = "task accuracies"
 
     method: str
     tasks: tuple[str, ...]
@@ -58,20 +58,18 @@ class TaskAccuracies(FrozenRecord):
     options: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
     created: str = field(default_factory=now)
-    warnings: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("storage", "options", "provenance"):
             freeze(self, **{name: frozen_mapping(getattr(self, name))})
         freeze(self, tasks=distinct(self.tasks, "tasks"), accuracies=frozen_array(self.accuracies))
-        wanted = len(self.seeds), len(self.tasks) + 1, len(self.tasks)
-        if self.accuracies.shape != wanted or len(self.classes) != len(self.tasks) or not self.seeds:
-            raise ShapeError(
-                f"{len(self.seeds)} seeds and {len(self.tasks)} tasks need accuracies of shape {wanted} and as many "
-                f"numbers of classes; got {self.accuracies.shape} and {len(self.classes)}."
-            )
-        _refuse_beyond_one("accuracies", self.accuracies[~np.isnan(self.accuracies)])
+
+    @property
+    def quantity(self) -> Quantity:
+        """What the accuracies are."""
+        return replace(ACCURACY, convention="task-incremental: among the classes of the task", error="over seeds")
 
     @property
     def acc(self) -> np.ndarray:
@@ -119,13 +117,13 @@ class TaskAccuracies(FrozenRecord):
             raise UnknownName(f"no seed {seed!r} here; there are {', '.join(map(str, self.seeds))}.")
         chosen = self.accuracies if seed is None else self.accuracies[[self.seeds.index(seed)]]
         values, rows = chosen.mean(0), (START, *self.tasks)
-        holes = {(rows[i], self.tasks[j]): "not trained yet" for i, j in zip(*np.isnan(values).nonzero(), strict=True)}
+        missing = {
+            (rows[i], self.tasks[j]): "not trained yet" for i, j in zip(*np.isnan(values).nonzero(), strict=True)
+        }
         errors = chosen.std(0, ddof=1) / math.sqrt(len(chosen)) if len(chosen) > 1 else None
         return Values(
-            id="accuracy", name="accuracy", parameters={}, layers_a=rows, layers_b=self.tasks, values=values,
-            errors=errors, holes=holes, higher_is_closer=True, bounds=(0, 1), symmetric=False, kind="worth",
-            conventions="task-incremental: among the classes of the task", statistic="accuracies",
-            axes=("after", "task"),
+            quantity=self.quantity, layers_a=rows, layers_b=self.tasks, values=values, errors=errors, missing=missing,
+            statistic="accuracies", axes=("after", "task"),
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -141,7 +139,7 @@ class TaskAccuracies(FrozenRecord):
             *(f"{name}: {accuracy_text(*own)}" for name, own in self.metrics().items()),
             self._storage_in_words(),
         ]
-        return "\n".join([*lines, *(wrapped(f"note: {one}", width) for one in self.warnings)])
+        return "\n".join([*lines, *(wrapped(f"note: {caveat}", width) for caveat in self.caveats)])
 
     def to_pandas(self) -> Any:
         """Return a row for each seed, task that was learnt and task that was tested."""
@@ -154,14 +152,10 @@ class TaskAccuracies(FrozenRecord):
                 for j, task in enumerate(self.tasks):
                     yield seed, after, task, float(self.accuracies[s, i, j])
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the result to one file, whole or not at all; over a file that is there only with `overwrite`."""
-        _save(self, path, KIND, overwrite)
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the record as values for JSON, with ACC, BWT and FWT."""
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: what the accuracies are, and ACC, BWT and FWT."""
         metrics = {name: dict(zip(("mean", "error"), own, strict=True)) for name, own in self.metrics().items()}
-        return {"kind": KIND} | plain(plain_fields(self) | {"metrics": metrics})
+        return {"quantity": self.quantity, "metrics": metrics}
 
     def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
         """Return the accuracy matrix as a matplotlib figure, written to `path` if given."""
@@ -178,7 +172,7 @@ class TaskAccuracies(FrozenRecord):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TaskEnsembles(FrozenRecord):
+class TaskEnsembles(Saved, FrozenRecord):
     """What ensembles with networks of other tasks gain, for every seed and task: frozen and labelled.
 
     `alone` is the accuracy of the task's own network, `together` that of the ensemble, `further` a control: the own
@@ -186,6 +180,8 @@ class TaskEnsembles(FrozenRecord):
     the tasks in each ensemble, by seed and task; `similarities` those of all tasks, seeds × tasks × tasks. `storage`
     is how many numbers the heads of the members add.
     """
+
+    kind: ClassVar[str] = "task ensembles"
 
     tasks: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -204,29 +200,17 @@ class TaskEnsembles(FrozenRecord):
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        count = len(self.tasks)
-        shapes = {name: (len(self.seeds), count) for name in ("alone", "together", "further")}
-        for name, shape in (shapes | {"similarities": (len(self.seeds), count, count)}).items():
+        for name in ("alone", "together", "further", "similarities"):
             freeze(self, **{name: frozen_array(getattr(self, name))})
-            if getattr(self, name).shape != shape or not self.seeds:
-                raise ShapeError(f"`{name}` must have shape {shape}; got {getattr(self, name).shape}.")
-        if [len(one) for one in self.members] != [count] * len(self.seeds):
-            raise ShapeError(f"`members` must list the members of {count} tasks for each of {len(self.seeds)} seeds.")
-        for name in shapes:
-            _refuse_beyond_one(name, getattr(self, name))
         freeze(self, provenance=frozen_mapping(self.provenance))
 
     def __repr__(self) -> str:
         return f"TaskEnsembles({self.similarity!r}, {self.choice!r}, {len(self.tasks)} tasks, {len(self.seeds)} seeds)"
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the result to one file, whole or not at all; over a file that is there only with `overwrite`."""
-        _save(self, path, ENSEMBLES, overwrite)
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the record as values for JSON, with the mean accuracies."""
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: what the accuracies are, and their means."""
         metrics = {name: dict(zip(("mean", "error"), own, strict=True)) for name, own in self.metrics().items()}
-        return {"kind": ENSEMBLES} | plain(plain_fields(self) | {"metrics": metrics})
+        return {"quantity": ACCURACY, "metrics": metrics}
 
     def members_of(self, task: str, seed: int | None = None) -> tuple[str, ...]:
         """Return the tasks whose networks are in the ensemble of a task, for a seed, by default the first."""
@@ -260,30 +244,6 @@ class TaskEnsembles(FrozenRecord):
             for t, task in enumerate(self.tasks)
         ]
         return optional("pandas").DataFrame(rows, columns=["seed", "task", "members", "alone", "together", "further"])
-
-
-RECORDS: dict[str, type[Any]] = {KIND: TaskAccuracies, ENSEMBLES: TaskEnsembles}
-
-
-def load_tasks(path: str | os.PathLike[str]) -> TaskAccuracies | TaskEnsembles:
-    """Return the accuracies, or the ensembles, that were saved at `path`."""
-    kind = files.read_header(path)["kind"]
-    header, arrays = files.read(path, kind if kind in RECORDS else KIND)
-    with files.damage_reported(path):
-        own = {name: one for name, one in header.items() if name not in ("kind", "format")}
-        return checked(RECORDS[header["kind"]], own | arrays)
-
-
-def _save(record: Any, path: str | os.PathLike[str], kind: str, overwrite: bool) -> None:
-    own = plain_fields(record)
-    arrays = {name: one for name, one in own.items() if isinstance(one, np.ndarray)}
-    files.write(path, kind, {n: one for n, one in own.items() if n not in arrays}, arrays, overwrite=overwrite)
-
-
-def _refuse_beyond_one(name: str, values: np.ndarray) -> None:
-    wrong = values[~((values >= 0) & (values <= 1))]
-    if len(wrong):
-        raise InvalidValue(f"`{name}` are shares of examples, from 0 to 1; got {wrong[0]}.")
 
 
 def _spread(values: np.ndarray) -> tuple[float, float]:

@@ -58,7 +58,7 @@ def comparison_as_text(comparison: Comparison) -> str:
     """Return all tables of a comparison under a heading with the models and the data."""
     width = terminal_width()
     parts = ["\n".join(_heading(comparison, width)), *_tables(comparison, width)]
-    parts += [wrapped(f"warning: {warning}", width) for warning in comparison.warnings]
+    parts += [wrapped(f"warning: {caveat}", width) for caveat in comparison.caveats]
     return "\n\n".join(parts)
 
 
@@ -82,7 +82,7 @@ def values_as_text(table: Values) -> str:
 
 def _matrix_as_text(table: Values, width: int) -> str:
     lines = [wrapped(_about(table), width), *_numbers(table, width)]
-    below = [*reasons(table.holes), *error_lines([table]), match_note(table)]
+    below = [*reasons(table.missing), *error_lines([table]), match_note(table)]
     return "\n".join([*lines, *(wrapped(line, width) for line in below if line)])
 
 
@@ -106,10 +106,10 @@ def _list_as_text(tables: Sequence[Values], pairs: Sequence[tuple[int, int]], wi
         np.array([array[rows, columns] for array in arrays]).T
         for arrays in ([table.values for table in tables], [table.to_errors() for table in tables])
     )
-    holes = {(f"{a} {b}", why): why for t in tables for (a, b), why in t.holes.items() if why != NOT_ASKED}
+    missing = {(f"{a} {b}", why): why for t in tables for (a, b), why in t.missing.items() if why != NOT_ASKED}
     lines = [wrapped(_about(table), width) for table in tables]
     lines += grid(labels, list(map(column_label, tables)), with_errors(values, errors), width)
-    return "\n".join([*lines, *(wrapped(line, width) for line in [*reasons(holes), *error_lines(tables)])])
+    return "\n".join([*lines, *(wrapped(line, width) for line in [*reasons(missing), *error_lines(tables)])])
 
 
 def _about(table: Values) -> str:
@@ -131,7 +131,7 @@ def summary_as_text(comparisons: Comparisons) -> str:
         lines += ["", wrapped(about, width), *shown]
         # what numbers stand for, in the last lines, is said once
         lines += [line for line in _behind_lines(comparisons, measure, width) if line not in shown[-2:]]
-    said = [note for note in (buckets_note(list(comparisons.values())), *comparisons.warnings) if note]
+    said = [note for note in (buckets_note(list(comparisons.values())), *map(str, comparisons.caveats)) if note]
     notes = [f"warning: {note}" for note in said[:NAMED]]
     notes += [f"{plural(len(said) - NAMED, 'more warning')}: each pair shows its own"] if len(said) > NAMED else []
     notes += [f"left out: {model!r}, as it failed: {why}" for model, why in comparisons.failed.items()]
@@ -148,8 +148,8 @@ def _behind_lines(comparisons: Comparisons, measure: str, width: int) -> Iterato
         yield "the number of pairs of layers behind each mean"
         yield from grid(models, models, [[str(n) if n else HOLE for n in row] for row in counts.tolist()], width)
     compared = {pair for a, b in comparisons for pair in ((a, b), (b, a))}
-    holes = comparisons.summaries()[measure].holes
-    lines = reasons({pair: why for pair, why in holes.items() if pair in compared})
+    missing = comparisons.summaries()[measure].missing
+    lines = reasons({pair: why for pair, why in missing.items() if pair in compared})
     yield from (wrapped(line, width) for line in lines)
 
 
@@ -173,7 +173,7 @@ def series_as_text(series: Series) -> str:
     for measure in series.measures:
         parts.append("\n".join(_layer_lines(series, measure, width)))
         parts.append("\n".join(_arrivals(series, measure, width)))
-    parts += [wrapped(f"warning: {warning}", width) for warning in series.warnings]
+    parts += [wrapped(f"warning: {caveat}", width) for caveat in series.caveats]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -216,7 +216,7 @@ def _trends(series: Series, marks: Sequence[float], measure: str) -> dict[str, l
 
 
 def cells(values: np.ndarray) -> list[list[str]]:
-    """Return numbers with two decimals, more where all are small; tiny and huge ones as powers of ten, holes as a dash.
+    """Return numbers with two decimals, more where all are small; tiny and huge ones as powers of ten; none is "–".
 
     Example:
         >>> cells(np.array([[0.123, -0.001], [float("nan"), 12.0]]))

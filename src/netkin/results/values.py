@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.results.quantity import Quantity
 from netkin.results.records import FrozenRecord, distinct, freeze, frozen_array, frozen_mapping, optional
 from netkin.results.text import values_as_text
 
-Parameter = bool | int | float | str | None
 Pair = tuple[str, str]  # the names of two layers, or of two models
 
-KINDS = ("similarity", "distance", "worth")
 LARGEST = 1e300  # of the numbers in a table, so that their differences are finite
 NEAR = 1e-6  # of a measure's range: a value as near as this to a bound lies at it
 
@@ -65,13 +64,10 @@ class Match(tuple[str, float]):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Values(FrozenRecord):
-    """The values of one measure for every pair of layers, with their provenance.
+    """The values of one quantity for every pair of layers: what they are, and how they came to be.
 
-    Where the measure has no value the table has a hole: NaN in `values`, and the reason in `holes`.
-
-    `kind` says what the numbers are: a similarity, a distance, or scores of stitches; `axes` what the rows and the
-    columns are, layers or classes; `unit` in what the numbers are counted, if not in shares or correlations. `means`
-    and `cannot_see` are sentences for readers: what a value means, and what the measure does not detect.
+    Where there is no value the table has NaN in `values`, and the reason in `missing`. `axes` says what the rows and
+    the columns are, such as layers or classes; `statistic` what the values were read from.
 
     `replicates` (chunks × rows × columns) are the values with one chunk of the data left out in turn, and `chunk_sizes`
     the numbers of examples in the chunks. From them come the standard `errors`, unless those are given. A value without
@@ -79,9 +75,8 @@ class Values(FrozenRecord):
 
     Example:
         >>> table = Values(
-        ...     id="cka", name="cka", parameters={}, layers_a=("in", "out"), layers_b=("in", "out"),
-        ...     values=[[1.0, 0.4], [0.3, float("nan")]], holes={("out", "out"): "'out' is constant"},
-        ...     higher_is_closer=True, bounds=(0, 1), symmetric=True, conventions="biased HSIC", statistic="Moments",
+        ...     quantity=Quantity(id="cka", bounds=(0, 1)), layers_a=("in", "out"), layers_b=("in", "out"),
+        ...     values=[[1.0, 0.4], [0.3, float("nan")]], missing={("out", "out"): "'out' is constant"},
         ... )
         >>> table["in", "out"]
         0.4
@@ -89,51 +84,52 @@ class Values(FrozenRecord):
         {'in': ('in', 1.0), 'out': ('in', 0.3)}
     """
 
-    id: str
-    name: str
-    parameters: Mapping[str, Parameter]
+    quantity: Quantity
     layers_a: tuple[str, ...]
     layers_b: tuple[str, ...]
     values: np.ndarray
     errors: np.ndarray | None = None
-    holes: Mapping[Pair, str] = field(default_factory=dict)
-    higher_is_closer: bool
-    bounds: tuple[float, float]
-    symmetric: bool
-    conventions: str
-    statistic: str
+    missing: Mapping[Pair, str] = field(default_factory=dict)
+    statistic: str = ""
     exactness: str = "exact"
     replicates: np.ndarray | None = None
     chunk_sizes: tuple[int, ...] = ()
     error_reasons: Mapping[Pair, str] = field(default_factory=dict)
-    kind: str = ""
     axes: tuple[str, str] = ("layer", "layer")
-    unit: str = ""
-    means: str = ""
-    cannot_see: str = ""
 
     def __post_init__(self) -> None:
         freeze(self, layers_a=distinct(self.layers_a, "rows"), layers_b=distinct(self.layers_b, "columns"))
-        freeze(self, values=self._shaped(self.values, "values"), bounds=(float(self.bounds[0]), float(self.bounds[1])))
-        for name in ("parameters", "holes"):
-            freeze(self, **{name: frozen_mapping(getattr(self, name), shared=True)})
-        freeze(self, kind=self.kind or ("similarity" if self.higher_is_closer else "distance"), axes=tuple(self.axes))
-        if self.kind not in KINDS:
-            raise InvalidValue(f"a table is of kind {', '.join(map(repr, KINDS))}; got {self.kind!r}.")
+        freeze(self, values=self._shaped(self.values, "values"), axes=tuple(self.axes))
+        freeze(self, missing=frozen_mapping(self.missing, shared=True))
         self._refuse_nan_without_reason()
         self._settle_errors()
+
+    @property
+    def id(self) -> str:
+        """The id of the quantity."""
+        return self.quantity.id
+
+    @property
+    def higher_is_closer(self) -> bool:
+        """Whether higher values are closer, or better."""
+        return self.quantity.higher_is_closer
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the greatest value that the quantity can have."""
+        return self.quantity.bounds
 
     def __getitem__(self, pair: Pair) -> float:
         """Return the value for a layer of the first model and a layer of the second."""
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise UnknownName(f"ask for a pair of layers, as in `table['layer1', 'layer2']`; got {pair!r}.")
         value = float(self.values[self._position(pair)])
-        if pair in self.holes:
-            raise NoValue(f"{self.id} has no value for {pair[0]!r} and {pair[1]!r}: {self.holes[pair]}")
+        if pair in self.missing:
+            raise NoValue(f"{self.id} has no value for {pair[0]!r} and {pair[1]!r}: {self.missing[pair]}")
         return value
 
     def __repr__(self) -> str:
-        return f"Values({self.id!r}, {len(self.layers_a)} × {len(self.layers_b)} layers, {len(self.holes)} holes)"
+        return f"Values({self.id!r}, {len(self.layers_a)} × {len(self.layers_b)} layers, {len(self.missing)} missing)"
 
     def __str__(self) -> str:
         return values_as_text(self)
@@ -141,7 +137,7 @@ class Values(FrozenRecord):
     def best_matches(self) -> dict[str, Match]:
         """Return for every row its closest column and the value there, with how far the second best is behind.
 
-        Of equally close columns the first is named; a row with nothing but holes is left out.
+        Of equally close columns the first is named; a row without any value is left out.
         """
         farness = np.where(np.isnan(self.values), np.inf, -self.values if self.higher_is_closer else self.values)
         order, known = farness.argsort(axis=1, kind="stable"), np.isfinite(self.values).sum(axis=1)
@@ -190,12 +186,12 @@ class Values(FrozenRecord):
         return tuple((self.layers_a[i], self.layers_b[j]) for i, j in places)
 
     def corresponding(self) -> dict[str, float]:
-        """Return the value of every layer with the layer of the same name, without holes."""
-        shared = [name for name in self.layers_a if name in self.layers_b and (name, name) not in self.holes]
+        """Return the value of every layer with the layer of the same name, where there is one."""
+        shared = [name for name in self.layers_a if name in self.layers_b and (name, name) not in self.missing]
         return {name: self[name, name] for name in shared}
 
     def to_numpy(self) -> np.ndarray:
-        """Return the table as a matrix of your own, NaN in its holes."""
+        """Return the table as a matrix of your own, NaN in its missing."""
         return self.values.copy()
 
     def to_errors(self) -> np.ndarray:
@@ -203,7 +199,7 @@ class Values(FrozenRecord):
         return np.full_like(self.values, np.nan) if self.errors is None else self.errors.copy()
 
     def to_pandas(self, errors: bool = False) -> Any:
-        """Return the table, or its standard errors, as a data frame with the layers' names, NaN in its holes."""
+        """Return the table, or its standard errors, as a data frame with the layers' names, NaN in its missing."""
         pandas = optional("pandas")
         rows, columns = pandas.Index(self.layers_a, name="layer_a"), pandas.Index(self.layers_b, name="layer_b")
         return pandas.DataFrame(self.to_errors() if errors else self.to_numpy(), index=rows, columns=columns)
@@ -217,10 +213,20 @@ class Values(FrozenRecord):
 
     def facts(self) -> dict[str, Any]:
         """Return what the numbers are, as text and numbers for any file's attributes."""
-        words = ("id", "name", "kind", "unit", "bounds", "conventions", "statistic", "exactness")
-        parameters = {f"parameter_{name}": value for name, value in self.parameters.items()}
-        flags = {"higher_is_closer": int(self.higher_is_closer), "symmetric": int(self.symmetric)}
-        return {word: getattr(self, word) for word in words} | flags | parameters
+        words = ("id", "name", "kind", "unit", "bounds", "convention")
+        known = {word: getattr(self.quantity, word) for word in words}
+        flags = {word: int(getattr(self.quantity, word)) for word in ("higher_is_closer", "symmetric")}
+        parameters = {f"parameter_{name}": value for name, value in self.quantity.parameters.items()}
+        return known | {"statistic": self.statistic, "exactness": self.exactness} | flags | parameters
+
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: the best matches, and the ends of the 95 % intervals."""
+        low, high = self.interval() if self.chunk_sizes else (None, None)
+        matches = []
+        for row, match in self.best_matches().items():
+            facts = {name: value for name, value in vars(match).items() if name != "layer"}
+            matches.append({"layer_a": row, "layer_b": match.layer, **facts})
+        return {"low": low, "high": high, "best_matches": matches}
 
     def _position(self, pair: Pair) -> tuple[int, int]:
         row, column = self.axes
@@ -246,7 +252,7 @@ class Values(FrozenRecord):
         if self.chunk_sizes or self.replicates is not None:
             refuse_chunks(self.chunk_sizes)
         # a hole has its own reason
-        reasons = {pair: why for pair, why in self.error_reasons.items() if pair not in self.holes}
+        reasons = {pair: why for pair, why in self.error_reasons.items() if pair not in self.missing}
         places = {self._position(pair): pair for pair in reasons}
         if self.replicates is not None:
             freeze(self, replicates=self._shaped(self.replicates, "replicates", (len(self.chunk_sizes),)))
@@ -263,7 +269,6 @@ class Values(FrozenRecord):
             wrong = self.errors[(self.errors < 0) | np.isinf(self.errors)]
             if len(wrong):
                 raise InvalidValue(f"a standard error is finite and not negative; got {wrong[0]:g}.")
-            self._refuse_error_with_reason(places)
         freeze(self, error_reasons=frozen_mapping(reasons, shared=True))
 
     def _without_error(self, replicates: np.ndarray, errors: np.ndarray) -> dict[tuple[int, int], str]:
@@ -287,18 +292,10 @@ class Values(FrozenRecord):
             found |= np.abs(self.values - end) <= NEAR * size
         return found
 
-    def _refuse_error_with_reason(self, places: Mapping[tuple[int, int], Pair]) -> None:
-        both = next((pair for place, pair in places.items() if np.isfinite(self.to_errors()[place])), None)
-        if both is not None:
-            raise InvalidValue(
-                f"the table of {self.id!r} has a standard error for {both[0]!r} and {both[1]!r}, and a reason why "
-                "it has none; give one of the two."
-            )
-
     def _refuse_nan_without_reason(self) -> None:
         """Refuse a missing value without a reason, and a reason beside a value."""
         explained = np.zeros(self.values.shape, dtype=bool)
-        for pair in self.holes:
+        for pair in self.missing:
             explained[self._position(pair)] = True
         wrong = np.argwhere(explained == np.isfinite(self.values)).tolist()
         if wrong:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
-from netkin import files
-from netkin.errors import InvalidValue, ShapeError
+from netkin.errors import InvalidValue
 from netkin.results.comparison import Comparison
 from netkin.results.compression import aligned
-from netkin.results.packing import document as described
-from netkin.results.packing import packed_many, unpacked
-from netkin.results.records import checked, now, plain, typed
-
-KIND = "sparsity"
-DERIVED = ("mean_similarity", "accuracy")  # of a study's document
+from netkin.results.packing import Saved
+from netkin.results.records import now
 
 
 @dataclass(frozen=True)
@@ -64,14 +59,6 @@ class WeightSparsity:
     relative: tuple[float, ...] = ()
     dense_parameters: int = 0  # those that can't be pruned: biases, norms, embeddings
 
-    def __post_init__(self) -> None:
-        counts = {"below": self.epsilons, "below_left": self.epsilons}
-        counts |= {"below_relative": self.relative, "below_relative_left": self.relative}
-        for row in self.layers:
-            wrong = [name for name, wanted in counts.items() if len(getattr(row, name)) != len(wanted)]
-            if wrong or not 0 <= row.left <= row.weights or row.weights < 1:
-                raise ShapeError(f"layer {row.layer!r} needs weights, and a count below each ε of the table.")
-
     @property
     def weights(self) -> int:
         """All prunable weights."""
@@ -103,6 +90,18 @@ class WeightSparsity:
         count = self.left if of_left else self.weights
         columns = zip(*(getattr(row, key) for row in self.layers), strict=True)
         return tuple(sum(column) / count if count else math.nan for column in columns)
+
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: sums over the layers."""
+        found: dict[str, Any] = {}
+        for key, relative in (("epsilon_sparsity", False), ("relative_epsilon_sparsity", True)):
+            values = self.relative if relative else self.epsilons
+            shares = self.shares(relative=relative), self.shares(relative=relative, of_left=True)
+            found[key] = [
+                {"epsilon": epsilon, "of_all": of_all, "of_left": of_left}
+                for epsilon, of_all, of_left in zip(values, *shares, strict=True)
+            ]
+        return found | {name: getattr(self, name) for name in ("weights", "left", "zeros", "sparsity", "emptied")}
 
     def __str__(self) -> str:
         head = ["layer", "kind", "weights", "left", "sparsity", "r.m.s."]
@@ -142,13 +141,15 @@ class LinearCost:
 
 
 @dataclass(frozen=True)
-class SparsityStudy:
+class SparsityStudy(Saved):
     """Networks side by side: how sparse they are, how their weights are distributed, what pruning costs and saves.
 
     `edges` and `histograms` count the weights that are left. `curve` has the list "sparsity" and the accuracy of each
     network with so large a share of its smallest weights taken away. `interlayer` compares each network's layers with
     each other. `sizes` are the bytes of the state dict in a file, dense and with zeros packed.
     """
+
+    kind: ClassVar[str] = "sparsity"
 
     networks: Mapping[str, WeightSparsity]
     edges: tuple[float, ...]
@@ -165,24 +166,8 @@ class SparsityStudy:
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.networks or "sparsity" in self.networks or not all(one.layers for one in self.networks.values()):
-            raise InvalidValue("a study holds one network or more, each with layers, none of them named 'sparsity'.")
-        for what in ("histograms", "sizes", "interlayer", "costs"):
-            _refuse_strangers(self, what, partly=what in ("interlayer", "costs"))
-        counts = {len(self.edges) - 1, *(len(one) for one in self.histograms.values())}
-        lengths = {len(one) for one in self.curve.values()}
-        if len(counts) > 1 or len(lengths) > 1 or (self.curve and self.curve.keys() != {"sparsity", *self.names}):
-            raise ShapeError("histograms need one count between two edges, and curves one value for each sparsity.")
-        if any(len(one.tables) != 1 for one in self.interlayer.values()):
-            raise ShapeError("the layers of a network are compared by one measure.")
-        known = [row for rows in self.costs.values() for row in rows if not row.reason]
-        whole = [size for size, _ in self.sizes.values()] + [
-            size for x in known for size in (x.dense_bytes, x.dense_seconds)
-        ]
-        if not all(size > 0 for size in whole):
-            raise InvalidValue(
-                "what a dense network or layer takes, in bytes and in seconds, must be more than nothing."
-            )
+        if "sparsity" in self.networks:
+            raise InvalidValue("a network can't be called 'sparsity', as the x axis of the curve is; rename it.")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -208,30 +193,17 @@ class SparsityStudy:
         found = [value for value in values if math.isfinite(value)]
         return sum(found) / len(found) if found else math.nan
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the study to one file, whole or not at all; over a file that is there only with `overwrite`."""
-        headers, arrays = packed_many(self.interlayer.values())
-        header = {name: value for name, value in self.to_document().items() if name not in ("kind", "format")}
-        header["interlayer"] = dict(zip(self.interlayer, headers, strict=True))
-        files.write(path, KIND, header, arrays, overwrite=overwrite)
-
     def plot(self, path: str | os.PathLike[str] | None = None, *, overwrite: bool = False) -> Any:
         """Return weights, similarity and accuracy as a matplotlib figure, written to `path` if given."""
         return import_module("netkin.reporting").plot(self, path=path, overwrite=overwrite)
 
-    def to_document(self) -> dict[str, Any]:
-        """Return everything as lists, mappings, texts and numbers, as `--json` prints it."""
-        own = {
-            "kind": KIND,
-            "format": files.FORMAT,
-            "networks": {name: _table_document(table) for name, table in self.networks.items()},
-            "interlayer": {name: described(one) for name, one in self.interlayer.items()},
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields: mean similarities, and accuracies without pruning."""
+        accuracies = {name: self.accuracy(name) for name in self.names if math.isfinite(self.accuracy(name))}
+        return {
             "mean_similarity": {name: self.mean_similarity(name) for name in self.interlayer},
-            "accuracy": {name: self.accuracy(name) for name in self.names if math.isfinite(self.accuracy(name))},
-            "costs": {name: [asdict(row) for row in rows] for name, rows in self.costs.items()},
+            "accuracy": accuracies,
         }
-        rest = ["edges", "histograms", "sizes", "curve", "costs_on", "data", "examples", "version", "created"]
-        return plain(own | {name: getattr(self, name) for name in (*rest, "provenance")})
 
     def __str__(self) -> str:
         parts = [f"{name}\n{table}\n{self._summary(name)}" for name, table in self.networks.items()]
@@ -250,43 +222,6 @@ class SparsityStudy:
         return "\n".join(lines)
 
 
-def load_sparsity(path: str | os.PathLike[str]) -> SparsityStudy:
-    """Return the study that was saved at `path`."""
-    header, arrays = files.read(path, KIND)
-    with files.damage_reported(path):
-        compared = typed(header["interlayer"], dict[str, Any], "interlayer")
-        return _study(header, {name: unpacked(own, arrays, f"{k}/") for k, (name, own) in enumerate(compared.items())})
-
-
-def _study(content: Mapping[str, Any], interlayer: Mapping[str, Comparison]) -> SparsityStudy:
-    known = {name: value for name, value in content.items() if name not in ("kind", "format", *DERIVED)}
-    own = {
-        "networks": {name: _weights(one) for name, one in content["networks"].items()},
-        "costs": {name: tuple(map(_cost, rows)) for name, rows in content["costs"].items()},
-        "interlayer": dict(interlayer),
-    }
-    return checked(SparsityStudy, known | own)
-
-
-def _weights(content: Mapping[str, Any]) -> WeightSparsity:
-    names = {one.name for one in fields(WeightSparsity)}
-    return checked(WeightSparsity, {name: value for name, value in content.items() if name in names})
-
-
-def _cost(content: Mapping[str, Any]) -> LinearCost:
-    """Return a row of costs, in which null stands for a number that there is not."""
-    absent = [name for name in ("bytes", "dense_seconds", "seconds", "error") if content[name] is None]
-    row, unknown = checked(LinearCost, {**content, **dict.fromkeys(absent, 0.0)}), math.nan
-    return replace(row, **dict.fromkeys(absent, unknown))  # type: ignore[arg-type]
-
-
-def _refuse_strangers(study: SparsityStudy, what: str, *, partly: bool) -> None:
-    """Refuse a part of a study that is about other networks."""
-    named = set(getattr(study, what))
-    if named - set(study.networks) or not (partly or named == set(study.networks)):
-        raise ShapeError(f"`{what}` are of {sorted(named)}, and the networks are {sorted(study.networks)}.")
-
-
 def cost_in_words(row: LinearCost) -> str:
     """Return a sentence on what a format makes of a layer."""
     if row.reason:
@@ -295,19 +230,6 @@ def cost_in_words(row: LinearCost) -> str:
         f"{row.layer} in {row.format}: {row.bytes / row.dense_bytes:.2f} × the bytes, "
         f"{row.seconds / row.dense_seconds:.2f} × the time of the dense layer"
     )
-
-
-def _table_document(table: WeightSparsity) -> dict[str, Any]:
-    found = asdict(table)
-    for key, relative in (("epsilon_sparsity", False), ("relative_epsilon_sparsity", True)):
-        values = table.relative if relative else table.epsilons
-        shares = table.shares(relative=relative), table.shares(relative=relative, of_left=True)
-        found[key] = [
-            {"epsilon": epsilon, "of_all": of_all, "of_left": of_left}
-            for epsilon, of_all, of_left in zip(values, *shares, strict=True)
-        ]
-    whole = {name: getattr(table, name) for name in ("weights", "left", "zeros", "sparsity", "emptied")}
-    return found | whole
 
 
 def _curve_text(curve: Mapping[str, tuple[float, ...]]) -> str:

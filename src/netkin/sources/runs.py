@@ -222,7 +222,8 @@ class Run:
         if faults:
             raise SourceError(
                 f"the weights of {last.words} do not fit the {type(model).__name__} given as `model`: "
-                f"{'; '.join(faults)}. Name the network that was trained."
+                f"{'; '.join(faults)}. Name the network that was trained.",
+                argument="model",
             )
         return model
 

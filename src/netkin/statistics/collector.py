@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.results.caveats import Caveat
 from netkin.statistics.statistic import Statistic, Stored
 
 if TYPE_CHECKING:
@@ -163,8 +164,8 @@ class Pair:
         """Return what a measure with these facts and settings requests of `of`."""
         return {}
 
-    def cautions(self, facts: Any, settings: Mapping[str, Any]) -> list[str]:
-        """Return a sentence for each reason why the measure's value of this pair would mislead."""
+    def caveats(self, facts: Any, settings: Mapping[str, Any]) -> list[Caveat]:
+        """Return why the measure's value of this pair would mislead, if it would."""
         return []
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from netkin.errors import NoValue
+from netkin.results.caveats import Caveat
 from netkin.statistics.frequencies import Frequencies, frequencies
 from netkin.statistics.linear_algebra import squared_norm
 
@@ -153,9 +154,9 @@ class Side(ABC):
         return math.sqrt(float(values.max()) / float(values.min()))
 
     @property
-    def lost_digits(self) -> str:
-        """A sentence if the products have lost the digits of the layer's small directions, and its rows are gone."""
-        return ""
+    def lost_digits(self) -> Caveat | None:
+        """A caveat if the products have lost the digits of the layer's small directions, and its rows are gone."""
+        return None
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return the result of `make`, cached by key for all pairs of this layer."""
@@ -307,15 +308,16 @@ class CovarianceSide(Side):
         )  # fmt: skip
 
     @property
-    def lost_digits(self) -> str:
+    def lost_digits(self) -> Caveat | None:
         error = self.rounding * self.condition**2 if self.varies else 0.0
         if error < COARSE:
-            return ""
-        return (
+            return None
+        sentence = (
             f"{self.name} has the condition number {self.condition:.0e}: of its smallest directions, read from "
             f"moments, correlations are right to {error:.0e} only; measure its rows, or its leading directions by "
             "`svcca`."
         )
+        return Caveat("lost-digits", sentence, size=self.condition)
 
     @property
     def norm_squares(self) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from netkin.arrays import as_tensor, at_least_single, require_finite
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.identity import weights_digest
+from netkin.results.caveats import Caveat
 from netkin.statistics.collector import Collector, CostEstimate, Key, Pair, Settings, Study, require_pair
 from netkin.statistics.frequencies import shape_in_words
 from netkin.statistics.statistic import Stored
@@ -75,12 +76,10 @@ class Filters(Pair):
         """Return the pair of two sets of atoms, m × height × width each, that go with the same coefficients."""
         return cls(_given(X, "X"), _given(Y, "Y"))
 
-    def cautions(self, facts: Any, settings: Mapping[str, Any]) -> list[str]:
-        if "atoms" in settings:
-            sentence = self._fullness(settings["atoms"])
-        else:
-            sentence = self._unevenness() if settings.get("gauge") == "stored" else ""
-        return [sentence] if sentence else []
+    def caveats(self, facts: Any, settings: Mapping[str, Any]) -> list[Caveat]:
+        stored = settings.get("gauge") == "stored"
+        found = self._fullness(settings["atoms"]) if "atoms" in settings else self._unevenness() if stored else None
+        return [] if found is None else [found]
 
     def atoms(self, gauge: str) -> tuple[Tensor, Tensor]:
         """Return the atoms of both as unit vectors, if they go with the same coefficients."""
@@ -148,39 +147,41 @@ class Filters(Pair):
                 f"one layer has {counts[0]} atoms and the other {counts[1]}; decompose both into the same number."
             )
 
-    def _fullness(self, atoms: int) -> str:
+    def _fullness(self, atoms: int) -> Caveat | None:
         if self.x.spread is None or self.x.kernel != self.y.kernel:
-            return ""
+            return None
         size = len(self.x.spread)
         try:
             count = min(len(basis) for basis in self.bases(atoms))
         except NoValue:
-            return ""
+            return None
         if count < size:
-            return ""
-        return (
+            return None
+        sentence = (
             f"{count} independent atoms span the whole space of kernels of {shape_in_words(self.x.kernel)}, in which "
             f"any two subspaces are the same: 'grassmann' says nothing there; take fewer than {size} atoms."
         )
+        return Caveat("whole-space", sentence, size=count)
 
-    def _unevenness(self) -> str:
+    def _unevenness(self) -> Caveat | None:
         shared = self.x.gram is not None and self.x.coefficients == self.y.coefficients
-        return gauge_caution({self.x.name: self.x.gram}) if shared else ""  # type: ignore[dict-item]
+        return gauge_caveat({self.x.name: self.x.gram}) if shared else None  # type: ignore[dict-item]
 
 
-def gauge_caution(grams: Mapping[str, Tensor]) -> str:
-    """Return a sentence on the layer whose coefficients, by their αᵀα, are the furthest from orthonormal, if any is."""
+def gauge_caveat(grams: Mapping[str, Tensor]) -> Caveat | None:
+    """Return a caveat on the layer whose coefficients, by their αᵀα, are the furthest from orthonormal, if any is."""
     ratios = {name: _singular_ratio(gram) for name, gram in grams.items()}
     name, ratio = max(ratios.items(), key=lambda item: item[1], default=("", 0.0))
     if ratio <= EVEN:
-        return ""
+        return None
     more = sum(other > EVEN for other in ratios.values()) - 1
     others = f", and those of {more} other layer{'s' if more > 1 else ''} are not either" if more else ""
-    return (
+    sentence = (
         f"the coefficients of {name} are not orthonormal (their singular values differ by a factor of {ratio:.2g})"
         f"{others}, so that the cosine of atoms depends on how filters are split into atoms and coefficients; "
         "gauge='orthonormal' does not."
     )
+    return Caveat("uneven-coefficients", sentence, size=ratio)
 
 
 def _singular_ratio(gram: Tensor) -> float:

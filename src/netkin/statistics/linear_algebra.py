@@ -9,6 +9,7 @@ from torch import Tensor
 
 from netkin.arrays import summing_dtype
 from netkin.errors import InvalidValue, NoValue
+from netkin.results.caveats import Caveat
 from netkin.settings import rounded_products
 
 ENTRIES = 2**22  # of a matrix that is made by parts, at a time
@@ -140,15 +141,16 @@ def _off_diagonal(rows: Tensor, start: int, step: int) -> Tensor:
     return part.index_put((places, places + start), part.new_zeros(()))
 
 
-def few_for_bias(n: int, chance: float, dimensions: tuple[float, float], debiased: str) -> str:
-    """Return a warning if the biased CKA of unrelated layers would be high, else an empty string."""
+def few_for_bias(n: int, chance: float, dimensions: tuple[float, float], debiased: str) -> Caveat | None:
+    """Return a caveat if the biased CKA of unrelated layers would be high."""
     if not chance > CHANCE:
-        return ""
+        return None
     x, y = dimensions
-    return (
+    sentence = (
         f"{n:,} examples are few for layers of {x:.3g} and {y:.3g} effective dimensions: those with nothing "
         f"in common would score {chance:.2f} on average; use `{debiased}`, or more examples."
     )
+    return Caveat(f"few-examples-without-{debiased}", sentence, size=chance)
 
 
 def rbf_kernel(rows: Tensor, fraction: float) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
+from netkin.results.caveats import Caveat
 from netkin.statistics.collector import Pair
 from netkin.statistics.covariances import CovarianceSide, Side
 from netkin.statistics.decompositions import Decomposition, decomposed, largest, prepare
@@ -66,16 +67,16 @@ class Moments(Pair):
         centred = facts.whitens and "translation" in facts.unchanged_by
         return (self.x.rank, self.y.rank) if centred and self.x.varies and self.y.varies else None
 
-    def cautions(self, facts: Any, settings: Mapping[str, Any]) -> list[str]:
-        cautions = [self.few_examples] if facts.whitens else []
+    def caveats(self, facts: Any, settings: Mapping[str, Any]) -> list[Caveat]:
+        found = [self.few_examples] if facts.whitens else []
         if facts.whitens and "invertible" in facts.unchanged_by:  # all directions count alike, the smallest too
-            cautions += [side.lost_digits for side in (self.x, self.y)]
+            found += [side.lost_digits for side in (self.x, self.y)]
         if facts.debiased_as:
-            cautions.append(self._few_for_bias(facts.debiased_as))
-        return [sentence for sentence in cautions if sentence]
+            found.append(self._few_for_bias(facts.debiased_as))
+        return [caveat for caveat in found if caveat is not None]
 
-    def _few_for_bias(self, debiased: str) -> str:
-        """Return a sentence if unrelated layers of these spectra would score high by the bias of few examples.
+    def _few_for_bias(self, debiased: str) -> Caveat | None:
+        """Return a caveat if unrelated layers of these spectra would score high by the bias of few examples.
 
         Over all orders of the examples of one layer, ``‖XᵀY‖²`` of the centred layers is ``tr XᵀX · tr YᵀY / (n - 1)``
         on average. Over the norms this is ``√(d e) / (n - 1)``, with ``d = (tr C)² / tr C²`` the layer's effective
@@ -83,7 +84,7 @@ class Moments(Pair):
         """
         x, y = self.x, self.y
         if not (x.varies and y.varies):
-            return ""
+            return None
         sizes = [float(side.squared.detach()) ** 0.5 for side in (x, y)]
         traces = [side.traces.detach() for side in (x, y)]
         shared = min(len(trace) for trace in traces)
@@ -306,17 +307,18 @@ class Moments(Pair):
         return torch.cat([self.cross[:shared] + means, rest]) if len(rest) else self.cross + means
 
     @property
-    def few_examples(self) -> str | None:
-        """A sentence if there are too few examples for a measure that whitens, else None."""
+    def few_examples(self) -> Caveat | None:
+        """A caveat if there are too few examples for a measure that whitens, else None."""
         x, y = self.x.block_width, self.y.block_width
         if self.n >= x + y:
             return None
         where = " at each frequency" if max(len(self.x.mean), len(self.y.mean)) > 1 else ""
-        return (
+        sentence = (
             f"{self.n:,} examples are fewer than the {x:,} + {y:,} features of the two layers{where}: "
             f"values of measures that whiten (CCA, SVCCA, regression) are inflated; {x + y:,} examples would do, "
             f"and {10 * (x + y):,} would leave little of that."
         )
+        return Caveat("few-examples", sentence, size=x + y)
 
 
 def _rows(side: Side) -> RowsSide:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from netkin.arrays import paired, require_finite, summing_dtype
 from netkin.errors import NoValue
+from netkin.results.caveats import Caveat
 from netkin.statistics.collector import Pair
 from netkin.statistics.covariances import Side, principal_directions
 from netkin.statistics.linear_algebra import centred, few_for_bias, power_of_two, rbf_kernel, self_product, squared_norm
@@ -63,13 +64,13 @@ class Rows(Pair):
         X, Y = paired(X, Y)
         return cls(SampledRows(X, "`X`"), SampledRows(Y, "`Y`"))
 
-    def cautions(self, facts: Any, settings: Mapping[str, Any]) -> list[str]:
+    def caveats(self, facts: Any, settings: Mapping[str, Any]) -> list[Caveat]:
         if not (facts.debiased_as and "fraction" in settings) or self.n < 2:
             return []
         kernels = [sample.centred_kernel(centred, settings["fraction"]).detach() for sample in (self.x, self.y)]
         d, e = (float(torch.trace(K) / K.norm()) ** 2 for K in kernels)  # as of moments, which have C for K
-        sentence = few_for_bias(self.n, (d * e) ** 0.5 / (self.n - 1), (d, e), facts.debiased_as)
-        return [sentence] if sentence else []
+        few = few_for_bias(self.n, (d * e) ** 0.5 / (self.n - 1), (d, e), facts.debiased_as)
+        return [] if few is None else [few]
 
     def moments(self, precision: torch.dtype | None = torch.float64) -> Moments:
         """Return the moments of the pair."""

@@ -65,7 +65,8 @@ def split_tasks(train: Any, test: Any, tasks: int = 5, *, seed: int | None = Non
     if isinstance(tasks, bool) or not isinstance(tasks, int) or not 1 <= tasks <= len(classes) // 2:
         raise InvalidValue(
             f"`tasks` is a number of tasks with 2 classes or more each, 1 to {len(classes) // 2} for {len(classes)} "
-            f"classes; got {tasks!r}."
+            f"classes; got {tasks!r}.",
+            argument="tasks",
         )
     if len(classes) % tasks:
         raise InvalidValue(f"{len(classes)} classes can't be split into {tasks} tasks of equally many.")
@@ -79,7 +80,7 @@ def refuse_tasks(tasks: Sequence[Task], least: int = 1) -> tuple[Task, ...]:
     found = tuple(tasks)
     stranger = next((type(one).__name__ for one in found if not isinstance(one, Task)), None)
     if stranger is not None:
-        raise InvalidValue(f"`tasks` holds tasks, as `nk.split_tasks` makes them; got a {stranger}.")
+        raise InvalidValue(f"`tasks` holds tasks, as `nk.split_tasks` makes them; got a {stranger}.", argument="tasks")
     if len(found) < least:
         raise InvalidValue(f"a sequence needs {least} task{'s' if least > 1 else ''} or more; got {len(found)}.")
     names = [task.name for task in found]

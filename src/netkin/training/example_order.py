@@ -118,7 +118,9 @@ class Arrays:
         self.generator = torch.Generator().manual_seed(seed)
         if recipe.drop_last and self.count < recipe.batch:
             raise InvalidValue(
-                f"{self.count:,} examples fill no batch of {recipe.batch:,}; take a smaller `batch` or drop_last=False."
+                f"{self.count:,} examples fill no batch of {recipe.batch:,}; take a smaller `batch` or "
+                "drop_last=False.",
+                argument="batch",
             )
         self._augmented = bool(recipe.shift or recipe.flip)
         if self._augmented:
@@ -192,7 +194,8 @@ class Loaded:
         if recipe.shift or recipe.flip:
             raise InvalidValue(
                 "`shift` and `flip` move images that are given as one array, `(images, labels)`; let a loader do it "
-                "by itself."
+                "by itself.",
+                argument="shift",
             )
         self.data, self.recipe = data, recipe
         self._own_order = isinstance(data, Dataset) and not isinstance(data, IterableDataset)
@@ -204,11 +207,13 @@ class Loaded:
         elif not isinstance(data, Iterable) or isinstance(data, (bytes, Tensor, Mapping)):
             raise InvalidValue(
                 "`data` must be arrays `(inputs, labels)`, a data set, or a loader of batches; got "
-                f"{type(data).__name__}."
+                f"{type(data).__name__}.",
+                argument="data",
             )
         elif isinstance(data, Iterator):
             raise InvalidValue(
-                "`data` can be read only once; pass a loader or a list, which can be read again in each epoch."
+                "`data` can be read only once; pass a loader or a list, which can be read again in each epoch.",
+                argument="data",
             )
 
     def _given(self) -> dict[str, Any]:
@@ -359,8 +364,9 @@ def with_margin(images: Tensor, shift: int) -> Tensor:
 def _refuse_no_images(arrays: Any) -> None:
     images = arrays[0] if isinstance(arrays, tuple) else arrays
     if not isinstance(images, Tensor):
-        raise ShapeError("`shift` and `flip` need images as one array, alone or first in a tuple.")
+        raise ShapeError("`shift` and `flip` need images as one array, alone or first in a tuple.", argument="shift")
     if images.ndim != 4:
         raise ShapeError(
-            f"`shift` and `flip` need images of shape (examples, channels, height, width); got {tuple(images.shape)}."
+            f"`shift` and `flip` need images of shape (examples, channels, height, width); got {tuple(images.shape)}.",
+            argument="shift",
         )

@@ -362,11 +362,15 @@ def refuse_untrainable(model: nn.Module) -> None:
 
 def _refuse_settings(recipe: Recipe, loss: Loss | None, save: Location | None, every: int | None) -> None:
     if loss is not None and recipe.smoothing:
-        raise InvalidValue("`smoothing` belongs to the cross entropy; build it into your own `loss`.")
+        raise InvalidValue(
+            "`smoothing` belongs to the cross entropy; build it into your own `loss`.", argument="smoothing"
+        )
     if every is not None and save is None:
         raise InvalidValue(f"every={every!r} says how often a training is saved; say where with `save=FILE`.")
     if every is not None and every < 1:
-        raise InvalidValue(f"`every` is a number of steps, 1 or more, between two saves; got {every!r}.")
+        raise InvalidValue(
+            f"`every` is a number of steps, 1 or more, between two saves; got {every!r}.", argument="every"
+        )
 
 
 def untrained_digits_net(seed: int) -> nn.Module:

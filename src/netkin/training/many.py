@@ -77,7 +77,9 @@ def train_many(
     if "save" in settings:
         raise InvalidValue("`train_many` saves nothing; to resume, train each network by `nk.train(..., save=FILE)`.")
     if isinstance(seeds, int):
-        raise InvalidValue(f"`seeds` must hold one for each network, as `range({seeds})`; got {seeds}.")
+        raise InvalidValue(
+            f"`seeds` must hold one for each network, as `range({seeds})`; got {seeds}.", argument="seeds"
+        )
     chosen, work = recipe_of(recipe, settings), list(models)
     data_of_each = _data_for(work, data, data_of_each)
     seeds = list(range(len(work)) if seeds is None else seeds)
@@ -111,11 +113,13 @@ class Trainings:
             raise UnknownName(f"no way {how!r} to train{hint} There are auto, {', '.join(WAYS)}.")
         reason = self.reason_against(how)
         if reason:
-            raise InvalidValue(f"these networks can't be trained {WAYS[how]}: {reason}; how='auto' takes another way.")
+            raise InvalidValue(
+                f"these networks can't be trained {WAYS[how]}: {reason}; how='auto' takes another way.", argument="how"
+            )
         try:
             return self._by(how)
         except _Unfit as fault:
-            raise ForwardError(f"these networks can't be trained {WAYS[how]}: {fault}") from fault
+            raise ForwardError(f"these networks can't be trained {WAYS[how]}: {fault}", argument="how") from fault
 
     def again(
         self, states: Sequence[Mapping[str, Tensor]], data: Sequence[tuple[Tensor, Tensor]], seeds: Sequence[int]

@@ -76,7 +76,9 @@ class Recipe:
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             got = "neither" if self.epochs is None else "both"
-            raise InvalidValue(f"a recipe needs either `epochs` or `steps`, such as epochs=10; got {got}.")
+            raise InvalidValue(
+                f"a recipe needs either `epochs` or `steps`, such as epochs=10; got {got}.", argument="epochs"
+            )
         counts = {"epochs": self.epochs, "steps": self.steps, "batch": self.batch}
         require_at_least(1, **{name: count for name, count in counts.items() if count is not None})
         require_at_least(0, warmup=self.warmup, shift=self.shift)
@@ -84,7 +86,7 @@ class Recipe:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidValue(f"`{name}` must be a number of 0 or more; got {getattr(self, name)!r}.")
         if self.clip is not None and not self.clip > 0:
-            raise InvalidValue(f"`clip` must be a norm above 0, or None; got {self.clip!r}.")
+            raise InvalidValue(f"`clip` must be a norm above 0, or None; got {self.clip!r}.", argument="clip")
         if not callable(self.optimizer):
             require_listed("optimizer", self.optimizer, OPTIMIZERS)
         if not callable(self.schedule):
@@ -260,7 +262,10 @@ def recipe_of(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
         raise InvalidValue(f"a recipe is an `nk.Recipe`, or settings by name as `epochs=10`; got {recipe!r}.")
     for name in settings:
         if name not in known:
-            raise UnknownName(f"a recipe has no {name!r}{did_you_mean(name, known) or '.'} It has {', '.join(known)}.")
+            raise UnknownName(
+                f"a recipe has no {name!r}{did_you_mean(name, known) or '.'} It has {', '.join(known)}.",
+                argument="recipe",
+            )
     return Recipe(**settings) if recipe is None else recipe.but(**settings)
 
 

@@ -9,6 +9,7 @@ import ray_worlds
 from netkin.comparing.engines.ray import Ray
 from netkin.errors import InvalidValue, SourceError, WorkerError
 from netkin.memory import format_bytes
+from table_worlds import sentences
 
 CALL = {
     "data": "ray_worlds:loader",
@@ -81,7 +82,7 @@ def test_steps_that_fail_are_named_and_the_others_compared(run):
     assert (found.steps, found.missing) == ((0, 30), (10, 20))
     assert found.provenance["failed step 10"].startswith("'run/step_10.pt' is damaged or not a weights file")
     assert "layer 'fc' of 'step 20' in batch 0 holds 21 NaN or Inf" in found.provenance["failed step 20"]
-    assert [warning.partition(":")[0] for warning in nk.load("run.netkin").warnings if "failed" in warning] == [
+    assert [warning.partition(":")[0] for warning in sentences(nk.load("run.netkin")) if "failed" in warning] == [
         "step 10 has failed and is left out", "step 20 has failed and is left out",
     ]  # fmt: skip
     assert "interrupted" not in str(found)

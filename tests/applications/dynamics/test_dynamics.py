@@ -144,7 +144,7 @@ def test_options_reach_the_comparison(rows):
     series = dynamics(run_of(low=10, middle=20, high=40), rows, "cka", model=Fan(), **options, transform=flipped)
     assert series.layers == ("low", "high")  # in the order in which they run, which is that of depth
     assert (series[0].examples, series[0].seed) == (90, 4)
-    assert series[0]["cka"].holes["high", "low"] == "this pair was not asked for"
+    assert series[0]["cka"].missing["high", "low"] == "this pair was not asked for"
     assert series[0].provenance["transform b"] == series[0].provenance["transform a"] == "flipped"
 
 

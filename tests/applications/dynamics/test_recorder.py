@@ -53,8 +53,8 @@ def test_a_recorder_gives_the_numbers_of_saved_checkpoints(shape):
         a, b = ours[step], theirs[step]
         assert (a.a, a.b, a.examples, a.data) == (b.a, b.b, b.examples, b.data)
         assert (a.shapes_a, a.shapes_b, a.widths_a, a.widths_b) == (b.shapes_a, b.shapes_b, b.widths_a, b.widths_b)
-        assert a.warnings == b.warnings or step == ours.final_step  # there half of the pairs mirror the others
-        assert {m: set(a[m].holes) for m in a} == {m: set(b[m].holes) for m in b}
+        assert a.caveats == b.caveats or step == ours.final_step  # there half of the pairs mirror the others
+        assert {m: set(a[m].missing) for m in a} == {m: set(b[m].missing) for m in b}
 
 
 def test_the_holes_have_the_reasons_of_a_comparison():
@@ -65,8 +65,8 @@ def test_the_holes_have_the_reasons_of_a_comparison():
         recorder.series()[0]["cka"],
         nk.dynamics(saved, images(), "cka", shape="positions", layers=["0", "4"]),
     )
-    assert ours.holes == theirs[0]["cka"].holes
-    assert "64 rows an example" in ours.holes["0", "4"]
+    assert ours.missing == theirs[0]["cka"].missing
+    assert "64 rows an example" in ours.missing["0", "4"]
 
 
 def test_other_measures_may_be_asked_for_afterwards():
@@ -78,7 +78,7 @@ def test_other_measures_may_be_asked_for_afterwards():
     assert ours.measures == ("nbs", "svcca(variance=0.9)")
     for measure in ours.measures:
         np.testing.assert_allclose(ours.own(measure), theirs.own(measure), rtol=1e-6, atol=1e-6)
-    assert ours[0]["nbs"].holes["0", "1"] == "this pair was not asked for"
+    assert ours[0]["nbs"].missing["0", "1"] == "this pair was not asked for"
 
 
 def test_the_log_tells_each_layer_against_its_previous_and_first_probe():
@@ -331,7 +331,7 @@ def test_a_layer_with_nan_is_a_hole_and_training_goes_on():
     with torch.no_grad():
         model[7].weight[0, 0] = 0
     recorder.probe(2)
-    assert recorder.series()[1]["cka"].holes["7", "7"] == (
+    assert recorder.series()[1]["cka"].missing["7", "7"] == (
         "layer 'step 1/7' held 40 NaN or Inf among 120 values when the probe was taken."
     )
 

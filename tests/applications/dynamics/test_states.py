@@ -107,7 +107,7 @@ def test_a_state_is_within_its_bound_and_shares_no_memory(X):
 def test_the_width_is_the_layers_own():
     X, Y = wide()
     moments = Moments(state_of(X, "flatten").side("x"), state_of(Y, "flatten").side("y"))
-    assert "40 examples are fewer than the 130 + 90 features" in moments.few_examples
+    assert "40 examples are fewer than the 130 + 90 features" in str(moments.few_examples)
 
 
 def test_nan_is_told_when_the_layer_is_read():

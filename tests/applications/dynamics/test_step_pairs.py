@@ -67,7 +67,7 @@ def test_plain_networks_have_holes_for_atoms_and_values_for_weights():
     assert np.isfinite(series.between_steps("0", "weight_cosine")).all()
     assert np.isfinite(series.between_steps("0", "grassmann(atoms=3)")).all()
     assert np.isnan(series.between_steps("0", "atom_cosine")).all()
-    assert "`nk.share_coefficients`" in series.between["atom_cosine of 0"].holes["0", "1"]
+    assert "`nk.share_coefficients`" in series.between["atom_cosine of 0"].missing["0", "1"]
 
 
 def test_with_data_measures_of_both_kinds_go_together(run):

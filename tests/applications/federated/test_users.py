@@ -21,6 +21,7 @@ from netkin.applications.federated.ensembles import before_head
 from netkin.errors import InvalidValue, NetkinError, NoValue, ShapeError, UnknownName
 from netkin.representations.filters import AtomConv2d
 from netkin.results.comparison import _silhouette
+from table_worlds import sentences
 
 
 def network(seed=0):
@@ -127,15 +128,15 @@ def test_layers_without_a_value_are_said_to_be_left_out(digits):
     nn.init.zeros_(net[2].weight).requires_grad_(False)
     found = federate(net, {name: digits.train[name] for name in ("0", "9")}, "local", rounds=1)
     alike = user_similarity(found, "weight_cosine", like=net)
-    assert "means are without layer '2', where there is no value" in alike.warnings[0]
+    assert "means are without layer '2', where there is no value" in sentences(alike)[0]
     pair = nk.compare(*(found.model(name, net) for name in ("0", "9")), measures="weight_cosine", pairs="corresponding")
     assert alike["0", "9"] == pytest.approx(np.mean([pair[one, one] for one in ("0", "3")]))
 
 
 def test_coefficients_far_from_orthonormal_are_told_where_the_stored_atoms_are_compared(federation):
     stored, turned = user_similarity(federation), user_similarity(federation, gauge="orthonormal")
-    assert "the coefficients of layer '0' are not orthonormal" in stored.warnings[0]
-    assert turned.warnings == ()
+    assert "the coefficients of layer '0' are not orthonormal" in sentences(stored)[0]
+    assert sentences(turned) == ()
 
 
 def test_the_network_may_be_wrapped(federation, digits):

@@ -10,6 +10,7 @@ import netkin as nk
 from netkin.applications.stitching import fit_all
 from netkin.errors import FileError, InvalidValue, UnknownName
 from stitching_worlds import Maps, Rows, built, drawn, labelled
+from table_worlds import sentences
 
 IMAGES = (3, 12, 12)
 
@@ -39,7 +40,7 @@ def counted():
 def test_a_sweep_runs_each_model_three_times_on_a_batch_and_a_few_times_on_few_examples(counted):
     a, b, data, runs = counted
     found = nk.stitch_all(a, b, data, data, ["least_squares", "procrustes"], layers=["mid", "after", "out"])
-    assert not any(table.holes.keys() & {("mid", "mid")} for table in found.tables.values())
+    assert not any(table.missing.keys() & {("mid", "mid")} for table in found.tables.values())
     for own in runs:  # for the map, for the similarity and for the evaluation
         assert own[40] == 3 * len(data)
     few = [sum(count for size, count in own.items() if size < 40) for own in runs]
@@ -139,10 +140,10 @@ def test_a_sweep_reads_its_maps_from_a_file_and_runs_the_models_for_the_scores_a
         assert found[name].corresponding() == pytest.approx(table.corresponding(), abs=1e-6)
     assert found.provenance["fitting examples"] == "120"
     assert found.provenance["fitted on"] == "statistics of list"
-    assert any("the data on which they were fitted" in said for said in found.warnings)
+    assert any("the data on which they were fitted" in said for said in sentences(found))
     others = [(inputs + 1, labels) for inputs, labels in data]
     apart = nk.stitch_all(a, b, data, others, layers=layers, statistics=nk.load(tmp_path / "ab.netkin"))
-    assert not any("the data on which they were fitted" in said for said in apart.warnings)
+    assert not any("the data on which they were fitted" in said for said in sentences(apart))
 
 
 def test_layers_that_statistics_lack_are_holes_of_a_sweep_and_none_at_all_are_refused():
@@ -151,7 +152,7 @@ def test_layers_that_statistics_lack_are_holes_of_a_sweep_and_none_at_all_are_re
     kept = nk.collect(a, b, data, layers=["mid"], shape="positions")
     found = nk.stitch_all(a, b, data, data, layers=["mid", "after"], statistics=kept)
     table = found["agreement(how=least_squares)"]
-    assert "hold no layer 'after' of 'a'; collect with layers that name it" in table.holes["after", "after"]
+    assert "hold no layer 'after' of 'a'; collect with layers that name it" in table.missing["after", "after"]
     assert table["mid", "mid"] == nk.stitch_all(a, b, data, data, layers=["mid"])[table.id]["mid", "mid"]
     with pytest.raises(UnknownName, match="hold no layer 'after' of 'a'"):
         nk.stitch_all(a, b, data, data, layers=["after"], statistics=kept)
@@ -197,7 +198,7 @@ def test_a_saved_sweep_goes_on_with_the_same_statistics_alone(tmp_path):
     nk.stitch_all(a, b, test=data, layers=["mid"], statistics=kept, save=save)
     more = nk.stitch_all(a, b, test=data, layers=["mid", "after"], statistics=kept, save=save)
     assert more == nk.load(save)
-    assert not more["agreement(how=least_squares)"].holes.keys() & {("mid", "mid"), ("after", "after")}
+    assert not more["agreement(how=least_squares)"].missing.keys() & {("mid", "mid"), ("after", "after")}
     with pytest.raises(FileError, match="differs in fitting data"):
         nk.stitch_all(a, b, test=data, layers=["mid", "after"], statistics=other, save=save)
 

@@ -34,7 +34,7 @@ def test_one_layer_that_depends_on_the_batch_is_a_hole_and_the_others_are_stitch
     assert str(found.refused["norm", "norm"]).startswith(reason)
     assert list(found.meetings) == [("one", "one"), ("two", "two"), ("out", "out")]
     sweep = nk.stitch_all(a, b, data, data)
-    assert sweep[LEAST].holes["norm", "norm"].startswith(reason)
+    assert sweep[LEAST].missing["norm", "norm"].startswith(reason)
     assert 0 <= sweep[LEAST]["two", "two"] <= 1
     with pytest.raises(InvalidValue, match=reason):
         joints(a, b, data[0], pairs=[("norm", "norm")]).refuse()

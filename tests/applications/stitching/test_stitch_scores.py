@@ -12,6 +12,7 @@ from netkin.applications.stitching.sweep import score_tables
 from netkin.errors import InvalidValue, UnknownName
 from netkin.reporting.grids import Scale
 from netkin.results.labels import NOT_ASKED
+from table_worlds import sentences, table_of
 from task_loss_worlds import quiet_world
 
 
@@ -21,7 +22,7 @@ def test_a_high_similarity_with_a_useless_stitch_is_named():
     low = found["relative_accuracy(how=permutation)"]["turn", "turn"]
     assert found["cka"]["turn", "turn"] > 0.99
     assert low < 0.5
-    said, same = found.warnings
+    said, same = sentences(found)
     assert "evaluated on the data on which they were fitted" in same
     assert (
         "a high similarity goes with a useless stitch (cka of 0.8 or more, relative accuracy below 0.5): turn" in said
@@ -32,7 +33,7 @@ def test_a_baseline_that_fits_nothing_is_no_useless_stitch():
     a, b, data = quiet_world()
     found = nk.stitch_all(a, b, data, data, ["least_squares", "identity", "random(seed=1)"], layers=["turn"])
     assert found["relative_accuracy(how=random(seed=1))"]["turn", "turn"] < 0.5
-    assert not any("useless" in warning for warning in found.warnings)
+    assert not any("useless" in warning for warning in sentences(found))
 
 
 def test_test_examples_that_are_also_fitted_on_are_counted():
@@ -41,7 +42,7 @@ def test_test_examples_that_are_also_fitted_on_are_counted():
     found = nk.stitch_all(a, b, data, some, ["least_squares"], layers=["turn"])
     count, total = len(data[0][0]), sum(len(inputs) for inputs, _ in data)
     told = f"{count:,} of the {total:,} test examples are also among the {total:,} of `data`, which flatters the result"
-    assert sum(warning.startswith(told) for warning in found.warnings) == 1
+    assert sum(warning.startswith(told) for warning in sentences(found)) == 1
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_test_examples_that_are_also_fitted_on_are_counted():
     ],
 )  # fmt: skip
 def test_the_thresholds_are_those_of_the_sentence(like, value, words):
-    said = list(contrasts([similarity(like)], stitches("relative_accuracy", value)))
+    said = list(map(str, contrasts([similarity(like)], stitches("relative_accuracy", value))))
     assert [sentence.startswith(words) for sentence in said] == ([True] if words else [])
 
 
@@ -68,7 +69,7 @@ def test_the_thresholds_are_those_of_the_sentence(like, value, words):
     ],
 )
 def test_a_number_is_not_rounded_to_the_other_side_of_its_limit(like, value, words):
-    (said,) = contrasts([similarity(like)], stitches("relative_accuracy", value))
+    (said,) = map(str, contrasts([similarity(like)], stitches("relative_accuracy", value)))
     assert words in said
 
 
@@ -78,14 +79,14 @@ def test_many_layers_are_counted_not_listed():
     np.fill_diagonal(likes, 0.95)
     np.fill_diagonal(values, 0.1)
     holes = {(x, y): NOT_ASKED for x in names for y in names if x != y}
-    measure = table("cka", likes, names, holes=holes)
-    judged = {"r": table("r", values, names, holes=holes, name="relative_accuracy", parameters={"how": "ridge"})}
-    (said,) = contrasts([measure], judged)
+    measure = table("cka", likes, names, missing=holes)
+    judged = {"r": table("r", values, names, missing=holes, name="relative_accuracy", parameters={"how": "ridge"})}
+    (said,) = map(str, contrasts([measure], judged))
     assert "l5 (cka 0.95; 0.10 by ridge), and 3 more." in said
 
 
 def test_without_labels_the_warning_goes_by_agreement():
-    (said,) = contrasts([similarity(0.9)], stitches("agreement", 0.2))
+    (said,) = map(str, contrasts([similarity(0.9)], stitches("agreement", 0.2)))
     assert "agreement below 0.5" in said
 
 
@@ -97,7 +98,10 @@ def test_nothing_is_said_beside_a_distance():
 def test_every_score_has_a_meaning_and_no_measure_has_its_name():
     from netkin.measures import measures
 
-    assert all(score.means.endswith(".") and score.cannot_see.endswith(".") for score in evaluating.SCORES.values())
+    assert all(
+        score.quantity.means.endswith(".") and score.quantity.cannot_see.endswith(".")
+        for score in evaluating.SCORES.values()
+    )
     assert not set(evaluating.SCORES) & set(measures())
 
 
@@ -131,7 +135,7 @@ def evaluation(**changes):
 def test_each_score_has_its_own_reason_to_be_missing(score, changes, reason):
     found = {(("x", "y"), "ridge"): evaluation(**changes)}
     tables = score_tables((["x"], ["y"]), [("x", "y")], ["ridge"], list(evaluating.SCORES), found)
-    assert tables[f"{score}(how=ridge)"].holes == {("x", "y"): reason}
+    assert tables[f"{score}(how=ridge)"].missing == {("x", "y"): reason}
 
 
 def test_unknown_scores_and_none_are_refused():
@@ -144,8 +148,8 @@ def test_unknown_scores_and_none_are_refused():
 
 def table(id, values, names=("x",), **changes):
     facts = {"name": id, "parameters": {}, "higher_is_closer": True, "bounds": (0, 1), "symmetric": True}
-    words = {"conventions": "", "statistic": "Moments"}
-    return nk.results.Values(id=id, layers_a=names, layers_b=names, values=values, **(facts | words | changes))
+    words = {"convention": "", "statistic": "Moments"}
+    return table_of(id=id, layers_a=names, layers_b=names, values=values, **(facts | words | changes))
 
 
 def similarity(value):

@@ -12,6 +12,7 @@ from netkin.applications.stitching import TaskLoss, evaluating, fit_all
 from netkin.applications.stitching.task_loss import find_way, find_ways
 from netkin.errors import InvalidValue, NameClash, NoValue, UnknownName
 from netkin.results.labels import NOT_ASKED
+from table_worlds import sentences
 from task_loss_worlds import convnet, images, perceptron, seeded, two_perceptrons
 
 LEAST = "relative_accuracy(how=least_squares)"
@@ -82,9 +83,9 @@ def test_layers_that_cannot_be_joined_are_holes_with_their_reason():
     assert found.complete
     table = found[LEAST]
     assert np.isfinite(table.values).sum() == 7
-    assert table.holes["9", "2"].startswith("rows have no positions, so rows of width 3 can't be stitched into maps")
+    assert table.missing["9", "2"].startswith("rows have no positions, so rows of width 3 can't be stitched into maps")
     narrow = found["relative_accuracy(how=reduced_rank(k=4))"]
-    assert narrow.holes["2", "9"] == "`k` must lie between 1 and the smaller width, 3; got 4."
+    assert narrow.missing["2", "9"] == "`k` must lie between 1 and the smaller width, 3; got 4."
     assert np.isfinite(narrow["2", "6"])
 
 
@@ -95,8 +96,8 @@ def test_a_layer_with_a_path_around_it_is_a_hole_and_its_block_is_not():
     found = nk.stitch_all(*nets, data, data, pairs=[("1", "1"), ("1.inner", "1.inner")])
     agreement = found["agreement"]
     assert np.isfinite(agreement["1", "1"])
-    assert "choose '1', which encloses both" in agreement.holes["1.inner", "1.inner"]
-    assert agreement.holes["1", "1.inner"] == NOT_ASKED
+    assert "choose '1', which encloses both" in agreement.missing["1.inner", "1.inner"]
+    assert agreement.missing["1", "1.inner"] == NOT_ASKED
 
 
 def test_a_dead_layer_is_a_hole(world):
@@ -105,7 +106,7 @@ def test_a_dead_layer_is_a_hole(world):
     with torch.no_grad():
         dead[0].bias.fill_(-1e3)
     found = nk.stitch_all(dead, b, data, data)
-    assert found[LEAST].holes["1", "1"].startswith("layer '1' of 'a' is constant over the 200 examples (width 8)")
+    assert found[LEAST].missing["1", "1"].startswith("layer '1' of 'a' is constant over the 200 examples (width 8)")
     assert np.isfinite(found[LEAST]["0", "0"])
 
 
@@ -113,7 +114,7 @@ def test_without_labels_agreement_is_there_and_accuracy_is_a_hole(world):
     a, b, data = world
     inputs = torch.cat([x for x, _ in data])
     found = nk.stitch_all(a, b, inputs, inputs)
-    assert found[LEAST].holes["1", "1"] == "the test data have no labels"
+    assert found[LEAST].missing["1", "1"] == "the test data have no labels"
     assert np.isfinite(found["agreement(how=least_squares)"]["1", "1"])
 
 
@@ -123,7 +124,7 @@ def test_a_stitch_that_diverges_is_a_hole_and_the_others_stay(world):
     found = nk.stitch_all(a, b, data, data, ways, layers="1")
     assert found.complete
     assert np.isfinite(found[LEAST]["1", "1"])
-    (reason,) = found[f"relative_accuracy(how={ways[1]})"].holes.values()
+    (reason,) = found[f"relative_accuracy(how={ways[1]})"].missing.values()
     assert "NaN or Inf" in reason
 
 
@@ -141,7 +142,7 @@ def test_models_are_left_as_they_were(world):
 
 def test_stitches_judged_on_their_own_data_are_told_so(world):
     a, b, data = world
-    said = nk.stitch_all(a, b, data).warnings[-1]
+    said = sentences(nk.stitch_all(a, b, data))[-1]
     assert said.startswith(
         "the stitches are evaluated on the data on which they were fitted, which flatters them; give"
     )
@@ -165,11 +166,11 @@ def test_without_test_data_the_examples_of_the_fitting_judge(world, limits, judg
 
 def test_what_is_easily_misread_is_told_once(world):
     a, b, data = world
-    said = nk.stitch_all(a, b, data, data, examples=7).warnings
+    said = sentences(nk.stitch_all(a, b, data, data, examples=7))
     (few,) = [one for one in said if "fewer than the 9 unknowns for each neuron" in one]
     assert few.endswith("This holds for 2 stitches.")
     wrong = [(x, (labels + 1) % 3) for x, labels in data]
-    (doubt,) = [one for one in nk.stitch_all(a, b, data, wrong).warnings if "no more than chance" in one]
+    (doubt,) = [one for one in sentences(nk.stitch_all(a, b, data, wrong)) if "no more than chance" in one]
     assert doubt.startswith("the second model itself gets 0.0% of 200 examples right")
 
 
@@ -240,7 +241,7 @@ def test_tables_are_found_by_a_part_of_their_id(world):
     found = nk.stitch_all(a, b, data, data, ["reduced_rank(k=2)"], layers="1")
     assert found["agreement"].id == "agreement(how=reduced_rank(k=2))"
     assert found["agreement(how=reduced_rank(k=2))"] is found["agreement"]
-    assert found["agreement"].parameters == {"how": "reduced_rank(k=2)"}
+    assert found["agreement"].quantity.parameters == {"how": "reduced_rank(k=2)"}
 
 
 def test_the_long_table_has_only_pairs_that_were_asked_for(world):

@@ -16,6 +16,7 @@ from netkin.applications.stitching.fitting import Fit, digest_of
 from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import FileError
 from netkin.results import Comparison, Comparisons
+from table_worlds import sentences
 from task_loss_worlds import images, perceptron, two_perceptrons
 
 LEAST = "relative_accuracy(how=least_squares)"
@@ -55,8 +56,8 @@ def test_what_is_finished_is_kept(world, monkeypatch):
     assert np.isfinite(found[LEAST]["2", "2"])
     table = found["relative_accuracy(how=task_loss(steps=2))"]
     assert np.isfinite(table["0", "0"])
-    assert table.holes["1", "1"] == INTERRUPTED
-    assert "interrupted: some stitches were not reached, and have no value." in found.warnings
+    assert table.missing["1", "1"] == INTERRUPTED
+    assert "interrupted: some stitches were not reached, and have no value." in sentences(found)
 
 
 def test_without_partial_an_interruption_goes_through(world, monkeypatch):
@@ -104,7 +105,7 @@ def test_a_repeated_sweep_is_read_back_with_its_warnings_and_provenance(world, m
     a, b, data = world
     save, asked = tmp_path / "ab.netkin", {"hows": ["least_squares", "random"], "examples": 6}
     first = nk.stitch_all(a, b, data, save=save, **asked)
-    assert any("fewer than the" in said for said in first.warnings)
+    assert any("fewer than the" in said for said in sentences(first))
     assert {"fitted on", "cut after '1'", "call", "fitting data digest"} <= first.provenance.keys()
     monkeypatch.setattr(sweep, "fit_by_pass", lambda *given, **options: pytest.fail("fitted again"))
     monkeypatch.setattr(sweep, "compare", lambda *given, **options: pytest.fail("compared again"))
@@ -142,7 +143,7 @@ def test_a_stitch_that_gives_nan_costs_no_pass_of_its_own(world, monkeypatch):
     found = nk.stitch_all(a, b, data, test, ["least_squares", "procrustes"])
     assert test.passes == 2  # that of the similarities and that of the evaluation
     table = found["relative_accuracy(how=procrustes)"]
-    assert "what the stitch makes of layer '1' of 'a' in batch 0 holds 50 NaN" in table.holes["1", "1"]
+    assert "what the stitch makes of layer '1' of 'a' in batch 0 holds 50 NaN" in table.missing["1", "1"]
     for name, own in whole.tables.items():
         kept = [(i, j) for i, j in np.argwhere(np.isfinite(own.values)) if not ("procrustes" in name and i == 1)]
         assert all(found[name].values[i, j] == own.values[i, j] for i, j in kept)

@@ -10,6 +10,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
+from table_worlds import sentences
 
 
 def family(count=6, m=4, even=False):
@@ -96,10 +97,10 @@ def test_coefficients_that_are_far_from_orthonormal_are_told_once():
     for net in nets.values():
         net[0].coefficients.data[0] *= 20
         net[2].coefficients.data[0] *= 40
-    (warning,) = nk.atom_similarity(nets).warnings
+    (warning,) = sentences(nk.atom_similarity(nets))
     assert "layer '2' are not orthonormal" in warning
     assert "and those of 1 other layer are not either, so that the cosine of atoms depends" in warning
-    assert nk.atom_similarity(nets, gauge="orthonormal").warnings == ()
+    assert sentences(nk.atom_similarity(nets, gauge="orthonormal")) == ()
 
 
 def test_the_nearest_are_those_of_the_whole_matrix():

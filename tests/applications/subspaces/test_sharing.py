@@ -162,7 +162,7 @@ def test_the_weights_of_a_repeated_block_are_those_of_the_whole_layer():
     own = nk.compare(shared["wide"], plain, measures="weight_cosine", layers=["0", "3"], pairs="corresponding")
     assert [own[layer, layer] for layer in ("0", "3")] == pytest.approx([1, 1])
     apart = nk.compare(*shared.values(), measures="weight_cosine", layers=["3"])
-    assert "weights of different shapes have no cosine" in apart["weight_cosine"].holes["3", "3"]
+    assert "weights of different shapes have no cosine" in apart["weight_cosine"].missing["3", "3"]
 
 
 def test_the_networks_given_are_left_alone_and_atoms_may_be_trained_alone(relatives):

@@ -18,6 +18,7 @@ from netkin.applications.transfer.scores import BESIDE, DEFAULT, RELIABILITY, SC
 from netkin.errors import ForwardError, InvalidValue, NameClash, NoValue, UnknownName
 from netkin.results.values import jackknife_error
 from netkin.statistics.collector import chunk_of
+from table_worlds import sentences
 
 RECORD = Path(__file__).parents[3] / "reproductions" / "results" / "gradients" / "recommender.gpu.json"
 
@@ -62,7 +63,7 @@ def test_the_reliability_of_scores_is_that_of_the_record():
     found = json.loads(RECORD.read_text())["measured"]
     assert set(RELIABILITY) == set(SCORES)
     for name, known in RELIABILITY.items():
-        sign = 1 if SCORES[name].higher_is_better else -1
+        sign = 1 if SCORES[name].quantity.higher_is_closer else -1
         assert known == pytest.approx((sign * found[name]["value"], found[name]["error"]), abs=0.0051)
     assert max(RELIABILITY, key=lambda name: RELIABILITY[name][0]) == BESIDE
 
@@ -188,7 +189,7 @@ def test_constant_features_have_values_or_reasons():
 
     batch = [(torch.randn(90, 6), torch.arange(90) % 3)]
     ranking = recommend({"flat": Flat()}, batch, score="knn", scores=list(SCORES), chunks=3, progress=False)
-    assert ("digits", "flat") not in ranking.table("linear_probe").holes
+    assert ("digits", "flat") not in ranking.table("linear_probe").missing
     assert ranking.table("linear_probe").values[0, 0] <= 0.5
     assert "gbc" in " ".join(ranking.reasons())
 
@@ -303,7 +304,7 @@ def test_few_examples_give_reasons_in_place_of_errors(models, data):
     rare[7] = 9
     ranking = recommend(models, [(inputs, rare)], score="knn", chunks=4, progress=False)
     assert "1 of the 4 classes has no example in a part of" in " ".join(ranking.reasons())
-    assert any("1 of 4 classes have fewer than 5 examples, the rarest 1" in one for one in ranking.warnings)
+    assert any("1 of 4 classes have fewer than 5 examples, the rarest 1" in one for one in sentences(ranking))
     assert recommend(models, data, score="knn", errors=False, progress=False).table().errors is None
 
 
@@ -311,7 +312,7 @@ def test_wide_features_and_many_classes_are_told(models):
     inputs, labels = torch.randn(40, 6), torch.arange(40) % 2
     wide = nn.Sequential(nn.Linear(6, 50), nn.ReLU(), nn.Linear(50, 2))
     ranking = recommend({"wide": wide}, [(inputs, labels)], score="h_score", chunks=2, progress=False)
-    assert any("as wide as there are examples, 40: those of wide" in one for one in ranking.warnings)
+    assert any("as wide as there are examples, 40: those of wide" in one for one in sentences(ranking))
     many = Evidence.of(torch.randn(1200, 3), np.arange(1200) % 600)
     with pytest.raises(NoValue, match="600 classes do not fit 512 buckets"):
         scores.kernel_ridge_features(many)
@@ -325,7 +326,7 @@ def test_models_and_data_by_name_are_loaded():
     )
     assert ranking.data == "digits:test, a sample of 100 of 360 (seed 0)"
     assert ranking.models == ("netkin:digits",)
-    assert any("no weights, so they are random" in warning for warning in ranking.warnings)
+    assert any("no weights, so they are random" in warning for warning in sentences(ranking))
     assert {"scoring", "reading"} <= set(heard)
     other = recommend(named, "digits:test", score="knn", examples=100, chunks=5, seed=1, progress=False)
     assert other.provenance["data digest"] != ranking.provenance["data digest"]
@@ -334,7 +335,7 @@ def test_models_and_data_by_name_are_loaded():
 def test_models_by_name_without_weights_are_drawn_from_seeds_of_their_own():
     twice = {"a": "netkin:digits", "b": "netkin:digits"}
     ranking = recommend(twice, "digits:test", score="knn", examples=100, chunks=5, progress=False)
-    drawn = [warning for warning in ranking.warnings if "so they are random" in warning]
+    drawn = [warning for warning in sentences(ranking) if "so they are random" in warning]
     assert [seed in one for seed, one in zip(("seed 0", "seed 1"), drawn, strict=True)] == [True, True]
     own = {name: nk.load_model("netkin:digits", seed=seed) for seed, name in enumerate("ab")}
     loaded = recommend(own, "digits:test", score="knn", examples=100, chunks=5, progress=False)

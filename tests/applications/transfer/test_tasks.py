@@ -13,6 +13,7 @@ import netkin as nk
 from netkin.applications.transfer.tasks import APART, SAME
 from netkin.errors import ForwardError, InvalidValue, NoValue, UnknownName
 from netkin.identity.data import contents
+from table_worlds import sentences
 
 
 def net(seed, width=6, classes=3):
@@ -173,13 +174,13 @@ def test_how_far_data_are_shared_is_read_off_the_buckets_and_said():
     tasks = {"left": (model, data[:600]), "right": (net(1), data[300:]), "other": (model, inputs(500, 7))}
     many = nk.compare_tasks(tasks, "sketched_cka(kernel=features)", seeds=5)
     assert many["left", "left"].provenance["buckets"] == SAME
-    assert not many["left", "left"].warnings
+    assert not sentences(many["left", "left"])
     assert many["left", "other"].provenance["buckets"] == APART
-    assert "have no examples in common buckets" in many["left", "other"].warnings[0]
+    assert "have no examples in common buckets" in sentences(many["left", "other"])[0]
     half = many["left", "right"].provenance["buckets"]
     assert half.endswith("of the 600 and 600 examples in the same buckets")
     assert int(half.split()[1]) == pytest.approx(300, abs=600 * 4 / (5 * 512) ** 0.5)
-    assert "which raises the values" in many["left", "right"].warnings[0]
+    assert "which raises the values" in sentences(many["left", "right"])[0]
 
 
 @pytest.mark.parametrize("kernel", ["features", pytest.param("psi", marks=pytest.mark.slow)])

@@ -135,7 +135,7 @@ def compress(
     if isinstance(data, Iterator) or isinstance(test, Iterator):
         raise InvalidValue("the data are read several times, and an iterator only once; pass a loader or a list.")
     if not 0 < cut <= 1:
-        raise InvalidValue(f"`cut` must lie above 0 and at most at 1; got {cut}.")
+        raise InvalidValue(f"`cut` must lie above 0 and at most at 1; got {cut}.", argument="cut")
     size = Size(k, variance, accuracy_drop)
     refuse_lazy(unwrapped(model))
     with showing(progress), random_states_kept(model, data=[data, test]):
@@ -152,7 +152,7 @@ def _other(against: str | nn.Module) -> nn.Module | None:
         return load_model(against)
     if against != "logits":
         near = did_you_mean(str(against), ["logits"]) or "."
-        raise UnknownName(f"`against` is 'logits' or another model; got {against!r}{near}")
+        raise UnknownName(f"`against` is 'logits' or another model; got {against!r}{near}", argument="against")
     return None
 
 

@@ -31,7 +31,8 @@ from netkin import files
 from netkin.errors import FileError, InvalidValue
 from netkin.measures.directions import svcca_directions
 from netkin.representations.layers import layer_label, modules, unwrapped
-from netkin.results.compression import KIND, Compression, TakenApart
+from netkin.results.compression import Compression, TakenApart
+from netkin.results.packing import packed, unpacked
 from netkin.sources.names import by_name
 from netkin.statistics import Moments
 
@@ -260,7 +261,7 @@ def save_compressed(model: nn.Module, path: str | os.PathLike[str], *, overwrite
     state = unwrapped(model).state_dict()
     halves = [name for name, tensor in state.items() if tensor.dtype == torch.bfloat16]
     arrays = {name: _array(tensor) for name, tensor in state.items()}
-    files.write(path, KIND, {**record.to_header(), "bfloat16": halves}, arrays, overwrite=overwrite)
+    files.write(path, Compression.kind, {**packed(record)[0], "bfloat16": halves}, arrays, overwrite=overwrite)
 
 
 @overload
@@ -278,11 +279,11 @@ def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None
     Its weights do not matter. What comes back is in the model's training mode, on its device and in its precision.
     Without a model the table comes back alone.
     """
-    header, arrays = files.read(path, kind=KIND)
+    header, arrays = files.read(path, kind=Compression.kind)
     with files.damage_reported(path):
         halves = set(header.pop("bfloat16"))
         state = {name: _tensor(array, name in halves) for name, array in arrays.items()}
-        record = Compression.from_header({k: v for k, v in header.items() if k not in ("kind", "format")})
+        record = unpacked(Compression, header, {})
         sizes = {size for tensor in state.values() for size in tensor.shape}
         for part in record.replaced:  # before a layer of any size is made
             if part.between not in sizes or part.between < 1:

@@ -239,13 +239,17 @@ class Size:
         if len(given) != 1:
             raise InvalidValue(
                 "pass one of `k`, `variance` and `accuracy_drop`, which says how many directions are kept; got "
-                f"{' and '.join(f'`{name}`' for name in given) or 'none of them'}."
+                f"{' and '.join(f'`{name}`' for name in given) or 'none of them'}.",
+                argument=given[0] if given else "k",
             )
         if self.variance is not None and not 0 < self.variance <= 1:
-            raise InvalidValue(f"`variance` must lie above 0 and at most at 1; got {self.variance}.")
+            raise InvalidValue(
+                f"`variance` must lie above 0 and at most at 1; got {self.variance}.", argument="variance"
+            )
         if self.accuracy_drop is not None and not 0 <= self.accuracy_drop < 1:
             raise InvalidValue(
-                f"`accuracy_drop` must lie from 0 to below 1, 0.01 for one in a hundred; got {self.accuracy_drop}."
+                f"`accuracy_drop` must lie from 0 to below 1, 0.01 for one in a hundred; got {self.accuracy_drop}.",
+                argument="accuracy_drop",
             )
 
     def wanted(self, name: str, layer: LinearOrConv, space: Subspace, projection: str) -> int:
@@ -318,10 +322,12 @@ def _count(k: Any, name: str, width: int) -> int:
     """Return `k` directions, or the share `k` of the width, as a number from 1 to the width."""
     fact = f"{layer_label(name)} is fed {width:,} features"
     if isinstance(k, bool) or not isinstance(k, Real):
-        raise InvalidValue(f"`k` must be a whole number, or a share such as 0.35; got {type(k).__name__}.")
+        raise InvalidValue(
+            f"`k` must be a whole number, or a share such as 0.35; got {type(k).__name__}.", argument="k"
+        )
     if isinstance(k, Integral):
         if not 1 <= int(k) <= width:
-            raise InvalidValue(f"{fact}, so `k` must lie between 1 and {width:,}; got {int(k):,}.")
+            raise InvalidValue(f"{fact}, so `k` must lie between 1 and {width:,}; got {int(k):,}.", argument="k")
         return int(k)
     if not 0 < float(k) <= 1:
         raise InvalidValue(f"{fact}; `k` must be a whole number up to that, or a share above 0 and up to 1.0; got {k}.")
@@ -333,10 +339,10 @@ def _refuse_other_names(k: Mapping[str, Any], layers: Iterable[str]) -> None:
     for name in k:
         if name not in names:
             hint = did_you_mean(str(name), names) or "."
-            raise UnknownName(f"`k` names {name!r}, which is not among the layers{hint}")
+            raise UnknownName(f"`k` names {name!r}, which is not among the layers{hint}", argument="k")
     missing = next((name for name in names if name not in k), None)
     if missing is not None:
-        raise UnknownName(f"`k` has no number for {layer_label(missing)}; give one for every layer.")
+        raise UnknownName(f"`k` has no number for {layer_label(missing)}; give one for every layer.", argument="k")
 
 
 def has_labels(data: Any) -> bool:

@@ -35,6 +35,7 @@ from netkin.representations.filters import atom_layers
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layer_weights import copied
 from netkin.representations.layers import refuse_uncopyable, unwrapped
+from netkin.results.caveats import Caveat
 from netkin.results.task_accuracies import NO_FORGETTING, TaskAccuracies, TaskEnsembles
 from netkin.settings import evaluating, model_lock, random_states_kept
 from netkin.sources.architectures import seeded
@@ -190,16 +191,17 @@ def _record(
     identity: Mapping[str, Any],
 ) -> TaskAccuracies:  # fmt: skip
     first = next(iter(learners.values()))
-    notes = []
+    caveats = []
     if isinstance(first, (AtomLearner, SeparateLearner)):
-        notes.append(NO_FORGETTING.format(method=first.name))
+        caveats.append(Caveat("no-forgetting", NO_FORGETTING.format(method=first.name)))
     if not all(first.learns(position) for position in range(len(tasks))):
-        notes.append(f"{first.name!r} trains once, with the data of all tasks: there are no accuracies in between.")
+        sentence = f"{first.name!r} trains once, with the data of all tasks: there are no accuracies in between."
+        caveats.append(Caveat("trains-once", sentence))
     return TaskAccuracies(
         method=first.name, tasks=tuple(task.name for task in tasks), classes=tuple(task.classes for task in tasks),
         seeds=tuple(learners), accuracies=np.stack(rows), storage=first.storage(), recipe=recipe.words,
         options={name: str(value) for name, value in first.settings.items()}, version=__version__,
-        warnings=tuple(notes), provenance={name: str(identity[name]) for name in ("call", "network", "tasks")},
+        caveats=tuple(caveats), provenance={name: str(identity[name]) for name in ("call", "network", "tasks")},
     )  # fmt: skip
 
 
@@ -227,10 +229,13 @@ def _built(model: Model, seed: int, device: str | None) -> nn.Module:
             made = seeded(model, seed)
         except TypeError as fault:
             builds = "a network, its name, or a function without arguments that builds one"
-            raise InvalidValue(f"`model` is {builds}; got one that raised TypeError: {fault}.") from fault
+            raise InvalidValue(
+                f"`model` is {builds}; got one that raised TypeError: {fault}.", argument="model"
+            ) from fault
     else:
         raise InvalidValue(
-            f"`model` is a network, its name, or a function that builds one; got {type(model).__name__}."
+            f"`model` is a network, its name, or a function that builds one; got {type(model).__name__}.",
+            argument="model",
         )
     refuse_uncopyable(unwrapped(made))  # each task's network is a copy
     return (copied(made) if made is model else made).to(device)
@@ -239,9 +244,11 @@ def _built(model: Model, seed: int, device: str | None) -> nn.Module:
 def _seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     found = tuple(seeds) if isinstance(seeds, (list, tuple, range)) else None
     if not found or any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in found):
-        raise InvalidValue(f"`seeds` are whole numbers of 0 or more, at least one, as (0, 1, 2); got {seeds!r}.")
+        raise InvalidValue(
+            f"`seeds` are whole numbers of 0 or more, at least one, as (0, 1, 2); got {seeds!r}.", argument="seeds"
+        )
     if len(set(found)) < len(found):
-        raise InvalidValue(f"`seeds` must be distinct; got {seeds!r}.")
+        raise InvalidValue(f"`seeds` must be distinct; got {seeds!r}.", argument="seeds")
     return found
 
 
@@ -312,7 +319,7 @@ def _similarities(networks: Mapping[str, nn.Module], measure: str, data: Any) ->
         )
     many = compare_many(networks, data, [measure], layers=layers, pairs="corresponding", progress=False)
     for (a, b), comparison in many.items():
-        why = next((why for (one, other), why in comparison.table().holes.items() if one == other), None)
+        why = next((why for (one, other), why in comparison.table().missing.items() if one == other), None)
         if why is not None:
             raise NoValue(f"{measure!r} has no value for tasks {a!r} and {b!r}: {why}")
     return many.summary(), 1 if facts.higher_is_closer else -1
@@ -380,7 +387,7 @@ def _refuse(learnt: LearntTasks, k: int, choice: str, candidates: str) -> None:
     if len(learnt.tasks) < 2:
         raise InvalidValue("an ensemble needs the networks of two tasks or more; there is 1.")
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < len(learnt.tasks):
-        raise InvalidValue(f"`k` is a number of other tasks, 1 to {len(learnt.tasks) - 1}; got {k!r}.")
+        raise InvalidValue(f"`k` is a number of other tasks, 1 to {len(learnt.tasks) - 1}; got {k!r}.", argument="k")
     for name, value, known in (("choice", choice, CHOICES), ("candidates", candidates, CANDIDATES)):
         if value not in known:
             raise UnknownName(f"`{name}` is {' or '.join(map(repr, known))}; got {value!r}.")

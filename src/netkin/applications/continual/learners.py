@@ -387,16 +387,18 @@ LEARNERS: dict[str, type[Learner]] = {
 
 def refuse_options(method: str, options: Mapping[str, Any]) -> None:
     """Refuse a method that there is not, and options that are none of its own or make no sense."""
-    require_listed("way of learning tasks", method, LEARNERS)
+    require_listed("way of learning tasks", method, LEARNERS, "method")
     known = LEARNERS[method].options
     for name, value in options.items():
         if name not in known:
             offer = f"it has {', '.join(known)}" if known else "it has none"
             raise UnknownName(f"{method!r} has no option {name!r}; {offer}.")
         if name == "strength" and (not isinstance(value, (int, float)) or not 0 <= value < float("inf")):
-            raise InvalidValue(f"`strength` is a number of 0 or more; got {value!r}.")
+            raise InvalidValue(f"`strength` is a number of 0 or more; got {value!r}.", argument="strength")
         if name == "examples" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InvalidValue(f"`examples` is a number of examples of each task, 1 or more; got {value!r}.")
+            raise InvalidValue(
+                f"`examples` is a number of examples of each task, 1 or more; got {value!r}.", argument="examples"
+            )
 
 
 def _count(state: StateDict) -> int:

@@ -207,7 +207,7 @@ def explain_dynamics(
 def _engine(engine: str | Engine) -> Engine:
     running = named_engine(engine) if engine != "distributed" else None
     if not isinstance(running, (Local, Ray)):
-        raise InvalidValue("`dynamics` takes engine='local' or engine='ray', and not 'distributed'.")
+        raise InvalidValue("`dynamics` takes engine='local' or engine='ray', and not 'distributed'.", argument="engine")
     return running
 
 
@@ -353,7 +353,9 @@ class RunStudy:
     def _look_apart(self, apart: ClusterSteps, partial: bool) -> None:
         """Let a cluster read the checkpoints; those that can't be read are left out."""
         if partial:
-            raise InvalidValue("`partial` is for one process; with `save` the same call continues on the cluster.")
+            raise InvalidValue(
+                "`partial` is for one process; with `save` the same call continues on the cluster.", argument="partial"
+            )
         apart.connect()
         (self.weights, self.forms, self.question), self.failed = apart.inspect(), apart.failed
 

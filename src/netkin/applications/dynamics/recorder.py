@@ -37,7 +37,7 @@ from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results import Series
-from netkin.results.records import checked
+from netkin.results.packing import as_record
 from netkin.sources.names import by_name
 
 Log = Callable[[int, dict[str, float]], Any]
@@ -341,7 +341,7 @@ def load_recording(path: str | os.PathLike[str]) -> Recording:
     facts = {name: header[name] for name in ("data", "run", "unit", "measures", "provenance") if name in header}
     with files.damage_reported(path):
         moments, progress = _unpacked(state, header.get("unit", "step"))
-        return checked(Recording, facts | {"moments": moments, "progress": progress})
+        return as_record(Recording, facts | {"moments": moments, "progress": progress})
 
 
 def recorded(
@@ -384,8 +384,8 @@ def read(path: str | os.PathLike[str]) -> RecorderState:
 
 def _unpacked(state: Mapping[str, Any], unit: str) -> tuple[list[Moment], list[Progress]]:
     header, tensors = state["header"], state["tensors"]
-    moments = [moment_from(checked(DescribedMoment, one), tensors, unit) for one in header["moments"]]
+    moments = [moment_from(as_record(DescribedMoment, one), tensors, unit) for one in header["moments"]]
     if any(later.step <= earlier.step for earlier, later in pairwise(moments)):
         raise ValueError("its steps do not rise")
     names = [one.name for one in fields(Progress)]
-    return moments, [checked(Progress, dict(zip(names, one, strict=True))) for one in header["progress"]]
+    return moments, [as_record(Progress, dict(zip(names, one, strict=True))) for one in header["progress"]]

@@ -199,7 +199,7 @@ def between(a: Moment, b: Moment, measure: Measure) -> dict[str, float]:
     if not shared:
         return {}
     values = comparison(a, b, [measure], shared)[measure.id]
-    return {layer: values[layer, layer] for layer, _ in shared if (layer, layer) not in values.holes}
+    return {layer: values[layer, layer] for layer, _ in shared if (layer, layer) not in values.missing}
 
 
 def comparison(

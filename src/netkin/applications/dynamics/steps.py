@@ -68,7 +68,9 @@ class Held:
 
     def __init__(self, data: Any, examples: int | None, limit: int):
         if data is None:
-            raise InvalidValue("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
+            raise InvalidValue(
+                "`data` is missing: pass a loader, an iterable of batches or one array of inputs.", argument="data"
+            )
         self.name, self._data, self.asked = data_name(data), data, examples
         self._batches = _listed(batches_of(data, examples), None if _in_memory(data) else limit)
         if self._batches is None and isinstance(data, Iterator):
@@ -146,10 +148,13 @@ def between_steps(run: Run, measures: Sequence[Measure], final: Comparison) -> C
         if collector is None:
             return None
         for layer in reported(layers, f"{measure.id} of all {run.unit}s", "layers"):
-            values, holes = _table(measure, collector, layer, steps)
+            values, missing = _table(measure, collector, layer, steps)
             name, axes = f"{measure.id} of {layer}", (run.unit, run.unit)
-            about = {"id": name, "layers_a": tuple(steps), "layers_b": tuple(steps), "axes": axes}
-            tables[name] = replace(final.tables[measure.id], **about, values=values, holes=holes)  # type: ignore[arg-type]
+            table = final.tables[measure.id]
+            tables[name] = replace(
+                table, quantity=replace(table.quantity, id=name), layers_a=tuple(steps), layers_b=tuple(steps),
+                axes=axes, values=values, missing=missing,
+            )  # fmt: skip
     widths = dict.fromkeys(steps, sum(final.widths_a.values()))
     sides = {"layers_a": tuple(steps), "layers_b": tuple(steps), "widths_a": widths, "widths_b": widths}
     return replace(final, a=run.name, b=run.name, tables=tables, **sides)  # type: ignore[arg-type]
@@ -179,18 +184,18 @@ def _collected(run: Run, measure: Measure, layers: Sequence[str]) -> Collector |
 def _table(
     measure: Measure, collector: Collector, layer: str, steps: Sequence[str]
 ) -> tuple[np.ndarray, dict[tuple[str, str], str]]:
-    values, holes = np.full((len(steps), len(steps)), np.nan), dict[tuple[str, str], str]()
+    values, missing = np.full((len(steps), len(steps)), np.nan), dict[tuple[str, str], str]()
     for i, a in enumerate(steps):
         for j, b in enumerate(steps):
             if measure.facts.symmetric and j < i:
                 values[i, j] = values[j, i]
-                holes |= {(a, b): holes[b, a]} if (b, a) in holes else {}
+                missing |= {(a, b): missing[b, a]} if (b, a) in missing else {}
                 continue
             try:
                 values[i, j] = value_of(measure, collector.pair((a, layer), (b, layer)))
             except NoValue as reason:
-                holes[a, b] = str(reason)
-    return values, holes
+                missing[a, b] = str(reason)
+    return values, missing
 
 
 # --- in the process that calls ----------------------------------------------------------------------------------------
@@ -201,7 +206,9 @@ class ClusterSteps:
 
     def __init__(self, engine: Ray, run: Run, data: Any, examples: int | None, options: DynamicsOptions):
         if engine.job is not None:
-            raise InvalidValue("`dynamics` keeps its parts beside `save`; leave `job` out of the engine.")
+            raise InvalidValue(
+                "`dynamics` keeps its parts beside `save`; leave `job` out of the engine.", argument="engine"
+            )
         self.engine, self.run = engine, run
         self.terms = terms_of_run(run, data, examples, options)
         self.call = options.call(run.name, data and plain_data(data), examples)
@@ -321,13 +328,15 @@ def terms_of_run(run: Run, data: Any, examples: int | None, options: DynamicsOpt
 
 def _named(data: Any) -> Any:
     if data is None:
-        raise InvalidValue("`data` is missing: name a data set, as in 'digits:test'.")
+        raise InvalidValue("`data` is missing: name a data set, as in 'digits:test'.", argument="data")
     return data
 
 
 def unpacked_step(values: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> tuple[Form, Comparison]:
     """Return the form of a step's model, and the comparison of the step, that a part of the job holds."""
-    return Form.from_json(values["form"]), unpacked({key: values[key] for key in values if key != "form"}, arrays)
+    return Form.from_json(values["form"]), unpacked(
+        Comparison, {key: values[key] for key in values if key != "form"}, arrays
+    )
 
 
 # --- in a worker ------------------------------------------------------------------------------------------------------

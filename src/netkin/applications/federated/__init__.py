@@ -52,8 +52,9 @@ from netkin.jobs import Job, Part
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import refuse_uncopyable, unwrapped
 from netkin.results.comparison import adjusted_rand, user_clusters
-from netkin.results.federation import KIND, Federation, RoundRecord, load_federation
-from netkin.results.records import checked, plain_fields
+from netkin.results.federation import Federation, RoundRecord
+from netkin.results.packing import as_record
+from netkin.results.records import plain_fields
 from netkin.settings import without_vmap_warnings
 from netkin.sources.batches import LabelledData
 from netkin.sources.names import by_name
@@ -64,7 +65,7 @@ from netkin.training.example_order import Arrays
 
 __all__ = [
     "ALGORITHMS", "SOURCES", "ClientSplit", "ClientUpdate", "Ensembles", "Federation", "adjusted_rand", "federate",
-    "load_federation", "plan_for", "similar_users_ensemble", "split_by_classes", "user_clusters", "user_similarity",
+    "plan_for", "similar_users_ensemble", "split_by_classes", "user_clusters", "user_similarity",
 ]  # fmt: skip
 
 REACHED, PRETRAINING = "standing", "pretraining"
@@ -159,7 +160,10 @@ def federate(
     identity = {} if save is None else asked.identity
     call = described_call("nk.federate", model=model, algorithm=algorithm, coefficients=coefficients, rounds=rounds,
                           share=share, finetune=finetune or None, seed=seed)  # fmt: skip
-    with showing(progress), Job.beside(save, KIND, identity, call=call, overwrite=overwrite, compare=COMPARE) as job:
+    with (
+        showing(progress),
+        Job.beside(save, Federation.kind, identity, call=call, overwrite=overwrite, compare=COMPARE) as job,
+    ):
         found = Simulation(asked, job).run(call)
         job.save(lambda: found)
     return found
@@ -268,7 +272,7 @@ class Simulation:
         return held
 
     def _unpacked(self, part: Part) -> _Progress:
-        records = [checked(RoundRecord, one) for one in part.values["records"]]
+        records = [as_record(RoundRecord, one) for one in part.values["records"]]
         kept = self._unstacked(self._restored(part.arrays, "kept"))
         return _Progress(self._restored(part.arrays, "shared"), kept, records)
 

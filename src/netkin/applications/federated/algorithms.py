@@ -174,14 +174,15 @@ def plan_for(
         >>> plan_for(net, "fedper").travelling
         ('0.weight', '0.bias')
     """
-    found = _known(algorithm, ALGORITHMS, "federated algorithm")
+    found = _known(algorithm, ALGORITHMS, "federated algorithm", "algorithm")
     if coefficients is not None:
-        _known(coefficients, SOURCES, "source of coefficients")
+        _known(coefficients, SOURCES, "source of coefficients", "coefficients")
     parts = parts_of(model, head)
     if coefficients is not None and "atoms" not in parts.values():
         raise InvalidValue(
             "the model has no layers made of atoms; make some by `nk.decompose(model, atoms=...).model`, or give "
-            "coefficients=None."
+            "coefficients=None.",
+            argument="coefficients",
         )
     if coefficients == "federated" and not found.shares:
         raise InvalidValue(
@@ -239,8 +240,8 @@ def head_of(model: nn.Module, head: str | None = None) -> str:
     return linear[-1]
 
 
-def _known(name: str, table: Mapping[str, Known], what: str) -> Known:
-    require_listed(what, name, table)
+def _known(name: str, table: Mapping[str, Known], what: str, argument: str) -> Known:
+    require_listed(what, name, table, argument)
     return table[name]
 
 
@@ -261,7 +262,9 @@ def read_updates(came: Any) -> list[ClientUpdate]:
     """Return the updates that a wire let arrive; anything else is refused."""
     found = list(came) if isinstance(came, Iterable) else [came]
     if not all(isinstance(one, ClientUpdate) for one in found):
-        raise InvalidValue(f"`wire` must return a list of the updates that arrive, `[update]` or `[]`; got {came!r}.")
+        raise InvalidValue(
+            f"`wire` must return a list of the updates that arrive, `[update]` or `[]`; got {came!r}.", argument="wire"
+        )
     return found
 
 

@@ -28,12 +28,13 @@ from netkin.progress import ProgressOption, command, reported, showing
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Values
+from netkin.results.caveats import Caveat, grouped
 from netkin.results.federation import Federation
 from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
 from netkin.settings import evaluating
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
-from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, require_gauge
+from netkin.statistics.layer_filters import gauge_caveat, orthonormal_gauge, require_gauge
 from netkin.training import Recipe
 from netkin.training.example_order import in_order, placed
 from netkin.training.recipe import recipe_of
@@ -76,29 +77,28 @@ def user_similarity(
     require_gauge(gauge)
     federation.refuse_without_weights()
     name = measure if gauge == "stored" else f"{measure}(gauge={gauge})"
-    caution = _caution(federation) if gauge == "stored" else ""
+    caveat = _caveat(federation) if gauge == "stored" else None
     values = _by_atoms(federation, measure, gauge)
-    return as_comparison(federation.clients, values, name, "Filters", warnings=(caution,) * bool(caution))
+    return as_comparison(federation.clients, values, name, "Filters", caveats=() if caveat is None else (caveat,))
 
 
 def as_comparison(
     names: Sequence[str], values: np.ndarray, measure: str, statistic: str, data: str = "", examples: int = 0,
-    *, warnings: tuple[str, ...] = (),
+    *, caveats: tuple[Caveat, ...] = (),
 ) -> Comparison:  # fmt: skip
     """Return values of all pairs of clients as a comparison, and on which data they were found, if on any."""
     found = find(measure)
-    facts = found.facts
+    convention = f"{found.quantity.convention}; mean over the layers".lstrip("; ")
+    quantity = replace(found.quantity, id=measure, parameters=found.parameters, symmetric=True, convention=convention)
     table = Values(
-        id=measure, name=found.name, parameters=found.parameters, layers_a=tuple(names), layers_b=tuple(names),
-        values=values, higher_is_closer=facts.higher_is_closer, bounds=facts.bounds, symmetric=True,
-        conventions=f"{facts.convention}; mean over the layers".lstrip("; "), statistic=statistic,
-        axes=("network", "network"), unit=facts.unit, means=facts.means, cannot_see=facts.cannot_see,
+        quantity=quantity, layers_a=tuple(names), layers_b=tuple(names), values=values, statistic=statistic,
+        axes=("network", "network"),
     )  # fmt: skip
     widths = dict.fromkeys(names, 0)
     return Comparison(
         a="clients", b="clients", layers_a=tuple(names), layers_b=tuple(names), tables={measure: table}, shapes_a={},
         shapes_b={}, widths_a=widths, widths_b=widths, data=data, examples=examples, seed=0, version=__version__,
-        warnings=warnings, provenance={"call": command()} if command() else {},
+        caveats=caveats, provenance={"call": command()} if command() else {},
     )  # fmt: skip
 
 
@@ -125,11 +125,11 @@ def _by_atoms(federation: Federation, measure: str, gauge: str) -> np.ndarray:
     return torch.stack([angles(x) for x in layers]).mean(0).numpy()
 
 
-def _caution(federation: Federation) -> str:
-    """Return a sentence where coefficients that all share are far from orthonormal."""
+def _caveat(federation: Federation) -> Caveat | None:
+    """Return a caveat where coefficients that all share are far from orthonormal."""
     known = {name: one for name, one in federation.shared.items() if federation.parts[name] == "coefficients"}
     flat = {name: torch.from_numpy(np.array(one, dtype=np.float64)).flatten(1) for name, one in known.items()}
-    return gauge_caution({f"layer {name.rpartition('.')[0]!r}": A @ A.T for name, A in flat.items()})
+    return gauge_caveat({f"layer {name.rpartition('.')[0]!r}": A @ A.T for name, A in flat.items()})
 
 
 def _unit(name: str, federation: Federation, gauge: str) -> Tensor:
@@ -172,16 +172,17 @@ def _by_networks(
         i, j = np.argwhere(np.isnan(found))[0]
         raise NoValue(f"{measure!r} has no value for {names[i]!r} and {names[j]!r} at any layer.")
     one = next(iter(many.values()))
-    notes = tuple(dict.fromkeys(text for pair in many.values() for text in (*_left_out(pair), *pair.warnings)))[:3]
+    caveats = grouped(caveat for pair in many.values() for caveat in (*_left_out(pair), *pair.caveats))[:3]
     return as_comparison(
-        names, found, measure, one.table().statistic, data=one.data, examples=one.examples, warnings=notes
+        names, found, measure, one.table().statistic, data=one.data, examples=one.examples, caveats=caveats
     )
 
 
-def _left_out(pair: Comparison) -> list[str]:
+def _left_out(pair: Comparison) -> list[Caveat]:
     """Return which layer the mean is taken without, if any has no value."""
-    holes = [(layer, why) for (layer, other), why in pair.table().holes.items() if layer == other]
-    return [f"means are without layer {layer!r}, where there is no value: {why}" for layer, why in holes[:1]]
+    missing = [(layer, why) for (layer, other), why in pair.table().missing.items() if layer == other]
+    sentences = [f"means are without layer {layer!r}, where there is no value: {why}" for layer, why in missing[:1]]
+    return [Caveat("layer-without-value", sentence) for sentence in sentences]
 
 
 def with_similarity(found: Federation) -> Federation:
@@ -305,7 +306,7 @@ def _refuse_others(
         raise UnknownName(f"the clients must be those of the federation; they differ in {apart[0]!r}.")
     most = len(federation.clients) - 1
     if isinstance(members, bool) or not isinstance(members, int) or not 0 <= members <= most:
-        raise InvalidValue(f"`members` is a number of other clients, 0 to {most}; got {members!r}.")
+        raise InvalidValue(f"`members` is a number of other clients, 0 to {most}; got {members!r}.", argument="members")
     if choose not in CHOICES:
         raise UnknownName(f"members are chosen as {', '.join(map(repr, CHOICES))}; got {choose!r}.")
     if not tests:

@@ -253,17 +253,19 @@ def refuse_settings(rounds: Any, share: Any, pull: Any, finetune: Any, head_epoc
     require_at_least(1, **({} if head_epochs is None else {"head_epochs": head_epochs}))
     require_at_least(0, finetune=finetune)
     if not 0 < share <= 1:
-        raise InvalidValue(f"`share` is a share of the clients, above 0 and at most 1; got {share!r}.")
+        raise InvalidValue(
+            f"`share` is a share of the clients, above 0 and at most 1; got {share!r}.", argument="share"
+        )
     if not 0 <= pull < float("inf"):
-        raise InvalidValue(f"`pull` must be a number of 0 or more; got {pull!r}.")
+        raise InvalidValue(f"`pull` must be a number of 0 or more; got {pull!r}.", argument="pull")
 
 
 def refuse_no_tests(every: Any, tests: Mapping[str, LabelledData]) -> None:
     """Refuse to test every so many rounds where that is no number of rounds, or where there are no tests."""
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-        raise InvalidValue(f"`test_every` is a number of rounds, 1 or more; got {every!r}.")
+        raise InvalidValue(f"`test_every` is a number of rounds, 1 or more; got {every!r}.", argument="test_every")
     if every is not None and not tests:
-        raise InvalidValue("`test_every` needs data to test on; give `test=`.")
+        raise InvalidValue("`test_every` needs data to test on; give `test=`.", argument="test_every")
 
 
 def refuse_way(how: str) -> None:
@@ -297,7 +299,7 @@ def _is_finite(state: StateDict) -> bool:
 
 def _is_asked_for(fault: Exception) -> bool:
     """Return whether networks could not be trained in the way that was requested, which is no client's fault."""
-    return isinstance(fault, NetkinError) and "these networks can't be trained" in str(fault)
+    return isinstance(fault, NetkinError) and fault.argument == "how"
 
 
 def _in_words(fault: Exception) -> str:
@@ -329,7 +331,8 @@ def checked_clients(clients: Any, test: Any) -> tuple[dict[str, LabelledData], d
     if strange or missing:
         raise UnknownName(
             f"`test` must have data for each client; it has {len(strange)} of others ({_listed(strange)}) and lacks "
-            f"{len(missing)} ({_listed(missing)})."
+            f"{len(missing)} ({_listed(missing)}).",
+            argument="test",
         )
     return train, {name: tests[name] for name in train if len(tests[name][1])}
 
@@ -337,10 +340,12 @@ def checked_clients(clients: Any, test: Any) -> tuple[dict[str, LabelledData], d
 def public_examples(public: Any) -> LabelledData:
     """Return the examples of `public` for pretraining; none are refused."""
     if public is None:
-        raise InvalidValue("pretraining needs data that no client owns; give `public=(inputs, labels)`.")
+        raise InvalidValue(
+            "pretraining needs data that no client owns; give `public=(inputs, labels)`.", argument="public"
+        )
     found = as_examples(public, "`public`")
     if not len(found[1]):
-        raise InvalidValue("`public` holds no examples.")
+        raise InvalidValue("`public` holds no examples.", argument="public")
     return found
 
 

@@ -317,7 +317,7 @@ def _chosen(model: nn.Module, wanted: Any, variant: str) -> list[list[str]]:
                 "are named in a list of their own, as [['layer1.0', 'layer1.1']]."
             )
     if not found or not found[0]:
-        raise InvalidValue("`stages` is empty; leave it out to have them chosen.")
+        raise InvalidValue("`stages` is empty; leave it out to have them chosen.", argument="stages")
     return found
 
 
@@ -328,13 +328,16 @@ def _layers_of(model: nn.Module, one: Spec) -> list[str]:
 
 def _refuse_settings(beta: Any, samples: Any, every: Any, variant: str, estimator: str) -> None:
     if not (isinstance(beta, Real) and 0 <= float(beta) < math.inf):
-        raise InvalidValue(f"`beta` is a number of 0 or more; got {beta!r}.")
+        raise InvalidValue(f"`beta` is a number of 0 or more; got {beta!r}.", argument="beta")
     require_listed("variant", variant, VARIANTS)
     require_listed("estimator", estimator, LEAST)
     if variant == "cca" and estimator == "debiased":
         raise InvalidValue("estimator='debiased' is that of CKA, and variant='cca' has none; leave it out.")
     least = LEAST[estimator]
     if samples is not None and not (isinstance(samples, Integral) and int(samples) >= least):
-        raise InvalidValue(f"`samples` is a whole number of {least} or more for the {estimator} CKA; got {samples!r}.")
+        raise InvalidValue(
+            f"`samples` is a whole number of {least} or more for the {estimator} CKA; got {samples!r}.",
+            argument="samples",
+        )
     if not (isinstance(every, Integral) and int(every) >= 1):
-        raise InvalidValue(f"`every` is a whole number of batches, 1 or more; got {every!r}.")
+        raise InvalidValue(f"`every` is a whole number of batches, 1 or more; got {every!r}.", argument="every")

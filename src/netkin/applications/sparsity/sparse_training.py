@@ -86,7 +86,8 @@ class DynamicMasks(Hook):
                 raise InvalidValue(f"`{name}` must be a whole number of steps, 1 or more; got {value!r}.")
         if not 0 < fraction < 1:
             raise InvalidValue(
-                f"`fraction` is a share of the weights that are left, between 0 and 1; got {fraction!r}."
+                f"`fraction` is a share of the weights that are left, between 0 and 1; got {fraction!r}.",
+                argument="fraction",
             )
         self.method, self.every, self.until, self.fraction, self.seed = method, every, until, fraction, seed
         self.settings = [method, every, until, fraction, seed]
@@ -403,6 +404,6 @@ def _refuse_settings(model: nn.Module, rewind: int, recipe: Recipe) -> None:
             "tickets begin with a dense network, and this model has masks; `nk.bake_masks` takes them off."
         )
     if isinstance(rewind, bool) or not isinstance(rewind, int) or rewind < 0:
-        raise InvalidValue(f"`rewind` is the step to go back to, 0 or more; got {rewind!r}.")
+        raise InvalidValue(f"`rewind` is the step to go back to, 0 or more; got {rewind!r}.", argument="rewind")
     if recipe.steps is not None and rewind > recipe.steps:
         raise InvalidValue(f"rewind={rewind:,} lies beyond the last step, {recipe.steps:,}.")

@@ -333,11 +333,14 @@ def _places(at: int | Iterable[int] | None, depth: int) -> tuple[int, ...]:
     places = tuple(quarters if at is None else at if isinstance(at, Iterable) else [at])
     if not places or any(isinstance(one, bool) or not isinstance(one, Integral) for one in places):
         raise InvalidValue(
-            f"`at` holds the numbers of blocks before which tokens are dropped, as (3, 6, 9); got {at!r}."
+            f"`at` holds the numbers of blocks before which tokens are dropped, as (3, 6, 9); got {at!r}.",
+            argument="at",
         )
     outside = [one for one in places if not 0 <= one < depth]
     if outside:
-        raise InvalidValue(f"`at` names block {outside[0]}, and the model has the blocks 0 to {depth - 1}.")
+        raise InvalidValue(
+            f"`at` names block {outside[0]}, and the model has the blocks 0 to {depth - 1}.", argument="at"
+        )
     if list(places) != sorted(set(places)):
         raise InvalidValue(f"the blocks in `at` must rise, each once; got {places}, and the model has {depth} blocks.")
     return tuple(map(int, places))
@@ -345,11 +348,15 @@ def _places(at: int | Iterable[int] | None, depth: int) -> tuple[int, ...]:
 
 def _refuse_settings(keep: Any, similarity: Any, prefix: Any) -> None:
     if isinstance(keep, bool) or not isinstance(keep, Real) or not 0 < float(keep) <= 1:
-        raise InvalidValue(f"`keep` is the share of tokens that each stage keeps, above 0 and up to 1; got {keep!r}.")
+        raise InvalidValue(
+            f"`keep` is the share of tokens that each stage keeps, above 0 and up to 1; got {keep!r}.", argument="keep"
+        )
     if not isinstance(similarity, Real) or not 0 <= float(similarity) < float("inf"):
-        raise InvalidValue(f"`similarity` is True, False or a factor of 0 or more; got {similarity!r}.")
+        raise InvalidValue(
+            f"`similarity` is True, False or a factor of 0 or more; got {similarity!r}.", argument="similarity"
+        )
     if prefix is not None and (isinstance(prefix, bool) or not isinstance(prefix, int) or prefix < 0):
-        raise InvalidValue(f"`prefix` is a number of tokens, 0 or more; got {prefix!r}.")
+        raise InvalidValue(f"`prefix` is a number of tokens, 0 or more; got {prefix!r}.", argument="prefix")
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ from torch.nn.utils import skip_init
 from netkin.applications.stitching.ends import End, Meeting
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.labels import parse_id
-from netkin.results.records import checked, typed
+from netkin.results.packing import as_record
 from netkin.statistics import Moments
 
 ROUNDS, SWEEPS = 400, 25  # of descent and search, and sweeps of descent in a round
@@ -83,7 +83,8 @@ def reduced_rank(moments: Moments, *, k: int = 8, affine: bool = True) -> Linear
     """
     if not 1 <= k <= min(moments.x.width, moments.y.width):
         raise InvalidValue(
-            f"`k` must lie between 1 and the smaller width, {min(moments.x.width, moments.y.width):,}; got {k}."
+            f"`k` must lie between 1 and the smaller width, {min(moments.x.width, moments.y.width):,}; got {k}.",
+            argument="k",
         )
     pair = moments if affine else moments.uncentred
     whitened = pair.x.whitener.mH @ pair.cross
@@ -356,8 +357,8 @@ class Transformation(nn.Module):
 
 def read_transformation(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Transformation:
     """Return the transformation that a file holds."""
-    first, second = (checked(End, end) for end in header["ends"])
-    (p, q), rank = (first.width, second.width), typed(header["rank"], int | None, "rank")
+    first, second = (as_record(End, end) for end in header["ends"])
+    (p, q), rank = (first.width, second.width), header["rank"]
     held, needed = sum(array.size for array in arrays.values()), q + (p * q if rank is None else (p + q) * rank)
     if held != needed or min(p, q, rank or 1) < 1:  # before a map of any size is made
         raise ValueError(
@@ -381,7 +382,7 @@ def refuse_unfit_rank(rank: int | None, meeting: Meeting) -> None:
     """Refuse a rank that no map between two layers has."""
     most = min(meeting.a.width, meeting.b.width)
     if rank is not None and not 1 <= rank <= most:
-        raise InvalidValue(f"`rank` must lie between 1 and the smaller width, {most:,}; got {rank}.")
+        raise InvalidValue(f"`rank` must lie between 1 and the smaller width, {most:,}; got {rank}.", argument="rank")
 
 
 def _layer(end: End, inputs: int, outputs: int, bias: bool) -> nn.Module:

@@ -103,7 +103,9 @@ class Meeting:
 
     def __init__(self, a: End, b: End, resize: str | None = None):
         if resize not in (None, *RESIZES):
-            raise UnknownName(f"`resize` is None, 'average', 'bilinear' or 'nearest'; got {resize!r}.")
+            raise UnknownName(
+                f"`resize` is None, 'average', 'bilinear' or 'nearest'; got {resize!r}.", argument="resize"
+            )
         if a.kind == "rows" and b.kind != "rows":
             raise ShapeError(
                 f"rows have no positions, so {a} can't be stitched into {b}; choose an earlier layer of the first."
@@ -259,7 +261,7 @@ def _choose_layers(
         both = {"a": list(dict.fromkeys(x for x, _ in which)), "b": list(dict.fromkeys(y for _, y in which))}
     strange = next((key for key in both if key not in ("a", "b")), None)
     if strange is not None:
-        raise InvalidValue(f"`layers` names {strange!r}; the models are 'a' and 'b'.")
+        raise InvalidValue(f"`layers` names {strange!r}; the models are 'a' and 'b'.", argument="layers")
     found = list[list[str]]()
     asked: Any
     for model, name, asked in zip((a, b), names, (both.get("a"), both.get("b")), strict=True):

@@ -35,6 +35,7 @@ from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import attention_mask, batch_length, feed, labels_of, watched
 from netkin.representations.layers import layer_label
 from netkin.representations.shapes import fitting_mask
+from netkin.results.quantity import Quantity
 from netkin.statistics import LayerMoments, Outputs
 
 if TYPE_CHECKING:
@@ -297,91 +298,116 @@ def _unvarying(evaluation: Evaluation) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """One number of an evaluation: how it is read, which way it runs, between which ends, and why it may be missing."""
+    """One number of an evaluation: what it is, how it is read, and why it may be missing."""
 
+    quantity: Quantity
     read: Callable[[Evaluation], float | None]
-    bounds: tuple[float, float]
-    convention: str
     why_not: Callable[[Evaluation], str] = lambda e: _INFINITE
-    higher_is_closer: bool = True
-    unit: str = ""
-    means: str = ""  # what a value means, in plain words
-    cannot_see: str = ""
+
+
+def _worth(id: str, bounds: tuple[float, float], convention: str, **facts: Any) -> Quantity:
+    return Quantity(id=id, kind="worth", bounds=bounds, convention=convention, **facts)
 
 
 SCORES: Mapping[str, Score] = {
     "relative_accuracy": Score(
+        _worth(
+            "relative_accuracy",
+            (0, math.inf),
+            "accuracy of the stitched network over that of the second model, on the test data",
+            means="What a stitched network can do: the first model up to its layer, a map, and the second model after "
+            "its own. 1 means that it gets as many right as the second model itself.",
+            cannot_see="How the layers look: activations that are very different, or very alike, may carry the same "
+            "answers or not. A poor value may also mean that the method found a poor map.",
+        ),
         lambda e: e.relative_accuracy,
-        (0, math.inf),
-        "accuracy of the stitched network over that of the second model, on the test data",
         _unlabelled,
-        means="What a stitched network can do: the first model up to its layer, a map, and the second model after "
-        "its own. 1 means that it gets as many right as the second model itself.",
-        cannot_see="How the layers look: activations that are very different, or very alike, may carry the same "
-        "answers or not. A poor value may also mean that the method found a poor map.",
     ),
     "accuracy": Score(
+        _worth(
+            "accuracy",
+            (0, 1),
+            "share of the test data that the stitched network gets right",
+            means="The share of right answers of a stitched network: the first model up to its layer, a map, and the "
+            "second model after its own.",
+            cannot_see="How good the second model is by itself; relative_accuracy takes that into account.",
+        ),
         lambda e: e.accuracy,
-        (0, 1),
-        "share of the test data that the stitched network gets right",
         _unlabelled,
-        means="The share of right answers of a stitched network: the first model up to its layer, a map, and the "
-        "second model after its own.",
-        cannot_see="How good the second model is by itself; relative_accuracy takes that into account.",
     ),
     "agreement": Score(
+        _worth(
+            "agreement",
+            (0, 1),
+            "share of the test data on which the stitched network answers as the second does",
+            means="How often a stitched network gives the answer of the second model itself, right or wrong. 1 means "
+            "always.",
+            cannot_see="How sure the answers are, and whether they are right; a poor map may be the method's fault.",
+        ),
         lambda e: e.agreement,
-        (0, 1),
-        "share of the test data on which the stitched network answers as the second does",
-        means="How often a stitched network gives the answer of the second model itself, right or wrong. 1 means "
-        "always.",
-        cannot_see="How sure the answers are, and whether they are right; a poor map may be the method's fault.",
     ),
     "cross_entropy": Score(
+        _worth(
+            "cross_entropy",
+            (0, math.inf),
+            "mean cross-entropy, in nats, of the stitched network to the second model's soft answers",
+            higher_is_closer=False,
+            unit="nats",
+            means="How far the answers of a stitched network are from the second model's own, in nats; the lowest "
+            "value possible is the entropy of those answers, which is above 0 where the second model is unsure.",
+            cannot_see="Whether the answers are right. One example answered wrongly with certainty can outweigh many "
+            "good ones.",
+        ),
         lambda e: e.cross_entropy,
-        (0, math.inf),
-        "mean cross-entropy, in nats, of the stitched network to the second model's soft answers",
         lambda e: _TOO_FAR,
-        higher_is_closer=False,
-        unit="nats",
-        means="How far the answers of a stitched network are from the second model's own, in nats; the lowest "
-        "value possible is the entropy of those answers, which is above 0 where the second model is unsure.",
-        cannot_see="Whether the answers are right. One example answered wrongly with certainty can outweigh many "
-        "good ones.",
     ),
     "r2": Score(
+        _worth(
+            "r2",
+            (-math.inf, 1),
+            "1 - ‖AM + b - B‖²/‖B - mean‖² of the map as it stands, not refitted",
+            means="How much of the second model's activations the mapped ones explain as they stand: 1 is all, 0 no "
+            "more than their mean, and below 0 they are farther away than that.",
+            cannot_see="Whether what is explained matters to the answers: directions count by their variance alone.",
+        ),
         lambda e: e.r2,
-        (-math.inf, 1),
-        "1 - ‖AM + b - B‖²/‖B - mean‖² of the map as it stands, not refitted",
         lambda e: _CONSTANT if e.r2 is None else _INFINITE,
-        means="How much of the second model's activations the mapped ones explain as they stand: 1 is all, 0 no "
-        "more than their mean, and below 0 they are farther away than that.",
-        cannot_see="Whether what is explained matters to the answers: directions count by their variance alone.",
     ),
     "stitched_cka": Score(
+        _worth(
+            "stitched_cka",
+            (0, 1),
+            "cka of the mapped activations and the second model's own",
+            means="How similarly the mapped activations and the second model's own arrange the examples, place by "
+            "place.",
+            cannot_see=f"{LEADING} A stitch that works may score low, and one that does not may score high.",
+        ),
         lambda e: e.cka,
-        (0, 1),
-        "cka of the mapped activations and the second model's own",
         _unvarying,
-        means="How similarly the mapped activations and the second model's own arrange the examples, place by place.",
-        cannot_see=f"{LEADING} A stitch that works may score low, and one that does not may score high.",
     ),
     "stitched_cca": Score(
+        _worth(
+            "stitched_cca",
+            (0, 1),
+            "cca_mean of the mapped activations and the second model's own",
+            means="The mean canonical correlation of the mapped activations and the second model's own, place by "
+            "place.",
+            cannot_see="An invertible map does not change it, so it tells little of the map that was found.",
+        ),
         lambda e: e.cca,
-        (0, 1),
-        "cca_mean of the mapped activations and the second model's own",
         _unvarying,
-        means="The mean canonical correlation of the mapped activations and the second model's own, place by place.",
-        cannot_see="An invertible map does not change it, so it tells little of the map that was found.",
     ),
     "stitched_svcca": Score(
+        _worth(
+            "stitched_svcca",
+            (0, 1),
+            "svcca of the mapped activations and the second model's own",
+            means="The mean canonical correlation of the leading directions of the mapped activations and of the "
+            "second model's own, place by place.",
+            cannot_see="Directions below the cut are ignored, and above it all count equally.",
+        ),
         lambda e: e.svcca,
-        (0, 1),
-        "svcca of the mapped activations and the second model's own",
         _unvarying,
-        means="The mean canonical correlation of the leading directions of the mapped activations and of the "
-        "second model's own, place by place.",
-        cannot_see="Directions below the cut are ignored, and above it all count equally.",
     ),
 }
 
@@ -390,7 +416,7 @@ def known_scores(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names of scores, each once; one that does not exist is refused."""
     asked = [names] if isinstance(names, str) else list(names)
     if not asked:
-        raise InvalidValue("`scores` is empty; name at least one, e.g. 'relative_accuracy'.")
+        raise InvalidValue("`scores` is empty; name at least one, e.g. 'relative_accuracy'.", argument="scores")
     for name in asked:
         if name not in SCORES:
             raise UnknownName(

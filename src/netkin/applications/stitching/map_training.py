@@ -38,7 +38,7 @@ from netkin.measures.kernels import batch_cka
 from netkin.progress import Report, reporting
 from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.hooks import main_tensor
-from netkin.results.records import checked
+from netkin.results.packing import as_record
 from netkin.settings import frozen
 from netkin.training.saving import pack_state, unpack_state
 
@@ -346,7 +346,7 @@ def find_standing(place: JobPart, first: Weights) -> Standing | None:
 
 
 def _unpack(part: Part) -> Standing:
-    standing = checked(Standing, unpack_state(part.values["state"], part.arrays))
+    standing = as_record(Standing, unpack_state(part.values["state"], part.arrays))
     if standing.best_step not in {record["step"]: record["objective"] for record in standing.history}:
         raise ValueError(f"it has no record of step {standing.best_step}")
     return standing

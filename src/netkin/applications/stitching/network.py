@@ -28,7 +28,8 @@ from netkin.representations.cutting import Tail, run_until, tail
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import FLOATING, Forward, device_of, dtype_of
 from netkin.representations.layers import modules, split_call, unwrapped
-from netkin.results.records import checked, now
+from netkin.results.packing import as_record
+from netkin.results.records import now
 from netkin.settings import evaluating
 from netkin.sources.names import by_name
 
@@ -313,7 +314,7 @@ def load_stitch(
     header, arrays = files.read(path, kind=KIND)
     with files.damage_reported(path):
         rest = {key: one for key, one in header.items() if key not in ("kind", "format", "ends", "resize", "rank")}
-        record = checked(StitchRecord, rest | {"transformation": read_transformation(header, arrays)})
+        record = as_record(StitchRecord, rest | {"transformation": read_transformation(header, arrays)})
     if a is None or b is None:
         return record
     layers, evaluation, read, others = record.layers, record.evaluation, record.transformation, list[str]()

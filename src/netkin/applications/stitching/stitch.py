@@ -183,7 +183,7 @@ def stitch_all(
     """Return scores of stitches of layers of `a` into layers of `b`, together with the similarity of these layers.
 
     Tables such as ``relative_accuracy(how=least_squares)`` and those of `measures` are in one comparison, and its
-    warnings name the layers where the two disagree. Pairs that can't be joined are holes with their reason.
+    warnings name the layers where the two disagree. Pairs that can't be joined are missing with their reason.
 
     Args:
         a: the first model.

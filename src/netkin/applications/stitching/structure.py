@@ -24,6 +24,7 @@ from netkin.progress import ProgressOption, showing
 from netkin.representations import inference_mode_of
 from netkin.representations.inputs import feed, watched
 from netkin.results import Values
+from netkin.results.caveats import Caveat
 from netkin.sources.names import by_name
 
 HIGH, LOW = 0.8, 0.5  # similarities
@@ -43,7 +44,7 @@ def rank(stitch: Stitch | LinearMap | Any, *, tolerance: float = 1e-5) -> int:
 def sparsity(stitch: Stitch | LinearMap | Any, *, threshold: float = 1e-4) -> float:
     """Return the share of entries below `threshold` in size, those that the paper sets to zero, as `rank` takes it."""
     if not threshold > 0:
-        raise InvalidValue(f"`threshold` must be above 0; got {threshold}.")
+        raise InvalidValue(f"`threshold` must be above 0; got {threshold}.", argument="threshold")
     return float((_matrix(stitch).abs() < threshold).double().mean())
 
 
@@ -70,7 +71,8 @@ def interpolate(first: Stitch, second: Stitch, weight: float) -> Stitch:
     _refuse_unlike(first, second)
     if isinstance(weight, bool) or not isinstance(weight, (int, float, np.number)) or not np.isfinite(weight):
         raise InvalidValue(
-            f"`weight` must be a finite number, 0 for the first stitch and 1 for the second; got {weight!r}."
+            f"`weight` must be a finite number, 0 for the first stitch and 1 for the second; got {weight!r}.",
+            argument="weight",
         )
     method = f"interpolate({first.method}, {second.method}, {weight:g})"
     between = _between(first, second, float(weight))
@@ -145,7 +147,9 @@ def barrier(
     """
     _refuse_unlike(first, second)
     if points < 3:
-        raise InvalidValue(f"`points` must be at least 3, the ends and something between; got {points}.")
+        raise InvalidValue(
+            f"`points` must be at least 3, the ends and something between; got {points}.", argument="points"
+        )
     weights = [float(weight) for weight in np.linspace(0, 1, points)]
     network, said = first.network, [Answers() for _ in weights]
     between = [_between(first, second, weight).transformation for weight in weights]
@@ -186,7 +190,9 @@ def _matrix(stitch: Stitch | LinearMap | Any) -> Tensor:
     linear = stitch.map if isinstance(stitch, Stitch) else stitch
     matrix = as_tensor(linear.weight if isinstance(linear, LinearMap) else linear, "stitch")
     if matrix.ndim != 2:
-        raise ShapeError(f"`stitch` must be a stitch, its map or a matrix; got shape {tuple(matrix.shape)}.")
+        raise ShapeError(
+            f"`stitch` must be a stitch, its map or a matrix; got shape {tuple(matrix.shape)}.", argument="stitch"
+        )
     return matrix
 
 
@@ -215,30 +221,32 @@ def _refuse_unlike(first: Stitch, second: Stitch) -> None:
         )
 
 
-def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) -> Iterator[str]:
-    """Yield a sentence where layers are similar and their stitch is poor, and one where it is the reverse."""
+def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) -> Iterator[Caveat]:
+    """Yield a caveat where layers are similar and their stitch is poor, and one where it is the reverse."""
     # cka, or else the first that ends at 1; without labels, how often predictions agree
     fit = [table for table in similarities if table.higher_is_closer and table.bounds[1] == 1]
-    measure = next((table for table in fit if table.name == "cka"), fit[0] if fit else None)
-    some = {table.name for table in stitches.values() if np.isfinite(table.values).any()}
+    measure = next((table for table in fit if table.quantity.name == "cka"), fit[0] if fit else None)
+    some = {table.quantity.name for table in stitches.values() if np.isfinite(table.values).any()}
     main = next((name for name in ("relative_accuracy", "agreement") if name in some), "")
-    judged = [table for table in stitches.values() if table.name == main]
+    judged = [table for table in stitches.values() if table.quantity.name == main]
     if measure is None or not judged:
         return
-    score = judged[0].name.replace("_", " ")
-    fitted = [table for table in judged if str(table.parameters["how"]).partition("(")[0] not in BASELINES]
+    score = judged[0].quantity.name.replace("_", " ")
+    fitted = [table for table in judged if str(table.quantity.parameters["how"]).partition("(")[0] not in BASELINES]
     apart = list(_pairs_that_pass(measure, fitted, HIGH, USELESS, lambda like, worth: like >= HIGH and worth < USELESS))
     alike = list(_pairs_that_pass(measure, judged, LOW, GOOD, lambda like, worth: like < LOW and worth >= GOOD))
     if apart:
-        yield (
+        sentence = (
             f"a high similarity goes with a useless stitch ({measure.id} of {HIGH} or more, {score} below {USELESS}): "
             f"{_list_some(apart)}."
         )
+        yield Caveat("similar-but-useless", sentence, len(apart))
     if alike:
-        yield (
+        sentence = (
             f"a low similarity goes with a good stitch ({measure.id} below {LOW}, {score} of {GOOD} or more): "
             f"{_list_some(alike)}."
         )
+        yield Caveat("dissimilar-but-good", sentence, len(alike))
 
 
 def _pairs_that_pass(
@@ -248,7 +256,11 @@ def _pairs_that_pass(
     for i, x in enumerate(measure.layers_a):
         for j, y in enumerate(measure.layers_b):
             like = float(measure.values[i, j])
-            found = [(t.parameters["how"], float(t.values[i, j])) for t in judged if test(like, float(t.values[i, j]))]
+            found = [
+                (t.quantity.parameters["how"], float(t.values[i, j]))
+                for t in judged
+                if test(like, float(t.values[i, j]))
+            ]
             if found:
                 told = ", ".join(f"{beside(worth, value)} by {how}" for how, worth in found)
                 yield f"{x if x == y else f'{x} → {y}'} ({measure.id} {beside(like, similarity)}; {told})"

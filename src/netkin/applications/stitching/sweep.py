@@ -28,7 +28,6 @@ from netkin.applications.stitching.fitting import (
     Asked,
     Fit,
     by_name,
-    collect_warnings,
     fit_by_pass,
     fit_saved,
     lend_both,
@@ -48,9 +47,9 @@ from netkin.memory import portions_in_memory
 from netkin.progress import Interruption, reported
 from netkin.representations.inputs import device_of, watched
 from netkin.results import Comparison, Comparisons, Values
+from netkin.results.caveats import Caveat, grouped
 from netkin.results.labels import NOT_ASKED
-from netkin.results.packing import packed, unpacked
-from netkin.results.records import checked
+from netkin.results.packing import as_record, packed, unpacked
 from netkin.settings import random_states_kept
 
 Work = tuple[Pair, Way]
@@ -69,7 +68,7 @@ class _Outcome:
 
     evaluation: Evaluation | None = None
     reason: str = ""
-    few: tuple[str, ...] = ()  # that it is from too few rows, in words
+    few: Caveat | None = None  # that it is from too few rows
     cut: str = ""  # how the second model was cut
     fitted: int = 0
     fitting_digest: str = ""
@@ -90,7 +89,7 @@ class _Outcome:
         found: dict[str, Any] = dict(part.values["evaluation"] or {})
         for key, number in found.items():
             found[key] = float(number) if isinstance(number, str) and key != "digest" else number
-        return checked(cls, {**part.values, "evaluation": found or None})
+        return as_record(cls, {**part.values, "evaluation": found or None})
 
 
 class Sweep:
@@ -111,7 +110,7 @@ class Sweep:
         self.made: list[Stitch] = []
 
     def run(self, interruption: Interruption) -> Comparison:
-        """Return the comparison; an interruption that was requested leaves the rest as holes."""
+        """Return the comparison; an interruption that was requested leaves the rest without values."""
         for key in self.work:
             self.outcomes[key] = self.job.recall(self.part(key), _Outcome.unpacked)
         with lend_both(self.a, self.b, self.asked.device):
@@ -139,7 +138,7 @@ class Sweep:
         """Return one of the scores of an earlier sweep that is not requested now; empty without any."""
         wanted, tables = set(self.joints.wanted), self.tables
         for name, table in earlier.tables.items():
-            for i, j in np.argwhere(np.isfinite(table.values)) if "how" in table.parameters else ():
+            for i, j in np.argwhere(np.isfinite(table.values)) if "how" in table.quantity.parameters else ():
                 pair = table.layers_a[i], table.layers_b[j]
                 if name not in tables or pair not in wanted:
                     return f"{name} of {pair[0]!r} into {pair[1]!r}"
@@ -168,14 +167,13 @@ class Sweep:
 
     def _start(self, fit: Fit, pair: Pair, way: Way) -> tuple[Stitch, _Outcome] | None:
         """Return the stitch of a pair by a method, before any training; None where there is no map."""
-        few = list[str]()
         try:
-            with collect_warnings(few):
-                one = fit.stitch(pair, way, self.asked.seed, self.origin)
+            one = fit.stitch(pair, way, self.asked.seed, self.origin)
         except (NoValue, InvalidValue) as reason:  # a layer that does not vary; a rank above the width
             self._keep((pair, way), _Outcome(reason=str(reason)))
             return None
-        return one, _Outcome(None, "", tuple(few), one.network.tail.how, fit.examples, fit.digest)
+        few = fit.few_rows(pair, way.start)
+        return one, _Outcome(None, "", few, one.network.tail.how, fit.examples, fit.digest)
 
     def _evaluate(self, made: Sequence[tuple[Work, Stitch, _Outcome]]) -> None:
         """Evaluate stitches together, as many as memory allows in one pass over the test data."""
@@ -230,7 +228,7 @@ class Sweep:
 
     def _similarity(self) -> Comparison:
         """Return the comparison of the same pairs of layers on the test data."""
-        known = self.job.recall(self.similarity_part, lambda part: unpacked(part.values, part.arrays))
+        known = self.job.recall(self.similarity_part, lambda part: unpacked(Comparison, part.values, part.arrays))
         if known is not None:
             return known
         data, examples = self.asked.judging
@@ -244,21 +242,22 @@ class Sweep:
         tables = dict[str, Values]()
         for name, one in similar.tables.items():  # with the rows and columns of the sweep
             known = dict(zip(product(one.layers_a, one.layers_b), one.values.flat, strict=True))
-            tables[name] = replace(one, **_cells(layers, known | dict(one.holes)))
+            tables[name] = replace(one, **_cells(layers, known | dict(one.missing)))
         outcomes = [one for one in self.outcomes.values() if one is not None]
-        doubts = dict.fromkeys(one.evaluation.doubt for one in outcomes if one.evaluation and one.evaluation.doubt)
+        doubts = [one.evaluation.doubt for one in outcomes if one.evaluation]
         done = len(outcomes) == len(self.work)
-        said = [*similar.warnings, *filter(None, doubts), *contrasts(list(tables.values()), stitches)]
-        few = [word for one in outcomes for word in one.few]
-        said += [few[0] + (f" This holds for {len(few):,} stitches." if len(few) > 1 else "")] if few else []
+        said = [Caveat("no-better-than-chance", doubt) for doubt in dict.fromkeys(filter(None, doubts))]
+        said = [*similar.caveats, *said, *contrasts(list(tables.values()), stitches)]
+        said += grouped((one.few for one in outcomes if one.few is not None), "stitches")
         if self.statistics is not None:
-            said += filter(None, [self.statistics.missing])
+            said += [Caveat("missing-parts", self.statistics.missing)] if self.statistics.missing else []
             same = similar.provenance.get("data digest") == self.statistics.digest.hex
         else:
             judged = ((one.evaluation.digest, one.fitting_digest) for one in outcomes if one.evaluation)
             same = self.asked.test is None or any(digest == fitted for digest, fitted in judged)
-        said += [FLATTERED] if same else list(filter(None, [self.asked.overlap]))
-        said += [UNFINISHED] * (not done)
+        overlap = FLATTERED if same else self.asked.overlap
+        said += [Caveat("fitted-on-test", overlap)] if overlap else []
+        said += [Caveat("interrupted", UNFINISHED)] * (not done)
         return Comparison(
             a=self.names[0],
             b=self.names[1],
@@ -273,7 +272,7 @@ class Sweep:
             examples=similar.examples,
             seed=self.asked.seed,
             version=similar.version,
-            warnings=tuple(said),
+            caveats=tuple(said),
             provenance=self._provenance(outcomes),
             complete=done,
         )
@@ -312,31 +311,26 @@ def score_tables(
             reason = score.why_not(one) if isinstance(one, Evaluation) else one
             values[pair] = value if value is not None and isfinite(value) else reason
         tables[f"{name}(how={how})"] = Values(
-            id=f"{name}(how={how})",
-            name=name,
-            parameters={"how": how},
-            higher_is_closer=score.higher_is_closer,
-            bounds=score.bounds,
-            symmetric=False,
-            conventions=f"{score.convention}; stitched by {how}",
+            quantity=replace(
+                score.quantity,
+                id=f"{name}(how={how})",
+                parameters={"how": how},
+                convention=f"{score.quantity.convention}; stitched by {how}",
+            ),
             statistic="Moments" if name.startswith("stitched") or name == "r2" else "Outputs",
             exactness=f"on {examples:,} test examples",
-            kind="worth",
-            unit=score.unit,
-            means=score.means,
-            cannot_see=score.cannot_see,
             **_cells(layers, values),
         )
     return tables
 
 
 def _cells(layers: Layers, found: Mapping[Pair, float | str]) -> dict[str, Any]:
-    """Return rows, columns, values and holes of a table, from the value of each pair or the reason why it has none."""
+    """Return rows, columns and values of a table, and why some are missing, from the value or reason of each pair."""
     cells = {pair: found.get(pair, NOT_ASKED) for pair in product(*layers)}
     values = np.array([nan if isinstance(one, str) else one for one in cells.values()], dtype=float)
-    holes = {pair: one for pair, one in cells.items() if isinstance(one, str)}
+    missing = {pair: one for pair, one in cells.items() if isinstance(one, str)}
     ours, theirs = map(tuple, layers)
-    return {"layers_a": ours, "layers_b": theirs, "values": values.reshape(len(ours), len(theirs)), "holes": holes}
+    return {"layers_a": ours, "layers_b": theirs, "values": values.reshape(len(ours), len(theirs)), "missing": missing}
 
 
 class SweepFile:

@@ -108,10 +108,13 @@ class TaskLoss:
             _refuse_unfit(field.name, getattr(self, field.name), field.default)
         if not callable(self.labels) and self.labels not in LOSSES:
             raise UnknownName(
-                f"`labels` is 'soft', 'true' or a function (answers, own_answers, labels); got {self.labels!r}."
+                f"`labels` is 'soft', 'true' or a function (answers, own_answers, labels); got {self.labels!r}.",
+                argument="labels",
             )
         if not isinstance(self.init, str):
-            raise InvalidValue(f"`init` must name a direct method, such as 'least_squares'; got {self.init!r}.")
+            raise InvalidValue(
+                f"`init` must name a direct method, such as 'least_squares'; got {self.init!r}.", argument="init"
+            )
         find(self.start)
         if self.l1 and self.rank is not None:
             raise InvalidValue(
@@ -194,7 +197,7 @@ def _refuse_unfit(name: str, value: Any, default: Any) -> None:
     if name in _NOT_BELOW_ZERO and not (number and 0 <= value <= _LARGEST):
         raise InvalidValue(f"`{name}` must be a number from 0 to {_LARGEST:g}; got {value!r}.")
     if name == "rate" and not (number and 0 < value <= _LARGEST):
-        raise InvalidValue(f"`rate` must be above 0 and at most {_LARGEST:g}; got {value!r}.")
+        raise InvalidValue(f"`rate` must be above 0 and at most {_LARGEST:g}; got {value!r}.", argument="rate")
     if name == "cka_penalty" and not (number and abs(value) <= _LARGEST):
         raise InvalidValue(f"`cka_penalty` must be a number of at most {_LARGEST:g}, up or down; got {value!r}.")
     if name == "cka_of" and value not in ROWS:
@@ -202,7 +205,7 @@ def _refuse_unfit(name: str, value: Any, default: Any) -> None:
     if name == "autocast" and not isinstance(value, bool):
         raise InvalidValue(f"`autocast` must be True or False; got {value!r}.")
     if name == "seed" and not (number and isinstance(value, int) and value >= 0):
-        raise InvalidValue(f"`seed` must be a whole number from 0 up; got {value!r}.")
+        raise InvalidValue(f"`seed` must be a whole number from 0 up; got {value!r}.", argument="seed")
 
 
 def soft(answers: Tensor, own: Tensor, labels: Any = None) -> Tensor:
@@ -325,7 +328,7 @@ def as_list(hows: How | Sequence[How]) -> list[How]:
     """Return methods as a list; none at all is refused."""
     found = [hows] if isinstance(hows, (str, TaskLoss)) else list(hows)
     if not found:
-        raise InvalidValue("`hows` is empty; name at least one method, e.g. 'least_squares'.")
+        raise InvalidValue("`hows` is empty; name at least one method, e.g. 'least_squares'.", argument="hows")
     return found
 
 
@@ -333,7 +336,7 @@ def find_ways(hows: How | Sequence[How], seed: int) -> tuple[Way, ...]:
     """Return the methods of a sweep, each once; one that does not exist is refused."""
     ways = {way.id: way for way in (find_way(how, seed) for how in as_list(hows))}
     if any(way.training is not None and way.training.resume is not None for way in ways.values()):
-        raise InvalidValue("`resume` is for a single stitch; a sweep continues by `save`.")
+        raise InvalidValue("`resume` is for a single stitch; a sweep continues by `save`.", argument="resume")
     return tuple(ways.values())
 
 

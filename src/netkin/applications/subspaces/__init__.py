@@ -133,7 +133,7 @@ def share_coefficients(
 def _given(models: Any, source: str, atoms: Any) -> dict[str, nn.Module]:
     """Return the networks by name; refuse too few of them, and options that mean nothing."""
     if isinstance(models, nn.Module):
-        raise InvalidValue("`models` are several networks, by name or in a row; got one.")
+        raise InvalidValue("`models` are several networks, by name or in a row; got one.", argument="models")
     given = dict(models) if isinstance(models, Mapping) else {str(place): one for place, one in enumerate(models)}
     if len(given) < 2:
         raise InvalidValue(f"coefficients are shared by two networks or more; got {len(given)}.")
@@ -141,7 +141,7 @@ def _given(models: Any, source: str, atoms: Any) -> dict[str, nn.Module]:
         raise NameClash("a network can't be named 'joint', which is a `source` of coefficients; name it otherwise.")
     if source not in (JOINT, *given):
         hint = did_you_mean(str(source), given) or "."
-        raise UnknownName(f"`source` is 'joint' or the name of a network{hint} Got {source!r}.")
+        raise UnknownName(f"`source` is 'joint' or the name of a network{hint} Got {source!r}.", argument="source")
     if atoms is not None:
         refuse_atoms(atoms)
     return given
@@ -234,7 +234,7 @@ def _block_of(layer: str, own: Mapping[str, FilterLayer], block: int | None) -> 
     if block is None:
         return shape[1], shape[0]
     if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-        raise InvalidValue(f"`block` is a number of channels, 1 or more; got {block!r}.")
+        raise InvalidValue(f"`block` is a number of channels, 1 or more; got {block!r}.", argument="block")
     sizes = list(shapes.values())
     return math.gcd(block, *(size[1] for size in sizes)), math.gcd(block, *(size[0] for size in sizes))
 
@@ -284,7 +284,7 @@ class Decorrelation(Hook):
 
     def __init__(self, model: nn.Module, beta: float, layers: Spec = None):
         if not beta >= 0:
-            raise InvalidValue(f"`beta` is a number of 0 or more; got {beta!r}.")
+            raise InvalidValue(f"`beta` is a number of 0 or more; got {beta!r}.", argument="beta")
         known = modules(model)
         convs = [name for name, one in known.items() if isinstance(one, (nn.Conv2d, AtomConv2d))]
         self.names = convs if layers is None else choose(model, layers)

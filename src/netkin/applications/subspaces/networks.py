@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,10 @@ from netkin.measures.registry import find
 from netkin.progress import ProgressOption, command, reported, showing
 from netkin.representations.filters import atom_layers
 from netkin.results import Comparison, Values
+from netkin.results.caveats import Caveat
 from netkin.sources.names import by_name
 from netkin.sources.weights import random_weights
-from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, require_gauge
+from netkin.statistics.layer_filters import gauge_caveat, orthonormal_gauge, require_gauge
 
 MEASURES = ("atom_cosine", "atom_angular")
 AtomParts = tuple[Tensor, Tensor | None]  # atoms, and coefficients where they are known
@@ -35,7 +36,7 @@ class AtomVectors:
     layers: tuple[str, ...]
     sizes: tuple[int, ...]  # numbers in each layer's atoms
     rows: Tensor
-    caution: str = ""  # where the cosines depend on how filters were split
+    caveat: Caveat | None = None  # where the cosines depend on how filters were split
     drawn: Mapping[str, str] = field(default_factory=dict)  # what provenance says of random weights
 
     def of(self, layer: str) -> Tensor:
@@ -109,7 +110,7 @@ def atom_similarity(
         a="networks", b="networks", layers_a=vectors.names, layers_b=vectors.names, tables=tables,
         shapes_a={}, shapes_b={}, widths_a=dict.fromkeys(vectors.names, vectors.rows.shape[1]),
         widths_b=dict.fromkeys(vectors.names, vectors.rows.shape[1]), data="", examples=0, seed=0, version=__version__,
-        warnings=(vectors.caution,) * bool(vectors.caution),
+        caveats=() if vectors.caveat is None else (vectors.caveat,),
         provenance={"call": command(), "layers": ", ".join(vectors.layers), "gauge": gauge} | dict(vectors.drawn),
     )  # fmt: skip
 
@@ -124,7 +125,9 @@ def nearest_networks(
     """
     vectors = atom_vectors(models, gauge=gauge, progress=progress)
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < len(vectors.names):
-        raise InvalidValue(f"`k` is a number of other networks, 1 to {len(vectors.names) - 1}; got {k!r}.")
+        raise InvalidValue(
+            f"`k` is a number of other networks, 1 to {len(vectors.names) - 1}; got {k!r}.", argument="k"
+        )
     places, values = nearest(vectors.rows, len(vectors.layers), k)
     return NearestNetworks(vectors.names, vectors.layers, places.numpy(), values.numpy())
 
@@ -135,7 +138,7 @@ def atom_vectors(
     """Return the atoms of networks, which must share their coefficients; each network is read once, one at a time."""
     require_gauge(gauge)
     if isinstance(models, nn.Module):
-        raise InvalidValue("`models` are several networks, by name or in a row; got one.")
+        raise InvalidValue("`models` are several networks, by name or in a row; got one.", argument="models")
     given = models.items() if isinstance(models, Mapping) else ((str(k), one) for k, one in enumerate(models))
     names, rows, first = list[str](), list[Tensor](), dict[str, AtomParts]()
     total, drawn = len(models) if isinstance(models, Sized) else None, list[str]()
@@ -151,16 +154,16 @@ def atom_vectors(
         raise InvalidValue(f"a similarity needs two networks or more; got {len(names)}.")
     sizes = tuple(atoms.numel() for atoms, _ in first.values())
     return AtomVectors(
-        tuple(names), tuple(first), sizes, torch.stack(rows), _caution(first) if gauge == "stored" else "",
+        tuple(names), tuple(first), sizes, torch.stack(rows), _caveat(first) if gauge == "stored" else None,
         {"random weights": " ".join(drawn)} if drawn else {},
     )  # fmt: skip
 
 
-def _caution(first: Mapping[str, AtomParts]) -> str:
+def _caveat(first: Mapping[str, AtomParts]) -> Caveat | None:
     known = {
         f"layer {layer!r}": alpha.cpu().double().flatten(1) for layer, (_, alpha) in first.items() if alpha is not None
     }
-    return gauge_caution({layer: A @ A.T for layer, A in known.items()})
+    return gauge_caveat({layer: A @ A.T for layer, A in known.items()})
 
 
 def _parts(name: str, model: Any) -> dict[str, AtomParts]:
@@ -174,7 +177,8 @@ def _parts(name: str, model: Any) -> dict[str, AtomParts]:
         raise InvalidValue(f"{name!r} must be a torch module or a state dict; got {type(model).__name__}.")
     if not found:
         raise InvalidValue(
-            f"{name!r} has no layers made of atoms; `nk.share_coefficients` gives networks of one architecture some."
+            f"{name!r} has no layers made of atoms; `nk.share_coefficients` gives networks of one architecture some.",
+            argument="atoms",
         )
     return found
 
@@ -239,13 +243,12 @@ def _values(units: Tensor, measure: str) -> np.ndarray:
 
 
 def _table(name: str, values: np.ndarray, vectors: AtomVectors, measure: str, gauge: str) -> Values:
-    facts = find(measure).facts
+    declared = find(measure).quantity
+    convention = declared.convention + ("" if " of " in name else f"; mean over {len(vectors.layers)} layers")
     return Values(
-        id=name, name=measure, parameters={"gauge": gauge}, layers_a=vectors.names, layers_b=vectors.names,
-        values=values, higher_is_closer=facts.higher_is_closer, bounds=facts.bounds, symmetric=True,
-        conventions=facts.convention + ("" if " of " in name else f"; mean over {len(vectors.layers)} layers"),
-        statistic="Filters", axes=("network", "network"), unit=facts.unit, means=facts.means,
-        cannot_see=facts.cannot_see,
+        quantity=replace(declared, id=name, parameters={"gauge": gauge}, symmetric=True, convention=convention),
+        layers_a=vectors.names, layers_b=vectors.names, values=values, statistic="Filters",
+        axes=("network", "network"),
     )  # fmt: skip
 
 

@@ -51,6 +51,7 @@ from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.inputs import Forward, Transform, reshuffles
 from netkin.representations.layers import refuse_lazy
 from netkin.results import Ranking, Values
+from netkin.results.caveats import Caveat
 from netkin.results.records import distinct
 from netkin.settings import loaders_kept
 from netkin.sources import load_data
@@ -97,7 +98,7 @@ class _Found:
     parameters: int = 0
     origin: str = ""
     values: dict[str, float] = field(default_factory=dict)
-    holes: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
     replicates: dict[str, Array] = field(default_factory=dict)
     without_error: str = ""
     fault: NetkinError | None = None
@@ -105,7 +106,7 @@ class _Found:
     labels: Array = field(default_factory=lambda: np.arange(0))  # none of one that was not read
     digest: str = ""
     width: int = 0
-    remarks: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
 
 
 def recommend(
@@ -131,7 +132,7 @@ def recommend(
     those of the examples alone: more examples would hardly change an order that is clear by them. Whether models rank
     so after fine-tuning is another matter: `ranking.reliability` says how well each score agreed with it in netkin's
     trials (see the guide "Which model to start from"), and `ranking.agreement` whether the scores agree here. A model
-    that can't be run, and a score that does not serve a model, leave holes with the reason.
+    that can't be run, and a score that does not serve a model, have no value, with the reason.
 
     Args:
         models: models by name, or names of models as `nk.load_model` takes them; those are loaded one at a time.
@@ -176,7 +177,8 @@ def _named(models: Any) -> dict[str, Any]:
     else:
         if isinstance(models, (str, nn.Module)):
             raise InvalidValue(
-                f"`models` are several; got one {type(models).__name__}. Give a mapping or a list of names."
+                f"`models` are several; got one {type(models).__name__}. Give a mapping or a list of names.",
+                argument="models",
             )
         listed = list(models)
         strange = next((one for one in listed if not isinstance(one, str)), None)
@@ -187,7 +189,7 @@ def _named(models: Any) -> dict[str, Any]:
             )
         named = dict(zip(distinct(listed, "models"), listed, strict=True))
     if not named:
-        raise InvalidValue("`models` holds no model; give at least one.")
+        raise InvalidValue("`models` holds no model; give at least one.", argument="models")
     return named
 
 
@@ -213,14 +215,16 @@ def _found(name: str, models: Mapping[str, nn.Module | str], asked: _RecommendOp
     refuse_lazy(model)
     found = _Found(name, sum(weight.numel() for weight in model.parameters()), weights_digest(model))
     data = _data(given, asked)
-    found.data, found.remarks = data_name(data), (*getattr(data, "remarks", ()), *filter(None, [remark_on(model)]))
+    found.data, random = data_name(data), remark_on(model)
+    found.caveats = tuple(Caveat("data", remark) for remark in getattr(data, "remarks", ()))
+    found.caveats += (Caveat("random-weights", random),) if random else ()
     try:
         with on_device(model, asked.device), loaders_kept(data):
-            evidence, found.holes = _evidence(model, data, asked, asked.of(name))
+            evidence, found.missing = _evidence(model, data, asked, asked.of(name))
     except (SourceError, UnknownName):
         raise
     except NetkinError as fault:
-        found.fault, found.holes = fault, {score.name: str(fault).rstrip(".") for score in asked.scores}
+        found.fault, found.missing = fault, {score.name: str(fault).rstrip(".") for score in asked.scores}
         return found
     found.labels, found.digest, found.width = evidence.labels, evidence.digest, evidence.features.shape[1]
     _take_scores(found, evidence, asked)
@@ -261,7 +265,7 @@ def _take_scores(found: _Found, evidence: Evidence, asked: _RecommendOptions) ->
         try:
             found.values[score.name] = score.value(evidence)
         except NoValue as reason:
-            found.holes.setdefault(score.name, str(reason).rstrip("."))
+            found.missing.setdefault(score.name, str(reason).rstrip("."))
             continue
         found.replicates[score.name] = np.array([_number_or_nan(score, part) for part in parts])
 
@@ -316,7 +320,7 @@ def _ranking(found: Sequence[_Found], asked: _RecommendOptions) -> Ranking:
         examples=len(first.labels),
         classes=len(counts),
         version=__version__,
-        warnings=tuple(dict.fromkeys(_warnings(found, asked, counts))),
+        caveats=tuple(dict.fromkeys(_caveats(found, asked, counts))),
         provenance=_provenance(found, asked),
     )
 
@@ -329,39 +333,34 @@ def _table(score: TransferScore, found: Sequence[_Found], data: str, sizes: Arra
     replicates = np.array([own if len(own) else none for own in filled]).T[:, None] if whole else None
     reasons = {(data, one.name): one.without_error for one in found if one.without_error and name in one.values}
     return Values(
-        id=name,
-        name=name,
-        parameters={},
+        quantity=score.quantity,
         layers_a=(data,),
         layers_b=models,
         values=np.array([[one.values.get(name, np.nan) for one in found]]),
-        holes={(data, one.name): one.holes[name] for one in found if name not in one.values},
-        higher_is_closer=score.higher_is_better,
-        bounds=score.bounds,
-        symmetric=False,
-        conventions=f"{score.summary}; {score.reference}",
+        missing={(data, one.name): one.missing[name] for one in found if name not in one.values},
         statistic="Evidence",
         replicates=replicates,
         chunk_sizes=tuple(sizes.tolist()) if whole else (),
         error_reasons=reasons,
-        kind="worth",
         axes=("data", "model"),
     )
 
 
-def _warnings(found: Sequence[_Found], asked: _RecommendOptions, counts: Array) -> list[str]:
-    said = [remark for one in found for remark in one.remarks]
+def _caveats(found: Sequence[_Found], asked: _RecommendOptions, counts: Array) -> list[Caveat]:
+    said = [caveat for one in found for caveat in one.caveats]
     if counts.min() < FEW:
         rare = int((counts < FEW).sum())
-        said.append(
+        sentence = (
             f"{rare} of {len(counts)} classes have fewer than {FEW} examples, the rarest {counts.min()}; take more."
         )
+        said.append(Caveat("rare-classes", sentence))
     wide = [one.name for one in found if one.width >= counts.sum()]
     if wide and any(score.name == "h_score" for score in asked.scores):
-        said.append(
+        sentence = (
             f"h_score is the same for all features as wide as there are examples, {counts.sum():,}: those of "
             f"{', '.join(wide)}; take h_score_regularised, or more examples."
         )
+        said.append(Caveat("wide-features", sentence))
     return said
 
 

@@ -250,7 +250,9 @@ def _class_logits(outputs: list[Any], count: int) -> Tensor | None:
 def _gradients(given: Any, shape: tuple[int, ...]) -> Array:
     found = as_matrix(given, "gradients").detach().cpu().double().numpy()
     if found.shape != shape:
-        raise ShapeError(f"`gradients` must be like the features, of shape {shape}; got {found.shape}.")
+        raise ShapeError(
+            f"`gradients` must be like the features, of shape {shape}; got {found.shape}.", argument="gradients"
+        )
     return found
 
 
@@ -259,7 +261,8 @@ def _probabilities(given: Any, count: int) -> Array:
     if len(found) != count or (found < 0).any() or not np.allclose(found.sum(1), 1, atol=1e-3):
         raise ShapeError(
             f"`probabilities` must hold for each of {count:,} examples numbers of 0 or more that sum to 1; got shape "
-            f"{found.shape}."
+            f"{found.shape}.",
+            argument="probabilities",
         )
     return found / found.sum(1, keepdims=True)
 

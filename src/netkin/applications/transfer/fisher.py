@@ -100,7 +100,8 @@ def task2vec(
     if samples is not None and (samples < 1 or outputs != "categorical"):
         raise InvalidValue(
             f"`samples` draws at least 1 class for an example, of categorical outputs; got {samples} for {outputs} "
-            "ones. Leave it out for the exact mean."
+            "ones. Leave it out for the exact mean.",
+            argument="samples",
         )
     fisher, seen, model = None, 0, with_plain_weights(model)
     with torch.inference_mode(False), inference_mode_of(model, exact=exact_model):
@@ -202,7 +203,7 @@ def fisher_rao_norm(
         raise UnknownName(f"no distribution of y named {labels!r}{hint} There are {every}.")
     target = Target("labels" if outputs == "continuous" or labels == "labels" else "tempered", beta, outputs)
     if depth is not None and depth < 0:
-        raise InvalidValue(f"`depth`, the number of hidden layers, must be at least 0; got {depth}.")
+        raise InvalidValue(f"`depth`, the number of hidden layers, must be at least 0; got {depth}.", argument="depth")
     layers = {id(one): one for one in modules(model).values()}.values()
     with_weights = [any(w.ndim > 1 for w in weights_in(own_weights(one)).values()) for one in layers]
     if depth is None and not any(with_weights):

@@ -95,10 +95,11 @@ def kernel_ridge(
     if kernel == "transport":
         raise InvalidValue("kernel='transport' has no value between a bucket and a new example; take another kernel.")
     if ridge is not None and not ridge > 0:
-        raise InvalidValue(f"`ridge` must be above 0; got {ridge:g}.")
+        raise InvalidValue(f"`ridge` must be above 0; got {ridge:g}.", argument="ridge")
     if classes is not None and not 2 <= classes <= buckets:
         raise InvalidValue(
-            f"`classes` must be at least 2 and at most as many as the {buckets:,} buckets; got {classes}."
+            f"`classes` must be at least 2 and at most as many as the {buckets:,} buckets; got {classes}.",
+            argument="classes",
         )
     settings = SketchSettings(buckets, stacks, seed, (*parts, "labels"), beta=beta, outputs=outputs)
     target = Target("tempered", beta, outputs)

@@ -23,6 +23,7 @@ from netkin.applications.transfer.ridge import fitted
 from netkin.errors import NoValue, UnknownName, did_you_mean, outside
 from netkin.progress import ProgressOption
 from netkin.representations.inputs import Forward, Transform
+from netkin.results.quantity import Quantity
 from netkin.sources.names import by_name
 from netkin.statistics.collector import hashes
 from netkin.statistics.kernel_pairs import KERNELS
@@ -51,25 +52,20 @@ STEPS = 100  # of LogME's fixed point at most
 
 @dataclass(frozen=True)
 class TransferScore:
-    """A transfer score by its name: a function of evidence, what it costs, and which way it runs.
+    """A transfer score: what it is, the function of evidence that gives it, and what it costs.
 
     `passes` is its cost in forward passes over the examples, a backward pass counted as two. One that `needs_head`
     has no value for a model without classes of its own.
     """
 
-    name: str
+    quantity: Quantity
     function: Callable[[Evidence], float]
-    reference: str
-    bounds: tuple[float, float] = (-math.inf, math.inf)
     passes: int = 1
-    higher_is_better: bool = True
     needs_head: bool = False
 
     @property
-    def summary(self) -> str:
-        """The first line of the function's docstring."""
-        first = inspect.cleandoc(self.function.__doc__ or "").partition("\n")[0]
-        return first.removeprefix("Return ").replace("``", "").rstrip(".")
+    def name(self) -> str:
+        return self.quantity.id
 
     @property
     def needs_gradients(self) -> bool:
@@ -111,8 +107,13 @@ def score(
     """
 
     def register(function: Scoring) -> Scoring:
-        called, head = name or function.__name__, needs_head or passes > 1
-        SCORES[called] = TransferScore(called, function, reference, bounds, passes, higher_is_better, head)
+        first = inspect.cleandoc(function.__doc__ or "").partition("\n")[0]
+        summary = first.removeprefix("Return ").replace("``", "").rstrip(".")
+        quantity = Quantity(
+            id=name or function.__name__, kind="worth", higher_is_closer=higher_is_better, bounds=bounds,
+            convention=f"{summary}; {reference}", reference=reference,
+        )  # fmt: skip
+        SCORES[quantity.id] = TransferScore(quantity, function, passes, needs_head or passes > 1)
         return function
 
     return register

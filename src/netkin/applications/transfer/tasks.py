@@ -22,6 +22,7 @@ from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Comparisons
+from netkin.results.caveats import Caveat, grouped
 from netkin.results.values import Values
 from netkin.sources.names import by_name
 from netkin.statistics.sketches import LayerSketches
@@ -86,7 +87,8 @@ def compare_tasks(
     """
     if not isinstance(tasks, Mapping) or not tasks:
         raise InvalidValue(
-            f"`tasks` is a mapping from names to (model, data), with one task at least; got {_kind(tasks)}."
+            f"`tasks` is a mapping from names to (model, data), with one task at least; got {_kind(tasks)}.",
+            argument="tasks",
         )
     by_task = {"layers": layers, "transforms": transforms, "forward": forward}
     for what, given in by_task.items():
@@ -121,7 +123,7 @@ def seed_values(table: Values) -> np.ndarray:
 def _replicates(tasks: Mapping[str, Any], measures: Any, seeds: int) -> list[list[Measure]]:
     """Return for each measure that measure with each seed: those of the first sketches where none are requested."""
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
-        raise InvalidValue(f"`seeds` is a number of seeds, at least 1; got {seeds!r}.")
+        raise InvalidValue(f"`seeds` is a number of seeds, at least 1; got {seeds!r}.", argument="seeds")
     made = next((task for task in tasks.values() if isinstance(task, Statistics)), None)
     if measures is None and made is not None:
         groups: dict[str, list[Measure]] = {}
@@ -253,11 +255,11 @@ def _finished(
     """Return the comparison of two tasks with all that must be said of it."""
     (a, b), first = (found[name] for name in pair), made[0][0]
     pooled = [_pooled([next(iter(one.tables.values())) for one in group]) for group in made]
-    share = _shared_examples(pair[0] == pair[1], shares, int(pooled[0].parameters["buckets"] or 1))
-    buckets, caution = _in_common(pair, (a.examples, b.examples), share)
-    tables = [replace(one, parameters=dict(one.parameters) | {"shared_examples": share}) for one in pooled]
-    said = [*a.warnings, a.missing, *b.warnings, b.missing, caution]
-    said += [warning for group in made for one in group for warning in one.warnings]
+    share = _shared_examples(pair[0] == pair[1], shares, int(pooled[0].quantity.parameters["buckets"] or 1))
+    buckets, apart = _in_common(pair, (a.examples, b.examples), share)
+    tables = [_with_parameters(one, shared_examples=share) for one in pooled]
+    said = [*a.caveats, *b.caveats, *([Caveat("other-buckets", apart)] if apart else [])]
+    said += [caveat for group in made for one in group for caveat in one.caveats]
     n, origin = len(made[0]), dict(first.provenance)
     del origin["data digest"]  # of no data at all
     for side, own in (("a", a), ("b", b)):
@@ -270,8 +272,8 @@ def _finished(
         tables={table.id: table for table in tables},
         data=" and ".join(dict.fromkeys([a.data, b.data])),
         examples=a.examples if share == 1 else a.examples + b.examples,
-        seed=int(tables[0].parameters["seed"] or 0),
-        warnings=tuple(dict.fromkeys(filter(None, said))),
+        seed=int(tables[0].quantity.parameters["seed"] or 0),
+        caveats=grouped(said),
         provenance=origin,
     )
 
@@ -307,13 +309,19 @@ def _pooled(tables: Sequence[Values]) -> Values:
         return first
     values = np.array([table.values for table in tables])
     mean = values.mean(axis=0)  # NaN where one is
+    named = f"{first.id.removesuffix(')')}{', ' if '(' in first.id else '('}seeds={n})"
+    quantity = replace(_with_parameters(first, seeds=n).quantity, id=named, error=f"of the mean over {n} seeds")
     return replace(
         first,
-        id=f"{first.id.removesuffix(')')}{', ' if '(' in first.id else '('}seeds={n})",
-        parameters=dict(first.parameters) | {"seeds": n},
+        quantity=quantity,
         values=mean,
-        holes={pair: reason for table in reversed(tables) for pair, reason in table.holes.items()},
+        missing={pair: reason for table in reversed(tables) for pair, reason in table.missing.items()},
         exactness=f"sketched, mean over {n} seeds",
         replicates=(n * mean - values) / (n - 1),
         chunk_sizes=(1,) * n,
     )
+
+
+def _with_parameters(table: Values, **parameters: Any) -> Values:
+    quantity = table.quantity
+    return replace(table, quantity=replace(quantity, parameters={**quantity.parameters, **parameters}))

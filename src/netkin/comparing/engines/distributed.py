@@ -388,7 +388,8 @@ def _join_group() -> None:
     if not dist.is_torchelastic_launched():
         raise InvalidValue(
             "engine='distributed' needs a group of processes: start it with `torchrun --nproc-per-node N`, or in "
-            "Python call `torch.distributed.init_process_group` first."
+            "Python call `torch.distributed.init_process_group` first.",
+            argument="engine",
         )
     dist.init_process_group("gloo")
 

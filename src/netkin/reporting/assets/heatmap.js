@@ -19,12 +19,12 @@ function gridOf(figure) {
 function listOf(comparison, list) {
   const tables = list.of.map((k) => comparison.tables[k]);
   const picked = (from) => comparison.pairs.map(([i, j]) => tables.map((table) => from(table, i, j)));
-  const why = (table, i, j) => table.holes.find(([u, v]) => u === i && v === j)?.[2];
-  const holes = picked(why).flatMap((row, i) => row.flatMap((reason, j) => (reason === undefined ? [] : [[i, j, reason]])));
+  const why = (table, i, j) => table.missing.find(([u, v]) => u === i && v === j)?.[2];
+  const missing = picked(why).flatMap((row, i) => row.flatMap((reason, j) => (reason === undefined ? [] : [[i, j, reason]])));
   const values = picked((table, i, j) => table.values[i][j]);
   const errors = picked((table, i, j) => (table.errors ? table.errors[i][j] : null));
   const facts = picked((table, i, j) => [table, i, j]);
-  return { ...tables[0], ...list, ids: tables.map((table) => table.id), values, errors, holes, facts, best: values.map(() => null) };
+  return { ...tables[0], ...list, ids: tables.map((table) => table.id), values, errors, missing, facts, best: values.map(() => null) };
 }
 
 /* columns without any value are not shown; those that are keep their places in the whole table, for their errors */
@@ -32,10 +32,10 @@ function trimmed(g, shown) {
   if (shown === undefined) return g;
   const columns = shown.split(" ").map(Number);
   const cut = (cells) => cells && cells.map((line) => columns.map((j) => line[j]));
-  const holes = g.holes.flatMap(([i, j, why]) => (columns.includes(j) ? [[i, columns.indexOf(j), why]] : []));
+  const missing = g.missing.flatMap(([i, j, why]) => (columns.includes(j) ? [[i, columns.indexOf(j), why]] : []));
   const [names] = cut([g.columns]);
   return {
-    ...g, holes, columns: names, ids: g.ids && cut([g.ids])[0], values: cut(g.values), errors: cut(g.errors),
+    ...g, missing, columns: names, ids: g.ids && cut([g.ids])[0], values: cut(g.values), errors: cut(g.errors),
     facts: cut(g.facts) ?? g.rows.map((_, i) => columns.map((j) => [g, i, j])), best: g.best.map((j) => (j === null ? null : columns.indexOf(j))),
   };
 }
@@ -44,7 +44,7 @@ const grids = new Map();
 function grid(figure) {
   if (!grids.has(figure)) {
     const made = trimmed(gridOf(figure), figure.dataset.columns);
-    made.reasons = new Map(made.holes.map(([i, j, reason]) => [`${i} ${j}`, reason]));
+    made.reasons = new Map(made.missing.map(([i, j, reason]) => [`${i} ${j}`, reason]));
     grids.set(figure, made);
   }
   return grids.get(figure);

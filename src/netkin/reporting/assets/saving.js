@@ -23,7 +23,7 @@ const harmless = (part) => (typeof part === "string" && /^[=@+\-\t\r]/.test(part
 const csv = (head, rows) => [head, ...rows].map((row) => row.map((part) => quoted(harmless(part))).join(",")).join("\r\n") + "\r\n";
 
 function* cellsOf(table, rows, columns) {
-  const why = new Map(table.holes.map(([i, j, reason]) => [`${i} ${j}`, reason]));
+  const why = new Map(table.missing.map(([i, j, reason]) => [`${i} ${j}`, reason]));
   for (const [i, a] of rows.entries()) {
     for (const [j, b] of columns.entries()) {
       const value = table.values[i][j];

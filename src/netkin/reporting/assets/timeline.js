@@ -12,10 +12,10 @@ let playing = null;
 function frame(k) {
   const table = series.tables[k];
   const now = table.frames[at];
-  const holes = now.holes.map(([i, j, reason]) => [i, j, table.reasons[reason]]);
+  const missing = now.missing.map(([i, j, reason]) => [i, j, table.reasons[reason]]);
   const when = ` at ${stepName(at)}`;
   const title = `${series.run}${when}`;
-  return { ...table, ...now, holes, rows: series.layers_a, columns: series.layers_b, a: title, b: "final", when, colours: [`series ${k}`, () => table.frames.map((one) => one.values)], title: [`${series.run} at ${series.unit} ${series.steps[at]}`, "the end"], comparison: series };
+  return { ...table, ...now, missing, rows: series.layers_a, columns: series.layers_b, a: title, b: "final", when, colours: [`series ${k}`, () => table.frames.map((one) => one.values)], title: [`${series.run} at ${series.unit} ${series.steps[at]}`, "the end"], comparison: series };
 }
 
 /* ---------- drawing a step ---------- */
@@ -172,8 +172,8 @@ addEventListener("beforeprint", () => sections.forEach((section, k) => repaint(s
 
 function seriesCsv() {
   const rows = series.tables.flatMap((table) => table.frames.flatMap((now, k) => {
-    const holes = now.holes.map(([i, j, reason]) => [i, j, table.reasons[reason]]);
-    return [...cellsOf({ ...table, ...now, holes }, series.layers_a, series.layers_b)].map((cell) => [table.id, series.steps[k], ...cell]);
+    const missing = now.missing.map(([i, j, reason]) => [i, j, table.reasons[reason]]);
+    return [...cellsOf({ ...table, ...now, missing }, series.layers_a, series.layers_b)].map((cell) => [table.id, series.steps[k], ...cell]);
   }));
   return csv(["measure", series.unit, "layer", "final_layer", "value", "error", "low", "high", "reason"], rows);
 }

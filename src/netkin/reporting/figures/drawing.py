@@ -119,7 +119,7 @@ def caption_below(figure: Any, words: str) -> None:
 def _hatch(ax: Any, grid: Grid) -> None:
     """Hatch what has no value."""
     rectangle = matplotlib("matplotlib.patches").Rectangle
-    for i, j in grid.holes:
+    for i, j in grid.missing:
         ax.add_patch(rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, hatch="/////", edgecolor="#999999", linewidth=0))
 
 

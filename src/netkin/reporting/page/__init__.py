@@ -145,11 +145,11 @@ def notebook_view(results: Comparison | Comparisons | Series | Ranking) -> str:
     shown = _few(grids)
     rest = [f"not shown here: {', '.join(grid.id for grid in grids[len(shown) :])}"] if len(shown) < len(grids) else []
     pictures = tag("div", *map(_small, shown), style=SIDE_BY_SIDE)
-    warnings = results.warnings if isinstance(results, Comparison) else ()
+    caveats = results.caveats if isinstance(results, Comparison) else ()
     drawn = {id_ for grid in shown for id_ in grid.listed or (grid.id,)}
     tables = [t for t in results.tables.values() if t.id in drawn] if isinstance(results, Comparison) else []
     errors = [f"{table.id}: {line}" for table in tables for line in error_lines([table])]
-    notes = [*(f"warning: {warning}" for warning in warnings), *errors, *rest]
+    notes = [*(f"warning: {caveat}" for caveat in caveats), *errors, *rest]
     return tag("div", tag("p", words), pictures, *(tag("p", tag("small", note)) for note in notes))
 
 
@@ -161,7 +161,7 @@ def ranking_view(ranking: Ranking) -> str:
     """Return a ranking as HTML for a notebook: its summary and its table."""
     rows = [[name(model), *cells] for model, cells in zip(ranking.models, ranking.cells(), strict=True)]
     notes = [*filter(None, [ranking.reliability_in_words]), *ranking.reasons()]
-    notes += [*(f"warning: {warning}" for warning in ranking.warnings)]
+    notes += [*(f"warning: {caveat}" for caveat in ranking.caveats)]
     words = tag("p", f"{_on(ranking)}. {ranking.conclusion}")
     table = plain_table(["model", *ranking.columns()], rows)
     return tag("div", words, table, *(tag("p", tag("small", note)) for note in notes))
@@ -218,7 +218,7 @@ def _texts(grid: Grid) -> list[list[Markup]]:
 def _cell(grid: Grid, i: int, j: int, shade: int, text: Markup) -> Markup:
     pair, room = f"{grid.pair(i, j)}: ", "padding:3px 5px;min-width:10px;text-align:center"
     if shade < 0:
-        return tag("td", "–", title=f"{pair}no value, {grid.holes[i, j]}", style=f"{room};background:#8884")
+        return tag("td", "–", title=f"{pair}no value, {grid.missing[i, j]}", style=f"{room};background:#8884")
     colour = palette()[shade]
     ring = ";outline:2px solid #fff;outline-offset:-3px" if grid.best.get(i) == j else ""
     style = f"{room};background:{colour};color:{ink(colour)}{ring}"
@@ -237,7 +237,7 @@ def series_view(series: Series) -> str:
     if not series.measures:
         return tag("div", tag("p", series_headline(series)))
     measure, *rest = series.measures
-    notes = [f"warning: {warning}" for warning in series.warnings]
+    notes = [f"warning: {caveat}" for caveat in series.caveats]
     notes += [f"not shown here: {', '.join(rest)}"] if rest else []
     about = f"{series.run}: {measure} of the layers (rows) with those of the final {series.unit} (columns)"
     shown = [tag("p", series_headline(series)), tag("p", about, style="font-weight:600"), _strip(series, measure)]

@@ -31,10 +31,11 @@ from netkin.reporting.page.document import (
     toolbar,
     warnings,
 )
-from netkin.reporting.page.heatmap import card, embedded, figure_of, holes, shared_reasons, values_class
+from netkin.reporting.page.heatmap import card, embedded, figure_of, missing_values, shared_reasons, values_class
 from netkin.reporting.page.svg import key, line_chart, map_figures, maps_by_measure, maps_section
 from netkin.reporting.words import closest_and_farthest, headline, number_with_error, short_names
 from netkin.results import Comparison, Spread, Values
+from netkin.results.caveats import Caveat
 from netkin.results.comparisons import SAME_MODEL
 from netkin.results.labels import (
     bare_names,
@@ -185,12 +186,12 @@ def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid]
     for k, grid in enumerate(summaries):
         which = tag("p", grid.note, class_="facts-line") if grid.note else None
         heading = joined(tag("h3", grid.id, class_="code"), which)
-        missing, caption = holes(grid, [SAME_MODEL]), f"{grid.id}, {title.lower()}"
+        missing, caption = missing_values(grid, [SAME_MODEL]), f"{grid.id}, {title.lower()}"
         figures.append(figure_of(grid, caption, f"summary {k}", missing, heading=heading))
     maps = maps_by_measure(comparisons)
     beside = next(iter(maps.values())) if maps and len(figures) == 1 else []
     cards = tag("div", *figures, *beside, class_="cards mapped" if beside else "cards")
-    parts = [tag("h2", title, class_="quiet"), cards, words, warnings([note] if note else [])]
+    parts = [tag("h2", title, class_="quiet"), cards, words, warnings([Caveat("other-buckets", note)] if note else [])]
     return tag("section", *parts, None if beside else maps_section(maps), class_="summary")
 
 
@@ -302,7 +303,7 @@ def _figures(
         axes, key = tag("p", *between, class_="axes"), f"{'list' if grid.listed else 'table'} {place} {k}"
         matches = [] if grid.listed else map(_matches, tables)
         errors = [_errors(table, len(tables) > 1) for table in tables]
-        notes, caption = (holes(grid, said), *errors, *matches), _sides(comparison, grid, names)
+        notes, caption = (missing_values(grid, said), *errors, *matches), _sides(comparison, grid, names)
         yield card(tables[0], grid, key, f"{grid.id}: {caption}", *notes, axes=axes)
 
 
@@ -336,15 +337,18 @@ def _counted(comparison: Comparison) -> list[str]:
     measures = plural(len(tables) - len(worths), "measure")
     if not worths:
         return [measures]
-    methods, scores = (len({read(table) for table in worths}) for read in (column_label, lambda table: table.name))
+    methods, scores = (
+        len({read(table) for table in worths}) for read in (column_label, lambda table: table.quantity.name)
+    )
     found = [plural(methods, "method"), plural(scores, "score")]
     return found + ([measures] if len(worths) < len(tables) else [])
 
 
 def _warnings(comparison: Comparison) -> Markup | None:
-    said = list(comparison.warnings)
-    if not comparison.complete and not any("interrupted" in warning for warning in said):
-        said.append("This comparison was interrupted: the numbers come from a part of the data or of the pairs.")
+    said = list(comparison.caveats)
+    if not comparison.complete and not any(caveat.code == "interrupted" for caveat in said):
+        sentence = "This comparison was interrupted: the numbers come from a part of the data or of the pairs."
+        said.append(Caveat("interrupted", sentence))
     return warnings(said)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from netkin.reporting.grids import depths, ink, palette
 from netkin.reporting.words import direction, range_of
 from netkin.results import Comparison, Values
+from netkin.results.caveats import Caveat
 from netkin.results.labels import NOT_ASKED, error_summary, has_errors
 from netkin.results.text import NO_DATA
 
@@ -35,7 +36,7 @@ _EMPTY = frozenset({"meta", "input", "col", "br", "img"})
 # as JSON escapes, none of these can end a script or start a tag; U+2028 and U+2029 end a line in older JavaScript
 _UNSAFE = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 _IDENTITY = re.compile(r"(final )?weights( .+)?|(.+ )?digest|call")
-MOST = 3  # warnings that differ only in their numbers, listed side by side
+MOST = 3  # caveats of one kind, listed side by side
 PLAIN = ("none", "yes", "exact", "not asked for", "0 of ")  # what conventions say where there is nothing to know
 USUAL = ("none", "None", "all", "yes", "float32, exact", "cpu")  # values of settings that were left alone
 _OF_LAYER = re.compile(r"(.+) ['\"](.+)['\"]")  # a fact about one layer, such as: cut after 'relu1'
@@ -215,20 +216,20 @@ def facts(texts: Iterable[str]) -> Markup:
     return tag("ul", *(tag("li", text) for text in texts), class_="chips")
 
 
-def warnings(said: Sequence[str]) -> Markup | None:
-    """Return the warnings to read before the numbers, or None where there are none."""
-    if not said:
+def warnings(caveats: Sequence[Caveat]) -> Markup | None:
+    """Return the caveats to read before the numbers, or None where there are none."""
+    if not caveats:
         return None
-    title = tag("summary", f"Before you read the numbers ({len(said)})")
-    alike: dict[str, list[str]] = {}  # by their words without numbers
-    for warning in said:
-        alike.setdefault(re.sub(r"\d[\d.,]*", "", warning), []).append(warning)
+    title = tag("summary", f"Before you read the numbers ({len(caveats)})")
+    alike: dict[str, list[str]] = {}
+    for caveat in caveats:
+        alike.setdefault(caveat.code, []).append(str(caveat))
     items = tag("ul", *(item for own in alike.values() for item in _items(own)))
     return tag("details", title, items, class_="warnings", role="note", open=True)
 
 
 def _items(alike: Sequence[str]) -> list[Markup]:
-    """Return items of a list; of many that differ only in their numbers the first, with the others folded."""
+    """Return items of a list; of many of one kind the first, with the others folded."""
     if len(alike) <= MOST:
         return [tag("li", text) for text in alike]
     rest = tag("ul", *(tag("li", text) for text in alike[1:]))
@@ -350,13 +351,13 @@ def plain_table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, kind: str
 
 def _conventions(table: Values) -> dict[str, Any]:
     return {
-        "measure": table.name,
-        "parameters": ", ".join(f"{key} = {value}" for key, value in table.parameters.items()) or "none",
-        "conventions": table.conventions or "not said",
+        "measure": table.quantity.name,
+        "parameters": ", ".join(f"{key} = {value}" for key, value in table.quantity.parameters.items()) or "none",
+        "conventions": table.quantity.convention or "not said",
         "direction": direction(table),
         "range": range_of(table),
-        "unit": table.unit or "none",
-        "symmetric": "yes" if table.symmetric else "no: exchanging the models changes the values",
+        "unit": table.quantity.unit or "none",
+        "symmetric": "yes" if table.quantity.symmetric else "no: exchanging the models changes the values",
         "statistic": table.statistic,
         "exactness": table.exactness,
         "standard errors": _errors(table),
@@ -365,8 +366,8 @@ def _conventions(table: Values) -> dict[str, Any]:
 
 
 def _missing(table: Values) -> str:
-    unasked = sum(reason == NOT_ASKED for reason in table.holes.values())
-    asked = f"{len(table.holes) - unasked:,} of {table.values.size - unasked:,}"
+    unasked = sum(reason == NOT_ASKED for reason in table.missing.values())
+    asked = f"{len(table.missing) - unasked:,} of {table.values.size - unasked:,}"
     return f"{asked}; {unasked:,} more were not asked for" if unasked else asked
 
 

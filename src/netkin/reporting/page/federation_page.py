@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,10 +22,11 @@ from netkin.reporting.page.document import (
     toolbar,
     warnings,
 )
-from netkin.reporting.page.heatmap import card, embedded_tables, figure_of, holes, values_class
+from netkin.reporting.page.heatmap import card, embedded_tables, figure_of, missing_values, values_class
 from netkin.reporting.page.svg import figure_of_curve, map_figures
 from netkin.reporting.words import number
 from netkin.results import Comparison, Federation, Values
+from netkin.results.caveats import Caveat
 from netkin.results.federation import COLUMNS
 from netkin.results.labels import plural
 from netkin.results.packing import document as described
@@ -83,7 +83,7 @@ def _main(found: Federation, drawn: Sequence[Drawn]) -> Iterator[Markup | None]:
     size = plural(sum(found.examples.values()), "example")
     yield facts([found.algorithm, source, plural(len(found.clients), "client"), plural(len(found.rounds), "round"),
                  size, found.created[:10]])  # fmt: skip
-    yield warnings(_remarks(found))
+    yield warnings(_caveats(found))
     yield _by_round(found)
     yield _clients(found, drawn)
     if found.similarity is not None:
@@ -92,37 +92,23 @@ def _main(found: Federation, drawn: Sequence[Drawn]) -> Iterator[Markup | None]:
     yield _origins(found)
 
 
-def _remarks(found: Federation) -> list[str]:
+def _caveats(found: Federation) -> list[Caveat]:
     """Return what to know before the numbers are read: what went wrong with clients, and with their similarity."""
     told = [
-        f"Round {one.round}, client {client}: {one.fault_text(client)}."
+        Caveat("fault", f"Round {one.round}, client {client}: {one.fault_text(client)}.")
         for one in found.rounds
         for client in one.faults
     ]
     more = f"{plural(len(told) - MOST, 'more fault')} of clients; all are listed below."
-    told[MOST:] = [more] if len(told) > MOST else []
-    told += [f"Client {client} could not be fine-tuned: {why}." for client, why in found.untuned.items()]
-    told += [f"Client {client} was not tested: {why}." for client, why in found.unjudged.items()]
-    return [*told, *(found.similarity.warnings if found.similarity is not None else ())]
+    told[MOST:] = [Caveat("more-faults", more)] if len(told) > MOST else []
+    for client, why in found.untuned.items():
+        told.append(Caveat("not-tuned", f"Client {client} could not be fine-tuned: {why}."))
+    for client, why in found.unjudged.items():
+        told.append(Caveat("not-tested", f"Client {client} was not tested: {why}."))
+    return [*told, *(found.similarity.caveats if found.similarity is not None else ())]
 
 
 # --- by round ---------------------------------------------------------------------------------------------------------
-
-
-def accuracy_table(found: Federation) -> Values | None:
-    """Return the accuracy of each client after each round in which clients were tested; None without such."""
-    rounds = found.accuracies
-    if not rounds:
-        return None
-    values = np.array([[own.get(client, math.nan) for own in rounds.values()] for client in found.clients])
-    columns = tuple(f"round {one}" for one in rounds)
-    missing = {(found.clients[i], columns[j]): found.unjudged.get(found.clients[i], "it was not tested then")
-               for i, j in np.argwhere(np.isnan(values)).tolist()}  # fmt: skip
-    return Values(
-        id="accuracy", name="accuracy", parameters={}, layers_a=found.clients, layers_b=columns, values=values,
-        holes=missing, higher_is_closer=True, bounds=(0, 1), symmetric=False, kind="worth",
-        conventions="on the client's own test data", statistic="accuracies", axes=("client", "round"),
-    )  # fmt: skip
 
 
 def accuracy_curve(found: Federation) -> dict[str, list[Any]]:
@@ -167,7 +153,7 @@ def _clients(found: Federation, drawn: Sequence[Drawn]) -> Markup:
         if own.id == "accuracy":
             heading = joined(tag("h3", "Accuracy of each client"), _sides(sides))
             caption = "accuracy: clients in rows, rounds in columns"
-            cards.insert(0, figure_of(grid, caption, f"table {place} 0", holes(grid), heading=heading))
+            cards.insert(0, figure_of(grid, caption, f"table {place} 0", missing_values(grid), heading=heading))
     return tag("section", tag("h2", "The clients"), tag("div", *cards, class_="cards"), data_chosen=True)
 
 
@@ -191,7 +177,7 @@ def _faults(found: Federation) -> Markup | None:
 
 def federation_heatmaps(found: Federation) -> list[Drawn]:
     """Return the heatmaps: what their rows and columns are, the table, and the picture."""
-    tables = [(("clients", "rounds"), one, grid_of(one)) for one in (accuracy_table(found),) if one is not None]
+    tables = [(("clients", "rounds"), one, grid_of(one)) for one in (found.accuracy_table(),) if one is not None]
     if found.similarity is not None and found.clusters is not None:
         tables.append((("clients", "clients"), *by_clusters(found.similarity, found.clusters)))
     return tables

@@ -33,8 +33,7 @@ from netkin.reporting.page.document import Markup, joined, name, tag
 from netkin.reporting.words import bound, direction, grouped_reasons, meaning_of, number, range_of, shortened
 from netkin.results import Comparison, Series, Values
 from netkin.results.labels import NOT_ASKED, listing, plural
-from netkin.results.packing import facts
-from netkin.results.records import plain
+from netkin.results.records import plain, plain_fields
 from netkin.results.values import student_quantile
 
 MOST = 5  # reasons shown in one place
@@ -44,7 +43,7 @@ LETTER = 7.4  # pixels that a letter of a label takes at most
 CELL = 66  # pixels that a cell takes at most
 LEGEND = 360  # pixels that the legend of a picture takes
 FREE = 0.42  # of a cell that the line through the best matches leaves to the number
-MEANING = ("means", "cannot_see")  # fields of a table that are the same in every comparison of a page
+MEANING = ("means", "cannot_see")  # fields of a quantity that are the same in every comparison of a page
 CLEAR = SHADES - 1  # the last colour is left transparent, so that the hatching behind shows
 
 
@@ -226,7 +225,7 @@ def card(table: Values, grid: Grid, key: str, caption: str, *notes: Markup | Non
     return figure_of(grid, caption, key, says, *notes, heading=head, among=among)
 
 
-def holes(grid: Grid, said: Collection[str] = ()) -> Markup | None:
+def missing_values(grid: Grid, said: Collection[str] = ()) -> Markup | None:
     """Return why values of a heatmap are missing, but for reasons that are `said` elsewhere."""
     counted = {reason: count for reason, count in grid.reasons().most_common() if reason not in said}
     return reason_list(grouped_reasons(counted), f"No value for {plural(sum(counted.values()), 'pair')}")
@@ -272,7 +271,7 @@ def embedded(
     drawn = zip(comparisons, grids, strict=True)
     tables = [table for comparison in comparisons for table in comparison.tables.values()]
     return _colours() | {
-        "meanings": {table.id: {name: getattr(table, name) for name in MEANING} for table in tables},
+        "meanings": {table.id: {name: getattr(table.quantity, name) for name in MEANING} for table in tables},
         "comparisons": [_comparison(comparison, own, names) for comparison, own in drawn],
         "summaries": [_summary(grid, comparisons) for grid in summaries],
     }
@@ -294,18 +293,28 @@ def embedded_tables(tables: Sequence[tuple[str, str, Values]]) -> dict[str, Any]
 def embedded_series(series: Series, axis: StepAxis) -> dict[str, Any]:
     """Return the numbers of a series as the page shows them, with four decimals, so that many steps stay small."""
     final = series.comparisons[-1]
-    read_off = {"warnings": list(series.warnings), "complete": series.complete}
+    read_off = {"caveats": plain(series.caveats), "complete": series.complete}
     places = [[final.layers_a.index(layer), final.layers_b.index(layer)] for layer in series.layers]
     more = {"layers": list(series.layers), "own": places, "places": [float(f"{x:.4g}") for x in axis.places]}
     tables = [_frames(series, measure) for measure in series.measures]
-    return _colours() | {"series": facts(final) | facts(series) | read_off | more | {"tables": tables}}
+    return _colours() | {
+        "series": _facts(final, "tables")
+        | _facts(series, "comparisons", "between")
+        | read_off
+        | more
+        | {"tables": tables}
+    }
+
+
+def _facts(record: Any, *left_out: str) -> dict[str, Any]:
+    return {name: plain(value) for name, value in plain_fields(record).items() if name not in left_out}
 
 
 def _frames(series: Series, measure: str) -> dict[str, Any]:
     """Return a measure at every step; a reason for a hole is written once and named by its number."""
     table, grids = series.table(measure), frames(series, measure)
     own = zoomed(table, series.own(measure))
-    reasons = list(dict.fromkeys(reason for grid in grids for reason in grid.holes.values()))
+    reasons = list(dict.fromkeys(reason for grid in grids for reason in grid.missing.values()))
     numbered = {reason: k for k, reason in enumerate(reasons)}
     powers = any("e" in text for grid in grids for line in grid.texts for text in line)  # of ten
     shown = {"scale": _scale(grids[0].scale), "axis": {"far": own.far, "close": own.close}, "powers": powers}
@@ -314,9 +323,9 @@ def _frames(series: Series, measure: str) -> dict[str, Any]:
 
 
 def _frame(grid: Grid, numbered: Mapping[str, int]) -> dict[str, Any]:
-    holes = [[i, j, numbered[reason]] for (i, j), reason in grid.holes.items()]
+    missing = [[i, j, numbered[reason]] for (i, j), reason in grid.missing.items()]
     errors = None if grid.errors is None else _rounded(grid.errors)
-    return {"values": _rounded(grid.values), "errors": errors, "holes": holes, "best": _best(grid)}
+    return {"values": _rounded(grid.values), "errors": errors, "missing": missing, "best": _best(grid)}
 
 
 def _rounded(values: np.ndarray) -> list[list[float | None]]:
@@ -332,7 +341,11 @@ def _comparison(comparison: Comparison, grids: Sequence[Grid], names: Mapping[st
     scales, places = scales_of(tables), {table.id: k for k, table in enumerate(tables)}
     shown = {"shown": [names[comparison.a], names[comparison.b]], "unasked": NOT_ASKED, "pairs": listing(comparison)}
     lists = [_list(grid, places) for grid in grids if grid.listed]
-    return facts(comparison) | shown | {"lists": lists, "tables": [_table(table, scales[table.id]) for table in tables]}
+    return (
+        _facts(comparison, "tables")
+        | shown
+        | {"lists": lists, "tables": [_table(table, scales[table.id]) for table in tables]}
+    )
 
 
 def _list(grid: Grid, places: Mapping[str, int]) -> dict[str, Any]:
@@ -353,7 +366,7 @@ def _without_error(table: Values) -> list[list[Any]]:
     found: dict[str, list[list[int]]] = {}
     for (a, b), reason in table.error_reasons.items():
         found.setdefault(reason, []).append([rows[a], columns[b]])
-    known = table.values.size - len(table.holes)
+    known = table.values.size - len(table.missing)
     return [[reason, None if len(places) == known else places] for reason, places in found.items()]
 
 
@@ -366,14 +379,15 @@ def _margins(table: Values) -> list[list[Any] | None]:
 
 def _about_table(table: Values) -> dict[str, Any]:
     """Return what a table says of itself but for its layers and its meaning, which are said elsewhere."""
-    own = {name: value for name, value in facts(table).items() if name not in ("layers_a", "layers_b", *MEANING)}
-    return own | {"quantile": student_quantile(len(table.chunk_sizes)) if table.chunk_sizes else None}
+    about = {"exactness": table.exactness, "statistic": table.statistic, "chunk_sizes": list(table.chunk_sizes)}
+    words = {name: value for name, value in plain(table.quantity).items() if name not in MEANING}
+    return words | about | {"quantile": student_quantile(len(table.chunk_sizes)) if table.chunk_sizes else None}
 
 
 def _drawable(grid: Grid, unasked: str = NOT_ASKED) -> dict[str, Any]:
     # that a pair was not asked for is said of hundreds of them; the page says it once
-    holes = [[i, j, reason] for (i, j), reason in grid.holes.items() if reason != unasked]
-    return {"values": plain(grid.values), "holes": holes, "best": _best(grid), "scale": _scale(grid.scale)}
+    missing = [[i, j, reason] for (i, j), reason in grid.missing.items() if reason != unasked]
+    return {"values": plain(grid.values), "missing": missing, "best": _best(grid), "scale": _scale(grid.scale)}
 
 
 def _scale(scale: Scale) -> dict[str, Any]:

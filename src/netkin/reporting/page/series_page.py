@@ -43,6 +43,7 @@ from netkin.reporting.words import (
     verdict,
 )
 from netkin.results import Series
+from netkin.results.caveats import Caveat
 from netkin.results.labels import bare_names, plural
 from netkin.results.packing import document as described
 from netkin.results.series import Trend
@@ -104,7 +105,7 @@ def _when(series: Series, place: int) -> str:
 def _main(series: Series, axis: StepAxis) -> Iterable[Markup | None]:
     grids = {measure: frames(series, measure) for measure in series.measures}
     yield _facts(series)
-    yield warnings(_all_warnings(series))
+    yield warnings(_all_caveats(series))
     yield reason_list(missing_in_words(series, list(grids.values())), "No value for some pairs of layers")
     for place, measure in enumerate(series.measures):
         yield _measure(series, axis, measure, grids[measure], place)
@@ -119,10 +120,11 @@ def _facts(series: Series) -> Markup:
     return facts([*data, steps, size, plural(len(series.measures), "measure"), final.created[:10]])
 
 
-def _all_warnings(series: Series) -> list[str]:
-    said = list(series.warnings)
-    if not series.complete and not any("interrupted" in warning for warning in said):
-        said.append("This series was interrupted: the numbers come from a part of the data or of the steps.")
+def _all_caveats(series: Series) -> list[Caveat]:
+    said = list(series.caveats)
+    if not series.complete and not any(caveat.code == "interrupted" for caveat in said):
+        sentence = "This series was interrupted: the numbers come from a part of the data or of the steps."
+        said.append(Caveat("interrupted", sentence))
     return said
 
 
@@ -272,7 +274,7 @@ def _cross(at: int, size: int, dashes: str | None, colour: str, width: int) -> M
                stroke_dasharray=dashes, vector_effect="non-scaling-stroke")  # fmt: skip
 
 
-# --- holes and origins ------------------------------------------------------------------------------------------------
+# --- missing values and origins --------------------------------------------------------------------------------------
 
 
 def missing_in_words(series: Series, grids: Sequence[Sequence[Grid]]) -> list[str]:
@@ -280,7 +282,7 @@ def missing_in_words(series: Series, grids: Sequence[Sequence[Grid]]) -> list[st
     found: dict[str, list[tuple[int, int]]] = {}  # measure, pairs: one entry for each step that gives the reason
     for place, own in enumerate(grids):
         for grid in own:
-            reasons = list(grid.holes.values())
+            reasons = list(grid.missing.values())
             for reason in dict.fromkeys(reasons):
                 found.setdefault(reason, []).append((place, reasons.count(reason)))
     return [f"{reason} ({_about(series, told)})" for reason, told in found.items()]
@@ -303,7 +305,7 @@ def _about(series: Series, told: Sequence[tuple[int, int]]) -> str:
 
 def _origins(series: Series, grids: dict[str, list[Grid]]) -> Markup:
     final = series.comparisons[-1]
-    missing = {measure: sum(len(grid.holes) for grid in own) for measure, own in grids.items()}
+    missing = {measure: sum(len(grid.missing) for grid in own) for measure, own in grids.items()}
     whole = len(series) * len(final.layers_a) * len(final.layers_b)
     told = {measure: f"{count:,} of {whole:,}" for measure, count in missing.items()}
     same = final.layers_a == final.layers_b

@@ -23,9 +23,10 @@ from netkin.reporting.page.document import (
     toolbar,
     warnings,
 )
-from netkin.reporting.page.heatmap import embedded, figure_of, holes, values_class
+from netkin.reporting.page.heatmap import embedded, figure_of, missing_values, values_class
 from netkin.reporting.page.svg import SIDE, beside_axes, figure_of_curve, key, line_chart, stretched, tick_names
 from netkin.reporting.words import short_names
+from netkin.results.caveats import Caveat, grouped
 from netkin.results.compression import Compression
 from netkin.results.labels import plural
 from netkin.results.packing import document as described
@@ -94,7 +95,7 @@ def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequen
     yield facts(
         filter(None, [study.data, plural(study.examples, "example") if study.examples else "", study.created[:10]])
     )
-    yield warnings(list(_warnings(study, names)))
+    yield warnings(list(_caveats(study, names)))
     yield tag("h2", "Distribution of the weights", class_="quiet")
     yield tag("div", *_histograms(study, names), class_="cards")
     yield tag("p", DISTRIBUTION, class_="note")
@@ -121,11 +122,12 @@ def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequen
     yield origins({key: value for key, value in told.items() if value}, study.provenance)
 
 
-def _warnings(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[str]:
+def _caveats(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[Caveat]:
     for one, table in study.networks.items():
         if table.emptied:
-            yield f"{names[one]}: no weight is left in {', '.join(table.emptied)}; its output is constant."
-    yield from dict.fromkeys(said for one in study.interlayer.values() for said in one.warnings)
+            sentence = f"{names[one]}: no weight is left in {', '.join(table.emptied)}; its output is constant."
+            yield Caveat("emptied-layers", sentence)
+    yield from grouped(caveat for one in study.interlayer.values() for caveat in one.caveats)
 
 
 def _shares(study: SparsityStudy, names: Mapping[str, str]) -> Markup:
@@ -187,7 +189,9 @@ def _heatmaps(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Se
         words = f"mean over pairs of different layers: {mean:.4f}" if mean == mean else "it has no value for any pair"
         head = joined(tag("h3", name(names[one])), tag("p", words, class_="facts-line"))
         for k, grid in enumerate(own):
-            yield figure_of(grid, f"{grid.id} in {names[one]}", f"table {place} {k}", holes(grid), heading=head)
+            yield figure_of(
+                grid, f"{grid.id} in {names[one]}", f"table {place} {k}", missing_values(grid), heading=head
+            )
 
 
 def _curve(study: SparsityStudy, names: Mapping[str, str]) -> Markup | None:
@@ -273,7 +277,7 @@ def _compression_parts(table: Compression) -> Iterator[Markup | None]:
     projection = table.projection.replace("_", " ")
     told = [f"against {table.against}", f"{projection}, {table.order}", table.created[:10]]
     yield facts(filter(None, [table.model, table.data, plural(table.examples, "example"), *told]))
-    yield warnings(list(table.notes))
+    yield warnings([Caveat("compression", note) for note in table.notes])
     words = {"share kept": KEPT, "accuracy": ACCURACY}
     cards = [
         tag("figure", tag("h3", chart.title), key(chart.lines) if len(chart.lines) > 1 else None,

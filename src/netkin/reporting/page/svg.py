@@ -263,8 +263,10 @@ def map_figures(table: Values) -> list[Markup]:
     except NoValue:  # for some pair of networks
         return []
     names, (places, share) = shortened(table.layers_a), plane_of(distances)
-    unit = {"radians": "rad", "": table.name}.get(table.unit, table.unit)
-    what, unit = (f"angles, arccos of {table.name}", "rad") if are_angles(table) else (table.name, unit)
+    unit = {"radians": "rad", "": table.quantity.name}.get(table.quantity.unit, table.quantity.unit)
+    what, unit = (
+        (f"angles, arccos of {table.quantity.name}", "rad") if are_angles(table) else (table.quantity.name, unit)
+    )
     parts = {
         "Dendrogram": (_tree(distances, names, unit), TREE.format(what=what)),
         "2-d embedding": (_plane(places, names, unit), PLANE.format(share=share)),

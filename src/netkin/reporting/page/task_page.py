@@ -27,10 +27,11 @@ from netkin.reporting.page.document import (
     toolbar,
     warnings,
 )
-from netkin.reporting.page.heatmap import embedded_tables, figure_of, holes, values_class
+from netkin.reporting.page.heatmap import embedded_tables, figure_of, missing_values, values_class
 from netkin.reporting.page.svg import figure_of_curve
 from netkin.reporting.words import range_of, sentence, short_names, shortened
 from netkin.results import Ranking, TaskAccuracies, TaskEnsembles, Values
+from netkin.results.caveats import grouped
 from netkin.results.labels import plural
 from netkin.results.packing import document as described
 from netkin.results.ranking import SENTENCE
@@ -137,7 +138,7 @@ def _main(
 ) -> Iterator[Markup | None]:
     first: TaskRecord = ways[0] if ways else ensembles[0]
     yield facts([plural(len(first.tasks), "task"), plural(len(first.seeds), "seed"), first.recipe, first.created[:10]])
-    yield warnings(list(dict.fromkeys(note for way in ways for note in way.warnings)))
+    yield warnings(grouped(caveat for way in ways for caveat in way.caveats))
     if ways:
         yield tag("h2", "What was learnt and what was forgotten", class_="quiet")
         meaning = folded_note("What ACC, BWT and FWT are", tag("p", MEANING))
@@ -183,7 +184,7 @@ def _nulls(values: np.ndarray) -> list[float | None]:
 def _heatmap(place: int, label: str, grid: Grid) -> Markup:
     head = joined(tag("h3", label), tag("p", "↓ after task  → on task", class_="axes"))
     caption = f"{label}: after which task in rows, on which in columns"
-    return figure_of(grid, caption, f"table {place} 0", holes(grid), heading=head)
+    return figure_of(grid, caption, f"table {place} 0", missing_values(grid), heading=head)
 
 
 def _ensembles(one: TaskEnsembles) -> Markup:
@@ -248,7 +249,7 @@ def _ranking_parts(ranking: Ranking) -> Iterator[Markup | None]:
     classes = plural(ranking.classes, "class")
     cost = ranking.cost_in_words.partition(": ")[2]
     yield facts([ranking.data, plural(ranking.examples, "example"), classes, cost, ranking.created[:10]])
-    yield warnings(ranking.warnings)
+    yield warnings(ranking.caveats)
     yield tag("h2", "Which model to start from", class_="quiet")
     yield tag("div", *(_score_card(ranking, score) for score in ranking.scores), class_="cards")
     yield tag("p", DOTS, class_="note")
@@ -279,7 +280,9 @@ def _score_card(ranking: Ranking, score: str) -> Markup:
     drawn = _dots(ranked) if known else tag("p", "It has no value for any model.")
     said = ranked.lead_in_words if known and score != ranking.score else None  # that of the rank is above all
     note = tag(
-        "figcaption", tag("p", said) if said else None, tag("p", sentence(table.conventions), class_="facts-line")
+        "figcaption",
+        tag("p", said) if said else None,
+        tag("p", sentence(table.quantity.convention), class_="facts-line"),
     )
     return tag("figure", tag("h3", score), tag("p", words, class_="facts-line"), drawn, note, class_="card curve")
 
@@ -327,7 +330,7 @@ def _ranking_origins(ranking: Ranking) -> Markup:
     }
     about = {key: value for key, value in ranking.provenance.items() if not key.startswith(FEATURES)}
     head = ["score", "what it says", "forward passes", "standard errors"]
-    rows = [[score, ranking.table(score).conventions, f"{ranking.costs.get(score, math.nan):g}",
+    rows = [[score, ranking.table(score).quantity.convention, f"{ranking.costs.get(score, math.nan):g}",
              _chunks(ranking.table(score))] for score in ranking.scores]  # fmt: skip
     scores = folded("The scores", plain_table(head, rows, label="The scores"), True)
     read = {model: ranking.provenance.get(f"{FEATURES}{model}", "not read") for model in ranking.models}
