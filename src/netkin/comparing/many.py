@@ -238,6 +238,12 @@ def way_from(values: Mapping[str, Any]) -> Way:
     return Way(**dict(values) | {"blocks": blocks})
 
 
+def plan_from(values: Mapping[str, Any]) -> ManyPlan:
+    """Return the plan that was taken apart by `asdict`."""
+    texts = {name: tuple(values[name]) for name in ("lines", "warnings")}
+    return ManyPlan(**dict(values) | texts | {"way": way_from(values["way"])})
+
+
 def blocks_of(pairs: Sequence[Pair], size: int) -> list[ModelBlock]:
     """Return blocks of at most `2 * size` models, each pair in exactly one; consecutive blocks share models.
 

@@ -308,10 +308,13 @@ class RunStudy:
         with commanded(self.call), job, state_noted(job, final):
             job.expect(map(self._part, self.weights))
             try:
+                waiting = self._waiting(job)
                 if apart is None:
-                    self._compare_all(job)
+                    self._compare_all(job, waiting)
                 else:
-                    self._compare_apart(apart, job)
+                    self.done |= apart.compare(job, {step: self._part(step) for step in waiting})
+                    job.expect(map(self._part, self.done))
+                    job.save(self._so_far)
             except KeyboardInterrupt:
                 if not partial or not self.done:
                     raise
@@ -322,14 +325,19 @@ class RunStudy:
         model = self.run.at(step)
         self.weights[step], self.forms[step] = weights_digest(model), form_of(model).to_json()
 
-    def _compare_all(self, job: Job) -> None:
-        """Compare the steps that are not finished, and write the series after each."""
-        for step in self.run.steps:
+    def _waiting(self, job: Job) -> list[int]:
+        """Take the steps that are finished, and return the others.
+
+        The final one comes first: no series is without it, and its rows are there for all others.
+        """
+        for step in self.weights:
             found = job.recall(self._part(step), lambda part: unpacked_step(part.values, part.arrays))
             if found is not None and not form_difference(found[0], Form.from_json(self.forms[step])):
                 self.done[step] = found[1]
-        # the final one first: no series is without it, and its rows are there for all others
-        waiting = [step for step in (self.run.steps[-1], *self.run.steps[:-1]) if step not in self.done]
+        return [step for step in (self.run.steps[-1], *self.run.steps[:-1]) if step in self.weights.keys() - self.done]
+
+    def _compare_all(self, job: Job, waiting: Sequence[int]) -> None:
+        """Compare the steps that are not finished, and write the series after each."""
         for step in reported(waiting, "comparing", f"{self.run.unit}s"):
             job.check()
             self.done[step] = self.compared(step)
@@ -348,12 +356,6 @@ class RunStudy:
             )
         apart.connect()
         (self.weights, self.forms, self.question), self.failed = apart.inspect(), apart.failed
-
-    def _compare_apart(self, apart: ClusterSteps, job: Job) -> None:
-        """Let a cluster compare the steps that are not finished, and write the series."""
-        self.done = apart.compare(job, {step: self._part(step) for step in self.weights})
-        job.expect(map(self._part, self.done))
-        job.save(self._so_far)
 
     @cached_property
     def _between(self) -> Comparison | None:

@@ -8,7 +8,6 @@ as one process does. Steps that fail are named, and the others are compared.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, fields, replace
 from functools import cached_property
 from math import prod
@@ -23,15 +22,15 @@ from netkin.comparing.alignment import size_of_weights
 from netkin.comparing.engines import worker
 from netkin.comparing.engines.plain import (
     DataSpec,
+    by_name,
     measures_from,
     plain_data,
     plain_device,
-    plain_function,
     plain_layers,
     plain_measures,
     plain_shape,
 )
-from netkin.comparing.engines.ray import Cluster, Ray, Running
+from netkin.comparing.engines.ray import Cluster, Ray
 from netkin.comparing.engines.worker import Message, Task
 from netkin.comparing.feed import data_name
 from netkin.comparing.inputs import ModelSide
@@ -225,8 +224,10 @@ class ClusterSteps:
     def explain(self) -> Plan:
         """Return the plan that a worker makes for a step."""
         self.connect()
-        ((_, (values, _)),) = self._results({"plan": ("explain_step", {})}, "planning")
-        return Plan(**values | {"lines": tuple(values["lines"])})
+        ((_, plan),) = self._results({"plan": {}}, "explain_step", "planning")
+        if isinstance(plan, NetkinError):
+            raise plan
+        return Plan(**plan[0] | {"lines": tuple(plan[0]["lines"])})
 
     def lines(self, each: Plan) -> Iterator[str]:
         """Yield what a task takes, and how many run at once."""
@@ -236,75 +237,53 @@ class ClusterSteps:
 
     def inspect(self) -> tuple[dict[int, str], dict[int, str], dict[str, str]]:
         """Return the digests of weights and architecture of each step that can be read, and what all depend on."""
-        names = {f"inspection of {self.run.unit} {step}": step for step in self.run.steps}
-        tasks = {name: ("inspect_step", {"step": step}) for name, step in names.items()}
-        found = {names[name]: values for name, (values, _) in self._results(tasks, "inspecting checkpoints", names)}
+        tasks = {step: {"step": step} for step in self.run.steps}
+        found = {step: values for step, (values, _) in self._sound(tasks, "inspect_step", "inspecting checkpoints")}
         self.weights = {step: found[step]["weights"] for step in self.run.steps if step in found}
         forms = {step: found[step]["form"] for step in self.weights}
         return self.weights, forms, found[self.run.steps[-1]]["question"]
 
     def compare(self, job: Job, names: Mapping[int, str]) -> dict[int, Comparison]:
         """Return the comparison of every step that does not fail; `names` are those of the job's parts."""
-        made, steps = dict[int, Comparison](), {name: step for step, name in names.items()}
-        for name, step in steps.items():
-            found = job.recall(name, lambda part: unpacked_step(part.values, part.arrays))
-            if found is not None:
-                made[step] = found[1]
-        tasks = {
-            name: ("compared", {"step": step, "weights": self.weights[step]})
-            for name, step in steps.items() if step not in made
-        }  # fmt: skip
-        for name, message in self._results(tasks, "comparing", steps, job):
-            job.keep(name, *message)
-            made[steps[name]] = unpacked_step(*message)[1]
+        made, tasks = dict[int, Comparison](), {step: {"step": step, "weights": self.weights[step]} for step in names}
+        for step, message in self._sound(tasks, "compared", "comparing", job):
+            job.keep(names[step], *message)
+            made[step] = unpacked_step(*message)[1]
         return made
 
+    def _sound(
+        self, tasks: Mapping[int, Task], function: str, what: str, job: Job | None = None
+    ) -> Iterator[tuple[int, Message]]:
+        """Yield what is left of each step; one that fails is left out, but for the final one."""
+        for step, result in self._results(tasks, function, what, job):
+            if not isinstance(result, NetkinError):
+                yield step, result
+            elif step == self.run.steps[-1] or not getattr(result, "model", None):
+                raise result
+            else:
+                self.failed[step] = str(result)
+
     def _results(
-        self,
-        tasks: Mapping[str, tuple[str, Task]],
-        what: str,
-        steps: Mapping[str, int] | None = None,
-        job: Job | None = None,
-    ) -> Iterator[tuple[str, Message]]:
-        """Yield what each task leaves, by its name; one of the `steps` that fails is left out, but the final one."""
-        running = {}
-        for name, (function, task) in tasks.items():
-            status, message = self.cluster.start(f"{__name__}:{function}", self._plain_here, task, gpus=self.gpus)
-            running[status] = Running(name, message, model=name)
-        with closing(self.cluster.finished(running, what, job)) as finished:
-            for done, result in finished:
-                if not isinstance(result, NetkinError):
-                    yield done.name, self.cluster.ray.get(done.message)
-                elif steps is None or steps[done.name] == self.run.steps[-1] or not getattr(result, "model", None):
-                    raise result
-                else:
-                    self.failed[steps[done.name]] = str(result)
+        self, tasks: Mapping[Any, Task], function: str, what: str, job: Job | None = None
+    ) -> Iterator[tuple[Any, Message | NetkinError]]:
+        return self.cluster.results(f"{__name__}:{function}", self._plain_here, tasks, what, gpus=self.gpus, job=job)
 
 
 def _plain_run(run: Run, data: Any, examples: int | None, options: DynamicsOptions) -> dict[str, Any]:
     """Return a call of `dynamics` as plain values; what has no name is refused, with the form to give it in."""
-    live = next((one for one in run.checkpoints if not isinstance(one.given, Path)), None)
-    if live is not None:
-        raise InvalidValue(
-            f"engine='ray' loads checkpoints where they run, and {live.words} is a live {type(live.given).__name__}; "
-            "give a folder or files.",
-            argument="run",
-        )
-    if run.architecture is not None and not isinstance(run.architecture, str):
-        raise InvalidValue(
-            "engine='ray' builds networks where they run, and `model` is a live object; give it by name, as "
-            "'module:function'.",
-            argument="model",
-        )
+    for checkpoint in run.checkpoints:
+        if not isinstance(checkpoint.given, Path):
+            by_name("run", checkpoint.given, checkpoint.words)
     if data is None and not options.of_weights:
         raise InvalidValue("`data` is missing: name a data set, as in 'digits:test'.", argument="data")
+    architecture = by_name("model", run.architecture)
     plain = options.others | {
         "layers": plain_layers(options.others["layers"]), "shape": plain_shape(options.others["shape"]),
-        "device": plain_device(options.others["device"]), "transform": plain_function("transform", options.transform),
-        "forward": plain_function("forward", options.others["forward"]),
+        "device": plain_device(options.others["device"]), "transform": by_name("transform", options.transform),
+        "forward": by_name("forward", options.others["forward"]),
     }  # fmt: skip
     return {
-        "run": [run.name, [[one.step, str(one.given), one.unit] for one in run.checkpoints], run.architecture],
+        "run": [run.name, [[one.step, str(one.given), one.unit] for one in run.checkpoints], architecture],
         "data": None if options.of_weights else asdict(plain_data(data)),
         "whole": run.whole, "examples": examples, "options": plain, "measures": plain_measures(options.measures),
     }  # fmt: skip
@@ -321,7 +300,7 @@ def unpacked_step(values: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> t
 
 
 def inspect_step(plain: Mapping[str, Any], task: Task) -> Message:
-    """Read a checkpoint, and return the digests of its weights and architecture; of the final one what all depend on."""
+    """Read a checkpoint, and return what identifies it; of the final one also what all steps depend on."""
     study, step = _study(plain), task["step"]
     with worker.about(next(str(one.given) for one in study.run.checkpoints if one.step == step)):
         study.identify(step)

@@ -22,8 +22,11 @@ from netkin.sources.batches import Batches, Borrowed, sample
 from netkin.sources.datasets import load_data
 from netkin.sources.names import current_directory_importable, find_function
 
-MODEL = "'module:function@weights.pt', 'hf:DIR' or the path of a '.pt2' file"
-DATA = "'npz:FILE', 'cifar10:DIR' or 'module:function' (see `netkin data`)"
+FORMS = {  # in which things are given, by the arguments
+    "models": "'module:function@weights.pt', 'hf:DIR' or the path of a '.pt2' file",
+    "data": "'npz:FILE', 'cifar10:DIR' or 'module:function' (see `netkin data`)",
+    "shape": "'pool'; or put the function into the model",
+}
 COPIED = ("pairs", "examples", "resize", "rows", "seed", "errors", "chunks", "exact_model")  # of a spec, as they are
 OF_ONE_PROCESS = ("part", "start", "partial")
 PlainCall = dict[str, Any]  # values that JSON can hold
@@ -60,26 +63,18 @@ def plain_call(call: Call, measures: Sequence[Measure]) -> PlainCall:
             raise InvalidValue(
                 f"`{name}` is for one process, and engine='ray' shares the data by itself; leave it out.", argument=name
             )
-    for name, model in call.models.items():
-        if not isinstance(model, str):
-            raise InvalidValue(
-                f"engine='ray' loads models where they run, and {name!r} is a live {type(model).__name__}; give it by "
-                f"name: {MODEL}.",
-                argument="models",
-            )
+    models = {name: by_name("models", model, repr(name)) for name, model in call.models.items()}
     functions = {
-        what: {name: plain_function(what, function) for name, function in call.one_each(what).items()}
+        what: {name: by_name(what, function) for name, function in call.one_each(what).items()}
         for what in ("transforms", "forward")
     }
     return {
-        "models": dict(call.models),
-        "seeds": {name: place for place, name in enumerate(call.models)},  # of random weights
+        "models": models,
+        "seeds": {name: place for place, name in enumerate(models)},  # of random weights
         "data": None if call.data is None else asdict(plain_data(call.data)),
-        "data_for": [
-            model for model in call.models.values() if model.startswith("hf:")
-        ],  # also in a block without them
+        "data_for": [model for model in models.values() if model.startswith("hf:")],  # also in a block without them
         "measures": plain_measures(measures),
-        "layers": {name: plain_layers(call.layers_of(name)) for name in call.models},
+        "layers": {name: plain_layers(call.layers_of(name)) for name in models},
         **functions,
         "spec": {name: getattr(call.spec, name) for name in COPIED} | {"shape": plain_shape(call.spec.shape)},
         "device": plain_device(call.run.device),
@@ -108,17 +103,21 @@ def call_from(
 # --- its parts --------------------------------------------------------------------------------------------------------
 
 
+def by_name(argument: str, thing: Any, name: str = "") -> Any:
+    """Return what was given by its name, or None; a live object is refused, with the form to give it in."""
+    if thing is None or isinstance(thing, str):
+        return thing
+    form = FORMS.get(argument, "'module:function'")
+    raise InvalidValue(
+        f"engine='ray' loads things where they are used, and {name or f'`{argument}`'} is a live "
+        f"{type(thing).__name__}; give it by name, as {form}.",
+        argument=argument,
+    )
+
+
 def plain_data(data: Any) -> DataSpec:
     """Return data that were given by name."""
-    if isinstance(data, DataSpec):
-        return data
-    if not isinstance(data, str):
-        raise InvalidValue(
-            f"engine='ray' reads data where models run, and `data` is a live {type(data).__name__}; give it by name: "
-            f"{DATA}.",
-            argument="data",
-        )
-    return DataSpec(data)
+    return data if isinstance(data, DataSpec) else DataSpec(by_name("data", data))
 
 
 def plain_layers(layers: Any) -> Any:
@@ -132,24 +131,7 @@ def plain_shape(shape: Any) -> Any:
     """Return what one example is, by name, for all layers or by layer."""
     if isinstance(shape, Mapping):
         return {layer: plain_shape(own) for layer, own in shape.items()}
-    if is_custom(shape):
-        raise InvalidValue(
-            "engine='ray' takes shapes by their names, as 'pool', and `shape` is a function; give its name, or put it "
-            "into the model.",
-            argument="shape",
-        )
-    return shape_name(shape) or None
-
-
-def plain_function(what: str, function: Any) -> str | None:
-    """Return a function that was given by name."""
-    if function is not None and not isinstance(function, str):
-        raise InvalidValue(
-            f"engine='ray' loads functions where models run, and `{what}` is a live function; give it by name, as "
-            "'module:function'.",
-            argument=what,
-        )
-    return function
+    return by_name("shape", shape) if is_custom(shape) else shape_name(shape) or None
 
 
 def plain_device(device: Any) -> str | None:

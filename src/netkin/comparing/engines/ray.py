@@ -15,8 +15,7 @@ import socket
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from netkin.comparing.comparer import Comparer, from_arrays
 from netkin.comparing.engines import Engine, worker
 from netkin.comparing.engines.plain import plain_call
 from netkin.comparing.engines.worker import Message, fault_from
-from netkin.comparing.many import ManyPlan, ModelBlock, Way, as_sample, in_files, way_from
+from netkin.comparing.many import ManyPlan, ModelBlock, Way, as_sample, in_files, plan_from, way_from
 from netkin.comparing.pairs_job import groups_of, identity_of_study, label_of
 from netkin.comparing.plan import weights_alone
 from netkin.errors import InvalidValue, MissingExtra, NetkinError, SourceError, WorkerError, blame
@@ -119,40 +118,23 @@ class Split:
     shares: int  # parts of the data
 
 
-@dataclass(eq=False)
-class Block:
-    """Models that run together, and what there is of their tables: by the names of parts, pairs and messages."""
-
-    pairs: Sequence[Pair]
-    groups: Mapping[str, Sequence[Pair]]
-    shares: Sequence[str]  # the names of the parts of the data
-    messages: dict[str, Message] = field(default_factory=dict)
-
-    @property
-    def models(self) -> list[str]:
-        return list(dict.fromkeys(name for pair in self.pairs for name in pair))
-
-    @property
-    def is_done(self) -> bool:
-        return len(self.messages) == len(self.groups)
-
-
 @dataclass(frozen=True, eq=False)
+class Block:
+    """Models that run together, their pairs, and the names of parts of the job: of the data, and of tables."""
+
+    models: Sequence[str]
+    pairs: Sequence[Pair]
+    shares: Sequence[str]
+    groups: Mapping[str, Sequence[Pair]]
+
+
+@dataclass(frozen=True)
 class Running:
-    """A task that runs: its name and what it leaves.
+    """A task that runs: its name, what it leaves, and the block that it is for, or the only model."""
 
-    Args:
-        name: that of the part, if it is one.
-        message: its result.
-        block: the block that it is for.
-        is_part: whether it collects a part of the data.
-        model: the only model that it is about.
-    """
-
-    name: str
+    name: Any
     message: ObjectRef
-    block: Any = None
-    is_part: bool = False
+    block: Block | None = None
     model: str | None = None
 
 
@@ -166,67 +148,59 @@ class _Work:
         self.cluster = Cluster(engine.address)
         self.cluster.refuse_too_small(self.gpus)
         self.plain_here = self.cluster.ray.put(self.plain)
+        # bytes of the statistics of a task; None where the GPUs of workers decide
+        self.limit = self.cluster.memory() if call.spec.limit is None and not self.gpus else call.spec.limit
         self.failed: dict[str, str] = {}
-        self.models: dict[str, dict[str, Any]] = {}  # what inspection told of those that did not fail
 
     def job(self, kind: str, name: str) -> Job:
         """Return the job of the call, after all models and the data were looked at."""
         self._inspect()
-        settings = {what: text for own in self.models.values() for what, text in own["settings"].items()}
+        settings = {what: text for model in self.models.values() for what, text in model["settings"].items()}
         settings |= {} if self.call.spec.rows is None else {"rows": str(self.call.spec.rows)}
-        weights = {model: own["weights"] for model, own in self.models.items()}
+        weights = {name: model["weights"] for name, model in self.models.items()}
         identity = identity_of_study(weights, self.identity, self.call.spec.layers, settings, self.measures)
-        identity["architecture"] = {model: json.loads(own["form"]) for model, own in self.models.items() if own["form"]}
+        identity["architecture"] = {name: json.loads(model["form"]) for name, model in self.models.items()}
         identity["examples"] = str(self.examples)
-        data = self.plain["data"] and self.plain["data"]["name"]
+        data, run = self.plain["data"] and self.plain["data"]["name"], self.call.run
         options: dict[str, Any] = {
             "call": described_call(name, models=list(self.plain["models"].values()), data=data),
-            "overwrite": self.engine.overwrite or self.call.run.overwrite, "compare": COMPARE,
+            "overwrite": self.engine.overwrite or run.overwrite, "compare": COMPARE,
         }  # fmt: skip
         if self.engine.job is None:
-            return Job.beside(self.call.run.save, kind, identity, **options)
+            return Job.beside(run.save, kind, identity, **options)
         job = Job(self.engine.job, kind, identity, **options)
-        job.result = None if self.call.run.save is None else Path(self.call.run.save)
+        job.result = None if run.save is None else Path(run.save)
         return job
 
     # --- before the work ----------------------------------------------------------------------------------------------
 
     def _inspect(self) -> None:
         """Let workers run each model on the first batch; those that fail are left out."""
-        running = {}
-        for name in self.plain["models"]:
-            status, message = self._start("inspect", {"model": name}, gpus=self.gpus)
-            running[status] = Running(name, message, model=name)
-        with closing(self.cluster.finished(running, "inspecting models")) as finished:
-            for task, result in finished:
-                if isinstance(result, NetkinError):
-                    self._set_aside(getattr(result, "model", None), result)
-                else:
-                    self.models[task.name] = self.cluster.ray.get(task.message)[0]
+        found: dict[str, dict[str, Any]] = {}
+        tasks = {name: {"model": name} for name in self.plain["models"]}
+        for name, result in self._results("inspect", tasks, "inspecting models"):
+            if isinstance(result, NetkinError):
+                self._set_aside(result)
+            else:
+                found[name] = result[0]
+        self.models = {name: found[name] for name in tasks if name in found}
         first = next(iter(self.models.values()))
-        self.identity, self.examples = first.get("identity", ""), first.get("examples")
-        self.ordered = first.get("ordered", False)
-        for model in self.models.values():
-            if model.get("identity", "") != self.identity:
-                raise SourceError(
-                    f"the data are not the same on all machines: {self.identity} on one and {model['identity']} on "
-                    "another."
-                )
-        self.models = {name: self.models[name] for name in self.plain["models"] if name in self.models}
+        self.identity, self.examples, self.is_ordered = first["identity"], first["examples"], first["ordered"]
+        other = next((model["identity"] for model in found.values() if model["identity"] != self.identity), None)
+        if other is not None:
+            raise SourceError(
+                f"the data are not the same on all machines: {self.identity} on one and {other} on another."
+            )
 
-    def _set_aside(self, model: str | None, fault: NetkinError) -> None:
+    def _set_aside(self, fault: NetkinError) -> None:
         """Leave a model out that failed; where two are compared, or it is no model's fault, the fault is raised."""
+        model = getattr(fault, "model", None)
         self.failed[model or ""] = str(fault)
         if not model or len(self.call.of) == 1 or not self._sound(self.call.of):
             raise fault
 
-    def _sound(self, pairs: Iterable[Pair]) -> list[Pair]:
-        return [(a, b) for a, b in pairs if a not in self.failed and b not in self.failed]
-
-    @cached_property
-    def limit(self) -> int | None:
-        """How many bytes the statistics of a task may take; None where the worker's device decides."""
-        return self.call.spec.limit if self.call.spec.limit is not None or self.gpus else self.cluster.memory()
+    def _sound(self, pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+        return tuple((a, b) for a, b in pairs if a not in self.failed and b not in self.failed)
 
     def _planned(self, job: Job, plans: bool) -> Split:
         """Return how the work is split, as it was when the job began; a worker finds out how many models fit."""
@@ -234,7 +208,7 @@ class _Work:
 
         def make() -> dict[str, Any]:
             limit = min(model["limit"] for model in self.models.values()) if self.limit is None else self.limit
-            way = asdict(Way((ModelBlock(tuple(self.models), tuple(pairs)),)))
+            way = asdict(Way((ModelBlock(tuple(self.models), pairs),)))
             if plans and not weights_alone(self.measures):
                 way = self._answer("plan", {"pairs": pairs, "limit": limit})
             return {"way": way, "limit": limit, "shares": self._shares(way_from(way), job)}
@@ -244,7 +218,7 @@ class _Work:
 
     def _shares(self, way: Way, job: Job) -> int:
         """Return into how many parts the data are split: as many as were requested, or of at least a batch each."""
-        if self.examples is None or not self.ordered or way.is_sample:
+        if self.examples is None or not self.is_ordered or way.is_sample:
             return 1
         if self.engine.shares is not None:
             return min(self.engine.shares, self.examples)
@@ -254,144 +228,124 @@ class _Work:
 
     def explained(self) -> ManyPlan:
         """Return the plan that a worker makes for its memory, and how many tasks run at once."""
-        values = self._answer("explain", {"pairs": self.call.of, "limit": self.limit})
-        lines, way = tuple(values["lines"]), way_from(values["way"])
-        plan = ManyPlan(**values | {"way": way, "lines": lines, "warnings": tuple(values["warnings"])})
-        slots, blocks, lines = self.cluster.slots(self.gpus), len(way.blocks), (*lines, self.cluster.words(self.gpus))
+        plan = plan_from(self._answer("explain", {"pairs": self.call.of, "limit": self.limit}))
+        lines, way = (*plan.lines, self.cluster.words(self.gpus)), plan.way
         if plan.refused:
             return replace(plan, lines=lines)
         # every part of the data is kept until the tables of its block are there
-        shares = max(1, min(self.engine.shares or math.ceil(PARTS * slots / blocks), way.batches))
-        left = plan.disk - 2 * way.statistics
-        disk = left + blocks * shares * way.statistics
+        usual, left = math.ceil(PARTS * self.cluster.slots(self.gpus) / len(way.blocks)), plan.disk - 2 * way.statistics
+        disk = left + len(way.blocks) * max(1, min(self.engine.shares or usual, way.batches)) * way.statistics
         lines = tuple(in_files(disk, left) if line == in_files(plan.disk, left) else line for line in lines)
         return replace(plan, disk=disk, lines=lines)
 
     def _answer(self, function: str, task: Mapping[str, Any]) -> dict[str, Any]:
         """Return what one task says."""
-        status, message = self._start(function, task, gpus=self.gpus)
-        with closing(self.cluster.finished({status: Running(function, message)}, "planning")) as finished:
-            ((task_done, result),) = finished
+        ((_, result),) = self._results(function, {function: task}, "planning")
         if isinstance(result, NetkinError):
             raise result
-        return dict(self.cluster.ray.get(task_done.message)[0])
+        return result[0]
 
-    def _start(self, function: str, task: Mapping[str, Any], *given: ObjectRef, gpus: float = 0.0) -> list[ObjectRef]:
-        return self.cluster.start(f"{WORKER}:{function}", self.plain_here, task, *given, gpus=gpus)
+    def _results(
+        self, function: str, tasks: Mapping[str, Any], what: str
+    ) -> Iterator[tuple[str, Message | NetkinError]]:
+        return self.cluster.results(f"{WORKER}:{function}", self.plain_here, tasks, what, gpus=self.gpus)
 
     # --- the work -----------------------------------------------------------------------------------------------------
 
     def compared(self, job: Job, *, plans: bool = False) -> list[Comparison]:
         """Return the comparison of every pair of models but those that failed."""
-        plan = self._planned(job, plans)
-        made: dict[Pair, Comparison] = {}
-        for block in self._through(plan, job, "tables"):
-            for message in block.messages.values():
-                made |= {(one.a, one.b): one for one in unpacked_columns(*message)}
-        total = self.examples if plan.way.is_sample else None
+        split = self._planned(job, plans)
+        messages = self._through(split, job, "tables")
+        made = {(one.a, one.b): one for message in messages for one in unpacked_columns(*message)}
+        total = self.examples if split.way.is_sample else None
         return [as_sample(made[pair], total) for pair in self._sound(self.call.of)]
 
     def collected(self, job: Job) -> Comparer:
         """Return what a pass over all data leaves."""
-        (block,) = self._through(self._planned(job, False), job, "whole")
-        (message,) = block.messages.values()
+        (message,) = self._through(self._planned(job, False), job, "whole")
         return from_arrays(*message)
 
-    def _through(self, plan: Split, job: Job, kind: str) -> list[Block]:
-        """Return all blocks with what was made of them; one with a model that fails begins again without it."""
-        blocks = [self._block(block.pairs, plan, kind) for block in plan.way.blocks]
-        running: dict[ObjectRef, Running] = {}
+    def _through(self, split: Split, job: Job, last: str) -> list[Message]:
+        """Return what the `last` task leaves of each group of pairs; a block with a model that fails begins again."""
+        blocks, running = [self._block(block.pairs, split, last) for block in split.way.blocks], dict[Any, Running]()
+        self._expect(blocks, job)
         for block in blocks:
-            self._recall(block, job)
-        self._expect(blocks, job, kind)
-        for block in blocks:
-            self._submit(block, plan, job, kind, running)
+            self._start(block, split, job, last, running)
         with closing(self.cluster.finished(running, "comparing", job)) as finished:
             for task, result in finished:
-                block = task.block
+                assert task.block is not None
                 if isinstance(result, NetkinError):
-                    model = getattr(result, "model", None)
-                    self._set_aside(model, result)
-                    for place, old in enumerate(blocks):
-                        if model in old.models and not old.is_done:
-                            self.cluster.cancel(running, [ref for ref, task in running.items() if task.block is old])
-                            blocks[place] = self._block(self._sound(old.pairs), plan, kind)
-                            self._recall(blocks[place], job)
-                            self._submit(blocks[place], plan, job, kind, running)
-                    self._expect(blocks, job, kind)
-                elif task.is_part:
-                    if job.folder is not None:
-                        job.keep(task.name, *self.cluster.ray.get(task.message), seconds=result["seconds"])
-                else:
-                    block.messages[task.name] = self.cluster.ray.get(task.message)
-                    if kind == "tables" and job.folder is not None:
-                        job.keep(task.name, *block.messages[task.name], seconds=result["seconds"])
-                        self._drop_parts(block, job)
-        for block in blocks:
-            self._drop_parts(block, job)
-        self._expect(blocks, job, kind)
-        return blocks
+                    self._set_aside(result)
+                    for place, block in enumerate(blocks):
+                        if self.failed.keys() & block.models and not _is_done(block, job):
+                            self.cluster.cancel(running, [ref for ref, task in running.items() if task.block is block])
+                            blocks[place] = self._block(self._sound(block.pairs), split, last)
+                            self._start(blocks[place], split, job, last, running)
+                    self._expect(blocks, job)
+                elif job.folder is not None or task.name in task.block.groups:
+                    job.keep(task.name, *self.cluster.ray.get(task.message), seconds=result["seconds"])
+                    _drop_parts(task.block, job)
+        self._expect(blocks, job)
+        found = [job.find(name) for block in blocks for name in block.groups]
+        return [(dict(part.values), part.arrays) for part in found if part is not None]
 
-    def _block(self, pairs: Sequence[Pair], plan: Split, kind: str) -> Block:
-        pairs = tuple(pairs)
-        label = label_of(pairs, plan.way.sample)
-        whole = {f"values of {label}": pairs}
-        groups = whole if kind == "whole" or plan.shares == 1 else groups_of(pairs, plan.way.sample)
-        shares = [f"share {i} of {plan.shares} of {label}" for i in range(1, plan.shares + 1)]
-        return Block(pairs, groups if pairs else {}, shares)
+    def _block(self, pairs: Sequence[Pair], split: Split, last: str) -> Block:
+        sample, label = split.way.sample, label_of(pairs, split.way.sample)
+        shares = [f"share {i} of {split.shares} of {label}" for i in range(1, split.shares + 1)]
+        groups = {f"values of {label}": pairs} if pairs else {}
+        models = list(dict.fromkeys(name for pair in pairs for name in pair))
+        is_one = last == "whole" or split.shares == 1
+        return Block(models, pairs, shares, groups if is_one else groups_of(pairs, sample))
 
-    def _recall(self, block: Block, job: Job) -> None:
-        """Take the tables that the job has."""
-        for name in block.groups if job.folder is not None else ():
-            part = job.find(name)
-            if part is not None:
-                block.messages[name] = dict(part.values), part.arrays
-
-    def _submit(
-        self, block: Block, plan: Split, job: Job, kind: str, running: MutableMapping[ObjectRef, Running]
-    ) -> None:
+    def _start(self, block: Block, split: Split, job: Job, last: str, running: MutableMapping[Any, Running]) -> None:
         """Start what is missing of a block: parts, a tree of merges that is the same whichever ends first, tables."""
-        if block.is_done:
+
+        def start(function: str, task: Mapping[str, Any], *given: Any, name: str = "") -> Any:
+            gpus = self.gpus if function in ("collect", "compare") else 0.0
+            status, message = self.cluster.start(f"{WORKER}:{function}", self.plain_here, task, *given, gpus=gpus)
+            running.update({status: Running(name, message, block)} if name else {})
+            return message
+
+        if _is_done(block, job):
+            _drop_parts(block, job)
             return
-        way, examples = plan.way, self.examples
-        shared = {
-            "models": block.models, "pairs": block.pairs, "limit": plan.limit, "sample": way.sample,
+        sample = split.way.sample
+        shared: dict[str, Any] = {
+            "models": block.models, "pairs": block.pairs, "limit": split.limit, "sample": sample, "part": None,
             "identity": self.identity, "weights": {name: self.models[name]["weights"] for name in block.models},
-            "examples": way.sample or examples, "part": None,
+            "examples": sample or self.examples,
         }  # fmt: skip
-        if kind == "tables" and plan.shares == 1:  # so that nothing travels but values
-            (name,) = block.groups
-            status, message = self._start("compare", shared, gpus=self.gpus)
-            running[status] = Running(name, message, block)
+        if last == "tables" and split.shares == 1:  # so that nothing travels but values
+            start("compare", shared, name=next(iter(block.groups)))
             return
-        merged: list[ObjectRef] = []
+        merged = []
         for place, name in enumerate(block.shares, start=1):
-            part = job.find(name) if job.folder is not None else None
-            if part is not None:
-                merged.append(self.cluster.ray.put((dict(part.values), part.arrays)))
-                continue
-            which = {} if plan.shares == 1 else {"part": (place, plan.shares)}
-            status, message = self._start("collect", shared | which, gpus=self.gpus)
-            running[status] = Running(name, message, block, is_part=True)
-            merged.append(message)
+            part = job.find(name)
+            which = {} if split.shares == 1 else {"part": (place, split.shares)}
+            found = None if part is None else self.cluster.ray.put((dict(part.values), part.arrays))
+            merged.append(start("collect", shared | which, name=name) if found is None else found)
         while len(merged) > 1:
             twos = [merged[i : i + 2] for i in range(0, len(merged), 2)]
-            merged = [self._start("merge", {}, *two)[1] if len(two) == 2 else two[0] for two in twos]
+            merged = [start("merge", {}, *two) if len(two) == 2 else two[0] for two in twos]
         for name, pairs in block.groups.items():
-            if name not in block.messages:
-                status, message = self._start(kind, {"pairs": pairs, "examples": shared["examples"]}, *merged)
-                running[status] = Running(name, message, block)
+            if not job.has(name):
+                start(last, shared | {"pairs": pairs}, *merged, name=name)
 
-    def _drop_parts(self, block: Block, job: Job) -> None:
-        """Delete the parts that only finished tables needed, as they may be large."""
-        if block.is_done and all(map(job.has, block.groups)):
-            for name in block.shares:
-                job.drop(name, counted=True)
+    def _expect(self, blocks: Sequence[Block], job: Job) -> None:
+        """Tell the job which parts there will be; those of the data go when the tables are there."""
+        job.expect(
+            name for block in blocks for name in (*block.groups, *(() if _is_done(block, job) else block.shares))
+        )
 
-    def _expect(self, blocks: Sequence[Block], job: Job, kind: str) -> None:
-        """Tell the job which parts there will be; parts of the data go when the tables are there."""
-        tables = [name for block in blocks for name in block.groups if kind == "tables"]
-        job.expect(tables + [name for block in blocks if not block.is_done or kind == "whole" for name in block.shares])
+
+def _is_done(block: Block, job: Job) -> bool:
+    return all(map(job.has, block.groups))
+
+
+def _drop_parts(block: Block, job: Job) -> None:
+    """Delete the parts that only finished tables needed, as they may be large."""
+    for name in block.shares if _is_done(block, job) else ():
+        job.drop(name, counted=True)
 
 
 # --- the cluster ------------------------------------------------------------------------------------------------------
@@ -447,6 +401,25 @@ class Cluster:
         """
         context = self._context | {"command": command()}
         return list(_remote(self.ray, gpus).remote(function, context, plain, dict(task), gpus, [], *given))
+
+    def results(
+        self,
+        function: str,
+        plain: Any,
+        tasks: Mapping[Any, Any],
+        what: str,
+        *,
+        gpus: float = 0.0,
+        job: Job | None = None,
+    ) -> Iterator[tuple[Any, Message | NetkinError]]:
+        """Yield what each of some tasks leaves, or its fault, by its name; one that is lost is a fault of that name."""
+        running = {}
+        for name, task in tasks.items():
+            status, message = self.start(function, plain, task, gpus=gpus)
+            running[status] = Running(name, message, model=str(name))
+        with closing(self.finished(running, what, job)) as finished:
+            for done, result in finished:
+                yield done.name, result if isinstance(result, NetkinError) else self.ray.get(done.message)
 
     def finished(
         self, running: MutableMapping[ObjectRef, Running], what: str, job: Job | None = None

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from netkin import __version__, errors
 from netkin.comparing.compare import Call
@@ -189,14 +189,18 @@ def is_ordered(data: Any) -> bool:
 
 def inspect(plain: PlainCall, task: Task) -> Message:
     """Load a model and run it on the first batch; return its digests, and what the data are."""
-    name, header = task["model"], dict[str, Any]()
+    name = task["model"]
+    header: dict[str, Any] = {"identity": "", "examples": None, "ordered": False}
     data, identity = data_of(plain)
     with about(name):
         call = call_from(plain, cache.loaded(plain, [name]), data, [(name, name)])
         sides = call.sides()
         if data is not None:
             feed = call.feed(sides, measures_from(plain["measures"]))
-            stream = Stream(sides, feed, _only_checked)
+            # what is kept of a layer is a number that shows whether its rows are finite
+            stream = Stream(
+                sides, feed, lambda key, rows, *others: KeptLayer(None, witness=rows.sum(), length=len(rows))
+            )
             with stream.open():
                 stream.learn()
                 next(iter(stream))
@@ -204,10 +208,6 @@ def inspect(plain: PlainCall, task: Task) -> Message:
         (origin,) = (side.origin for side in sides)
     header |= {"weights": origin["weights"], "form": origin.get("form"), "settings": call.settings()}
     return header | {"limit": _limit(plain)}, {}
-
-
-def _only_checked(key: Any, rows: Tensor, valid: Tensor | None, numbers: np.ndarray) -> KeptLayer:
-    return KeptLayer(None, witness=rows.sum(), length=len(rows))
 
 
 def plan(plain: PlainCall, task: Task) -> Message:
