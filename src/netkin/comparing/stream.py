@@ -16,7 +16,7 @@ from torch import Tensor
 from netkin.arrays import all_finite, require_finite
 from netkin.comparing.alignment import ONE_ROW, size_of_layer
 from netkin.comparing.feed import Feed
-from netkin.comparing.inputs import Reads, Side
+from netkin.comparing.sides import Reads, Side
 from netkin.errors import InvalidValue, ShapeError, blame
 from netkin.identity.data import contents
 from netkin.representations.activations import Recorded
