@@ -68,7 +68,7 @@ def pool(models: Any, images: list[Tensor], layers: list[str], **options: Any) -
     waited(collected)
     took = ratio(lambda: waited(collected), lambda: forward_both(models, images), repeats=5)
     statistics = waited(collected)
-    waited(statistics.compare)  # what is loaded and compiled at the first call is left aside
+    waited(statistics.compute)  # what is loaded and compiled at the first call is left aside
     statistics = waited(collected)
     start = time.perf_counter()
     waited(lambda: statistics.compute(progress=False))

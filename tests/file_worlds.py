@@ -308,7 +308,7 @@ def uses(result):
 
 def _uses_of_statistics(found):
     several = ("cka", "pwcca", "cka_rbf", "cka_minibatch(batch=5)", "weight_cosine")
-    calls = [found.compare, *(functools.partial(found.compare, name) for name in several)]
+    calls = [found.compute, *(functools.partial(found.compute, name) for name in several)]
     return [*calls, lambda: found.merge(_elsewhere(found)).compute(), lambda: found.gaps, lambda: found.missing]
 
 

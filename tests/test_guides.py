@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from netkin.cli import cli
 from netkin.comparing.compare import compare
-from netkin.comparing.many import compare_many
+from netkin.comparing.many_models import compare_many
 from netkin.measures import registry
 from netkin.sources import examples, load_model
 

@@ -14,7 +14,7 @@ import netkin as nk
 import rank_worlds
 from netkin.comparing.engines.distributed import Ranks, _as_bytes
 from netkin.comparing.feed import Feed
-from netkin.comparing.inputs import ModelSide
+from netkin.comparing.sides import ModelSide
 from netkin.errors import InflatedWarning, InvalidValue, UnknownName, WorkerError
 from processes import run_ranks
 

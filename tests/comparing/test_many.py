@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
-from netkin.comparing import many as many_models
+from netkin.comparing import many_models
 from netkin.comparing.feed import HeldExamples
-from netkin.comparing.many import ManyPlan, ModelBlock, blocks_of, largest_fit
+from netkin.comparing.many_models import ManyPlan, ModelBlock, blocks_of, largest_fit
 from netkin.comparing.pairs_job import PairsJob
 from netkin.errors import FileError, InvalidValue, MemoryLimit
 from netkin.jobs import Job

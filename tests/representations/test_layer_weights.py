@@ -219,7 +219,7 @@ def test_statistics_of_layers_with_several_weights_are_saved_and_read(tmp_path):
     a, b = (seeded(lambda: nn.Sequential(nn.LSTM(4, 3)), seed) for seed in (0, 1))
     nk.collect(a, b, measures="weight_cosine").save(tmp_path / "ab.stats")
     expected = nk.compare(a, b, measures="weight_cosine")["0", "0"]
-    assert nk.load(tmp_path / "ab.stats").compare("weight_cosine")["0", "0"] == expected
+    assert nk.load(tmp_path / "ab.stats").compute("weight_cosine")["0", "0"] == expected
 
 
 def test_a_module_that_only_holds_layers_has_no_weights_of_its_own():

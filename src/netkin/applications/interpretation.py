@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from netkin.arrays import exact_products, label_tensor, summing_dtype
 from netkin.comparing.compare import compare_sides
-from netkin.comparing.inputs import ModelSide, Reads, Side
+from netkin.comparing.sides import ModelSide, Reads, Side
 from netkin.comparing.spec import Spec as CompareSpec
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import with_call

@@ -43,7 +43,7 @@ from netkin.errors import FileError, InflatedWarning, InvalidValue, NetkinError
 
 if TYPE_CHECKING:
     from netkin.comparing import Comparer, Plan
-    from netkin.comparing.many import ManyPlan
+    from netkin.comparing.many_models import ManyPlan
     from netkin.results import Comparison, Comparisons
 
 

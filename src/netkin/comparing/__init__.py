@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from netkin.comparing.compare import collect, explain, merge, model_directions
     from netkin.comparing.comparer import Comparer
-    from netkin.comparing.inputs import ModelInput
-    from netkin.comparing.many import compare_many, explain_many
+    from netkin.comparing.many_models import compare_many, explain_many
     from netkin.comparing.plan import Plan
+    from netkin.comparing.sides import ModelInput
 
 __all__ = [
     "Comparer",
@@ -27,8 +27,8 @@ __all__ = [
 _HOMES = {
     "compare": ["collect", "explain", "merge", "model_directions"],
     "comparer": ["Comparer"],
-    "inputs": ["ModelInput"],
-    "many": ["compare_many", "explain_many"],
+    "sides": ["ModelInput"],
+    "many_models": ["compare_many", "explain_many"],
     "plan": ["Plan"],
 }
 

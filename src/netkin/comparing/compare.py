@@ -18,7 +18,6 @@ from netkin.comparing.alignment import Pairs, size_of_weights
 from netkin.comparing.comparer import Comparer, found_measures
 from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import Feed, data_name
-from netkin.comparing.inputs import ModelInput, ModelSide, RecordedSide, Side, WeightsSide, function_name
 from netkin.comparing.plan import (
     Found,
     Plan,
@@ -29,6 +28,7 @@ from netkin.comparing.plan import (
     weights_alone,
     weights_of,
 )
+from netkin.comparing.sides import ModelInput, ModelSide, RecordedSide, Side, WeightsSide, function_name
 from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
 from netkin.comparing.stream import Stream
 from netkin.comparing.tabulating import comparisons_of

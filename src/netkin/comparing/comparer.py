@@ -191,13 +191,13 @@ class Comparer:
             home = next(device for device in devices if device.type != "cpu")
             rows = {key: matrix.to(home) for key, matrix in rows.items()}
         rows = self.alignment.resized(rows) if self.resizes else rows
-        reducing = [need for need in self.needs if need.reduces]
+        place = -1  # among the needs that reduce
         for need, collectors in zip(self.needs, self.collectors, strict=True):
             if need.of_weights:
                 continue
             given: Mapping[Key, Any] = rows
             if need.reduces and not self.resizes:
-                place = reducing.index(need)
+                place += 1
                 given = {key: kept.reduced[place] if kept.reduced else kept.rows for key, kept in batch.layers.items()}
                 collectors[:] = [one for collector in collectors for one in _by_rows(collector, batch.layers)]
             for collector in collectors:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DistributedSampler
 
-from netkin.comparing.inputs import RecordedSide, Side, WeightsSide
+from netkin.comparing.sides import RecordedSide, Side, WeightsSide
 from netkin.comparing.spec import parse_part
 from netkin.errors import InvalidValue, ShapeError
 from netkin.representations import batches_of

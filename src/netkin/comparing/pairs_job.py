@@ -20,7 +20,7 @@ from netkin.results.packing import packed_columns, unpacked_columns
 from netkin.results.values import Pair
 
 if TYPE_CHECKING:
-    from netkin.comparing.many import ModelBlock
+    from netkin.comparing.many_models import ModelBlock
 
 PARTS = 32  # files of tables that a pass leaves at most
 LEAST = 32  # pairs of models in such a file, if there are as many

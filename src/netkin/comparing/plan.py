@@ -42,12 +42,12 @@ class Need:
         """The loss whose gradients are wanted, if any are."""
         return Target(**self.candidates[0].loss_for(self.settings)) if "gradients" in self.feeds else None
 
-    @property
+    @cached_property
     def of_weights(self) -> bool:
         """Whether it is read from weights, which come once and without data."""
         return self.feeds == {"weights"}
 
-    @property
+    @cached_property
     def reduces(self) -> bool:
         """Whether rows are made smaller as soon as a layer has run."""
         return all(kind.reduces for kind in self.candidates)

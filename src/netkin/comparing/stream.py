@@ -16,7 +16,7 @@ from torch import Tensor
 from netkin.arrays import all_finite, require_finite
 from netkin.comparing.alignment import ONE_ROW, size_of_layer
 from netkin.comparing.feed import Feed
-from netkin.comparing.inputs import Reads, Side
+from netkin.comparing.sides import Reads, Side
 from netkin.errors import InvalidValue, ShapeError, blame
 from netkin.identity.data import contents
 from netkin.representations.activations import Recorded
@@ -221,7 +221,13 @@ class Stream:
         first = next(iter(step))
         numbers = partial(self.feed.numbers, first, self._seen[first.name])
         self._numbers = numbers(known or 0)
-        recorded = {side: self._run(side, batch) for side, batch in step.items()}
+        recorded: dict[Side, Recorded] = {}
+        for side, batch in step.items():
+            try:
+                recorded[side] = side.read(batch)
+            except Exception as fault:
+                self._blame(fault, side, batch, self._batches)
+                raise
         layers, valid = dict[Key, KeptLayer](), dict[Key, Tensor]()
         gradients: dict[Target, dict[Key, Tensor]] = {target: {} for target in self._targets}
         for side, own in recorded.items():
@@ -234,26 +240,17 @@ class Stream:
             layers, self.sizes, known, numbers, partial(self._locate, step, self._batches), gradients=gradients,
             outputs={side.name: self._logits(side, own, step[side]) for side, own in recorded.items()}
             if self._outputs else {},
-            valid=valid, hashes=self._hashes_of(step), owns_rows=self._owns_rows,
+            valid=valid, hashes=self._hashes_of(step) if self._hashes else {}, owns_rows=self._owns_rows,
             content=None if known is None else content, **others,
         )  # fmt: skip
         for side in step:
             self._seen[side.name] += len(batch.numbers)
         return batch
 
-    def _run(self, side: Side, batch: Any) -> Recorded:
-        try:
-            return side.read(batch)
-        except Exception as fault:
-            self._blame(fault, side, batch, self._batches)
-            raise
-
     def _logits(self, side: Side, recorded: Recorded, batch: Any) -> tuple[Tensor, Any]:
         return logits_of(recorded.output).detach(), labels_of(batch)
 
     def _hashes_of(self, step: Mapping[Side, Any]) -> dict[str, np.ndarray]:
-        if not self._hashes:
-            return {}
         lengths = {side: side.length(batch) for side, batch in step.items() if side.has_content}
         return {
             side.name: contents(side.content(step[side]), length).cpu().numpy()

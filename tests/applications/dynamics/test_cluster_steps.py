@@ -122,7 +122,7 @@ REFUSED = {
     ),
     "live data": ({"data": torch.ones(3)}, "data", "`data` is a live Tensor; give it by name"),
     "no data": ({"data": None}, "data", "`data` is missing: name a data set, as in 'digits:test'."),
-    "a live transform": ({"transform": ray_worlds.halved}, "transform", "`transform` is a live function; give it by name"),
+    "a live transform": ({"transform": ray_worlds.halved}, "transform", "`transform` is a live function; give it"),
     "partial": ({"partial": True}, "partial", "`partial` is for one process; with `save` the same call continues"),
     "a job": ({"engine": Ray(job="x")}, "engine", "keeps its parts beside `save`; leave `job` out of the engine"),
     "torchrun": (

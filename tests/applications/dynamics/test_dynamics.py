@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.applications.dynamics import dynamics, steps
-from netkin.comparing.inputs import ReplayedSide
+from netkin.comparing.sides import ReplayedSide
 from netkin.errors import FileError, InvalidValue, MemoryLimit, SourceError, UnknownName
 from netkin.representations.shapes import dft
 from run_worlds import LAYERS, WIDTH, Fan, run_of

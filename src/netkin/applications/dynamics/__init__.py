@@ -22,8 +22,8 @@ from netkin.comparing.compare import compare, explain
 from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.engines.ray import Ray
 from netkin.comparing.feed import data_name
-from netkin.comparing.inputs import ModelSide, ReplayedSide
 from netkin.comparing.plan import Plan, weights_alone
+from netkin.comparing.sides import ModelSide, ReplayedSide
 from netkin.errors import InvalidValue
 from netkin.identity import (
     COMPARE,
@@ -46,7 +46,7 @@ from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Series
 from netkin.results.packing import packed
 from netkin.settings import random_states_kept
-from netkin.sources.runs import Architecture, Run, open_run
+from netkin.sources.runs import Architecture, TrainingRun, open_run
 
 __all__ = ["DynamicsRecorder", "Progress", "RunPlan", "dynamics", "explain_dynamics"]
 
@@ -208,7 +208,7 @@ def _engine(engine: str | Engine) -> Engine:
     return running
 
 
-def _plan_lines(run: Run, each: Plan, passes: int | None) -> Iterator[str]:
+def _plan_lines(run: TrainingRun, each: Plan, passes: int | None) -> Iterator[str]:
     count, last = len(run.steps), run.steps[-1]
     yield f"run {run.name!r}: {count} checkpoints, {run.unit}s {run.steps[0]:,} to {last:,}"
     if run.passed_over:
@@ -248,7 +248,7 @@ class DynamicsOptions:
         """Whether weights alone are read, and no data."""
         return weights_alone(self.measures)
 
-    def plan(self, run: Run, data: Any, examples: int | None) -> Plan:
+    def plan(self, run: TrainingRun, data: Any, examples: int | None) -> Plan:
         """Return the plan of comparing the first checkpoint with the final one."""
         first, last = run.steps[0], run.steps[-1]
         return explain(
@@ -278,7 +278,7 @@ class DynamicsOptions:
 class RunStudy:
     """One run on one set of data."""
 
-    def __init__(self, run: Run, data: Held | None, options: DynamicsOptions, call: str, sharers: int = 1):
+    def __init__(self, run: TrainingRun, data: Held | None, options: DynamicsOptions, call: str, sharers: int = 1):
         self.run, self.data, self.options, self.call = run, data, options, call
         self.sharers = sharers  # how many processes like this one share the memory
         self.done: dict[int, Comparison] = {}

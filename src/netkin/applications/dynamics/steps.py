@@ -33,8 +33,8 @@ from netkin.comparing.engines.plain import (
 from netkin.comparing.engines.ray import Cluster, Ray
 from netkin.comparing.engines.worker import Message, Task
 from netkin.comparing.feed import data_name
-from netkin.comparing.inputs import ModelSide
 from netkin.comparing.plan import Plan, needs_of
+from netkin.comparing.sides import ModelSide
 from netkin.errors import InvalidValue, MemoryLimit, NetkinError, NoValue, SourceError
 from netkin.identity import DataDigest, Form, settings_digest
 from netkin.jobs import Job
@@ -47,7 +47,7 @@ from netkin.representations.inputs import examples_in, length_if_known
 from netkin.results import Comparison, Values
 from netkin.results.packing import packed, unpacked
 from netkin.sources.names import find_function
-from netkin.sources.runs import Checkpoint, Run
+from netkin.sources.runs import Checkpoint, TrainingRun
 from netkin.statistics.collector import Collector, Key, Study
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _is_array(leaf: Any) -> bool:
 # --- all pairs of steps, by weights -----------------------------------------------------------------------------------
 
 
-def between_steps(run: Run, measures: Sequence[Measure], final: Comparison) -> Comparison | None:
+def between_steps(run: TrainingRun, measures: Sequence[Measure], final: Comparison) -> Comparison | None:
     """Return all pairs of steps, a table for each measure and layer; None where the weights take too much memory.
 
     `final` is the comparison of the last step with itself, whose layers and facts hold for all.
@@ -154,7 +154,7 @@ def between_steps(run: Run, measures: Sequence[Measure], final: Comparison) -> C
     return replace(final, a=run.name, b=run.name, tables=tables, **sides)  # type: ignore[arg-type]
 
 
-def _collected(run: Run, measure: Measure, layers: Sequence[str]) -> Collector | None:
+def _collected(run: TrainingRun, measure: Measure, layers: Sequence[str]) -> Collector | None:
     """Return a collector with the weights of all steps, or None where it would take too much memory."""
     (need,) = needs_of([measure])
     kind, rows = need.candidates[0], dict[Key, Mapping[str, Tensor]]()
@@ -196,7 +196,7 @@ def _table(
 class ClusterSteps:
     """The steps of a run, examined and compared by the workers of a cluster; `failed` steps are left out."""
 
-    def __init__(self, engine: Ray, run: Run, data: Any, examples: int | None, options: DynamicsOptions):
+    def __init__(self, engine: Ray, run: TrainingRun, data: Any, examples: int | None, options: DynamicsOptions):
         if engine.job is not None:
             raise InvalidValue(
                 "`dynamics` keeps its parts beside `save`; leave `job` out of the engine.", argument="engine"
@@ -269,7 +269,7 @@ class ClusterSteps:
         return self.cluster.results(f"{__name__}:{function}", self._plain_here, tasks, what, gpus=self.gpus, job=job)
 
 
-def _plain_run(run: Run, data: Any, examples: int | None, options: DynamicsOptions) -> dict[str, Any]:
+def _plain_run(run: TrainingRun, data: Any, examples: int | None, options: DynamicsOptions) -> dict[str, Any]:
     """Return a call of `dynamics` as plain values; what has no name is refused, with the form to give it in."""
     for checkpoint in run.checkpoints:
         if not isinstance(checkpoint.given, Path):
@@ -338,7 +338,7 @@ def _made_study(plain: Mapping[str, Any]) -> RunStudy:
     from netkin.applications.dynamics import DynamicsOptions, RunStudy  # which follow steps
 
     name, checkpoints, architecture = plain["run"]
-    run = Run(name, tuple(Checkpoint(step, Path(path), unit) for step, path, unit in checkpoints), architecture)
+    run = TrainingRun(name, tuple(Checkpoint(step, Path(path), unit) for step, path, unit in checkpoints), architecture)
     given = dict(plain["options"])
     for what in ("transform", "forward"):
         given[what] = given[what] and find_function(given[what])

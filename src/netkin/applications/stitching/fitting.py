@@ -25,7 +25,7 @@ from netkin.applications.stitching.network import Stitch, stitched_network
 from netkin.applications.stitching.task_loss import TaskLoss, Way
 from netkin.applications.stitching.training_batches import BatchesDigest
 from netkin.comparing.comparer import Comparer, load_comparer
-from netkin.comparing.inputs import on_device
+from netkin.comparing.sides import on_device
 from netkin.errors import InflatedWarning, InvalidValue, UnknownName, outside
 from netkin.identity import UnorderedDigest, forms_by_name, settings_digest, weights_digest
 from netkin.representations import batches_of, inference_mode_of

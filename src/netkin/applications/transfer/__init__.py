@@ -43,7 +43,7 @@ from netkin.applications.transfer.scores import (
 )
 from netkin.applications.transfer.tasks import compare_tasks, seed_values
 from netkin.comparing.feed import data_name
-from netkin.comparing.inputs import on_device
+from netkin.comparing.sides import on_device
 from netkin.errors import ForwardError, InvalidValue, NetkinError, NoValue, SourceError, UnknownName
 from netkin.identity import described_call, weights_digest
 from netkin.progress import ProgressOption, reported, showing

@@ -18,8 +18,8 @@ from netkin.measures.registry import Measure
 if TYPE_CHECKING:
     from netkin.comparing.compare import Call
     from netkin.comparing.comparer import Comparer
-    from netkin.comparing.inputs import Side
-    from netkin.comparing.many import ManyPlan
+    from netkin.comparing.many_models import ManyPlan
+    from netkin.comparing.sides import Side
     from netkin.results import Comparison, Comparisons
 
 __all__ = ["ENGINES", "Engine", "Local", "PassEngine", "named_engine"]

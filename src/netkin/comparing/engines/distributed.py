@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from netkin.comparing.comparer import Comparer, from_parts
 from netkin.comparing.engines import PassEngine, Result
-from netkin.comparing.inputs import ModelSide, Side
+from netkin.comparing.sides import ModelSide, Side
 from netkin.errors import InvalidValue, NetkinError, ShapeError, WorkerError
 from netkin.identity import form_of, settings_digest
 from netkin.progress import showing

@@ -22,7 +22,7 @@ from netkin.comparing.comparer import Comparer, from_arrays
 from netkin.comparing.engines import Engine, worker
 from netkin.comparing.engines.plain import plain_call
 from netkin.comparing.engines.worker import Message, fault_from
-from netkin.comparing.many import ManyPlan, ModelBlock, Way, as_sample, in_files, plan_from, way_from
+from netkin.comparing.many_models import ManyPlan, ModelBlock, PairsWay, as_sample, in_files, plan_from, way_from
 from netkin.comparing.pairs_job import groups_of, identity_of_study, label_of
 from netkin.comparing.plan import weights_alone
 from netkin.errors import InvalidValue, MissingExtra, NetkinError, SourceError, WorkerError, blame
@@ -111,13 +111,13 @@ class Ray(Engine):
 class Split:
     """How a call is split, as it was when its job began."""
 
-    way: Way
+    way: PairsWay
     limit: int  # bytes of the statistics of a task
     shares: int  # parts of the data
 
 
 @dataclass(frozen=True, eq=False)
-class PairBlock:
+class BlockWork:
     """Models that run together, their pairs, and the names of parts of the job: of the data, and of tables."""
 
     models: Sequence[str]
@@ -132,7 +132,7 @@ class Running:
 
     name: Any
     message: ObjectRef
-    block: PairBlock | None = None
+    block: BlockWork | None = None
     model: str | None = None
 
 
@@ -206,7 +206,7 @@ class _Work:
 
         def make() -> dict[str, Any]:
             limit = min(model["limit"] for model in self.models.values()) if self.limit is None else self.limit
-            way = asdict(Way((ModelBlock(tuple(self.models), pairs),)))
+            way = asdict(PairsWay((ModelBlock(tuple(self.models), pairs),)))
             if plans and not weights_alone(self.measures):
                 way = self._answer("plan", {"pairs": pairs, "limit": limit})
             return {"way": way, "limit": limit, "shares": self._shares(way_from(way), job)}
@@ -214,7 +214,7 @@ class _Work:
         values = job.part(f"plan of {settings_digest(pairs)}", make).values
         return Split(way_from(values["way"]), values["limit"], values["shares"])
 
-    def _shares(self, way: Way, job: Job) -> int:
+    def _shares(self, way: PairsWay, job: Job) -> int:
         """Return into how many parts the data are split: as many as were requested, or of at least a batch each."""
         if self.examples is None or not self.is_ordered or way.is_sample:
             return 1
@@ -287,16 +287,16 @@ class _Work:
         found = [job.find(name) for block in blocks for name in block.groups]
         return [(dict(part.values), part.arrays) for part in found if part is not None]
 
-    def _block(self, pairs: Sequence[Pair], split: Split, last: str) -> PairBlock:
+    def _block(self, pairs: Sequence[Pair], split: Split, last: str) -> BlockWork:
         sample, label = split.way.sample, label_of(pairs, split.way.sample)
         shares = [f"share {i} of {split.shares} of {label}" for i in range(1, split.shares + 1)]
         groups = {f"values of {label}": pairs} if pairs else {}
         models = list(dict.fromkeys(name for pair in pairs for name in pair))
         is_one = last == "whole" or split.shares == 1
-        return PairBlock(models, pairs, shares, groups if is_one else groups_of(pairs, sample))
+        return BlockWork(models, pairs, shares, groups if is_one else groups_of(pairs, sample))
 
     def _start(
-        self, block: PairBlock, split: Split, job: Job, last: str, running: MutableMapping[Any, Running]
+        self, block: BlockWork, split: Split, job: Job, last: str, running: MutableMapping[Any, Running]
     ) -> None:
         """Start what is missing of a block: parts, a tree of merges that is the same whichever ends first, tables."""
 
@@ -331,18 +331,18 @@ class _Work:
             if not job.has(name):
                 start(last, shared | {"pairs": pairs}, *merged, name=name)
 
-    def _expect(self, blocks: Sequence[PairBlock], job: Job) -> None:
+    def _expect(self, blocks: Sequence[BlockWork], job: Job) -> None:
         """Tell the job which parts there will be; those of the data go when the tables are there."""
         job.expect(
             name for block in blocks for name in (*block.groups, *(() if _is_done(block, job) else block.shares))
         )
 
 
-def _is_done(block: PairBlock, job: Job) -> bool:
+def _is_done(block: BlockWork, job: Job) -> bool:
     return all(map(job.has, block.groups))
 
 
-def _drop_parts(block: PairBlock, job: Job) -> None:
+def _drop_parts(block: BlockWork, job: Job) -> None:
     """Delete the parts that only finished tables needed, as they may be large."""
     for name in block.shares if _is_done(block, job) else ():
         job.drop(name, counted=True)

@@ -27,7 +27,7 @@ from netkin.comparing.compare import Call
 from netkin.comparing.comparer import Comparer, from_arrays
 from netkin.comparing.engines.plain import DataSpec, PlainCall, call_from, measures_from
 from netkin.comparing.feed import HeldExamples
-from netkin.comparing.many import Many, Survey
+from netkin.comparing.many_models import Many, Survey
 from netkin.comparing.plan import memory_limit
 from netkin.comparing.stream import KeptLayer, Stream
 from netkin.comparing.tabulating import comparisons_of

@@ -25,9 +25,9 @@ from netkin.comparing.compare import Call
 from netkin.comparing.comparer import Comparer, found_measures
 from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import HeldExamples, data_name
-from netkin.comparing.inputs import ModelInput, ModelSide, ReplayedSide
 from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study
 from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_alone
+from netkin.comparing.sides import ModelInput, ModelSide, ReplayedSide
 from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
 from netkin.comparing.stream import Stream
 from netkin.errors import InvalidValue, MemoryLimit, blame, refuse_half_characters
@@ -179,7 +179,7 @@ class ModelBlock:
 
 
 @dataclass(frozen=True)
-class Way:
+class PairsWay:
     """The way through all pairs: its blocks, and what it takes.
 
     Args:
@@ -230,12 +230,12 @@ class Way:
         return (one if count == 1 else f"{count:,} passes of up to {most:,} models") + rows + sample
 
 
-def way_from(values: Mapping[str, Any]) -> Way:
+def way_from(values: Mapping[str, Any]) -> PairsWay:
     """Return the way that was taken apart by `asdict` and has been JSON since."""
     blocks = tuple(
         ModelBlock(tuple(block["models"]), tuple((a, b) for a, b in block["pairs"])) for block in values["blocks"]
     )
-    return Way(**dict(values) | {"blocks": blocks})
+    return PairsWay(**dict(values) | {"blocks": blocks})
 
 
 def plan_from(values: Mapping[str, Any]) -> ManyPlan:
@@ -328,7 +328,7 @@ class Survey:
 
     # --- the way ------------------------------------------------------------------------------------------------------
 
-    def way(self, limit: int, keeps: bool) -> Way:
+    def way(self, limit: int, keeps: bool) -> PairsWay:
         """Return the way that fits `limit` bytes; `keeps` whether rows may be kept."""
         most = len(self.call.models)
         blocks = self._way(limit, self.total, most, keeps=False)
@@ -352,7 +352,7 @@ class Survey:
             )
         return blocks
 
-    def _way(self, limit: int, examples: int | None, most: int, *, keeps: bool) -> Way | None:
+    def _way(self, limit: int, examples: int | None, most: int, *, keeps: bool) -> PairsWay | None:
         """Return the blocks of most models that fit beside all else that is held; None where none do."""
         rows = self._rows(examples) if keeps else 0
         plans: dict[int, Plan | None] = {}
@@ -370,7 +370,7 @@ class Survey:
         plan = plans[size]
         assert plan is not None
         batches = -(-(examples or 1) // self.batch)
-        return Way(
+        return PairsWay(
             tuple(blocks_of(self.call.of, size)), examples, batches, plan.bytes, rows, self._loaded(size, keeps),
             examples != self.total,
         )  # fmt: skip
@@ -412,7 +412,7 @@ class Survey:
         """Return the bytes of the result."""
         return (RESULT + TABLE * len(self.measures)) * len(self.call.of) + self._values
 
-    def disk(self, way: Way) -> tuple[int, int]:
+    def disk(self, way: PairsWay) -> tuple[int, int]:
         """Return the most bytes that a job takes on disk beside its result, and what it and the result take at the end.
 
         The sums of a pass are written again after each share of the data, before the old file goes.
@@ -467,9 +467,9 @@ class Many:
                 argument=option,
             )
 
-    def way(self) -> tuple[Way, int]:
+    def way(self) -> tuple[PairsWay, int]:
         """Return the way through all pairs, and the memory limit that it keeps."""
-        everything = Way((ModelBlock(tuple(self.call.models), tuple(self.call.of)),))
+        everything = PairsWay((ModelBlock(tuple(self.call.models), tuple(self.call.of)),))
         if isinstance(self.call.data, Iterator) or weights_alone(self.measures):
             return everything, self.call.study([]).limit
         with self.call.engine.working():
@@ -530,20 +530,20 @@ class Many:
         identity = identity_of_study(weights, data, self.call.spec.layers, settings, self.measures)
         return identity | {"architecture": forms}
 
-    def _planned(self, job: Job) -> tuple[Way, int]:
+    def _planned(self, job: Job) -> tuple[PairsWay, int]:
         """Return the way and the memory limit with which the job was begun."""
 
         def plan() -> dict[str, Any]:
             way, limit = self.way()
             return {"way": asdict(way), "limit": limit}
 
-        def read(part: Any) -> tuple[Way, int]:
+        def read(part: Any) -> tuple[PairsWay, int]:
             return way_from(part.values["way"]), int(part.values["limit"])
 
         name = f"plan of {settings_digest(self.call.of)}"
         return job.recall(name, read) or read(job.part(name, plan))
 
-    def _through(self, way: Way, call: Call, parts: PairsJob | None = None) -> list[Comparison]:
+    def _through(self, way: PairsWay, call: Call, parts: PairsJob | None = None) -> list[Comparison]:
         """Take the passes one after the other, with `parts` those that are not there already."""
         if way.rows or way.is_sample:
             call = replace(call, data=HeldExamples(call.data, call.spec.examples, way.sample, call.spec.seed))
@@ -559,7 +559,7 @@ class Many:
                 break
         return [made[pair] for pair in self.call.of if pair in made]
 
-    def _compared(self, block: ModelBlock, way: Way, call: Call, parts: PairsJob | None) -> list[Comparison]:
+    def _compared(self, block: ModelBlock, way: PairsWay, call: Call, parts: PairsJob | None) -> list[Comparison]:
         if parts is None:
             with call.engine.working():
                 return self._block_call(block, way, call).compare(self.measures)
@@ -571,14 +571,14 @@ class Many:
 
         return parts.compared(block, self._shares(way), collect)
 
-    def _shares(self, way: Way) -> int:
+    def _shares(self, way: PairsWay) -> int:
         """Return into how many shares the data of a pass are split, whose sums a job keeps."""
         whole = way.rows > 0 or way.is_sample or way.examples is None
         if whole or isinstance(sampler_of(self.call.data), RandomSampler):
             return 1
         return max(1, min(SHARES // len(way.blocks), way.batches))
 
-    def _block_call(self, block: ModelBlock, way: Way, call: Call) -> Call:
+    def _block_call(self, block: ModelBlock, way: PairsWay, call: Call) -> Call:
         """Return the call of a pass: models given by name are loaded, and forgotten when no pass in a row has them."""
         keeps = set(self.call.models) if way.rows else set(block.models)
         self._sides = {name: side for name, side in self._sides.items() if name in keeps}
@@ -611,7 +611,7 @@ class Many:
         try:
             way = survey.way(limit, keeps)
         except MemoryLimit as fault:
-            everything = Way((ModelBlock(tuple(call.models), ()),), survey.total)
+            everything = PairsWay((ModelBlock(tuple(call.models), ()),), survey.total)
             lines = (*_beginning(survey), f"would be refused: {fault}")
             return ManyPlan(
                 len(call.models), len(call.of), everything, 0, 0, limit, survey.result(), lines, str(fault),
@@ -644,7 +644,7 @@ class ManyPlan:
 
     models: int
     pairs: int
-    way: Way
+    way: PairsWay
     passes: int
     bytes: int
     limit: int
