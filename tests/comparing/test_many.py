@@ -384,3 +384,16 @@ def test_a_small_limit_and_a_sample_are_planned_as_they_are_done(inputs):
         else:
             examples = {one.examples for one in nk.compare_many(nets, data, "cka", **call).values()}
             assert examples == {500 if plan.way.is_sample else 1800}
+
+
+def test_options_of_each_model_hold_in_every_pass(nets, inputs):
+    three = dict(list(nets.items())[:3])
+    how = {
+        "layers": {"net0": "0", "net1": ["0", "2"], "net2": None}, "transforms": [torch.abs, None, None],
+    }  # fmt: skip
+    plan = nk.explain_many(three, [inputs], "cka", memory=60_000, **how)
+    few = nk.compare_many(three, [inputs], "cka", memory=60_000, **how)
+    whole = nk.compare_many(three, [inputs], "cka", **how)
+    assert len(plan.way.blocks) == 3
+    for pair, comparison in whole.items():
+        np.testing.assert_allclose(few[pair]["cka"].values, comparison["cka"].values, atol=1e-6)

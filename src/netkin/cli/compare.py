@@ -167,8 +167,8 @@ def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options:
     """Show what `netkin compare` would do with the same options: layers, pairs, forward passes and memory.
 
     Each model runs on two examples (on a whole batch if it cannot run on two) to learn its layers; no measure is
-    computed. Of several models, and with --engine ray, one of each architecture runs on the first batches, to estimate
-    the time. The exit code is 1 if the comparison would be refused.
+    computed. Of several models, and with --engine ray, one of each architecture runs. The exit code is 1 if the
+    comparison would be refused.
     """
     models = named_models([one for one in (a, b, *more) if one], options.pop("names"))
     _refuse_without_data(models, options)
