@@ -44,6 +44,7 @@ WORKER = worker.__name__  # where tasks are found
 ANSWER = 10  # seconds in which a cluster must answer
 ATTEMPTS = 4  # of a task whose worker, or node, fails
 PARTS = 2  # of the data, for each task that can run at once
+TOGETHER = 8  # models that one task inspects
 PAUSE = 1.0  # seconds between two checks of the job
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # by 0 Ray keeps to the loopback address, on any system
 
@@ -175,13 +176,18 @@ class _Work:
     def _inspect(self) -> None:
         """Let workers run each model on the first batch; those that fail are left out."""
         found: dict[str, dict[str, Any]] = {}
-        tasks = {name: {"model": name} for name in self.plain["models"]}
-        for name, result in self._results("inspect", tasks, "inspecting models"):
-            if isinstance(result, NetkinError):
-                self._set_aside(result)
-            else:
-                found[name] = result[0]
-        self.models = {name: found[name] for name in tasks if name in found}
+        names = list(self.plain["models"])
+        groups = [names[place : place + TOGETHER] for place in range(0, len(names), TOGETHER)]
+        while groups:
+            tasks, groups = {" and ".join(group): {"models": group} for group in groups}, []
+            for name, result in self._results("inspect", tasks, "inspecting models"):
+                if not isinstance(result, NetkinError):
+                    found |= result[0]
+                elif len(group := tasks[name]["models"]) == 1:
+                    self._set_aside(result)
+                else:  # one of them fails
+                    groups += [[model] for model in group]
+        self.models = {name: found[name] for name in names if name in found}
         first = next(iter(self.models.values()))
         self.identity, self.examples, self.is_ordered = first["identity"], first["examples"], first["ordered"]
         other = next((model["identity"] for model in found.values() if model["identity"] != self.identity), None)

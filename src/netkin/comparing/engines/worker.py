@@ -188,8 +188,11 @@ def is_ordered(data: Any) -> bool:
 
 
 def inspect(plain: PlainCall, task: Task) -> Message:
-    """Load a model and run it on the first batch; return its digests, and what the data are."""
-    name = task["model"]
+    """Load some models and run each on the first batch; return their digests, and what the data are."""
+    return {name: _inspected(plain, name) for name in task["models"]}, {}
+
+
+def _inspected(plain: PlainCall, name: str) -> dict[str, Any]:
     header: dict[str, Any] = {"identity": "", "examples": None, "ordered": False}
     data, identity = data_of(plain)
     with about(name):
@@ -207,7 +210,7 @@ def inspect(plain: PlainCall, task: Task) -> Message:
             header |= {"identity": identity, "examples": feed.expected, "ordered": is_ordered(data)}
         (origin,) = (side.origin for side in sides)
     header |= {"weights": origin["weights"], "form": origin["form"], "settings": call.settings()}
-    return header | {"limit": _limit(plain)}, {}
+    return header | {"limit": _limit(plain)}
 
 
 def plan(plain: PlainCall, task: Task) -> Message:
