@@ -28,7 +28,7 @@ def freezing(name: str, batch: int, repeats: int, device: str = "cpu") -> dict[s
     draw = torch.Generator().manual_seed(0)
     images = torch.randn(STEPS * batch, 3, 32, 32, generator=draw).to(device)
     labels = torch.randint(0, 10, (STEPS * batch,), generator=draw).to(device)
-    units = nk.FreezeTraining(copy.deepcopy(model), steps=1).units
+    units = nk.FreezeTraining(copy.deepcopy(model), steps=1).groups
     counts = [round(share * (len(units) - 1)) for share in SHARES]
     rows = [_row(model, units[:count], images, labels, repeats) for count in counts]
     return {"batch": batch, "units": len(units), "rows": rows}

@@ -68,10 +68,10 @@ def pool(models: Any, images: list[Tensor], layers: list[str], **options: Any) -
     waited(collected)
     took = ratio(lambda: waited(collected), lambda: forward_both(models, images), repeats=5)
     statistics = waited(collected)
-    waited(statistics.compare)  # what is loaded and compiled at the first call is left aside
+    waited(statistics.compute)  # what is loaded and compiled at the first call is left aside
     statistics = waited(collected)
     start = time.perf_counter()
-    waited(lambda: statistics.compare(progress=False))
+    waited(lambda: statistics.compute(progress=False))
     return {"measures": len(LINEAR), "reading_seconds": time.perf_counter() - start} | took
 
 

@@ -122,7 +122,7 @@ def thousand_checkpoints(count: int = CHECKPOINTS) -> dict[str, Any]:
         assert len(many) == count * (count - 1) // 2
     return {
         "checkpoints": count, "pairs": len(many), "blocks": len(plan.way.blocks), "forward_passes": plan.passes,
-        "planned_bytes": plan.bytes, "result_bytes": plan.result, "peak_bytes": grown, "planned_seconds": plan.seconds,
+        "planned_bytes": plan.bytes, "result_bytes": plan.result, "peak_bytes": grown,
         "seconds": took, "cpu_seconds": used, "ratio": grown / plan.bytes, "threads": torch.get_num_threads(),
     }  # fmt: skip
 

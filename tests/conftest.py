@@ -90,7 +90,7 @@ def running_cluster(tmp_path_factory):
 def _started_cluster(folder):
     ray = pytest.importorskip("ray", reason="needs the extra netkin[ray]")
     import netkin.errors
-    from netkin.comparing.engines.cluster import Cluster
+    from netkin.comparing.engines.ray import Cluster
     from ray_worlds import Nodes
 
     patch = CLUSTER_ENDS.enter_context(pytest.MonkeyPatch.context())

@@ -293,7 +293,7 @@ def uses(result):
     """Return what people do with a result, as functions."""
     calls = [lambda: repr(result), lambda: str(result).encode()]
     calls += [getattr(result, name) for name in NAMED if hasattr(result, name)]
-    if isinstance(result, nk.Statistics):
+    if isinstance(result, nk.Comparer):
         return calls + _uses_of_statistics(result)
     if isinstance(result, Statistic):
         return calls + _uses_of_collector(result)
@@ -308,8 +308,8 @@ def uses(result):
 
 def _uses_of_statistics(found):
     several = ("cka", "pwcca", "cka_rbf", "cka_minibatch(batch=5)", "weight_cosine")
-    calls = [found.compare, *(functools.partial(found.compare, name) for name in several)]
-    return [*calls, lambda: found.merge(_elsewhere(found)).compare(), lambda: found.gaps, lambda: found.missing]
+    calls = [found.compute, *(functools.partial(found.compute, name) for name in several)]
+    return [*calls, lambda: found.merge(_elsewhere(found)).compute(), lambda: found.gaps, lambda: found.missing]
 
 
 def _elsewhere(found):

@@ -134,10 +134,10 @@ class Book:
             return nk.load(together)
 
         if only != "merged":
-            self.attempt(f"{scene} | collected", lambda: make().compare(measures))
-        self.attempt(f"{scene} | merged", lambda: merged().compare(measures))
+            self.attempt(f"{scene} | collected", lambda: make().compute(measures))
+        self.attempt(f"{scene} | merged", lambda: merged().compute(measures))
         if only != "merged":
-            self.attempt(f"{scene} | saved parts", lambda: loaded().compare(measures))
+            self.attempt(f"{scene} | saved parts", lambda: loaded().compute(measures))
 
 
 def entries_of(comparison: Any) -> dict[str, Entry]:
@@ -161,7 +161,7 @@ def _number(value: Any) -> float | None:
 
 def side(*given: Any, **options: Any) -> Any:
     """Return one side of a comparison with data, layers or weights of its own."""
-    return (getattr(nk, "ModelInput", None) or nk.Subject)(*given, **options)
+    return (getattr(nk, "ModelInput", None) or nk.ModelInput)(*given, **options)
 
 
 # --- scenes ----------------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def images(book: Book) -> None:
     book.compare("images, first 50", *models, batches(inputs, 32, 28), examples=50, **some)
     later = nk.collect(*models, inputs, layers=three, progress=False)
     later.save(book.folder / "later.stats", overwrite=True)
-    book.attempt("images, measures chosen later", lambda: nk.load(book.folder / "later.stats").compare(LINEAR))
+    book.attempt("images, measures chosen later", lambda: nk.load(book.folder / "later.stats").compute(LINEAR))
     book.compare("images, default layers", *models, inputs, measures="cka")
     book.compare("images, alone", models[0], data=inputs, measures=["cka", "svcca"])
     book.compare("images, patterns", *models, inputs, measures="cka", layers={"a": ["0", "1"], "b": nn.Conv2d})
@@ -257,7 +257,7 @@ def images(book: Book) -> None:
         how = {"progress": False, "errors": True, "chunks": 4, **some}
         return nk.merge(
             [nk.collect(*models, loader, start=start, **how) for start, loader in loaders.items()]
-        ).compare()
+        ).compute()
 
     book.attempt("images, parts from a start", lambda: started((0, 25), (40, 60), (25, 40)))
     book.attempt("images, a part is missing", lambda: started((0, 25), (40, 60)))
@@ -349,7 +349,7 @@ def ragged(book: Book) -> None:
                     nk.collect(*models, [batch], start=10 * place, progress=False, **given)
                     for place, batch in reversed(list(enumerate(sentences())))
                 ]
-            ).compare(single),
+            ).compute(single),
         )
     book.compare("sentences, default", *models, sentences(), measures=["cka"])
     plain = token_model(book.world, "one", 6), token_model(book.world, "two", 5)
@@ -521,7 +521,7 @@ def refusals(book: Book) -> None:
              nk.collect(*reversed(models), inputs, part="2/2", progress=False)]
         ),
         "nothing to merge": lambda: nk.merge([]),
-        "a measure not collected": lambda: part().compare("cka_rbf"),
+        "a measure not collected": lambda: part().compute("cka_rbf"),
         "a damaged file": lambda: nk.load(path),
         "no file": lambda: nk.load(book.folder / "absent.netkin"),
         "one model of many": lambda: nk.compare_many({"u": {"x": X}}, progress=False),

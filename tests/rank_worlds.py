@@ -149,7 +149,7 @@ def sketches(engine):
 def data_of_their_own(engine):
     """Compare by sketches two models of which each has its own data, of other sizes."""
     first, second = nets()
-    subjects = nk.Subject(first, data=images()), nk.Subject(second, data=images(31))
+    subjects = nk.ModelInput(first, data=images()), nk.ModelInput(second, data=images(31))
     return nk.compare(*subjects, measures="sketched_cka", layers=["fc"], engine=engine)
 
 
@@ -210,7 +210,7 @@ SAME = [
 def tables_of(result):
     if isinstance(result, nk.Comparisons):
         return {(*pair, name): table for pair, one in result.items() for name, table in one.tables.items()}
-    found = dict((result.compare() if isinstance(result, nk.Statistics) else result).tables)
+    found = dict((result.compute() if isinstance(result, nk.Comparer) else result).tables)
     found.pop("gaussian_mutual_information", None)  # which multiplies rounding by 1/(1 - ρ²)
     return found
 

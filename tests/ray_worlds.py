@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import netkin as nk
 import rank_worlds
 
 HOW = {"num_cpus": 1, "num_gpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False}
@@ -127,8 +128,13 @@ class Killed(Interrupted):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Hanging(Interrupted):
+class Stopping(Interrupted):
+    """One that presses Ctrl-C in the process that made the call, once a part is finished, and does not go on."""
+
     def happens(self):
+        while not list(Path("ab.job/parts").glob("share*")):
+            time.sleep(0.05)
+        os.kill(int(Path("driver").read_text()), signal.SIGINT)
         time.sleep(600)
 
 
@@ -155,8 +161,13 @@ def read_elsewhere():
     return unreadable()
 
 
-def hanging():
-    return seeded(0, kind=Hanging)
+def stopping():
+    return seeded(0, kind=Stopping)
+
+
+def deadly():
+    """End the process that loads it, as a crash outside of Python does."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def full_disk():
@@ -189,3 +200,13 @@ def halved(inputs):
 
 def feed(model, batch):
     return model(batch[0] if isinstance(batch, (list, tuple)) else batch)
+
+
+INTERRUPTED = ("ray_worlds:stopping", "ray_worlds:second", "ray_worlds:loader")
+
+
+def drive(folder, address):
+    """Make a call on the cluster at an address, in a process that can be interrupted."""
+    os.chdir(folder)
+    Path("driver").write_text(str(os.getpid()))
+    nk.compare(*INTERRUPTED, engine=nk.Ray(address, job="ab.job", shares=3), layers=rank_worlds.LAYERS, progress=False)

@@ -11,7 +11,8 @@ import torch
 from click.testing import CliRunner
 
 from netkin.cli import cli
-from netkin.comparing.compare import compare, compare_many
+from netkin.comparing.compare import compare
+from netkin.comparing.many_models import compare_many
 from netkin.measures import registry
 from netkin.sources import examples, load_model
 

@@ -52,7 +52,7 @@ CALLS = {
     "gradients": lambda data, _: nk.gradients(net(), data=data, **QUIET),
     "compare": lambda data, _: nk.compare(net(0), net(1), data, **QUIET),
     "compare, interrupted": lambda data, _: interrupted(data),
-    "compare, own data": lambda data, _: nk.compare(*(nk.Subject(net(seed), data=data) for seed in (0, 1)), **QUIET),
+    "compare, own data": lambda data, _: nk.compare(*(nk.ModelInput(net(seed), data=data) for seed in (0, 1)), **QUIET),
     "collect": lambda data, _: nk.collect(net(0), net(1), data, **QUIET),
     "explain": lambda data, _: nk.explain(net(0), net(1), data, **QUIET),
     "compare_many": lambda data, _: nk.compare_many(nets(), data, **QUIET),

@@ -137,7 +137,7 @@ def make(lab: Lab, wanted: list[Wanted]) -> None:
         stitches = {one: found[(one.layer, one.layer), one.how] for one in wanted}
     for one, stitch in stitches.items():
         place(lab, one).parent.mkdir(parents=True, exist_ok=True)
-        stitch.save(place(lab, one))
+        stitch.save(place(lab, one), overwrite=True)
 
 
 def fitting(lab: Lab, task: str = "cifar10") -> Batches:

@@ -111,7 +111,7 @@ def trained(lab: Lab, task: Task) -> Trained:
             options["hooks"] = [freezing]
             history = lab.train(model, net, seed, **options)
     if schedule != LINEAR:
-        top = _freezer(dict(zip(plan.values(), reversed(freezing.units), strict=False)))
+        top = _freezer(dict(zip(plan.values(), reversed(freezing.groups), strict=False)))
         history = lab.train(model, net, seed, hooks=[top] if schedule == TOP else [], **options)
     return {"accuracy": [epoch["accuracy"] for epoch in history], "frozen": list(plan.values())}
 
@@ -132,7 +132,7 @@ def costs(lab: Lab, net: str) -> Cost:
     images, batch = lab.images(), lab.recipe(net).recipe.batch
     inputs, labels = images.train_images[:batch], images.train_labels[:batch]
     plain = _step(lab.fresh(net, 0), inputs, labels)
-    units = nk.FreezeTraining(lab.fresh(net, 0), steps=1).units
+    units = nk.FreezeTraining(lab.fresh(net, 0), steps=1).groups
     ratios, operations = [1.0], [_operations(plain)]
     for count in range(1, len(units)):
         model = lab.fresh(net, 0)

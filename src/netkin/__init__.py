@@ -51,7 +51,7 @@ __version__ = "0.1.0"
 
 _ROOMS = {
     "netkin.comparing": [
-        "Statistics", "Subject", "collect", "compare_many", "explain", "merge",
+        "Comparer", "ModelInput", "collect", "compare_many", "explain", "merge",
     ],
     "netkin.comparing.compare": ["compare"],
     "netkin.reporting": ["plot", "report"],

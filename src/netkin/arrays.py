@@ -98,7 +98,7 @@ def all_finite(tensors: Iterable[Tensor]) -> Tensor:
     numbers += torch._foreach_norm(matrices) if (matrices := [tensor for tensor in every if tensor.ndim]) else []
     if not numbers:
         return torch.tensor(True)
-    together = torch.stack([number.to(numbers[0].device, torch.float64) for number in numbers])
+    together = torch.stack([number.to(numbers[0].device) for number in numbers])
     return torch.isfinite(together).all()  # of each tensor alone it would be four kernels a tensor
 
 

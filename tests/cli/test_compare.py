@@ -308,10 +308,10 @@ def test_several_models_are_a_job_beside_their_result(netkin):
     assert netkin(f"compare {SEVERAL} --save three.netkin --seed 1 --overwrite").exit_code == 0
 
 
-def test_the_plan_of_several_models_tells_passes_bytes_and_time(netkin):
+def test_the_plan_of_several_models_tells_passes_and_bytes(netkin):
     text = netkin(f"explain {SEVERAL}")
     assert text.exit_code == 0, text.stderr
-    for words in ("models: 3, ", "pairs of models: 3", "forward passes: 3, one of each", "memory: ", "time: "):
+    for words in ("models: 3, ", "pairs of models: 3", "forward passes: 3, one of each", "memory: "):
         assert words in text.stdout
     facts = json.loads(netkin(f"explain {SEVERAL} --json").stdout)
     assert (facts["models"], facts["pairs"], facts["passes"], facts["way"]["blocks"]) == (3, 3, 3, 1)
@@ -381,7 +381,7 @@ def test_a_cluster_compares_and_continues_beside_the_result(netkin):
     assert netkin(f"{both} --seed 1 --overwrite").exit_code == 0
     plan = netkin(f"{call} --engine ray".replace("compare", "explain"))
     assert "forward passes: 2, one of each model on each batch" in plan.stdout
-    assert "cluster: 2 tasks at once on 2 nodes, about under a second together" in plan.stdout
+    assert "cluster: 2 tasks at once on 2 nodes" in plan.stdout
 
 
 @pytest.mark.parametrize("option", ["--address auto", "--gpus 0.5"])

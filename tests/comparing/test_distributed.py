@@ -14,7 +14,7 @@ import netkin as nk
 import rank_worlds
 from netkin.comparing.engines.distributed import Ranks, _as_bytes
 from netkin.comparing.feed import Feed
-from netkin.comparing.subjects import ModelRunner
+from netkin.comparing.sides import ModelSide
 from netkin.errors import InflatedWarning, InvalidValue, UnknownName, WorkerError
 from processes import run_ranks
 
@@ -255,7 +255,7 @@ def test_a_part_that_is_withdrawn_over_a_fault_is_not_waited_for():
 def feed_of(*data, examples=None, part=(1, 2)):
     """Return the feed of some models with a loader each, on one process of several."""
     runners = [
-        ModelRunner(name, nn.Identity(), None, None, None, None, None) for name, _ in zip("ab", data, strict=False)
+        ModelSide(name, nn.Identity(), None, None, None, None, None) for name, _ in zip("ab", data, strict=False)
     ]
     for runner, own in zip(runners, data, strict=True):
         runner.data = own
@@ -293,7 +293,7 @@ def test_what_a_sampler_repeats_is_left_out(shuffle):
     seen = [[int(number) for batch in feed for one in batch.values() for number in one[0]] for feed in given]
     assert [len(own) for own in seen] == [feed.length for feed in given] == [5, 4]
     assert sorted(seen[0] + seen[1]) == list(range(9))
-    numbers = [feed.numbers(feed.runners[0], 0, feed.length).tolist() for feed in given]
+    numbers = [feed.numbers(feed.sides[0], 0, feed.length).tolist() for feed in given]
     assert numbers == seen
 
 

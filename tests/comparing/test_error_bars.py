@@ -152,7 +152,7 @@ def test_a_unit_that_a_chunk_alone_moves_is_idle_without_it(worlds):
 
 @pytest.mark.parametrize("chunks", [1, 0, True, 2.0, "5"])
 def test_fewer_than_two_chunks_are_refused(worlds, chunks):
-    with pytest.raises(InvalidValue, match="standard errors need at least 2 chunks of the examples; got chunks="):
+    with pytest.raises(InvalidValue, match="`chunks` is the number of chunks for standard errors, 2 or more; got "):
         nk.compare({"x": worlds.normal(30, 3)}, errors=True, chunks=chunks)
 
 

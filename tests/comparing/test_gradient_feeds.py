@@ -73,7 +73,7 @@ def test_sketches_of_different_data_are_those_made_by_hand():
     a, b = net(0), net(1, classes=5)
     first, second = inputs(70, 1), inputs(45, 2)
     measure = "sketched_cka_uncentered(kernel=sum, buckets=16, seed=3)"
-    found = nk.compare(nk.Subject(a, data=first), nk.Subject(b, data=second), measures=measure, layers=LAYERS)
+    found = nk.compare(nk.ModelInput(a, data=first), nk.ModelInput(b, data=second), measures=measure, layers=LAYERS)
     sides = []
     for model, data in ((a, first), (b, second)):
         collector = LayerSketches(["x"], SketchSettings(16, 1, 3))
@@ -91,7 +91,7 @@ def test_order_batches_and_parts_of_the_data_do_not_matter():
     mixed = data[torch.randperm(60)]
     other = nk.compare(a, b, DataLoader(TensorDataset(mixed), batch_size=17), **options)
     parts = [nk.collect(a, b, data, part=(i, 3), **options) for i in (3, 1, 2)]
-    merged = nk.merge(parts).compare()
+    merged = nk.merge(parts).compute()
     for name in whole.tables:
         assert np.allclose(other[name].values, whole[name].values, atol=1e-10)
         assert np.allclose(merged[name].values, whole[name].values, atol=1e-10)
@@ -99,18 +99,18 @@ def test_order_batches_and_parts_of_the_data_do_not_matter():
 
 def test_of_different_data_all_examples_are_counted_and_each_part_has_its_share_of_both():
     a, b = net(0), net(1)
-    first, second = nk.Subject(a, data=inputs(70, 1)), nk.Subject(b, data=list(inputs(45, 2).split(20)))
+    first, second = nk.ModelInput(a, data=inputs(70, 1)), nk.ModelInput(b, data=list(inputs(45, 2).split(20)))
     options = {"measures": "sketched_cka(buckets=16)", "layers": LAYERS}
     whole = nk.compare(first, second, **options)
     parts = [nk.collect(first, second, part=(i, 3), **options) for i in (1, 2, 3)]
     merged = nk.merge(parts)
     assert whole.examples == merged.examples == 70 + 45
     assert [part.examples for part in parts] == [23 + 15, 23 + 15, 24 + 15]
-    assert np.allclose(merged.compare()[merged.asked[0]].values, whole[merged.asked[0]].values, atol=1e-10)
+    assert np.allclose(merged.compute()[merged.asked[0]].values, whole[merged.asked[0]].values, atol=1e-10)
     assert (parts[0].missing != "", merged.missing) == (True, "")
     assert merged.part == "1/3, 2/3, 3/3"
     assert nk.compare(a, b, inputs(45, 2), **options).examples == 45
-    assert nk.explain(nk.Subject(a, data=list(inputs(70, 1).split(20))), second, **options).passes == 4 + 3
+    assert nk.explain(nk.ModelInput(a, data=list(inputs(70, 1).split(20))), second, **options).passes == 4 + 3
 
 
 def test_statistics_are_saved_and_say_what_they_can_not_serve(tmp_path):
@@ -118,10 +118,10 @@ def test_statistics_are_saved_and_say_what_they_can_not_serve(tmp_path):
     kept = nk.collect(a, b, data, measures=["sketched_cka(buckets=16)", "kernel_cka"], layers=LAYERS)
     kept.save(tmp_path / "kept.stats")
     again = nk.load(tmp_path / "kept.stats")
-    assert np.allclose(again.compare("kernel_cka").to_numpy(), kept.compare("kernel_cka").to_numpy(), atol=0)
-    assert again.compare("kernel_nbs(kernel=product)")["2", "2"] > 0
+    assert np.allclose(again.compute("kernel_cka").to_numpy(), kept.compute("kernel_cka").to_numpy(), atol=0)
+    assert again.compute("kernel_nbs(kernel=product)")["2", "2"] > 0
     with pytest.raises(InvalidValue, match=r"beta=0.1 \(these have beta=0.5\)"):
-        again.compare("sketched_cka(buckets=16, beta=0.1)")
+        again.compute("sketched_cka(buckets=16, beta=0.1)")
 
 
 def test_exact_kernels_have_error_bars_and_sketches_say_why_not():

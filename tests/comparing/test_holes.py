@@ -266,7 +266,7 @@ def test_a_fault_without_one_chunk_names_its_pair_too(worlds, monkeypatch):
     with pytest.raises(
         InvalidValue, match=r"^cka_minibatch\(batch=4\) of layer 'x' of 'a' and layer 'y' of 'b': a chunk"
     ):
-        statistics.compare()
+        statistics.compute()
 
 
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="notes came with Python 3.11")

@@ -70,7 +70,7 @@ def test_rows_of_unequal_examples_are_merged_and_sampled_alike(monkeypatch, tmp_
         for part in range(count, 0, -1):
             nk.collect(*pair, data, asked, part=(part, count), **options).save(tmp_path / "s.netkin", overwrite=True)
             parts.append(nk.load(tmp_path / "s.netkin"))
-        found = nk.merge(parts).compare(asked)
+        found = nk.merge(parts).compute(asked)
         for measure in asked:
             assert found.to_numpy(measure) == pytest.approx(whole.to_numpy(measure), abs=1e-10), (measure, count)
         assert found["cka"].replicates == pytest.approx(whole["cka"].replicates, abs=1e-10)
@@ -83,4 +83,4 @@ def test_images_of_different_sizes_are_merged_by_their_places(maps):
     for measure in ("cka", "cka_rbf"):
         whole = nk.compare(*pair, data, measure, **options)
         parts = [nk.collect(*pair, data, measure, part=(part, 4), **options) for part in (4, 2, 1, 3)]
-        assert nk.merge(parts).compare()["conv1", "conv1"] == pytest.approx(whole["conv1", "conv1"], abs=1e-10)
+        assert nk.merge(parts).compute()["conv1", "conv1"] == pytest.approx(whole["conv1", "conv1"], abs=1e-10)

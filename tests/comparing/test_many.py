@@ -3,9 +3,7 @@
 import inspect
 import re
 import weakref
-from dataclasses import replace
 from itertools import combinations
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,16 +12,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
-from netkin.comparing import pairs_plan
-from netkin.comparing.engines import ray
-from netkin.comparing.feed import CachedRunner, HeldExamples
-from netkin.comparing.many_models import PairsPlan
+from netkin.comparing import many_models
+from netkin.comparing.feed import HeldExamples
+from netkin.comparing.many_models import ManyPlan, ModelBlock, blocks_of, largest_fit
 from netkin.comparing.pairs_job import PairsJob
-from netkin.comparing.pairs_plan import ModelBlock, blocks_of, largest_fit, pass_plan
 from netkin.errors import FileError, InvalidValue, MemoryLimit
 from netkin.jobs import Job
 from netkin.measures.registry import find
-from netkin.statistics.collector import LayerSize, Study
 
 MEASURES = ["cka", "svcca", "cka_debiased"]
 
@@ -77,17 +72,6 @@ def test_the_largest_number_that_fits_is_found_to_an_eighth(most):
     assert largest_fit(lambda number: True, most) == most
 
 
-@pytest.mark.parametrize("pairs", ["all", "corresponding"])
-def test_a_pass_of_more_models_takes_more_memory(pairs):
-    widths = {"x": 30, "y": 20}
-    layers = {str(n): [LayerSize(str(n), name, width, 8, 8) for name, width in widths.items()] for n in range(20)}
-    study, measures = Study({}, [], examples=1000), [find("cka"), find("svcca")]
-    sizes = [pass_plan(layers, pairs, study, measures, size).bytes for size in range(1, 11)]
-    assert sizes == sorted(sizes)
-    with pytest.raises(MemoryLimit, match="need .* and the limit is"):
-        pass_plan(layers, pairs, replace(study, limit=sizes[2] - 1), measures, 3)
-
-
 def tables(many):
     return {(*pair, name): table for pair, one in many.items() for name, table in one.tables.items()}
 
@@ -125,27 +109,24 @@ def test_the_forward_passes_are_those_of_the_plan(nets, inputs):
     plan = nk.explain_many(nets, data, MEASURES, progress=False)
     limit = plan.way.statistics * 2 // 3
     told = nk.explain_many(nets, data, MEASURES, memory=limit, progress=False)
-    assert not told.way.keeps_rows
+    assert not told.way.rows
     for model in nets.values():
         model.seen.clear()
     nk.compare_many(nets, data, MEASURES, memory=limit, progress=False)
-    runs = sum(model.seen.count(300) for model in nets.values())
-    # beside these the batch on which all together did not fit, and two of each architecture that were timed
-    assert runs == told.passes + len(nets) + 2 * 3
+    assert sum(model.seen.count(300) for model in nets.values()) == told.passes
     assert f"forward passes: {told.passes}" in str(told)
 
 
-def test_kept_rows_are_those_of_one_run(nets, inputs, monkeypatch):
-    runs = []
-    run = CachedRunner._run
-    monkeypatch.setattr(CachedRunner, "_run", lambda self, batch: runs.append(self.name) or run(self, batch))
+def test_kept_rows_are_those_of_one_run(nets, inputs):
     plan = nk.explain_many(nets, inputs, MEASURES, progress=False)
     limit = plan.way.statistics * 3 // 5
     told = nk.explain_many(nets, inputs, MEASURES, memory=limit, progress=False)
-    assert told.way.keeps_rows
+    assert told.way.rows
     assert told.passes == len(nets)
+    for model in nets.values():
+        model.seen.clear()
     many = nk.compare_many(nets, inputs, MEASURES, memory=limit, progress=False)
-    assert sorted(runs) == sorted(nets)
+    assert [model.seen.count(len(inputs)) for model in nets.values()] == [1] * len(nets)
     assert_same(many, nk.compare_many(nets, inputs, MEASURES, progress=False))
 
 
@@ -155,7 +136,7 @@ def test_half_precision_is_remembered_with_kept_rows(inputs):
     whole = nk.compare_many(nets, inputs.bfloat16(), "cca_mean", progress=False)
     plan = nk.explain_many(nets, inputs.bfloat16(), "cca_mean", progress=False)
     limit = plan.way.statistics * 2 // 3
-    assert nk.explain_many(nets, inputs.bfloat16(), "cca_mean", memory=limit, progress=False).way.keeps_rows
+    assert nk.explain_many(nets, inputs.bfloat16(), "cca_mean", memory=limit, progress=False).way.rows
     parts = nk.compare_many(nets, inputs.bfloat16(), "cca_mean", memory=limit, progress=False)
     for pair, one in whole.items():
         assert one.provenance["directions a"] == parts[pair].provenance["directions a"]
@@ -208,14 +189,14 @@ def test_models_given_by_name_are_forgotten_when_no_pass_needs_them(tmp_path, mo
         models[f"seed {seed}"] = f"netkin:digits@{tmp_path / f'{seed}.pt'}"
     data, options = nk.load_data("digits:test"), {"layers": ["fc"], "progress": False, "examples": 60}
     whole = nk.compare_many(models, data, "cka", **options)
-    alive, most, load = weakref.WeakSet(), [], pairs_plan.load_model
+    alive, most, load = weakref.WeakSet(), [], many_models.load_model
 
     def counted(*given, **how):
         alive.add(model := load(*given, **how))
         most.append(len(alive))
         return model
 
-    monkeypatch.setattr(pairs_plan, "load_model", counted)
+    monkeypatch.setattr(many_models, "load_model", counted)
     two = nk.explain_many(list(models.values())[:2], data, "cka", **options).way
     few = two.statistics + two.models
     told = nk.explain_many(models, data, "cka", memory=few, **options)
@@ -241,7 +222,6 @@ def test_data_of_another_order_in_each_pass_are_refused(more_nets):
     limit = plan.way.statistics * 2 // 3
     plan = nk.explain_many(more_nets, Drawn(), "cka", memory=limit, progress=False)
     assert len(plan.way.blocks) > 1
-    assert "the rows of all models need 6 MB, and the limit is 1 MB" in str(plan)
     with pytest.raises(InvalidValue, match="other examples, or another order, in each pass"):
         nk.compare_many(more_nets, Drawn(), "cka", memory=limit, progress=False)
 
@@ -262,8 +242,8 @@ def test_a_sample_of_no_size_is_refused(nets, inputs, rows):
 def test_a_stream_is_refused_where_several_passes_are_needed(nets, inputs):
     with pytest.raises(MemoryLimit):
         nk.compare_many(nets, iter(inputs.split(30)), MEASURES, memory=40_000, progress=False)
-    with pytest.raises(InvalidValue, match="a stream can be read only once"):
-        nk.compare_many(nets, iter(inputs.split(30)), rows=10)
+    with pytest.raises(InvalidValue, match="what it takes from an iterator is gone"):
+        nk.explain_many(nets, iter(inputs.split(30)))
 
 
 # --- as a job ---------------------------------------------------------------------------------------------------------
@@ -386,19 +366,34 @@ def test_one_name_is_no_list_of_models(inputs):
 
 
 def test_both_calls_take_the_same_arguments():
-    call, plan = (inspect.signature(one) for one in (nk.compare_many, nk.explain_many))
-    assert call.parameters == plan.parameters
-    assert plan.return_annotation is PairsPlan
+    call, plan = (inspect.signature(function) for function in (nk.compare_many, nk.explain_many))
+    assert {**call.parameters} == {**plan.parameters}
+    assert plan.return_annotation == ManyPlan.__name__
 
 
-def test_a_model_that_fails_in_a_later_block_has_no_pairs_of_earlier_ones(monkeypatch):
-    request, pairs = object.__new__(ray.RayRequest), [("a", "b"), ("a", "c")]
-    request.pairs, request.failed = SimpleNamespace(of=pairs), {"c": "of NaN"}
-    monkeypatch.setattr(request, "_done", lambda *asked: {_Block([pairs]): [("columns", {})]}, raising=False)
-    monkeypatch.setattr(ray, "unpacked_columns", lambda *message: ["a and b", "a and c"])
-    assert request.compare([], {}) == ["a and b"]
+def test_a_small_limit_and_a_sample_are_planned_as_they_are_done(inputs):
+    torch.manual_seed(0)
+    nets = {str(place): nn.Sequential(nn.Linear(6, 300), nn.ReLU(), nn.Linear(300, 5)) for place in range(12)}
+    data = list(inputs.repeat(20, 1).split(150))
+    for memory in (2e5, 1e6, 4e6, 20e6):
+        call = {"rows": 500, "memory": memory, "progress": False}
+        plan = nk.explain_many(nets, data, "cka", **call)
+        if plan.refused:
+            with pytest.raises(MemoryLimit):
+                nk.compare_many(nets, data, "cka", **call)
+        else:
+            examples = {one.examples for one in nk.compare_many(nets, data, "cka", **call).values()}
+            assert examples == {500 if plan.way.is_sample else 1800}
 
 
-class _Block:
-    def __init__(self, groups):
-        self.groups = groups
+def test_options_of_each_model_hold_in_every_pass(nets, inputs):
+    three = dict(list(nets.items())[:3])
+    how = {
+        "layers": {"net0": "0", "net1": ["0", "2"], "net2": None}, "transforms": [torch.abs, None, None],
+    }  # fmt: skip
+    plan = nk.explain_many(three, [inputs], "cka", memory=60_000, **how)
+    few = nk.compare_many(three, [inputs], "cka", memory=60_000, **how)
+    whole = nk.compare_many(three, [inputs], "cka", **how)
+    assert len(plan.way.blocks) == 3
+    for pair, comparison in whole.items():
+        np.testing.assert_allclose(few[pair]["cka"].values, comparison["cka"].values, atol=1e-6)

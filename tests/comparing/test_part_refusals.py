@@ -43,7 +43,7 @@ def test_other_weights_and_other_data_are_refused(doubles, inputs, maps):
         nk.merge([nk.collect(*doubles, half, "cka") for half in (inputs[:25], inputs[25:])])
     with pytest.raises(InvalidValue, match="there is nothing to merge"):
         nk.merge([])
-    with pytest.raises(InvalidValue, match="`merge` takes statistics, as `nk.collect` or `nk.load` give them; got str"):
+    with pytest.raises(InvalidValue, match="`merge` takes comparers, as `nk.collect` or `nk.load` give them; got str"):
         nk.merge(["part.netkin"])
 
 
@@ -73,9 +73,7 @@ def test_parts_of_another_forward_are_refused(doubles, inputs, tmp_path, change)
     assert nk.merge([nk.load(tmp_path / "first.stats"), same]).examples == len(inputs)
     change(doubles[0])
     other = nk.collect(*doubles, inputs, "cka", layers=["conv1", "fc"], part="2/2")
-    with pytest.raises(
-        ShapeError, match="their architecture of 'a', '.*, differ, digest [0-9a-f]+ and digest [0-9a-f]+"
-    ):
+    with pytest.raises(ShapeError, match="the architecture of 'a' differs in '.*' .*, not .*"):
         nk.merge([nk.load(tmp_path / "first.stats"), other])
 
 

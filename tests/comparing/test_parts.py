@@ -64,7 +64,7 @@ def merged(folder, subjects, order, count, asked, **options):
         path = folder / f"{part}.netkin"
         nk.collect(*subjects, measures=asked, part=(part, count), **options).save(path, overwrite=True)
         parts.append(nk.load(path))
-    return nk.merge(parts).compare(asked)
+    return nk.merge(parts).compute(asked)
 
 
 ORDERS = [(1,), (2, 1), (4, 2, 1, 3)]  # more are drawn in test_parts_of_any_sizes_in_any_order_are_the_whole
@@ -125,7 +125,7 @@ def test_parts_of_any_sizes_in_any_order_are_the_whole(data):
     parts = [
         nk.collect(*({k: v[s] for k, v in side.items()} for side in (a, b)), start=s.start, **options) for s in ranges
     ]
-    found = nk.merge(data.draw(st.permutations(parts))).compare(asked)
+    found = nk.merge(data.draw(st.permutations(parts))).compute(asked)
     assert_same(found, nk.compare(a, b, **options))
 
 
@@ -139,7 +139,7 @@ def test_rows_merge_with_moments_either_way():
     assert [[one.kind for one in part.every()] for part in (few, many)] == [["LinearRows"], ["LayerMoments"]]
     whole = nk.compare({"x": X}, {"y": Y}, measures=asked, **options)
     for parts in ([few, many], [many, few]):
-        assert_same(nk.merge(parts).compare(), whole)
+        assert_same(nk.merge(parts).compute(), whole)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_separate_loaders_say_where_they_start(doubles, inputs, layers):
         for s in (slice(20, 41), slice(41, 50), slice(0, 20))
     ]
     whole = nk.compare(*doubles, DataLoader(TensorDataset(inputs), batch_size=16), asked, **options)
-    assert_same(nk.merge(parts).compare(asked), whole)
+    assert_same(nk.merge(parts).compute(asked), whole)
     assert nk.merge(parts[:2]).ranges == [(20, 50)]
 
 
@@ -196,7 +196,7 @@ def test_separate_loaders_may_hold_fewer_examples_than_there_are_chunks():
     X, Y = Worlds(4).related(60, 4, 3)
     options = {"measures": "cka", "errors": True, "chunks": 15}
     parts = [nk.collect({"x": X[i : i + 10]}, {"y": Y[i : i + 10]}, start=i, **options) for i in range(0, 60, 10)]
-    assert_same(nk.merge(parts).compare(), nk.compare({"x": X}, {"y": Y}, **options))
+    assert_same(nk.merge(parts).compute(), nk.compare({"x": X}, {"y": Y}, **options))
 
 
 def test_missing_parts_are_told_by_their_numbers(doubles, inputs):
@@ -204,11 +204,11 @@ def test_missing_parts_are_told_by_their_numbers(doubles, inputs):
         start: nk.collect(*doubles, inputs[start : start + 10], "cka", layers="fc", start=start)
         for start in (0, 20, 30)
     }
-    assert (parts[0].gaps, parts[0].missing, sentences(parts[0].compare())[:-1]) == ([], "", ())
+    assert (parts[0].gaps, parts[0].missing, sentences(parts[0].compute())[:-1]) == ([], "", ())
     assert (parts[20].expected, parts[20].gaps) == (30, [(0, 20)])
     some = nk.merge([parts[30], parts[0], parts[20]])
     assert (some.expected, some.gaps) == (40, [(10, 20)])
-    assert sentences(some.compare())[0] == "these numbers rest on 30 of 40 examples: not all parts have been merged."
+    assert sentences(some.compute())[0] == "these numbers rest on 30 of 40 examples: not all parts have been merged."
     third = nk.collect(*doubles, inputs, "cka", layers="fc", part="3/4")
     assert (third.expected, third.gaps) == (len(inputs), [(0, len(inputs) // 2), (3 * len(inputs) // 4, len(inputs))])
 
@@ -216,16 +216,16 @@ def test_missing_parts_are_told_by_their_numbers(doubles, inputs):
 def test_examples_are_cut_before_parts_are(doubles, inputs, layers):
     parts = [nk.collect(*doubles, inputs, "cka", examples=31, part=(part, 3), layers=layers) for part in (1, 2, 3)]
     assert [part.ranges for part in parts] == [[(0, 10)], [(10, 20)], [(20, 31)]]
-    assert_same(nk.merge(parts).compare(), nk.compare(*doubles, inputs, examples=31, layers=layers))
+    assert_same(nk.merge(parts).compute(), nk.compare(*doubles, inputs, examples=31, layers=layers))
 
 
 def test_three_parts_of_data_that_each_model_has_of_its_own_merge(doubles, inputs):
-    subjects = [nk.Subject(model, data=own) for model, own in zip(doubles, (inputs, inputs[:31]), strict=True)]
+    subjects = [nk.ModelInput(model, data=own) for model, own in zip(doubles, (inputs, inputs[:31]), strict=True)]
     parts = [nk.collect(*subjects, measures="sketched_cka", layers="fc", part=(part, 3)) for part in (1, 2, 3)]
     whole = nk.compare(*subjects, measures="sketched_cka", layers="fc")
     merged = nk.merge(parts)
     assert (merged.data, merged.examples) == ("Tensor and Tensor", 81)
-    assert merged.compare().to_numpy() == pytest.approx(whole.to_numpy(), abs=1e-10)
+    assert merged.compute().to_numpy() == pytest.approx(whole.to_numpy(), abs=1e-10)
 
 
 def test_parts_leave_out_what_a_loader_drops(doubles, inputs, layers):
@@ -233,7 +233,7 @@ def test_parts_leave_out_what_a_loader_drops(doubles, inputs, layers):
     parts = [nk.collect(*doubles, data, "cka", part=(part, 3), layers=layers) for part in (1, 2, 3)]
     whole = nk.compare(*doubles, data, layers=layers)
     assert whole.examples == 48
-    assert_same(nk.merge(parts).compare(), whole)
+    assert_same(nk.merge(parts).compute(), whole)
     assert nk.merge(parts).missing == ""
 
 
@@ -280,8 +280,8 @@ def test_parts_of_one_example_each(doubles, inputs, layers):
     for shape in ("pool", "flatten"):
         options = {"layers": layers, "shape": shape}
         parts = [nk.collect(*doubles, inputs[:6], "cka", part=(part, 6), **options) for part in range(6, 0, -1)]
-        assert_same(nk.merge(parts).compare(), nk.compare(*doubles, inputs[:6], **options))
-    alone = parts[0].compare()
+        assert_same(nk.merge(parts).compute(), nk.compare(*doubles, inputs[:6], **options))
+    alone = parts[0].compute()
     assert "constant" in alone["cka"].missing["fc", "fc"]
 
 
@@ -298,7 +298,7 @@ def test_a_part_of_a_named_loader_reads_its_own_examples_alone(doubles, inputs):
     assert part.data == "mine"
     whole = nk.merge([part, nk.collect(*doubles, data, "cka", part="1/2")])
     ours = nk.compare(*doubles, inputs)
-    assert whole.compare().to_numpy() == pytest.approx(ours.to_numpy(), abs=1e-6)
+    assert whole.compute().to_numpy() == pytest.approx(ours.to_numpy(), abs=1e-6)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_a_process_killed_while_it_saves_leaves_a_whole_file(tmp_path):
         time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert nk.load(path).compare()["x", "x"] == pytest.approx(1)
+    assert nk.load(path).compute()["x", "x"] == pytest.approx(1)
 
 
 def test_a_cut_or_damaged_file_is_refused_with_its_name(tmp_path, doubles, inputs):
@@ -344,7 +344,7 @@ def test_a_cut_or_damaged_file_is_refused_with_its_name(tmp_path, doubles, input
 
 def test_merging_changes_neither_part(doubles, inputs):
     one, two = (nk.collect(*doubles, inputs, ["cka", "cka_minibatch(batch=16)"], part=(k, 2)) for k in (1, 2))
-    before = one.compare()
+    before = one.compute()
     nk.merge([one, two])
-    assert dict(one.compare().tables) == dict(before.tables)
+    assert dict(one.compute().tables) == dict(before.tables)
     assert one.examples == 25

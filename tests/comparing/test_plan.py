@@ -1,10 +1,8 @@
 """The plan says what the statistics really hold, and keeps them below the limit."""
 
-import re
 import subprocess
 import sys
 import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,10 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import netkin as nk
-from netkin.comparing import planning
-from netkin.comparing.engines import cluster as clusters
-from netkin.comparing.many_models import in_hours
-from netkin.errors import MemoryLimit, WorkerError
+from netkin.comparing import plan as planning
+from netkin.errors import MemoryLimit
 from netkin.statistics import LayerGrams, LayerSize, Study
 from netkin.statistics.grams import GramSettings
 
@@ -248,18 +244,3 @@ def test_sketches_of_features_and_gradients_take_no_more_memory_for_many_example
         assert found.examples == 100 * count
         peaks.append(counter.peak)
     assert peaks[1] < peaks[0] + 12 * 2_700  # bytes; 8 an example are its digest, its two rows would be 512 more
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.4, "under a second"), (7.13, "7.1 seconds"), (163, "163 seconds"), (3600 * 450, "450 hours")],
-)
-def test_times_are_told_without_powers_of_ten(seconds, words):
-    assert in_hours(seconds) == words
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://[::1]:1"])
-def test_an_address_where_nothing_listens_is_refused_before_ray_tries_for_minutes(address):
-    untouched = SimpleNamespace(init=lambda **options: pytest.fail("Ray was asked"))
-    with pytest.raises(WorkerError, match=f"found no Ray cluster at {re.escape(repr(address))}"):
-        clusters._connect(untouched, address)

@@ -100,7 +100,7 @@ def test_parts_are_saved_loaded_and_merged(theirs, maps, images, layers, tmp_pat
         nk.collect(a, b, images, ASKED[:3], part=(part, 3), **options).save(tmp_path / f"{part}.netkin")
     merged = nk.merge([nk.load(tmp_path / f"{part}.netkin") for part in (2, 3, 1)])
     whole = nk.compare(a, b, images, ASKED[:3], **options)
-    found = merged.compare()
+    found = merged.compute()
     assert found.examples == 50
     for measure in ASKED[:3]:
         assert found.to_numpy(measure) == pytest.approx(whole.to_numpy(measure), abs=1e-12, nan_ok=True)
@@ -114,7 +114,7 @@ def test_a_collector_that_holds_something_else_is_refused(theirs, maps, images):
     with pytest.raises(
         InvalidValue, match="can't serve 'sign_agreement': they hold LayerSigns without the threshold 0"
     ):
-        statistics.compare("sign_agreement")
+        statistics.compute("sign_agreement")
 
 
 def test_replicates_leave_out_the_examples_of_a_chunk(theirs, maps, images):
@@ -185,8 +185,8 @@ def test_weights_need_no_data_and_the_models_do_not_run(theirs, maps, tmp_path):
     assert "examples: none, the weights alone are compared" in str(plan)
     statistics = nk.collect(a, b, measures="kernel_cosine")
     statistics.save(tmp_path / "s.netkin")
-    later = replace(found, provenance=dict(found.provenance) | {"call": "Statistics.compare()"})
-    assert nk.load(tmp_path / "s.netkin").compare() == statistics.compare() == later
+    later = replace(found, provenance=dict(found.provenance) | {"call": "Comparer.compute()"})
+    assert nk.load(tmp_path / "s.netkin").compute() == statistics.compute() == later
     many = nk.compare_many({"a": a, "b": b, "c": a}, measures="kernel_cosine")
     assert many["a", "c"]["fc", "fc"] == pytest.approx(1)
     assert a.calls == 0
@@ -205,10 +205,10 @@ def test_layers_without_weights_are_holes_with_the_reason(theirs, maps, images):
 
 def test_a_set_of_weights_is_a_subject(theirs, maps, images):
     a, b = maps(), maps()
-    found = nk.compare(nk.Subject(weights=a.state_dict()), b, measures="kernel_cosine")
+    found = nk.compare(nk.ModelInput(weights=a.state_dict()), b, measures="kernel_cosine")
     assert found.to_numpy() == pytest.approx(nk.compare(a, b, measures="kernel_cosine").to_numpy(), nan_ok=True)
     with pytest.raises(InvalidValue, match="'a' is a set of weights, which can't be run; pass the model"):
-        nk.compare(nk.Subject(weights=a.state_dict()), b, images, ["cka", "kernel_cosine"])
+        nk.compare(nk.ModelInput(weights=a.state_dict()), b, images, ["cka", "kernel_cosine"])
     with pytest.raises(InvalidValue, match="'a' has no weights; pass the model"):
         nk.compare({"x": images.flatten(1)}, measures="kernel_cosine")
 
@@ -251,7 +251,7 @@ def test_outputs_come_with_their_labels(both_right, maps, images):
     parts = [
         nk.collect(*models[:2], [batch], "both_right", layers="fc", start=16 * i) for i, batch in enumerate(batches)
     ]
-    assert nk.merge(parts).compare()["both_right"]["fc", "fc"] == wanted
+    assert nk.merge(parts).compute()["both_right"]["fc", "fc"] == wanted
 
 
 def test_outputs_that_are_no_numbers_or_not_there_are_refused(both_right, maps, images):
@@ -294,7 +294,7 @@ def test_a_pair_type_without_collectors_is_for_matrices_only(theirs, maps, image
     ):
         nk.compare(maps(), maps(), images, "bare")
     nk.collect(maps(), data=images, layers="fc").save(tmp_path / "s.netkin")
-    assert nk.load(tmp_path / "s.netkin").compare("cka")["fc", "fc"] == pytest.approx(1)
+    assert nk.load(tmp_path / "s.netkin").compute("cka")["fc", "fc"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize("given", [(int,), Collector.cost, "LayerSigns"])
@@ -308,7 +308,7 @@ def test_files_are_read_by_the_collectors_of_their_own_measures(theirs, maps, im
     kind = type("Other", (theirs.LayerSigns,), {"kind": "LayerMoments"})  # a name that is taken
     offer(type("Pair", (theirs.Signs,), {"collectors": (kind,)}), "other")
     nk.collect(maps(), data=images, layers="fc").save(tmp_path / "s.netkin")
-    assert nk.load(tmp_path / "s.netkin").compare("cka")["fc", "fc"] == pytest.approx(1)
+    assert nk.load(tmp_path / "s.netkin").compute("cka")["fc", "fc"] == pytest.approx(1)
 
 
 def test_feeds_that_no_pass_gives_are_refused(theirs, maps, images):

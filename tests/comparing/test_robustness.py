@@ -59,23 +59,25 @@ def assert_alike(one, other, within=1e-10):
 def test_each_subject_may_have_its_own_data(pair, inputs, layers):
     a, b = pair
     first, second = Counted(inputs), Counted(2 * inputs)
-    found = nk.compare(nk.Subject(a, data=first), nk.Subject(b, data=second), measures=ASKED, layers=layers)
+    found = nk.compare(nk.ModelInput(a, data=first), nk.ModelInput(b, data=second), measures=ASKED, layers=layers)
     assert_alike(found, nk.compare(a, b, inputs, ASKED, layers=layers, transforms=(None, lambda x: 2 * x)))
     assert (first.walks, second.walks) == (1, 1)
 
 
 def test_subjects_that_hold_the_same_data_share_one_iteration(pair, inputs, layers):
     data = Counted(inputs)
-    nk.compare(nk.Subject(pair[0], data=data), nk.Subject(pair[1], data=data), layers=layers)
+    nk.compare(nk.ModelInput(pair[0], data=data), nk.ModelInput(pair[1], data=data), layers=layers)
     assert data.walks == 1
     shuffled = DataLoader(TensorDataset(inputs), batch_size=8, shuffle=True)
     twin = copy.deepcopy(pair[0])
-    same = nk.compare(nk.Subject(pair[0], data=shuffled), nk.Subject(twin, data=shuffled), layers=layers)
+    same = nk.compare(nk.ModelInput(pair[0], data=shuffled), nk.ModelInput(twin, data=shuffled), layers=layers)
     assert np.diag(same.to_numpy()) == pytest.approx([1, 1, 1])
 
 
 def test_a_model_on_two_sets_of_data(pair, inputs, layers):
-    mirrored = nk.compare(nk.Subject(pair[0], data=inputs), nk.Subject(pair[0], data=inputs.flip(3)), layers=layers)
+    mirrored = nk.compare(
+        nk.ModelInput(pair[0], data=inputs), nk.ModelInput(pair[0], data=inputs.flip(3)), layers=layers
+    )
     rows = [nk.activations(pair[0], "conv2", x)["conv2"] for x in (inputs, inputs.flip(3))]
     assert mirrored["conv2", "conv2"] == pytest.approx(float(nk.cka(*rows)), abs=1e-9)
     assert 0.1 < mirrored["conv2", "conv2"] < 0.9999
@@ -84,8 +86,8 @@ def test_a_model_on_two_sets_of_data(pair, inputs, layers):
 def test_subjects_have_layers_shapes_and_functions_of_their_own(pair, inputs):
     a, b = pair
     found = nk.compare(
-        nk.Subject(a, layers="conv1", shape="flatten", forward=lambda model, x: model(3 * x)),
-        nk.Subject(b, layers=["conv2", "fc"], transform=lambda x: x.flip(2)), inputs,
+        nk.ModelInput(a, layers="conv1", shape="flatten", forward=lambda model, x: model(3 * x)),
+        nk.ModelInput(b, layers=["conv2", "fc"], transform=lambda x: x.flip(2)), inputs,
     )  # fmt: skip
     assert (found.layers_a, found.layers_b) == (("conv1",), ("conv2", "fc"))
     assert (found.shapes_a["conv1"], found.shapes_b["conv2"]) == ("flatten", "pool")
@@ -97,11 +99,11 @@ def test_subjects_have_layers_shapes_and_functions_of_their_own(pair, inputs):
 def test_uneven_batches_are_refused(pair, inputs, layers):
     a, b = pair
     with pytest.raises(ShapeError, match="data of 'a' gave 16 examples in a batch and those of 'b' 10; give both the"):
-        nk.compare(nk.Subject(a, data=Counted(inputs)), nk.Subject(b, data=Counted(inputs, 10)), layers=layers)
+        nk.compare(nk.ModelInput(a, data=Counted(inputs)), nk.ModelInput(b, data=Counted(inputs, 10)), layers=layers)
     with pytest.raises(ShapeError, match="data of 'a' gave 16 examples in a batch and those of 'b' 0"):
-        nk.compare(nk.Subject(a, data=Counted(inputs)), nk.Subject(b, data=Counted(inputs[:32])), layers=layers)
+        nk.compare(nk.ModelInput(a, data=Counted(inputs)), nk.ModelInput(b, data=Counted(inputs[:32])), layers=layers)
     with pytest.raises(InvalidValue, match="`data` is missing|'b' has no data"):
-        nk.compare(nk.Subject(a, data=Counted(inputs)), b, layers=layers)
+        nk.compare(nk.ModelInput(a, data=Counted(inputs)), b, layers=layers)
 
 
 def test_batches_of_unknown_length_meet_others(pair, inputs):
@@ -109,8 +111,8 @@ def test_batches_of_unknown_length_meet_others(pair, inputs):
         """Ten images whose number nobody tells."""
 
     folders = {Folder(): part for part in inputs.split(10)}
-    read = nk.Subject(pair[0], data=list(folders), forward=lambda model, one: model(folders[one]))
-    found = nk.compare(read, nk.Subject(pair[1], data=list(inputs.split(10))), layers="fc")
+    read = nk.ModelInput(pair[0], data=list(folders), forward=lambda model, one: model(folders[one]))
+    found = nk.compare(read, nk.ModelInput(pair[1], data=list(inputs.split(10))), layers="fc")
     assert found["fc", "fc"] == pytest.approx(nk.compare(*pair, inputs, layers="fc")["fc", "fc"], abs=1e-10)
 
 
@@ -207,7 +209,7 @@ def test_half_precision_is_raised_and_merged(worlds, dtype):
     single = nk.compare({"x": X.float()}, {"y": Y.float()}, measures=ASKED, errors=True, chunks=4)
     assert_alike(found, single, 1e-6)
     parts = [nk.collect({"x": X}, {"y": Y}, measures=ASKED, part=(k, 3)) for k in (3, 1, 2)]
-    assert_alike(nk.merge(parts).compare(ASKED), found, 1e-6)
+    assert_alike(nk.merge(parts).compute(ASKED), found, 1e-6)
 
 
 def test_a_rank_deficient_layer_keeps_its_rank_in_parts_and_replicates(worlds):
@@ -217,7 +219,7 @@ def test_a_rank_deficient_layer_keeps_its_rank_in_parts_and_replicates(worlds):
     assert table.values == pytest.approx(reduced.values, abs=1e-8)
     assert table.replicates == pytest.approx(reduced.replicates, abs=1e-8)
     parts = [nk.collect({"x": X}, {"y": Y}, measures="cca_mean", part=(k, 8)) for k in range(1, 9)]
-    assert nk.merge(parts).compare()["x", "y"] == pytest.approx(table["x", "y"], abs=1e-8)
+    assert nk.merge(parts).compute()["x", "y"] == pytest.approx(table["x", "y"], abs=1e-8)
 
 
 @pytest.mark.parametrize("measure", ["cka", "cka_rbf", "cka_minibatch(batch=16)", "nbs"])
@@ -241,10 +243,10 @@ def test_nan_in_a_late_batch_is_refused_with_layer_and_batch(pair, inputs, measu
 def test_an_interrupted_pass_is_saved_and_merged_with_the_rest(pair, inputs, layers, tmp_path):
     nk.collect(*pair, Counted(inputs, 8, end=3), ASKED, layers=layers, partial=True).save(tmp_path / "s.netkin")
     begun = nk.load(tmp_path / "s.netkin")
-    assert (begun.ranges, begun.compare().complete) == ([(0, 24)], False)
-    assert "interrupted: these numbers rest on the first 24 examples." in sentences(begun.compare())
+    assert (begun.ranges, begun.compute().complete) == ([(0, 24)], False)
+    assert "interrupted: these numbers rest on the first 24 examples." in sentences(begun.compute())
     rest = nk.collect(*pair, Counted(inputs[24:], 8), ASKED, layers=layers, start=24)
-    assert_alike(nk.merge([rest, begun]).compare(ASKED), nk.compare(*pair, inputs, ASKED, layers=layers))
+    assert_alike(nk.merge([rest, begun]).compute(ASKED), nk.compare(*pair, inputs, ASKED, layers=layers))
 
 
 def test_a_progress_function_may_end_the_work(monkeypatch, pair, inputs, state_of):

@@ -182,7 +182,7 @@ def test_every_result_names_the_call_that_made_it(tmp_path):
             net, other, x, measures="cka", layers=["0"], **silent
         ),
         "nk.compare_many(models={'a': Sequential, 'b': Sequential}, data=Tensor)": many["a", "b"],
-        "Statistics.compare(measures=['nbs'])": nk.collect(net, data=x, **silent).compare(["nbs"]),
+        "Comparer.compute(measures=['nbs'])": nk.collect(net, data=x, **silent).compute(["nbs"]),
         "nk.class_sensitivity(model=Sequential, data=Tensor)": nk.class_sensitivity(net, x, **silent),
         "nk.compare_tasks(tasks={'a': (Sequential, Tensor)})": nk.compare_tasks({"a": (net, x)}, **silent)["a", "a"],
         "nk.sparsity_study(models=Sequential)": nk.sparsity_study(net, **silent),

@@ -232,13 +232,13 @@ def test_state_dicts_files_and_merged_parts_give_the_same(tmp_path):
     a, b = pair_of_nets()
     asked = ["atom_cosine", "grassmann", "weight_cosine"]
     found = nk.compare(a, b, measures=asked).to_numpy()
-    states = [nk.Subject(weights=net.state_dict()) for net in (a, b)]
+    states = [nk.ModelInput(weights=net.state_dict()) for net in (a, b)]
     np.testing.assert_allclose(nk.compare(*states, measures=asked).to_numpy(), found, atol=1e-12)
     nk.collect(a, b, measures=asked).save(tmp_path / "ab.stats")
-    np.testing.assert_allclose(nk.load(tmp_path / "ab.stats").compare(asked).to_numpy(), found, atol=1e-12)
+    np.testing.assert_allclose(nk.load(tmp_path / "ab.stats").compute(asked).to_numpy(), found, atol=1e-12)
     narrow = nk.collect(a, b, measures="atom_cosine")
     with pytest.raises(InvalidValue, match="can't serve 'weight_cosine': they hold LayerFilters without the weights"):
-        narrow.compare("weight_cosine")
+        narrow.compute("weight_cosine")
 
 
 def test_a_pass_over_data_gives_them_too():

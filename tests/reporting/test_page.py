@@ -399,18 +399,15 @@ def test_the_labels_go_along_with_the_data(made):
 
 
 @pytest.mark.slow
-def test_a_page_and_a_figure_are_written_over_nothing_else(made, tmp_path):
+def test_a_page_and_a_figure_are_written_over_nothing(made, tmp_path):
     comparison = made.comparison()
     for name, write in (("ab.html", report), ("ab.png", plotted), ("ab.svg", plotted), ("ab.pdf", plotted)):
         path = tmp_path / name
         path.write_bytes(b"%PDF-1.4 precious")
-        with pytest.raises(
-            FileError, match=f"this would write over '.*{name}', which holds no (page|figure) of netkin's"
-        ):
+        with pytest.raises(FileError, match=f"this would write over '.*{name}'"):
             write(comparison, path)
         assert path.read_bytes() == b"%PDF-1.4 precious"
         write(comparison, path, overwrite=True)
-        write(comparison, path)
         assert b"precious" not in path.read_bytes()
 
 

@@ -176,8 +176,8 @@ def test_filters_that_are_computed_are_left_with_the_reason(kind):
 def test_a_state_dict_from_which_a_weight_is_computed_is_refused_and_a_plain_one_is_not(kind):
     net, twin = computed(kind)
     with pytest.raises(InvalidValue, match="'a' holds '0.*', from which '0.weight' is computed.*pass the model"):
-        nk.compare(nk.Subject(weights=net.state_dict()), twin, measures="weight_cosine")
-    plain = nk.Subject(weights=with_plain_weights(net).state_dict())
+        nk.compare(nk.ModelInput(weights=net.state_dict()), twin, measures="weight_cosine")
+    plain = nk.ModelInput(weights=with_plain_weights(net).state_dict())
     found = nk.compare(plain, net, measures="weight_cosine")
     assert found["0", "0"] == pytest.approx(1)
 
@@ -211,7 +211,7 @@ def test_weight_cosine_reads_the_projections_of_attention(options):
     found = nk.compare(a, b, measures="weight_cosine", progress=False)
     assert found.layers_a == ("0", "0.out_proj")
     assert found["0", "0"] == pytest.approx(cosine(*((getattr(a[0], n), getattr(b[0], n)) for n in names)), abs=1e-7)
-    states = [nk.Subject(weights=copy.deepcopy(net.state_dict())) for net in (a, b)]
+    states = [nk.ModelInput(weights=copy.deepcopy(net.state_dict())) for net in (a, b)]
     assert nk.compare(*states, measures="weight_cosine")["0", "0"] == found["0", "0"]
 
 
@@ -219,7 +219,7 @@ def test_statistics_of_layers_with_several_weights_are_saved_and_read(tmp_path):
     a, b = (seeded(lambda: nn.Sequential(nn.LSTM(4, 3)), seed) for seed in (0, 1))
     nk.collect(a, b, measures="weight_cosine").save(tmp_path / "ab.stats")
     expected = nk.compare(a, b, measures="weight_cosine")["0", "0"]
-    assert nk.load(tmp_path / "ab.stats").compare("weight_cosine")["0", "0"] == expected
+    assert nk.load(tmp_path / "ab.stats").compute("weight_cosine")["0", "0"] == expected
 
 
 def test_a_module_that_only_holds_layers_has_no_weights_of_its_own():

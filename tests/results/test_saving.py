@@ -94,9 +94,9 @@ def test_a_file_of_ours_that_is_no_result_is_refused(tmp_path):
 
 def test_statistics_are_loaded_by_those_who_know_them(tmp_path, monkeypatch):
     files.write(tmp_path / "s", "statistics", {}, {"n": np.ones(1)})
-    study = ModuleType("netkin.comparing.pass_statistics")
-    study.load_statistics = lambda path: ("statistics from", path)
-    monkeypatch.setitem(sys.modules, "netkin.comparing.pass_statistics", study)
+    study = ModuleType("netkin.comparing.comparer")
+    study.load_comparer = lambda path: ("statistics from", path)
+    monkeypatch.setitem(sys.modules, "netkin.comparing.comparer", study)
     assert load(tmp_path / "s") == ("statistics from", tmp_path / "s")
 
 

@@ -91,7 +91,7 @@ TAKERS = {
     "compare": lambda model, data: nk.compare(model, data=data, layers="fc")["fc", "fc"],
     "collect": lambda model, data: nk.collect(model, data=data, layers="fc").examples,
     "explain": lambda model, data: str(nk.explain(model, data=data, layers="fc", names=("a", "a"))),
-    "subject": lambda model, data: nk.compare(nk.Subject(model, data=data), layers="fc")["fc", "fc"],
+    "subject": lambda model, data: nk.compare(nk.ModelInput(model, data=data), layers="fc")["fc", "fc"],
     "layers": lambda model, data: nk.layers(model),
     "activations": lambda model, data: nk.activations(model, "fc", data, examples=9)["fc"].tolist(),
     "gradients": lambda model, data: nk.gradients(model, "fc", data, examples=9)["fc"].tolist(),

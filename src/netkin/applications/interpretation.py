@@ -25,13 +25,15 @@ import torch
 from torch import Tensor, nn
 
 from netkin.arrays import exact_products, label_tensor, summing_dtype
-from netkin.comparing.compare import compare_runners
-from netkin.comparing.subjects import Keep, ModelRunner, Runner
+from netkin.comparing.compare import compare_sides
+from netkin.comparing.sides import ModelSide, Reads, Side
+from netkin.comparing.spec import Spec as CompareSpec
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import with_call
 from netkin.measures import AlignedSide, Directions
 from netkin.progress import ProgressOption, showing
 from netkin.representations import replacing, rows_of
+from netkin.representations.activations import LayerFacts, Recorded
 from netkin.representations.hooks import main_tensor, unrecordable, watching
 from netkin.representations.inputs import Forward, Transform, call, labels_of
 from netkin.representations.layers import Spec, choose, layer_label, unwrapped
@@ -248,9 +250,10 @@ def class_sensitivity(
     """
     unwrapped(model)  # refuses what is no module
     logits = Logits(classes, names, class_names(data), layers, forward)
-    rows = ModelRunner(name, model, layers, shape, logits.run, transform, device)
+    rows = ModelSide(name, model, layers, shape, logits.run, transform, device)
+    spec = CompareSpec(measures=measures, examples=examples, memory=memory, seed=seed)
     with showing(progress):
-        comparison = compare_runners(rows, logits, data, measures, examples=examples, memory=memory, seed=seed)
+        comparison = compare_sides(rows, logits, data, spec)
     logits.refuse_absent()
     tables = {name: _without_logits(table, logits.layers) for name, table in comparison.tables.items()}
     return replace(comparison, tables=tables)
@@ -264,7 +267,7 @@ def _without_logits(table: Values, layers: Collection[str]) -> Values:
     return replace(table, axes=("layer", "class"), values=values, missing={**table.missing, **missing})
 
 
-class Logits(Runner):
+class Logits(Side):
     """The columns of a model's output, each a "layer"; `run` is the forward that lets it see them.
 
     `layers` are those among the chosen ones whose output is the model's own, known after the first batch.
@@ -273,13 +276,13 @@ class Logits(Runner):
     def __init__(
         self, classes: Any, names: Sequence[str] | None, known: Sequence[str], chosen: Spec, forward: Forward | None
     ):
-        self.name, self.kind, self.shapes, self.layers = "classes", "logits", {}, set[str]()
+        self.name, self.kind, self.layers = "classes", "logits", set[str]()
         self._asked, self._names, self._known, self._forward = _listed(classes), names, known, forward
         self._chosen = chosen
         self._columns: dict[str, int] = {}
         self._seen: Counter[int] = Counter()
         self._output: Any = None
-        self._keep: Keep = lambda layer, rows, valid: rows
+        self._reduce: Any = None
 
     @property
     def origin(self) -> dict[str, str]:
@@ -304,18 +307,28 @@ class Logits(Runner):
         return self._output
 
     @contextmanager
-    def ready(self, keep: Keep) -> Iterator[None]:
-        self._keep = keep
+    def open(self, reads: Reads) -> Iterator[None]:
+        if reads.targets:
+            raise InvalidValue("logits have no gradients at themselves; choose a measure of activations.")
+        self._reduce = reads.reduce
         yield
 
-    def rows(self, batch: Any) -> dict[str, Any]:
+    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+        """Return the columns of the model's output, which it has given for few examples of the batch."""
         output, self._output = _matrix(main_tensor(self._output, "")), None
-        if not self._columns:
-            known = self._known if len(self._known) == output.shape[1] else None
-            self._columns = _columns(self._asked, known if self._names is None else self._names, output.shape[1])
-        self.shapes = dict.fromkeys(self._columns, "matrix")
+        known = self._known if len(self._known) == output.shape[1] else None
+        self._columns = _columns(self._asked, known if self._names is None else self._names, output.shape[1])
+        examples, resolution = len(output), torch.finfo(output.dtype).eps
+        facts = LayerFacts(0, "matrix", (examples, 1), output.dtype, examples, (), resolution)
+        return dict.fromkeys(self._columns, facts)
+
+    def read(self, batch: Any) -> Recorded:
+        output, self._output = _matrix(main_tensor(self._output, "")), None
         self._seen.update(_labels(batch))
-        return {name: self._keep(name, output[:, [column]], None) for name, column in self._columns.items()}
+        rows = {name: output[:, [column]] for name, column in self._columns.items()}
+        if self._reduce is not None:
+            rows = {name: self._reduce(self.name, name, column, None) for name, column in rows.items()}
+        return Recorded(rows)
 
     def refuse_absent(self) -> None:
         """Refuse a class that was requested and that the labels, if there were any, never named."""

@@ -42,8 +42,8 @@ from netkin.cli.running import (
 from netkin.errors import FileError, InflatedWarning, InvalidValue, NetkinError
 
 if TYPE_CHECKING:
-    from netkin.comparing import Plan, Statistics
-    from netkin.comparing.many_models import PairsPlan
+    from netkin.comparing import Comparer, Plan
+    from netkin.comparing.many_models import ManyPlan
     from netkin.results import Comparison, Comparisons
 
 
@@ -149,7 +149,7 @@ def _read_statistics(context: click.Context, path: str) -> Comparison:
         refuse_names(names, len(statistics.models))
         statistics.names = dict(zip(statistics.models, names, strict=True))
     warn_of_missing_parts(statistics)
-    return cast("Comparison", statistics.compare(list(measures)))
+    return cast("Comparison", statistics.compute(list(measures)))
 
 
 @click.command(
@@ -167,8 +167,8 @@ def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options:
     """Show what `netkin compare` would do with the same options: layers, pairs, forward passes and memory.
 
     Each model runs on two examples (on a whole batch if it cannot run on two) to learn its layers; no measure is
-    computed. Of several models, and with --engine ray, one of each architecture runs on the first batches, to estimate
-    the time. The exit code is 1 if the comparison would be refused.
+    computed. Of several models, and with --engine ray, one of each architecture runs. The exit code is 1 if the
+    comparison would be refused.
     """
     models = named_models([one for one in (a, b, *more) if one], options.pop("names"))
     _refuse_without_data(models, options)
@@ -183,7 +183,7 @@ def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options:
         raise click.exceptions.Exit(REFUSED)
 
 
-def _plan(models: Mapping[str, str], options: dict[str, Any]) -> tuple[Plan | PairsPlan, dict[str, Any]]:
+def _plan(models: Mapping[str, str], options: dict[str, Any]) -> tuple[Plan | ManyPlan, dict[str, Any]]:
     """Return the plan for one or two models, or for all pairs of several, and its facts for JSON."""
     from netkin.comparing import explain as explain_models
     from netkin.comparing import explain_many
@@ -221,21 +221,21 @@ def refuse_result(path: str | Path) -> None:
         raise FileError(f"{str(path)!r} holds a finished result and no statistics; `netkin report {path}` shows it.")
 
 
-def open_statistics(path: Path) -> Statistics:
+def open_statistics(path: Path) -> Comparer:
     """Return the statistics in a file; any other file is refused."""
-    from netkin.comparing.pass_statistics import load_statistics
+    from netkin.comparing.comparer import load_comparer
 
     refuse_result(path)
-    return load_statistics(path)
+    return load_comparer(path)
 
 
-def default_measures(statistics: Statistics) -> list[str]:
+def default_measures(statistics: Comparer) -> list[str]:
     """Return what is read where no measure is named: cka if it was collected for, else all that was."""
     collected = [name for need in statistics.needs for name in need.measures]
     return ["cka"] if "cka" in collected else collected
 
 
-def warn_of_missing_parts(statistics: Statistics) -> None:
+def warn_of_missing_parts(statistics: Comparer) -> None:
     """Say on stderr that parts are missing, as when one job of many has failed."""
     if statistics.gaps:
         click.echo(
@@ -245,7 +245,7 @@ def warn_of_missing_parts(statistics: Statistics) -> None:
         )
 
 
-def statistics_line(statistics: Statistics, path: Path) -> str:
+def statistics_line(statistics: Comparer, path: Path) -> str:
     """Return one line that says what a file holds."""
     chunks = f" in {statistics.study.chunks} chunks" if statistics.study.chunks else ""
     models = " and ".join(dict.fromkeys(statistics.names.get(name, name) for name in statistics.models))
@@ -253,7 +253,7 @@ def statistics_line(statistics: Statistics, path: Path) -> str:
     return f"{path}: {models} on {statistics.data}, {statistics.examples:,} examples{numbers}{chunks}"
 
 
-def statistics_document(statistics: Statistics, path: Path) -> dict[str, Any]:
+def statistics_document(statistics: Comparer, path: Path) -> dict[str, Any]:
     """Return what a file of statistics holds, for other programs."""
     from netkin.identity import settings_digest
 
@@ -273,7 +273,7 @@ def statistics_document(statistics: Statistics, path: Path) -> dict[str, Any]:
         "data_digest": statistics.digest.hex,
         "settings": statistics.settings,
         "settings_digest": settings_digest(statistics.settings),
-        "plan": statistics.plan,
+        "plan": statistics.plan_text,
     }
 
 
@@ -285,7 +285,7 @@ def _ranges_as_text(ranges: list[tuple[int, int]]) -> str:
 def _part(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    from netkin.comparing.feed import parse_part
+    from netkin.comparing.spec import parse_part
 
     try:
         return parse_part(text)

@@ -15,12 +15,27 @@ from click.core import ParameterSource
 
 from netkin.cli.outputs import SILENT, TITLE
 from netkin.cli.running import readable
+from netkin.comparing.spec import default_of, sentence_of
 
 Command = Callable[..., None]
 Option = Callable[[Any], Any]
 
 FILE = click.Path(dir_okay=False, path_type=Path)
-DEVICE = click.option("--device", metavar="DEVICE", help="Device to run on: cpu, cuda, cuda:1, mps.")
+
+
+def declared(option: str, more: str = "", **settings: Any) -> Option:
+    """Return an option as `Spec` or `Run` declares it, with its default and its sentence; `more` is said after it."""
+    sentence, flag = sentence_of(option), f"--{option.replace('_', '-')}"
+    text = f"{sentence[:1].upper()}{sentence[1:]}{f' {more}' if more else ''}"
+    default = default_of(option)
+    if isinstance(default, bool):
+        return click.option(flag, is_flag=True, help=text, **settings)
+    if default is not None and not settings.get("multiple"):
+        settings |= {"default": default, "show_default": True}
+    return click.option(flag, help=text, **settings)
+
+
+DEVICE = declared("device", "Such as cpu, cuda, cuda:1 or mps.", metavar="DEVICE")
 # the names in the library's registries, written by docs/generate.py, so that help and completion need no torch
 KNOWN = json.loads(files("netkin.cli").joinpath("names.json").read_text(encoding="utf-8"))
 UNITS = {"": 1, "B": 1} | {f"{letter}B": 1000**i for i, letter in enumerate("KMGT", start=1)}
@@ -127,39 +142,15 @@ _ENGINE = (
 )
 COUNT = click.IntRange(min=1)
 RESUMED = "run the same command again to resume, with --overwrite to start again"
-ROWS = click.option(
-    "--rows",
-    type=COUNT,
-    metavar="N",
-    help="With three models or more: use a sample of N examples where models would otherwise run several times.",
-)
+ROWS = declared("rows", "With three models or more.", type=COUNT, metavar="N")
 OVERWRITE = click.option("--overwrite", is_flag=True, help="Write over files that are there.")
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
-SHAPE = click.option(
-    "--shape",
-    metavar="NAME",
-    help=f"How outputs become rows: {', '.join(KNOWN['shapes'])}. By default pool for feature maps, mean for tokens.",
-)
-_RESIZE = click.option(
-    "--resize",
-    type=click.Choice(["average"]),
-    help="With --shape positions or dft: average larger feature maps down to the smaller size.",
-)
-_EXACT = click.option("--exact-model", is_flag=True, help="On a GPU: run the models in full float32, without TF32.")
+SHAPE = declared("shape", f"One of {', '.join(KNOWN['shapes'])}.", metavar="NAME")
+_RESIZE = declared("resize", type=click.Choice(["average"]))
+_EXACT = declared("exact_model")
 _COMPARING = (
-    click.option(
-        "--layers",
-        multiple=True,
-        metavar="PATTERN",
-        help="Layers by name, glob (`*` within a level, `**` across) or type; can be repeated. See `netkin layers`.",
-    ),
-    click.option(
-        "--pairs",
-        type=click.Choice(["all", "corresponding"]),
-        default="all",
-        show_default=True,
-        help="Pairs of layers: each with every other, or only those of the same name.",
-    ),
+    declared("layers", "Can be repeated. See `netkin layers`.", multiple=True, metavar="PATTERN"),
+    declared("pairs", type=click.Choice(["all", "corresponding"])),
     SHAPE,
     _RESIZE,
     EXAMPLES,
@@ -172,21 +163,9 @@ _COMPARING = (
         metavar="N",
         help="Batch size.",
     ),
-    click.option(
-        "--memory",
-        callback=memory_option,
-        metavar="SIZE",
-        help="Memory limit, such as 500MB or 2GB; by default a quarter of all memory.",
-    ),
+    declared("memory", "Such as 500MB or 2GB.", callback=memory_option, metavar="SIZE"),
     DEVICE,
-    click.option(
-        "--seed",
-        type=int,
-        default=0,
-        show_default=True,
-        metavar="N",
-        help="Random seed for --examples and for measures that use a sample of rows.",
-    ),
+    declared("seed", "Also that of the sample of --examples.", type=int, metavar="N"),
 )
 
 
@@ -198,21 +177,8 @@ def _refuse_alone(context: click.Context, parameter: click.Parameter, chunks: in
 
 
 _ERRORS = (
-    click.option(
-        "--errors",
-        is_flag=True,
-        is_eager=True,
-        help="Compute standard errors, by the jackknife over chunks of examples.",
-    ),
-    click.option(
-        "--chunks",
-        type=click.IntRange(min=2),
-        default=20,
-        show_default=True,
-        metavar="K",
-        callback=_refuse_alone,
-        help="With --errors: number of chunks.",
-    ),
+    declared("errors", is_eager=True),
+    declared("chunks", "With --errors.", type=click.IntRange(min=2), metavar="K", callback=_refuse_alone),
     _EXACT,
 )
 _SKETCHING = (

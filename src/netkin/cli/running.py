@@ -16,7 +16,7 @@ from netkin.errors import NetkinError
 if TYPE_CHECKING:
     from torch import nn
 
-    from netkin.comparing.engines import DataSpec
+    from netkin.comparing.engines.plain import DataSpec
     from netkin.comparing.engines.ray import Ray
     from netkin.sources.batches import Batches, Borrowed
 
@@ -69,7 +69,7 @@ def call_for_many(
 
 def refuse_unknown_names(options: Mapping[str, Any], specs: Sequence[str]) -> None:
     """Refuse what is misspelt, a measure, a device or a model, before data are loaded, which may take long."""
-    from netkin.comparing.pass_statistics import found_measures
+    from netkin.comparing.comparer import found_measures
     from netkin.sources.models import refuse_unknown_model
 
     if options["measures"]:
@@ -101,7 +101,7 @@ def runs_elsewhere(options: Mapping[str, Any]) -> bool:
 
 def _data_spec(data: str, batch_size: int, options: Mapping[str, Any], balanced: bool) -> DataSpec:
     """Return data by name, with the sample that is drawn of them."""
-    from netkin.comparing.engines import DataSpec
+    from netkin.comparing.engines.plain import DataSpec
 
     _refuse_balanced(balanced, options["examples"])
     return DataSpec(data, batch_size, options["examples"], options["seed"], balanced)
@@ -118,8 +118,8 @@ def _ray_engine(address: str | None, gpus: float, place: Destination | None) -> 
 
 def read_from_weights(measures: Sequence[str]) -> bool:
     """Return whether some measures need the weights alone, and no data."""
-    from netkin.comparing.pass_statistics import found_measures
-    from netkin.comparing.planning import weights_alone
+    from netkin.comparing.comparer import found_measures
+    from netkin.comparing.plan import weights_alone
 
     return weights_alone(found_measures(list(measures)))
 

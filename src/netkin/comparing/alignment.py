@@ -15,11 +15,12 @@ from typing import Any
 
 from torch import Tensor
 
-from netkin.comparing.subjects import Runner
-from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.comparing.spec import checked_pairs
+from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.representations.activations import LayerFacts
 from netkin.representations.shapes import positions, resize_to
 from netkin.statistics.collector import Key, LayerSize, PairBlock, name_of
-from netkin.statistics.frequencies import common_grid, mismatch_in_words, placed, shape_in_words
+from netkin.statistics.frequencies import common_grid, mismatch_in_words, shape_in_words
 
 DFT = "dft"
 AVERAGED = "dft, larger maps averaged down"
@@ -33,9 +34,7 @@ class Pairs:
 
     def __init__(self, of: Sequence[tuple[str, str]], which: Any = "all"):
         self.of = [(a, b) for a, b in of]
-        self.which: Any = which if isinstance(which, str) else _distinct_pairs(which)
-        if isinstance(which, str) and which not in ("all", "corresponding"):
-            raise UnknownName(f"`pairs` is 'all', 'corresponding' or a list of (layer, layer); got {which!r}.")
+        self.which = checked_pairs(which)
 
     def pair_blocks(self, layers: Mapping[str, Sequence[str]]) -> list[PairBlock]:
         """Return the pairs as (keys, keys), each meaning all of the first against all of the second."""
@@ -77,17 +76,16 @@ def corresponding(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(a, b, strict=True))
 
 
-def size_of_layer(runner: Runner, name: str, rows: Tensor) -> LayerSize:
-    """Return a layer as the rows or maps that it gave show it."""
-    shape, space = runner.shapes[name], runner.space(name) if runner.resizes else ()
-    spectral = shape == DFT
-    if runner.resizes:
+def size_of_layer(model: str, name: str, facts: LayerFacts, resizes: bool) -> LayerSize:
+    """Return a layer as a run of few examples showed it; `resizes` whether maps may be averaged down."""
+    spectral, shape, space = facts.shape == DFT, facts.shape, facts.space if resizes else ()
+    if resizes:
         shape = AVERAGED if spectral else AVERAGED_POSITIONS if space else "matrix"
-    space = tuple(placed(rows).shape[2:]) if spectral else space
-    width, size = rows.shape[1:].numel(), rows.element_size()
+    if spectral:  # maps of a single place are a layer without space
+        space = facts.size[2:] if math.prod(facts.size[2:]) > 1 else ()
     return LayerSize(
-        runner.name, name, width, len(rows), shape=shape, space=space, itemsize=size, spectral=spectral,
-        resolution=runner.resolution(name),
+        model, name, math.prod(facts.size[1:]), facts.size[0], facts.examples, shape, space, facts.dtype.itemsize,
+        spectral, facts.resolution,
     )  # fmt: skip
 
 
@@ -214,16 +212,6 @@ def _mismatch(x: LayerSize, y: LayerSize) -> str:
         + ("""say resize="average" to average the larger map down, or use """ if maps else "use ")
         + "a shape with one row an example, such as 'pool' or 'mean'."
     )
-
-
-def _distinct_pairs(which: Any) -> list[tuple[str, str]]:
-    """Return a list of pairs without repetitions."""
-    found = list(which) if isinstance(which, Iterable) else [which]
-    wrong = [pair for pair in found if not (isinstance(pair, (tuple, list)) and len(pair) == 2)]
-    if wrong or not found:
-        got = repr(wrong[0]) if wrong else "an empty list"
-        raise InvalidValue(f"`pairs` must hold (layer, layer), as in [('conv1', 'conv2')]; got {got}.")
-    return list(dict.fromkeys((x, y) for x, y in found))
 
 
 def _refuse_unknown(name: str, model: str, layers: Sequence[str]) -> None:

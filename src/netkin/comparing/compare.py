@@ -4,59 +4,59 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
 from torch import nn
+from typing_extensions import Unpack
 
-from netkin.comparing.alignment import Pairs
-from netkin.comparing.engines import Engine, Local, named_engine
-from netkin.comparing.many_models import compare_many, study_of
-from netkin.comparing.pass_statistics import Statistics, found_measures
-from netkin.comparing.planning import Plan, memory_limit
-from netkin.comparing.request import Options, Request, linear_measures
-from netkin.comparing.subjects import Runner, Subject
-from netkin.errors import InflatedWarning, InvalidValue, NameClash, outside
-from netkin.identity import with_call
+from netkin import __version__
+from netkin.comparing.alignment import Pairs, size_of_weights
+from netkin.comparing.comparer import Comparer, found_measures
+from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
+from netkin.comparing.feed import Feed, data_name
+from netkin.comparing.plan import (
+    Found,
+    Plan,
+    explained,
+    memory_limit,
+    needs_of,
+    ready_collectors,
+    weights_alone,
+    weights_of,
+)
+from netkin.comparing.sides import ModelInput, ModelSide, RecordedSide, Side, WeightsSide, function_name
+from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
+from netkin.comparing.stream import Stream
+from netkin.comparing.tabulating import comparisons_of
+from netkin.errors import InflatedWarning, InvalidValue, NameClash, outside, refuse_half_characters
+from netkin.identity import function_digest, in_words, with_call
 from netkin.measures import Directions, svcca_directions
-from netkin.measures.registry import find
-from netkin.progress import ProgressOption, showing
+from netkin.measures.registry import Measure, find
+from netkin.measures.registry import measures as all_measures
+from netkin.memory import is_cuda
+from netkin.progress import Interruption, reporting, showing
+from netkin.representations import dft
 from netkin.representations.cutting import known_layer
-from netkin.representations.layers import Spec
-from netkin.representations.shapes import Shape, refuse_strange_layers
+from netkin.representations.shapes import refuse_strange_layers
 from netkin.results import Comparison
+from netkin.settings import loaders_kept
 from netkin.sources.names import by_name
-from netkin.statistics.collector import Study
+from netkin.statistics.collector import LayerSize, Study
 
-__all__ = ["collect", "compare", "compare_many", "compare_runners", "explain", "merge"]
+__all__ = ["Call", "collect", "compare", "compare_sides", "explain", "merge", "model_directions"]
+
+One = nn.Module | Mapping[str, Any] | ModelInput
 
 
 @with_call
 @by_name(models="a b", data="data")
+@takes_options(without="part start rows save overwrite")
 def compare(
-    a: nn.Module | Mapping[str, Any] | Subject,
-    b: nn.Module | Mapping[str, Any] | Subject | None = None,
-    data: Any = None,
-    measures: str | Callable[..., Any] | Sequence[Any] = ("cka",),
-    *,
-    layers: Spec | Mapping[str, Spec] = None,
-    pairs: Any = "all",
-    examples: int | None = None,
-    shape: Shape | Mapping[str, Shape] = None,
-    resize: str | None = None,
-    memory: int | None = None,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    transforms: Any = None,
-    forward: Any = None,
-    partial: bool = False,
-    names: tuple[str, str] = ("a", "b"),
-    errors: bool = False,
-    chunks: int = 20,
-    exact_model: bool = False,
-    engine: str | Engine = "local",
-    progress: ProgressOption = None,
+    a: One, b: One | None = None, data: Any = None, measures: Measures = ("cka",), **options: Unpack[Options]
 ) -> Comparison:
     """Return how similar the layers of two models are, by every measure requested, from one pass over the data.
 
@@ -64,28 +64,9 @@ def compare(
     layer names to arrays recorded before; without `b` the layers of `a` are compared with each other.
 
     Args:
-        a: a model, a mapping of layer names to recorded arrays, or an `nk.Subject` with data of its own.
+        a: a model, a mapping of layer names to recorded arrays, or an `nk.ModelInput` with data of its own.
         b: the second one.
         data: a loader, an iterable of batches or one array of inputs.
-        measures: one measure or several, by name with parameters, or as functions.
-        layers: a choice for both (see `nk.layers`), or a mapping from "a" and "b" to a choice each.
-        pairs: "all", "corresponding" or a list of (layer, layer).
-        examples: the number of examples after which the pass ends.
-        shape: what one example is, for all layers or by layer (see `nk.shapes`).
-        resize: "average" averages the larger of two maps down, with shape "positions" or "dft".
-        memory: the most bytes that statistics may take; by default a quarter of all memory.
-        seed: seed of the sample of rows that kernel measures read.
-        device: where the models run; by default where they are.
-        transforms: a function of the inputs, or one for each model.
-        forward: a function ``forward(model, batch)``, or one for each model.
-        partial: whether Ctrl-C returns what is finished.
-        names: what the result calls the two.
-        errors: whether values get standard errors, from leaving out one chunk of the examples in turn.
-        chunks: the number of chunks for standard errors.
-        exact_model: whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers.
-        engine: "local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a
-            cluster; models, data and functions are then given by name.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> import numpy as np
@@ -94,63 +75,27 @@ def compare(
         >>> round(comparison["x", "twice"], 6)
         1.0
     """
-    asked, running = locals(), named_engine(engine)
-    with showing(progress), running.working():
-        request, shown = _request(asked, running)
-        return request.compare(found_measures(measures), shown)[0]
+    spec, run = split({**options, "measures": measures})
+    engine = named_engine(run.engine)
+    with showing(run.progress), engine.working():
+        return engine.compare(call_of(a, b, data, spec, run, engine), found_measures(measures))[0]
 
 
 @by_name(models="a b", data="data")
+@takes_options(without="part start rows engine save overwrite")
 def explain(
-    a: nn.Module | Mapping[str, Any] | Subject,
-    b: nn.Module | Mapping[str, Any] | Subject | None = None,
-    data: Any = None,
-    measures: str | Callable[..., Any] | Sequence[Any] = ("cka",),
-    *,
-    layers: Spec | Mapping[str, Spec] = None,
-    pairs: Any = "all",
-    examples: int | None = None,
-    shape: Shape | Mapping[str, Shape] = None,
-    resize: str | None = None,
-    memory: int | None = None,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    transforms: Any = None,
-    forward: Any = None,
-    partial: bool = False,
-    names: tuple[str, str] = ("a", "b"),
-    errors: bool = False,
-    chunks: int = 20,
-    exact_model: bool = False,
-    progress: ProgressOption = None,
+    a: One, b: One | None = None, data: Any = None, measures: Measures = ("cka",), **options: Unpack[Options]
 ) -> Plan:
     """Return what `compare` would do with the same arguments, and what that costs; nothing is collected.
 
-    The first batch is read and two of its examples are run through each model, once, to learn the layers' names and
+    The first batch is read and a few of its examples are run through each model, twice, to learn the layers' names and
     widths; a loader can be walked through again afterwards. What `compare` would then refuse, over pairs or memory,
     is the same sentence in the plan's `refused`; models that can't be run on the data are refused at once.
 
     Args:
-        a: a model, a mapping of recorded arrays, or an `nk.Subject`.
+        a: a model, a mapping of layer names to recorded arrays, or an `nk.ModelInput` with data of its own.
         b: the second one.
         data: a loader, an iterable of batches or one array of inputs.
-        measures: one measure or several, by name with parameters, or as functions.
-        layers: which layers, for all models or by name of the model.
-        pairs: "all", "corresponding" or a list of (layer, layer).
-        examples: the number of examples after which the pass ends.
-        shape: what one example is (see `nk.shapes`).
-        resize: "average" averages the larger of two maps down.
-        memory: the most bytes that statistics may take.
-        seed: seed of the sample of rows that kernel measures read.
-        device: where the models run.
-        transforms: a function of the inputs, or one for each model.
-        forward: a function ``forward(model, batch)``, or one for each model.
-        partial: whether Ctrl-C returns what is finished.
-        names: what the result calls the two.
-        errors: whether values get standard errors.
-        chunks: how many chunks of the examples are left out in turn for them.
-        exact_model: whether float32 in a model on a GPU must not be rounded to TF32.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> import numpy as np
@@ -159,146 +104,367 @@ def explain(
         >>> plan.pairs, plan.examples, plan.passes, plan.operations
         (2, 50, 0, 12000)
     """
-    request, _ = _request(locals(), Local())
-    return request.explain(found_measures(measures))
+    spec, run = split({**options, "measures": measures})
+    return call_of(a, b, data, spec, run, Local()).explained(found_measures(measures))
 
 
 @with_call
 @by_name(models="a b", data="data")
+@takes_options(without="rows save overwrite")
 def collect(
-    a: nn.Module | Mapping[str, Any] | Subject,
-    b: nn.Module | Mapping[str, Any] | Subject | None = None,
-    data: Any = None,
-    measures: str | Callable[..., Any] | Sequence[Any] | None = None,
-    *,
-    layers: Spec | Mapping[str, Spec] = None,
-    pairs: Any = "all",
-    examples: int | None = None,
-    part: str | tuple[int, int] | None = None,
-    start: int | None = None,
-    shape: Shape | Mapping[str, Shape] = None,
-    resize: str | None = None,
-    memory: int | None = None,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    transforms: Any = None,
-    forward: Any = None,
-    partial: bool = False,
-    names: tuple[str, str] = ("a", "b"),
-    errors: bool = False,
-    chunks: int = 20,
-    exact_model: bool = False,
-    engine: str | Engine = "local",
-    progress: ProgressOption = None,
-) -> Statistics:
+    a: One, b: One | None = None, data: Any = None, measures: Measures | None = None, **options: Unpack[Options]
+) -> Comparer:
     """Return what one pass of two models over the data leaves: saved, merged and read by any measure later.
 
-    ``collect(a, b, data=d).compare("nbs")`` is ``compare(a, b, data=d, measures="nbs")``. Parts of the data may be
+    ``collect(a, b, data=d).compute("nbs")`` is ``compare(a, b, data=d, measures="nbs")``. Parts of the data may be
     collected apart, in any order and on any machine, and merged: ``nk.merge([first, second])``.
 
     Args:
-        a: a model, a mapping of layer names to recorded arrays, or an `nk.Subject` with data of its own.
+        a: a model, a mapping of layer names to recorded arrays, or an `nk.ModelInput` with data of its own.
         b: the second one.
         data: a loader, an iterable of batches or one array of inputs.
         measures: those to be served; without them all linear ones.
-        layers: a choice for both (see `nk.layers`), or a mapping from "a" and "b" to a choice each.
-        pairs: "all", "corresponding" or a list of (layer, layer).
-        examples: the number of examples after which the pass ends.
-        part: which part of indexable data, as "3/16": the third of sixteen contiguous ranges.
-        start: the number of the first example, for parts that are given as separate loaders; 0 for the first of them.
-        shape: what one example is, for all layers or by layer (see `nk.shapes`).
-        resize: "average" averages the larger of two maps down, with shape "positions" or "dft".
-        memory: the most bytes that statistics may take; by default a quarter of all memory.
-        seed: seed of the sample of rows that kernel measures read.
-        device: where the models run; by default where they are.
-        transforms: a function of the inputs, or one for each model.
-        forward: a function ``forward(model, batch)``, or one for each model.
-        partial: whether Ctrl-C returns what is finished.
-        names: what the result calls the two.
-        errors: whether values get standard errors, from leaving out one chunk of the examples in turn.
-        chunks: the number of chunks for standard errors.
-        exact_model: whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers.
-        engine: "local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a
-            cluster; models, data and functions are then given by name.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> import numpy as np
         >>> X = np.random.default_rng(0).normal(size=(60, 8))
         >>> parts = [collect({"x": X}, {"y": X**2}, part=(i, 3)) for i in (1, 2, 3)]
-        >>> round(merge(parts).compare("cka")["x", "y"] - compare({"x": X}, {"y": X**2})["x", "y"], 12)
+        >>> round(merge(parts).compute("cka")["x", "y"] - compare({"x": X}, {"y": X**2})["x", "y"], 12)
         0.0
     """
-    asked, running = locals(), named_engine(engine)
-    with showing(progress), running.working():
-        if start is not None and (isinstance(start, bool) or not isinstance(start, int) or start < 0):
-            raise InvalidValue(f"`start` is the number of the first example, from 0 on; got {start!r}.")
-        request, shown = _request(asked, running)
-        found = linear_measures(request.given, shape) if measures is None else found_measures(measures)
-        return request.collect(found, shown)
+    spec, run = split({**options, "measures": measures})
+    engine = named_engine(run.engine)
+    with showing(run.progress), engine.working():
+        call = call_of(a, b, data, spec, run, engine)
+        wanted = linear_measures(call.models, spec) if measures is None else found_measures(measures)
+        return engine.collect(call, wanted)
 
 
-def merge(parts: Sequence[Statistics]) -> Statistics:
-    """Return the statistics of all parts of the data together, in any order."""
-    found = list(parts)
-    if not found:
+def merge(parts: Sequence[Comparer]) -> Comparer:
+    """Return the comparer of all parts of the data together, in any order."""
+    left = list(parts)
+    if not left:
         raise InvalidValue("there is nothing to merge; pass at least one part.")
-    for one in found:
-        if not isinstance(one, Statistics):
+    for part in left:
+        if not isinstance(part, Comparer):
             raise InvalidValue(
-                f"`merge` takes statistics, as `nk.collect` or `nk.load` give them; got {type(one).__name__}."
+                f"`merge` takes comparers, as `nk.collect` or `nk.load` give them; got {type(part).__name__}."
             )
-    while len(found) > 1:  # by halves, so that no part is added to all others one by one
-        found = [functools.reduce(Statistics.merge, found[i : i + 2]) for i in range(0, len(found), 2)]
-    return found[0]
+    while len(left) > 1:  # by halves, so that no part is added to all others one by one
+        left = [functools.reduce(Comparer.merge, left[i : i + 2]) for i in range(0, len(left), 2)]
+    return left[0]
 
 
-def compare_runners(
-    a: Runner,
-    b: Runner,
-    data: Any,
-    measures: str | Callable[..., Any] | Sequence[Any],
-    *,
-    examples: int | None = None,
-    memory: int | None = None,
-    seed: int = 0,
-    partial: bool = False,
-) -> Comparison:
-    """Return the comparison of two runners, for those whose rows and columns are not the layers of two models.
+def compare_sides(a: Side, b: Side, data: Any, spec: Spec) -> Comparison:
+    """Return the comparison of two sides, for those whose rows and columns are not the layers of two models.
 
     `a` is run before `b` on each batch, so that `b` may reuse what `a` has computed.
     """
-    options = Options(None, {a.name: "a", b.name: "b"}, None, None, None, None, None)
-    pairs, study = Pairs([(a.name, b.name)]), study_of(memory, seed, False, 0)
-    request = Request({a.name: a, b.name: b}, options, pairs, study, data, examples, partial)
-    return request.compare(found_measures(measures), {})[0]
+    call = Call({a.name: a, b.name: b}, data, spec, Run(), [(a.name, b.name)])
+    return call.compare(found_measures(spec.measures))[0]
 
 
-def _request(asked: Mapping[str, Any], engine: Engine) -> tuple[Any, dict[str, str]]:
-    """Return one call with all its arguments for an engine, and what the result calls the two models."""
-    a, b, names, shape, layers = (asked[name] for name in ("a", "b", "names", "shape", "layers"))
-    if not (isinstance(names, (tuple, list)) and len(names) == 2 and all(isinstance(name, str) for name in names)):
-        raise InvalidValue(f"`names` must be two texts; got {names!r}.")
+# --- one call ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: models by their names, the data, which pairs of models are compared, and how.
+
+    Args:
+        models: models, mappings of recorded arrays, inputs or sides.
+        data: a loader, an iterable of batches or one array of inputs.
+        spec: what is compared, and how.
+        run: how the call runs.
+        of: the pairs of models.
+        names: what results call the models.
+        engine: which processes take part.
+        limit: the most bytes that statistics may take; None for that of the spec, or of the device.
+    """
+
+    models: Mapping[str, Any]
+    data: Any
+    spec: Spec
+    run: Run
+    of: Sequence[tuple[str, str]]
+    names: Mapping[str, str] = field(default_factory=dict)
+    engine: PassEngine = field(default_factory=Local)
+    limit: int | None = None
+
+    def sides(self) -> list[Side]:
+        """Return what stands for each model in a stream."""
+        forward = self.one_each("forward")
+        transforms = self.one_each("transforms")
+        return [self._side(name, thing, forward[name], transforms[name]) for name, thing in self.models.items()]
+
+    def _side(self, name: str, thing: Any, forward: Any, transform: Any) -> Side:
+        if isinstance(thing, Side):
+            return thing
+        given = thing if isinstance(thing, ModelInput) else ModelInput(thing)
+        layers = self.layers_of(name) if given.layers is None else given.layers
+        shape, side = self.spec.shape if given.shape is None else given.shape, cast(Side, None)
+        if given.model is None and given.weights is not None:
+            side = WeightsSide(name, given.weights, layers)
+        elif isinstance(given.model, nn.Module):
+            side = ModelSide(
+                name, given.model, layers, shape, given.forward or forward, given.transform or transform,
+                given.device or self.run.device, self.spec.exact_model,
+            )  # fmt: skip
+        elif isinstance(given.model, Mapping):
+            side = RecordedSide(name, given.model, layers, shape)
+        else:
+            raise InvalidValue(
+                f"{name!r} must be a torch module or a mapping of layer names to arrays; got "
+                f"{type(given.model).__name__}."
+                + " `torch.export.unflatten` makes a module of it."
+                * isinstance(given.model, torch.export.ExportedProgram)
+            )
+        side.data = given.data
+        return side
+
+    def one_each(self, what: str) -> dict[str, Any]:
+        """Return for each model what is given once for all of them, in their order or by their names."""
+        given, names = getattr(self.spec, what), list(self.models)
+        if given is None or callable(given) or isinstance(given, str):
+            return dict.fromkeys(names, given)
+        if isinstance(given, Mapping):
+            return {name: given.get(name) for name in names}
+        if len(given) != len(names):
+            raise InvalidValue(
+                f"`{what}` must be one function or one for each of the {len(names)} models; got {len(given)}.",
+                argument=what,
+            )
+        return dict(zip(names, given, strict=True))
+
+    def layers_of(self, name: str) -> Any:
+        """Return the choice of layers for a model; two models also go by "a" and "b"."""
+        layers = self.spec.layers
+        if not isinstance(layers, Mapping):
+            return layers
+        places = dict(zip(self.models, "ab", strict=False)) if len(self.models) <= 2 else {}
+        unknown = set(layers) - set(self.models) - set(places.values())
+        if unknown:
+            raise InvalidValue(
+                f"`layers` names {sorted(unknown)[0]!r}; the models are {', '.join(map(repr, self.models))}.",
+                argument="layers",
+            )
+        return layers.get(name, layers.get(places.get(name, name)))
+
+    def of_some(self, models: Mapping[str, Any], of: Sequence[tuple[str, str]]) -> Call:
+        """Return the call for some of its models, loaded or not, and the pairs of them that are compared."""
+        own: dict[str, Any] = {
+            what: {name: function for name, function in self.one_each(what).items() if name in models}
+            for what in ("transforms", "forward")
+        }
+        if isinstance(self.spec.layers, Mapping):
+            own["layers"] = {name: self.layers_of(name) for name in models}
+        return replace(self, models=models, of=of, spec=replace(self.spec, **own))
+
+    @property
+    def pairs(self) -> Pairs:
+        return Pairs(self.of, self.spec.pairs)
+
+    def study(self, sides: Sequence[Side]) -> Study:
+        """Return what is known of the statistics before the layers are."""
+        device = (
+            next((side.device for side in sides if is_cuda(side.device)), None) if torch.cuda.is_available() else None
+        )
+        limit = self.limit if self.limit is not None else memory_limit(self.spec.limit, device)
+        return Study({}, [], limit=limit, chunks=self.spec.chunk_count, seed=int(self.spec.seed), device=device)
+
+    def feed(self, sides: Sequence[Side], measures: Sequence[Measure]) -> Feed:
+        """Return the data of this call as batches for each side."""
+        paired = any(kind.pairs_rows for need in needs_of(measures) for kind in need.candidates)
+        share, part = self.engine.part, self.spec.part
+        given = {"part": part is not None, "start": self.spec.start is not None, "partial": self.run.partial}
+        if share is not None and any(given.values()):
+            name = next(name for name, is_given in given.items() if is_given)
+            raise InvalidValue(
+                f"`{name}` is for one process, and here {share[1]} share the data; leave it out.", argument=name
+            )
+        feed = Feed(
+            sides, self.data, self.spec.examples, part if share is None else share, self.spec.start or 0, paired,
+            shared=share is not None,
+        )  # fmt: skip
+        if feed.expected is not None:
+            self._refuse_few(feed.expected)
+        return feed
+
+    def _refuse_few(self, examples: int) -> None:
+        """Refuse more chunks than examples, but of a part that is given apart, which may be small."""
+        if self.spec.start is None and examples < self.spec.chunk_count:
+            raise InvalidValue(
+                f"chunks={self.spec.chunks} are more than the {examples:,} examples; take fewer chunks or more "
+                "examples.",
+                argument="chunks",
+            )
+
+    # --- the work -----------------------------------------------------------------------------------------------------
+
+    def compare(self, measures: Sequence[Measure]) -> list[Comparison]:
+        """Return the comparison of every pair of models."""
+        comparer, interruption = self._collected(measures)
+        return self.engine.shared(lambda: comparisons_of(comparer, measures, self.of, interruption))
+
+    def collect(self, measures: Sequence[Measure]) -> Comparer:
+        """Return what one pass over the data leaves; of several processes the first has all of it."""
+        comparer, _ = self._collected(measures)
+        return self.engine.shared(lambda: comparer)
+
+    def _collected(self, measures: Sequence[Measure]) -> tuple[Comparer, Interruption]:
+        sides = self.sides()
+        with loaders_kept(self.data, *(side.data for side in sides)):
+            comparer, interruption = self._pass(sides, measures)
+        comparer.names = dict(self.names)
+        return comparer, interruption
+
+    def _pass(self, sides: Sequence[Side], measures: Sequence[Measure]) -> tuple[Comparer, Interruption]:
+        interruption = Interruption(self.run.partial)
+        feed = None if weights_alone(measures) else self.feed(sides, measures)
+        with self.engine.prepared(sides, self._terms(measures, feed)):
+            study = self.study(sides)
+            expected = None if feed is None else feed.expected
+            study = replace(study, limit=self.engine.least(study.limit), examples=expected)
+            comparer = Comparer.of(self.spec, measures, self.pairs, study)
+            if feed is None:
+                self._read_weights(comparer, sides, replace(study, examples=None))
+                return comparer, interruption
+            self._read(comparer, sides, feed, interruption)
+            self._describe(comparer, sides)
+            if feed.expected is None and not interruption.ended:  # a stream, which tells its length at the end
+                self._refuse_few(comparer.examples)
+        return self.engine.joined(comparer, feed.length), interruption
+
+    def _read(self, comparer: Comparer, sides: Sequence[Side], feed: Feed, interruption: Interruption) -> None:
+        """Run every model once on each batch, and fold in what they give; Ctrl-C waits for the end of a batch."""
+        stream = Stream(sides, feed, **comparer.reads)
+        with ExitStack() as stack:
+            stack.enter_context(interruption.ending("reading", lambda: comparer.examples > 0))
+            stack.enter_context(interruption.handling())
+            stack.enter_context(stream.open())
+            comparer.begin(list(stream.learn().values()))
+            self._take_weights(comparer, sides)
+            report = stack.enter_context(reporting(feed.length, "reading", "examples"))
+            for place, batch in enumerate(stream):
+                with ExitStack() as folding:
+                    if interruption.wanted:  # which waits for the end of the batch
+                        folding.enter_context(interruption.deferring())
+                    if place == 0:
+                        folding.enter_context(self.engine.opening(comparer))
+                    report.update(comparer.take(batch))
+                self.engine.check_others()
+            comparer.flush()
+        comparer.ended = set(interruption.ended)
+
+    def _take_weights(self, comparer: Comparer, sides: Sequence[Side]) -> None:
+        if not any(need.of_weights for need in comparer.needs):
+            return
+        names = {side.name: [key[1] for key in comparer.alignment.given if key[0] == side.name] for side in sides}
+        comparer.take_weights(
+            {
+                (side.name, layer): {name: tensor.detach() for name, tensor in own.items()}
+                for side in sides
+                for layer, own in side.weights(names[side.name]).items()
+            }
+        )
+
+    def _read_weights(self, comparer: Comparer, sides: Sequence[Side], study: Study) -> None:
+        """Feed the weights alone to their collectors, where no measure needs data."""
+        comparer.study = study
+        comparer.begin(self._sizes_of_weights(sides, comparer.needs))
+        self._take_weights(comparer, sides)
+        comparer.finish({side.name: side.origin for side in sides}, {})
+
+    def _sizes_of_weights(self, sides: Sequence[Side], needs: Any) -> list[LayerSize]:
+        weights = {side.name: weights_of(side, needs) for side in sides}
+        return [size_of_weights(model, name, own) for model, layers in weights.items() for name, own in layers.items()]
+
+    def _describe(self, comparer: Comparer, sides: Sequence[Side]) -> None:
+        """Let a comparer say of what models and data it is, and what was requested."""
+        comparer.finish({side.name: side.origin for side in sides}, {side.name: side.left_out for side in sides})
+        own = {id(side.data): side.data for side in sides if side.data is not None}
+        every = list(own.values()) or [self.data]
+        comparer.data, comparer.settings = " and ".join(map(data_name, every)), self.settings()
+        comparer.warnings += [remark for data in every for remark in getattr(data, "remarks", ())]
+        part = self.engine.part if self.spec.part is None else self.spec.part
+        comparer.part = "" if part is None else "/".join(map(str, part))
+
+    def explained(self, measures: Sequence[Measure]) -> Plan:
+        """Return the plan of the pass, without taking it."""
+        sides = self.sides()
+        study = self.study(sides)
+        if weights_alone(measures):
+            sizes = self._sizes_of_weights(sides, needs_of(measures))
+            return explained(Found(sizes), measures, self.pairs, replace(study, examples=0))
+        for data in (self.data, *(side.data for side in sides)):
+            if isinstance(data, Iterator):
+                raise InvalidValue(
+                    "`explain` reads the first batch, and what it takes from an iterator is gone; pass a loader or a "
+                    "list."
+                )
+        with loaders_kept(self.data, *(side.data for side in sides)):
+            feed = self.feed(sides, measures)
+            stream = Stream(sides, feed, resizes=bool(self.spec.resize))
+            with stream.open():
+                sizes = list(stream.learn().values())
+        found = Found(
+            sizes, {side.name: side.left_out for side in sides if side.left_out}, stream.batch_length,
+            list(map(feed.examples_of, sides)), not all(isinstance(side, RecordedSide) for side in sides),
+        )  # fmt: skip
+        return explained(found, measures, self.pairs, replace(study, examples=feed.expected))
+
+    # --- what the numbers depend on -----------------------------------------------------------------------------------
+
+    def settings(self, digest: Callable[[Any], str] = function_digest) -> dict[str, str]:
+        """Return all that changes the numbers, beside weights and data, as text; functions by their digests."""
+        spec = self.spec
+        given = {f"transform of {name}": one for name, one in self.one_each("transforms").items()}
+        given |= {f"forward of {name}": one for name, one in self.one_each("forward").items()}
+        functions = {what: digest(one) for what, one in given.items() if one is not None}
+        shapes = spec.shape.items() if isinstance(spec.shape, Mapping) else [("all", spec.shape)]
+        settings = {f"shape of {layer}": digest(one) if callable(one) else str(one) for layer, one in shapes}
+        return settings | functions | {
+            "resize": str(bool(spec.resize)), "pairs": self.pairs.words, "chunks": str(spec.chunk_count),
+            "seed": str(spec.seed), "exact_model": str(spec.exact_model), "version": __version__,
+        }  # fmt: skip
+
+    def _terms(self, measures: Sequence[Measure], feed: Feed | None) -> dict[str, str]:
+        """Return all that processes which share the work must agree on, beside weights and data."""
+        names = {"models": ", ".join(self.models), "measures": ", ".join(measure.id for measure in measures)}
+        settings = {"layers": in_words(self.spec.layers), "examples": str(feed and feed.expected)}
+        # by the names of functions: what they hold, as a device, may be a process's own
+        return names | settings | {"torch": str(torch.__version__)} | self.settings(function_name)
+
+
+def call_of(a: Any, b: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> Call:
+    """Return one call for two models, or one that is compared with itself."""
+    names = spec.names
+    refuse_half_characters(names)
     # whether one model is compared with itself; one name may mean two networks with other random weights
-    apart = isinstance(a, str) or (isinstance(layers, Mapping) and "b" in layers)
-    alone = b is None or (b is a and asked["transforms"] is None and asked["forward"] is None and not apart)
-    given: dict[str, Any] = {names[0]: a} if alone else {names[0]: a, names[1]: b}
-    if not alone and len(given) < 2:
+    apart = isinstance(a, str) or (isinstance(spec.layers, Mapping) and "b" in spec.layers)
+    alone = b is None or (b is a and spec.transforms is None and spec.forward is None and not apart)
+    models: dict[str, Any] = {names[0]: a} if alone else {names[0]: a, names[1]: b}
+    if not alone and len(models) < 2:
         raise NameClash(f"both models are named {names[0]!r}; give them two `names`.")
-    pair = (names[0], names[0] if alone else names[1])
-    refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
-    places = dict(zip(given, ("a", "b"), strict=False))
-    how = (asked[name] for name in ("resize", "transforms", "forward", "device", "exact_model"))
-    options = Options(layers, places, shape, *how)
-    study = study_of(*(asked[name] for name in ("memory", "seed", "errors", "chunks")))
-    rest = [asked[name] for name in ("data", "examples", "partial", "part", "start") if name in asked]
-    shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
-    return engine.request(given, options, Pairs([pair], asked["pairs"]), study, *rest), dict(
-        zip(pair, shown, strict=True)
-    )
+    refuse_strange_layers(spec.shape, *(getattr(thing, "model", thing) for thing in models.values()))
+    of = [(names[0], names[0] if alone else names[1])]
+    return Call(models, data, spec, run, of, engine=engine if isinstance(engine, PassEngine) else Local())
+
+
+def linear_measures(models: Mapping[str, Any], spec: Spec) -> list[Measure]:
+    """Return all measures that the collectors of `cka` serve, as far as the layers' shape allows."""
+    own = [shape for thing in models.values() if (shape := getattr(thing, "shape", None)) is not None]
+    spectral = any(shape in ("dft", dft) for shape in (*spec.shapes, *own) if shape is not None)
+    collectors = ready_collectors(find("cka"))
+    alike = [one for one in all_measures().values() if getattr(one.facts.reads, "collectors", ()) == collectors]
+    fit = [one for one in alike if "rotation" in one.facts.unchanged_by and not one.facts.debiases]
+    return fit if spectral else alike
 
 
 @by_name(models="a b", data="data")
+@takes_options(
+    without="part start rows engine save overwrite layers pairs resize names errors chunks seed partial exact_model"
+)
 def model_directions(
     a: nn.Module,
     layer: str,
@@ -308,13 +474,7 @@ def model_directions(
     *,
     variance: float = 0.99,
     by: str = "variance",
-    examples: int | None = None,
-    shape: Shape | Mapping[str, Shape] = None,
-    memory: int | None = None,
-    device: torch.device | str | None = None,
-    transforms: Any = None,
-    forward: Any = None,
-    progress: ProgressOption = None,
+    **options: Unpack[Options],
 ) -> Directions:
     """Return the SVCCA directions of a layer of `a` with a layer of `b`; each model runs once on each batch.
 
@@ -329,13 +489,6 @@ def model_directions(
         data: a loader, an iterable of batches or one array of inputs.
         variance: the share that the kept directions of each layer hold.
         by: "variance" for Σσ², "sum" for Σσ.
-        examples: the number of examples after which the pass ends.
-        shape: what one example is (see `nk.shapes`).
-        memory: the most bytes that statistics may take.
-        device: where the models run.
-        transforms: a function of the inputs, or one for each model.
-        forward: a function ``forward(model, batch)``, or one for each model.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -346,16 +499,14 @@ def model_directions(
     for model, name in ((a, layer), (a if b is None else b, other)):
         if isinstance(model, nn.Module):
             known_layer(model, name)
-    alone = b is None or (b is a and transforms is None and forward is None)
-    given: dict[str, Any] = {"a": a} if alone else {"a": a, "b": b}
+    alone = b is None or (b is a and options.get("transforms") is None and options.get("forward") is None)
+    models: dict[str, Any] = {"a": a} if alone else {"a": a, "b": b}
+    layers = {"a": [*dict.fromkeys([layer, other])]} if alone else {"a": [layer], "b": [other]}
+    spec, run = split({**options, "layers": layers, "pairs": [(layer, other)], "measures": ["svcca"]})
     pair = ("a", "a" if alone else "b")
-    chosen = {"a": [*dict.fromkeys([layer, other])]} if alone else {"a": [layer], "b": [other]}
-    options = Options(chosen, {name: name for name in given}, shape, None, transforms, forward, device)
-    wanted = Pairs([pair], [(layer, other)])
-    study = Study({}, [], limit=memory_limit(memory))
-    with showing(progress):
-        statistics = Request(given, options, wanted, study, data, examples).collect([find("svcca")], {})
-    moments = statistics.pair(find("svcca"), ("a", layer), (pair[1], other))
+    with showing(run.progress):
+        comparer = Call(models, data, spec, run, [pair]).collect([find("svcca")])
+    moments = comparer.pair(find("svcca"), ("a", layer), (pair[1], other))
     if moments.few_examples:
         warnings.warn(str(moments.few_examples), InflatedWarning, stacklevel=outside())
     return svcca_directions(moments, variance=variance, by=by)

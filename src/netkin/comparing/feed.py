@@ -1,21 +1,18 @@
-"""Feed: the data of a pass as batches for each runner, whole or in parts; data and rows held for many passes."""
+"""Feed: the data of a pass as batches for each side, whole or in parts; and examples held for many passes."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 from torch.utils.data import DistributedSampler
 
-from netkin.comparing.subjects import Keep, ModelRunner, RecordedRunner, Runner, Tensors, WeightsRunner
+from netkin.comparing.sides import RecordedSide, Side, WeightsSide
+from netkin.comparing.spec import parse_part
 from netkin.errors import InvalidValue, ShapeError
 from netkin.representations import batches_of
-from netkin.representations.gradients import Target
 from netkin.representations.inputs import (
     examples_in,
     length_if_known,
@@ -31,7 +28,7 @@ SLICE = 512  # examples of recorded rows taken at a time
 
 
 class Feed:
-    """The data of a pass: batches for each runner, in step where they are not the same for all.
+    """The data of a pass: batches for each side, in step where they are not the same for all.
 
     `expected` is how many examples all parts together will give, if that is known, and `length` how many come here;
     `start` is the number of the first one here. With `shared` the part is that of one process of several: a loader
@@ -40,7 +37,7 @@ class Feed:
 
     def __init__(
         self,
-        runners: Sequence[Runner],
+        sides: Sequence[Side],
         data: Any,
         examples: int | None,
         part: Any = None,
@@ -48,22 +45,22 @@ class Feed:
         paired: bool = True,
         shared: bool = False,
     ):
-        self.runners, self._examples, self.start, self.paired = runners, examples, start, paired
+        self.sides, self._examples, self.start, self.paired = sides, examples, start, paired
         self._shared = shared
         self.known: int | None = None  # examples in the latest batch, where they can be counted
         self._numbers: dict[int, np.ndarray] = {}  # of the examples of data that samplers have split
         self._part = None if part is None else parse_part(part)
-        recorded = [runner for runner in runners if isinstance(runner, RecordedRunner)]
+        recorded = [side for side in sides if isinstance(side, RecordedSide)]
         if recorded:
             self._of_recorded(recorded, data, examples)
         else:
-            self._data = {runner: data if runner.data is None else runner.data for runner in runners}
-            for runner, own in self._data.items():
-                if isinstance(runner, WeightsRunner):
-                    raise runner.refusal
+            self._data = {side: data if side.data is None else side.data for side in sides}
+            for side, own in self._data.items():
+                if isinstance(side, WeightsSide):
+                    raise side.refusal
                 if own is None:
-                    alone = all(other.data is None for other in runners)
-                    what = "`data` is missing" if alone else f"{runner.name!r} has no data"
+                    alone = all(other.data is None for other in sides)
+                    what = "`data` is missing" if alone else f"{side.name!r} has no data"
                     raise InvalidValue(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
             if paired:
                 _refuse_other_orders(self._data)
@@ -76,27 +73,25 @@ class Feed:
 
     @property
     def is_one(self) -> bool:
-        """Whether all runners get the same data."""
+        """Whether all sides get the same data."""
         return len({id(data) for data in self._data.values()}) == 1
 
-    def examples_of(self, runner: Runner) -> int | None:
-        """Return how many examples a runner will get, if that is known."""
-        return self.expected if self.paired else examples_in(self._data[runner], self._examples)
+    def examples_of(self, side: Side) -> int | None:
+        """Return how many examples a side will get, if that is known."""
+        return self.expected if self.paired else examples_in(self._data[side], self._examples)
 
-    def _of_recorded(self, recorded: Sequence[RecordedRunner], data: Any, examples: int | None) -> None:
-        if len(recorded) < len(self.runners):
+    def _of_recorded(self, recorded: Sequence[RecordedSide], data: Any, examples: int | None) -> None:
+        if len(recorded) < len(self.sides):
             raise InvalidValue(
                 "a model and recorded rows can't be compared: nothing tells whether they saw the same examples. "
                 "Record both."
             )
-        counts = {runner.name: runner.examples for runner in recorded}
+        counts = {side.name: side.examples for side in recorded}
         if len(set(counts.values())) > 1:
             (a, n), (b, m) = next(iter(counts.items())), next(c for c in counts.items() if c[1] != recorded[0].examples)
             raise ShapeError(f"{a!r} holds {n:,} examples and {b!r} {m:,}; record both on the same examples.")
         if data is not None:
             raise InvalidValue("recorded rows are compared as they are; leave `data` out.")
-        if examples is not None and examples < 1:
-            raise InvalidValue(f"`examples` must be at least 1; got {examples}.")
         self.expected = min(recorded[0].examples, examples or recorded[0].examples)
         self._data = dict.fromkeys(recorded, slices(0, self.expected))
 
@@ -111,14 +106,14 @@ class Feed:
         if count > self.expected:
             way = f"shared by {count:,} processes; start" if self._shared else f"split into {count:,} parts; take"
             raise InvalidValue(f"{self.expected:,} examples can't be {way} fewer.")
-        is_recorded, cut, lengths = isinstance(self.runners[0], RecordedRunner), {}, []
+        is_recorded, cut, lengths = isinstance(self.sides[0], RecordedSide), {}, []
         first = self.expected * (which - 1) // count
         for key, data in self._by_id().items():
             own = self.expected if is_recorded else examples_in(data, self._examples) or self.expected
             ends = own * (which - 1) // count, own * which // count
             cut[key] = slices(*ends) if is_recorded else part_of(data, *ends)
             lengths.append(ends[1] - ends[0])
-        self._data = {runner: cut[id(data)] for runner, data in self._data.items()}
+        self._data = {side: cut[id(data)] for side, data in self._data.items()}
         self._examples, self.start = None, self.start + first
         self.length = lengths[0] if self.paired else sum(lengths)
 
@@ -144,15 +139,15 @@ class Feed:
     def _by_id(self) -> dict[int, Any]:
         return {id(data): data for data in self._data.values()}
 
-    def numbers(self, runner: Runner, seen: int, count: int) -> np.ndarray:
-        """Return the numbers of a runner's next `count` examples, after it has `seen` some."""
-        numbers = self._numbers.get(id(self._data[runner]))
+    def numbers(self, side: Side, seen: int, count: int) -> np.ndarray:
+        """Return the numbers of a side's next `count` examples, after it has `seen` some."""
+        numbers = self._numbers.get(id(self._data[side]))
         return self.start + seen + np.arange(count) if numbers is None else numbers[seen : seen + count]
 
-    def __iter__(self) -> Iterator[dict[Runner, Any]]:
-        """Yield for each runner its batch; those that hold the same data object share one iteration."""
+    def __iter__(self) -> Iterator[dict[Side, Any]]:
+        """Yield for each side its batch; those that hold the same data object share one iteration."""
         every = self._by_id()
-        recorded = isinstance(self.runners[0], RecordedRunner)
+        recorded = isinstance(self.sides[0], RecordedSide)
         # what a sampler repeats, so that all processes get as many, comes last
         own = {key: len(numbers) for key, numbers in self._numbers.items()}
         iterators = [
@@ -160,10 +155,10 @@ class Feed:
         ]
         for batches in zip_longest(*iterators):
             of_data = dict(zip(every, batches, strict=True))
-            found = {runner: of_data[id(data)] for runner, data in self._data.items()}
+            found = {side: of_data[id(data)] for side, data in self._data.items()}
             if self.paired and len(every) > 1:
                 _refuse_uneven(found)
-            found = {runner: batch for runner, batch in found.items() if batch is not None}
+            found = {side: batch for side, batch in found.items() if batch is not None}
             first = next(iter(found.values()))
             self.known = first.stop - first.start if recorded else length_if_known(first)
             yield found
@@ -195,8 +190,8 @@ def sampled_numbers(data: Any, rank: int, ranks: int) -> np.ndarray | None:
     return numbers
 
 
-def _refuse_uneven(batches: Mapping[Runner, Any]) -> None:
-    lengths = {runner.name: 0 if batch is None else runner.length(batch) for runner, batch in batches.items()}
+def _refuse_uneven(batches: Mapping[Side, Any]) -> None:
+    lengths = {side.name: 0 if batch is None else side.length(batch) for side, batch in batches.items()}
     (a, n), *others = lengths.items()
     for b, m in others:
         if n != m and n is not None and m is not None:
@@ -206,10 +201,10 @@ def _refuse_uneven(batches: Mapping[Runner, Any]) -> None:
             )
 
 
-def _refuse_other_orders(data: Mapping[Runner, Any]) -> None:
+def _refuse_other_orders(data: Mapping[Side, Any]) -> None:
     """Refuse a loader that shuffles beside other data, as nothing pairs their examples."""
-    shuffled = next((runner for runner, own in data.items() if reshuffles(own)), None)
-    other = next((runner for runner, own in data.items() if shuffled and own is not data[shuffled]), None)
+    shuffled = next((side for side, own in data.items() if reshuffles(own)), None)
+    other = next((side for side, own in data.items() if shuffled and own is not data[shuffled]), None)
     if shuffled and other:
         raise InvalidValue(
             f"the data of {shuffled.name!r} are shuffled and do not pair with those of {other.name!r}; give both the "
@@ -217,9 +212,9 @@ def _refuse_other_orders(data: Mapping[Runner, Any]) -> None:
         )
 
 
-def content_of(batches: Mapping[Runner, Any]) -> Any:
-    """Return what of the batches of all runners the digest of the data is taken of, each thing once."""
-    every = [runner.content(own) for runner, own in batches.items()]
+def content_of(batches: Mapping[Side, Any]) -> Any:
+    """Return what of the batches of all sides the digest of the data is taken of, each thing once."""
+    every = [side.content(own) for side, own in batches.items()]
     apart = list({id(content): content for content in every}.values())
     return apart[0] if len(apart) == 1 else {f"data {place}": content for place, content in enumerate(apart)}
 
@@ -227,17 +222,6 @@ def content_of(batches: Mapping[Runner, Any]) -> Any:
 def slices(start: int, stop: int) -> list[slice]:
     """Return a range of recorded examples, some at a time."""
     return [slice(first, min(first + SLICE, stop)) for first in range(start, stop, SLICE)]
-
-
-def parse_part(part: Any) -> tuple[int, int]:
-    """Return a part, written as "3/16" or (3, 16), as two numbers."""
-    try:
-        which, count = map(int, part.split("/")) if isinstance(part, str) else map(operator.index, part)
-    except (TypeError, ValueError):
-        raise InvalidValue(f"a part is written as '3/16', the third of sixteen; got {part!r}.") from None
-    if not 1 <= which <= count:
-        raise InvalidValue(f"parts are numbered from 1 to their count; got {which}/{count}.")
-    return which, count
 
 
 def data_name(data: Any) -> str:
@@ -284,81 +268,3 @@ def _picked(batches: Iterator[Any], wanted: np.ndarray) -> Iterator[Any]:
         start += length
         if places:
             yield pick(batch, places)
-
-
-class CachedRunner(Runner):
-    """A model whose rows of each batch are kept from pass to pass, up to `limit` bytes; beyond them it runs again.
-
-    A batch is recognised as the same object, so the passes must be fed from one list. Not for shapes that tell the
-    size of a map beside its rows (``resize="average"``, ``"dft"``): only rows are kept.
-    """
-
-    def __init__(self, runner: ModelRunner, limit: int):
-        self._runner, self.limit, self.held, self.runs = runner, limit, 0, 0
-        self.name, self.kind = runner.name, runner.kind
-        self.shapes: dict[str, str] = {}
-        self._keep: Keep = lambda layer, rows, valid: rows
-        self._order: dict[str, None] = {}  # in which the layers run, which is that of a comparison
-        # with the batch itself, as the number of an object is free for others once it is gone
-        self._kept: dict[int, tuple[Any, dict[str, Tensor], dict[str, Tensor | None]]] = {}
-        self._valid: dict[str, Tensor | None] = {}
-        self._resolutions: dict[str, float] = {}
-        self.device, self.names_layers = runner.device, runner.names_layers
-
-    @property
-    def origin(self) -> dict[str, str]:
-        return self._runner.origin
-
-    def length(self, batch: Any) -> int | None:
-        return self._runner.length(batch)
-
-    @contextmanager
-    def ready(self, keep: Keep) -> Iterator[None]:
-        self._keep = keep
-        self._runner.targets, self._runner.wants_outputs = self.targets, self.wants_outputs
-        with self._runner.ready(self._note):
-            yield
-
-    def rows(self, batch: Any) -> dict[str, Any]:
-        kept = None if self.targets or self.wants_outputs else self._kept.get(id(batch))  # rows alone are kept
-        _, rows, self._valid = kept or self._run(batch)
-        return {layer: self._keep(layer, matrix, self._valid[layer]) for layer, matrix in rows.items()}
-
-    def require_finite_inputs(self, batch: Any, number: int) -> None:
-        self._runner.require_finite_inputs(batch, number)
-
-    def gradients(self, target: Target) -> dict[str, Tensor]:
-        return self._runner.gradients(target)
-
-    def outputs(self, batch: Any) -> tuple[Tensor, Any]:
-        return self._runner.outputs(batch)
-
-    def _note(self, layer: str, rows: Tensor, valid: Tensor | None) -> Tensor:
-        self._order[layer] = None
-        return rows
-
-    def valid(self, layer: str) -> Tensor | None:
-        return self._valid.get(layer)
-
-    def resolution(self, layer: str) -> float:
-        return self._resolutions.get(layer, 0.0)
-
-    @property
-    def left_out(self) -> dict[str, str]:
-        return self._runner.left_out
-
-    def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
-        return self._runner.weights(layers)
-
-    def _run(self, batch: Any) -> tuple[Any, dict[str, Tensor], dict[str, Tensor | None]]:
-        found = self._runner.rows(batch)
-        rows = {layer: found[layer] for layer in self._order}
-        self.shapes |= self._runner.shapes
-        self._resolutions |= {layer: self._runner.resolution(layer) for layer in rows}
-        valid = {layer: self._runner.valid(layer) for layer in rows}
-        self.runs += 1
-        size = sum(matrix.nbytes for matrix in rows.values())
-        if self.held + size <= self.limit:
-            self.held += size
-            self._kept[id(batch)] = (batch, rows, valid)
-        return batch, rows, valid

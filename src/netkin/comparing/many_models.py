@@ -1,69 +1,75 @@
-"""`compare_many` and `explain_many`: all pairs of several models, and the plan of the passes in words."""
+"""`compare_many` and `explain_many`: all pairs of several models, in one pass, or in blocks where memory is short.
+
+One pass runs all models, if its statistics fit the memory. Else the models are split into groups; a pass runs two of
+them, and every pair of models is compared in one pass. A model would then run in several passes: its rows are kept from
+the first, where they fit beside the statistics. Where they do not, and `rows` allows it, a sample of the examples is
+taken, whose rows are kept; else models run again.
+"""
 
 from __future__ import annotations
 
-import inspect
-import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from numbers import Integral, Real
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
+from torch import nn
+from torch.utils.data import RandomSampler
+from typing_extensions import Unpack
 
 from netkin import jobs
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.all_pairs import AllPairs
-from netkin.comparing.engines import Engine, PassEngine, named_engine
-from netkin.comparing.feed import data_name
-from netkin.comparing.pairs_plan import ModelBlock, PairsWay, Planner, unpacked_way
-from netkin.comparing.pass_statistics import found_measures
-from netkin.comparing.request import Options
-from netkin.errors import FileError, InvalidValue, MemoryLimit, UnsavedWarning, outside
-from netkin.identity import with_call
+from netkin.comparing.compare import Call
+from netkin.comparing.comparer import Comparer, found_measures
+from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
+from netkin.comparing.feed import HeldExamples, data_name
+from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study
+from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_alone
+from netkin.comparing.sides import ModelInput, ModelSide, ReplayedSide
+from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
+from netkin.comparing.stream import Stream
+from netkin.errors import InvalidValue, MemoryLimit, blame, refuse_half_characters
+from netkin.identity import (
+    COMPARE,
+    described_call,
+    forms_by_name,
+    settings_digest,
+    state_noted,
+    weights_digest,
+    with_call,
+)
+from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.memory import format_bytes
-from netkin.progress import ProgressOption, showing
-from netkin.representations.layers import Spec
-from netkin.representations.shapes import Shape
-from netkin.results import Comparisons
-from netkin.settings import loaders_kept
+from netkin.progress import reported, showing
+from netkin.representations.hooks import leaves
+from netkin.representations.inputs import examples_in, sampler_of
+from netkin.representations.layers import unwrapped
+from netkin.results import Comparison, Comparisons
+from netkin.results.values import Pair
+from netkin.settings import loaders_kept, random_states_kept
+from netkin.sources import load_model
 from netkin.sources.datasets import load_data, refuse_characters
-from netkin.sources.models import refuse_unknown_model
+from netkin.sources.models import names_weights, refuse_unknown_model
 from netkin.sources.names import numbered
-from netkin.statistics.collector import Study
+from netkin.sources.weights import remark_on
+from netkin.statistics.collector import LayerSize
 
-HOUR = 3600.0  # seconds
-MOST = 2.0**62  # bytes, where `memory` is infinite
+GROUP = 128  # models of a group at most: larger ones save little, and a pass of two has 24,512 pairs
+SHARES = 8  # into which the data of all passes are split, whose sums a job keeps
+RESULT, TABLE = 7_400, 600  # bytes of a comparison and of each of its tables: 6,900 measured for 500,000, and a reserve
+FILED = 500  # bytes of a comparison in a file beside its values
 
 
 @with_call
+@takes_options(without="names part start")
 def compare_many(
     models: Mapping[str, Any] | Sequence[Any],
     data: Any = None,
-    measures: str | Callable[..., Any] | Sequence[Any] = ("cka",),
-    *,
-    layers: Spec | Mapping[str, Spec] = None,
-    pairs: Any = "all",
-    examples: int | None = None,
-    shape: Shape | Mapping[str, Shape] = None,
-    resize: str | None = None,
-    memory: int | None = None,
-    rows: int | None = None,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    transforms: Any = None,
-    forward: Any = None,
-    partial: bool = False,
-    errors: bool = False,
-    chunks: int = 20,
-    exact_model: bool = False,
-    engine: str | Engine = "local",
-    save: str | os.PathLike[str] | None = None,
-    overwrite: bool = False,
-    progress: ProgressOption = None,
+    measures: Measures = ("cka",),
+    **options: Unpack[Options],
 ) -> Comparisons:
     """Return the comparisons of all pairs of several models; each model runs once on each batch, if memory allows.
 
@@ -77,30 +83,8 @@ def compare_many(
     nothing: an `nk.UnsavedWarning` names one, and the result is returned.
 
     Args:
-        models: a mapping from names to models, texts for `nk.load_model`, recorded mappings or subjects, or a list.
+        models: a mapping from names to models, texts for `nk.load_model`, recorded mappings or inputs, or a list.
         data: a loader, an iterable of batches or one array of inputs.
-        measures: one measure or several, by name with parameters, or as functions.
-        layers: which layers, for all models or by name of the model.
-        pairs: "all", "corresponding" or a list of (layer, layer).
-        examples: the number of examples after which the pass ends.
-        shape: what one example is (see `nk.shapes`).
-        resize: "average" averages the larger of two maps down.
-        memory: the most bytes that statistics may take, with the rows and models that are held beside them.
-        rows: how many examples may be sampled, where models would run several times otherwise; the result
-            names the sample.
-        seed: seed of the sample of rows that kernel measures read.
-        device: where the models run.
-        transforms: a function of the inputs, or one for each model.
-        forward: a function ``forward(model, batch)``, or one for each model.
-        partial: whether Ctrl-C returns what is finished.
-        errors: whether values get standard errors.
-        chunks: how many chunks of the examples are left out in turn for them.
-        exact_model: whether float32 in a model on a GPU must not be rounded to TF32.
-        engine: "local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a
-            cluster; models, data and functions are then given by name, and models that fail are left out.
-        save: the file for the result, beside which finished parts are kept, and where the same call continues.
-        overwrite: whether another result or job that is there is deleted, and the work starts again.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> import numpy as np
@@ -109,39 +93,33 @@ def compare_many(
         >>> round(many["a", "b"]["x", "x"], 6)
         1.0
     """
-    given = locals()  # all that was asked
-    with showing(progress), loaders_kept(data):
-        found = found_measures(measures)  # which may be misspelt, before data are loaded
-        return _compared(_all_pairs(given), found, save, overwrite)
+    spec, run = split({**options, "measures": measures})
+    engine = named_engine(run.engine)
+    with showing(run.progress), loaders_kept(data):
+        wanted = found_measures(measures)  # which may be misspelt, before data are loaded
+        call = _call(models, data, spec, run, engine)
+        if run.save is not None:
+            jobs.refuse_output(run.save, overwrite=run.overwrite)
+        if not isinstance(engine, PassEngine):
+            return engine.compare_many(call, wanted)
+        many = Many(call, wanted)
+        return Comparisons(many.compare()) if run.save is None else many.keep()
 
 
-def _compared(
-    every: AllPairs, measures: list[Measure], save: str | os.PathLike[str] | None, overwrite: bool
-) -> Comparisons:
-    if save is None:
-        return Comparisons(every.compare(measures), every.failed)
-    jobs.refuse_output(save, overwrite=overwrite)
-    if isinstance(running := named_engine(every.engine), PassEngine):
-        return every.keep(measures, save, overwrite)
-    every.engine = running.beside(save, overwrite)
-    made = Comparisons(every.compare(measures), every.failed)
-    try:
-        made.save(save, overwrite=True)
-    except FileError as fault:  # the numbers come first
-        told = f"{str(fault).removesuffix('.')}; the same call writes it from the parts that were saved."
-        warnings.warn(told, UnsavedWarning, stacklevel=outside())
-    return made
+@takes_options(without="names part start")
+def explain_many(
+    models: Mapping[str, Any] | Sequence[Any],
+    data: Any = None,
+    measures: Measures = ("cka",),
+    **options: Unpack[Options],
+) -> ManyPlan:
+    """Return how `compare_many` would go about the same arguments: passes and bytes, before anything starts.
 
-
-def explain_many(*given: Any, **options: Any) -> PairsPlan:
-    """Return how `compare_many` would go about the same arguments: passes, bytes and hours, before anything starts.
-
-    One model of each architecture is run on the first batch, and two models are compared on a few batches to see how
-    long that takes; with engine="ray" on the cluster, whose memory and number of workers count.
+    A few examples of the first batch are run through one model of each architecture.
 
     Args:
-        *given: the models, the data and the measures, as in `nk.compare_many`.
-        **options: all options of `nk.compare_many`, which mean the same.
+        models: a mapping from names to models, texts for `nk.load_model`, recorded mappings or inputs, or a list.
+        data: a loader, an iterable of batches or one array of inputs.
 
     Example:
         >>> nets = {f"net {seed}": torch.nn.Linear(4, 8) for seed in range(10)}
@@ -149,37 +127,30 @@ def explain_many(*given: Any, **options: Any) -> PairsPlan:
         >>> plan.pairs, plan.passes, len(plan.way.blocks)
         (45, 10, 1)
     """
-    return _explain(*given, **options)
+    spec, run = split({**options, "measures": measures})
+    engine = named_engine(run.engine)
+    with showing(run.progress), loaders_kept(data):
+        wanted = found_measures(measures)
+        call = _call(models, data, spec, run, engine)
+        if not isinstance(engine, PassEngine):
+            return engine.explain_many(call, wanted)
+        return Many(call, wanted).explained()
 
 
-def _explain(*given: Any, **options: Any) -> PairsPlan:
-    bound = CALL.bind(*given, **options)
-    bound.apply_defaults()
-    asked = bound.arguments
-    with showing(asked["progress"]), loaders_kept(asked["data"]):
-        return explained(_all_pairs(asked), found_measures(asked["measures"]))
-
-
-def _all_pairs(asked: Mapping[str, Any]) -> AllPairs:
+def _call(models: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> Call:
     """Return the call for all pairs of some models."""
-    given = _named(asked["models"])
-    if len(given) < 2:
-        raise InvalidValue(f"`compare_many` needs at least two models; got {len(given)}.")
-    options = Options(
-        asked["layers"], {name: name for name in given}, asked["shape"], asked["resize"], asked["transforms"],
-        asked["forward"], asked["device"], asked["exact_model"],
-    )  # fmt: skip
-    study = study_of(asked["memory"], asked["seed"], asked["errors"], asked["chunks"])
-    pairs = Pairs(list(combinations(given, 2)), asked["pairs"])
-    data = asked["data"]
-    refuse_characters(data, list(given.values()))
-    if isinstance(data, str) and asked["engine"] in ("local", "distributed"):  # others load where they work
-        for one in given.values():
-            if isinstance(one, str):
-                refuse_unknown_model(one)
-        data = load_data(data, models=list(given.values()))
-    rest = (asked[name] for name in ("examples", "rows", "partial", "engine"))
-    return AllPairs(given, options, pairs, study, data, *rest)
+    named = _named(models)
+    if len(named) < 2:
+        raise InvalidValue(f"`compare_many` needs at least two models; got {len(named)}.", argument="models")
+    refuse_half_characters(named)
+    refuse_characters(data, list(named.values()))
+    if isinstance(data, str) and isinstance(engine, PassEngine):  # others load where they work
+        for thing in named.values():
+            if isinstance(thing, str):
+                refuse_unknown_model(thing)
+        data = load_data(data, models=list(named.values()))
+    of = list(combinations(named, 2))
+    return Call(named, data, spec, run, of, engine=engine if isinstance(engine, PassEngine) else Local())
 
 
 def _named(models: Any) -> dict[str, Any]:
@@ -187,147 +158,552 @@ def _named(models: Any) -> dict[str, Any]:
     if isinstance(models, Mapping):
         return dict(models)
     if isinstance(models, str) or not isinstance(models, Iterable):
-        raise InvalidValue(f"`models` must be a mapping from names to models, or a list; got {models!r}.")
-    found = list(models)
-    if found and all(isinstance(one, str) for one in found):
-        return dict(zip(numbered(found), found, strict=True))
-    return {str(place): model for place, model in enumerate(found)}
+        raise InvalidValue(
+            f"`models` must be a mapping from names to models, or a list; got {models!r}.", argument="models"
+        )
+    listed = list(models)
+    if listed and all(isinstance(thing, str) for thing in listed):
+        return dict(zip(numbered(listed), listed, strict=True))
+    return {str(place): model for place, model in enumerate(listed)}
 
 
-def study_of(memory: Any, seed: Any, errors: bool, chunks: int) -> Study:
-    """Return the study of a call."""
-    if errors and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 2):
-        raise InvalidValue(f"standard errors need at least 2 chunks of the examples; got chunks={chunks!r}.")
-    if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not float(memory) > 0):
-        raise InvalidValue(f"`memory` is a number of bytes, such as 2e9; got {memory!r}.")
-    if isinstance(seed, bool) or not isinstance(seed, Integral):
-        raise InvalidValue(f"`seed` is a whole number; got {seed!r}.")
-    # without a limit the device decides, once it is known
-    limit = -1 if memory is None else int(min(float(memory), MOST))
-    return Study({}, [], limit=limit, chunks=chunks if errors else 0, seed=int(seed))
-
-
-# --- the plan in words ------------------------------------------------------------------------------------------------
+# --- the way through all pairs ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class PairsPlan:
+class ModelBlock:
+    """Models that run together in one pass, and the pairs of them that are compared in it."""
+
+    models: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+
+
+@dataclass(frozen=True)
+class PairsWay:
+    """The way through all pairs: its blocks, and what it takes.
+
+    Args:
+        blocks: one for each pass.
+        examples: how many are read; None where that is not known.
+        batches: how many a pass reads.
+        statistics: bytes of the statistics of one pass.
+        rows: bytes of the rows and inputs that are kept from pass to pass.
+        models: bytes of the models that are loaded at once.
+        is_sample: whether the examples are a sample.
+    """
+
+    blocks: tuple[ModelBlock, ...]
+    examples: int | None = None
+    batches: int = 0
+    statistics: int = 0
+    rows: int = 0
+    models: int = 0
+    is_sample: bool = False
+
+    @property
+    def sample(self) -> int | None:
+        """How many examples are sampled; None where all are taken."""
+        return self.examples if self.is_sample else None
+
+    @property
+    def runs(self) -> int:
+        """How often models run on all examples, taken together."""
+        every = [name for block in self.blocks for name in block.models]
+        return len(set(every)) if self.rows else len(every)
+
+    @property
+    def runs_once(self) -> bool:
+        """Whether each model runs once on each batch."""
+        return self.runs == len({name for block in self.blocks for name in block.models})
+
+    @property
+    def bytes(self) -> int:
+        return self.statistics + self.rows + self.models
+
+    @property
+    def words(self) -> str:
+        """What is done, in a few words."""
+        count, most = len(self.blocks), max(len(block.models) for block in self.blocks)
+        one = "1 pass of all models together"
+        rows = ", rows kept from the first" if self.rows else ""
+        sample = f", on a sample of {self.examples:,} examples" if self.is_sample else ""
+        return (one if count == 1 else f"{count:,} passes of up to {most:,} models") + rows + sample
+
+
+def way_from(values: Mapping[str, Any]) -> PairsWay:
+    """Return the way that was taken apart by `asdict` and has been JSON since."""
+    blocks = tuple(
+        ModelBlock(tuple(block["models"]), tuple((a, b) for a, b in block["pairs"])) for block in values["blocks"]
+    )
+    return PairsWay(**dict(values) | {"blocks": blocks})
+
+
+def plan_from(values: Mapping[str, Any]) -> ManyPlan:
+    """Return the plan that was taken apart by `asdict`."""
+    texts = {name: tuple(values[name]) for name in ("lines", "warnings")}
+    return ManyPlan(**dict(values) | texts | {"way": way_from(values["way"])})
+
+
+def blocks_of(pairs: Sequence[Pair], size: int) -> list[ModelBlock]:
+    """Return blocks of at most `2 * size` models, each pair in exactly one; consecutive blocks share models.
+
+    Example:
+        >>> [block.models for block in blocks_of([("a", "b"), ("a", "c"), ("b", "c")], 1)]
+        [('a', 'c'), ('a', 'b'), ('b', 'c')]
+    """
+    names = list(dict.fromkeys(name for pair in pairs for name in pair))
+    count = -(-len(names) // size)
+    if count < 3:
+        return [ModelBlock(tuple(names), tuple(pairs))]
+    group = {name: place * count // len(names) for place, name in enumerate(names)}
+    found: dict[tuple[int, int], list[Pair]] = {}
+    for a, b in pairs:
+        i, j = sorted((group[a], group[b]))
+        # the pairs inside a group go with the pass of this group and the next, so that no pass has two such sets
+        home = (i, j) if i != j else (min(i, (i + 1) % count), max(i, (i + 1) % count))
+        found.setdefault(home, []).append((a, b))
+    ordered = sorted(found, key=lambda place: (place[0], place[1] if place[0] % 2 else -place[1]))
+    return [ModelBlock(tuple(name for name in names if group[name] in place), tuple(found[place])) for place in ordered]
+
+
+def largest_fit(fits: Callable[[int], bool], most: int) -> int:
+    """Return the largest number from 1 to `most` that fits, to an eighth, 0 if none does."""
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    if high > most and fits(most):
+        return most
+    high = min(high, most)
+    while high - low > max(low // 8, 1):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+class Survey:
+    """The sizes of models, and of the data, from a few examples of one model of each architecture."""
+
+    def __init__(self, call: Call, measures: Sequence[Measure]):
+        self.call, self.measures, self.total = call, measures, cast("int | None", None)
+        self.inputs, self.batch = 0, 1  # bytes and examples of the first batch
+        self.layers: dict[str, list[LayerSize]] = {}
+        self.loaded: dict[str, int] = {}  # bytes of the models that are loaded when they are needed
+        alike: dict[Any, list[str]] = {}
+        for name, thing in call.models.items():
+            alike.setdefault(_architecture(name, thing, call), []).append(name)
+        self.kinds = {names[0]: names for names in alike.values()}
+        self.limit, self.study = 0, call.study([])
+        with random_states_kept(data=[call.data]):
+            for first, names in self.kinds.items():
+                try:
+                    self._inspect(first, names)
+                except Exception as fault:
+                    blame(fault, first)
+                    raise
+
+    def _inspect(self, first: str, names: Sequence[str]) -> None:
+        """Learn the layers of models that are alike from one of them."""
+        thing = self.call.models[first]
+        model = live(self.call, first)
+        call = replace(self.call.of_some({first: model}, []), engine=Local())
+        sides = call.sides()
+        self.study = call.study(sides) if sides[0].device is not None else self.study
+        feed = call.feed(sides, self.measures)
+        self.total = feed.expected
+        stream = Stream(sides, feed, resizes=bool(self.call.spec.resize))
+        with stream.open():
+            sizes = list(stream.learn().values())
+        self.batch = stream.batch_length
+        arrays = (
+            leaf for _, leaf in leaves(list(stream.first.values())) if isinstance(leaf, (torch.Tensor, np.ndarray))
+        )
+        self.inputs = max(self.inputs, sum(array.nbytes for array in arrays))
+        state = leaves(model.state_dict()) if isinstance(thing, str) else ()
+        held = sum(tensor.nbytes for _, tensor in state if isinstance(tensor, torch.Tensor))
+        for name in names:
+            self.layers[name] = [replace(size, model=name) for size in sizes]
+            self.loaded[name] = held
+
+    # --- the way ------------------------------------------------------------------------------------------------------
+
+    def way(self, limit: int, keeps: bool) -> PairsWay:
+        """Return the way that fits `limit` bytes; `keeps` whether rows may be kept."""
+        most = len(self.call.models)
+        blocks = self._way(limit, self.total, most, keeps=False)
+        if blocks is not None and blocks.runs_once:
+            return blocks
+        if keeps and (kept := self._way(limit, self.total, most, keeps=True)):
+            return kept
+        rows = self.call.spec.rows
+        if rows is not None and self.total is not None and rows < self.total:
+            sampled = self._way(limit, rows, most, keeps=False)
+            if sampled is not None and not sampled.runs_once and keeps:
+                sampled = self._way(limit, rows, most, keeps=True) or sampled
+            if sampled is not None:
+                return sampled
+        if blocks is None:
+            self._pass_plan(limit, 1, self.total, 0)  # which refuses
+            raise MemoryLimit(
+                f"two models need {format_bytes(self._loaded(1, False))} and the limit is {format_bytes(limit)}; "
+                "use a higher `memory=`.",
+                argument="memory",
+            )
+        return blocks
+
+    def _way(self, limit: int, examples: int | None, most: int, *, keeps: bool) -> PairsWay | None:
+        """Return the blocks of most models that fit beside all else that is held; None where none do."""
+        rows = self._rows(examples) if keeps else 0
+        plans: dict[int, Plan | None] = {}
+
+        def fits(size: int) -> bool:
+            try:
+                plans[size] = self._pass_plan(limit, size, examples, rows)
+            except MemoryLimit:
+                plans[size] = None
+            return plans[size] is not None
+
+        size = largest_fit(fits, min(most // 2 + most % 2, GROUP))
+        if size == 0:
+            return None
+        plan = plans[size]
+        assert plan is not None
+        batches = -(-(examples or 1) // self.batch)
+        return PairsWay(
+            tuple(blocks_of(self.call.of, size)), examples, batches, plan.bytes, rows, self._loaded(size, keeps),
+            examples != self.total,
+        )  # fmt: skip
+
+    def _rows(self, examples: int | None) -> int:
+        """Return the bytes of all rows of all models, and of the inputs."""
+        count = examples or 0
+        each = sum(size.rows_of(count) * size.width * size.itemsize for own in self.layers.values() for size in own)
+        return each + self.inputs * count // self.batch
+
+    def _loaded(self, size: int, keeps: bool) -> int:
+        heavy = sorted(self.loaded.values(), reverse=True)
+        return sum(heavy if keeps else heavy[: 2 * size])
+
+    def _pass_plan(self, limit: int, size: int, examples: int | None, rows: int) -> Plan:
+        """Return the plan of the largest pass of two groups of models; refuse one that does not fit."""
+        left = limit - rows - self._loaded(size, rows > 0)
+        heavy = sorted(self.layers, key=lambda name: -sum(one.width**2 for one in self.layers[name]))[: 2 * size]
+        whole = len(heavy) == len(self.layers)
+        own = heavy if whole else heavy[:size]
+        pairs = list(combinations(own, 2)) + ([] if whole else [(a, b) for a in own for b in heavy[size:]])
+        sizes = [one for name in heavy for one in self.layers[name]]
+        study = replace(self.study, examples=examples, limit=left)
+        _, study = aligned(sizes, Pairs(pairs, self.call.spec.pairs), study)
+        return make_plan(needs_of(self.measures), study)
+
+    @property
+    def keepable(self) -> str:
+        """Why rows can't be kept; empty where they can."""
+        if any(need.feeds != {"activations"} for need in needs_of(self.measures)):
+            return "the measures read gradients, outputs or weights"
+        if not all(isinstance(thing, (str, nn.Module)) for thing in self.call.models.values()):
+            return "some models have data of their own or are recorded already"
+        return "" if self.total is not None else "the data do not tell how many they are"
+
+    # --- what it leaves -----------------------------------------------------------------------------------------------
+
+    def result(self) -> int:
+        """Return the bytes of the result."""
+        return (RESULT + TABLE * len(self.measures)) * len(self.call.of) + self._values
+
+    def disk(self, way: PairsWay) -> tuple[int, int]:
+        """Return the most bytes that a job takes on disk beside its result, and what it and the result take at the end.
+
+        The sums of a pass are written again after each share of the data, before the old file goes.
+        """
+        left = 2 * (self._values + FILED * (len(self.call.of) + 16))
+        return 2 * way.statistics + left, left
+
+    @property
+    def _values(self) -> int:
+        """The bytes of all values with their replicates."""
+        cells = sum(len(self.layers[a]) * len(self.layers[b]) for a, b in self.call.of)
+        return 8 * cells * len(self.measures) * (1 + self.call.spec.chunk_count)
+
+
+def live(call: Call, name: str) -> Any:
+    """Return a model that was given by name, or the object itself; its place seeds random weights."""
+    thing = call.models[name]
+    return load_model(thing, seed=list(call.models).index(name)) if isinstance(thing, str) else thing
+
+
+def _architecture(name: str, thing: Any, call: Call) -> Any:
+    """Return a key that models with the same layers share."""
+    functions = (getattr(call.spec, what) for what in ("forward", "transforms"))
+    own = [one.get(name) if isinstance(one, Mapping) else one for one in functions]
+    chosen = repr(call.layers_of(name)), *(id(one) if callable(one) else repr(one) for one in own)
+    if isinstance(thing, str):
+        return thing.partition("@")[0], *chosen
+    if isinstance(thing, nn.Module):
+        return type(thing), tuple((key, tuple(one.shape)) for key, one in thing.state_dict().items()), *chosen
+    return name, *chosen
+
+
+# --- the work ---------------------------------------------------------------------------------------------------------
+
+
+class Many:
+    """One call of `compare_many` or `explain_many` in this process, or in several that share the data."""
+
+    def __init__(self, call: Call, measures: Sequence[Measure]):
+        self.call, self.measures = call, measures
+        self._sides: dict[str, Any] = {}  # that run now, or whose rows are kept
+        if call.spec.rows is not None:
+            self._refuse_other_data("rows")
+
+    def _refuse_other_data(self, option: str) -> None:
+        if any(
+            isinstance(thing, ModelInput) or not isinstance(thing, (str, nn.Module))
+            for thing in self.call.models.values()
+        ):
+            raise InvalidValue(
+                f"`{option}` goes with models that all see `data`; leave it out, or give them no data of their own.",
+                argument=option,
+            )
+
+    def way(self) -> tuple[PairsWay, int]:
+        """Return the way through all pairs, and the memory limit that it keeps."""
+        everything = PairsWay((ModelBlock(tuple(self.call.models), tuple(self.call.of)),))
+        if isinstance(self.call.data, Iterator) or weights_alone(self.measures):
+            return everything, self.call.study([]).limit
+        with self.call.engine.working():
+            survey = Survey(self.call, self.measures)
+            limit = self.call.engine.least(survey.study.limit)
+        return survey.way(limit, keeps=isinstance(self.call.engine, Local) and not survey.keepable), limit
+
+    def compare(self) -> list[Comparison]:
+        """Return the comparison of every pair, in the order of the pairs."""
+        way, limit = self.way()
+        return self._through(way, replace(self.call, limit=limit))
+
+    def keep(self) -> Comparisons:
+        """Return the comparison of every pair, saved in a file, beside which finished parts lie."""
+        run = self.call.run
+        self._refuse_keeping()
+        told = {"data": data_name(self.call.data)} if self.call.data is not None else {}
+        text = described_call(
+            "nk.compare_many", models=list(self.call.models), **told, measures=[one.id for one in self.measures],
+            layers=self.call.spec.layers, pairs=self.call.spec.pairs, examples=self.call.spec.examples,
+        )  # fmt: skip
+        assert run.save is not None
+        options: dict[str, Any] = {"call": text, "overwrite": run.overwrite, "compare": COMPARE}
+        job = Job.beside(run.save, "comparison", self._identity(), **options)
+        modules = {name: model for name, model in self.call.models.items() if isinstance(model, nn.Module)}
+        with job, state_noted(job, modules):
+            way, limit = self._planned(job)
+            made = self._through(
+                way, replace(self.call, limit=limit), PairsJob(job, self.measures, way.blocks, way.sample)
+            )
+            result = Comparisons(made)
+            job.save(lambda: result)
+            return result
+
+    def _refuse_keeping(self) -> None:
+        if not isinstance(self.call.engine, Local):
+            raise InvalidValue(
+                "`save` is for one process and for engine='ray'; under torchrun leave it out, and let one rank call "
+                "`.save(path)` of the result.",
+                argument="save",
+            )
+        if self.call.run.partial:
+            raise InvalidValue(
+                "with `save` all that is finished is kept, also after Ctrl-C; leave `partial` out.", argument="partial"
+            )
+        if isinstance(self.call.data, Iterator):
+            raise InvalidValue("a stream can be read only once, and a job is continued; pass a loader or a list.")
+        self._refuse_other_data("save")
+
+    def _identity(self) -> dict[str, Any]:
+        weights, forms = dict[str, str](), dict[str, Any]()
+        for name in self.call.models:
+            model = live(self.call, name)
+            weights[name] = weights_digest(model)
+            forms |= forms_by_name({name: model} if isinstance(model, nn.Module) else {})
+        data = "none" if weights_alone(self.measures) else data_digest(self.call.data, self.call.spec.examples)
+        settings = self.call.settings() | {"rows": str(self.call.spec.rows)}
+        identity = identity_of_study(weights, data, self.call.spec.layers, settings, self.measures)
+        return identity | {"architecture": forms}
+
+    def _planned(self, job: Job) -> tuple[PairsWay, int]:
+        """Return the way and the memory limit with which the job was begun."""
+
+        def plan() -> dict[str, Any]:
+            way, limit = self.way()
+            return {"way": asdict(way), "limit": limit}
+
+        def read(part: Any) -> tuple[PairsWay, int]:
+            return way_from(part.values["way"]), int(part.values["limit"])
+
+        name = f"plan of {settings_digest(self.call.of)}"
+        return job.recall(name, read) or read(job.part(name, plan))
+
+    def _through(self, way: PairsWay, call: Call, parts: PairsJob | None = None) -> list[Comparison]:
+        """Take the passes one after the other, with `parts` those that are not there already."""
+        if way.rows or way.is_sample:
+            call = replace(call, data=HeldExamples(call.data, call.spec.examples, way.sample, call.spec.seed))
+            call = replace(call, spec=replace(call.spec, examples=None))
+        made: dict[Pair, Comparison] = {}
+        total = examples_in(self.call.data, self.call.spec.examples) if way.is_sample else None
+        digest = ""
+        for block in reported(way.blocks, "comparing", "passes"):
+            found = self._compared(block, way, call, parts)
+            digest = _same_data(digest, found[0])
+            made |= {(one.a, one.b): as_sample(one, total) for one in found}
+            if not all(one.complete for one in found):
+                break
+        return [made[pair] for pair in self.call.of if pair in made]
+
+    def _compared(self, block: ModelBlock, way: PairsWay, call: Call, parts: PairsJob | None) -> list[Comparison]:
+        if parts is None:
+            with call.engine.working():
+                return self._block_call(block, way, call).compare(self.measures)
+
+        def collect(share: int, shares: int) -> Comparer:
+            own = self._block_call(block, way, call)
+            part = None if shares == 1 else (share, shares)
+            return replace(own, spec=replace(own.spec, part=part)).collect(self.measures)
+
+        return parts.compared(block, self._shares(way), collect)
+
+    def _shares(self, way: PairsWay) -> int:
+        """Return into how many shares the data of a pass are split, whose sums a job keeps."""
+        whole = way.rows > 0 or way.is_sample or way.examples is None
+        if whole or isinstance(sampler_of(self.call.data), RandomSampler):
+            return 1
+        return max(1, min(SHARES // len(way.blocks), way.batches))
+
+    def _block_call(self, block: ModelBlock, way: PairsWay, call: Call) -> Call:
+        """Return the call of a pass: models given by name are loaded, and forgotten when no pass in a row has them."""
+        keeps = set(self.call.models) if way.rows else set(block.models)
+        self._sides = {name: side for name, side in self._sides.items() if name in keeps}
+        for name in block.models:
+            if name not in self._sides:
+                self._sides[name] = live(self.call, name)
+                if way.rows:
+                    (side,) = call.of_some({name: self._sides[name]}, []).sides()
+                    self._sides[name] = ReplayedSide(cast(ModelSide, side), way.rows)
+        return call.of_some({name: self._sides[name] for name in block.models}, list(block.pairs))
+
+    # --- the plan in words --------------------------------------------------------------------------------------------
+
+    def explained(self, *, keeps_rows: bool = True) -> ManyPlan:
+        """Return the plan in figures and in words; what the work would refuse is in `refused`.
+
+        `keeps_rows` is whether rows may be kept from pass to pass.
+        """
+        call = self.call
+        if isinstance(call.data, Iterator):
+            raise InvalidValue(
+                "`explain_many` reads the first batch, and what it takes from an iterator is gone; pass a loader or a "
+                "list."
+            )
+        with call.engine.working():
+            survey = Survey(call, self.measures)
+            limit = call.engine.least(survey.study.limit)
+        keeps = keeps_rows and isinstance(call.engine, Local) and not survey.keepable
+        remarks = _remarks(call)
+        try:
+            way = survey.way(limit, keeps)
+        except MemoryLimit as fault:
+            everything = PairsWay((ModelBlock(tuple(call.models), ()),), survey.total)
+            lines = (*_beginning(survey), f"would be refused: {fault}")
+            return ManyPlan(
+                len(call.models), len(call.of), everything, 0, 0, limit, survey.result(), lines, str(fault),
+                warnings=remarks,
+            )  # fmt: skip
+        disk, result, passes = survey.disk(way), survey.result(), way.runs * way.batches
+        each = f"{way.runs / len(call.models):.1f} of each model on each batch"
+        lines = (
+            *_beginning(survey), f"way: {way.words}",
+            f"forward passes: {passes:,}, {'one of each model on each batch' if way.runs_once else each}",
+            f"memory: {format_bytes(way.bytes)} for statistics, rows and models, whose limit is {format_bytes(limit)}, "
+            f"and {format_bytes(result)} for the result",
+            f"  statistics of a pass {format_bytes(way.statistics)}, rows that are kept {format_bytes(way.rows)}, "
+            f"models that are loaded {format_bytes(way.models)}",
+            in_files(*disk),
+        )  # fmt: skip
+        return ManyPlan(
+            len(call.models), len(call.of), way, passes, way.bytes + result, limit, result, lines, disk=disk[0],
+            warnings=remarks,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ManyPlan:
     """How all pairs of many models will be compared, and the cost; `str` describes it.
 
     `passes` counts forward passes of all models over a batch. `bytes` is all that is held at once, of which the `limit`
-    concerns all but the `result`; `seconds` is estimated from a trial with two models. `disk` is the most bytes that
-    a job with `save` takes.
+    concerns all but the `result`. `disk` is the most bytes that a job with `save` takes.
     """
 
     models: int
     pairs: int
     way: PairsWay
-    others: Mapping[str, str]  # other ways and what they would take, or why they can't be gone
     passes: int
     bytes: int
     limit: int
     result: int
-    seconds: float | None
     lines: tuple[str, ...] = ()
     refused: str = ""
     disk: int = 0
     warnings: tuple[str, ...] = ()  # which models have random weights
 
     def __str__(self) -> str:
-        return "\n".join([*self.lines, *(f"warning: {one}" for one in self.warnings)])
-
-
-def unpacked_plan(told: Mapping[str, Any]) -> PairsPlan:
-    """Return the plan that was taken apart by `asdict` and has been JSON since."""
-    tuples = {name: tuple(told[name]) for name in ("lines", "warnings")}
-    return PairsPlan(**dict(told) | {"way": unpacked_way(told["way"])} | tuples)
-
-
-def explained(every: AllPairs, measures: Sequence[Measure], keeps: bool = True) -> PairsPlan:
-    """Return the plan, with the time that it takes by a trial with two models; `keeps` whether rows may be kept."""
-    running = named_engine(every.engine)
-    if not isinstance(running, PassEngine):
-        plan: PairsPlan = every.call_on(running).explain(measures)
-        return plan
-    planner = every.planner(measures)
-    try:
-        ways, why = planner.ways(every.rows, keeps=keeps and every.engine == "local")
-    except MemoryLimit as refusal:
-        return replace(refused_plan(planner, str(refusal)), warnings=every.remarks())
-    planner.speed = replace(planner.speed, pair=every.reading_seconds(measures))
-    return replace(described_plan(planner, ways, why), warnings=every.remarks())
-
-
-def refused_plan(planner: Planner, refusal: str) -> PairsPlan:
-    """Return the plan of what no way can do, with the refusal."""
-    way = PairsWay((ModelBlock(tuple(planner.given), ()),), planner.total, 0, 0, 0, 0, None)
-    lines = (*_beginning(planner), f"would be refused: {refusal}")
-    count = len(planner.pairs.of)
-    return PairsPlan(
-        len(planner.given), count, way, {}, 0, 0, planner.study.limit, planner.result(), None, lines, refusal
-    )
-
-
-def described_plan(planner: Planner, ways: Mapping[str, PairsWay], why: Mapping[str, str]) -> PairsPlan:
-    """Return the plan of the cheapest way, with what the others would take."""
-    name, count, result = planner.chosen(ways), len(planner.pairs.of), planner.result()
-    way = ways[name]
-    parts = planner.speed.seconds(way, count)
-    others = {other: _way_in_words(planner, one, result) for other, one in ways.items() if other != name} | dict(why)
-    lines = [*_beginning(planner), f"way: {way.words}"]
-    lines += [f"  {other}: {words}" for other, words in others.items()]
-    lines += [
-        f"forward passes: {way.runs * way.batches:,}"
-        + (
-            ", one of each model on each batch"
-            if way.runs_once
-            else f", {way.runs / len(planner.given):.1f} of each model on each batch"
-        ),
-        f"memory: {format_bytes(way.bytes)} for statistics, rows and models, whose limit is "
-        f"{format_bytes(planner.study.limit)}, and {format_bytes(result)} for the result",
-        f"  statistics of a pass {format_bytes(way.statistics)}, rows that are kept {format_bytes(way.rows)}, models "
-        f"that are loaded {format_bytes(way.models)}",
-        in_files(*(disk := planner.disk(way))),
-        f"time: {in_hours(sum(parts))} on this machine: {in_hours(parts[0])} for forward passes, {in_hours(parts[1])} "
-        f"for statistics, {in_hours(parts[2])} for reading the measures",
-    ]
-    return PairsPlan(
-        len(planner.given), count, way, others, way.runs * way.batches, way.bytes + result, planner.study.limit, result,
-        sum(parts), tuple(lines), disk=disk[0],
-    )  # fmt: skip
+        return "\n".join([*self.lines, *(f"warning: {remark}" for remark in self.warnings)])
 
 
 def in_files(most: int, left: int) -> str:
-    """Return what a job takes on disk, in words."""
+    """Return how many bytes a job takes on disk, at most and at the end, in words."""
     return f"disk, with `save`: up to {format_bytes(most)} while it runs, {format_bytes(left)} when it is done"
 
 
-def _beginning(planner: Planner) -> Iterator[str]:
-    kinds = len(planner.kinds)
-    yield f"models: {len(planner.given):,}, of {kinds:,} architecture{'s' * (kinds > 1)}"
-    for first, names in planner.kinds.items():
-        widest = max(planner.layers[first], key=lambda layer: layer.width)
-        layers = f"{len(planner.layers[first]):,} layer{'s' * (len(planner.layers[first]) > 1)}"
+def _beginning(survey: Survey) -> Iterator[str]:
+    kinds = len(survey.kinds)
+    yield f"models: {len(survey.call.models):,}, of {kinds:,} architecture{'s' * (kinds > 1)}"
+    for first, names in survey.kinds.items():
+        widest = max(survey.layers[first], key=lambda layer: layer.width)
+        layers = f"{len(survey.layers[first]):,} layer{'s' * (len(survey.layers[first]) > 1)}"
         which = f"{first} and {len(names) - 1:,} others" if len(names) > 1 else first
         yield f"  {which}: {layers}, the widest {widest.name!r} with {widest.width:,} features"
-    yield f"pairs of models: {len(planner.pairs.of):,}"
-    total = "not known before they are read" if planner.total is None else f"{planner.total:,}"
-    yield f"examples: {total}, in batches of up to {planner.batch:,}; data {data_name(planner.data)}"
+    yield f"pairs of models: {len(survey.call.of):,}"
+    total = "not known before they are read" if survey.total is None else f"{survey.total:,}"
+    yield f"examples: {total}, in batches of up to {survey.batch:,}; data {data_name(survey.call.data)}"
 
 
-def _way_in_words(planner: Planner, way: PairsWay, result: int) -> str:
-    seconds = sum(planner.speed.seconds(way, len(planner.pairs.of)))
-    size = format_bytes(way.bytes + result)
-    return f"{way.words}, {way.runs * way.batches:,} forward passes, {size}, {in_hours(seconds)}"
+def _remarks(call: Call) -> tuple[str, ...]:
+    """Return which models have random weights; a model whose name says where its weights are is not loaded."""
+    unsure = [name for name, thing in call.models.items() if not (isinstance(thing, str) and names_weights(thing))]
+    things = (live(call, name) for name in unsure)
+    models = (thing.model if isinstance(thing, ModelInput) else thing for thing in things)
+    remarks = (remark_on(unwrapped(model)) for model in models if isinstance(model, nn.Module))
+    return tuple(dict.fromkeys(filter(None, remarks)))
 
 
-def in_hours(seconds: float) -> str:
-    """Return a time in words."""
-    if seconds < 1:
-        return "under a second"
-    number, unit = (seconds / HOUR, "hours") if seconds > HOUR / 10 else (seconds, "seconds")
-    return f"{number:.2g} {unit}" if number < 100 else f"{number:,.0f} {unit}"
+def _same_data(before: str, comparison: Comparison) -> str:
+    """Refuse data that give other examples in another pass."""
+    digest = comparison.provenance.get("data digest", "")
+    if before and digest != before:
+        raise InvalidValue(
+            "the data give other examples, or another order, in each pass, and so many models need several; pass a "
+            "loader with shuffle=False and without random transforms, or a higher `memory=`."
+        )
+    return digest
 
 
-CALL = inspect.signature(compare_many)
-explain_many.__signature__ = CALL.replace(return_annotation=PairsPlan)  # type: ignore[attr-defined]  # one for both
+def as_sample(comparison: Comparison, total: int | None) -> Comparison:
+    """Return a comparison that says of what sample of the `total` its values are, if they are of one."""
+    if total is None:
+        return comparison
+    words = f"a sample of {comparison.examples:,} of {total:,} examples"
+    tables = {
+        name: replace(table, exactness=words if table.exactness == "exact" else f"{table.exactness}, of {words}")
+        for name, table in comparison.tables.items()
+    }
+    provenance = dict(comparison.provenance) | {"sample": f"{words}, seed {comparison.seed}"}
+    return replace(comparison, tables=tables, provenance=provenance)

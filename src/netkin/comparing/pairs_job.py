@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from netkin.comparing.pairs_plan import ModelBlock, PairsWay, unpacked_way
-from netkin.comparing.pass_statistics import Statistics, from_arrays
+from netkin.comparing.comparer import Comparer, from_arrays
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import InvalidValue
 from netkin.identity import DataDigest, in_words, settings_digest
@@ -20,10 +19,13 @@ from netkin.results import Comparison
 from netkin.results.packing import packed_columns, unpacked_columns
 from netkin.results.values import Pair
 
+if TYPE_CHECKING:
+    from netkin.comparing.many_models import ModelBlock
+
 PARTS = 32  # files of tables that a pass leaves at most
 LEAST = 32  # pairs of models in such a file, if there are as many
 
-Collect = Callable[[int, int], Statistics]  # the statistics of the share i of n of the data
+Collect = Callable[[int, int], Comparer]  # the statistics of the share i of n of the data
 
 
 class PairsJob:
@@ -35,11 +37,11 @@ class PairsJob:
 
     def __init__(self, job: Job, measures: Sequence[Measure], blocks: Sequence[ModelBlock], sample: int | None = None):
         self.job, self.measures, self.sample = job, measures, sample
-        job.expect(name for block in blocks for name in self._groups(block))
+        job.expect(name for block in blocks for name in groups_of(block.pairs, self.sample))
 
     def compared(self, block: ModelBlock, shares: int, collect: Collect) -> list[Comparison]:
         """Return the comparisons of a block; what is missing is collected, share by share, and read."""
-        groups = self._groups(block)
+        groups = groups_of(block.pairs, self.sample)
         found = {
             name: self.job.recall(name, lambda part: unpacked_columns(part.values, part.arrays)) for name in groups
         }
@@ -47,12 +49,12 @@ class PairsJob:
         if missing:
             whole = self._whole(block, shares, collect)
             found |= {name: self._read(name, whole, groups[name]) for name in missing}
-        self.job.drop(f"sums of {self._label(block)}")
+        self.job.drop(f"sums of {label_of(block.pairs, self.sample)}")
         return list(chain.from_iterable(own or () for own in found.values()))
 
-    def _whole(self, block: ModelBlock, shares: int, collect: Collect) -> Statistics:
+    def _whole(self, block: ModelBlock, shares: int, collect: Collect) -> Comparer:
         """Return the statistics of all shares, which are kept after each."""
-        name = f"sums of {self._label(block)}"
+        name = f"sums of {label_of(block.pairs, self.sample)}"
         done, whole = self.job.recall(name, partial(_unpacked_sums, shares)) or (0, None)
         for share in range(done + 1, shares + 1):
             own = collect(share, shares)
@@ -63,30 +65,28 @@ class PairsJob:
         whole.part = ""
         return whole
 
-    def _read(self, name: str, whole: Statistics, pairs: Sequence[Pair]) -> list[Comparison]:
+    def _read(self, name: str, whole: Comparer, pairs: Sequence[Pair]) -> list[Comparison]:
         made = comparisons_of(whole, self.measures, pairs)
         self.job.keep(name, *packed_columns(made))
         return made
 
-    def _groups(self, block: ModelBlock) -> dict[str, Sequence[Pair]]:
-        """Return the pairs of a block whose tables are a part each, by its name."""
-        size = max(LEAST, -(-len(block.pairs) // PARTS))
-        groups = [block.pairs[place : place + size] for place in range(0, len(block.pairs), size)]
-        return {f"values of {self._label(block)}, {i} of {len(groups)}": own for i, own in enumerate(groups, start=1)}
 
-    def _label(self, block: ModelBlock) -> str:
-        """Return how parts call a block; a job to which models are added has several plans, some of a sample."""
-        models = f"{block.models[0]} to {block.models[-1]}" if len(block.models) > 2 else " and ".join(block.models)
-        digest = settings_digest(block.pairs if self.sample is None else [block.pairs, self.sample])
-        return f"{models} ({digest[:8]})"
+def groups_of(pairs: Sequence[Pair], sample: int | None = None) -> dict[str, Sequence[Pair]]:
+    """Return the pairs of a block whose tables are a part each, by its name."""
+    size = max(LEAST, -(-len(pairs) // PARTS))
+    groups = [pairs[place : place + size] for place in range(0, len(pairs), size)]
+    label = label_of(pairs, sample)
+    return {f"values of {label}, {i} of {len(groups)}": own for i, own in enumerate(groups, start=1)}
 
 
-def read_plan(part: Part) -> tuple[PairsWay, int]:
-    """Return the way through the pairs, and the memory limit, of the part that keeps the plan of a job."""
-    return unpacked_way(part.values["way"]), part.values["limit"]
+def label_of(pairs: Sequence[Pair], sample: int | None = None) -> str:
+    """Return how parts call a block; a job to which models are added has several plans, some of a sample."""
+    names = list(dict.fromkeys(chain.from_iterable(pairs)))
+    models = f"{names[0]} to {names[-1]}" if len(names) > 2 else " and ".join(names)
+    return f"{models} ({settings_digest(pairs if sample is None else [pairs, sample])[:8]})"
 
 
-def _unpacked_sums(shares: int, part: Part) -> tuple[int, Statistics | None]:
+def _unpacked_sums(shares: int, part: Part) -> tuple[int, Comparer | None]:
     """Return how many of the shares were summed, and their sums; nothing of a plan that also had other models."""
     if part.values["of"] != shares:
         return 0, None

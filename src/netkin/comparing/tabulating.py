@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from netkin import __version__
+from netkin.comparing.comparer import Comparer, provenance_of_all
 from netkin.comparing.cut_errors import CutMargins, reason_of_one
-from netkin.comparing.pass_statistics import Statistics, provenance_of_all
 from netkin.errors import NetkinError, NoValue
 from netkin.measures.cuts import Cut
 from netkin.measures.registry import Measure, value_of
@@ -30,42 +30,42 @@ TOGETHER = 256  # pairs of models that are read together without each chunk in t
 
 
 def comparison_of(
-    statistics: Statistics,
+    comparer: Comparer,
     measures: Sequence[Measure],
     pair: tuple[str, str],
     interruption: Interruption | None = None,
 ) -> Comparison:
     """Return the comparison of two models by some measures."""
-    return comparisons_of(statistics, measures, [pair], interruption)[0]
+    return comparisons_of(comparer, measures, [pair], interruption)[0]
 
 
 def comparisons_of(
-    statistics: Statistics,
+    comparer: Comparer,
     measures: Sequence[Measure],
     pairs: Sequence[tuple[str, str]],
     interruption: Interruption | None = None,
 ) -> list[Comparison]:
     """Return the comparisons of some pairs of models; what is computed of a layer serves all its pairs."""
     interruption, made = interruption or Interruption(False), list[Comparison]()
-    step, known = TOGETHER if statistics.study.chunks else 1, provenance_of_all(statistics)
+    step, known = TOGETHER if comparer.study.chunks else 1, provenance_of_all(comparer)
     for start in range(0, len(pairs), step):
-        every = [Tables(statistics, measures, a, b, known) for a, b in pairs[start : start + step]]
+        every = [Tables(comparer, measures, a, b, known) for a, b in pairs[start : start + step]]
         for tables in every:
             tables.fill(interruption)
-        if statistics.study.chunks and any(statistics.collectors) and "measuring" not in interruption.ended:
+        if comparer.study.chunks and any(comparer.collectors) and "measuring" not in interruption.ended:
             with interruption.ending("measuring"):
-                _replicate(statistics, every)
+                _replicate(comparer, every)
         made += [tables.comparison(interruption.ended) for tables in every]
     return made
 
 
-def _replicate(statistics: Statistics, every: Sequence[Tables]) -> None:
+def _replicate(comparer: Comparer, every: Sequence[Tables]) -> None:
     """Compute every value again without each chunk in turn."""
     for tables in every:
         tables.open_replicates()
     most = max((len(sizes) for tables in every for sizes in tables.sizes.values()), default=0)
     for chunk in reported(range(most), "leaving out", "chunks"):
-        for collector in statistics.every():  # what was computed with all chunks, or without another one
+        for collector in comparer.every():  # what was computed with all chunks, or without another one
             collector.clear_cache()
         for tables in every:
             tables.replicate(chunk)
@@ -74,12 +74,12 @@ def _replicate(statistics: Statistics, every: Sequence[Tables]) -> None:
 class Tables:
     """The tables of one pair of models, filled pair by pair; `known` is the provenance that all pairs share."""
 
-    def __init__(self, statistics: Statistics, measures: Sequence[Measure], a: str, b: str, known: Mapping[str, str]):
-        self.statistics, self.measures, self.a, self.b, self.known = statistics, measures, a, b, known
+    def __init__(self, comparer: Comparer, measures: Sequence[Measure], a: str, b: str, known: Mapping[str, str]):
+        self.comparer, self.measures, self.a, self.b, self.known = comparer, measures, a, b, known
         self.mirrored = a == b  # so that symmetric measures need one value for both orders of a pair
-        names = {model: [layer.name for layer in statistics.layers[model]] for model in (a, b)}
+        names = {model: [layer.name for layer in comparer.layers[model]] for model in (a, b)}
         self.layers_a, self.layers_b = names[a], names[b]
-        self.wanted = statistics.pairs.layer_pairs(names, a, b)
+        self.wanted = comparer.pairs.layer_pairs(names, a, b)
         self.values = {m.id: np.full((len(self.layers_a), len(self.layers_b)), np.nan) for m in measures}
         everything = [(x, y) for x in self.layers_a for y in self.layers_b]
         asked = set(self.wanted)
@@ -93,7 +93,7 @@ class Tables:
         self.cuts: dict[tuple[str, str, str], CutMargins] = {}  # where a measure cut the spectra of a pair
         self.jumps: dict[str, set[tuple[str, str]]] = {}  # pairs of which it keeps others without some chunk
         self._places: dict[tuple[str, str, str], tuple[Any, Any, Any]] = {}  # where measures read pairs
-        self.ended = set(statistics.ended)
+        self.ended = set(comparer.ended)
 
     def fill(self, interruption: Interruption) -> None:
         """Compute every wanted value; a requested interruption leaves the rest as holes."""
@@ -106,7 +106,7 @@ class Tables:
         """Make room for the replicates of those measures that the jackknife serves."""
         for measure in self.measures:
             if not measure.jackknife_reason:
-                self.sizes[measure.id] = self.statistics.collector(measure).chunk_sizes
+                self.sizes[measure.id] = self.comparer.collector(measure).chunk_sizes
                 shape = (len(self.sizes[measure.id]), len(self.layers_a), len(self.layers_b))
                 self.replicates[measure.id] = np.full(shape, np.nan)
 
@@ -120,27 +120,27 @@ class Tables:
     def comparison(self, ended: Set[str]) -> Comparison:
         """Return the tables with their provenance, after the stages that `ended` early."""
         self.ended |= ended
-        layers, a, b, tables = self.statistics.layers, self.a, self.b, self.tables()
-        origins = {"a": self.statistics.origins[a], "b": self.statistics.origins[b]}
+        layers, a, b, tables = self.comparer.layers, self.a, self.b, self.tables()
+        origins = {"a": self.comparer.origins[a], "b": self.comparer.origins[b]}
         # random weights, or no layers to be seen
         remarks = ((what, origin.get(what)) for origin in origins.values() for what in ("random weights", "one layer"))
         models = [Caveat(what.replace(" ", "-"), sentence) for what, sentence in remarks if sentence]
         # forms are for merges; a result names their digest
         known = {f"{what} {side}": own[what] for side, own in origins.items() for what in own if what != "form"}
         return Comparison(
-            a=self.statistics.names.get(a, a),
-            b=self.statistics.names.get(b, b),
+            a=self.comparer.names.get(a, a),
+            b=self.comparer.names.get(b, b),
             layers_a=tuple(self.layers_a),
             layers_b=tuple(self.layers_b),
             tables=tables,
-            shapes_a={layer.name: layer.shape for layer in layers[a] if self.statistics.examples},
-            shapes_b={layer.name: layer.shape for layer in layers[b] if self.statistics.examples},
+            shapes_a={layer.name: layer.shape for layer in layers[a] if self.comparer.examples},
+            shapes_b={layer.name: layer.shape for layer in layers[b] if self.comparer.examples},
             widths_a={layer.name: layer.width for layer in layers[a]},
             widths_b={layer.name: layer.width for layer in layers[b]},
-            data=self.statistics.data,
-            examples=self.statistics.examples,
-            seed=self.statistics.study.seed,
-            caveats=tuple(dict.fromkeys([*self.statistics.caveats, *models, *self.caveats_of_values()])),
+            data=self.comparer.data,
+            examples=self.comparer.examples,
+            seed=self.comparer.study.seed,
+            caveats=tuple(dict.fromkeys([*self.comparer.caveats, *models, *self.caveats_of_values()])),
             version=__version__,
             provenance=known | dict(self.known) | self.ranks_in_words(),
             complete=not self.ended,
@@ -195,9 +195,9 @@ class Tables:
 
     def _extents(self, model: str) -> dict[str, int]:
         """Return how many rows or columns each layer of a model has in the matrices of its pairs."""
-        layers, held = self.statistics.layers[model], list(self.statistics.every())
+        layers, held = self.comparer.layers[model], list(self.comparer.every())
         return {
-            layer.name: max((one.extent(layer, self.statistics.examples) for one in held), default=layer.width)
+            layer.name: max((one.extent(layer, self.comparer.examples) for one in held), default=layer.width)
             for layer in layers
         }
 
@@ -233,7 +233,7 @@ class Tables:
             try:
                 value = self._value(measure, x, y, read)
             except NoValue as reason:
-                self.holes[measure.id][x, y] = self.statistics.alignment.with_own_names(str(reason))
+                self.holes[measure.id][x, y] = self.comparer.alignment.with_own_names(str(reason))
             except Exception as fault:
                 self._add_pair(fault, measure, x, y)
                 raise
@@ -242,7 +242,7 @@ class Tables:
 
     def _add_pair(self, fault: Exception, measure: Measure, x: str, y: str) -> None:
         """Let a fault say which pair of layers was measured, and by what; one of another package in a note."""
-        names = [self.statistics.names.get(model, model) for model in (self.a, self.b)]
+        names = [self.comparer.names.get(model, model) for model in (self.a, self.b)]
         pair = f"{measure.id} of layer {x!r} of {names[0]!r} and layer {y!r} of {names[1]!r}"
         if isinstance(fault, NetkinError):
             fault.args = (f"{pair}: {fault}",)
@@ -254,8 +254,8 @@ class Tables:
         with one_thread(getattr(pair, "is_small", False)):
             self.caveats += measure.caveats(pair)
             value, cut = _value_and_cut(measure, pair)
-            if cut is not None and self.statistics.study.chunks:
-                self.cuts[measure.id, x, y] = CutMargins(cut, pair, self.statistics.study.chunks)
+            if cut is not None and self.comparer.study.chunks:
+                self.cuts[measure.id, x, y] = CutMargins(cut, pair, self.comparer.study.chunks)
         ranks = pair.ranks(measure.facts) if hasattr(pair, "ranks") else None
         if ranks is not None:
             self.ranks["a"][x], self.ranks["b"][y] = ranks
@@ -265,7 +265,7 @@ class Tables:
         """Return the pair as its collector gives it, once for all measures that share the collector."""
         key = (measure.id, x, y)
         if key not in self._places:
-            self._places[key] = self.statistics.place(measure, (self.a, x), (self.b, y))
+            self._places[key] = self.comparer.place(measure, (self.a, x), (self.b, y))
         collector, a, b = self._places[key]
         if id(collector) not in read:
             read[id(collector)] = collector.pair(a, b) if without is None else collector.pair(a, b, without)
@@ -297,7 +297,7 @@ class Tables:
 
     def _errors(self, measure: Measure) -> dict[str, Any]:
         """Return the replicates of a table and its chunks, or why it has none, where standard errors are requested."""
-        if not self.statistics.study.chunks:
+        if not self.comparer.study.chunks:
             return {}
         held = [size > 0 for size in self.sizes.get(measure.id, ())]
         if sum(held) > 1:
@@ -327,23 +327,23 @@ class Tables:
 
     def _statistic(self, measure: Measure) -> str:
         """Return what the values were read from."""
-        if not any(self.statistics.collectors):
+        if not any(self.comparer.collectors):
             return str(measure.facts.reads.__name__)
-        collector = self.statistics.collector(measure)
+        collector = self.comparer.collector(measure)
         return collector.holds or collector.kind
 
     def _exactness(self, measure: Measure) -> str:
         found: dict[int, tuple[Any, list[tuple[Any, Any]]]] = {}
         for x, y in self.wanted:
             with suppress(NoValue):  # of pairs that are not compared
-                collector, a, b = self.statistics.place(measure, (self.a, x), (self.b, y))
+                collector, a, b = self.comparer.place(measure, (self.a, x), (self.b, y))
                 found.setdefault(id(collector), (collector, []))[1].append((a, b))
         notes = [collector.exactness_of(pairs) for collector, pairs in found.values()]
         return max(notes, key=len, default="exact")
 
     def ranks_in_words(self) -> dict[str, str]:
         """Return how many directions each layer was cut to by measures that whiten, for the provenance."""
-        layers = self.statistics.layers
+        layers = self.comparer.layers
         widths = {layer.key: layer.width for model in (self.a, self.b) for layer in layers[model]}
         found: dict[str, str] = {}
         for side, model in (("a", self.a), ("b", self.b)):
@@ -356,7 +356,7 @@ class Tables:
         yield from grouped(self.caveats)
         yield from self._doubts_of_errors()
         if "reading" in self.ended:
-            sentence = f"interrupted: these numbers rest on the first {self.statistics.examples:,} examples."
+            sentence = f"interrupted: these numbers rest on the first {self.comparer.examples:,} examples."
             yield Caveat("interrupted", sentence)
         if "measuring" in self.ended:
             yield Caveat("interrupted", "interrupted: some pairs were not reached, and have no value.")
@@ -369,7 +369,7 @@ class Tables:
             if 1 < sum(map(bool, sizes)) < len(sizes):
                 rough.setdefault(sizes, []).append(measure)
         for sizes, of in rough.items():
-            batches = self.statistics.collector(of[0]).reduces
+            batches = self.comparer.collector(of[0]).reduces
             sentence = (
                 f"the standard errors of {', '.join(one.id for one in of)} rest on {sum(map(bool, sizes))} chunks, as "
                 f"{sum(sizes):,} {'mini-batches' if batches else 'examples'} do not fill all of the {len(sizes)}; take "

@@ -345,7 +345,8 @@ class Job:
         elif (folder / STATE).exists():
             held = read(folder)
             if parts or files.is_filled(self.result) or held.kind != self._state.kind:  # else there is nothing to lose
-                refuse_other(held, self._state, self.compare)
+                with files.damage_reported(folder / STATE):  # what is compared may be of any kind where it was harmed
+                    refuse_other(held, self._state, self.compare)
                 merged = {
                     name: {**value, **held.identity[name]} if isinstance(value, Mapping) else value
                     for name, value in self._state.identity.items()

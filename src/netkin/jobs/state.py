@@ -163,7 +163,8 @@ def refuse_other(held: State, asked: State, compare: Mapping[str, Compare] | Non
     """
     if held.kind != asked.kind:
         raise FileError(
-            f"{held.folder!r} holds a {held.kind}, not a {asked.kind}; give another path or delete it, or {RESTART}."
+            f"{held.folder!r} holds a {held.kind}, not a {asked.kind}; give another path or delete it, or {RESTART}.",
+            argument="overwrite",
         )
     differing = list(_differing(held.identity, asked.identity, compare or {}))
     if differing:
@@ -172,7 +173,8 @@ def refuse_other(held: State, asked: State, compare: Mapping[str, Compare] | Non
         hint = "a loader that shuffles or draws at random gives other data each time; " if redrawn else ""
         raise FileError(
             f"{held.folder!r} holds a {held.kind} that differs in {' and '.join(differing)}; {hint}ask for the same "
-            f"again, give another path or delete it, or {RESTART}."
+            f"again, give another path or delete it, or {RESTART}.",
+            argument="overwrite",
         )
 
 

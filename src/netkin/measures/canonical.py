@@ -15,7 +15,7 @@ from netkin.measures.cuts import Cut
 from netkin.measures.directions import arccos, leading, partial_roots, partly_whitened, root, spectrum, ties
 from netkin.measures.registry import AFFINE, FEW_EXAMPLES, RIGID, measure
 from netkin.statistics import Moments, Spectra
-from netkin.statistics.covariances import Side
+from netkin.statistics.covariances import PairSide
 from netkin.statistics.decompositions import Decomposition, largest
 from netkin.statistics.linear_algebra import squared_norm
 
@@ -374,7 +374,7 @@ def _first(moments: Moments, k: int) -> tuple[Tensor, Tensor]:
     if k < 1:
         raise InvalidValue(f"`k` must be at least 1; got {k}.")
 
-    def cut(side: Side) -> Tensor:
+    def cut(side: PairSide) -> Tensor:
         values = spectrum(side)
         order = values.flatten().argsort(descending=True)[:k]
         keep = torch.zeros_like(values, dtype=torch.bool).flatten()
@@ -384,7 +384,7 @@ def _first(moments: Moments, k: int) -> tuple[Tensor, Tensor]:
     return moments.x.once(("first", k), lambda: cut(moments.x)), moments.y.once(("first", k), lambda: cut(moments.y))
 
 
-def _ridge_weights(side: Side, ridge: float) -> tuple[Tensor, Tensor]:
+def _ridge_weights(side: PairSide, ridge: float) -> tuple[Tensor, Tensor]:
     """Return ``1/(λ + ridge)`` for the principal directions, (blocks, r), at unit trace, and ``tr(AΣAΣ)``."""
 
     def weights() -> tuple[Tensor, Tensor]:
@@ -394,12 +394,12 @@ def _ridge_weights(side: Side, ridge: float) -> tuple[Tensor, Tensor]:
     return side.once(("ridge", ridge), weights)
 
 
-def _ridged(side: Side, ridge: float) -> Tensor:
+def _ridged(side: PairSide, ridge: float) -> Tensor:
     second = side.second / side.trace
     return second + ridge * torch.eye(second.shape[-1], dtype=second.dtype, device=second.device)
 
 
-def _self_term(side: Side, ridge: float) -> Tensor:
+def _self_term(side: PairSide, ridge: float) -> Tensor:
     regularised = torch.linalg.solve(_ridged(side, ridge), side.second / side.trace)
     return (regularised * regularised.mT).sum().real
 

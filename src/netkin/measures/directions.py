@@ -20,7 +20,7 @@ from torch import Tensor
 from netkin.arrays import as_matrix, exact_products, summing_dtype
 from netkin.errors import InflatedWarning, InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.statistics import Moments
-from netkin.statistics.covariances import Side
+from netkin.statistics.covariances import PairSide
 
 RULES = ("variance", "sum")
 TIE = 1e-8  # correlations nearer to each other than this are one: rounding alone would order their directions
@@ -42,7 +42,7 @@ class AlignedSide:
     singular_values: Tensor
     kept: int
     variance: float
-    side: Side = field(repr=False)
+    side: PairSide = field(repr=False)
 
     @property
     def width(self) -> int:
@@ -178,7 +178,7 @@ def _directions(moments: Moments, share: float, by: str) -> Directions:
 class _LeadingDirections:
     """The kept directions of one layer, whitened, and their rotation towards the other."""
 
-    def __init__(self, side: Side, share: float, by: str):
+    def __init__(self, side: PairSide, share: float, by: str):
         values, keep = spectrum(side), leading(side, share, by)
         self.side, self.count = side, int(keep.sum())
         self.variance = float(values[keep].sum() / values.sum())
@@ -226,7 +226,7 @@ def root(square: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
 
 
-def spectrum(side: Side) -> Tensor:
+def spectrum(side: PairSide) -> Tensor:
     """Return the eigenvalues of a layer's second moment in its numerical range, (blocks, r), zero elsewhere."""
     values, _ = side.eigen
     return (values * side.kept).to(summing_dtype(values.device))
@@ -247,7 +247,7 @@ def holding(weights: Tensor, share: float) -> Tensor:
     return torch.zeros_like(needed).scatter(0, order, needed).reshape(weights.shape)
 
 
-def leading(side: Side, variance: float, by: str = "variance") -> Tensor:
+def leading(side: PairSide, variance: float, by: str = "variance") -> Tensor:
     """Mark the fewest principal directions of a layer, (blocks, r), that hold `variance` of Σσ², or by "sum" of Σσ."""
     if not 0 < variance <= 1:
         raise InvalidValue(f"`variance` must lie above 0 and at most at 1; got {variance}.")
@@ -272,7 +272,7 @@ def ties(falling: Tensor) -> Iterator[range]:
             yield range(start, stop)
 
 
-def partial_roots(side: Side, alpha: float, examples: int) -> tuple[Tensor, Tensor]:
+def partial_roots(side: PairSide, alpha: float, examples: int) -> tuple[Tensor, Tensor]:
     """Return σ of every kept direction after ``αI + (1-α)C^(-1/2)``, (blocks, k), and the layer's size after it."""
     real = side.inverse_roots > 0
     roots = side.eigen[0][..., : real.shape[-1]].sqrt()
@@ -281,12 +281,12 @@ def partial_roots(side: Side, alpha: float, examples: int) -> tuple[Tensor, Tens
     return weights, weights.square().sum().sqrt()
 
 
-def _shares(side: Side, alpha: float, examples: int) -> tuple[float, float]:
+def _shares(side: PairSide, alpha: float, examples: int) -> tuple[float, float]:
     """Return the factors of the layer as it is and of the whitened layer; a common one cancels later."""
     return alpha / max(1.0, side.scale), (1 - alpha) * min(1.0, side.scale) * math.sqrt(examples)
 
 
-def partly_whitened(side: Side, alpha: float, examples: int) -> tuple[Tensor, Tensor]:
+def partly_whitened(side: PairSide, alpha: float, examples: int) -> tuple[Tensor, Tensor]:
     """Return ``αI + (1-α)C^(-1/2)``, ``C = XᵀX/examples``, on the numerical range of a layer, and its size after it."""
     basis, real = side.spanning(side.kept)
     roots = torch.where(real, side.eigen[0][..., : real.shape[-1]], 1).sqrt()

@@ -31,7 +31,7 @@ from netkin.statistics import Pair
 INVARIANCES = ("rotation", "scaling", "translation", "invertible")
 RIGID = frozenset({"rotation", "scaling", "translation"})
 AFFINE = frozenset(INVARIANCES)
-RANK = (  # of `Side.kept`, on which all whitening depends
+RANK = (  # of `PairSide.kept`, on which all whitening depends
     "rank: eigenvalues above max(n, p)·eps·λmax, eps of the products, "
     "and above ε²/3·(1 + √(p/n))²·max Σx², ε of the data"
 )

@@ -14,6 +14,7 @@ from netkin.arrays import all_finite, require_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
 from netkin.progress import ProgressOption, reported
 from netkin.representations.hooks import (
+    React,
     apart,
     copied,
     inference_mode_of,
@@ -192,12 +193,11 @@ class Recorder:
         self.batches = self.learning_passes = 0
         self._shapes: dict[str, tuple[Shape, bool]] = {}  # of each layer, and whether it is the caller's own
         self._home: Any = None  # the model's device and precision, while the hooks are on it
-        self._reaction: Callable[[str, Any], Any] | None = None  # to the run that this recorder has begun
 
     @contextmanager
     def open(self) -> Iterator[None]:
         """Put hooks on the model while the `with` lasts."""
-        with model_lock(), watching(self.model, self.layers, self._react):
+        with model_lock(), watching(self.model, self.layers, _ignore) as self._watch:
             self._home = (device_of(self.model), dtype_of(self.model))
             try:
                 yield
@@ -246,20 +246,18 @@ class Recorder:
         mask = attention_mask(batch)  # as it came: on the CPU its tokens are counted without waiting for a GPU
         return to_model(self.model, batch, self._home), None if mask is None else token_mask(copied(mask))
 
-    def _react(self, name: str, output: Any) -> Any:
-        return None if self._reaction is None else self._reaction(name, output)
-
-    def _run(self, batch: Any, reaction: Callable[[str, Any], Any]) -> Any:
-        self._reaction = reaction
+    def _run(self, batch: Any, react: React) -> Any:
+        """Run the model, while `react` is called with what layers give; not with what they give to other callers."""
+        self._watch.react = react
         try:
             return run_unwrapped(self._root, batch, self.forward)
         finally:
-            self._reaction = None
+            self._watch.react = _ignore
 
     def _record(self, batch: Any, mask: TokenMask | None) -> Recorded:
         """Return what the model gives for a batch, now that its layers are known."""
         assert self.facts is not None
-        facts, length, taps = self.facts, length_if_known(batch), self.taps
+        facts, length, taps, reduce = self.facts, length_if_known(batch), self.taps, self.reduce
         rows: dict[str, Any] = {}
 
         def take(name: str, output: Any) -> Any:
@@ -271,8 +269,22 @@ class Recorder:
             # a dense floating tensor nearly always
             is_dense = type(output) is Tensor and output.layout == torch.strided and not output.is_nested
             tensor = output if is_dense and output.is_floating_point() else main_tensor(output, name)
-            reduced = self._reduced(name, tensor if taps is None else tensor.detach(), known, length, mask)
-            rows[name] = apart(reduced, tensor)
+            tensor = moved = tensor if taps is None else tensor.detach()
+            shape, custom = self._shapes.get(name) or self._shape_of(name)
+            if not custom:
+                if length is not None and tensor.shape[known.axis : known.axis + 1] != (length,):
+                    raise ShapeError(_without_examples(name, tensor, length))
+                moved = tensor.movedim(known.axis, 0) if known.axis else tensor
+            # the model itself runs in the precision that its user has set; netkin's shapes take no products
+            with exact_products() if custom else nullcontext():
+                try:
+                    kept, _ = rows_of(moved, shape, mask)
+                except NetkinError as fault:
+                    raise type(fault)(f"{layer_label(name)}: {fault}") from fault
+                if reduce is not None:
+                    valid = mask.tokens if mask is not None and known.shape == "tokens" else None
+                    kept = reduce(name, kept, valid)
+            rows[name] = apart(kept, tensor)
             return None if taps is None else output
 
         gradients: dict[Any, dict[str, Tensor]] = {}
@@ -293,22 +305,6 @@ class Recorder:
             rows = {name: rows[name] for name in self.in_order(rows)}
         valid = {} if mask is None else {name: mask.tokens for name in rows if facts[name].shape == "tokens"}
         return Recorded(rows, gradients, output if self.keeps_output else None, valid)
-
-    def _reduced(self, name: str, output: Tensor, facts: LayerFacts, length: int | None, mask: TokenMask | None) -> Any:
-        """Return a layer's rows, or what is kept of them."""
-        shape, custom = self._shapes.get(name) or self._shape_of(name)
-        if not custom:
-            if length is not None and output.shape[facts.axis : facts.axis + 1] != (length,):
-                raise ShapeError(_without_examples(name, output, length))
-            output = output.movedim(facts.axis, 0) if facts.axis else output
-        # the model itself runs in the precision that its user has set; netkin's shapes take no products
-        with exact_products() if custom else nullcontext():
-            try:
-                rows, _ = rows_of(output, shape, mask)
-            except NetkinError as fault:
-                raise type(fault)(f"{layer_label(name)}: {fault}") from fault
-            valid = mask.tokens if mask is not None and facts.shape == "tokens" else None
-            return rows if self.reduce is None else self.reduce(name, rows, valid)
 
     def _gradient_rows(self, name: str, gradient: Tensor, mask: TokenMask | None) -> Tensor:
         assert self.facts is not None
@@ -437,6 +433,10 @@ class Recorder:
             f"{layer_label(name)} does not run in every batch: in batch {self.batches} it {here}, unlike before; "
             "choose layers, or calls such as 'relu#2', that run in every batch."
         )
+
+
+def _ignore(name: str, output: Any) -> None:
+    """React to nothing."""
 
 
 class _WithoutRows(Exception):

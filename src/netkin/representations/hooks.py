@@ -86,10 +86,10 @@ class Watch:
 @contextmanager
 def watching(
     model: nn.Module, names: Iterable[str], react: React, begin: Callable[[], None] = lambda: None
-) -> Iterator[None]:
+) -> Iterator[Watch]:
     """Inside the `with`, call ``react(name, output)`` after each call of the named layers, `begin` before a forward.
 
-    What `react` returns, unless None, takes the place of the output.
+    What `react` returns, unless None, takes the place of the output. The `Watch` that is given may get another `react`.
     """
     watch, known = Watch(names, react, begin), modules(model)
     # called on the class: a ScriptModule refuses the method, and yet its hooks run
@@ -101,7 +101,7 @@ def watching(
         for stem in watch.wanted:
             stack.callback(after(known[stem], partial(watch.called, stem)).remove)
         stack.callback(after(root, watch.end, always_call=True).remove)
-        yield
+        yield watch
 
 
 @contextmanager

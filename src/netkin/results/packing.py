@@ -267,7 +267,7 @@ RESULTS: dict[str, tuple[str, str]] = {
 # who reads the other kinds, from a path and, for some, that many models; modules are imported for these tables' sake
 # alone, never because a file names one
 READERS: dict[str, tuple[str, str, int]] = {
-    "statistics": ("netkin.comparing.pass_statistics", "load_statistics", 0),
+    "statistics": ("netkin.comparing.comparer", "load_comparer", 0),
     "stitch": ("netkin.applications.stitching.network", "load_stitch", 2),
     "compressed": ("netkin.applications.compression.factoring", "load_compressed", 1),
     "recording": ("netkin.applications.dynamics.recorder", "load_recording", 0),

@@ -175,7 +175,7 @@ LEAST = 2
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """A training run: its checkpoints in the order of their steps, and the network that bare weights belong to."""
 
     name: str
@@ -227,7 +227,7 @@ class Run:
             )
         return model
 
-    def only(self, steps: Any) -> Run:
+    def only(self, steps: Any) -> TrainingRun:
         """Return the run with the steps requested, a list of them or how many; the last one stays among them."""
         if steps is None:
             return self
@@ -235,7 +235,7 @@ class Run:
             raise InvalidValue(f"`steps` is a list of {self.unit}s or how many of them; got {steps!r}.")
         chosen = self._spread(steps) if isinstance(steps, Integral) else self._listed(steps)
         kept = tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.step in chosen)
-        return Run(self.name, _enough(kept, self.name), self.architecture, self.passed_over)
+        return TrainingRun(self.name, _enough(kept, self.name), self.architecture, self.passed_over)
 
     def _spread(self, count: Any) -> set[int]:
         if count < LEAST:
@@ -262,7 +262,7 @@ class Run:
         return model
 
 
-def open_run(run: Any, model: Architecture | None = None, *, name: str | None = None) -> Run:
+def open_run(run: Any, model: Architecture | None = None, *, name: str | None = None) -> TrainingRun:
     """Return the run that is named by a folder, a list of files, or a mapping from steps to checkpoints.
 
     A checkpoint is a weights file (`.safetensors`, a state dict saved by torch, a Lightning `.ckpt`), an exported
@@ -272,7 +272,7 @@ def open_run(run: Any, model: Architecture | None = None, *, name: str | None = 
     `model` is the network of bare weights: a builder's name, a module to copy, or a function. A run that is
     open already comes back as it is.
     """
-    if isinstance(run, Run):
+    if isinstance(run, TrainingRun):
         return run
     if isinstance(run, (str, os.PathLike)):
         return _of_folder(Path(run).expanduser(), model, name)
@@ -286,7 +286,7 @@ def open_run(run: Any, model: Architecture | None = None, *, name: str | None = 
     )
 
 
-def _of_folder(folder: Path, model: Architecture | None, name: str | None) -> Run:
+def _of_folder(folder: Path, model: Architecture | None, name: str | None) -> TrainingRun:
     if not folder.is_dir():
         hint = near(folder) or "."
         is_file = folder.is_file()
@@ -344,7 +344,9 @@ def _whole(step: Any) -> int:
     return int(step)
 
 
-def _ordered(name: str, found: list[Checkpoint], model: Architecture | None, passed_over: tuple[str, ...] = ()) -> Run:
+def _ordered(
+    name: str, found: list[Checkpoint], model: Architecture | None, passed_over: tuple[str, ...] = ()
+) -> TrainingRun:
     _refuse_two_units(found)
     found = sorted(found, key=lambda checkpoint: checkpoint.step)
     for one, other in pairwise(found):
@@ -352,7 +354,7 @@ def _ordered(name: str, found: list[Checkpoint], model: Architecture | None, pas
             raise NameClash(
                 f"{str(one.given)!r} and {str(other.given)!r} are both {one.unit} {one.step}; leave one of them out."
             )
-    return Run(name, _enough(tuple(found), name), model, passed_over)
+    return TrainingRun(name, _enough(tuple(found), name), model, passed_over)
 
 
 def _refuse_two_units(found: Sequence[Checkpoint]) -> None:

@@ -30,7 +30,7 @@ COARSE = 1e-4  # the error of a correlation from which on a warning is given
 LOST = 2.0**32  # whitening by an eigenvalue of a product costs eps·λmax/λ: from here on over 2e-10 in float64
 
 
-class Side(ABC):
+class PairSide(ABC):
     """One layer's own moments; matrices have a leading axis of blocks."""
 
     name: str
@@ -198,7 +198,7 @@ class Side(ABC):
         return self.whitener.mH @ self.second @ self.to_features
 
     @cached_property
-    def uncentred(self) -> Side:
+    def uncentred(self) -> PairSide:
         """The same layer about the origin instead of its mean."""
         mean = self.mean * self.scale
         second = self.second + self.n * mean.conj().unsqueeze(-1) * mean.unsqueeze(-2)
@@ -260,7 +260,7 @@ class Side(ABC):
         return torch.where(real.unsqueeze(-1) & real.unsqueeze(-2), inside, ones)
 
 
-class CovarianceSide(Side):
+class CovarianceSide(PairSide):
     """A side of streamed moments: `second` (blocks, c, c).
 
     With `frequencies` its blocks are the chosen ones of a grid. Measures get a block for each frequency: the chosen
@@ -284,7 +284,7 @@ class CovarianceSide(Side):
         self.resolution, self.rounding, self._norm_squares = resolution, rounding, norm_squares
         self.chosen, self.frequencies, self.block_width = second, frequencies, second.shape[-1]
         self.width = self.block_width * (math.prod(frequencies.grid) if frequencies else 1)
-        self.lacks = Side.lacks if frequencies is None else WITHOUT_ROWS
+        self.lacks = PairSide.lacks if frequencies is None else WITHOUT_ROWS
 
     def whole(self, blocks: Tensor) -> Tensor:
         """Return blocks of the chosen frequencies with those of their conjugates."""

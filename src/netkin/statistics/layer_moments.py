@@ -44,7 +44,7 @@ from netkin.statistics.collector import (
     row_examples,
     summed,
 )  # fmt: skip
-from netkin.statistics.covariances import CovarianceSide, Side
+from netkin.statistics.covariances import CovarianceSide, PairSide
 from netkin.statistics.linear_algebra import power_of_two, squared_norm
 from netkin.statistics.moments import Moments
 from netkin.statistics.statistic import Stored
@@ -262,7 +262,7 @@ class LayerMoments(Collector):
             raise ShapeError(f"layers {name_of(a)!r} and {name_of(b)!r} were fed different numbers of rows.")
         return moments.swapped if turned else moments
 
-    def _side(self, key: Key, without: int | None) -> Side:
+    def _side(self, key: Key, without: int | None) -> PairSide:
         if (key, without) not in self._sides:
             side = self._new_side(key, without)
             total = side.total.detach()
@@ -272,11 +272,11 @@ class LayerMoments(Collector):
             self._sides[key, without] = side
         return self._sides[key, without]
 
-    def _new_side(self, key: Any, without: int | None) -> Side:
+    def _new_side(self, key: Any, without: int | None) -> PairSide:
         return self._layers[key].side(without, torch.finfo(self.precision).eps)
 
     def clear_cache(self) -> None:
-        self._sides: dict[tuple[Key, int | None], Side] = {}
+        self._sides: dict[tuple[Key, int | None], PairSide] = {}
         self._homes: dict[tuple[Key, Key], CrossSums] = getattr(self, "_homes", {})  # until the blocks change
 
     def _find(self, a: Key, b: Key) -> tuple[CrossSums, bool]:

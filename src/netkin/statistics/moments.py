@@ -13,7 +13,7 @@ from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
 from netkin.results.caveats import Caveat
 from netkin.statistics.collector import Pair
-from netkin.statistics.covariances import CovarianceSide, Side
+from netkin.statistics.covariances import CovarianceSide, PairSide
 from netkin.statistics.decompositions import Decomposition, decomposed, largest, prepare
 from netkin.statistics.linear_algebra import about_medians, few_for_bias, squared_norm, u_products
 from netkin.statistics.rows import RowsSide
@@ -34,8 +34,8 @@ class Moments(Pair):
 
     def __init__(
         self,
-        x: Side,
-        y: Side,
+        x: PairSide,
+        y: PairSide,
         cross: Tensor | None = None,
         norm_product: Tensor | None = None,
         centred: bool = True,
@@ -146,7 +146,7 @@ class Moments(Pair):
             products = [own * (own > 64 * x.rounding * size) for own, size in zip(products, sizes, strict=True)]
         return self._hsic(self.cross_squared, self.norm_product, x, y), products[0], products[1]
 
-    def _hsic(self, squared: Tensor, norm_product: Tensor, x: Side, y: Side) -> Tensor:
+    def _hsic(self, squared: Tensor, norm_product: Tensor, x: PairSide, y: PairSide) -> Tensor:
         n = self.n
         return squared - norm_product + x.trace * y.trace / ((n - 1) * (n - 2)) - 2 * norm_product / (n - 2)
 
@@ -321,7 +321,7 @@ class Moments(Pair):
         return Caveat("few-examples", sentence, size=x + y)
 
 
-def _rows(side: Side) -> RowsSide:
+def _rows(side: PairSide) -> RowsSide:
     if not isinstance(side, RowsSide):
         raise NoValue(f"{side.name} {side.lacks}")
     return side

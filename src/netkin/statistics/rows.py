@@ -17,7 +17,7 @@ from netkin.arrays import paired, require_finite, summing_dtype
 from netkin.errors import NoValue
 from netkin.results.caveats import Caveat
 from netkin.statistics.collector import Pair
-from netkin.statistics.covariances import Side, principal_directions
+from netkin.statistics.covariances import PairSide, principal_directions
 from netkin.statistics.linear_algebra import centred, few_for_bias, power_of_two, rbf_kernel, self_product, squared_norm
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Rows(Pair):
         return Moments(self.x.side(precision), self.y.side(precision))
 
 
-class RowsSide(Side):
+class RowsSide(PairSide):
     """A side that still has its rows.
 
     Of a layer wider than its rows only the Gram matrix is kept beside the rows as they came: a centred copy would

@@ -66,7 +66,7 @@ class Saving:
         header = files.read_header(self.path, KIND, "give another path, or `overwrite=True`")
         with files.damage_reported(self.path):
             held = State(KIND, dict(header["identity"]), folder=str(self.path))
-        refuse_other(held, State(KIND, self.identity), COMPARE)
+            refuse_other(held, State(KIND, self.identity), COMPARE)
         return True
 
     def read(self) -> dict[str, Any] | None:

@@ -57,7 +57,7 @@ def test_a_cluster_follows_a_run_as_one_process_does(run):
     assert [part.stat().st_mtime_ns for part in kept] == [parts[part] for part in kept]
 
 
-def test_a_cluster_explains_a_run_in_passes_bytes_and_hours(run):
+def test_a_cluster_explains_a_run_in_passes_and_bytes(run):
     plan = nk.explain_dynamics("run", engine="ray", **CALL)
     one = nk.explain_dynamics("run", **CALL | {"data": nk.load_data(CALL["data"])})
     assert (plan.steps, plan.each.pairs, plan.each.measures) == (one.steps, one.each.pairs, one.each.measures)
@@ -67,12 +67,9 @@ def test_a_cluster_explains_a_run_in_passes_bytes_and_hours(run):
         f"memory: {format_bytes(plan.each.bytes)} for the statistics of a task, whose limit is "
         f"{format_bytes(plan.each.limit)}"
     )
-    assert plan.lines[-1].startswith("cluster: 2 tasks at once on 2 nodes, about ")
-    assert 0 < plan.seconds < 600
-    assert one.seconds is None
+    assert plan.lines[-1] == "cluster: 2 tasks at once on 2 nodes"
     refused = nk.explain_dynamics("run", engine="ray", memory=100, **CALL)
     assert "the limit is 100" in refused.refused
-    assert refused.seconds is None
 
 
 def test_steps_that_fail_are_named_and_the_others_compared(run):
@@ -94,7 +91,7 @@ def test_steps_that_fail_are_named_and_the_others_compared(run):
 def test_a_step_is_left_out_only_if_no_node_can_read_it(run):
     found = nk.dynamics("run", engine="ray", **CALL | {"model": "ray_worlds:read_elsewhere"})
     assert (found.steps, found.missing) == ((0, 10, 20, 30), ())
-    with pytest.raises(WorkerError, match="inspection of 30 to 30 was lost 4 times, .*Input/output error"):
+    with pytest.raises(WorkerError, match="failed 4 times, .*Input/output error"):
         nk.dynamics("run", engine="ray", **CALL | {"model": "ray_worlds:unreadable"})
 
 
@@ -117,20 +114,27 @@ def test_functions_and_weights_alone(run):
 
 
 REFUSED = {
-    "live steps": ({"run": dict(enumerate([nn.Linear(2, 2)] * 2))}, "step 0 is a live Linear; give a folder or files"),
-    "a live network": ({"model": ray_worlds.first}, "`model` is a live object; give it by name, as 'module:function'"),
-    "live data": ({"data": torch.ones(3)}, "`data` is a live Tensor; give it by name"),
-    "no data": ({"data": None}, "`data` is missing: name a data set, as in 'digits:test'."),
-    "a live transform": ({"transform": torch.relu}, "`transform` is a live function; give it by name"),
-    "partial": ({"partial": True}, "`partial` is for one process; with `save` the same call continues"),
-    "a job": ({"engine": Ray(job="x")}, "keeps its parts beside `save`; leave `job` out of the engine"),
-    "torchrun": ({"engine": "distributed"}, "`dynamics` takes engine='local' or engine='ray', and not 'distributed'."),
+    "live steps": (
+        {"run": dict(enumerate([nn.Linear(2, 2)] * 2))}, "run", "step 0 is a live Linear; give it by name",
+    ),
+    "a live network": (
+        {"model": ray_worlds.first}, "model", "`model` is a live function; give it by name, as 'module:function'",
+    ),
+    "live data": ({"data": torch.ones(3)}, "data", "`data` is a live Tensor; give it by name"),
+    "no data": ({"data": None}, "data", "`data` is missing: name a data set, as in 'digits:test'."),
+    "a live transform": ({"transform": ray_worlds.halved}, "transform", "`transform` is a live function; give it"),
+    "partial": ({"partial": True}, "partial", "`partial` is for one process; with `save` the same call continues"),
+    "a job": ({"engine": Ray(job="x")}, "engine", "keeps its parts beside `save`; leave `job` out of the engine"),
+    "torchrun": (
+        {"engine": "distributed"}, "engine", "`dynamics` takes engine='local' or engine='ray', and not 'distributed'.",
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_cluster_can_not_do_is_refused(name, run):
-    options, words = REFUSED[name]
+    options, argument, words = REFUSED[name]
     with pytest.raises(InvalidValue) as refusal:
         nk.dynamics(**{"run": "run", "engine": "ray", **CALL, **options})
     assert words in str(refusal.value)
+    assert refusal.value.argument == argument

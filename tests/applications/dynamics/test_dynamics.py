@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.applications.dynamics import dynamics, steps
-from netkin.comparing.feed import CachedRunner
+from netkin.comparing.sides import ReplayedSide
 from netkin.errors import FileError, InvalidValue, MemoryLimit, SourceError, UnknownName
 from netkin.representations.shapes import dft
 from run_worlds import LAYERS, WIDTH, Fan, run_of
@@ -73,10 +73,10 @@ def test_every_checkpoint_takes_one_pass_and_the_final_model_one_in_all(rows):
 
 def test_a_final_model_whose_rows_do_not_fit_runs_again(rows, monkeypatch):
     expected = dynamics({step: Fan(seed=step) for step in (0, 10, 20)}, rows)
-    monkeypatch.setattr(CachedRunner, "limit", property(lambda self: 0, lambda self, limit: None), False)
+    monkeypatch.setattr(ReplayedSide, "limit", property(lambda self: 0, lambda self, limit: None), False)
     models = {step: Fan(seed=step) for step in (0, 10, 20)}
     series = dynamics(models, rows)
-    assert [model.calls for model in models.values()] == [6, 6, 18]
+    assert [model.calls for model in models.values()] == [6, 6, 14]
     np.testing.assert_array_equal(series.to_numpy(), expected.to_numpy())
 
 

@@ -322,7 +322,7 @@ def test_no_classes_are_refused(model, images):
 
 def test_outputs_that_are_no_logits_are_refused():
     with pytest.raises(
-        ShapeError, match=r"output has shape \(20, 5, 3\), and class sensitivity needs one row of logits"
+        ShapeError, match=r"output has shape \(3, 5, 3\), and class sensitivity needs one row of logits"
     ):
         nk.class_sensitivity(nn.Sequential(nn.Linear(4, 3)), torch.randn(20, 5, 4))
 

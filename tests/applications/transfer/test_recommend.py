@@ -353,7 +353,7 @@ def test_data_by_name_reach_each_model_as_its_own_folder_says(monkeypatch):
         return replace(found, prepare=lambda images: found.prepare(images) * len(models[0]))
 
     monkeypatch.setattr(transfer, "load_data", noted)
-    monkeypatch.setattr(transfer, "load_if_named", lambda given, name, names: nk.load_model("netkin:digits"))
+    monkeypatch.setattr(transfer, "load_model", lambda given, seed: nk.load_model("netkin:digits"))
     ranking = recommend(["hf:one", "hf:another"], "digits:test", score="knn", chunks=4, progress=False)
     assert asked == [["hf:one"], ["hf:another"]]
     assert len(ranking.behind()) == 2

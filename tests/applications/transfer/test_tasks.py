@@ -80,7 +80,7 @@ def test_every_seed_of_every_pair_is_the_papers_index_worked_out_by_hand(tasks):
 
 def test_values_are_means_over_seeds_and_errors_those_of_the_means(tasks):
     table = nk.compare_tasks(tasks, PSI, layers=FEW, seeds=4)["small", "wide"].table()
-    subjects = [nk.Subject(model, data=data) for model, data in (tasks["small"], tasks["wide"])]
+    subjects = [nk.ModelInput(model, data=data) for model, data in (tasks["small"], tasks["wide"])]
     asked = [f"sketched_cka(buckets=32, seed={k})" for k in range(4)]
     single = [nk.compare(*subjects, measures=one, layers=FEW).to_numpy() for one in asked]
     assert np.allclose(table.values, np.mean(single, axis=0), atol=1e-12)
@@ -351,8 +351,8 @@ def test_a_layer_that_does_not_reach_the_loss_is_a_hole_with_the_reason():
 @pytest.mark.parametrize(
     "task, words",
     [
-        (None, "a task is (model, data), an `nk.Subject` or sketches; got NoneType"),
-        ((1, 2, 3), "a task is (model, data), an `nk.Subject` or sketches; got tuple"),
+        (None, "a task is (model, data), an `nk.ModelInput` or sketches; got NoneType"),
+        ((1, 2, 3), "a task is (model, data), an `nk.ModelInput` or sketches; got tuple"),
         ((net(0), None), "a task needs a model that can be run, and data to run it on"),
         (({"x": inputs(3)}, inputs(3)), "a task needs a model that can be run, and data to run it on"),
         ((net(0), []), "the data gave no batches"),

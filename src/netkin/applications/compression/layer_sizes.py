@@ -67,7 +67,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class LayerCall:
     """One call of a layer: a row for each place, and how many places there are in and out, examples first."""
 
     rows: Tensor
@@ -79,7 +79,7 @@ class Call:
 class Reading:
     """What one model did with one batch."""
 
-    calls: dict[str, list[Call]]
+    calls: dict[str, list[LayerCall]]
     output: Any
     mask: Any
 
@@ -162,7 +162,7 @@ def _learn(found: Inputs, reading: Reading) -> None:
 @contextmanager
 def _reading(model: nn.Module, names: Sequence[str], feeding: Feeding) -> Iterator[Callable[[Any], Reading]]:
     """Inside the `with`, give a function that runs the model on a batch and tells what the layers were fed."""
-    calls: dict[str, list[Call]] = {}
+    calls: dict[str, list[LayerCall]] = {}
     known = modules(model)
 
     def read(batch: Any) -> Reading:
@@ -186,7 +186,7 @@ def _reading(model: nn.Module, names: Sequence[str], feeding: Feeding) -> Iterat
 
 
 def _keep(
-    calls: dict[str, list[Call]], name: str, module: nn.Module, fed: tuple[Any, ...], keywords: Any, output: Tensor
+    calls: dict[str, list[LayerCall]], name: str, module: nn.Module, fed: tuple[Any, ...], keywords: Any, output: Tensor
 ) -> None:
     tensor = fed[0] if fed else keywords["input"]
     if tensor.ndim < 2 or (isinstance(module, nn.Conv2d) and tensor.ndim < 4):
@@ -197,7 +197,7 @@ def _keep(
     places, out = tensor.detach().movedim(last, -1), output.movedim(last, -1)
     rows = apart(places.flatten(0, -2), tensor)  # a later step may write into what a layer was fed
     rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-    calls.setdefault(name, []).append(Call(rows, tuple(places.shape[:-1]), prod(out.shape[:-1])))
+    calls.setdefault(name, []).append(LayerCall(rows, tuple(places.shape[:-1]), prod(out.shape[:-1])))
 
 
 def _beside(logits: Tensor, lead: tuple[int, ...], layer: str) -> Tensor:

@@ -25,7 +25,7 @@ from netkin.applications.continual.learners import (
     TaskHeads,
     refuse_options,
 )
-from netkin.comparing.compare import compare_many
+from netkin.comparing.many_models import compare_many
 from netkin.errors import ForwardError, InvalidValue, NoValue, UnknownName, did_you_mean
 from netkin.identity import COMPARE, described_call, forms_by_name, settings_digest, weights_digest
 from netkin.jobs import Job, Part

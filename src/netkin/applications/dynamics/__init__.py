@@ -21,9 +21,9 @@ from netkin.applications.dynamics.steps import ClusterSteps, Held, between_steps
 from netkin.comparing.compare import compare, explain
 from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.engines.ray import Ray
-from netkin.comparing.feed import CachedRunner, data_name
-from netkin.comparing.planning import Plan, weights_alone
-from netkin.comparing.subjects import ModelRunner
+from netkin.comparing.feed import data_name
+from netkin.comparing.plan import Plan, weights_alone
+from netkin.comparing.sides import ModelSide, ReplayedSide
 from netkin.errors import InvalidValue
 from netkin.identity import (
     COMPARE,
@@ -42,15 +42,13 @@ from netkin.memory import format_bytes
 from netkin.progress import ProgressOption, commanded, reported, showing
 from netkin.representations.inputs import Forward, Transform, device_of
 from netkin.representations.layers import Spec
-from netkin.representations.shapes import Shape, shape_name
+from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Series
 from netkin.results.packing import packed
 from netkin.settings import random_states_kept
-from netkin.sources.runs import Architecture, Run, open_run
+from netkin.sources.runs import Architecture, TrainingRun, open_run
 
 __all__ = ["DynamicsRecorder", "Progress", "RunPlan", "dynamics", "explain_dynamics"]
-
-WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows
 
 
 def dynamics(
@@ -140,7 +138,7 @@ class RunPlan:
     """What `dynamics` would do: the `steps` of the run, the plan of `each` pass, and forward `passes` in all.
 
     `refused` is the sentence with which a pass would be refused; `passes` is None where the length of the data is
-    unknown. `seconds` is what a trial with two checkpoints lets expect of a cluster.
+    unknown.
     """
 
     run: str
@@ -149,7 +147,6 @@ class RunPlan:
     each: Plan
     passes: int | None
     lines: tuple[str, ...]
-    seconds: float | None = None
 
     @property
     def refused(self) -> str:
@@ -184,7 +181,7 @@ def explain_dynamics(
         steps: the steps to compare, or how many, evenly spread.
         examples: the number of examples after which a pass ends.
         name: what the plan calls the run.
-        engine: "local", or "ray" or an `nk.Ray` for a cluster, which then compares two checkpoints on a few batches.
+        engine: "local", or "ray" or an `nk.Ray` for a cluster.
         **options: `layers`, `pairs`, `shape`, `resize`, `memory`, `seed`, `device`, `transform` and `forward`.
 
     Example:
@@ -194,14 +191,14 @@ def explain_dynamics(
         ((0, 50, 100), 9, 3)
     """
     opened, asked = open_run(run, model, name=name).only(steps), DynamicsOptions.of(measures, **options)
-    count, again, running = len(opened.steps), asked.needs_space and not asked.of_weights, _engine(engine)
+    count, running = len(opened.steps), _engine(engine)
     apart = ClusterSteps(running, opened, data, examples, asked) if isinstance(running, Ray) else None
     each = asked.plan(opened, opened.data(data), examples) if apart is None else apart.explain()
     # half of these passes are the final model's, which runs once on each batch, or in each worker, if its rows are kept
-    finals = count - 1 if again else 0 if apart is None else min(count, apart.slots) - 1
+    finals = 0 if apart is None else min(count, apart.slots) - 1
     passes = each.passes and each.passes * (count + finals) // 2
-    lines = [*_plan_lines(opened, each, passes, again), *([] if apart is None else apart.cost(each, count + finals))]
-    return RunPlan(opened.name, opened.unit, opened.steps, each, passes, tuple(lines), getattr(apart, "seconds", None))
+    lines = [*_plan_lines(opened, each, passes), *([] if apart is None else apart.lines(each))]
+    return RunPlan(opened.name, opened.unit, opened.steps, each, passes, tuple(lines))
 
 
 def _engine(engine: str | Engine) -> Engine:
@@ -211,7 +208,7 @@ def _engine(engine: str | Engine) -> Engine:
     return running
 
 
-def _plan_lines(run: Run, each: Plan, passes: int | None, again: bool) -> Iterator[str]:
+def _plan_lines(run: TrainingRun, each: Plan, passes: int | None) -> Iterator[str]:
     count, last = len(run.steps), run.steps[-1]
     yield f"run {run.name!r}: {count} checkpoints, {run.unit}s {run.steps[0]:,} to {last:,}"
     if run.passed_over:
@@ -224,7 +221,7 @@ def _plan_lines(run: Run, each: Plan, passes: int | None, again: bool) -> Iterat
     total = "not known before the data are read" if passes is None else f"{passes:,}"
     room = format_bytes(spare_memory(torch.device("cpu")))
     once = f"once on each batch, if the data and its rows take at most {room} each, else with every checkpoint"
-    yield f"forward passes in all: {total}; the final model runs {'with every checkpoint' if again else once}"
+    yield f"forward passes in all: {total}; the final model runs {once}"
 
 
 @dataclass(frozen=True)
@@ -251,7 +248,7 @@ class DynamicsOptions:
         """Whether weights alone are read, and no data."""
         return weights_alone(self.measures)
 
-    def plan(self, run: Run, data: Any, examples: int | None) -> Plan:
+    def plan(self, run: TrainingRun, data: Any, examples: int | None) -> Plan:
         """Return the plan of comparing the first checkpoint with the final one."""
         first, last = run.steps[0], run.steps[-1]
         return explain(
@@ -277,18 +274,11 @@ class DynamicsOptions:
         facts |= {"measures": ", ".join(measure.id for measure in self.measures)}
         return facts | {"measures digest": settings_digest([measure.function for measure in self.measures])}
 
-    @property
-    def needs_space(self) -> bool:
-        """Whether the comparison needs more than a layer's rows."""
-        shape = self.others["shape"]
-        shapes = shape.values() if isinstance(shape, Mapping) else [shape]
-        return self.others["resize"] is not None or any(shape_name(one) in WITH_SPACE for one in shapes)
-
 
 class RunStudy:
     """One run on one set of data."""
 
-    def __init__(self, run: Run, data: Held | None, options: DynamicsOptions, call: str, sharers: int = 1):
+    def __init__(self, run: TrainingRun, data: Held | None, options: DynamicsOptions, call: str, sharers: int = 1):
         self.run, self.data, self.options, self.call = run, data, options, call
         self.sharers = sharers  # how many processes like this one share the memory
         self.done: dict[int, Comparison] = {}
@@ -318,10 +308,13 @@ class RunStudy:
         with commanded(self.call), job, state_noted(job, final):
             job.expect(map(self._part, self.weights))
             try:
+                waiting = self._waiting(job)
                 if apart is None:
-                    self._compare_all(job)
+                    self._compare_all(job, waiting)
                 else:
-                    self._compare_apart(apart, job)
+                    self.done |= apart.compare(job, {step: self._part(step) for step in waiting})
+                    job.expect(map(self._part, self.done))
+                    job.save(self._so_far)
             except KeyboardInterrupt:
                 if not partial or not self.done:
                     raise
@@ -332,14 +325,19 @@ class RunStudy:
         model = self.run.at(step)
         self.weights[step], self.forms[step] = weights_digest(model), form_of(model).to_json()
 
-    def _compare_all(self, job: Job) -> None:
-        """Compare the steps that are not finished, and write the series after each."""
-        for step in self.run.steps:
+    def _waiting(self, job: Job) -> list[int]:
+        """Take the steps that are finished, and return the others.
+
+        The final one comes first: no series is without it, and its rows are there for all others.
+        """
+        for step in self.weights:
             found = job.recall(self._part(step), lambda part: unpacked_step(part.values, part.arrays))
             if found is not None and not form_difference(found[0], Form.from_json(self.forms[step])):
                 self.done[step] = found[1]
-        # the final one first: no series is without it, and its rows are there for all others
-        waiting = [step for step in (self.run.steps[-1], *self.run.steps[:-1]) if step not in self.done]
+        return [step for step in (self.run.steps[-1], *self.run.steps[:-1]) if step in self.weights.keys() - self.done]
+
+    def _compare_all(self, job: Job, waiting: Sequence[int]) -> None:
+        """Compare the steps that are not finished, and write the series after each."""
         for step in reported(waiting, "comparing", f"{self.run.unit}s"):
             job.check()
             self.done[step] = self.compared(step)
@@ -359,12 +357,6 @@ class RunStudy:
         apart.connect()
         (self.weights, self.forms, self.question), self.failed = apart.inspect(), apart.failed
 
-    def _compare_apart(self, apart: ClusterSteps, job: Job) -> None:
-        """Let a cluster compare the steps that are not finished, and write the series."""
-        self.done = apart.compare(job, {step: self._part(step) for step in self.weights})
-        job.expect(map(self._part, self.done))
-        job.save(self._so_far)
-
     @cached_property
     def _between(self) -> Comparison | None:
         """Every step against every other, layer by layer, by those measures that weights alone are read for."""
@@ -380,14 +372,14 @@ class RunStudy:
         return f"{self.run.unit} {step}, weights {self.weights[step]}"
 
     @cached_property
-    def _final(self) -> nn.Module | CachedRunner:
-        """The final model, with a memory where rows alone are compared and the batches are the same in each pass."""
+    def _final(self) -> nn.Module | ReplayedSide:
+        """The final model, whose rows are kept where the batches are the same in each pass."""
         model, others = self.run.final, self.options.others
-        if self.data is None or self.options.needs_space or not self.data.is_held:
+        if self.data is None or not self.data.is_held:
             return model
         how = (others["layers"], others["shape"], others["forward"], self.options.transform, others["device"])
-        subject = ModelRunner(f"{self.run.unit} {self.run.steps[-1]}", model, *how)
-        return CachedRunner(subject, spare_memory(torch.device(others["device"] or device_of(model))) // self.sharers)
+        side = ModelSide(f"{self.run.unit} {self.run.steps[-1]}", model, *how)
+        return ReplayedSide(side, spare_memory(torch.device(others["device"] or device_of(model))) // self.sharers)
 
     def compared(self, step: int) -> Comparison:
         """Return the comparison of a step with the final one."""

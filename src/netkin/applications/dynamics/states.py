@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.pass_statistics import Statistics, found_measures
+from netkin.comparing.comparer import Comparer, found_measures
+from netkin.comparing.spec import Spec as CompareSpec
 from netkin.errors import ForwardError, InvalidValue, NoValue
 from netkin.identity import settings_digest
 from netkin.measures.registry import Measure
@@ -206,19 +207,19 @@ def comparison(
     a: Moment, b: Moment, measures: Sequence[Measure], pairs: Any, data: str = "", origin: Mapping[str, str] = {}
 ) -> Comparison:
     """Return the layers at moment `a` against those at moment `b`; `origin` is their provenance."""
-    found = _statistics(a, b, pairs).compare(measures, progress=False)
+    found = _statistics(a, b, pairs).compute(measures, progress=False)
     assert isinstance(found, Comparison)
     ranks = {name: text for name, text in found.provenance.items() if name.startswith("directions")}
     versions = {"torch": str(torch.__version__), "python": platform.python_version()}
     return replace(found, data=data, provenance={**origin, **versions, **ranks})
 
 
-def _statistics(a: Moment, b: Moment, pairs: Any) -> Statistics:
+def _statistics(a: Moment, b: Moment, pairs: Any) -> Comparer:
     """Return the states of two moments as what a pass leaves."""
     layers: dict[Key, LayerSize] = {layer.key: layer for layer in (*a.layers, *b.layers)}
     study = Study(layers, [], examples=a.examples)
-    made = Statistics([], Pairs([(a.name, b.name)], pairs), study, Alignment(layers.values(), []), [])
-    made.models, made.examples, made.collectors = [a.name, b.name], a.examples, [[StateRows(a, b)]]
+    made = Comparer.of(CompareSpec(pairs=pairs), [], Pairs([(a.name, b.name)], pairs), study)
+    made.alignment, made.examples, made.collectors = Alignment(layers.values(), []), a.examples, [[StateRows(a, b)]]
     made.origins = {a.name: {}, b.name: {}}
     return made
 

@@ -8,7 +8,7 @@ as one process does. Steps that fail are named, and the others are compared.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -18,28 +18,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.comparing.alignment import Pairs, size_of_weights
-from netkin.comparing.all_pairs import AllPairs
-from netkin.comparing.engines import (
-    ClusterTask,
+from netkin.comparing.alignment import size_of_weights
+from netkin.comparing.engines import worker
+from netkin.comparing.engines.plain import (
     DataSpec,
+    by_name,
+    measures_from,
     plain_data,
     plain_device,
-    plain_function,
     plain_layers,
     plain_measures,
     plain_shape,
-    worker,
 )
-from netkin.comparing.engines.cluster import Cluster
-from netkin.comparing.engines.ray import Ray, in_cluster_hours
-from netkin.comparing.engines.worker import Message, as_fault, as_outcome, cache, measures_of
+from netkin.comparing.engines.ray import Cluster, Ray
+from netkin.comparing.engines.worker import Message, Task
 from netkin.comparing.feed import data_name
-from netkin.comparing.many_models import study_of
-from netkin.comparing.planning import Plan, needs_of
-from netkin.comparing.request import Options
-from netkin.comparing.subjects import ModelRunner
-from netkin.errors import InvalidValue, MemoryLimit, NetkinError, NoValue, SourceError, WorkerError
+from netkin.comparing.plan import Plan, needs_of
+from netkin.comparing.sides import ModelSide
+from netkin.errors import InvalidValue, MemoryLimit, NetkinError, NoValue, SourceError
 from netkin.identity import DataDigest, Form, settings_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure, value_of
@@ -51,13 +47,11 @@ from netkin.representations.inputs import examples_in, length_if_known
 from netkin.results import Comparison, Values
 from netkin.results.packing import packed, unpacked
 from netkin.sources.names import find_function
-from netkin.sources.runs import Checkpoint, Run
+from netkin.sources.runs import Checkpoint, TrainingRun
 from netkin.statistics.collector import Collector, Key, Study
 
 if TYPE_CHECKING:
     from netkin.applications.dynamics import DynamicsOptions, RunStudy
-
-STEPS_PER_TASK = 16  # checkpoints that one task inspects
 
 
 class Held:
@@ -136,7 +130,7 @@ def _is_array(leaf: Any) -> bool:
 # --- all pairs of steps, by weights -----------------------------------------------------------------------------------
 
 
-def between_steps(run: Run, measures: Sequence[Measure], final: Comparison) -> Comparison | None:
+def between_steps(run: TrainingRun, measures: Sequence[Measure], final: Comparison) -> Comparison | None:
     """Return all pairs of steps, a table for each measure and layer; None where the weights take too much memory.
 
     `final` is the comparison of the last step with itself, whose layers and facts hold for all.
@@ -160,15 +154,13 @@ def between_steps(run: Run, measures: Sequence[Measure], final: Comparison) -> C
     return replace(final, a=run.name, b=run.name, tables=tables, **sides)  # type: ignore[arg-type]
 
 
-def _collected(run: Run, measure: Measure, layers: Sequence[str]) -> Collector | None:
+def _collected(run: TrainingRun, measure: Measure, layers: Sequence[str]) -> Collector | None:
     """Return a collector with the weights of all steps, or None where it would take too much memory."""
     (need,) = needs_of([measure])
     kind, rows = need.candidates[0], dict[Key, Mapping[str, Tensor]]()
     for step in run.steps:
-        runner = ModelRunner(str(step), run.at(step), list(layers), None, None, None, None)
-        weights = {
-            name: {key: one.detach() for key, one in own.items()} for name, own in runner.weights(layers).items()
-        }
+        side = ModelSide(str(step), run.at(step), list(layers))
+        weights = {name: {key: one.detach() for key, one in own.items()} for name, own in side.weights(layers).items()}
         if not rows:
             sizes = [size_of_weights(str(one), name, own) for one in run.steps for name, own in weights.items()]
             study = Study({size.key: size for size in sizes}, [])
@@ -202,134 +194,99 @@ def _table(
 
 
 class ClusterSteps:
-    """The steps of a run, examined and compared by the workers of a cluster."""
+    """The steps of a run, examined and compared by the workers of a cluster; `failed` steps are left out."""
 
-    def __init__(self, engine: Ray, run: Run, data: Any, examples: int | None, options: DynamicsOptions):
+    def __init__(self, engine: Ray, run: TrainingRun, data: Any, examples: int | None, options: DynamicsOptions):
         if engine.job is not None:
             raise InvalidValue(
                 "`dynamics` keeps its parts beside `save`; leave `job` out of the engine.", argument="engine"
             )
         self.engine, self.run = engine, run
-        self.terms = terms_of_run(run, data, examples, options)
+        self.plain = _plain_run(run, data, examples, options)
         self.call = options.call(run.name, data and plain_data(data), examples)
         self.gpus = engine.gpus if options.others["device"] == "cuda" else 0.0
         self.failed: dict[int, str] = {}
-        self.slots, self._stages = 1, [0.0, 0.0, 0.0]  # tasks at once; seconds of the stages of a step
-        self.seconds: float | None = None  # of all steps, where a plan was made
 
     def connect(self) -> None:
         """Reach the cluster, and share out its memory."""
         self.cluster = Cluster(self.engine.address)
         self.cluster.refuse_too_small(self.gpus)
-        if self.terms["options"]["memory"] is None and not self.gpus:
-            self.terms["options"]["memory"] = self.cluster.memory()
-        self.terms["slots"] = max(1, self.cluster.slots(self.gpus) // len(self.cluster.nodes))
+        if self.plain["options"]["memory"] is None and not self.gpus:
+            self.plain["options"]["memory"] = self.cluster.memory()
+        self.plain["slots"] = max(1, self.slots // len(self.cluster.nodes))
+        self._plain_here = self.cluster.ray.put(self.plain)
+
+    @property
+    def slots(self) -> int:
+        """How many tasks run at once."""
+        return self.cluster.slots(self.gpus)
 
     def explain(self) -> Plan:
-        """Return the plan that a worker makes for a step, and note how many tasks run at once, and for how long."""
+        """Return the plan that a worker makes for a step."""
         self.connect()
-        task = self._task("plan of a step", "explain_step", [])
-        made = self._results([task], Job(None, "plan", {}), "planning")[task.name]
-        if isinstance(made, NetkinError):
-            raise made
-        self.slots, self._stages = self.cluster.slots(self.gpus), made[0]["stages"]
-        return Plan(**made[0]["plan"] | {"lines": tuple(made[0]["plan"]["lines"])})
+        ((_, plan),) = self._results({"plan": {}}, "explain_step", "planning")
+        if isinstance(plan, NetkinError):
+            raise plan
+        return Plan(**plan[0] | {"lines": tuple(plan[0]["lines"])})
 
-    def cost(self, each: Plan, runs: int) -> Iterator[str]:
-        """Yield the memory and the time of all steps, in which models run over the data `runs` times."""
+    def lines(self, each: Plan) -> Iterator[str]:
+        """Yield what a task takes, and how many run at once."""
         sizes = [format_bytes(size) for size in (each.bytes, each.limit)]
         yield f"memory: {sizes[0]} for the statistics of a task, whose limit is {sizes[1]}"
-        if each.refused:
-            return
-        forward, others = self._stages[0] / 2 * runs, sum(self._stages[1:]) * len(self.run.steps)
-        self.seconds = (forward + others) / self.slots
-        yield in_cluster_hours(self.cluster, self.slots, self.seconds)
+        yield self.cluster.words(self.gpus)
 
     def inspect(self) -> tuple[dict[int, str], dict[int, str], dict[str, str]]:
         """Return the digests of weights and architecture of each step that can be read, and what all depend on."""
-        steps, last = list(self.run.steps[:-1]), self.run.steps[-1]
-        groups = [[last], *(steps[place : place + STEPS_PER_TASK] for place in range(0, len(steps), STEPS_PER_TASK))]
-        headers: list[Mapping[str, Any]] = []
-        while groups:
-            tasks = [self._task(f"inspection of {own[0]} to {own[-1]}", "inspect_steps", own) for own in groups]
-            found = self._results(tasks, Job(None, "inspection", {}), "inspecting checkpoints")
-            alone = []
-            for own, one in zip(groups, found.values(), strict=True):
-                if not isinstance(one, NetkinError):
-                    headers.append(one[0])
-                elif not isinstance(one, WorkerError):
-                    raise one
-                elif len(own) > 1:  # one of them was lost on every node
-                    alone += [[step] for step in own]
-                else:
-                    self._set_aside(own[0], one)
-            groups = alone
-        inspected = {int(step): own for header in headers for step, own in header["steps"].items()}
-        for step, own in inspected.items():
-            if "fault" in own:
-                self._set_aside(step, as_fault(own["fault"]))
-        self.weights = {step: own["weights"] for step, own in inspected.items() if "weights" in own}
-        forms = {step: inspected[step]["architecture"] for step in self.weights}
-        return self.weights, forms, headers[0]["question"]
+        tasks = {step: {"step": step} for step in self.run.steps}
+        found = {step: values for step, (values, _) in self._sound(tasks, "inspect_step", "inspecting checkpoints")}
+        self.weights = {step: found[step]["weights"] for step in self.run.steps if step in found}
+        forms = {step: found[step]["form"] for step in self.weights}
+        return self.weights, forms, found[self.run.steps[-1]]["question"]
 
     def compare(self, job: Job, names: Mapping[int, str]) -> dict[int, Comparison]:
         """Return the comparison of every step that does not fail; `names` are those of the job's parts."""
-        last = self.run.steps[-1]
-        order = [step for step in (last, *self.run.steps[:-1]) if step in names]  # without the final one there is none
-        tasks = [self._task(names[step], "compared", [step], self.weights[step]) for step in order]
-        found = self._results(tasks, job, "comparing")
-        made: dict[int, Comparison] = {}
-        for step in order:
-            one = found[names[step]]
-            if isinstance(one, NetkinError):
-                self._set_aside(step, one)
-            else:
-                made[step] = unpacked_step(*one)[1]
+        made, tasks = dict[int, Comparison](), {step: {"step": step, "weights": self.weights[step]} for step in names}
+        for step, message in self._sound(tasks, "compared", "comparing", job):
+            job.keep(names[step], *message)
+            made[step] = unpacked_step(*message)[1]
         return made
 
-    def _set_aside(self, step: int, fault: NetkinError) -> None:
-        """Leave a step out that failed; without the final one nothing can be compared."""
-        if step == self.run.steps[-1]:
-            raise fault
-        self.failed[step] = str(fault)
+    def _sound(
+        self, tasks: Mapping[int, Task], function: str, what: str, job: Job | None = None
+    ) -> Iterator[tuple[int, Message]]:
+        """Yield what is left of each step; one that fails is left out, but for the final one."""
+        for step, result in self._results(tasks, function, what, job):
+            if not isinstance(result, NetkinError):
+                yield step, result
+            elif step == self.run.steps[-1] or not getattr(result, "model", None):
+                raise result
+            else:
+                self.failed[step] = str(result)
 
-    def _results(self, tasks: Sequence[ClusterTask], job: Job, what: str) -> dict[str, Message | NetkinError]:
-        return self.cluster.results(tasks, job, [one.name for one in tasks], what)
-
-    def _task(self, name: str, function: str, steps: Sequence[int], weights: str = "") -> ClusterTask:
-        arguments = {"terms": self.terms, "steps": list(steps), "weights": weights}
-        return ClusterTask(name, f"{__name__}:{function}", arguments, kept=bool(weights), gpus=self.gpus)
+    def _results(
+        self, tasks: Mapping[Any, Task], function: str, what: str, job: Job | None = None
+    ) -> Iterator[tuple[Any, Message | NetkinError]]:
+        return self.cluster.results(f"{__name__}:{function}", self._plain_here, tasks, what, gpus=self.gpus, job=job)
 
 
-def terms_of_run(run: Run, data: Any, examples: int | None, options: DynamicsOptions) -> dict[str, Any]:
+def _plain_run(run: TrainingRun, data: Any, examples: int | None, options: DynamicsOptions) -> dict[str, Any]:
     """Return a call of `dynamics` as plain values; what has no name is refused, with the form to give it in."""
-    live = next((one for one in run.checkpoints if not isinstance(one.given, Path)), None)
-    if live is not None:
-        raise InvalidValue(
-            f"engine='ray' loads checkpoints where they run, and {live.words} is a live {type(live.given).__name__}; "
-            "give a folder or files."
-        )
-    if run.architecture is not None and not isinstance(run.architecture, str):
-        raise InvalidValue(
-            "engine='ray' builds networks where they run, and `model` is a live object; give it by name, as "
-            "'module:function'."
-        )
+    for checkpoint in run.checkpoints:
+        if not isinstance(checkpoint.given, Path):
+            by_name("run", checkpoint.given, checkpoint.words)
+    if data is None and not options.of_weights:
+        raise InvalidValue("`data` is missing: name a data set, as in 'digits:test'.", argument="data")
+    architecture = by_name("model", run.architecture)
     plain = options.others | {
         "layers": plain_layers(options.others["layers"]), "shape": plain_shape(options.others["shape"]),
-        "device": plain_device(options.others["device"]), "transform": plain_function("transform", options.transform),
-        "forward": plain_function("forward", options.others["forward"]),
+        "device": plain_device(options.others["device"]), "transform": by_name("transform", options.transform),
+        "forward": by_name("forward", options.others["forward"]),
     }  # fmt: skip
     return {
-        "run": [run.name, [[one.step, str(one.given), one.unit] for one in run.checkpoints], run.architecture],
-        "data": None if options.of_weights else asdict(plain_data(_named(data))),
+        "run": [run.name, [[one.step, str(one.given), one.unit] for one in run.checkpoints], architecture],
+        "data": None if options.of_weights else asdict(plain_data(data)),
         "whole": run.whole, "examples": examples, "options": plain, "measures": plain_measures(options.measures),
     }  # fmt: skip
-
-
-def _named(data: Any) -> Any:
-    if data is None:
-        raise InvalidValue("`data` is missing: name a data set, as in 'digits:test'.", argument="data")
-    return data
 
 
 def unpacked_step(values: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> tuple[Form, Comparison]:
@@ -342,75 +299,52 @@ def unpacked_step(values: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> t
 # --- in a worker ------------------------------------------------------------------------------------------------------
 
 
-def inspect_steps(task: Mapping[str, Any]) -> Message:
-    """Read checkpoints, and return the digests of their weights, or why one can't be read."""
-    study = _study(task["terms"])
-    steps = {step: _inspect(study, step) for step in task["steps"]}
-    is_last = study.run.steps[-1] in task["steps"]
-    if is_last and "weights" in steps[study.run.steps[-1]]:
-        return {"steps": steps, "question": study.question}, {}
-    return {"steps": steps, "question": {}}, {}
-
-
-def _inspect(study: RunStudy, step: int) -> dict[str, Any]:
-    try:
+def inspect_step(plain: Mapping[str, Any], task: Task) -> Message:
+    """Read a checkpoint, and return what identifies it; of the final one also what all steps depend on."""
+    study, step = _study(plain), task["step"]
+    with worker.about(next(str(one.given) for one in study.run.checkpoints if one.step == step)):
         study.identify(step)
-        return {"weights": study.weights[step], "architecture": study.forms[step]}
-    except Exception as fault:
-        outcome = as_outcome(fault)
-        if outcome["of_node"]:  # another may read it
-            raise
-        return outcome
+    question = study.question if step == study.run.steps[-1] else {}
+    return {"weights": study.weights[step], "form": study.forms[step], "question": question}, {}
 
 
-def explain_step(task: Mapping[str, Any]) -> Message:
-    """Return the plan of one step, and the seconds of two models' forward passes, of statistics and of reading."""
-    study, stages = _study(task["terms"]), [0.0, 0.0, 0.0]
-    options, run = study.options, study.run
-    each = options.plan(run, study.data, None)
-    if study.data is not None and not each.refused:
-        given, how = {"first": run.at(run.steps[0]), "final": run.final}, options.others
-        asked = Options(
-            how["layers"], {name: name for name in given}, how["shape"], how["resize"], options.transform,
-            how["forward"], how["device"],
-        )  # fmt: skip
-        limits = study_of(how["memory"], how["seed"], False, 0)
-        every = AllPairs(given, asked, Pairs([("first", "final")], how["pairs"]), limits, study.data, None)
-        stages = every.pair_seconds(options.measures)
-    plan = {name: one for name, one in vars(each).items() if name != "kinds"}
-    return {"plan": plan, "stages": stages}, {}
+def explain_step(plain: Mapping[str, Any], task: Task) -> Message:
+    """Return the plan of one step."""
+    study = _study(plain)
+    each = study.options.plan(study.run, study.data, None)
+    return {one.name: getattr(each, one.name) for one in fields(each) if one.name != "kinds"}, {}
 
 
-def compared(task: Mapping[str, Any]) -> Message:
+def compared(plain: Mapping[str, Any], task: Task) -> Message:
     """Return the comparison of a step with the final one."""
-    study, (step,) = _study(task["terms"]), task["steps"]
-    study.identify(step)
-    if study.weights[step] != task["weights"]:
-        raise SourceError(
-            f"the weights of {study.run.unit} {step} are not the same on all machines, or have changed: "
-            f"{study.weights[step]} here, and {task['weights']} before."
-        )
+    study, step = _study(plain), task["step"]
     with worker.about(f"{study.run.unit} {step}"):
+        study.identify(step)
+        if study.weights[step] != task["weights"]:
+            raise SourceError(
+                f"the weights of {study.run.unit} {step} are not the same on all machines, or have changed: "
+                f"{study.weights[step]} here, and {task['weights']} before."
+            )
         values, arrays = packed(study.compared(step))
     return {**values, "form": study.forms[step]}, arrays
 
 
-def _study(terms: Mapping[str, Any]) -> RunStudy:
+def _study(plain: Mapping[str, Any]) -> RunStudy:
     """Return the study of this process, with the data and the final model that it holds."""
-    return cache.once("study", lambda: _made_study(terms))
+    return worker.cache.once("study", lambda: _made_study(plain))
 
 
-def _made_study(terms: Mapping[str, Any]) -> RunStudy:
+def _made_study(plain: Mapping[str, Any]) -> RunStudy:
     from netkin.applications.dynamics import DynamicsOptions, RunStudy  # which follow steps
 
-    name, checkpoints, architecture = terms["run"]
-    run = Run(name, tuple(Checkpoint(step, Path(path), unit) for step, path, unit in checkpoints), architecture)
-    given = dict(terms["options"])
+    name, checkpoints, architecture = plain["run"]
+    run = TrainingRun(name, tuple(Checkpoint(step, Path(path), unit) for step, path, unit in checkpoints), architecture)
+    given = dict(plain["options"])
     for what in ("transform", "forward"):
         given[what] = given[what] and find_function(given[what])
-    options = DynamicsOptions.of(measures_of(terms["measures"]), **given)
+    options = DynamicsOptions.of(measures_from(plain["measures"]), **given)
     data = None
-    if terms["data"] is not None:
-        room = spare_memory(torch.device("cpu")) // terms["slots"]
-        data = Held(DataSpec(**terms["data"]).load(terms["whole"]), terms["examples"], room)
-    return RunStudy(run, data, options, "", terms["slots"])
+    if plain["data"] is not None:
+        room = spare_memory(torch.device("cpu")) // plain["slots"]
+        data = Held(DataSpec(**plain["data"]).load(plain["whole"]), plain["examples"], room)
+    return RunStudy(run, data, options, "", plain["slots"])

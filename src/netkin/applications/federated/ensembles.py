@@ -19,7 +19,7 @@ from netkin.applications.federated.local_training import (
     refuse_way,
     state_of,
 )
-from netkin.comparing.compare import compare_many
+from netkin.comparing.many_models import compare_many
 from netkin.errors import ForwardError, InvalidValue, NoValue, UnknownName
 from netkin.identity import with_call
 from netkin.measures.linear import angles, mean_cosines

@@ -24,8 +24,8 @@ from netkin.applications.stitching.map_training import JobPart, train_map
 from netkin.applications.stitching.network import Stitch, stitched_network
 from netkin.applications.stitching.task_loss import TaskLoss, Way
 from netkin.applications.stitching.training_batches import BatchesDigest
-from netkin.comparing.pass_statistics import Statistics, load_statistics
-from netkin.comparing.subjects import on_device
+from netkin.comparing.comparer import Comparer, load_comparer
+from netkin.comparing.sides import on_device
 from netkin.errors import InflatedWarning, InvalidValue, UnknownName, outside
 from netkin.identity import UnorderedDigest, forms_by_name, settings_digest, weights_digest
 from netkin.representations import batches_of, inference_mode_of
@@ -40,7 +40,7 @@ from netkin.statistics.collector import Collector, Key
 from netkin.statistics.cross_moments import are_firm
 
 FITTED, JUDGED, VALIDATED = "fitting data digest", "test data digest", "validation data digest"
-Saved = Statistics | str | os.PathLike[str] | Sequence[Statistics | str | os.PathLike[str]] | None
+Saved = Comparer | str | os.PathLike[str] | Sequence[Comparer | str | os.PathLike[str]] | None
 LayerKey = tuple[str, str]  # a model and a layer, as statistics name them
 MEANS = {"maps": "pool", "tokens": "mean", "rows": "matrix"}  # the shapes in which statistics hold what a stitch maps
 PLACES = {"maps": "positions", "tokens": "tokens", "rows": "matrix"}
@@ -92,18 +92,18 @@ class Asked:
                 )
 
     @cached_property
-    def saved(self) -> tuple[Statistics, ...]:
+    def saved(self) -> tuple[Comparer, ...]:
         """The statistics from which direct maps are read, opened."""
         given = self.statistics
         several: list[Any] = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
         for one in several:
-            if not isinstance(one, (Statistics, str, os.PathLike)):
+            if not isinstance(one, (Comparer, str, os.PathLike)):
                 kind = type(one).__name__
                 raise InvalidValue(
                     f"`statistics` is what `nk.collect` returned, its file, or a list of these; got {kind}.",
                     argument="statistics",
                 )
-        return tuple(one if isinstance(one, Statistics) else load_statistics(one) for one in several)
+        return tuple(one if isinstance(one, Comparer) else load_comparer(one) for one in several)
 
     @property
     def tried(self) -> tuple[Any, int | None]:
@@ -179,7 +179,7 @@ class Fit:
     moments: Callable[[Pair], Moments]
     digest: str
     examples: int
-    statistics: Statistics | None = None
+    statistics: Comparer | None = None
 
     def map(self, pair: Pair, how: str) -> LinearMap:
         """Return the map that a direct method finds."""
@@ -248,7 +248,7 @@ def fit_by_pass(batches: Iterable[Any], found: Joints) -> Fit:
     return Fit(found, lambda pair: sums.pair(*keys[pair]), str(digest), digest.count)
 
 
-def fit_saved(every: Sequence[Statistics], found: Joints, weights: Sequence[str]) -> Fit:
+def fit_saved(every: Sequence[Comparer], found: Joints, weights: Sequence[str]) -> Fit:
     """Return the same sums without a pass, from those saved statistics that are of the two models, in either order.
 
     `weights` are the digests of the models. Pairs that they can't serve are refused in its joints; where they can serve
@@ -271,8 +271,8 @@ def fit_saved(every: Sequence[Statistics], found: Joints, weights: Sequence[str]
 
 
 def _saved_sides(
-    every: Sequence[Statistics], names: tuple[str, str], weights: Sequence[str]
-) -> tuple[Statistics, tuple[str, str]]:
+    every: Sequence[Comparer], names: tuple[str, str], weights: Sequence[str]
+) -> tuple[Comparer, tuple[str, str]]:
     """Return the statistics of two models, and what they call them; those of other models are refused."""
     for statistics in every:
         for x, y in statistics.pairs.of:
@@ -291,9 +291,7 @@ def _saved_sides(
     )
 
 
-def _saved_place(
-    statistics: Statistics, keys: tuple[LayerKey, LayerKey], meeting: Meeting
-) -> tuple[Collector, Key, Key]:
+def _saved_place(statistics: Comparer, keys: tuple[LayerKey, LayerKey], meeting: Meeting) -> tuple[Collector, Key, Key]:
     """Return the collector that holds the moments of two layers as a stitch maps them, and their keys there."""
     _refuse_other_form(statistics, keys, meeting)
     x, y = statistics.alignment.pair(*keys)
@@ -341,7 +339,7 @@ def _saved_moments(collector: Collector, x: Key, y: Key) -> Moments:
     return collector.pair(x, y)
 
 
-def _refuse_other_form(statistics: Statistics, keys: tuple[LayerKey, LayerKey], meeting: Meeting) -> None:
+def _refuse_other_form(statistics: Comparer, keys: tuple[LayerKey, LayerKey], meeting: Meeting) -> None:
     """Refuse statistics whose rows are not what a stitch of these layers maps."""
     given = {layer.key: layer for layers in statistics.layers.values() for layer in layers}
     for key, end in zip(keys, (meeting.a, meeting.b), strict=True):

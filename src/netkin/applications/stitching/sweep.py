@@ -37,8 +37,8 @@ from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.structure import contrasts
 from netkin.applications.stitching.task_loss import Way
 from netkin.comparing.compare import compare
+from netkin.comparing.comparer import found_measures
 from netkin.comparing.feed import data_name
-from netkin.comparing.pass_statistics import found_measures
 from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import FileError, ForwardError, InvalidValue, NetkinError, NoValue, ShapeError
 from netkin.identity import COMPARE, settings_digest, state_noted, weights_digest

@@ -43,8 +43,7 @@ from netkin.applications.transfer.scores import (
 )
 from netkin.applications.transfer.tasks import compare_tasks, seed_values
 from netkin.comparing.feed import data_name
-from netkin.comparing.pairs_plan import load_if_named
-from netkin.comparing.subjects import on_device
+from netkin.comparing.sides import on_device
 from netkin.errors import ForwardError, InvalidValue, NetkinError, NoValue, SourceError, UnknownName
 from netkin.identity import described_call, weights_digest
 from netkin.progress import ProgressOption, reported, showing
@@ -54,7 +53,7 @@ from netkin.results import Ranking, Values
 from netkin.results.caveats import Caveat
 from netkin.results.records import distinct
 from netkin.settings import loaders_kept
-from netkin.sources import load_data
+from netkin.sources import load_data, load_model
 from netkin.sources.batches import sample
 from netkin.sources.weights import remark_on
 from netkin.statistics.collector import chunk_of
@@ -211,7 +210,7 @@ def _refuse(named: Mapping[str, Any], asked: _RecommendOptions) -> None:
 def _found(name: str, models: Mapping[str, nn.Module | str], asked: _RecommendOptions) -> _Found:
     """Return all that one of the models gives; one that can't be run has the fault."""
     given = models[name]
-    model = load_if_named(given, name, list(models))
+    model = load_model(given, seed=list(models).index(name)) if isinstance(given, str) else given
     refuse_lazy(model)
     found = _Found(name, sum(weight.numel() for weight in model.parameters()), weights_digest(model))
     data = _data(given, asked)

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from netkin.comparing import Statistics, Subject, collect
+from netkin.comparing import Comparer, ModelInput, collect
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.pass_statistics import found_measures
+from netkin.comparing.comparer import found_measures
+from netkin.comparing.spec import Spec as CompareSpec
 from netkin.comparing.tabulating import comparison_of
 from netkin.errors import InvalidValue, NetkinError, NoValue, UnknownName, did_you_mean
 from netkin.identity import with_call
@@ -63,7 +64,7 @@ def compare_tasks(
     data no row belongs to another, and even one network with other buckets falls to a fraction of 1.
 
     Args:
-        tasks: from names to (model, data), `nk.Subject`, or sketches: what `nk.collect` gave, or `nk.load` of its file.
+        tasks: from names to (model, data), `nk.ModelInput`, or what `nk.collect` gave, or `nk.load` of its file.
         measures: measures of sketches; None for 'sketched_cka' and 'sketched_cka_by_buckets', or those of the sketches.
         layers: which layers, for all tasks or by name of the task.
         seeds: over how many seeds values are averaged, from that of the measure on; kept sketches hold their own.
@@ -96,7 +97,7 @@ def compare_tasks(
     groups = _replicates(tasks, measures, seeds)
     step = 0 if share_buckets else max(map(len, groups))
     how = {"examples": examples, "shape": shape, "memory": memory, "device": device, "exact_model": exact_model}
-    found: dict[str, Statistics] = {}
+    found: dict[str, Comparer] = {}
     with showing(progress):
         for place, (name, task) in enumerate(reported(list(tasks.items()), "sketching", "tasks")):
             own = {what: given.get(name) if isinstance(given, Mapping) else given for what, given in by_task.items()}
@@ -124,7 +125,7 @@ def _replicates(tasks: Mapping[str, Any], measures: Any, seeds: int) -> list[lis
     """Return for each measure that measure with each seed: those of the first sketches where none are requested."""
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise InvalidValue(f"`seeds` is a number of seeds, at least 1; got {seeds!r}.", argument="seeds")
-    made = next((task for task in tasks.values() if isinstance(task, Statistics)), None)
+    made = next((task for task in tasks.values() if isinstance(task, Comparer)), None)
     if measures is None and made is not None:
         groups: dict[str, list[Measure]] = {}
         for one in filter(_is_sketched, map(find, made.asked)):
@@ -150,10 +151,10 @@ def _shifted(measure: Measure, by: int) -> Measure:
     return replace(measure, parameters=measure.parameters | {"seed": measure.settings["seed"] + by})
 
 
-def _sketched(name: str, task: Any, wanted: Sequence[Measure], step: int, how: Mapping[str, Any]) -> Statistics:
+def _sketched(name: str, task: Any, wanted: Sequence[Measure], step: int, how: Mapping[str, Any]) -> Comparer:
     """Return the sketches of one task: from one pass over its data, or those that were made before."""
     try:
-        if not isinstance(task, Statistics):
+        if not isinstance(task, Comparer):
             return collect(_subject(task), None, None, list(wanted), names=(name, name), **how)
         if len(task.models) > 1:
             raise InvalidValue(f"a task is one model with its data; these sketches are of {len(task.models)}.")
@@ -166,11 +167,11 @@ def _sketched(name: str, task: Any, wanted: Sequence[Measure], step: int, how: M
         raise type(fault)(f"task {name!r}: {fault}") from fault
 
 
-def _subject(task: Any) -> Subject:
-    found = task if isinstance(task, Subject) else Subject(*task) if isinstance(task, (tuple, list)) else None
+def _subject(task: Any) -> ModelInput:
+    found = task if isinstance(task, ModelInput) else ModelInput(*task) if isinstance(task, (tuple, list)) else None
     if found is None or (isinstance(task, (tuple, list)) and len(task) != 2):
-        raise InvalidValue(f"a task is (model, data), an `nk.Subject` or sketches; got {type(task).__name__}.")
-    if isinstance(found.thing, Mapping) or found.data is None:
+        raise InvalidValue(f"a task is (model, data), an `nk.ModelInput` or sketches; got {type(task).__name__}.")
+    if isinstance(found.model, Mapping) or found.data is None:
         raise InvalidValue("a task needs a model that can be run, and data to run it on; got one of the two.")
     return found
 
@@ -185,7 +186,7 @@ def _refuse_strangers(what: str, given: Any, tasks: Iterable[str]) -> None:
 # --- all pairs --------------------------------------------------------------------------------------------------------
 
 
-def _read(found: Mapping[str, Statistics], groups: Sequence[Sequence[Measure]], step: int, pairs: Any) -> Comparisons:
+def _read(found: Mapping[str, Comparer], groups: Sequence[Sequence[Measure]], step: int, pairs: Any) -> Comparisons:
     """Return the comparisons of all pairs of tasks, a table for each measure, its seeds taken together."""
     wanted = Pairs(list(combinations_with_replacement(found, 2)), pairs)
     made: dict[tuple[str, str], list[list[Comparison]]] = {pair: [[] for _ in groups] for pair in wanted.of}
@@ -201,7 +202,7 @@ def _read(found: Mapping[str, Statistics], groups: Sequence[Sequence[Measure]], 
     return Comparisons([_finished(found, pair, own, shared[pair]) for pair, own in made.items()])
 
 
-def _beside(found: Mapping[str, Statistics], measure: Measure, step: int, pairs: Pairs) -> Statistics:
+def _beside(found: Mapping[str, Comparer], measure: Measure, step: int, pairs: Pairs) -> Comparer:
     """Return the sketches that one measure reads of all tasks, as if one pass had made them."""
     sizes = [
         replace(one, model=name, rows=max(one.rows // one.examples, 1), examples=1)
@@ -211,8 +212,8 @@ def _beside(found: Mapping[str, Statistics], measure: Measure, step: int, pairs:
     alignment = Alignment(sizes, pairs.pair_blocks(_layers(found)))
     first = next(iter(found.values()))
     study = replace(first.study, layers=alignment.layers, pair_blocks=alignment.pair_blocks, examples=None, chunks=0)
-    made = Statistics([], pairs, study, alignment, [])
-    made.models, made.plan, made.settings = list(found), first.plan, first.settings
+    made = Comparer.of(CompareSpec(), [], pairs, study)
+    made.alignment, made.models, made.plan_text, made.settings = alignment, list(found), first.plan_text, first.settings
     made.examples = sum(own.examples for own in found.values())
     made.origins = {name: next(iter(own.origins.values())) for name, own in found.items()}
     parts = {name: own.collector(_shifted(measure, k * step)) for k, (name, own) in enumerate(found.items())}
@@ -228,17 +229,17 @@ def _joined(parts: Mapping[str, Any]) -> LayerSketches:
     return made
 
 
-def _layers(found: Mapping[str, Statistics]) -> dict[str, list[str]]:
+def _layers(found: Mapping[str, Comparer]) -> dict[str, list[str]]:
     return {name: [one.name for one in own.alignment.given.values()] for name, own in found.items()}
 
 
-def _share(beside: Statistics, a: str, b: str) -> float:
+def _share(beside: Comparer, a: str, b: str) -> float:
     """Return the cosine of the sums of signs in two tasks' buckets: on average shared examples over √(n n')."""
     x, y = (_signs(beside, name) for name in (a, b))
     return 0.0 if x is None or y is None else float(x @ y.to(x) / x.norm() / y.to(x).norm())
 
 
-def _signs(beside: Statistics, task: str) -> Any:
+def _signs(beside: Comparer, task: str) -> Any:
     collector: Any = beside.collectors[0][0]
     for layer in beside.layers[task]:
         with suppress(NoValue):  # another layer has been fed
@@ -247,7 +248,7 @@ def _signs(beside: Statistics, task: str) -> Any:
 
 
 def _finished(
-    found: Mapping[str, Statistics],
+    found: Mapping[str, Comparer],
     pair: tuple[str, str],
     made: Sequence[Sequence[Comparison]],
     shares: Sequence[float],

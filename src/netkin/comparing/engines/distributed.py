@@ -12,27 +12,23 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from netkin.comparing.comparer import Comparer, from_parts
 from netkin.comparing.engines import PassEngine, Result
-from netkin.comparing.pass_statistics import Statistics, from_parts
-from netkin.comparing.subjects import ModelRunner
+from netkin.comparing.sides import ModelSide, Side
 from netkin.errors import InvalidValue, NetkinError, ShapeError, WorkerError
 from netkin.identity import form_of, settings_digest
 from netkin.progress import showing
 from netkin.results import Comparison
 from netkin.results.packing import packed_columns, unpacked_columns
 from netkin.statistics.statistic import from_plain, to_plain
-
-if TYPE_CHECKING:
-    from netkin.comparing.request import Request
 
 GRACE = 5.0  # seconds that a rank which has failed waits for the others to read its fault
 PAUSES = (0.001, 0.05)  # seconds between two checks of the store, at first and at most
@@ -58,12 +54,11 @@ class Distributed(PassEngine):
             yield
 
     @contextmanager
-    def prepared(self, request: Request, settings: dict[str, str]) -> Iterator[None]:
-        models = {one.name: one.model for one in request.runners if isinstance(one, ModelRunner)}
+    def prepared(self, sides: Sequence[Side], settings: Mapping[str, str]) -> Iterator[None]:
+        models = {side.name: side.model for side in sides if isinstance(side, ModelSide)}
         for name, model in models.items():
             _refuse_sharded(name, model)
         self.ranks.refuse_unlike(settings)
-        request.study = replace(request.study, limit=self.least(request.study.limit))
         with ExitStack() as stack:
             for model in models.values():
                 if isinstance(model, DistributedDataParallel):
@@ -98,29 +93,29 @@ class Distributed(PassEngine):
         self.ranks.check_others()
 
     @contextmanager
-    def opening(self, statistics: Statistics) -> Iterator[None]:
-        sizes = {model: {layer.name: layer.width for layer in layers} for model, layers in statistics.layers.items()}
-        kinds = [[type(one).kind for one in own] for own in statistics.collectors]
+    def opening(self, comparer: Comparer) -> Iterator[None]:
+        sizes = {model: {layer.name: layer.width for layer in layers} for model, layers in comparer.layers.items()}
+        kinds = [[type(one).kind for one in own] for own in comparer.collectors]
         self.ranks.refuse_unlike({f"layers of {model!r}": own for model, own in sizes.items()} | {"collectors": kinds})
         if self.ranks.is_first:
             yield
             tensors: dict[str, Tensor] = {}
-            frames = to_plain([dict(one.frame()) for one in statistics.every()], tensors, "frames")
+            frames = to_plain([dict(one.frame()) for one in comparer.every()], tensors, "frames")
             self.ranks.broadcast(lambda: ({"frames": frames}, tensors))
             return
         header, given = self.ranks.broadcast(lambda: ({}, {}))
-        for collector, frame in zip(statistics.every(), from_plain(header["frames"], given), strict=True):
+        for collector, frame in zip(comparer.every(), from_plain(header["frames"], given), strict=True):
             collector.given_frame = frame
         yield
 
-    def joined(self, statistics: Statistics, length: int | None) -> Statistics:
+    def joined(self, comparer: Comparer, length: int | None) -> Comparer:
         rank = self.ranks.rank
-        if length is not None and statistics.examples != length:
+        if length is not None and comparer.examples != length:
             raise InvalidValue(
-                f"the data gave rank {rank} {statistics.examples:,} examples and its share is {length:,}; they must "
+                f"the data gave rank {rank} {comparer.examples:,} examples and its share is {length:,}; they must "
                 "give as many examples as their length says."
             )
-        whole = self.ranks.reduced(statistics, Statistics.to_parts, self._merged)
+        whole = self.ranks.reduced(comparer, Comparer.to_parts, self._merged)
         whole.part = ""
         if self.ranks.is_first and whole.examples != whole.expected:
             raise InvalidValue(
@@ -129,7 +124,7 @@ class Distributed(PassEngine):
             )
         return whole
 
-    def _merged(self, mine: Statistics, message: TensorMessage) -> Statistics:
+    def _merged(self, mine: Comparer, message: TensorMessage) -> Comparer:
         """Return the statistics of this rank and of one that has sent its own, both in the host's memory."""
         theirs = from_parts(*message)
         header, tensors = mine.to_parts()
@@ -166,8 +161,8 @@ def _fill(model: nn.Module, buffers: dict[str, Tensor]) -> None:
             buffer.copy_(buffers[name])
 
 
-def _to_message(result: Statistics | list[Comparison]) -> TensorMessage:
-    if isinstance(result, Statistics):
+def _to_message(result: Comparer | list[Comparison]) -> TensorMessage:
+    if isinstance(result, Comparer):
         return result.to_parts()
     header, arrays = packed_columns(result)
     return header, {name: torch.from_numpy(array) for name, array in arrays.items()}

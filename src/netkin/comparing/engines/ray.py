@@ -1,44 +1,59 @@
-"""The engine on Ray: tasks of (models, share of the data), a tree of merges, and tables read where there is room."""
+"""The engine on Ray: parts of the data are collected by tasks, merged in a tree, and read where there is room.
+
+Ray does again what a killed worker or node takes away. A task that finds its node at fault, as with a full disk, hands
+itself on to another one.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from itertools import chain
+import random
+import secrets
+import socket
+from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from netkin.comparing.alignment import Pairs
-from netkin.comparing.engines import ClusterTask, Engine, Terms, named_models, plain_measures, terms_for, terms_of
-from netkin.comparing.engines.cluster import Cluster
-from netkin.comparing.engines.worker import Message, as_fault, complete
-from netkin.comparing.many_models import PairsPlan, in_files, in_hours, unpacked_plan
-from netkin.comparing.pairs_job import identity_of_study
-from netkin.comparing.pass_statistics import Statistics, from_arrays
-from netkin.errors import InvalidValue, NetkinError, SourceError
+from netkin.comparing.comparer import Comparer, from_arrays
+from netkin.comparing.engines import Engine, worker
+from netkin.comparing.engines.plain import plain_call
+from netkin.comparing.engines.worker import Message, fault_from
+from netkin.comparing.many_models import ManyPlan, ModelBlock, PairsWay, as_sample, in_files, plan_from, way_from
+from netkin.comparing.pairs_job import groups_of, identity_of_study, label_of
+from netkin.comparing.plan import weights_alone
+from netkin.errors import InvalidValue, MissingExtra, NetkinError, SourceError, WorkerError, blame
 from netkin.identity import COMPARE, described_call, settings_digest
-from netkin.jobs import Job, beside
+from netkin.jobs import Job
 from netkin.measures.registry import Measure
-from netkin.results import Comparison
+from netkin.progress import announced, command, reporting
+from netkin.results import Comparison, Comparisons
 from netkin.results.packing import unpacked_columns
 from netkin.results.values import Pair
-from netkin.statistics.collector import Study
+from netkin.sources.names import in_short
 
 if TYPE_CHECKING:
-    from netkin.comparing.request import Options
+    from ray import ObjectRef
 
-HOME = complete.__module__  # where a worker finds its tasks
-MODELS_PER_TASK = 8  # models that one task inspects
-SHARES = 2  # of the data, for each task that can run at once
+    from netkin.comparing.compare import Call
+
+WORKER = worker.__name__  # where tasks are found
+ANSWER = 10  # seconds in which a cluster must answer
+ATTEMPTS = 4  # of a task whose worker, or node, fails
+PARTS = 2  # of the data, for each task that can run at once
+TOGETHER = 8  # models that one task inspects
+PAUSE = 1.0  # seconds between two checks of the job
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # by 0 Ray keeps to the loopback address, on any system
 
 
 class Ray(Engine):
     """A cluster of Ray, by default one that is started on this machine and that no other can reach.
 
     Models, data and functions are given by name, as on the command line: ``nk.compare("nets:first@a.pt",
-    "nets:second@b.pt", "images:photos", engine="ray")``. With `job` each finished share of the data is a part in that
+    "nets:second@b.pt", "images:photos", engine="ray")``. With `job` each finished part of the data is kept in that
     folder, and the same call continues there, also after the process was killed.
 
     Args:
@@ -46,7 +61,7 @@ class Ray(Engine):
         job: the folder in which finished parts are kept.
         overwrite: whether another job in that folder is deleted, and the work starts again.
         gpus: the share of a GPU that each task requests, where models run on "cuda".
-        shares: into how many shares the data are split; by default twice as many as tasks can run at once.
+        shares: into how many parts the data are split; by default twice as many as tasks can run at once.
     """
 
     def __init__(
@@ -59,340 +74,494 @@ class Ray(Engine):
         shares: int | None = None,
     ):
         if isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not gpus > 0:
-            raise InvalidValue(f"`gpus` is the share of a GPU that a task needs, as 0.5; got {gpus!r}.")
+            sentence = f"`gpus` is the share of a GPU that a task needs, as 0.5; got {gpus!r}."
+            raise InvalidValue(sentence, argument="gpus", value=gpus)
         if shares is not None and (isinstance(shares, bool) or not isinstance(shares, int) or shares < 1):
-            raise InvalidValue(f"`shares` is the number of shares of the data, from 1 on; got {shares!r}.")
+            sentence = f"`shares` is the number of parts of the data, from 1 on; got {shares!r}."
+            raise InvalidValue(sentence, argument="shares", value=shares)
         self.address, self.job, self.overwrite, self.gpus, self.shares = address, job, overwrite, float(gpus), shares
-
-    def beside(self, result: str | os.PathLike[str], overwrite: bool) -> Ray:
-        """Return this engine with its job beside a result, unless it has one."""
-        job, overwrite = (beside(result), overwrite) if self.job is None else (self.job, self.overwrite)
-        return Ray(self.address, job=job, overwrite=overwrite, gpus=self.gpus, shares=self.shares)
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def request(self, given: Mapping[str, Any], options: Options, pairs: Pairs, study: Study, *rest: Any) -> RayRequest:
-        return RayRequest(self, given, options, pairs, study, *rest)
+    def compare(self, call: Call, measures: Sequence[Measure]) -> list[Comparison]:
+        work = _Work(self, call, measures)
+        with work.job("comparison", "nk.compare") as job:
+            return work.compared(job)
+
+    def collect(self, call: Call, measures: Sequence[Measure]) -> Comparer:
+        work = _Work(self, call, measures)
+        with work.job("statistics", "nk.collect") as job:
+            return work.collected(job)
+
+    def compare_many(self, call: Call, measures: Sequence[Measure]) -> Comparisons:
+        work = _Work(self, call, measures)
+        with work.job("comparison", "nk.compare_many") as job:
+            result = Comparisons(work.compared(job, plans=True), work.failed)
+            job.save(lambda: result)
+            return result
+
+    def explain_many(self, call: Call, measures: Sequence[Measure]) -> ManyPlan:
+        return _Work(self, call, measures).explained()
 
 
-class RayRequest:
-    """One call of `compare`, `compare_many` or `collect`, for a cluster; `failed` models are left out."""
+# --- one call ---------------------------------------------------------------------------------------------------------
 
-    def __init__(
-        self,
-        engine: Ray,
-        given: Mapping[str, Any],
-        options: Options,
-        pairs: Pairs,
-        study: Study,
-        data: Any = None,
-        examples: int | None = None,
-        partial: bool = False,
-        part: Any = None,
-        start: int | None = None,
-    ):
-        for name, is_given in {"part": part is not None, "start": start is not None, "partial": partial}.items():
-            if is_given:
-                raise InvalidValue(
-                    f"`{name}` is for one process, and engine='ray' shares the data by itself; leave it out."
-                )
-        self.engine, self.given, self.options, self.pairs, self.study = engine, given, options, pairs, study
-        self.terms = terms_of(given, options, pairs, study, data, examples)
-        self.gpus = engine.gpus if self.terms["options"]["device"] == "cuda" else 0.0
+
+@dataclass(frozen=True)
+class Split:
+    """How a call is split, as it was when its job began."""
+
+    way: PairsWay
+    limit: int  # bytes of the statistics of a task
+    shares: int  # parts of the data
+
+
+@dataclass(frozen=True, eq=False)
+class BlockWork:
+    """Models that run together, their pairs, and the names of parts of the job: of the data, and of tables."""
+
+    models: Sequence[str]
+    pairs: Sequence[Pair]
+    shares: Sequence[str]
+    groups: Mapping[str, Sequence[Pair]]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A task that runs: its name, what it leaves, and the block that it is for, or the only model."""
+
+    name: Any
+    message: ObjectRef
+    block: BlockWork | None = None
+    model: str | None = None
+
+
+class _Work:
+    """One call on a cluster; `failed` models are left out."""
+
+    def __init__(self, engine: Ray, call: Call, measures: Sequence[Measure]):
+        self.engine, self.call, self.measures = engine, call, measures
+        self.plain = plain_call(call, measures)
+        self.gpus = self.plain["gpus"] = engine.gpus if self.plain["device"] == "cuda" else 0.0
+        self.cluster = Cluster(engine.address)
+        self.cluster.refuse_too_small(self.gpus)
+        self.plain_here = self.cluster.ray.put(self.plain)
+        # bytes of the statistics of a task; None where the GPUs of workers decide
+        self.limit = self.cluster.memory() if call.spec.limit is None and not self.gpus else call.spec.limit
         self.failed: dict[str, str] = {}
-        self.rows: int | None = None  # how many examples may be sampled
-        self.sampled_of: int | None = None  # of how many examples they were, if they had to be
 
-    def compare(self, measures: Sequence[Measure], names: Mapping[str, str]) -> list[Comparison]:
-        """Return the comparison of every pair of models but those that failed."""
-        blocks = self._done("comparison", measures, names)
-        found = (one for message in chain.from_iterable(blocks.values()) for one in unpacked_columns(*message))
-        pairs = chain.from_iterable(pairs for block in blocks for pairs in block.groups)
-        made = dict(zip(pairs, found, strict=True))
-        return [made[pair] for pair in self._sound(self.pairs.of) if pair in made]
-
-    def collect(self, measures: Sequence[Measure], names: Mapping[str, str]) -> Statistics:
-        """Return what a pass over all data leaves."""
-        (((block, (whole,)),)) = self._done("statistics", measures, names).items()
-        return complete(from_arrays(*whole), block.survey.examples, names)
-
-    def _done(
-        self, kind: str, measures: Sequence[Measure], names: Mapping[str, str]
-    ) -> dict[BlockTasks, list[Message]]:
-        """Return what was made of each block of pairs; a block with a model that fails is done again without it."""
-        cluster = Cluster(self.engine.address)
-        cluster.refuse_too_small(self.gpus)
-        survey = Survey.of(cluster, self.terms, self.gpus)
-        self._set_aside(survey.faults)
-        facts = {"measures": plain_measures(measures), "names": dict(names), "identity": survey.identity}
-        with self._job(kind, survey, measures) as job:
-            plan = self._planned(cluster, survey, job, facts["measures"])
-            blocks = [
-                BlockTasks(self.terms, survey, facts | plan, self._sound(pairs), self.gpus) for pairs in plan["blocks"]
-            ]
-            job.expect(name for block in blocks for name in block.parts(kind, job))
-            return self._blocks_done(cluster, job, kind, blocks)
-
-    def _blocks_done(
-        self, cluster: Cluster, job: Job, kind: str, blocks: list[BlockTasks]
-    ) -> dict[BlockTasks, list[Message]]:
-        made: dict[BlockTasks, list[Message]] = {}
-        while blocks:
-            tasks = [one for block in blocks for one in block.tasks(kind)]
-            wanted = {block: block.wanted(kind) for block in blocks}
-            found = cluster.results(tasks, job, list(chain.from_iterable(wanted.values())), "comparing")
-            faults = [one for one in found.values() if isinstance(one, NetkinError)]
-            self._set_aside({getattr(fault, "model", None) or "": fault for fault in faults})
-            again = []
-            for block, names in wanted.items():
-                messages = [found[name] for name in names]
-                if any(isinstance(one, NetkinError) for one in messages):
-                    again.append(block.without(self.failed))
-                else:
-                    made[block] = messages  # type: ignore[assignment]
-            blocks = [block for block in again if block.pairs]
-        job.expect(name for block in made for name in block.parts(kind, job))  # without those that failed
-        return made
-
-    def _set_aside(self, faults: Mapping[str, NetkinError]) -> None:
-        """Leave models out that failed; where two are compared, or it is no model's fault, the fault is raised."""
-        for model, fault in faults.items():
-            self.failed[model] = str(fault)
-            if not model or len(self.pairs.of) == 1 or not self._sound(self.pairs.of):
-                raise fault
-
-    def _sound(self, pairs: Iterable[Sequence[str]]) -> list[Pair]:
-        return [(a, b) for a, b in pairs if a not in self.failed and b not in self.failed]
-
-    def _job(self, kind: str, survey: Survey, measures: Sequence[Measure]) -> Job:
-        settings = survey.settings | ({} if self.rows is None else {"rows": str(self.rows)})
-        identity = identity_of_study(survey.weights, survey.identity, self.options.layers, settings, measures)
-        identity |= {"architecture": survey.architectures, "examples": str(survey.examples)}
-        given = {"models": list(self.given.values()), "data": self.terms["data"] and self.terms["data"]["name"]}
-        call = described_call("nk.compare" if kind == "comparison" else "nk.collect", **given)
-        return Job(self.engine.job, kind, identity, call=call, overwrite=self.engine.overwrite, compare=COMPARE)
-
-    def _planned(self, cluster: Cluster, survey: Survey, job: Job, measures: list[list[str]]) -> dict[str, Any]:
-        """Return how the work is split, as it was when the job began."""
-        pairs = self._sound(self.pairs.of)
-
-        def plan() -> dict[str, Any]:
-            limit = self.study.limit if self.study.limit >= 0 else survey.memory(cluster, self.gpus)
-            blocks, sample = self._blocks(cluster, pairs, limit, measures)
-            slots = cluster.slots(self.gpus)
-            each = -(-SHARES * slots // len(blocks)) if slots > 1 or job.folder else 1
-            shares = min(survey.shares(self.engine.shares, each), sample or survey.examples or 1)
-            return {"memory": limit, "blocks": blocks, "shares": shares, "groups": each, "sample": sample}
-
-        kept = dict(job.part(f"plan of {settings_digest(pairs)}", plan).values)
-        self.sampled_of = survey.examples if kept["sample"] else None
-        return kept
-
-    def _blocks(
-        self, cluster: Cluster, pairs: list[Pair], limit: int, measures: list[list[str]]
-    ) -> tuple[list[list[Pair]], int | None]:
-        """Return pairs in blocks of models that run together, and how many examples are sampled, None for all.
-
-        A worker finds out how many fit its memory.
-        """
-        if len(pairs) == 1 or self.terms["data"] is None:
-            return [pairs], None
-        made = self._asked(cluster, "plan_blocks", pairs, limit, measures)
-        return [[(a, b) for a, b in block] for block in made["blocks"]], made["sample"]
-
-    def _asked(
-        self, cluster: Cluster, what: str, pairs: list[Pair], limit: int, measures: list[list[str]]
-    ) -> dict[str, Any]:
-        """Return what a worker says about the plan for some pairs."""
-        terms = terms_for(self.terms, named_models(pairs))
-        terms |= {"study": terms["study"] | {"limit": limit}}
-        arguments = {"terms": terms, "pairs": pairs, "measures": measures, "rows": self.rows}
-        task = ClusterTask(f"plan of {len(pairs)} pairs", f"{HOME}:{what}", arguments, gpus=self.gpus)
-        made = cluster.results([task], Job(None, "plan", {}), [task.name], "planning")[task.name]
-        if isinstance(made, NetkinError):
-            raise made
-        return made[0]
-
-    def explain(self, measures: Sequence[Measure]) -> PairsPlan:
-        """Return the plan that a worker makes for its memory, with the time for all workers together."""
-        cluster = Cluster(self.engine.address)
-        cluster.refuse_too_small(self.gpus)
-        limit = self.study.limit
-        if limit < 0:  # as when the work begins, from the models of the first pair
-            some = terms_for(self.terms, named_models(self.pairs.of[:1]))
-            limit = Survey.of(cluster, some, self.gpus).memory(cluster, self.gpus)
-        plan = unpacked_plan(self._asked(cluster, "explain_pairs", self.pairs.of, limit, plain_measures(measures)))
-        if plan.seconds is None:
-            return plan
-        seconds = plan.seconds / (slots := cluster.slots(self.gpus))
-        # every share of the data is kept until the tables of its block are
-        left, blocks = plan.disk - 2 * plan.way.statistics, len(plan.way.blocks)
-        shares = max(1, min(self.engine.shares or -(-SHARES * slots // blocks), plan.way.batches))
-        disk = left + blocks * shares * plan.way.statistics
-        lines = [in_files(disk, left) if line == in_files(plan.disk, left) else line for line in plan.lines]
-        lines.append(in_cluster_hours(cluster, slots, seconds))
-        return replace(plan, seconds=seconds, disk=disk, lines=tuple(lines))
-
-
-def in_cluster_hours(cluster: Cluster, slots: int, seconds: float) -> str:
-    """Return how long a cluster takes that runs `slots` tasks at once, in words."""
-    nodes = len(cluster.nodes)
-    return (
-        f"cluster: {slots:,} task{'s' * (slots > 1)} at once on {nodes:,} node{'s' * (nodes > 1)}, about "
-        f"{in_hours(seconds)} together, plus the start of workers"
-    )
-
-
-class Survey:
-    """What the first inspection of the models and the data found: digests, the number of examples, and faults."""
-
-    def __init__(self, found: Sequence[Mapping[str, Any]], batch_size: int):
-        self.identity, self.examples = found[0].get("identity", ""), found[0].get("examples")
-        self.is_ordered, self.batch_size = found[0].get("ordered", False), batch_size
-        strange = next((one for one in found if one.get("identity", "") != self.identity), None)
-        if strange is not None:
-            raise SourceError(
-                f"the data are not the same on all machines: {self.identity} on one and {strange['identity']} on "
-                "another."
-            )
-        models = {name: own for one in found for name, own in one["models"].items()}
-        self.weights = {name: own["weights"] for name, own in models.items() if "weights" in own}
-        self.architectures = {
-            name: json.loads(own["architecture"]) for name, own in models.items() if "architecture" in own
-        }
-        self.faults = {name: as_fault(own["fault"]) for name, own in models.items() if "fault" in own}
-        self.settings = {what: text for one in found for what, text in one["settings"].items()}
-        self._limit = min(one["limit"] for one in found)
-
-    @classmethod
-    def of(cls, cluster: Cluster, terms: Terms, gpus: float) -> Survey:
-        """Return what the workers find, some models each; where no node can read one, its group is tried without it."""
-        names = list(terms["models"])
-        groups = [names[place : place + MODELS_PER_TASK] for place in range(0, len(names), MODELS_PER_TASK)]
-        headers, faults = list[Mapping[str, Any]](), dict[str, NetkinError]()
-        while groups:
-            found, again = _inspect_groups(cluster, terms, gpus, groups), []
-            for own, one in zip(groups, found, strict=True):
-                if not isinstance(one, NetkinError):
-                    headers.append(one[0])
-                    continue
-                model = getattr(one, "model", "")
-                if model not in own:
-                    raise one
-                faults[model] = one
-                again.append([name for name in own if name != model])
-            groups = [own for own in again if own]
-        if not headers:
-            raise next(iter(faults.values()))
-        made = cls(headers, (terms["data"] or {}).get("batch_size", 1))
-        made.faults |= faults
-        return made
-
-    def shares(self, asked: int | None, usual: int) -> int:
-        """Return into how many shares the data are split: as many as were requested, or of at least a batch each."""
-        if self.examples is None or not self.is_ordered:
-            return 1
-        return max(1, min(asked or usual, self.examples if asked else self.examples // self.batch_size))
-
-    def memory(self, cluster: Cluster, gpus: float) -> int:
-        """Return how many bytes the statistics of a task may take."""
-        return int(self._limit * min(gpus, 1)) if gpus else min(cluster.memory(), self._limit)
-
-
-def _inspect_groups(
-    cluster: Cluster, terms: Terms, gpus: float, groups: Sequence[Sequence[str]]
-) -> list[Message | NetkinError]:
-    """Return what is found out of each group of models, or its fault."""
-    tasks = [
-        ClusterTask(
-            f"inspection of {', '.join(own)}", f"{HOME}:inspect_models",
-            {"terms": terms_for(terms, own), "models": own}, gpus=gpus,
-        )
-        for own in groups
-    ]  # fmt: skip
-    found = cluster.results(tasks, Job(None, "inspection", {}), [one.name for one in tasks], "inspecting models")
-    return [found[one.name] for one in tasks]
-
-
-class BlockTasks:
-    """Some pairs of models, whose statistics are collected together: the tasks for them."""
-
-    def __init__(self, terms: Terms, survey: Survey, plan: Mapping[str, Any], pairs: Sequence[Pair], gpus: float):
-        self.terms, self.survey, self.plan, self.pairs, self.gpus = terms, survey, plan, list(pairs), gpus
-        models = named_models(self.pairs)
-        self.label = ", ".join(models) if len(models) <= 4 else f"{len(models)} models"
-        # a job to which models are added has several plans, and two of them may split the same models differently
-        if len(models) > 2 or plan["sample"] or any(", " in name for name in models):
-            self.label += f" ({settings_digest([self.pairs, plan['sample']])[:16]})"
-        size = -(-len(self.pairs) // plan["groups"])
-        self.groups = [self.pairs[place : place + size] for place in range(0, len(self.pairs), size)]
-
-    def without(self, models: Iterable[str]) -> BlockTasks:
-        """Return the block without some models."""
-        pairs = [pair for pair in self.pairs if not set(pair) & set(models)]
-        return BlockTasks(self.terms, self.survey, self.plan, pairs, self.gpus)
-
-    def tasks(self, kind: str) -> list[ClusterTask]:
-        """Return all that is to be done, each task behind those that it follows."""
-        count = self.plan["sample"] or self.survey.examples
-        shared = {"examples": count, "names": self.plan["names"], "measures": self.plan["measures"]}
-        if kind == "comparison" and self.plan["shares"] == len(self.groups) == 1:  # so that nothing travels but values
-            (name,) = self.wanted(kind)
-            return [
-                ClusterTask(
-                    name, f"{HOME}:compare_models", self._share_arguments(1) | shared, kept=True, gpus=self.gpus
-                )
-            ]
-        shares, tree = self._shares(), self._merges()
-        if kind == "statistics":
-            return [*shares, *tree]
-        whole = (tree or shares)[-1].name
-        readings = [
-            ClusterTask(name, f"{HOME}:read_tables", shared | {"pairs": pairs, "after": whole}, (whole,), kept=True)
-            for name, pairs in zip(self.wanted(kind), self.groups, strict=True)
-        ]
-        return [*shares, *tree, *readings]
-
-    def parts(self, kind: str, job: Job) -> list[str]:
-        """Return the names of the parts that a job will keep; shares of the data go when the tables are there."""
-        wanted = self.wanted(kind)
-        is_done = kind == "comparison" and all(map(job.has, wanted))
-        return wanted if is_done else [one.name for one in self.tasks(kind) if one.kept]
-
-    def wanted(self, kind: str) -> list[str]:
-        """Return the names of the tasks whose results are those of the block."""
-        if kind == "statistics":
-            return [(self._merges() or self._shares())[-1].name]
-        count = len(self.groups)
-        return [f"values of {self.label}" + f", {i} of {count}" * (count > 1) for i in range(1, count + 1)]
-
-    def _shares(self) -> list[ClusterTask]:
-        every = [self._share_arguments(i) for i in range(1, self.plan["shares"] + 1)]
-        return [ClusterTask(one["name"], f"{HOME}:collect_share", one, kept=True, gpus=self.gpus) for one in every]
-
-    def _share_arguments(self, place: int) -> dict[str, Any]:
-        names = named_models(self.pairs)
-        return {
-            "name": self._share(place, place), "share": [place, self.plan["shares"]], "pairs": self.pairs,
-            "terms": terms_for(self.terms, names), "measures": self.plan["measures"],
-            "memory": self.plan["memory"], "sample": self.plan["sample"], "identity": self.plan["identity"],
-            "weights": {name: self.survey.weights[name] for name in names},
+    def job(self, kind: str, name: str) -> Job:
+        """Return the job of the call, after all models and the data were looked at."""
+        self._inspect()
+        settings = {what: text for model in self.models.values() for what, text in model["settings"].items()}
+        settings |= {} if self.call.spec.rows is None else {"rows": str(self.call.spec.rows)}
+        weights = {name: model["weights"] for name, model in self.models.items()}
+        identity = identity_of_study(weights, self.identity, self.call.spec.layers, settings, self.measures)
+        identity["architecture"] = {name: json.loads(model["form"]) for name, model in self.models.items()}
+        identity["examples"] = str(self.examples)
+        data, run = self.plain["data"] and self.plain["data"]["name"], self.call.run
+        options: dict[str, Any] = {
+            "call": described_call(name, models=list(self.plain["models"].values()), data=data),
+            "overwrite": self.engine.overwrite or run.overwrite, "compare": COMPARE,
         }  # fmt: skip
+        if self.engine.job is None:
+            return Job.beside(run.save, kind, identity, **options)
+        job = Job(self.engine.job, kind, identity, **options)
+        job.result = None if run.save is None else Path(run.save)
+        return job
 
-    def _merges(self) -> list[ClusterTask]:
-        """Return a tree of merges, which does not depend on the order in which shares are finished."""
-        spans, found = [(i, i) for i in range(1, self.plan["shares"] + 1)], []
-        while len(spans) > 1:
-            above = []
-            for left, right in zip(spans[::2], spans[1::2], strict=False):
-                above.append((left[0], right[1]))
-                name, after = self._share(*above[-1]), (self._share(*left), self._share(*right))
-                found.append(ClusterTask(name, f"{HOME}:merge_shares", {"name": name, "after": after}, after))
-            spans = [*above, *spans[len(above) * 2 :]]
-        return found
+    # --- before the work ----------------------------------------------------------------------------------------------
 
-    def _share(self, first: int, last: int) -> str:
-        count = self.plan["shares"]
-        which = f"share {first}" if first == last else f"shares {first} to {last}"
-        return f"{which} of {count} of {self.label}"
+    def _inspect(self) -> None:
+        """Let workers run each model on the first batch; those that fail are left out."""
+        found: dict[str, dict[str, Any]] = {}
+        names = list(self.plain["models"])
+        groups = [names[place : place + TOGETHER] for place in range(0, len(names), TOGETHER)]
+        while groups:
+            tasks, groups = {" and ".join(group): {"models": group} for group in groups}, []
+            for name, result in self._results("inspect", tasks, "inspecting models"):
+                if not isinstance(result, NetkinError):
+                    found |= result[0]
+                elif len(group := tasks[name]["models"]) == 1:
+                    self._set_aside(result)
+                else:  # one of them fails
+                    groups += [[model] for model in group]
+        self.models = {name: found[name] for name in names if name in found}
+        first = next(iter(self.models.values()))
+        self.identity, self.examples, self.is_ordered = first["identity"], first["examples"], first["ordered"]
+        other = next((model["identity"] for model in found.values() if model["identity"] != self.identity), None)
+        if other is not None:
+            raise SourceError(
+                f"the data are not the same on all machines: {self.identity} on one and {other} on another."
+            )
+
+    def _set_aside(self, fault: NetkinError) -> None:
+        """Leave a model out that failed; where two are compared, or it is no model's fault, the fault is raised."""
+        model = getattr(fault, "model", None)
+        self.failed[model or ""] = str(fault)
+        if not model or len(self.call.of) == 1 or not self._sound(self.call.of):
+            raise fault
+
+    def _sound(self, pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+        return tuple((a, b) for a, b in pairs if a not in self.failed and b not in self.failed)
+
+    def _planned(self, job: Job, plans: bool) -> Split:
+        """Return how the work is split, as it was when the job began; a worker finds out how many models fit."""
+        pairs = self._sound(self.call.of)
+
+        def make() -> dict[str, Any]:
+            limit = min(model["limit"] for model in self.models.values()) if self.limit is None else self.limit
+            way = asdict(PairsWay((ModelBlock(tuple(self.models), pairs),)))
+            if plans and not weights_alone(self.measures):
+                way = self._answer("plan", {"pairs": pairs, "limit": limit})
+            return {"way": way, "limit": limit, "shares": self._shares(way_from(way), job)}
+
+        values = job.part(f"plan of {settings_digest(pairs)}", make).values
+        return Split(way_from(values["way"]), values["limit"], values["shares"])
+
+    def _shares(self, way: PairsWay, job: Job) -> int:
+        """Return into how many parts the data are split: as many as were requested, or of at least a batch each."""
+        if self.examples is None or not self.is_ordered or way.is_sample:
+            return 1
+        if self.engine.shares is not None:
+            return min(self.engine.shares, self.examples)
+        slots = self.cluster.slots(self.gpus)
+        usual = math.ceil(PARTS * slots / len(way.blocks)) if slots > 1 or job.folder else 1
+        return max(1, min(usual, self.examples // self.plain["data"]["batch_size"]))
+
+    def explained(self) -> ManyPlan:
+        """Return the plan that a worker makes for its memory, and how many tasks run at once."""
+        plan = plan_from(self._answer("explain", {"pairs": self.call.of, "limit": self.limit}))
+        lines, way = (*plan.lines, self.cluster.words(self.gpus)), plan.way
+        if plan.refused:
+            return replace(plan, lines=lines)
+        # every part of the data is kept until the tables of its block are there
+        usual, left = math.ceil(PARTS * self.cluster.slots(self.gpus) / len(way.blocks)), plan.disk - 2 * way.statistics
+        disk = left + len(way.blocks) * max(1, min(self.engine.shares or usual, way.batches)) * way.statistics
+        lines = tuple(in_files(disk, left) if line == in_files(plan.disk, left) else line for line in lines)
+        return replace(plan, disk=disk, lines=lines)
+
+    def _answer(self, function: str, task: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what one task says."""
+        ((_, result),) = self._results(function, {function: task}, "planning")
+        if isinstance(result, NetkinError):
+            raise result
+        return result[0]
+
+    def _results(
+        self, function: str, tasks: Mapping[str, Any], what: str
+    ) -> Iterator[tuple[str, Message | NetkinError]]:
+        return self.cluster.results(f"{WORKER}:{function}", self.plain_here, tasks, what, gpus=self.gpus)
+
+    # --- the work -----------------------------------------------------------------------------------------------------
+
+    def compared(self, job: Job, *, plans: bool = False) -> list[Comparison]:
+        """Return the comparison of every pair of models but those that failed."""
+        split = self._planned(job, plans)
+        messages = self._through(split, job, "tables")
+        made = {(one.a, one.b): one for message in messages for one in unpacked_columns(*message)}
+        total = self.examples if split.way.is_sample else None
+        return [as_sample(made[pair], total) for pair in self._sound(self.call.of)]
+
+    def collected(self, job: Job) -> Comparer:
+        """Return what a pass over all data leaves."""
+        (message,) = self._through(self._planned(job, False), job, "whole")
+        return from_arrays(*message)
+
+    def _through(self, split: Split, job: Job, last: str) -> list[Message]:
+        """Return what the `last` task leaves of each group of pairs; a block with a model that fails begins again."""
+        blocks, running = [self._block(block.pairs, split, last) for block in split.way.blocks], dict[Any, Running]()
+        self._expect(blocks, job)
+        for block in blocks:
+            self._start(block, split, job, last, running)
+        with closing(self.cluster.finished(running, "comparing", job)) as finished:
+            for task, result in finished:
+                assert task.block is not None
+                if isinstance(result, NetkinError):
+                    self._set_aside(result)
+                    for place, block in enumerate(blocks):
+                        if self.failed.keys() & block.models and not _is_done(block, job):
+                            self.cluster.cancel(running, [ref for ref, task in running.items() if task.block is block])
+                            blocks[place] = self._block(self._sound(block.pairs), split, last)
+                            self._start(blocks[place], split, job, last, running)
+                    self._expect(blocks, job)
+                elif job.folder is not None or task.name in task.block.groups:
+                    job.keep(task.name, *self.cluster.ray.get(task.message), seconds=result["seconds"])
+                    _drop_parts(task.block, job)
+        self._expect(blocks, job)
+        found = [job.find(name) for block in blocks for name in block.groups]
+        return [(dict(part.values), part.arrays) for part in found if part is not None]
+
+    def _block(self, pairs: Sequence[Pair], split: Split, last: str) -> BlockWork:
+        sample, label = split.way.sample, label_of(pairs, split.way.sample)
+        shares = [f"share {i} of {split.shares} of {label}" for i in range(1, split.shares + 1)]
+        groups = {f"values of {label}": pairs} if pairs else {}
+        models = list(dict.fromkeys(name for pair in pairs for name in pair))
+        is_one = last == "whole" or split.shares == 1
+        return BlockWork(models, pairs, shares, groups if is_one else groups_of(pairs, sample))
+
+    def _start(
+        self, block: BlockWork, split: Split, job: Job, last: str, running: MutableMapping[Any, Running]
+    ) -> None:
+        """Start what is missing of a block: parts, a tree of merges that is the same whichever ends first, tables."""
+
+        def start(function: str, task: Mapping[str, Any], *given: Any, name: str = "") -> Any:
+            gpus = self.gpus if function in ("collect", "compare") else 0.0
+            status, message = self.cluster.start(f"{WORKER}:{function}", self.plain_here, task, *given, gpus=gpus)
+            running.update({status: Running(name, message, block)} if name else {})
+            return message
+
+        if _is_done(block, job):
+            _drop_parts(block, job)
+            return
+        sample = split.way.sample
+        shared: dict[str, Any] = {
+            "models": block.models, "pairs": block.pairs, "limit": split.limit, "sample": sample, "part": None,
+            "identity": self.identity, "weights": {name: self.models[name]["weights"] for name in block.models},
+            "examples": sample or self.examples,
+        }  # fmt: skip
+        if last == "tables" and split.shares == 1:  # so that nothing travels but values
+            start("compare", shared, name=next(iter(block.groups)))
+            return
+        merged = []
+        for place, name in enumerate(block.shares, start=1):
+            part = job.find(name)
+            which = {} if split.shares == 1 else {"part": (place, split.shares)}
+            found = None if part is None else self.cluster.ray.put((dict(part.values), part.arrays))
+            merged.append(start("collect", shared | which, name=name) if found is None else found)
+        while len(merged) > 1:
+            twos = [merged[i : i + 2] for i in range(0, len(merged), 2)]
+            merged = [start("merge", {}, *two) if len(two) == 2 else two[0] for two in twos]
+        for name, pairs in block.groups.items():
+            if not job.has(name):
+                start(last, shared | {"pairs": pairs}, *merged, name=name)
+
+    def _expect(self, blocks: Sequence[BlockWork], job: Job) -> None:
+        """Tell the job which parts there will be; those of the data go when the tables are there."""
+        job.expect(
+            name for block in blocks for name in (*block.groups, *(() if _is_done(block, job) else block.shares))
+        )
+
+
+def _is_done(block: BlockWork, job: Job) -> bool:
+    return all(map(job.has, block.groups))
+
+
+def _drop_parts(block: BlockWork, job: Job) -> None:
+    """Delete the parts that only finished tables needed, as they may be large."""
+    for name in block.shares if _is_done(block, job) else ():
+        job.drop(name, counted=True)
+
+
+# --- the cluster ------------------------------------------------------------------------------------------------------
+
+
+class Cluster:
+    """The workers of a Ray cluster: one that is connected already, the one at `address`, or one on this machine."""
+
+    def __init__(self, address: str | None = None):
+        self.ray = _imported()
+        if not self.ray.is_initialized():
+            with announced("starting Ray" if address is None else f"connecting to Ray at {address}"):
+                _connect(self.ray, address)
+        elif address not in (None, "auto", here := self.ray.get_runtime_context().gcs_address):
+            raise InvalidValue(
+                f"this process is connected to the Ray cluster at {here}; leave `address` out, or call "
+                "`ray.shutdown()` first.",
+                argument="address",
+            )
+        self._context = {"versions": worker.versions(), "folder": os.getcwd(), "token": secrets.token_hex(8)}
+
+    @property
+    def nodes(self) -> list[dict[str, Any]]:
+        """The nodes that are there now."""
+        return [node for node in self.ray.nodes() if node["Alive"]]
+
+    def slots(self, gpus: float = 0.0) -> int:
+        """Return how many tasks can be done at once, of those that need so much of a GPU."""
+        return sum(_slots(node, gpus) for node in self.nodes)
+
+    def words(self, gpus: float) -> str:
+        """Return how much can be done at once, as a line of a plan."""
+        slots, nodes = self.slots(gpus), len(self.nodes)
+        return f"cluster: {slots:,} task{'s' * (slots > 1)} at once on {nodes:,} node{'s' * (nodes > 1)}"
+
+    def memory(self) -> int:
+        """Return how many bytes a task may take on any node: a quarter of its memory, or less where many fit."""
+        sizes = [(node["Resources"].get("memory", 0), _slots(node)) for node in self.nodes]
+        return int(min((size / max(4, 2 * slots) for size, slots in sizes if size and slots), default=2**30))
+
+    def refuse_too_small(self, gpus: float) -> None:
+        """Refuse a cluster that can do no task of this kind."""
+        if not self.slots(gpus):
+            what = f"a GPU, and each task needs {gpus:g} of one" if gpus else "a CPU, and each task needs one"
+            raise InvalidValue(f"this Ray cluster has no node with {what}; start one that has.")
+
+    def start(
+        self, function: str, plain: Any, task: Mapping[str, Any], *given: ObjectRef, gpus: float = 0.0
+    ) -> list[ObjectRef]:
+        """Start a task, a function of `netkin.comparing.engines.worker` or another module; return what it will leave.
+
+        That is its status, which tells of its end, and its message, which other tasks may be `given`.
+        """
+        context = self._context | {"command": command()}
+        return list(_remote(self.ray, gpus).remote(function, context, plain, dict(task), gpus, [], *given))
+
+    def results(
+        self,
+        function: str,
+        plain: Any,
+        tasks: Mapping[Any, Any],
+        what: str,
+        *,
+        gpus: float = 0.0,
+        job: Job | None = None,
+    ) -> Iterator[tuple[Any, Message | NetkinError]]:
+        """Yield what each of some tasks leaves, or its fault, by its name; one that is lost is a fault of that name."""
+        running = {}
+        for name, task in tasks.items():
+            status, message = self.start(function, plain, task, gpus=gpus)
+            running[status] = Running(name, message, model=str(name))
+        with closing(self.finished(running, what, job)) as finished:
+            for done, result in finished:
+                yield done.name, result if isinstance(result, NetkinError) else self.ray.get(done.message)
+
+    def finished(
+        self, running: MutableMapping[ObjectRef, Running], what: str, job: Job | None = None
+    ) -> Generator[tuple[Running, dict[str, Any] | NetkinError]]:
+        """Yield each task as it ends, with its status or its fault; others may be added meanwhile.
+
+        What is left running, as by Ctrl-C, is cancelled.
+        """
+        try:
+            with reporting(len(running), what, "tasks") as report:
+                while running:
+                    if job is not None:
+                        job.check()
+                    status = list(running)
+                    ended = self.ray.wait(status, num_returns=len(status), timeout=0)[0]
+                    for ref in ended or self.ray.wait(status, timeout=PAUSE)[0]:
+                        if ref not in running:  # cancelled, as a model of its block has failed
+                            continue
+                        task = running.pop(ref)
+                        result = self._result(ref, task.model)
+                        if not isinstance(result, NetkinError) and "elsewhere" in result:
+                            on, message = result["elsewhere"]
+                            running[on] = replace(task, message=message)
+                            continue
+                        report.update()
+                        yield task, result
+        finally:
+            self.cancel(running, list(running))
+
+    def _result(self, status: ObjectRef, model: str | None) -> dict[str, Any] | NetkinError:
+        """Return the status of a task that has ended, or its fault; one that is lost is that of its only model."""
+        lost = self.ray.exceptions.RayError
+        try:
+            found: dict[str, Any] = self.ray.get(status)
+        except lost as fault:
+            cause = getattr(fault, "cause", fault)
+            if not isinstance(cause, lost):  # all that a task of the same netkin may raise is in its status
+                return WorkerError(
+                    f"a worker could not run this netkin: {in_short(cause)} Install netkin "
+                    f"{worker.versions()['netkin']} on all machines."
+                )
+            error = WorkerError(f"a task was lost {ATTEMPTS} times, the last time so: {in_short(fault)}")
+            blame(error, model)
+            return error
+        return fault_from(found["fault"]) if "fault" in found else found
+
+    def cancel(self, running: MutableMapping[ObjectRef, Running], status: Iterable[ObjectRef]) -> None:
+        """End some tasks."""
+        for ref in status:
+            running.pop(ref, None)
+            with suppress(Exception):  # it may have ended by itself
+                self.ray.cancel(ref, force=True)
+
+
+def run(
+    function: str, context: Mapping[str, Any], plain: Any, task: Mapping[str, Any], gpus: float, avoided: list[str],
+    *given: Message,
+) -> tuple[dict[str, Any], Message]:  # fmt: skip
+    """Do a task, in a worker of Ray; where this node is at fault, another one does it, whose results are named."""
+    import ray
+
+    messages = list(given)
+    for place, message in enumerate(messages):
+        while "elsewhere" in message[0]:
+            message = ray.get(message[0]["elsewhere"][1])
+        messages[place] = message
+        if "fault" in message[0]:
+            return message[0], message
+    status, message = worker.run_task(function, context, plain, task, messages)
+    if not status.get("of_node"):
+        return status, message
+    avoided = [*avoided, ray.get_runtime_context().get_node_id()]
+    if len(avoided) == ATTEMPTS:
+        status["fault"]["kind"] = "WorkerError"
+        status["fault"]["sentence"] = f"a task failed {ATTEMPTS} times, the last time so: {status['fault']['sentence']}"
+        return status, (status, {})
+    others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and _slots(node, gpus)]
+    others = [node for node in others if node not in avoided]
+    remote = _remote(ray, gpus, random.choice(others) if others else None)
+    elsewhere = {"elsewhere": list(remote.remote(function, context, plain, task, gpus, avoided, *messages))}
+    return elsewhere, (elsewhere, {})
+
+
+def _remote(ray: Any, gpus: float, node: str | None = None) -> Any:
+    """Return `run` as a function of Ray, on that node if it has room."""
+    how: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "num_returns": 2, "max_retries": ATTEMPTS - 1}
+    if node is not None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        how["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
+    return ray.remote(run).options(**how)
+
+
+def _slots(node: Mapping[str, Any], gpus: float = 0.0) -> int:
+    has = node["Resources"]
+    return int(min(has.get("CPU", 0), has.get("GPU", 0) / gpus if gpus else has.get("CPU", 0)))
+
+
+def _imported() -> Any:
+    try:
+        import ray
+    except ImportError as absent:
+        raise MissingExtra(
+            "engine='ray' needs the package 'ray'; install it with `pip install 'netkin[ray]'`."
+        ) from absent
+    return ray
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    """Connect to the cluster at an address, or start one on this machine that no other can reach."""
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        with _loopback(ray):
+            ray.init(address="local", include_dashboard=False, **quiet)
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    local = host in ("127.0.0.1", "localhost")  # where Ray would try another address of this machine
+    try:
+        if port.isdigit():  # where nothing listens Ray would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+        with _loopback(ray) if local else nullcontext():
+            ray.init(address=address, **quiet)
+    except Exception as fault:  # Ray says it in several ways
+        raise WorkerError(f"found no Ray cluster at {address!r}: {in_short(fault)}") from fault
+
+
+@contextmanager
+def _loopback(ray: Any) -> Iterator[None]:
+    """Inside the `with`, Ray and all that it starts listen on the loopback address alone."""
+    constants, before = ray._private.ray_constants, os.environ.get(LOOPBACK)
+    allowed = constants.ENABLE_RAY_CLUSTER  # read from the environment when Ray was imported
+    os.environ[LOOPBACK], constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = allowed
+        os.environ.pop(LOOPBACK)
+        if before is not None:
+            os.environ[LOOPBACK] = before

@@ -1,21 +1,21 @@
-"""Tasks of a cluster's worker: inspect models, collect a share of the data, merge shares, compute measures, or all.
+"""The tasks of a cluster's worker: inspect a model, plan, collect a part of the data, merge parts, read tables.
 
-Each task is a function of plain values and of the results of other tasks, and returns a header for JSON and arrays. A
-worker finds it by its name, loads models and data by theirs and keeps them until the next call. A fault comes back as a
-sentence, as what a process raises can't always be unpickled elsewhere.
+Each is a function of a call's plain values, of the task's own and of the results of other tasks, and returns a header
+for JSON and arrays. Workers load models and data by name and keep them until the next call. A fault comes back as plain
+values, as what a process raises can't always be unpickled elsewhere.
 """
 
 from __future__ import annotations
 
 import errno
 import importlib
-import json
 import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,30 +23,26 @@ import torch
 from torch import nn
 
 from netkin import __version__, errors
-from netkin.arrays import require_finite
-from netkin.comparing.alignment import Pairs
-from netkin.comparing.all_pairs import AllPairs
-from netkin.comparing.engines import DataSpec, Terms, named_models, terms_for
+from netkin.comparing.compare import Call
+from netkin.comparing.comparer import Comparer, from_arrays
+from netkin.comparing.engines.plain import DataSpec, PlainCall, call_from, measures_from
 from netkin.comparing.feed import HeldExamples
-from netkin.comparing.many_models import explained
-from netkin.comparing.pairs_plan import Planner
-from netkin.comparing.pass_statistics import Statistics, from_arrays
-from netkin.comparing.planning import memory_limit
-from netkin.comparing.request import Options, Request
+from netkin.comparing.many_models import Many, Survey
+from netkin.comparing.plan import memory_limit
+from netkin.comparing.stream import KeptLayer, Stream
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import InvalidValue, NetkinError, SourceError, WorkerError, blame
 from netkin.identity import settings_digest
-from netkin.measures.registry import Measure, find
 from netkin.progress import commanded, showing
 from netkin.representations import batches_of
 from netkin.representations.inputs import examples_in, loader_of, reshuffles
 from netkin.results.packing import packed_columns
 from netkin.sources import load_model
 from netkin.sources.batches import Batches, Borrowed
-from netkin.sources.names import current_directory_importable, find_function, in_short
-from netkin.statistics.collector import Study
+from netkin.sources.names import in_short
 
 Message = tuple[dict[str, Any], dict[str, np.ndarray]]  # what JSON can hold, and arrays by their names
+Task = Mapping[str, Any]  # what a task is told beside its call, as plain values
 OF_ITS_NODE = (errno.ENOSPC, errno.EIO, errno.ESTALE, errno.EDQUOT, errno.EROFS)  # another node may do better
 
 
@@ -56,57 +52,61 @@ def versions() -> dict[str, str]:
 
 
 def run_task(
-    function: str, arguments: Mapping[str, Any], call: Mapping[str, Any], *given: Message
-) -> tuple[Any, Message | None]:
-    """Return how a task ended, and its result; a fault is returned as ``{"fault": [its class, sentence], ...}``.
+    function: str, context: Mapping[str, Any], plain: PlainCall, task: Task, given: Sequence[Message]
+) -> tuple[dict[str, Any], Message]:
+    """Return the seconds that a task took, or its fault, and its result.
 
     Args:
         function: as "module:function".
-        arguments: its arguments as plain values.
-        call: what all tasks of a call share: `versions`, the `folder` that names are relative to, and its `token`.
+        context: what all tasks of a call share: `versions`, the `folder` that names are relative to, the `command`, and
+            a `token`, as long as which lasts models and data are kept.
+        plain: the call.
+        task: what it is told.
         given: the results of the tasks that it follows.
     """
-    begin, made = time.perf_counter(), None
-    outcome: dict[str, Any] = {"host": platform.node()}
+    begin = time.perf_counter()
     try:
-        _refuse_other_versions(call["versions"])
-        _enter(call["folder"])
-        cache.start_call(call["token"])
-        with commanded(call["command"]), showing(False):
-            home, _, name = function.partition(":")
-            header, arrays = getattr(importlib.import_module(home), name)(arguments, *given)
-        made = json.loads(json.dumps(header, default=lambda number: number.item())), arrays
+        _refuse_other_versions(context["versions"])
+        _enter(context["folder"])
+        cache.start_call(context["token"])
+        module, _, name = function.partition(":")
+        with commanded(context["command"]), showing(False):
+            message = getattr(importlib.import_module(module), name)(plain, task, *given)
     except Exception as fault:
-        outcome |= as_outcome(fault)
-    return outcome | {"seconds": time.perf_counter() - begin}, made
+        status = plain_fault(fault)
+        return status, (status, {})
+    return {"seconds": time.perf_counter() - begin}, message
 
 
-def as_outcome(fault: Exception) -> dict[str, Any]:
-    """Return a fault as plain values: class, sentence, the model it is about, and whether its node is at fault."""
+def plain_fault(fault: Exception) -> dict[str, Any]:
+    """Return a fault as plain values, and whether its node is to blame."""
     model, chain = getattr(fault, "model", None), [fault, fault.__cause__, fault.__context__]
     of_node = any(isinstance(one, OSError) and one.errno in OF_ITS_NODE for one in chain)
+    kind, argument = "WorkerError", None
     if isinstance(fault, NetkinError):
         is_named = model is None or repr(model) in str(fault)
-        words = [type(fault).__name__, str(fault) if is_named else f"{model!r}: {fault}"]
+        kind, argument = type(fault).__name__, fault.argument
+        sentence = str(fault) if is_named else f"{model!r}: {fault}"
     elif model is not None:
-        words = ["ForwardError", f"{model!r} could not be run: {in_short(fault)}"]
+        kind, sentence = "ForwardError", f"{model!r} could not be run: {in_short(fault)}"
     else:
-        words = ["WorkerError", f"a worker on {platform.node()} failed: {in_short(fault)}"]
-    return {"fault": words, "model": model, "of_node": of_node}
+        sentence = f"a worker on {platform.node()} failed: {in_short(fault)}"
+    return {"fault": {"kind": kind, "sentence": sentence, "argument": argument, "model": model}, "of_node": of_node}
 
 
-def as_fault(fault: Sequence[str], where: str = "") -> NetkinError:
-    """Return the error for a class and a sentence."""
-    kind = getattr(errors, fault[0], WorkerError)
-    return kind(f"{where}: {fault[1]}" if where else fault[1])
+def fault_from(plain: Mapping[str, Any]) -> NetkinError:
+    """Return the error of a fault as plain values."""
+    fault: NetkinError = getattr(errors, plain["kind"], WorkerError)(plain["sentence"], argument=plain["argument"])
+    blame(fault, plain["model"])
+    return fault
 
 
-def _refuse_other_versions(asked: Mapping[str, str]) -> None:
-    mine = versions()
-    if mine == asked:
-        return
-    one, other = (" and ".join(f"{name} {number}" for name, number in own.items()) for own in (mine, asked))
-    raise WorkerError(f"the worker on {platform.node()} runs {one}, and this process {other}; install the same on all.")
+def _refuse_other_versions(wanted: Mapping[str, str]) -> None:
+    here, there = (" and ".join(f"{name} {number}" for name, number in own.items()) for own in (versions(), wanted))
+    if here != there:
+        raise WorkerError(
+            f"the worker on {platform.node()} runs {here}, and this process {there}; install the same on all."
+        )
 
 
 def _enter(folder: str) -> None:
@@ -120,27 +120,15 @@ def _enter(folder: str) -> None:
 
 
 class WorkerCache:
-    """What this process has loaded for a call and keeps for its next tasks: models, data, and the latest statistics."""
+    """What this process has loaded for a call and keeps for its next tasks."""
 
     def __init__(self) -> None:
         self.token, self.things, self.models = "", dict[str, Any](), dict[str, nn.Module]()
-        self.statistics = dict[str, Statistics]()  # the latest, by the name of the task that made them
 
     def start_call(self, token: str) -> None:
         """Forget all that belongs to another call."""
         if token != self.token:
-            self.token, self.things, self.models, self.statistics = token, {}, {}, {}
-
-    def read(self, name: str, message: Message) -> Statistics:
-        """Return the statistics that a task made, which may be in the cache."""
-        if name not in self.statistics:
-            self.statistics = {name: from_arrays(*message)}
-        return self.statistics[name]
-
-    def write(self, name: str, statistics: Statistics) -> Message:
-        """Return statistics as the result of a task, and keep them if they are in the host's memory."""
-        self.statistics = {name: statistics} if statistics.study.device is None else {}
-        return statistics.to_arrays()
+            self.token, self.things, self.models = token, {}, {}
 
     def once(self, key: str, make: Callable[[], Any]) -> Any:
         """Return what `make` returns, which is called once for each key."""
@@ -148,26 +136,14 @@ class WorkerCache:
             self.things[key] = make()
         return self.things[key]
 
-    def loaded(self, terms: Terms, names: Sequence[str]) -> dict[str, nn.Module]:
+    def loaded(self, plain: PlainCall, names: Sequence[str]) -> dict[str, nn.Module]:
         """Return the models of these names; others are forgotten."""
         self.models = {name: model for name, model in self.models.items() if name in names}
         for name in names:
             if name not in self.models:
-                spec = terms["models"][name]
                 with about(name):
-                    self.models[name] = load_model(spec["model"], seed=spec["seed"])
+                    self.models[name] = load_model(plain["models"][name], seed=plain["seeds"][name])
         return {name: self.models[name] for name in names}
-
-    def data(self, spec: Mapping[str, Any] | None, models: Sequence[str] = ()) -> tuple[Any, str]:
-        """Return the data of that description, and the text that identifies them."""
-        if spec is None:
-            return None, ""
-
-        def make() -> tuple[Any, str]:
-            found = DataSpec(**spec).load(models)
-            return found, data_identity(found)
-
-        return self.once(f"data {sorted(spec.items())}", make)
 
 
 cache = WorkerCache()
@@ -183,35 +159,14 @@ def about(model: str) -> Iterator[None]:
         raise
 
 
-def data_of(terms: Terms) -> tuple[Any, str]:
+def data_of(plain: PlainCall) -> tuple[Any, str]:
     """Return the data of a call, as all its models take them, and the text that identifies them."""
-    return cache.data(terms["data"], terms["data_for"])
 
+    def load() -> tuple[Any, str]:
+        data = DataSpec(**plain["data"]).load(plain["data_for"])
+        return data, data_identity(data)
 
-# --- a call of plain values -------------------------------------------------------------------------------------------
-
-
-def measures_of(plain: Sequence[Sequence[str]]) -> list[Measure]:
-    """Return the measures that `plain_measures` named."""
-    with current_directory_importable():
-        for home in dict.fromkeys(home for home, _ in plain):
-            __import__(home)
-    return [find(name) for _, name in plain]
-
-
-def request_of(terms: Terms, models: Mapping[str, Any], data: Any, of: Sequence[Sequence[str]], **more: Any) -> Request:
-    """Return the call for some of its models, already loaded, and the pairs of them that are compared."""
-    return Request(models, *asked_of(terms, list(models), of), data, terms["examples"], **more)
-
-
-def asked_of(terms: Terms, models: Sequence[str], of: Sequence[Sequence[str]]) -> tuple[Options, Pairs, Study]:
-    """Return the request for some models, which of them are compared, and the study."""
-    given = dict(terms_for(terms, models)["options"])
-    for what in ("transforms", "forward"):
-        given[what] = {name: text and find_function(text) for name, text in given[what].items()}
-    which = terms["pairs"]
-    pairs = Pairs([(a, b) for a, b in of], which if isinstance(which, str) else [(x, y) for x, y in which])
-    return Options(**given), pairs, Study({}, [], **terms["study"])
+    return (None, "") if plain["data"] is None else cache.once("data", load)
 
 
 def data_identity(data: Batches | Borrowed) -> str:
@@ -229,128 +184,124 @@ def is_ordered(data: Any) -> bool:
     return not reshuffles(loader_of(data))
 
 
-# --- tasks ------------------------------------------------------------------------------------------------------------
+# --- before the work --------------------------------------------------------------------------------------------------
 
 
-def inspect_models(task: Mapping[str, Any]) -> Message:
-    """Load models and run each on the first batch: return their digests, or why one fails, and what the data are."""
-    terms, header = task["terms"], dict[str, Any]()
-    data, identity = data_of(terms)
-    if data is not None:
-        header = {"identity": identity, "examples": examples_in(data, terms["examples"]), "ordered": is_ordered(data)}
-    header["models"] = {name: _inspect(terms, name, data) for name in task["models"]}
-    sound = [name for name, one in header["models"].items() if "weights" in one]
-    settings = request_of(terms, cache.loaded(terms, sound), data, [])._settings() if sound else {}
-    return header | {"settings": settings, "limit": memory_limit(None, terms["options"]["device"])}, {}
+def inspect(plain: PlainCall, task: Task) -> Message:
+    """Load some models and run each on the first batch; return their digests, and what the data are."""
+    return {name: _inspected(plain, name) for name in task["models"]}, {}
 
 
-def _inspect(terms: Terms, name: str, data: Any) -> dict[str, Any]:
-    def finite(layer: str, rows: torch.Tensor, valid: Any) -> torch.Tensor:
-        require_finite(rows, f"layer {layer!r} of {name!r} in batch 0")
-        return rows
-
-    try:
-        model = cache.loaded(terms, [*cache.models, name])[name]
-        with about(name):
-            (runner,) = request_of(terms, {name: model}, data, []).runners
-            if data is not None:
-                with runner.ready(finite):
-                    runner.rows(next(iter(batches_of(data, terms["examples"]))))
-            origin = runner.origin
-            return {"weights": origin["weights"], **({"architecture": origin["form"]} if "form" in origin else {})}
-    except Exception as fault:
-        cache.models.pop(name, None)
-        outcome = as_outcome(fault)
-        if outcome["of_node"]:  # another may do better
-            raise
-        return outcome
-
-
-def plan_blocks(task: Mapping[str, Any]) -> Message:
-    """Return pairs of many models in blocks, as few as the memory allows, so that each model runs seldom."""
-    terms, names = task["terms"], named_models(task["pairs"])
-    given = {name: terms["models"][name]["model"] for name in names}
-    planner = Planner(
-        given,
-        *asked_of(terms, names, task["pairs"]),
-        measures_of(task["measures"]),
-        data_of(terms)[0],
-        terms["examples"],
-    )
-    ways, _ = planner.ways(task["rows"], keeps=False)
-    way = ways[planner.chosen(ways)]
-    return {"blocks": [block.pairs for block in way.blocks], "sample": way.sample}, {}
+def _inspected(plain: PlainCall, name: str) -> dict[str, Any]:
+    header: dict[str, Any] = {"identity": "", "examples": None, "ordered": False}
+    data, identity = data_of(plain)
+    with about(name):
+        call = call_from(plain, cache.loaded(plain, [name]), data, [(name, name)])
+        sides = call.sides()
+        if data is not None:
+            feed = call.feed(sides, measures_from(plain["measures"]))
+            # what is kept of a layer is a number that shows whether its rows are finite
+            stream = Stream(
+                sides, feed, lambda key, rows, *others: KeptLayer(None, witness=rows.sum(), length=len(rows))
+            )
+            with stream.open():
+                stream.learn()
+                next(iter(stream))
+            header |= {"identity": identity, "examples": feed.expected, "ordered": is_ordered(data)}
+        (origin,) = (side.origin for side in sides)
+    header |= {"weights": origin["weights"], "form": origin["form"], "settings": call.settings()}
+    return header | {"limit": _limit(plain)}
 
 
-def explain_pairs(task: Mapping[str, Any]) -> Message:
-    """Return how this worker would go about all pairs of many models, and how long that would take."""
-    terms, names = task["terms"], named_models(task["pairs"])
-    given = {name: terms["models"][name]["model"] for name in names}
-    asked, data = asked_of(terms, names, task["pairs"]), data_of(terms)[0]
-    every = AllPairs(given, *asked, data, terms["examples"], task["rows"])
-    return asdict(explained(every, measures_of(task["measures"]), keeps=False)), {}
+def plan(plain: PlainCall, task: Task) -> Message:
+    """Return the way through some pairs of models that fits a worker's memory."""
+    call = _call_of(plain, task)
+    return asdict(Survey(call, measures_from(plain["measures"])).way(task["limit"], keeps=False)), {}
 
 
-def compare_models(task: Mapping[str, Any]) -> Message:
-    """Return the comparisons of some models on all data, as one process makes them."""
-    return _tables(_collected(task), task)
+def explain(plain: PlainCall, task: Task) -> Message:
+    """Return how a worker would go about all pairs of many models."""
+    return asdict(Many(_call_of(plain, task), measures_from(plain["measures"])).explained(keeps_rows=False)), {}
 
 
-def collect_share(task: Mapping[str, Any]) -> Message:
-    """Return the statistics of some models over a share of the data."""
-    return cache.write(task["name"], _collected(task))
+def _call_of(plain: PlainCall, task: Task) -> Call:
+    """Return the call for some pairs, whose models are loaded when they are needed."""
+    names = {name: plain["models"][name] for pair in task["pairs"] for name in pair}
+    limit = _limit(plain) if task["limit"] is None else task["limit"]
+    return call_from(plain, names, data_of(plain)[0], task["pairs"], limit)
 
 
-def _collected(task: Mapping[str, Any]) -> Statistics:
-    cache.statistics = {}  # two would take twice the memory
-    terms = task["terms"] | {"study": task["terms"]["study"] | {"limit": task["memory"]}}
-    data, identity = data_of(terms)
+def _limit(plain: PlainCall) -> int:
+    """Return how many bytes the statistics of a task may take on its device."""
+    return int(memory_limit(None, plain["device"]) * min(plain["gpus"] or 1, 1))
+
+
+# --- the work ---------------------------------------------------------------------------------------------------------
+
+
+def collect(plain: PlainCall, task: Task) -> Message:
+    """Return the statistics of some models over a part of the data."""
+    return _collected(plain, task).to_arrays()
+
+
+def merge(plain: PlainCall, task: Task, *parts: Message) -> Message:
+    """Return the statistics of two parts together."""
+    first, second = (from_arrays(*part) for part in parts)
+    return first.merge(second).to_arrays()
+
+
+def whole(plain: PlainCall, task: Task, merged: Message) -> Message:
+    """Return the statistics of all parts."""
+    return _complete(from_arrays(*merged), task).to_arrays()
+
+
+def tables(plain: PlainCall, task: Task, merged: Message) -> Message:
+    """Return the comparisons of some pairs of models, from the statistics of all parts."""
+    return _tables(from_arrays(*merged), plain, task)
+
+
+def compare(plain: PlainCall, task: Task) -> Message:
+    """Return the comparisons of some pairs of models, as one process makes them."""
+    return _tables(_collected(plain, task), plain, task)
+
+
+def _tables(comparer: Comparer, plain: PlainCall, task: Task) -> Message:
+    return packed_columns(comparisons_of(_complete(comparer, task), measures_from(plain["measures"]), task["pairs"]))
+
+
+def _collected(plain: PlainCall, task: Task) -> Comparer:
+    data, identity = data_of(plain)
     if identity != task["identity"]:
         raise SourceError(
-            f"the data {terms['data']['name']!r} are not the same on all machines, or have changed: {identity} on "
+            f"the data {plain['data']['name']!r} are not the same on all machines, or have changed: {identity} on "
             f"{platform.node()}, and {task['identity']} before."
         )
     if task["sample"] is not None:
-        examples, seed = terms["examples"], terms["study"]["seed"]
-        data = cache.once("sample", lambda: HeldExamples(data, examples, task["sample"], seed))
-    models = cache.loaded(terms, named_models(task["pairs"]))
-    which, count = task["share"]
-    part = None if count == 1 else (which, count)
-    statistics = request_of(terms, models, data, task["pairs"], part=part).collect(measures_of(task["measures"]), {})
+        data = cache.once("sample", partial(_sample, data, plain["spec"], task["sample"]))
+        plain = {**plain, "spec": {**plain["spec"], "examples": None}}
+    call = call_from(plain, cache.loaded(plain, task["models"]), data, task["pairs"], task["limit"], task["part"])
+    comparer = call.collect(measures_from(plain["measures"]))
     for name, digest in task["weights"].items():
-        if statistics.origins[name]["weights"] != digest:
+        here = comparer.origins[name]["weights"]
+        if here != digest:
             with about(name):
                 raise SourceError(
-                    f"the weights of {name!r} are not the same on all machines, or have changed: "
-                    f"{statistics.origins[name]['weights']} on {platform.node()}, and {digest} before."
+                    f"the weights of {name!r} are not the same on all machines, or have changed: {here} on "
+                    f"{platform.node()}, and {digest} before."
                 )
-    return statistics
+    return comparer
 
 
-def merge_shares(task: Mapping[str, Any], *shares: Message) -> Message:
-    """Return the statistics of two shares together."""
-    first, *others = map(cache.read, task["after"], shares)
-    for other in others:
-        first = first.merge(other)
-    return cache.write(task["name"], first)
+def _sample(data: Any, spec: Mapping[str, Any], count: int) -> HeldExamples:
+    return HeldExamples(data, spec["examples"], count, spec["seed"])
 
 
-def read_tables(task: Mapping[str, Any], *whole: Message) -> Message:
-    """Return the comparisons of some pairs of models, from the statistics of all data."""
-    return _tables(cache.read(task["after"], whole[0]), task)
-
-
-def _tables(statistics: Statistics, task: Mapping[str, Any]) -> Message:
-    whole, pairs = complete(statistics, task["examples"], task["names"]), [(a, b) for a, b in task["pairs"]]
-    return packed_columns(comparisons_of(whole, measures_of(task["measures"]), pairs))
-
-
-def complete(statistics: Statistics, examples: int | None, names: Mapping[str, str]) -> Statistics:
+def _complete(comparer: Comparer, task: Task) -> Comparer:
     """Return the statistics of all data, which must hold every example once."""
-    statistics.part, statistics.names = "", dict(names)
-    if examples is not None and statistics.examples not in (0, examples):
+    comparer.part = ""
+    if task["examples"] is not None and comparer.examples not in (0, task["examples"]):
         raise InvalidValue(
-            f"all shares together hold {statistics.examples:,} examples and the data {examples:,}; each must be read "
-            "once, none dropped."
+            f"all parts together hold {comparer.examples:,} examples and the data {task['examples']:,}; each must be "
+            "read once, none dropped."
         )
-    return statistics
+    return comparer

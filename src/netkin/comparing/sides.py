@@ -1,15 +1,16 @@
-"""Subjects: what is compared. A model with its own data, rows that were recorded before, or a set of weights.
+"""Inputs: what is compared. A model with its own data, rows that were recorded before, or a set of weights.
 
-What the user passes is a `Subject`, or becomes one. Inside a pass a *runner* stands for it, which gives for each batch
-what is kept of each layer's rows.
+What the user passes is a `ModelInput`, or becomes one. In a stream a *side* stands for it, which gives each layer's
+rows for a batch.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,10 +20,10 @@ from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import Form, form_of, weights_digest
 from netkin.representations import Recorder, inference_mode_of, model_lock, model_precision, rows_of, shape_for
-from netkin.representations.activations import LayerFacts, Recorded
+from netkin.representations.activations import FEW, LayerFacts, Recorded
 from netkin.representations.filters import layer_weights
-from netkin.representations.gradients import Taps, Target, logits_of
-from netkin.representations.inputs import Forward, Transform, labels_of, length_if_known, require_finite_inputs
+from netkin.representations.gradients import Taps, Target
+from netkin.representations.inputs import Forward, Transform, length_if_known, require_finite_inputs
 from netkin.representations.layer_weights import REMEDY, parts_of_computed_weights
 from netkin.representations.layers import (
     Spec,
@@ -38,20 +39,19 @@ from netkin.sources.datasets import load_data
 from netkin.sources.models import load_model
 from netkin.sources.weights import remark_on
 
-Keep = Callable[[str, Tensor, Tensor | None], Any]  # of a layer, its rows and which tokens they are
 Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class ModelInput:
     """One side of a comparison: a model, with data, layers, shape and functions of its own where they are given.
 
-    Subjects that hold the same data object share one iteration over it, so that shuffling loaders stay paired. A
-    `thing` may also be a mapping of layer names to recorded arrays; with `weights`, a state dict, there is none.
+    Sides that hold the same data object share one iteration over it, so that shuffling loaders stay paired. With
+    `weights`, a state dict, there is no model.
 
     Args:
-        thing: the model, or a mapping of layer names to arrays recorded before.
-        data: a loader, an iterable of batches or one array of inputs, for this subject alone.
+        model: the model, or its name, or a mapping of layer names to arrays recorded before.
+        data: a loader, an iterable of batches or one array of inputs, for this side alone.
         layers: which layers, as in `nk.layers`; by default those of the comparison.
         shape: what one example is; by default that of the comparison.
         forward: a function ``forward(model, batch)`` that runs the model.
@@ -60,7 +60,7 @@ class Subject:
         weights: the weights alone, by name, for statistics that need no data.
     """
 
-    thing: Any = None
+    model: Any = None
     data: Any = None
     layers: Any = None
     shape: Any = None
@@ -71,176 +71,141 @@ class Subject:
 
     def __post_init__(self) -> None:
         """Load what is given by its name."""
-        if isinstance(self.thing, str):
-            object.__setattr__(self, "thing", load_model(self.thing))
+        if isinstance(self.model, str):
+            object.__setattr__(self, "model", load_model(self.model))
         if isinstance(self.data, str):
             object.__setattr__(self, "data", load_data(self.data))
 
 
-class Runner(ABC):
-    """One side of a pass: for each batch it gives what is kept of each layer's rows."""
+@dataclass(frozen=True)
+class Reads:
+    """What is read of each model beside its rows: the losses whose gradients are taken, and whether its outputs.
+
+    `reduce` makes of (model, layer, rows, which tokens they are or None) what is kept until the batch is folded in.
+    """
+
+    reduce: Any = None
+    targets: Sequence[Target] = ()
+    outputs: bool = False
+
+
+class Side(ABC):
+    """One side of a stream: for a batch it gives what is kept of each layer's rows."""
 
     name: str
     kind: str
     data: Any = None  # its own, where it has some
-    shapes: dict[str, str]  # what one example is, of each layer that has given rows
-    hands_over = False  # whether its rows are its own, and so need no copy to be kept
     device: Any = None  # where its rows are made, if it is known beforehand
-    resizes = False  # whether its feature maps may be averaged down to the size of others
-    targets: Sequence[Target] = ()  # the losses whose gradients are wanted
-    wants_outputs = False  # whether the outputs of the whole model are wanted
+    owns_rows = False  # whether its rows are its own, and so need no copy to be kept
     has_content = True  # whether its batches identify the examples
     names_layers = True  # whether its layers were chosen by the user
-    _transform: Transform | None = None
+    transform: Transform | None = None
+    left_out: Mapping[str, str] = MappingProxyType({})  # why default layers give no rows, by their names
 
     @property
     @abstractmethod
-    def origin(self) -> dict[str, str]:
-        """What it is and how it is run, as text for the provenance of a result."""
+    def origin(self) -> dict[str, Any]:
+        """What it is and how it is run, for the provenance of a result."""
+
+    @abstractmethod
+    def open(self, reads: Reads) -> AbstractContextManager[None]:
+        """Return a context in which it may be read."""
+
+    @abstractmethod
+    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+        """Return what few examples of a batch show of each layer."""
+
+    @abstractmethod
+    def read(self, batch: Any) -> Recorded:
+        """Return what it gives for one batch."""
 
     def length(self, batch: Any) -> int | None:
         """Return the number of examples in a batch, if it is known."""
         return length_if_known(batch)
 
-    @abstractmethod
-    def ready(self, keep: Keep) -> Any:
-        """Return a context in which `rows` may be called; `keep` reduces (layer, rows) to what is kept."""
-
-    @abstractmethod
-    def rows(self, batch: Any) -> dict[str, Any]:
-        """Return what is kept of each layer for one batch."""
-
-    def gradients(self, target: Target) -> dict[str, Tensor]:
-        """Return the gradients of a loss at the layers' outputs, in rows like the latest ones."""
-        raise InvalidValue(f"{self.name!r} holds recorded rows, which have no gradients; pass the model.")
-
-    def outputs(self, batch: Any) -> tuple[Tensor, Any]:
-        """Return the logits of the model for its latest batch, and the labels in it or None."""
-        raise InvalidValue(f"{self.name!r} holds recorded rows, which have no outputs; pass the model.")
-
-    def space(self, layer: str) -> tuple[int, ...]:
-        """Return the size of the map that a layer's latest rows came from, where they are places of a map."""
-        return ()
-
-    def valid(self, layer: str) -> Tensor | None:
-        """Return which tokens of each example the latest rows are, where examples have different numbers of them."""
-        return None
-
-    @property
-    def left_out(self) -> dict[str, str]:
-        """Why default layers gave no rows, by their names."""
-        return {}
-
-    def learn(self, batch: Any) -> dict[str, LayerFacts]:
-        """Return what few examples of a batch show of each layer."""
-        raise InvalidValue(f"{self.name!r} can't be run.")
-
-    def resolution(self, layer: str) -> float:
-        """Return the rounding unit of a layer's output as it came; 0 where its rows show it."""
-        return 0.0
-
     def content(self, batch: Any) -> Any:
         """Return what of a batch the digest of the data is taken of."""
         return batch
 
-    def require_finite_inputs(self, batch: Any, number: int) -> None:
-        """Refuse the batch of this number if NaN or Inf are in its inputs, and not made by the model."""
-        require_finite_inputs(batch, self._transform, number)
-
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         """Return the tensors of each layer, by their names in it, in the order of modules; of `layers` if given."""
-        raise InvalidValue(f"{self.name!r} has no weights; pass the model, or `nk.Subject(weights=...)`.")
+        raise InvalidValue(f"{self.name!r} has no weights; pass the model, or `nk.ModelInput(weights=...)`.")
+
+    def require_finite_inputs(self, batch: Any, number: int) -> None:
+        """Refuse the batch of this number if NaN or Inf are in its inputs, and not made by the model."""
+        require_finite_inputs(batch, self.transform, number)
 
 
-class ModelRunner(Runner):
+class ModelSide(Side):
     """A model, run once on each batch."""
 
-    hands_over = True
+    owns_rows = True
 
     def __init__(
         self,
         name: str,
         model: nn.Module,
-        layers: Spec,
-        shape: Shape | Mapping[str, Shape],
-        forward: Forward | None,
-        transform: Transform | None,
-        device: torch.device | str | None,
+        layers: Spec = None,
+        shape: Shape | Mapping[str, Shape] = None,
+        forward: Forward | None = None,
+        transform: Transform | None = None,
+        device: torch.device | str | None = None,
         exact: bool = False,
     ):
         self.name, self.model, self.kind = name, model, type(model).__name__
         self._layers, self._shape, self._device, self._exact = layers, shape, device, exact
-        self._forward, self._transform = forward, transform
+        self._forward, self.transform, self.names_layers = forward, transform, layers is not None
         self._recorder: Recorder | None = None
-        self._recorded = Recorded({})
-        self._digest, self.names_layers = "", layers is not None
+        self._digest = ""
         self._form: Form | None = None
         self.device = device or next(iter(_devices_of(model)))
 
     @property
-    def shapes(self) -> dict[str, str]:  # type: ignore[override]
-        return {layer: facts.shape for layer, facts in self._facts.items()}
-
-    @property
-    def _facts(self) -> dict[str, LayerFacts]:
-        return (self._recorder and self._recorder.facts) or {}
-
-    @property
-    def origin(self) -> dict[str, str]:
+    def origin(self) -> dict[str, Any]:
         device = ", ".join(sorted(map(str, _devices_of(self.model)))) if self._device is None else str(self._device)
-        functions = {"transform": self._transform, "forward": self._forward}
+        functions = {"transform": self.transform, "forward": self._forward}
         names = {what: "none" if given is None else function_name(given) for what, given in functions.items()}
-        precision = {"precision": model_precision(self.model, exact=self._exact)}
         self._digest = self._digest or weights_digest(self.model)
         form = self._form or form_of(self.model)
-        identity = {"weights": self._digest, "architecture": str(form), "form": form.to_json()}
-        random = {"random weights": remark} if (remark := remark_on(unwrapped(self.model))) else {}
+        random = remark_on(unwrapped(self.model))
         whole = "" if self.names_layers else whole_remark(self.model, self.name)
-        known = random | ({"one layer": whole} if whole else {})
-        return {"model": self.kind, "device": device} | names | precision | identity | known
+        remarks = {"random weights": random, "one layer": whole}
+        return {
+            "model": self.kind, "device": device, **names, "precision": model_precision(self.model, exact=self._exact),
+            "weights": self._digest, "architecture": str(form), "form": form.to_json(),
+            **{what: remark for what, remark in remarks.items() if remark},
+        }  # fmt: skip
 
     @contextmanager
-    def ready(self, keep: Keep) -> Iterator[None]:
-        # a guest keeps the random state of the device, too
+    def open(self, reads: Reads) -> Iterator[None]:
+        # the random state of the device is kept, too
         with model_lock(), on_device(self.model, self._device), inference_mode_of(self.model, exact=self._exact):
             form = form_of(self.model)  # before the model runs, which may change its attributes
-            taps = Taps(self.model, self.targets) if self.targets else None
+            before = self._recorder  # which has learnt the layers, where there was one
             self._recorder = Recorder(
-                self.model, self._layers, shape=self._shape, forward=self._forward, transform=self._transform,
-                reduce=keep, taps=taps, keeps_output=self.wants_outputs, as_run=True,  # the order of a comparison
+                self.model, self._layers, shape=self._shape, forward=self._forward, transform=self.transform,
+                reduce=None if reads.reduce is None else _named(reads.reduce, self.name),
+                taps=Taps(self.model, reads.targets) if reads.targets else None,
+                keeps_output=reads.outputs, facts=None if before is None else before.facts,
+                as_run=True,  # the order of a comparison
             )  # fmt: skip
+            self._recorder.left_out = before.left_out if before else {}
             self._digest = weights_digest(self.model)
             with self._recorder.open():
                 yield
             self._form = form.after(self.model)
 
-    def rows(self, batch: Any) -> dict[str, Any]:
-        assert self._recorder is not None
-        self._recorded = self._recorder(batch)
-        return self._recorded.rows
-
-    def gradients(self, target: Target) -> dict[str, Tensor]:
-        return self._recorded.gradients[target]
-
-    def outputs(self, batch: Any) -> tuple[Tensor, Any]:
-        return logits_of(self._recorded.output).detach(), labels_of(batch)
-
-    def space(self, layer: str) -> tuple[int, ...]:
-        return self._facts[layer].space if layer in self._facts else ()
-
-    def valid(self, layer: str) -> Tensor | None:
-        return self._recorded.valid.get(layer)
-
-    @property
-    def left_out(self) -> dict[str, str]:
-        return self._recorder.left_out if self._recorder else {}
-
     def learn(self, batch: Any) -> dict[str, LayerFacts]:
         assert self._recorder is not None
-        return self._recorder.learn(batch)
+        return self._recorder.facts or self._recorder.learn(batch)
 
-    def resolution(self, layer: str) -> float:
-        return self._facts[layer].resolution if layer in self._facts else 0.0
+    def read(self, batch: Any) -> Recorded:
+        assert self._recorder is not None
+        return self._recorder(batch)
+
+    @property
+    def left_out(self) -> Mapping[str, str]:  # type: ignore[override]
+        return self._recorder.left_out if self._recorder else {}
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         known = modules(self.model)
@@ -250,24 +215,24 @@ class ModelRunner(Runner):
         return {name: layer_weights(known[split_call(name)[0]]) for name in names}
 
 
-class RecordedRunner(Runner):
-    """A mapping of layer names to arrays whose first axis is the examples."""
+class RecordedSide(Side):
+    """A mapping of layer names to arrays whose first axis is the examples; its batches are slices of them."""
 
     has_content = False
 
-    def __init__(self, name: str, arrays: Mapping[str, Any], layers: Spec, shape: Shape | Mapping[str, Shape]):
+    def __init__(
+        self, name: str, arrays: Mapping[str, Any], layers: Spec = None, shape: Shape | Mapping[str, Shape] = None
+    ):
         if hasattr(arrays, "_metadata") or any(str(layer).rpartition(".")[2] == "weight" for layer in arrays):
             raise InvalidValue(
                 f"{name!r} is a state dict, which holds weights, and not what layers gave for examples. Load it into "
-                "its model to compare what layers give; to compare weights, pass `nk.Subject(weights=...)` and a "
+                "its model to compare what layers give; to compare weights, pass `nk.ModelInput(weights=...)` and a "
                 "measure that reads them, such as 'weight_cosine'."
             )
-        self.name, self.kind, self.shapes = name, "recorded", {}
+        self.name, self.kind, self._shape, self._reduce = name, "recorded", shape, None  # type: str, str, Any, Any
         chosen = {layer: arrays[layer] for layer in _chosen(name, list(arrays), layers)}
         self._arrays = {layer: as_tensor(array, f"{name}/{layer}") for layer, array in chosen.items()}
         self._resolutions = {layer: resolution_of(chosen[layer], array) for layer, array in self._arrays.items()}
-        self._shape = shape
-        self._keep: Keep = lambda layer, rows, valid: rows
         counts = {layer: len(array) if array.ndim else 0 for layer, array in self._arrays.items()}
         (first, n), (other, m) = min(counts.items(), key=lambda c: c[1]), max(counts.items(), key=lambda c: c[1])
         if n < m:
@@ -280,64 +245,59 @@ class RecordedRunner(Runner):
         self.examples = n
 
     @property
-    def origin(self) -> dict[str, str]:
+    def origin(self) -> dict[str, Any]:
         return {"model": self.kind, "device": ", ".join(sorted({str(array.device) for array in self._arrays.values()}))}
 
     def length(self, batch: slice) -> int:
         return int(batch.stop - batch.start)
 
     @contextmanager
-    def ready(self, keep: Keep) -> Iterator[None]:
-        self._keep = keep
+    def open(self, reads: Reads) -> Iterator[None]:
+        if reads.targets or reads.outputs:
+            what = "gradients" if reads.targets else "outputs"
+            raise InvalidValue(f"{self.name!r} holds recorded rows, which have no {what}; pass the model.")
+        self._reduce = reads.reduce
         yield
 
-    def rows(self, batch: slice) -> dict[str, Any]:
-        kept = {}
-        for layer, array in self._arrays.items():
-            try:
-                rows, self.shapes[layer] = rows_of(array[batch], shape_for(layer, self._shape))
-            except ShapeError as fault:
-                raise ShapeError(f"layer {layer!r} of {self.name!r}: {fault}") from fault
-            kept[layer] = self._keep(layer, rows, None)
-        return kept
-
     def learn(self, batch: slice) -> dict[str, LayerFacts]:
-        few, self._keep = slice(batch.start, min(batch.start + 3, batch.stop)), lambda layer, rows, valid: rows
-        return {
-            layer: LayerFacts(
-                0, self.shapes[layer], tuple(rows.shape), rows.dtype, self.length(few), self.space(layer),
-                self.resolution(layer),
-            )
-            for layer, rows in self.rows(few).items()
-        }  # fmt: skip
+        few, facts = slice(batch.start, min(batch.start + FEW[1], batch.stop)), {}
+        for layer, array in self._arrays.items():
+            rows, shape = self._rows(layer, few)
+            space = tuple(array.shape[2:]) if shape == "positions" else ()
+            size, resolution = tuple(rows.shape), self._resolutions[layer]
+            facts[layer] = LayerFacts(0, shape, size, rows.dtype, self.length(few), space, resolution)
+        return facts
 
-    def space(self, layer: str) -> tuple[int, ...]:
-        return tuple(self._arrays[layer].shape[2:]) if self.shapes[layer] == "positions" else ()
+    def read(self, batch: slice) -> Recorded:
+        rows = {layer: self._rows(layer, batch)[0] for layer in self._arrays}
+        if self._reduce is not None:
+            rows = {layer: self._reduce(self.name, layer, own, None) for layer, own in rows.items()}
+        return Recorded(rows)
 
-    def resolution(self, layer: str) -> float:
-        return self._resolutions[layer]
+    def _rows(self, layer: str, batch: slice) -> tuple[Tensor, str]:
+        try:
+            return rows_of(self._arrays[layer][batch], shape_for(layer, self._shape))
+        except ShapeError as fault:
+            raise ShapeError(f"layer {layer!r} of {self.name!r}: {fault}") from fault
 
     def content(self, batch: slice) -> Any:
         return {f"layer {layer}": array[batch] for layer, array in self._arrays.items()}
 
+    def require_finite_inputs(self, batch: Any, number: int) -> None:
+        """Nothing: what was recorded is itself what is looked at."""
 
-class WeightsRunner(Runner):
+
+class WeightsSide(Side):
     """A state dict, for statistics that are fed by weights alone."""
 
-    def __init__(self, name: str, tensors: Tensors, layers: Spec):
-        self.name, self.kind, self.shapes, self._tensors, self._layers = name, "weights", {}, tensors, layers
+    def __init__(self, name: str, tensors: Tensors, layers: Spec = None):
+        self.name, self.kind, self._tensors, self._layers = name, "weights", tensors, layers
         self.names_layers = layers is not None
 
     @property
-    def origin(self) -> dict[str, str]:
+    def origin(self) -> dict[str, Any]:
         devices = ", ".join(sorted({str(one.device) for one in self._tensors.values()}))
         return {"model": self.kind, "device": devices, "weights": weights_digest(self._tensors)}
-
-    def ready(self, keep: Keep) -> Any:
-        raise self.refusal
-
-    def rows(self, batch: Any) -> dict[str, Any]:
-        raise self.refusal
 
     @property
     def refusal(self) -> InvalidValue:
@@ -345,6 +305,15 @@ class WeightsRunner(Runner):
         return InvalidValue(
             f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures."
         )
+
+    def open(self, reads: Reads) -> AbstractContextManager[None]:
+        raise self.refusal
+
+    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+        raise self.refusal
+
+    def read(self, batch: Any) -> Recorded:
+        raise self.refusal
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         for weight, parts in parts_of_computed_weights(self._tensors).items():
@@ -358,6 +327,69 @@ class WeightsRunner(Runner):
             found.setdefault(layer, {})[own] = tensor
         names = _chosen(self.name, list(found), self._layers) if layers is None else layers
         return {layer: found.get(layer, {}) for layer in names}
+
+
+class ReplayedSide(Side):
+    """A model whose rows are kept from pass to pass, up to `limit` bytes; on batches beyond them it runs again.
+
+    A batch is recognised as the same object, so that the passes must be fed from one list. Gradients and outputs are
+    not kept: where they are wanted, the model runs in each pass.
+    """
+
+    owns_rows = False
+
+    def __init__(self, side: ModelSide, limit: float):
+        self._side, self.limit, self.held, self._reads = side, limit, 0, Reads()
+        self.name, self.kind, self.device, self.names_layers = side.name, side.kind, side.device, side.names_layers
+        self.transform = side.transform
+        # with the batch itself, as the number of an object is free for others once it is gone
+        self._kept: dict[int, tuple[Any, Recorded]] = {}
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        return self._side.origin
+
+    @property
+    def left_out(self) -> Mapping[str, str]:  # type: ignore[override]
+        return self._side.left_out
+
+    def length(self, batch: Any) -> int | None:
+        return self._side.length(batch)
+
+    @contextmanager
+    def open(self, reads: Reads) -> Iterator[None]:
+        self._reads = reads
+        with self._side.open(replace(reads, reduce=None)):
+            yield
+
+    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+        return self._side.learn(batch)
+
+    def read(self, batch: Any) -> Recorded:
+        runs = bool(self._reads.targets) or self._reads.outputs
+        _, recorded = (None if runs else self._kept.get(id(batch))) or (batch, self._side.read(batch))
+        if not runs and id(batch) not in self._kept:
+            size = sum(rows.nbytes for rows in recorded.rows.values())
+            if self.held + size <= self.limit:
+                self.held += size
+                self._kept[id(batch)] = (batch, recorded)
+        reduce = self._reads.reduce
+        if reduce is None:
+            return recorded
+        rows = {layer: reduce(self.name, layer, own, recorded.valid.get(layer)) for layer, own in recorded.rows.items()}
+        return replace(recorded, rows=rows)
+
+    def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
+        return self._side.weights(layers)
+
+
+def _named(reduce: Any, name: str) -> Any:
+    """Return a reduction of the layers of one model."""
+
+    def reduced(layer: str, rows: Tensor, valid: Tensor | None) -> Any:
+        return reduce(name, layer, rows, valid)
+
+    return reduced
 
 
 def _chosen(name: str, known: list[str], layers: Spec) -> list[str]:

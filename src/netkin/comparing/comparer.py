@@ -1,0 +1,663 @@
+"""`Comparer`: what one pass over the data leaves of the layers of some models, and what any measure reads from it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from dataclasses import asdict, replace
+from functools import cached_property
+from itertools import chain, combinations, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import Unpack
+
+from netkin import __version__, files
+from netkin.arrays import require_finite
+from netkin.comparing.alignment import Alignment, Pairs
+from netkin.comparing.plan import Need, Plan, aligned, make_plan, memory_limit, needs_of, ready_collectors, refuse_over
+from netkin.comparing.spec import Options, Spec, split
+from netkin.comparing.stream import Batch, KeptLayer, make_batch
+from netkin.errors import FileError, ForwardError, InvalidValue, MemoryLimit, NoValue, ShapeError, UnknownName
+from netkin.identity import DataDigest, Form, form_difference, form_of, settings_digest, weights_digest, with_call
+from netkin.measures.registry import Measure, find
+from netkin.progress import ProgressOption, command, showing
+from netkin.representations import recording, rows_of, shape_for
+from netkin.representations.inputs import attention_mask, length_if_known
+from netkin.representations.layers import unwrapped
+from netkin.results import Comparison, Comparisons
+from netkin.results.caveats import Caveat
+from netkin.results.records import now
+from netkin.settings import exact_matrix_products
+from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, name_of
+from netkin.statistics.statistic import from_plain, to_plain
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+KIND = "statistics"
+NAMED = 8  # layers that a warning names
+PLAIN = ("models", "origins", "resizes", "plan_text", "names", "data", "examples", "settings", "part", "asked",
+         "warnings", "created")  # fmt: skip
+STUDY = ("examples", "chunks", "seed")
+
+
+class Comparer:
+    """Compares the layers of models batch by batch, for people who have their own loop.
+
+    Each batch is folded into statistics and forgotten: by `update` from rows, or by `watching` models that run anyway.
+    `compute` reads the measures; `merge` adds another part of the data; `save` and `nk.load` keep it all in a file.
+    `nk.compare` is a comparer that is fed by running the models on data; `nk.collect` returns it.
+
+    Args:
+        measures: one measure or several, by name with parameters, or as functions.
+        **options: those of `nk.compare` that say what is compared.
+
+    Example:
+        >>> comparer = Comparer(["cka", "nbs"], names=("X", "its square"))
+        >>> for seed in range(3):
+        ...     X = torch.randn(40, 8, generator=torch.Generator().manual_seed(seed))
+        ...     comparer.update({"X": {"rows": X}, "its square": {"rows": X**2}})
+        >>> comparer.examples, 0 < comparer.compute()["cka"]["rows", "rows"] < 1
+        (120, True)
+    """
+
+    def __init__(self, measures: Any = ("cka",), **options: Unpack[Options]):
+        spec, _ = split({**options, "measures": measures})
+        self._set(spec, found_measures(measures), Pairs([], spec.pairs), None)
+
+    @classmethod
+    def of(cls, spec: Spec, measures: Sequence[Measure], pairs: Pairs, study: Study) -> Self:
+        """Return a comparer of some pairs of models, for one pass."""
+        comparer = cls.__new__(cls)
+        comparer._set(spec, measures, pairs, study)
+        return comparer
+
+    def _set(self, spec: Spec, measures: Sequence[Measure], pairs: Pairs, study: Study | None) -> None:
+        self.spec, self.needs, self.pairs = spec, needs_of(measures), pairs
+        self.asked = [measure.id for measure in measures]  # in the order in which they were asked for
+        limit = memory_limit(spec.limit)
+        self.study = study or Study({}, [], limit=limit, chunks=spec.chunk_count, seed=int(spec.seed))
+        self.alignment, self.collectors = Alignment([], []), [[] for _ in self.needs]  # type: Any, list[list[Collector]]
+        self.plan_text = ""
+        self.models: list[str] = list(dict.fromkeys(chain.from_iterable(pairs.of)))
+        self.names: dict[str, str] = {}  # what results call the models, where not by their own names
+        self.origins: dict[str, dict[str, Any]] = {}
+        self.resizes = bool(spec.resize)
+        self.data, self.examples, self.digest = "", 0, DataDigest()
+        self.settings: dict[str, str] = {}  # what changes the numbers
+        self.part = ""  # which part of the data, as "3/16", or which of them, where they were split
+        self.ended: set[str] = set()  # the stages that were interrupted
+        self.warnings: list[str] = []
+        self.created = now()
+        self._doubt: Any = None  # of the latest batch on a GPU, which is settled with the next one
+        self._fits = 0  # examples that are known to fit the memory
+        self._reducers: dict[Key, list[Collector]] = {}
+        self._regular = True  # until examples have different numbers of rows
+
+    # --- what is read of models ---------------------------------------------------------------------------------------
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether all models must see the same examples."""
+        return any(kind.pairs_rows for need in self.needs for kind in need.candidates)
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        """What a stream must give beside rows."""
+        return {
+            "reduce": self.reduce if any(need.reduces for need in self.needs) and not self.resizes else None,
+            "targets": list(dict.fromkeys(need.target for need in self.needs if need.target is not None)),
+            "outputs": any("outputs" in need.feeds for need in self.needs),
+            "hashes": any(kind.by_content for need in self.needs for kind in need.candidates),
+            "resizes": self.resizes,
+        }
+
+    # --- feeding ------------------------------------------------------------------------------------------------------
+
+    def begin(self, sizes: Sequence[LayerSize]) -> None:
+        """Plan and start the collectors for layers of these sizes."""
+        self.alignment, self.study = aligned(sizes, self.pairs, self.study)
+        if not self.alignment.layers:
+            return
+        plan = make_plan(self.needs, self.study)
+        self.plan_text = str(plan)
+        self.collectors = [self._started(*one) for one in zip(self.needs, plan.kinds, strict=True)]
+        for need, collectors in zip(self.needs, self.collectors, strict=True):
+            for collector in collectors if need.reduces else ():
+                for key in collector.names:  # type: ignore[attr-defined]
+                    self._reducers.setdefault(key, []).append(collector)
+
+    def _started(self, need: Need, kind: type[Collector]) -> list[Collector]:
+        """Return collectors for a need: one, or one for each number of rows an example where they are reduced."""
+        if not kind.reduces:
+            return [kind.start(need.settings, self.study)]
+        started = []
+        for rows in dict.fromkeys(layer.rows for layer in self.study.layers.values()):
+            here = {key: layer for key, layer in self.study.layers.items() if layer.rows == rows}
+            pair_blocks = [pair for pair in self.study.pair_blocks if pair[0][0] in here]
+            started.append(kind.start(need.settings, replace(self.study, layers=here, pair_blocks=pair_blocks)))
+        return started
+
+    def take_weights(self, weights: Mapping[Key, Mapping[str, Tensor]]) -> None:
+        """Feed the collectors of weights, which come once and without data."""
+        for need, collectors in zip(self.needs, self.collectors, strict=True):
+            for collector in collectors if need.of_weights else ():
+                collector.update({"weights": weights}, np.arange(0))
+
+    def reduce(self, key: Key, rows: Tensor, valid: Tensor | None, numbers: np.ndarray) -> KeptLayer | Tensor:
+        """Return what is kept of a layer that has just run until its batch is complete."""
+        collectors = self._reducers.get(key)
+        if collectors is None:
+            return rows
+        regular = valid is None and len(rows) == self.study.layers[key].rows_of(len(numbers))
+        self._regular = self._regular and regular
+        if not self._regular:
+            return rows
+        reduced: tuple[Any, ...] = tuple(collector.reduce(key, rows, numbers) for collector in collectors)
+        others = sum(not need.of_weights for need in self.needs) > len(collectors)
+        # the rows themselves are gone by the time the batch is looked at
+        witness = reduced[0][0] if isinstance(reduced[0], tuple) else None if others else rows.sum()
+        return KeptLayer(rows if others else None, reduced, witness, len(rows))
+
+    def take(self, batch: Batch) -> int:
+        """Fold a batch in, and return how many examples it adds."""
+        before, self._doubt = self._doubt, batch.doubt if batch.doubt.waits else None
+        if before is not None:
+            before.settle()
+        with exact_matrix_products():
+            self._fold(batch)
+        if batch.content is not None:
+            self.digest.update(batch.content, batch.numbers)
+        self.examples += batch.count
+        self._refuse_outgrown()
+        return batch.count
+
+    def flush(self) -> None:
+        """Look for NaN and Inf in the latest batch, if that was put off."""
+        doubt, self._doubt = self._doubt, None
+        if doubt is not None:
+            doubt.settle()
+
+    def _fold(self, batch: Batch) -> None:
+        rows = {key: kept.rows for key, kept in batch.layers.items() if kept.rows is not None}
+        devices = {matrix.device for matrix in rows.values()}
+        if len(devices) > 1:  # all on an accelerator
+            home = next(device for device in devices if device.type != "cpu")
+            rows = {key: matrix.to(home) for key, matrix in rows.items()}
+        rows = self.alignment.resized(rows) if self.resizes else rows
+        place = -1  # among the needs that reduce
+        for need, collectors in zip(self.needs, self.collectors, strict=True):
+            if need.of_weights:
+                continue
+            given: Mapping[Key, Any] = rows
+            if need.reduces and not self.resizes:
+                place += 1
+                given = {key: kept.reduced[place] if kept.reduced else kept.rows for key, kept in batch.layers.items()}
+                collectors[:] = [one for collector in collectors for one in _by_rows(collector, batch.layers)]
+            for collector in collectors:
+                self._feed(need, collector, given, batch)
+
+    def _feed(self, need: Need, collector: Collector, given: Mapping[Key, Any], batch: Batch) -> None:
+        names = getattr(collector, "names", self.study.layers)
+        here = {key: given[key] for key in names if key in given}
+        owners = self._owners(here, batch) if collector.numbers_rows or self.study.chunks else {}
+        fed: dict[str, Any] = {"activations": Owned(here) if batch.owns_rows else here}
+        if need.target is not None:
+            gradients = batch.gradients[need.target]
+            fed["gradients"] = {key: rows for key, rows in gradients.items() if key in here}
+        if "outputs" in need.feeds:
+            fed["outputs"] = {key[0]: batch.outputs[key[0]] for key in here}  # type: ignore[index]
+        parts = _by_model(fed, batch) if collector.by_content else [(fed, batch.numbers)]
+        for part, numbers in parts:
+            collector.update(part, numbers, **({"owners": owners} if owners else {}))
+
+    def _owners(self, given: Mapping[Key, Any], batch: Batch) -> dict[Key, np.ndarray]:
+        """Return for layers whose examples have different numbers of rows the place of each row's example."""
+        n, owners = len(batch.numbers), {}
+        for key, rows in given.items():
+            valid = batch.valid.get(key)
+            if valid is not None:
+                owners[key] = valid.nonzero()[:, 0].cpu().numpy()
+            elif isinstance(rows, Tensor) and len(rows) != self.study.layers[key].rows_of(n) and len(rows) % n == 0:
+                owners[key] = np.repeat(np.arange(n), len(rows) // n)
+        return owners
+
+    def _refuse_outgrown(self) -> None:
+        """Refuse to go on where the data give more examples than they said, and these take too much memory."""
+        if self.examples <= max(self.study.examples or 0, self._fits):
+            return
+        self._refuse_more_than(self.examples)
+        try:  # estimates take a while: where twice as many examples fit, they are not asked for until then
+            self._refuse_more_than(2 * self.examples)
+            self._fits = 2 * self.examples
+        except MemoryLimit:
+            self._fits = self.examples
+
+    def _refuse_more_than(self, examples: int) -> None:
+        grown = replace(self.study, examples=examples, seen=True)
+        for need, collectors in zip(self.needs, self.collectors, strict=True):
+            for collector in collectors[:1]:
+                cost = type(collector).cost(need.settings, grown)
+                if cost is not None:
+                    refuse_over(self.study, cost.bytes, cost.what, cost.ways)
+
+    # --- one's own loop -----------------------------------------------------------------------------------------------
+
+    def plan(self, a: Any, b: Any = None, data: Any = None) -> Plan:
+        """Return what comparing two models on data would cost; nothing is collected."""
+        from netkin.comparing.compare import explain  # it makes comparers
+
+        options = {name: value for name, value in vars(self.spec).items() if name not in ("measures", "rows")}
+        return explain(a, b, data, self.asked, **{name: options[name] for name in options if name not in OF_PARTS})
+
+    def update(self, rows: Mapping[str, Mapping[str, Any]], *, valid: Any = None, numbers: Any = None) -> None:
+        """Fold in one batch: of each model, by its name, what its layers gave for the same examples.
+
+        Args:
+            rows: what layers gave, examples first, by model and layer; in every batch of the same ones.
+            valid: which tokens count, examples × tokens, for all models or by name; None for all tokens.
+            numbers: the numbers of the examples, by which parts of the data are told apart; counted if None.
+        """
+        if self.reads["targets"] or self.reads["outputs"]:
+            raise InvalidValue(
+                "these measures read gradients or outputs, which only running the models gives; use `nk.compare`."
+            )
+        layers, masks, facts = dict[Key, KeptLayer](), dict[Key, Tensor](), list[LayerSize]()
+        for model, own in rows.items():
+            mask = valid.get(model) if isinstance(valid, Mapping) else valid
+            for layer, output in own.items():
+                output = torch.as_tensor(output).detach()
+                matrix, shape = rows_of(output, shape_for(layer, self.spec.shape), mask)
+                layers[model, layer] = KeptLayer(matrix, length=len(matrix))
+                if shape == "tokens" and mask is not None:
+                    masks[model, layer] = torch.as_tensor(mask) != 0
+                width, item = matrix.shape[1:].numel(), matrix.element_size()
+                facts.append(LayerSize(model, layer, width, len(matrix), len(output), shape, itemsize=item))
+        if not layers:
+            raise InvalidValue("`update` takes rows by model and layer, as {'a': {'layer': rows}}; got none.")
+        if not self.models:
+            self._name_models(list(rows))
+            self.begin(facts)
+        self._refuse_other_layers(layers)
+        examples = facts[0].examples
+        counted = self.examples + np.arange(examples) if numbers is None else np.asarray(numbers, dtype=np.int64)
+
+        def locate() -> None:
+            for key, kept in layers.items():
+                assert kept.rows is not None
+                require_finite(kept.rows, f"layer {key[1]!r} of {key[0]!r}")  # type: ignore[index]
+
+        content = {name_of(key): kept.rows for key, kept in layers.items() if len(kept.rows) == examples}  # type: ignore[arg-type]
+        sizes = self.alignment.given
+        self.take(make_batch(layers, sizes, examples, lambda _: counted, locate, valid=masks, content=content or None))
+
+    def _name_models(self, models: Sequence[str]) -> None:
+        of = [(models[0], models[0])] if len(models) == 1 else list(combinations(models, 2))
+        self.pairs, self.models = Pairs(of, self.spec.pairs), list(models)
+        self.origins = {model: self.origins.get(model, {"model": "recorded"}) for model in models}
+        self.data = self.data or "recorded"
+
+    def _refuse_other_layers(self, layers: Mapping[Key, Any]) -> None:
+        missing = [key for key in self.alignment.given if key not in layers]
+        strange = [key for key in layers if key not in self.alignment.given]
+        if missing or strange:
+            key, what = (missing[0], "lacks") if missing else (strange[0], "has, unlike those before,")
+            raise ShapeError(f"this batch {what} the layer {name_of(key)!r}; every batch needs the same layers.")
+
+    @contextmanager
+    def watching(self, **models: nn.Module) -> Iterator[None]:
+        """Fold in the batch that these models are run on inside the `with`, each once, by whoever runs them.
+
+        The first axis of every output is taken for that of the examples; which tokens count is read from the model's
+        keyword `attention_mask`. Modes, gradients and random states are left alone; what layers give is detached. An
+        exception drops the batch.
+        """
+        outputs, inputs = dict[str, Mapping[str, Tensor]](), dict[str, Any]()
+
+        def note(name: str, batch: Any) -> None:
+            if name in inputs:
+                raise ForwardError(f"{name!r} ran twice inside one `watching`; give each run a `with` of its own.")
+            inputs[name] = batch
+
+        with ExitStack() as stack:
+            for name, model in models.items():
+                layers = self.spec.layers.get(name) if isinstance(self.spec.layers, Mapping) else self.spec.layers
+                outputs[name] = stack.enter_context(recording(model, layers, lambda _, output: output.detach().clone()))
+
+                def before(_: Any, given: Any, keywords: Any, name: str = name) -> None:
+                    note(name, keywords or given)
+
+                hook = unwrapped(model).register_forward_pre_hook(before, with_kwargs=True)
+                stack.callback(hook.remove)
+            yield
+            rows = {name: dict(own) for name, own in outputs.items()}
+        absent = [name for name in models if name not in inputs]
+        if absent:
+            raise ForwardError(f"{absent[0]!r} did not run inside `watching`; run each model once in every `with`.")
+        if not self.origins:
+            self.origins = {
+                name: {
+                    "model": type(model).__name__,
+                    "weights": weights_digest(model),
+                    "form": form_of(model).to_json(),
+                }
+                for name, model in models.items()
+            }
+        masks = {name: attention_mask(batch) for name, batch in inputs.items()}
+        lengths = {name: length_if_known(batch) for name, batch in inputs.items()}
+        chosen = {name: _of_examples(own, lengths[name]) for name, own in rows.items()}
+        self.update(chosen, valid={name: mask for name, mask in masks.items() if mask is not None})
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    @with_call
+    def compute(self, measures: Any = None, *, progress: ProgressOption = None) -> Comparison | Comparisons:
+        """Return the comparison by some measures, by default those that were collected for.
+
+        Of several pairs of models it gives all their comparisons. Standard errors come where chunks were kept.
+        """
+        from netkin.comparing.tabulating import comparisons_of  # it reads comparers
+
+        self.flush()
+        collected = self.asked or [name for need in self.needs for name in need.measures]
+        found = found_measures(collected if measures is None else measures)
+        if not self.models:
+            raise InvalidValue("nothing was compared yet; call `update`, or run models inside `watching`.")
+        with showing(progress):
+            for measure in found if any(self.collectors) else ():
+                self.collector(measure)
+            made = comparisons_of(self, found, self.pairs.of)
+        return made[0] if len(made) == 1 else Comparisons(made)
+
+    def finish(self, origins: Mapping[str, dict[str, Any]], left_out: Mapping[str, Mapping[str, str]]) -> None:
+        """Record of what models the statistics are, and which of their default layers were left out, at the end."""
+        self.origins = dict(origins)
+        reasons = {f"{layer!r} of {model!r}": why for model, own in left_out.items() for layer, why in own.items()}
+        if reasons:
+            named = ", ".join(list(reasons)[:NAMED])
+            more = f" and {len(reasons) - NAMED} others" if len(reasons) > NAMED else ""
+            self.warnings.append(f"default layers were left out: {named}{more}. Why: {next(iter(reasons.values()))}.")
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The numbers of the examples that were seen, as ranges (first, one behind the last)."""
+        return self.digest.ranges
+
+    @cached_property
+    def layers(self) -> dict[str, list[LayerSize]]:
+        """The layers of each model."""
+        layers: dict[str, list[LayerSize]] = {name: [] for name in self.models}
+        for layer in self.alignment.result_layers:
+            if layer.model in layers:
+                layers[layer.model].append(layer)
+        return layers
+
+    @property
+    def missing(self) -> str:
+        """A sentence if parts of the data have not been merged in, else empty."""
+        is_part = self.part or self.ranges not in ([], [(0, self.examples)])
+        if not is_part or self.examples >= self.expected or self.ended:
+            return ""
+        return f"these numbers rest on {self.examples:,} of {self.expected:,} examples: not all parts have been merged."
+
+    @property
+    def caveats(self) -> list[Caveat]:
+        """What to know of the data: that parts are missing, and which layers and examples were left out."""
+        parts = [Caveat("missing-parts", self.missing)] if self.missing else []
+        return parts + [Caveat("data", text) for text in self.warnings]
+
+    @property
+    def expected(self) -> int:
+        """How many examples all parts hold together, as far as it is known from these parts."""
+        return max([self.study.examples or 0, *(stop for _, stop in self.ranges)])
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """The numbers of the examples that are expected and not here, as ranges (first, one behind the last)."""
+        ends = [(0, 0), *self.ranges, (self.expected, self.expected)]
+        return [(stop, start) for (_, stop), (start, _) in pairwise(ends) if stop < start]
+
+    @property
+    def products(self) -> str:
+        """The precision of the products."""
+        found = {str(getattr(one, "precision", "")).removeprefix("torch.") for one in self.every()} - {""}
+        return ", ".join(sorted(found)) or ("float64" if self.study.doubles else "float32")
+
+    def every(self) -> Iterator[Collector]:
+        """Yield all collectors."""
+        for collectors in self.collectors:
+            yield from collectors
+
+    def pair(self, measure: Measure, a: Key, b: Key, without: int | None = None) -> Any:
+        """Return the layers `a` and `b`, each (model, layer), as the measure reads them."""
+        collector, x, y = self.place(measure, a, b)
+        return collector.pair(x, y) if without is None else collector.pair(x, y, without)
+
+    def place(self, measure: Measure, a: Key, b: Key) -> tuple[Collector, Key, Key]:
+        """Return the collector that a measure reads the layers `a` and `b` from, and their keys there."""
+        x, y = self.alignment.pair(a, b)
+        collector = self.collector(measure, x)
+        if y not in getattr(collector, "names", [y]):
+            raise NoValue(f"the rows of {name_of(x)!r} and {name_of(y)!r} did not pair up batch by batch.")
+        return collector, x, y
+
+    def collector(self, measure: Measure, key: Key | None = None) -> Collector:
+        """Return the collector that a measure is read from, of those that hold the layer `key`."""
+        known, lacking = [kind.kind for kind in measure.facts.reads.collectors], []
+        for collector in self.every():
+            if collector.kind not in known:
+                continue
+            missing = collector.serves(type(collector).settings_for(measure))
+            if missing:
+                lacking.append(f"{collector.kind} without {missing}")
+            elif key is None or key in getattr(collector, "names", [key]):
+                return collector
+        held = ", ".join(dict.fromkeys(lacking or [one.kind for one in self.every()])) or "nothing"
+        raise InvalidValue(
+            f"these statistics can't serve {measure.id!r}: they hold {held}. Collect with measures=[{measure.id!r}]."
+        )
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(dict.fromkeys(one.kind for one in self.every())) or "nothing"
+        chunks = f" in {self.study.chunks} chunks" if self.study.chunks else ""
+        return f"Comparer({', '.join(map(repr, self.models))}; {self.examples:,} examples{chunks}; {kinds})"
+
+    # --- merging and files --------------------------------------------------------------------------------------------
+
+    def merge(self, other: Comparer) -> Comparer:
+        """Return a comparer of the data of both parts; neither is changed."""
+        if not isinstance(other, Comparer):
+            raise ShapeError(f"a comparer can't be merged with a {type(other).__name__}; load its file with `nk.load`.")
+        for part in (self, other):
+            part.flush()
+        self._refuse_unlike(other)
+        merged = copy(self)
+        merged.collectors = [
+            [mine.like(theirs).merge(theirs.like(mine)) for mine, theirs in zip(x, y, strict=True)]
+            for x, y in zip(self.collectors, other.collectors, strict=True)
+        ]
+        merged.examples, merged.ended = self.examples + other.examples, self.ended | other.ended
+        merged.part = ", ".join(part for part in (self.part, other.part) if part)
+        merged.digest = DataDigest.from_json(self.digest.to_json())
+        merged.digest.merge(other.digest)
+        merged.warnings = list(dict.fromkeys([*self.warnings, *other.warnings]))
+        if other.data != self.data:
+            merged.data = " and ".join(dict.fromkeys([*self.data.split(" and "), *other.data.split(" and ")]))
+        return merged
+
+    def _refuse_unlike(self, other: Comparer) -> None:
+        if not (self.examples and other.examples):
+            raise ShapeError("statistics of weights alone hold no examples, so there is nothing to merge.")
+        for name in self.models:
+            forms = [str(part.origins.get(name, {}).get("form", "")) for part in (self, other)]
+            if all(forms) and (difference := form_difference(*map(Form.from_json, forms))):
+                raise ShapeError(f"these parts can't be merged: the architecture of {name!r} differs in {difference}.")
+        for what, mine, theirs in _differences(self, other):
+            if mine != theirs:
+                raise ShapeError(f"these parts can't be merged: their {what} differ, {mine} and {theirs}.")
+        common = self.digest.common(other.digest)
+        if common:
+            raise ShapeError(
+                f"these parts overlap: both hold the examples {common[0]:,} to {common[1] - 1:,}; merge each part "
+                "once, and give separate loaders their `start`."
+            )
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write all to one file, whole or not at all; over another file only with `overwrite`."""
+        self.flush()
+        files.write(path, KIND, *self.to_arrays(), overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Comparer:
+        """Return the comparer that was saved at `path`."""
+        return load_comparer(path)
+
+    def to_arrays(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return all that `from_arrays` needs: a header for JSON, and named arrays in the host's memory."""
+        header, tensors = self.to_parts()
+        return header, {name: one.detach().cpu().numpy() for name, one in tensors.items()}
+
+    def to_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return all that `from_parts` needs: a header for JSON, and named tensors."""
+        self.flush()
+        tensors: dict[str, Tensor] = {}
+        held = to_plain(self.collectors, tensors, "collectors")
+        header = {name: getattr(self, name) for name in PLAIN} | {
+            "version": __version__,
+            "digest": self.digest.to_json(),
+            "ended": sorted(self.ended),
+            "pairs": [self.pairs.of, self.pairs.which],
+            "layers": [asdict(layer) for layer in self.alignment.given.values()],
+            "needs": [{"measures": need.measures, "settings": need.settings.to_json()} for need in self.needs],
+            "study": {name: getattr(self.study, name) for name in STUDY},
+            "collectors": held,
+        }
+        return header, tensors
+
+
+OF_PARTS = ("part", "start")  # what a plan has no use for
+
+
+def load_comparer(path: str | os.PathLike[str]) -> Comparer:
+    """Return the comparer that was saved at `path`."""
+    header, arrays = files.read(path, KIND)
+    with files.damage_reported(path):
+        for need in header["needs"]:
+            try:
+                find(need["measures"][0])
+            except UnknownName as absent:
+                raise FileError(
+                    f"{str(path)!r} holds a statistic of a package that is not installed: {absent} Install the package."
+                ) from absent
+        return from_arrays(header, arrays)
+
+
+def from_arrays(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Comparer:
+    """Return the comparer of a header and arrays; these may be shared with other processes, and are copied."""
+    return from_parts(header, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+
+
+def from_parts(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Comparer:
+    """Return the comparer that `to_parts` took apart."""
+    of, which = header["pairs"]
+    which = which if isinstance(which, str) else [tuple(pair) for pair in which]
+    study, asked = Study({}, [], **header["study"]), header["asked"]
+    spec = Spec(
+        measures=asked, pairs=which, seed=study.seed, errors=study.chunks > 0, chunks=study.chunks or 20,
+        resize="average" if header["resizes"] else None, shape="positions" if header["resizes"] else None,
+    )  # fmt: skip
+    comparer = Comparer.of(spec, [], Pairs(of, which), study)
+    given = [LayerSize(**layer | {"space": tuple(layer["space"])}) for layer in header["layers"]]
+    comparer.alignment, comparer.study = aligned(given, comparer.pairs, study)
+    comparer.needs = [_need(need) for need in header["needs"]]
+    for name in PLAIN:
+        setattr(comparer, name, header[name])
+    comparer.digest, comparer.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
+    comparer.collectors = from_plain(header["collectors"], tensors)
+    return comparer
+
+
+def _need(header: Mapping[str, Any]) -> Need:
+    measure = find(header["measures"][0])
+    candidates = ready_collectors(measure)
+    settings = type(candidates[0].settings_for(measure)).from_json(header["settings"])
+    return Need(candidates, settings, tuple(header["measures"]))
+
+
+def _differences(one: Comparer, other: Comparer) -> Iterator[tuple[str, Any, Any]]:
+    yield "models", one.models, other.models
+    for name in one.models:
+        weights = [part.origins[name].get("weights", "") for part in (one, other)]
+        yield f"weights of {name!r}", weights[0], weights[1]
+        mine, theirs = ([(layer.name, layer.width) for layer in part.layers[name]] for part in (one, other))
+        yield f"layers of {name!r}", mine, theirs
+        shapes = [{layer.name: layer.shape for layer in part.layers[name]} for part in (one, other)]
+        yield f"shapes of {name!r}", shapes[0], shapes[1]
+    yield "pairs", one.pairs.words, other.pairs.words
+    asked = [[list(need.measures) for need in need_list] for need_list in (one.needs, other.needs)]
+    short = list(map(_unshared, asked, asked[::-1]))
+    yield ("measures", *(asked if short[0] == short[1] else short))
+    yield "numbers of chunks", one.study.chunks, other.study.chunks
+    yield "seeds", one.study.seed, other.study.seed
+    for name in {**one.settings, **other.settings}:
+        yield f"settings of {name!r}", one.settings.get(name, "none"), other.settings.get(name, "none")
+    if one.part and other.part:  # parts of one set; separate loaders may go by other names
+        yield "data", one.data, other.data
+
+
+def _unshared(mine: list[list[str]], theirs: list[list[str]]) -> str:
+    """Return as text the measures of one part that the other lacks; all of them where it lacks none."""
+    every, others = (list(chain.from_iterable(asked)) for asked in (mine, theirs))
+    lacking = [name for name in every if name not in others] or every
+    return ", ".join(lacking[:NAMED]) + (f" and {len(lacking) - NAMED} others" if len(lacking) > NAMED else "")
+
+
+def found_measures(measures: Any) -> list[Measure]:
+    """Return the measures requested, each once."""
+    listed = [measures] if isinstance(measures, str) or not isinstance(measures, Iterable) else measures
+    found = list({measure.id: measure for measure in map(find, listed)}.values())
+    if not found:
+        raise InvalidValue("`measures` is empty; name at least one, e.g. 'cka'.", argument="measures")
+    return found
+
+
+def provenance_of_all(comparer: Comparer) -> dict[str, str]:
+    """Return how all models were compared, as text."""
+    return {
+        "pairs": comparer.pairs.words,
+        "resize": "average" if comparer.resizes else "none",
+        "plan": comparer.plan_text,
+        **({"data digest": comparer.digest.hex} if comparer.examples else {}),
+        **({"settings digest": settings_digest(comparer.settings)} if comparer.settings else {}),
+        **({"call": command()} if command() else {}),
+        "products": comparer.products,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def _by_rows(collector: Any, layers: Mapping[Key, KeptLayer]) -> list[Collector]:
+    """Return a collector, or several where its layers give different numbers of rows from now on."""
+    groups: dict[int, list[Key]] = {}
+    for key in collector.names:
+        groups.setdefault(layers[key].length, []).append(key)
+    return [collector] if len(groups) == 1 else [collector.restricted(keys) for keys in groups.values()]
+
+
+def _by_model(fed: Mapping[str, Any], batch: Batch) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Yield the rows of each model with hashes of what its examples are."""
+    for model in dict.fromkeys(key[0] for key in fed["activations"]):
+        keys = {key: key for key in fed.get("outputs", ())} | {key: key[0] for key in fed["activations"]}
+        own = {feed: {key: one for key, one in rows.items() if keys[key] == model} for feed, rows in fed.items()}
+        yield own, batch.hashes.get(model, batch.numbers)
+
+
+def _of_examples(outputs: Mapping[str, Tensor], length: int | None) -> dict[str, Tensor]:
+    """Return the outputs of layers whose first axis counts the examples of a batch."""
+    return {name: output for name, output in outputs.items() if length is None or output.shape[:1] == (length,)}

@@ -1,0 +1,310 @@
+"""The plan: which collector is used for which measure, its cost, and whether it fits the memory.
+
+No collector is named here. A measure names its pair type, the pair type its candidate collectors, and each of these
+estimates its own cost for the given study. What the plan refuses, the work refuses, as it makes the same plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from netkin.comparing.alignment import Alignment, Pairs
+from netkin.errors import InvalidValue, MemoryLimit, NetkinError
+from netkin.measures.registry import Measure
+from netkin.memory import format_bytes, free_memory, total_memory
+from netkin.representations.gradients import Target
+from netkin.statistics.collector import Collector, CostEstimate, LayerSize, Study, unfit_for_spectra
+
+LITTLE = 2**24  # bytes that are taken whatever is free
+THOUSANDS = ("", " thousand", " million", " billion", " trillion")
+
+
+@dataclass(frozen=True)
+class Need:
+    """What some measures must have collected: the candidates of their pair type, and settings that serve them all."""
+
+    candidates: tuple[type[Collector], ...]
+    settings: Any
+    measures: tuple[str, ...]
+
+    @cached_property
+    def feeds(self) -> frozenset[str]:
+        return self.candidates[0].feeds_for(self.settings)
+
+    @cached_property
+    def target(self) -> Target | None:
+        """The loss whose gradients are wanted, if any are."""
+        return Target(**self.candidates[0].loss_for(self.settings)) if "gradients" in self.feeds else None
+
+    @cached_property
+    def of_weights(self) -> bool:
+        """Whether it is read from weights, which come once and without data."""
+        return self.feeds == {"weights"}
+
+    @cached_property
+    def reduces(self) -> bool:
+        """Whether rows are made smaller as soon as a layer has run."""
+        return all(kind.reduces for kind in self.candidates)
+
+    def chosen(self, study: Study) -> tuple[type[Collector], CostEstimate]:
+        """Return the first candidate that fits the memory, in the order of their ranks, and its cost."""
+        offers = [(kind, cost) for kind in self.candidates if (cost := kind.cost(self.settings, study)) is not None]
+        if not offers:
+            name = self.measures[0].partition("(")[0]
+            unfit = unfit_for_spectra(name) if study.spectral else f"no collector of {name!r} fits these layers."
+            raise InvalidValue(unfit)
+        offers.sort(key=lambda offer: offer[1].rank)
+        for kind, cost in offers:
+            if cost.bytes <= study.limit:
+                return kind, cost
+        kind, cost = min(offers, key=lambda offer: offer[1].bytes)
+        refuse_over(study, cost.bytes, cost.what, cost.ways)
+        return kind, cost
+
+
+def needs_of(measures: Sequence[Measure]) -> list[Need]:
+    """Return what must be collected for some measures, without duplicates."""
+    needs: list[Need] = []
+    for measure in measures:
+        candidates = ready_collectors(measure)
+        wanted = candidates[0].settings_for(measure)
+        for place, need in enumerate(needs):
+            joined = need.settings.joined(wanted) if need.candidates == candidates else None
+            if joined is not None:
+                needs[place] = Need(candidates, joined, (*need.measures, measure.id))
+                break
+        else:
+            needs.append(Need(candidates, wanted, (measure.id,)))
+    return needs
+
+
+def weights_alone(measures: Sequence[Measure]) -> bool:
+    """Return whether some measures are read from weights alone, so that no data are needed."""
+    return all(need.of_weights for need in needs_of(measures))
+
+
+def weights_of(side: Any, needs: Sequence[Need]) -> dict[str, Mapping[str, Tensor]]:
+    """Return the weights of a side's layers; where none were named, of those that some collector is for."""
+    weights: dict[str, Mapping[str, Tensor]] = side.weights()
+    if side.names_layers:
+        return weights
+    kinds = [(kind, need.settings) for need in needs for kind in need.candidates]
+    fit = {name: own for name, own in weights.items() if any(kind.takes(settings, own) for kind, settings in kinds)}
+    if not fit:
+        measures = ", ".join(dict.fromkeys(name for need in needs for name in need.measures))
+        raise InvalidValue(f"{side.name!r} has no layer with {kinds[0][0].needs}, which {measures} would be read from.")
+    return fit
+
+
+def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
+    """Return the collectors of a measure's pair type; refuse those that lack what the pass needs of them."""
+    reads = measure.facts.reads
+    given = getattr(reads, "collectors", ())
+    kinds = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if not kinds:
+        raise InvalidValue(
+            f"{measure.name!r} can be called with two matrices and no more: {reads.__name__}, which it reads, names no "
+            f"`collectors`; set `{reads.__name__}.collectors` to a tuple of `Collector` classes."
+        )
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Collector)):
+            raise InvalidValue(
+                f"{reads.__name__}.collectors, for {measure.name!r}, holds {kind!r}, which is no `Collector`."
+            )
+        lacks = sorted(getattr(kind, "__abstractmethods__", ()))
+        lacks += [] if kind.stored else ["stored"]
+        lacks += [] if isinstance(getattr(kind, "kind", None), str) else ["kind"]
+        lacks += ["open_pairs"] if kind.reduces and not hasattr(kind, "open_pairs") else []
+        if lacks:
+            raise InvalidValue(
+                f"the collector {kind.__name__} of {measure.name!r} lacks {', '.join(lacks)}; define it."
+            )
+        if kind.feeds != {"weights"} and not kind.feeds <= {"activations", "gradients", "outputs"}:
+            raise InvalidValue(
+                f"the collector {kind.__name__} of {measure.name!r} wants {' and '.join(sorted(kind.feeds))}; "
+                "a pass feeds activations, gradients and outputs, or weights."
+            )
+    return kinds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The collectors chosen, their memory in bytes and the reason; `explain` adds what else the work will take."""
+
+    bytes: int
+    limit: int
+    lines: tuple[str, ...]
+    kinds: tuple[type[Collector], ...] = ()  # the collector of each need
+    widths: dict[str, dict[str, int]] = field(default_factory=dict)  # of each model's layers
+    pairs: int = 0
+    measures: dict[str, str] = field(default_factory=dict)  # the statistic that each is read from
+    examples: int | None = None
+    passes: int | None = None  # forward passes of all models together
+    operations: int | None = None  # multiply-adds of the statistics
+    refused: str = ""  # the sentence that `compare` would refuse with
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def make_plan(needs: Sequence[Need], study: Study) -> Plan:
+    """Choose a collector for each need; refuse what does not fit the memory, naming the ways out."""
+    offers = [need.chosen(study) for need in needs]
+    total = sum(cost.bytes for _, cost in offers)
+    refuse_over(study, total, "the statistics")
+    refuse_over(study, total, "the statistics", limit=max(free_memory(study.device), LITTLE))
+    counts = [cost.operations for _, cost in offers]
+    why = {name: cost.words + cost.why for need, (_, cost) in zip(needs, offers, strict=True) for name in need.measures}
+    return Plan(
+        total, study.limit, tuple(f"{cost.words}: {format_bytes(cost.bytes)}" for _, cost in offers),
+        tuple(kind for kind, _ in offers), measures=why,
+        operations=None if None in counts else sum(count or 0 for count in counts),
+    )  # fmt: skip
+
+
+def refuse_over(study: Study, size: int, what: str, ways: str = "", limit: int | None = None) -> None:
+    """Refuse a size over the study's limit, or over what is free, naming the widest layer and the ways out."""
+    most = study.limit if limit is None else limit
+    if size <= most:
+        return
+    widest = max(study.sizes, key=lambda layer: layer.width)
+    raise MemoryLimit(
+        f"{what} need {format_bytes(size)} and {'the limit is' if limit is None else 'the free memory is'} "
+        f"{format_bytes(most)}; the widest layer is {widest.name!r} of {widest.model!r} with {widest.width:,} "
+        f"features. Use {ways or CostEstimate.ways}, fewer `layers=`, "
+        + ("fewer `chunks=` or `pairs=`, " if study.chunks else "")
+        + "or a higher `memory=`.",
+        argument="memory",
+    )
+
+
+def memory_limit(memory: int | None, device: Any = None) -> int:
+    """Return the bytes that statistics may take: the user's limit, or a quarter of all memory.
+
+    What is free at the moment does not count, so that parts of one study choose the same collectors.
+    """
+    return total_memory(device) // 4 if memory is None else memory
+
+
+def aligned(sizes: Sequence[LayerSize], pairs: Pairs, study: Study) -> tuple[Alignment, Study]:
+    """Return how layers of these sizes are paired, and the study of them."""
+    names = {model: [size.name for size in sizes if size.model == model] for pair in pairs.of for model in pair}
+    alignment = Alignment(sizes, pairs.pair_blocks(names))
+    return alignment, replace(study, layers=alignment.layers, pair_blocks=alignment.pair_blocks)
+
+
+# --- explaining -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a plan says of the models and the data: the sizes of layers, and how many examples in batches of what size.
+
+    `seen` counts the examples that each model will see, None where that is not known.
+    """
+
+    sizes: Sequence[LayerSize]
+    left_out: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by model: layers, and why
+    batch: int = 0
+    seen: Sequence[int | None] = ()
+    runs: bool = True  # whether models run, and rows are not recorded
+
+
+def explained(found: Found, measures: Sequence[Measure], pairs: Pairs, study: Study) -> Plan:
+    """Return the plan in figures and in words; what the work would refuse, over pairs or memory, is in `refused`."""
+    needs, layers = needs_of(measures), dict[str, list[LayerSize]]()
+    for size in found.sizes:
+        layers.setdefault(size.model, []).append(size)
+    names = {model: [size.name for size in own] for model, own in layers.items()}
+    chosen, wanted, missing, without, refused = Plan(0, 0, ()), list[Any](), list[str](), 0, ""
+    try:
+        alignment, study = aligned(found.sizes, pairs, study)
+        wanted = [((a, x), (b, y)) for a, b in pairs.of for x, y in pairs.layer_pairs(names, a, b)]
+        missing = [reason for pair in wanted if (reason := alignment.mismatch(*pair))]
+        if alignment.layers:
+            chosen, without = make_plan(needs, study), make_plan(needs, replace(study, chunks=0)).bytes
+    except NetkinError as refusal:
+        refused = str(refusal)
+    counts = [math.ceil(count / found.batch) for count in found.seen if count is not None and found.batch]
+    known = len(counts) == len(found.seen)
+    plan = replace(
+        chosen,
+        widths={model: {size.name: size.width for size in own} for model, own in layers.items()},
+        pairs=len(wanted),
+        measures={measure.id: chosen.measures.get(measure.id, _pair_type(measure)) for measure in measures},
+        examples=study.examples,
+        passes=0 if not (found.batch and found.runs) else sum(counts) if known else None,
+        refused=refused,
+    )
+    said = _lines(plan, needs, found, layers, missing, study, without, chosen.lines)
+    return replace(plan, lines=tuple(said))
+
+
+def _pair_type(measure: Measure) -> str:
+    reads = measure.facts.reads
+    return f"{reads.__name__}, collected by {' or '.join(kind.__name__ for kind in reads.collectors)}"
+
+
+def _lines(
+    plan: Plan, needs: Sequence[Need], found: Found, layers: Mapping[str, Sequence[LayerSize]],
+    missing: Sequence[str], study: Study, without: int, costs: Sequence[str],
+) -> Iterator[str]:  # fmt: skip
+    """Yield the plan in words: what is compared, the runs of the models, the measures and what they take."""
+    for model, own in layers.items():
+        widest = max(own, key=lambda layer: layer.width)
+        count = "1 layer" if len(own) == 1 else f"{len(own):,} layers"
+        yield f"{model}: {count}, the widest {widest.name!r} with {widest.width:,} features ({widest.shape})"
+    for model, reasons in found.left_out.items():
+        yield from (f"  left out of {model!r}: {reason}" for reason in reasons.values())
+    yield f"pairs: {plan.pairs:,}"
+    if missing:
+        yield f"  without a value: {len(missing):,}; {missing[0]}"
+    yield f"examples: {_examples_in_words(study.examples, found.batch)}"
+    yield f"forward passes: {_passes_in_words(plan.passes, found)}"
+    if targets := list(dict.fromkeys(need.target for need in needs if need.target is not None)):
+        losses = ", ".join(target.name for target in targets)
+        yield f"backward passes: {len(targets)} after each of these, of the loss {losses}"
+    yield "measures:"
+    yield from (f"  {measure}: {statistic}" for measure, statistic in plan.measures.items())
+    if plan.limit:
+        yield f"memory: {format_bytes(plan.bytes)} for statistics; the limit is {format_bytes(plan.limit)}"
+        yield from (f"  {line}" for line in costs if len(costs) > 1)
+    if study.chunks:
+        less = f", {format_bytes(without)} without them" if without else ""
+        yield (
+            f"error bars: {study.chunks} chunks of the examples, whose sums are in that memory{less}; "
+            f"every value is read {study.chunks + 1} times"
+        )
+    if plan.operations is not None:
+        yield f"work: {_count_in_words(plan.operations)} multiply-adds for statistics, plus the forward passes"
+    if plan.refused:
+        yield f"would be refused: {plan.refused}"
+
+
+def _examples_in_words(examples: int | None, batch: int) -> str:
+    if not batch:
+        return "none, the weights alone are compared"
+    if examples is None:
+        return f"not known before they are read; batches of {batch:,}"
+    count = math.ceil(examples / batch)
+    return f"{examples:,}, in {'1 batch' if count == 1 else f'{count:,} batches of up to {batch:,}'}"
+
+
+def _passes_in_words(passes: int | None, found: Found) -> str:
+    if passes is None:
+        return "one of each model on each batch"
+    if passes == 0:
+        return "none, the rows are recorded" if found.batch else "none"
+    return f"{passes:,}, one of each model on each batch, after two of a few examples that show the layers"
+
+
+def _count_in_words(count: int) -> str:
+    """Return a large number with three digits at most, as in "4.19 billion"."""
+    power = min((len(str(count)) - 1) // 3, len(THOUSANDS) - 1)
+    return f"{count / 1000**power:.3g}{THOUSANDS[power]}"

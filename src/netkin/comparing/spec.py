@@ -1,0 +1,321 @@
+"""`Spec`, what is compared and how, and `Run`, how a call runs: each option is declared once, with a sentence.
+
+`takes_options` gives a function the keywords of both: its signature, its docstring and the refusal of an unknown
+keyword are made of the declarations here, and so are the options of commands. For type checkers there are `Options`,
+a `TypedDict` of them all. The module needs no torch, so that commands start fast.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+
+from netkin.errors import InvalidValue, UnknownName, did_you_mean
+
+if TYPE_CHECKING:  # commands read the declarations, and start without torch
+    import torch
+
+    from netkin.comparing.engines import Engine
+    from netkin.progress import ProgressOption
+    from netkin.representations.layers import Spec as Layers
+    from netkin.representations.shapes import Shape
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Measures = str | Callable[..., Any] | Sequence[Any]
+MOST = 2.0**62  # bytes, where `memory` is infinite
+
+
+def _says(sentence: str) -> dict[str, str]:
+    return {"sentence": sentence}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is compared, and how."""
+
+    measures: Measures | None = field(
+        default=("cka",), metadata=_says("one measure or several, by name with parameters, or as functions.")
+    )
+    layers: Layers | Mapping[str, Layers] = field(
+        default=None,
+        metadata=_says(
+            "which layers: names, globs (`*` within a level, `**` across) or types; a mapping gives each model its own."
+        ),
+    )
+    pairs: Any = field(
+        default="all",
+        metadata=_says(
+            '"all", each with every other, "corresponding", those of one name, or a list of (layer, layer).'
+        ),
+    )
+    examples: int | None = field(default=None, metadata=_says("the number of examples after which the pass ends."))
+    part: str | tuple[int, int] | None = field(
+        default=None, metadata=_says('which part of indexable data, as "3/16": the third of sixteen contiguous ranges.')
+    )
+    start: int | None = field(
+        default=None,
+        metadata=_says(
+            "the number of the first example, for parts that are given as separate loaders; 0 for the first of them."
+        ),
+    )
+    shape: Shape | Mapping[str, Shape] = field(
+        default=None,
+        metadata=_says(
+            "what one example is, for all layers or by layer; by default pool for feature maps and mean for tokens."
+        ),
+    )
+    resize: str | None = field(
+        default=None,
+        metadata=_says('"average" averages larger feature maps down to the smaller size, with shape positions or dft.'),
+    )
+    memory: float | None = field(
+        default=None, metadata=_says("the most bytes that statistics may take; by default a quarter of all memory.")
+    )
+    rows: int | None = field(
+        default=None,
+        metadata=_says(
+            "how many examples may be sampled, where models would run several times otherwise; the result says so."
+        ),
+    )
+    seed: int = field(default=0, metadata=_says("seed of the sample of rows that kernel measures read."))
+    transforms: Any = field(default=None, metadata=_says("a function of the inputs, or one for each model."))
+    forward: Any = field(default=None, metadata=_says("a function ``forward(model, batch)``, or one for each model."))
+    names: tuple[str, str] = field(default=("a", "b"), metadata=_says("what the result calls the two."))
+    errors: bool = field(
+        default=False,
+        metadata=_says("whether values get standard errors, by leaving out one chunk of the examples in turn."),
+    )
+    chunks: int = field(default=20, metadata=_says("the number of chunks for standard errors."))
+    exact_model: bool = field(
+        default=False,
+        metadata=_says(
+            "whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers."
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        if self.part is not None:
+            object.__setattr__(self, "part", parse_part(self.part))
+        object.__setattr__(self, "pairs", checked_pairs(self.pairs))
+        self._check_numbers()
+        self._check_shape()
+        if not (isinstance(self.names, (tuple, list)) and len(self.names) == 2 and all(map(_is_text, self.names))):
+            self._refuse("names", "must be two texts")
+
+    def _check_numbers(self) -> None:
+        for name, least, meaning in (
+            ("examples", 1, "is a number of examples"),
+            ("start", 0, "is the number of the first example"),
+            ("rows", 1, "is the size of a sample of the examples"),
+        ):
+            value = getattr(self, name)
+            if value is not None and not _is_whole(value, least):
+                self._refuse(name, f"{meaning}, {least} or more")
+        if not _is_whole(self.seed):
+            self._refuse("seed", "is a whole number")
+        if self.errors and not _is_whole(self.chunks, 2):
+            self._refuse("chunks", "is the number of chunks for standard errors, 2 or more")
+        memory: Any = self.memory
+        if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not float(memory) > 0):
+            self._refuse("memory", "is a number of bytes, such as 2e9")
+
+    def _check_shape(self) -> None:
+        from netkin.representations.shapes import dft, positions, shape_name  # which need torch
+
+        if self.resize not in (None, "average"):
+            raise UnknownName(f"`resize` is None or 'average'; got {self.resize!r}.", argument="resize")
+        if self.resize and self.shape not in ("positions", positions, "dft", dft):
+            sentence = f"`resize` goes with shape='positions' or shape='dft'; got shape={self.shape!r}."
+            raise InvalidValue(sentence, argument="resize", value=self.resize)
+        shapes = [shape_name(one) for one in self.shape.values()] if isinstance(self.shape, Mapping) else []
+        several = next((one for one in shapes if one in ("positions", "tokens")), None)
+        if "dft" in shapes and several:
+            raise InvalidValue(
+                f"with 'dft' every layer must give one row per example, and {several!r} gives several; "
+                "use 'pool' or 'mean' for the others.",
+                argument="shape",
+            )
+
+    def _refuse(self, name: str, meaning: str) -> None:
+        value = getattr(self, name)
+        raise InvalidValue(f"`{name}` {meaning}; got {value!r}.", argument=name, value=value)
+
+    @property
+    def chunk_count(self) -> int:
+        """How many chunks are kept apart; 0 where no standard errors are wanted."""
+        return self.chunks if self.errors else 0
+
+    @property
+    def limit(self) -> int | None:
+        """The most bytes that statistics may take; None where the device decides."""
+        return None if self.memory is None else int(min(float(self.memory), MOST))
+
+    @property
+    def shapes(self) -> list[Any]:
+        """The shapes asked for, without the layers that they are for."""
+        return list(self.shape.values()) if isinstance(self.shape, Mapping) else [self.shape]
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a call runs."""
+
+    device: torch.device | str | None = field(
+        default=None, metadata=_says("where the models run; by default where they are.")
+    )
+    partial: bool = field(default=False, metadata=_says("whether Ctrl-C returns what is finished."))
+    engine: str | Engine = field(
+        default="local",
+        metadata=_says(
+            '"local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a '
+            "cluster; models, data and functions are then given by name."
+        ),
+    )
+    save: str | os.PathLike[str] | None = field(
+        default=None,
+        metadata=_says(
+            "the file for the result, beside which finished parts are kept, and where the same call continues."
+        ),
+    )
+    overwrite: bool = field(
+        default=False,
+        metadata=_says("whether another result or job that is there is deleted, and the work starts again."),
+    )
+    progress: ProgressOption = field(
+        default=None,
+        metadata=_says("None for a bar in a terminal, False for nothing, or a function of (done, total, what)."),
+    )
+
+
+class Options(TypedDict, total=False):
+    """The keywords of `Spec` and `Run`, for type checkers; a test holds it equal to them."""
+
+    layers: Layers | Mapping[str, Layers]
+    pairs: Any
+    examples: int | None
+    part: str | tuple[int, int] | None
+    start: int | None
+    shape: Shape | Mapping[str, Shape]
+    resize: str | None
+    memory: float | None
+    rows: int | None
+    seed: int
+    transforms: Any
+    forward: Any
+    names: tuple[str, str]
+    errors: bool
+    chunks: int
+    exact_model: bool
+    device: torch.device | str | None
+    partial: bool
+    engine: str | Engine
+    save: str | os.PathLike[str] | None
+    overwrite: bool
+    progress: ProgressOption
+
+
+DECLARED = {one.name: one for kind in (Spec, Run) for one in fields(kind)}
+
+
+def sentence_of(option: str) -> str:
+    """Return the sentence that says what an option means."""
+    return str(DECLARED[option].metadata["sentence"])
+
+
+def default_of(option: str) -> Any:
+    """Return what an option is where it is not given."""
+    return DECLARED[option].default
+
+
+def split(options: Mapping[str, Any]) -> tuple[Spec, Run]:
+    """Return the two halves of some options; those that were not given have their defaults."""
+    spec, run = ({one.name for one in fields(kind)} for kind in (Spec, Run))
+    return (
+        Spec(**{name: value for name, value in options.items() if name in spec}),
+        Run(**{name: value for name, value in options.items() if name in run}),
+    )
+
+
+def takes_options(without: str) -> Callable[[Function], Function]:
+    """Let a function that ends in ``**options`` show the declared options as its keywords, but for some.
+
+    Its docstring has an ``Args:`` for its own arguments, which those of the options follow.
+    """
+
+    def decorate(function: Function) -> Function:
+        own = list(inspect.signature(function).parameters.values())[:-1]
+        left_out = {*without.split(), *(parameter.name for parameter in own)}
+        names = [name for name in DECLARED if name not in left_out]
+        added = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default_of(name), annotation=DECLARED[name].type
+            )
+            for name in names
+        ]
+        known = [*(parameter.name for parameter in own), *names]
+
+        @functools.wraps(function)
+        def called(*given: Any, **options: Any) -> Any:
+            for name in options:
+                if name not in known:
+                    hint = did_you_mean(name, known) or "."
+                    raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
+            return function(*given, **options)
+
+        returns = inspect.signature(function).return_annotation
+        called.__signature__ = inspect.Signature([*own, *added], return_annotation=returns)  # type: ignore[attr-defined]
+        called.__doc__ = _documented(function.__doc__ or "", ["measures"] * ("measures" in known) + names)
+        return cast("Function", called)
+
+    return decorate
+
+
+def _documented(text: str, names: Sequence[str]) -> str:
+    """Return a docstring in which a line for each option follows those of the function's own arguments."""
+    begin, args, rest = text.partition("    Args:\n")
+    own, example, end = rest.partition("\n    Example:")
+    lines = "".join(f"\n        {name}: {sentence_of(name)}" for name in names if f" {name}: " not in own)
+    return f"{begin}{args}{own.rstrip()}{lines}\n{example}{end}" if args else text
+
+
+def parse_part(part: Any) -> tuple[int, int]:
+    """Return a part, written as "3/16" or (3, 16), as two numbers."""
+    try:
+        which, count = map(int, part.split("/")) if isinstance(part, str) else map(operator.index, part)
+    except (TypeError, ValueError):
+        sentence = f"a part is written as '3/16', the third of sixteen; got {part!r}."
+        raise InvalidValue(sentence, argument="part", value=part) from None
+    if not 1 <= which <= count:
+        sentence = f"parts are numbered from 1 to their count; got {which}/{count}."
+        raise InvalidValue(sentence, argument="part", value=part)
+    return which, count
+
+
+def checked_pairs(which: Any) -> Any:
+    """Return which pairs of layers are compared: "all", "corresponding", or a list without repetitions."""
+    if isinstance(which, str):
+        if which not in ("all", "corresponding"):
+            sentence = f"`pairs` is 'all', 'corresponding' or a list of (layer, layer); got {which!r}."
+            raise UnknownName(sentence, argument="pairs", value=which)
+        return which
+    pairs = list(which) if isinstance(which, Iterable) else [which]
+    wrong = [pair for pair in pairs if not (isinstance(pair, (tuple, list)) and len(pair) == 2)]
+    if wrong or not pairs:
+        got = repr(wrong[0]) if wrong else "an empty list"
+        sentence = f"`pairs` must hold (layer, layer), as in [('conv1', 'conv2')]; got {got}."
+        raise InvalidValue(sentence, argument="pairs", value=which)
+    return list(dict.fromkeys((x, y) for x, y in pairs))
+
+
+def _is_whole(value: Any, least: float = -MOST) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
