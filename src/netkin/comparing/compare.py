@@ -7,11 +7,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from typing_extensions import Unpack
 
 from netkin import __version__
 from netkin.comparing.alignment import Pairs, size_of_weights
@@ -46,6 +45,9 @@ from netkin.results import Comparison
 from netkin.settings import loaders_kept
 from netkin.sources.names import by_name
 from netkin.statistics.collector import LayerSize, Study
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Call", "collect", "compare", "compare_sides", "explain", "merge", "model_directions"]
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from netkin import __version__, files
 from netkin.arrays import require_finite
@@ -38,7 +37,7 @@ from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study,
 from netkin.statistics.statistic import from_plain, to_plain
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 KIND = "statistics"
 NAMED = 8  # layers that a warning names

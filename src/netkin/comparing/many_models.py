@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import RandomSampler
-from typing_extensions import Unpack
 
 from netkin import jobs
 from netkin.comparing.alignment import Pairs
@@ -56,6 +55,9 @@ from netkin.sources.models import names_weights, refuse_unknown_model
 from netkin.sources.names import numbered
 from netkin.sources.weights import remark_on
 from netkin.statistics.collector import LayerSize
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 GROUP = 128  # models of a group at most: larger ones save little, and a pass of two has 24,512 pairs
 SHARES = 8  # into which the data of all passes are split, whose sums a job keeps
