@@ -20,7 +20,7 @@ from netkin import __version__, files
 from netkin.arrays import as_tensor, require_finite
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.plan import Need, Plan, aligned, make_plan, memory_limit, needs_of, ready_collectors, refuse_over
-from netkin.comparing.spec import DECLARED, Options, Spec, layers_by_name, split, takes_options
+from netkin.comparing.spec import DECLARED, Options, Spec, documented, layers_by_name, split, takes_options
 from netkin.comparing.stream import Batch, KeptLayer, make_batch
 from netkin.errors import FileError, ForwardError, InvalidValue, MemoryLimit, NoValue, ShapeError, UnknownName
 from netkin.identity import DataDigest, Form, form_difference, form_of, settings_digest, weights_digest, with_call
@@ -56,8 +56,6 @@ class Comparer:
 
     Args:
         measures: one measure or several, by name with parameters, or as functions.
-        **options: `layers` (those that `watching` reads), `pairs`, `shape`, `memory`, `seed`, `errors` and `chunks`, as
-            in `nk.compare`.
 
     Example:
         >>> comparer = Comparer(["cka", "nbs"])
@@ -585,6 +583,9 @@ class Comparer:
             "collectors": held,
         }
         return header, tensors
+
+
+Comparer.__doc__ = documented(Comparer.__doc__ or "", FED)
 
 
 def load_comparer(path: str | os.PathLike[str]) -> Comparer:

@@ -274,13 +274,13 @@ def takes_options(without: str) -> Callable[[Function], Function]:
 
         returns = inspect.signature(function).return_annotation
         called.__signature__ = inspect.Signature([*own, *added], return_annotation=returns)  # type: ignore[attr-defined]
-        called.__doc__ = _documented(function.__doc__ or "", ["measures"] * ("measures" in known) + names)
+        called.__doc__ = documented(function.__doc__ or "", ["measures"] * ("measures" in known) + names)
         return cast("Function", called)
 
     return decorate
 
 
-def _documented(text: str, names: Sequence[str]) -> str:
+def documented(text: str, names: Sequence[str]) -> str:
     """Return a docstring in which a line for each option follows those of the function's own arguments."""
     begin, args, rest = text.partition("    Args:\n")
     own, example, end = rest.partition("\n    Example:")

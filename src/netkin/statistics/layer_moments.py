@@ -685,7 +685,10 @@ def add_product(sums: Tensor, conjugate: Tensor, columns: Tensor, totals: Sequen
 
 def _add(sums: Tensor, product: Tensor) -> None:
     """Add a product of lower precision to its sums, some rows at a time: torch would copy all of it on the host."""
-    rows = product.shape[-2] if product.is_cuda or product.dtype == sums.dtype else AT_ONCE // product.shape[-1] + 1
+    if product.is_cuda or product.dtype == sums.dtype:
+        sums += product
+        return
+    rows = AT_ONCE // product.shape[-1] + 1
     for start in range(0, product.shape[-2], rows):
         sums[..., start : start + rows, :] += product[..., start : start + rows, :]
 
