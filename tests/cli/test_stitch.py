@@ -177,7 +177,7 @@ def test_a_file_with_another_sweep_is_refused_and_stays(netkin, tmp_path):
     before = (tmp_path / "c.netkin").read_bytes()
     result = netkin(f"{whole} --at fc --save c.netkin".replace("digits:test", "digits:train"))
     assert result.exit_code == 1
-    assert result.stderr.startswith("netkin: 'c.netkin.job' holds a sweep that differs in test data (")
+    assert "'c.netkin.job' holds a sweep that differs in test data (" in result.stderr
     assert (tmp_path / "c.netkin").read_bytes() == before
 
 

@@ -153,3 +153,47 @@ def test_a_model_that_runs_twice_or_not_at_all_is_refused(models, batches):
         models[0](models[0](batches[0]).new_zeros(batches[0].shape))
     with pytest.raises(ForwardError, match="'b' did not run"), comparer.watching(a=models[0], b=models[1]):
         models[0](batches[0])
+
+
+def test_a_refused_first_batch_leaves_the_comparer_as_it_was():
+    comparer = nk.Comparer("cka")
+    for wrong in ({"a": {"y": X * torch.nan}}, {"a": {"y": X[:0]}}, {"a": {"y": X.to(torch.complex64)}}, {"a": X}, X):
+        with pytest.raises((InvalidValue, ShapeError)):
+            comparer.update(wrong)
+    assert comparer.layers == {}
+    comparer.update({"a": {"x": X}})
+    assert comparer.compute()["x", "x"] == pytest.approx(1)
+
+
+def test_each_example_is_given_once():
+    comparer = nk.Comparer("cka")
+    comparer.update({"a": {"x": X}}, numbers=range(60, 69))
+    comparer.update({"a": {"x": X}})
+    assert comparer.ranges == [(60, 78)]
+    for numbers in (range(64, 73), [80] * 9, range(3)):
+        with pytest.raises((InvalidValue, ShapeError)):
+            comparer.update({"a": {"x": X}}, numbers=numbers)
+    assert comparer.examples == 18
+
+
+def test_token_rows_of_the_same_examples_overlap():
+    comparer = nk.Comparer("cka", shape="tokens")
+    comparer.update(
+        {"a": {"x": torch.randn(4, 3, 5)}}, valid=torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0], [1, 1, 1]])
+    )
+    with pytest.raises(ShapeError, match="overlap"):
+        comparer.merge(comparer)
+
+
+def test_a_comparer_from_a_file_is_not_fed(tmp_path):
+    comparer = nk.Comparer("cka", shape="cls")
+    comparer.update({"a": {"x": torch.randn(6, 3, 5)}})
+    comparer.save(tmp_path / "a.stats")
+    with pytest.raises(InvalidValue, match="feed a new one, and merge the two"):
+        nk.load(tmp_path / "a.stats").update({"a": {"x": torch.randn(6, 3, 5)}})
+
+
+def test_options_that_running_models_needs_are_refused():
+    for option in ({"shpae": "cls"}, {"examples": 3}, {"transforms": len}, {"engine": "local"}):
+        with pytest.raises(TypeError, match="unexpected keyword argument"):
+            nk.Comparer("cka", **option)

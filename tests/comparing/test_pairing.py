@@ -1,6 +1,8 @@
 """Which layers are set beside each other."""
 
 import pytest
+import torch
+from torch import nn
 
 import netkin as nk
 from netkin.errors import InvalidValue, ShapeError, UnknownName
@@ -58,3 +60,36 @@ def test_pairs_are_the_same_for_all_models(maps, images):
 def test_pairs_that_make_no_sense_are_refused(maps, images, pairs, fault, words):
     with pytest.raises(fault, match=words):
         nk.compare(maps(), maps(), images, pairs=pairs)
+
+
+class Words(nn.Module):
+    """Gives a vector for each token."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+
+    def forward(self, ids, attention_mask=None):
+        return self.embed(ids)
+
+
+def test_as_many_tokens_of_other_examples_are_not_paired():
+    ids, masks = torch.randint(0, 9, (2, 4)), ([[1, 1, 1, 0], [1, 0, 0, 0]], [[1, 0, 0, 0], [1, 1, 1, 0]])
+    sides = [nk.ModelInput(Words(), data=[{"ids": ids, "attention_mask": torch.tensor(mask)}]) for mask in masks]
+    with pytest.raises(ShapeError, match="as many tokens for a batch and not for each of its examples"):
+        nk.compare(*sides, shape="tokens", layers="embed")
+
+
+def test_functions_for_models_that_there_are_not_are_refused():
+    model = nn.Linear(4, 3)
+    for option in ({"transforms": {"A": torch.relu}}, {"forward": {"c": len}}, {"forward": 3}, {"transforms": [len]}):
+        with pytest.raises(InvalidValue) as refusal:
+            nk.compare(model, nn.Linear(4, 3), torch.randn(9, 4), layers="", **option)
+        assert refusal.value.argument in option
+
+
+def test_a_stream_of_one_model_of_many_is_read_whole():
+    models = [nn.Sequential(nn.Linear(4, 3), nn.ReLU()) for _ in range(3)]
+    batches = list(torch.randn(50, 4).split(10))
+    found = nk.compare_many([nk.ModelInput(model, data=iter(batches)) for model in models])
+    assert {one.examples for one in found.values()} == {50}

@@ -244,3 +244,20 @@ def test_sketches_of_features_and_gradients_take_no_more_memory_for_many_example
         assert found.examples == 100 * count
         peaks.append(counter.peak)
     assert peaks[1] < peaks[0] + 12 * 2_700  # bytes; 8 an example are its digest, its two rows would be 512 more
+
+
+MANY_LAYERS = """
+import resource, torch, netkin as nk
+a, b = ({f"{side}{place}": torch.randn(1000, 14) for place in range(350)} for side in "ab")
+nk.compare({"x": a["a0"]}, {"y": b["b0"]}, progress=False)  # what is loaded at the first call is left aside
+plan, before = nk.explain(a, b).bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+nk.compare(a, b, progress=False)
+print(plan, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+@pytest.mark.slow
+def test_the_process_grows_by_no_more_than_the_plan_says():
+    plan, grown = map(int, subprocess.check_output([sys.executable, "-c", MANY_LAYERS]).split())
+    assert plan > 3e8
+    assert grown < plan + 1.2e8  # of which the result has 122,500 pairs; a copy of the sums would take 1.9e8 more

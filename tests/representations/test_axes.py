@@ -136,10 +136,10 @@ def lengths_run(model, data, **options):
 def test_two_runs_of_few_examples_show_the_axes(twins):
     for model, axis in zip(twins, (0, 1), strict=True):
         lengths, recorder = lengths_run(model, torch.randn(20, 7, 4).split(10))
-        assert (lengths, recorder.learning_passes) == ([2, 3, 10, 10], 2)
+        assert lengths == [2, 3, 10, 10]
         assert {name: facts.axis for name, facts in recorder.facts.items()} == {"rnn": axis, "head": 0}
-    lengths, again = lengths_run(model, torch.randn(20, 7, 4).split(10), facts=recorder.facts)
-    assert (lengths, again.learning_passes) == ([10, 10], 0)
+    lengths, _ = lengths_run(model, torch.randn(20, 7, 4).split(10), facts=recorder.facts)
+    assert lengths == [10, 10]
 
 
 def test_a_recorder_learns_the_axes_once(twins):

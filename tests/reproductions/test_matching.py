@@ -319,7 +319,7 @@ def test_a_stitch_without_the_number_asked_for_is_refused(lab):
     a, b = (nets.network(lab, name) for name in pair)
     stitch = nk.stitch(a, "bn2", b, "bn2", fitting(lab), "identity")
     place(lab, wanted).parent.mkdir(parents=True, exist_ok=True)
-    stitch.save(place(lab, wanted))
+    stitch.save(place(lab, wanted), overwrite=True)
     with pytest.raises(NoValue, match="there is no relative accuracy without labelled test data"):
         shares(lab, {"identity": [wanted]})
     with pytest.raises(

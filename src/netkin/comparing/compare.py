@@ -7,11 +7,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from typing_extensions import Unpack
 
 from netkin import __version__
 from netkin.comparing.alignment import Pairs, size_of_weights
@@ -29,7 +28,16 @@ from netkin.comparing.plan import (
     weights_of,
 )
 from netkin.comparing.sides import ModelInput, ModelSide, RecordedSide, Side, WeightsSide, function_name
-from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
+from netkin.comparing.spec import (
+    Measures,
+    Options,
+    Run,
+    Spec,
+    by_model,
+    layers_by_name,
+    split,
+    takes_options,
+)  # fmt: skip
 from netkin.comparing.stream import Stream
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import InflatedWarning, InvalidValue, NameClash, outside, refuse_half_characters
@@ -46,6 +54,9 @@ from netkin.results import Comparison
 from netkin.settings import loaders_kept
 from netkin.sources.names import by_name
 from netkin.statistics.collector import LayerSize, Study
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Call", "collect", "compare", "compare_sides", "explain", "merge", "model_directions"]
 
@@ -228,27 +239,17 @@ class Call:
         if given is None or callable(given) or isinstance(given, str):
             return dict.fromkeys(names, given)
         if isinstance(given, Mapping):
-            return {name: given.get(name) for name in names}
-        if len(given) != len(names):
+            return by_model(what, given, names)
+        if not isinstance(given, Sequence) or len(given) != len(names):
+            got = len(given) if isinstance(given, Sequence) else repr(given)
             raise InvalidValue(
-                f"`{what}` must be one function or one for each of the {len(names)} models; got {len(given)}.",
-                argument=what,
+                f"`{what}` must be one function or one for each of the {len(names)} models; got {got}.", argument=what
             )
         return dict(zip(names, given, strict=True))
 
     def layers_of(self, name: str) -> Any:
-        """Return the choice of layers for a model; two models also go by "a" and "b"."""
-        layers = self.spec.layers
-        if not isinstance(layers, Mapping):
-            return layers
-        places = dict(zip(self.models, "ab", strict=False)) if len(self.models) <= 2 else {}
-        unknown = set(layers) - set(self.models) - set(places.values())
-        if unknown:
-            raise InvalidValue(
-                f"`layers` names {sorted(unknown)[0]!r}; the models are {', '.join(map(repr, self.models))}.",
-                argument="layers",
-            )
-        return layers.get(name, layers.get(places.get(name, name)))
+        """Return the choice of layers for a model."""
+        return layers_by_name(self.spec.layers, list(self.models))[name]
 
     def of_some(self, models: Mapping[str, Any], of: Sequence[tuple[str, str]]) -> Call:
         """Return the call for some of its models, loaded or not, and the pairs of them that are compared."""

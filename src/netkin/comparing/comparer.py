@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from netkin import __version__, files
-from netkin.arrays import require_finite
+from netkin.arrays import as_tensor, require_finite
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.plan import Need, Plan, aligned, make_plan, memory_limit, needs_of, ready_collectors, refuse_over
-from netkin.comparing.spec import Options, Spec, split
+from netkin.comparing.spec import DECLARED, Options, Spec, documented, layers_by_name, split, takes_options
 from netkin.comparing.stream import Batch, KeptLayer, make_batch
 from netkin.errors import FileError, ForwardError, InvalidValue, MemoryLimit, NoValue, ShapeError, UnknownName
 from netkin.identity import DataDigest, Form, form_difference, form_of, settings_digest, weights_digest, with_call
@@ -38,9 +37,10 @@ from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study,
 from netkin.statistics.statistic import from_plain, to_plain
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 KIND = "statistics"
+FED = ("measures", "layers", "pairs", "shape", "memory", "seed", "errors", "chunks")  # options without running models
 NAMED = 8  # layers that a warning names
 PLAIN = ("models", "origins", "resizes", "plan_text", "names", "data", "examples", "settings", "part", "asked",
          "warnings", "created")  # fmt: skip
@@ -56,10 +56,9 @@ class Comparer:
 
     Args:
         measures: one measure or several, by name with parameters, or as functions.
-        **options: those of `nk.compare` that say what is compared.
 
     Example:
-        >>> comparer = Comparer(["cka", "nbs"], names=("X", "its square"))
+        >>> comparer = Comparer(["cka", "nbs"])
         >>> for seed in range(3):
         ...     X = torch.randn(40, 8, generator=torch.Generator().manual_seed(seed))
         ...     comparer.update({"X": {"rows": X}, "its square": {"rows": X**2}})
@@ -67,6 +66,7 @@ class Comparer:
         (120, True)
     """
 
+    @takes_options(without=" ".join(name for name in DECLARED if name not in FED))
     def __init__(self, measures: Any = ("cka",), **options: Unpack[Options]):
         spec, _ = split({**options, "measures": measures})
         self._set(spec, found_measures(measures), Pairs([], spec.pairs), None)
@@ -79,7 +79,7 @@ class Comparer:
         return comparer
 
     def _set(self, spec: Spec, measures: Sequence[Measure], pairs: Pairs, study: Study | None) -> None:
-        self.spec, self.needs, self.pairs = spec, needs_of(measures), pairs
+        self.spec, self.needs, self.pairs, self.is_loaded = spec, needs_of(measures), pairs, False
         self.asked = [measure.id for measure in measures]  # in the order in which they were asked for
         limit = memory_limit(spec.limit)
         self.study = study or Study({}, [], limit=limit, chunks=spec.chunk_count, seed=int(spec.seed))
@@ -103,11 +103,6 @@ class Comparer:
     # --- what is read of models ---------------------------------------------------------------------------------------
 
     @property
-    def is_paired(self) -> bool:
-        """Whether all models must see the same examples."""
-        return any(kind.pairs_rows for need in self.needs for kind in need.candidates)
-
-    @property
     def reads(self) -> dict[str, Any]:
         """What a stream must give beside rows."""
         return {
@@ -122,6 +117,7 @@ class Comparer:
 
     def begin(self, sizes: Sequence[LayerSize]) -> None:
         """Plan and start the collectors for layers of these sizes."""
+        vars(self).pop("layers", None)  # where it was asked for before
         self.alignment, self.study = aligned(sizes, self.pairs, self.study)
         if not self.alignment.layers:
             return
@@ -198,7 +194,7 @@ class Comparer:
             given: Mapping[Key, Any] = rows
             if need.reduces and not self.resizes:
                 place += 1
-                given = {key: kept.reduced[place] if kept.reduced else kept.rows for key, kept in batch.layers.items()}
+                given = {key: kept.reduced[place] if kept.reduced else rows[key] for key, kept in batch.layers.items()}
                 collectors[:] = [one for collector in collectors for one in _by_rows(collector, batch.layers)]
             for collector in collectors:
                 self._feed(need, collector, given, batch)
@@ -253,49 +249,93 @@ class Comparer:
         """Return what comparing two models on data would cost; nothing is collected."""
         from netkin.comparing.compare import explain  # it makes comparers
 
-        options = {name: value for name, value in vars(self.spec).items() if name not in ("measures", "rows")}
-        return explain(a, b, data, self.asked, **{name: options[name] for name in options if name not in OF_PARTS})
+        options: Any = {name: getattr(self.spec, name) for name in FED if name != "measures"}
+        return explain(a, b, data, self.asked, **options)
 
     def update(self, rows: Mapping[str, Mapping[str, Any]], *, valid: Any = None, numbers: Any = None) -> None:
         """Fold in one batch: of each model, by its name, what its layers gave for the same examples.
+
+        A batch that is refused leaves the comparer as it was. Calls from several threads must wait for each other.
 
         Args:
             rows: what layers gave, examples first, by model and layer; in every batch of the same ones.
             valid: which tokens count, examples × tokens, for all models or by name; None for all tokens.
             numbers: the numbers of the examples, by which parts of the data are told apart; counted if None.
         """
-        if self.reads["targets"] or self.reads["outputs"]:
+        if self.is_loaded:
+            raise InvalidValue("a comparer from a file is read and merged; feed a new one, and merge the two.")
+        if any(need.of_weights or need.feeds != {"activations"} for need in self.needs):
             raise InvalidValue(
-                "these measures read gradients or outputs, which only running the models gives; use `nk.compare`."
+                "these measures read gradients, outputs or weights, which rows do not hold; use `nk.compare`."
             )
-        layers, masks, facts = dict[Key, KeptLayer](), dict[Key, Tensor](), list[LayerSize]()
-        for model, own in rows.items():
+        before = dict(vars(self))
+        try:
+            self._update(rows, valid, numbers)
+        except BaseException:
+            if not self.examples:  # what the first batch has set
+                vars(self).clear()
+                vars(self).update(before)
+            raise
+
+    def _update(self, rows: Mapping[str, Mapping[str, Any]], valid: Any, numbers: Any) -> None:
+        if not isinstance(rows, Mapping) or not all(isinstance(own, Mapping) for own in rows.values()):
+            raise InvalidValue("`rows` are given by model and layer, as {'a': {'layer': rows}}.", argument="rows")
+        outputs = {
+            (model, layer): as_tensor(output, f"{model}/{layer}").detach()
+            for model, own in rows.items()
+            for layer, output in own.items()
+        }
+        if not outputs:
+            raise InvalidValue("`rows` are given by model and layer, as {'a': {'layer': rows}}; got none.")
+        (first, examples), *others = ((key, len(output) if output.ndim else 0) for key, output in outputs.items())
+        for key, count in others:
+            if count != examples:
+                raise ShapeError(
+                    f"layer {name_of(first)!r} has {examples:,} examples and layer {name_of(key)!r} {count:,}; give "
+                    "both for the same batch, examples first."
+                )
+        if not examples:
+            raise ShapeError(f"layer {name_of(first)!r} has no examples; give at least one.")
+        if isinstance(valid, Mapping) and (strange := [name for name in valid if name not in rows]):
+            raise InvalidValue(f"`valid` names {strange[0]!r}, which is none of the models.", argument="valid")
+        layers, masks, sizes = dict[Key, KeptLayer](), dict[Key, Tensor](), list[LayerSize]()
+        for (model, layer), output in outputs.items():
             mask = valid.get(model) if isinstance(valid, Mapping) else valid
-            for layer, output in own.items():
-                output = torch.as_tensor(output).detach()
-                matrix, shape = rows_of(output, shape_for(layer, self.spec.shape), mask)
-                layers[model, layer] = KeptLayer(matrix, length=len(matrix))
-                if shape == "tokens" and mask is not None:
-                    masks[model, layer] = torch.as_tensor(mask) != 0
-                width, item = matrix.shape[1:].numel(), matrix.element_size()
-                facts.append(LayerSize(model, layer, width, len(matrix), len(output), shape, itemsize=item))
-        if not layers:
-            raise InvalidValue("`update` takes rows by model and layer, as {'a': {'layer': rows}}; got none.")
+            matrix, shape = rows_of(output, shape_for(layer, self.spec.shape), mask)
+            layers[model, layer] = KeptLayer(matrix, length=len(matrix))
+            if shape == "tokens" and mask is not None:
+                masks[model, layer] = torch.as_tensor(mask) != 0
+            width, item = matrix.shape[1:].numel(), matrix.element_size()
+            sizes.append(LayerSize(model, layer, width, len(matrix), examples, shape, itemsize=item))
         if not self.models:
             self._name_models(list(rows))
-            self.begin(facts)
+            self.begin(sizes)
         self._refuse_other_layers(layers)
-        examples = facts[0].examples
-        counted = self.examples + np.arange(examples) if numbers is None else np.asarray(numbers, dtype=np.int64)
+        places = self._numbered(numbers, examples)
 
         def locate() -> None:
             for key, kept in layers.items():
                 assert kept.rows is not None
-                require_finite(kept.rows, f"layer {key[1]!r} of {key[0]!r}")  # type: ignore[index]
+                require_finite(kept.rows, f"layer {name_of(key)!r}")
 
-        content = {name_of(key): kept.rows for key, kept in layers.items() if len(kept.rows) == examples}  # type: ignore[arg-type]
-        sizes = self.alignment.given
-        self.take(make_batch(layers, sizes, examples, lambda _: counted, locate, valid=masks, content=content or None))
+        content = {name_of(key): output for key, output in outputs.items()}
+        given = self.alignment.given
+        self.take(make_batch(layers, given, examples, lambda _: places, locate, valid=masks, content=content))
+
+    def _numbered(self, numbers: Any, examples: int) -> np.ndarray:
+        """Return the numbers of the next examples; those that were given before are refused."""
+        if numbers is None:
+            return max((stop for _, stop in self.ranges), default=0) + np.arange(examples)
+        places = np.asarray(numbers, dtype=np.int64)
+        if len(places) != examples:
+            raise ShapeError(f"`numbers` holds {len(places):,} numbers for {examples:,} examples; give one for each.")
+        again = [int(one) for one in places if any(start <= one < stop for start, stop in self.ranges)]
+        if again or len(np.unique(places)) < len(places):
+            raise InvalidValue(
+                f"`numbers` has {again[0] if again else 'a number'!s} twice; each example is given once, with its own.",
+                argument="numbers",
+            )
+        return places
 
     def _name_models(self, models: Sequence[str]) -> None:
         of = [(models[0], models[0])] if len(models) == 1 else list(combinations(models, 2))
@@ -312,32 +352,30 @@ class Comparer:
 
     @contextmanager
     def watching(self, **models: nn.Module) -> Iterator[None]:
-        """Fold in the batch that these models are run on inside the `with`, each once, by whoever runs them.
+        """Fold in the batch on which these models are run inside the `with`, each of them once.
 
         The first axis of every output is taken for that of the examples; which tokens count is read from the model's
         keyword `attention_mask`. Modes, gradients and random states are left alone; what layers give is detached. An
         exception drops the batch.
         """
-        outputs, inputs = dict[str, Mapping[str, Tensor]](), dict[str, Any]()
-
-        def note(name: str, batch: Any) -> None:
-            if name in inputs:
-                raise ForwardError(f"{name!r} ran twice inside one `watching`; give each run a `with` of its own.")
-            inputs[name] = batch
-
+        choices, fed = layers_by_name(self.spec.layers, list(models)), dict[str, tuple[Any, Any]]()
+        outputs: dict[str, Mapping[str, Tensor]] = {}
         with ExitStack() as stack:
             for name, model in models.items():
-                layers = self.spec.layers.get(name) if isinstance(self.spec.layers, Mapping) else self.spec.layers
-                outputs[name] = stack.enter_context(recording(model, layers, lambda _, output: output.detach().clone()))
+                keep = recording(model, choices[name], lambda _, output: output.detach().clone())
+                outputs[name] = stack.enter_context(keep)
 
                 def before(_: Any, given: Any, keywords: Any, name: str = name) -> None:
-                    note(name, keywords or given)
+                    if name in fed:
+                        raise ForwardError(
+                            f"{name!r} ran twice inside one `watching`; give each run a `with` of its own."
+                        )
+                    fed[name] = (given, keywords)
 
-                hook = unwrapped(model).register_forward_pre_hook(before, with_kwargs=True)
-                stack.callback(hook.remove)
+                stack.callback(unwrapped(model).register_forward_pre_hook(before, with_kwargs=True).remove)
             yield
             rows = {name: dict(own) for name, own in outputs.items()}
-        absent = [name for name in models if name not in inputs]
+        absent = [name for name in models if name not in fed]
         if absent:
             raise ForwardError(f"{absent[0]!r} did not run inside `watching`; run each model once in every `with`.")
         if not self.origins:
@@ -349,10 +387,11 @@ class Comparer:
                 }
                 for name, model in models.items()
             }
-        masks = {name: attention_mask(batch) for name, batch in inputs.items()}
-        lengths = {name: length_if_known(batch) for name, batch in inputs.items()}
-        chosen = {name: _of_examples(own, lengths[name]) for name, own in rows.items()}
-        self.update(chosen, valid={name: mask for name, mask in masks.items() if mask is not None})
+        masks = {name: mask for name, (_, keywords) in fed.items() if (mask := attention_mask(keywords)) is not None}
+        for name, (given, keywords) in fed.items():
+            length = length_if_known(given or keywords)
+            rows[name] = _of_examples(name, rows[name], length, is_default=choices[name] is None)
+        self.update(rows, valid=masks)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -498,6 +537,11 @@ class Comparer:
             forms = [str(part.origins.get(name, {}).get("form", "")) for part in (self, other)]
             if all(forms) and (difference := form_difference(*map(Form.from_json, forms))):
                 raise ShapeError(f"these parts can't be merged: the architecture of {name!r} differs in {difference}.")
+        if [bool(own) for own in self.collectors] != [bool(own) for own in other.collectors]:
+            raise ShapeError(
+                "these parts can't be merged: in one of them no layers give rows that pair; take a shape with one row "
+                "for each example, such as 'mean'."
+            )
         for what, mine, theirs in _differences(self, other):
             if mine != theirs:
                 raise ShapeError(f"these parts can't be merged: their {what} differ, {mine} and {theirs}.")
@@ -541,7 +585,7 @@ class Comparer:
         return header, tensors
 
 
-OF_PARTS = ("part", "start")  # what a plan has no use for
+Comparer.__doc__ = documented(Comparer.__doc__ or "", FED)
 
 
 def load_comparer(path: str | os.PathLike[str]) -> Comparer:
@@ -568,10 +612,8 @@ def from_parts(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Comp
     of, which = header["pairs"]
     which = which if isinstance(which, str) else [tuple(pair) for pair in which]
     study, asked = Study({}, [], **header["study"]), header["asked"]
-    spec = Spec(
-        measures=asked, pairs=which, seed=study.seed, errors=study.chunks > 0, chunks=study.chunks or 20,
-        resize="average" if header["resizes"] else None, shape="positions" if header["resizes"] else None,
-    )  # fmt: skip
+    errors: dict[str, Any] = {"errors": True, "chunks": study.chunks} if study.chunks else {}
+    spec = Spec(measures=asked, pairs=which, seed=study.seed, **errors)
     comparer = Comparer.of(spec, [], Pairs(of, which), study)
     given = [LayerSize(**layer | {"space": tuple(layer["space"])}) for layer in header["layers"]]
     comparer.alignment, comparer.study = aligned(given, comparer.pairs, study)
@@ -579,7 +621,7 @@ def from_parts(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Comp
     for name in PLAIN:
         setattr(comparer, name, header[name])
     comparer.digest, comparer.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
-    comparer.collectors = from_plain(header["collectors"], tensors)
+    comparer.collectors, comparer.is_loaded = from_plain(header["collectors"], tensors), True
     return comparer
 
 
@@ -658,6 +700,13 @@ def _by_model(fed: Mapping[str, Any], batch: Batch) -> Iterator[tuple[dict[str, 
         yield own, batch.hashes.get(model, batch.numbers)
 
 
-def _of_examples(outputs: Mapping[str, Tensor], length: int | None) -> dict[str, Tensor]:
-    """Return the outputs of layers whose first axis counts the examples of a batch."""
-    return {name: output for name, output in outputs.items() if length is None or output.shape[:1] == (length,)}
+def _of_examples(name: str, outputs: Mapping[str, Tensor], length: int | None, is_default: bool) -> dict[str, Tensor]:
+    """Return the outputs of layers whose first axis counts the examples; others are left out, or refused if named."""
+    held = {layer: out for layer, out in outputs.items() if length is None or out.shape[:1] == (length,)}
+    strange = [layer for layer in outputs if layer not in held]
+    if strange and not (is_default and held):
+        raise ShapeError(
+            f"layer {strange[0]!r} of {name!r} gives an output of shape {tuple(outputs[strange[0]].shape)} for a batch "
+            f"of {length} examples, whose first axis does not count them; choose other `layers=`."
+        )
+    return held

@@ -212,13 +212,6 @@ def _refuse_other_orders(data: Mapping[Side, Any]) -> None:
         )
 
 
-def content_of(batches: Mapping[Side, Any]) -> Any:
-    """Return what of the batches of all sides the digest of the data is taken of, each thing once."""
-    every = [side.content(own) for side, own in batches.items()]
-    apart = list({id(content): content for content in every}.values())
-    return apart[0] if len(apart) == 1 else {f"data {place}": content for place, content in enumerate(apart)}
-
-
 def slices(start: int, stop: int) -> list[slice]:
     """Return a range of recorded examples, some at a time."""
     return [slice(first, min(first + SLICE, stop)) for first in range(start, stop, SLICE)]

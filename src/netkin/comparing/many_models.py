@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import RandomSampler
-from typing_extensions import Unpack
 
 from netkin import jobs
 from netkin.comparing.alignment import Pairs
@@ -56,6 +55,9 @@ from netkin.sources.models import names_weights, refuse_unknown_model
 from netkin.sources.names import numbered
 from netkin.sources.weights import remark_on
 from netkin.statistics.collector import LayerSize
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 GROUP = 128  # models of a group at most: larger ones save little, and a pass of two has 24,512 pairs
 SHARES = 8  # into which the data of all passes are split, whose sums a job keeps
@@ -467,10 +469,16 @@ class Many:
                 argument=option,
             )
 
+    @property
+    def _is_stream(self) -> bool:
+        """Whether some data can be read only once: then one pass is all there is."""
+        own = (thing.data for thing in self.call.models.values() if isinstance(thing, ModelInput))
+        return any(isinstance(data, Iterator) for data in (self.call.data, *own))
+
     def way(self) -> tuple[PairsWay, int]:
         """Return the way through all pairs, and the memory limit that it keeps."""
         everything = PairsWay((ModelBlock(tuple(self.call.models), tuple(self.call.of)),))
-        if isinstance(self.call.data, Iterator) or weights_alone(self.measures):
+        if self._is_stream or weights_alone(self.measures):
             return everything, self.call.study([]).limit
         with self.call.engine.working():
             survey = Survey(self.call, self.measures)
@@ -515,7 +523,7 @@ class Many:
             raise InvalidValue(
                 "with `save` all that is finished is kept, also after Ctrl-C; leave `partial` out.", argument="partial"
             )
-        if isinstance(self.call.data, Iterator):
+        if self._is_stream:
             raise InvalidValue("a stream can be read only once, and a job is continued; pass a loader or a list.")
         self._refuse_other_data("save")
 
@@ -598,7 +606,7 @@ class Many:
         `keeps_rows` is whether rows may be kept from pass to pass.
         """
         call = self.call
-        if isinstance(call.data, Iterator):
+        if self._is_stream:
             raise InvalidValue(
                 "`explain_many` reads the first batch, and what it takes from an iterator is gone; pass a loader or a "
                 "list."

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -184,7 +185,7 @@ class ModelSide(Side):
             before = self._recorder  # which has learnt the layers, where there was one
             self._recorder = Recorder(
                 self.model, self._layers, shape=self._shape, forward=self._forward, transform=self.transform,
-                reduce=None if reads.reduce is None else _named(reads.reduce, self.name),
+                reduce=None if reads.reduce is None else partial(reads.reduce, self.name),
                 taps=Taps(self.model, reads.targets) if reads.targets else None,
                 keeps_output=reads.outputs, facts=None if before is None else before.facts,
                 as_run=True,  # the order of a comparison
@@ -381,15 +382,6 @@ class ReplayedSide(Side):
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         return self._side.weights(layers)
-
-
-def _named(reduce: Any, name: str) -> Any:
-    """Return a reduction of the layers of one model."""
-
-    def reduced(layer: str, rows: Tensor, valid: Tensor | None) -> Any:
-        return reduce(name, layer, rows, valid)
-
-    return reduced
 
 
 def _chosen(name: str, known: list[str], layers: Spec) -> list[str]:

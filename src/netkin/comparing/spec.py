@@ -105,7 +105,11 @@ class Spec:
         object.__setattr__(self, "pairs", checked_pairs(self.pairs))
         self._check_numbers()
         self._check_shape()
-        if not (isinstance(self.names, (tuple, list)) and len(self.names) == 2 and all(map(_is_text, self.names))):
+        if not (
+            isinstance(self.names, (tuple, list))
+            and len(self.names) == 2
+            and all(isinstance(name, str) for name in self.names)
+        ):
             self._refuse("names", "must be two texts")
 
     def _check_numbers(self) -> None:
@@ -265,23 +269,38 @@ def takes_options(without: str) -> Callable[[Function], Function]:
             for name in options:
                 if name not in known:
                     hint = did_you_mean(name, known) or "."
-                    raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
+                    raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}")
             return function(*given, **options)
 
         returns = inspect.signature(function).return_annotation
         called.__signature__ = inspect.Signature([*own, *added], return_annotation=returns)  # type: ignore[attr-defined]
-        called.__doc__ = _documented(function.__doc__ or "", ["measures"] * ("measures" in known) + names)
+        called.__doc__ = documented(function.__doc__ or "", ["measures"] * ("measures" in known) + names)
         return cast("Function", called)
 
     return decorate
 
 
-def _documented(text: str, names: Sequence[str]) -> str:
+def documented(text: str, names: Sequence[str]) -> str:
     """Return a docstring in which a line for each option follows those of the function's own arguments."""
     begin, args, rest = text.partition("    Args:\n")
     own, example, end = rest.partition("\n    Example:")
     lines = "".join(f"\n        {name}: {sentence_of(name)}" for name in names if f" {name}: " not in own)
     return f"{begin}{args}{own.rstrip()}{lines}\n{example}{end}" if args else text
+
+
+def by_model(what: str, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return for each model what a mapping has for it; two models also go by "a" and "b"."""
+    places = dict(zip(names, "ab", strict=False)) if len(names) <= 2 else {}
+    strange = sorted(map(str, set(given) - set(names) - set(places.values())))
+    if strange:
+        sentence = f"`{what}` names {strange[0]!r}; the models are {', '.join(map(repr, names))}."
+        raise InvalidValue(sentence, argument=what, value=strange[0])
+    return {name: given.get(name, given.get(places.get(name, name))) for name in names}
+
+
+def layers_by_name(layers: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return the choice of layers for each model, given for all of them or by their names."""
+    return by_model("layers", layers, names) if isinstance(layers, Mapping) else dict.fromkeys(names, layers)
 
 
 def parse_part(part: Any) -> tuple[int, int]:
@@ -306,6 +325,7 @@ def checked_pairs(which: Any) -> Any:
         return which
     pairs = list(which) if isinstance(which, Iterable) else [which]
     wrong = [pair for pair in pairs if not (isinstance(pair, (tuple, list)) and len(pair) == 2)]
+    wrong += [pair for pair in pairs if not all(isinstance(layer, str) for layer in pair)] if not wrong else []
     if wrong or not pairs:
         got = repr(wrong[0]) if wrong else "an empty list"
         sentence = f"`pairs` must hold (layer, layer), as in [('conv1', 'conv2')]; got {got}."
@@ -315,7 +335,3 @@ def checked_pairs(which: Any) -> Any:
 
 def _is_whole(value: Any, least: float = -MOST) -> bool:
     return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,6 +118,7 @@ def make_batch(
     if not doubt.waits:
         doubt.settle()
     count = _examples_in(layers, sizes, known)
+    _refuse_unpaired_tokens(others.get("valid") or {}, sizes)
     return Batch(numbers(count), layers, doubt, **{"count": count} | others, gradients=gradients, outputs=outputs)
 
 
@@ -130,6 +132,18 @@ def _examples_in(layers: Mapping[Key, KeptLayer], sizes: Mapping[Key, LayerSize]
             "transforms must keep every example."
         )
     return next(iter(single.values()), None) or known or min(kept.length for kept in layers.values())
+
+
+def _refuse_unpaired_tokens(valid: Mapping[Key, Tensor], sizes: Mapping[Key, LayerSize]) -> None:
+    """Refuse masks by which as many rows belong to other examples, which would be paired by their order alone."""
+    masks = list({id(mask): (key, mask) for key, mask in valid.items()}.values())
+    for (a, one), (b, other) in combinations(masks, 2):
+        counts = [mask.sum(1).cpu() for mask in (one, other)]
+        if int(counts[0].sum()) == int(counts[1].sum()) and not torch.equal(*counts):
+            raise ShapeError(
+                f"layers {name_of(a)!r} and {name_of(b)!r} gave as many tokens for a batch and not for each of its "
+                "examples, so that they do not pair; use a shape with one row an example, such as 'mean'."
+            )
 
 
 class Stream:
@@ -165,8 +179,6 @@ class Stream:
         self._searching: int | None = None  # the batch that is run again to find NaN and Inf
         self._seen: Counter[str] = Counter()  # examples of each model
         self._owns_rows = all(side.owns_rows for side in sides)
-        # whether the batch itself is what the examples are, for all models
-        self._one_content = feed.is_one and all(side.has_content for side in sides)
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -207,7 +219,7 @@ class Stream:
     def _batch_of(self, step: Mapping[Side, Any]) -> Iterator[Batch]:
         """Yield the batch of a step, or one for each model where nothing pairs their examples."""
         if self.feed.paired:
-            yield self._made(step, self.feed.known, content_of(step, self._one_content))
+            yield self._made(step, self.feed.known, content_of(step))
             return
         counted = set[int]()
         for side, batch in step.items():
@@ -303,10 +315,8 @@ class Stream:
             side.require_finite_inputs(batch, number)
 
 
-def content_of(batches: Mapping[Side, Any], is_one: bool) -> Any:
+def content_of(batches: Mapping[Side, Any]) -> Any:
     """Return what of the batches of all sides the digest of the data is taken of, each thing once."""
-    if is_one:
-        return next(iter(batches.values()))
     every = [side.content(own) for side, own in batches.items()]
     apart = list({id(content): content for content in every}.values())
     return apart[0] if len(apart) == 1 else {f"data {place}": content for place, content in enumerate(apart)}

@@ -190,7 +190,7 @@ class Recorder:
         self._by_glob = set() if layers is None else set(self.layers) - set(named_outright(layers))
         self.facts: dict[str, LayerFacts] | None = None if facts is None else dict(facts)
         self.left_out: dict[str, str] = {}
-        self.batches = self.learning_passes = 0
+        self.batches = 0
         self._shapes: dict[str, tuple[Shape, bool]] = {}  # of each layer, and whether it is the caller's own
         self._home: Any = None  # the model's device and precision, while the hooks are on it
 
@@ -302,7 +302,7 @@ class Recorder:
                 }
         self.batches += 1
         if not self.as_run:
-            rows = {name: rows[name] for name in self.in_order(rows)}
+            rows = {name: rows[name] for name in self._in_order(rows)}
         valid = {} if mask is None else {name: mask.tokens for name in rows if facts[name].shape == "tokens"}
         return Recorded(rows, gradients, output if self.keeps_output else None, valid)
 
@@ -311,7 +311,7 @@ class Recorder:
         facts = self.facts[name]
         return adjoint_rows(gradient.movedim(facts.axis, 0) if facts.axis else gradient, facts.shape, mask)
 
-    def in_order(self, names: Iterable[str]) -> list[str]:
+    def _in_order(self, names: Iterable[str]) -> list[str]:
         """Return names in the order of the chosen layers and of their calls."""
         places = {name: place for place, name in enumerate(self.layers)}
         calls = {name: split_call(name) for name in names}
@@ -329,11 +329,9 @@ class Recorder:
         with random_states_kept(self.model):
             try:
                 before = self._axes(repeated(batch, FEW[0]))
-                self.learning_passes += 1
                 refusals = self._learn_from(repeated(batch, FEW[1]), before)
             except Exception:  # a program of fixed size, or nothing to count by; whatever else is wrong comes up again
                 refusals = self._learn_from(copied(batch), None)
-            self.learning_passes += 1
         for refusal in refusals:
             raise refusal
 

@@ -52,6 +52,7 @@ from netkin.statistics.statistic import Stored
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+AT_ONCE = 2**20  # entries of a product that are added to sums of another precision at a time
 FOLD = 512  # rows gathered before a product is taken: small batches waste the product and the float64 sums
 CHUNKED_FOLD = 2048  # the same where products are taken chunk by chunk
 ON_GPU = 8  # times as many rows wait on a GPU, which is kept busy by few large products
@@ -667,7 +668,7 @@ def add_product(sums: Tensor, conjugate: Tensor, columns: Tensor, totals: Sequen
     With `totals`, the sums of both over their rows, a last column of ones is not among them and yet counted.
     """
     if totals:
-        sums[:, :-1, :-1] += conjugate.mT @ columns
+        _add(sums[:, :-1, :-1], conjugate.mT @ columns)
         sums[:, :-1, -1] += totals[0]
         sums[:, -1, :-1] += totals[1]
         sums[:, -1, -1] += columns.shape[1]
@@ -675,11 +676,21 @@ def add_product(sums: Tensor, conjugate: Tensor, columns: Tensor, totals: Sequen
     if len(sums) == 1:  # plain products are faster than batches of one
         sums, conjugate, columns = sums[0], conjugate[0], columns[0]
     if conjugate.dtype != sums.dtype:
-        sums += conjugate.mT @ columns
+        _add(sums, conjugate.mT @ columns)
     elif sums.ndim == 2:
         sums.addmm_(conjugate.mT, columns)
     else:
         sums.baddbmm_(conjugate.mT, columns)
+
+
+def _add(sums: Tensor, product: Tensor) -> None:
+    """Add a product of lower precision to its sums, some rows at a time: torch would copy all of it on the host."""
+    if product.is_cuda or product.dtype == sums.dtype:
+        sums += product
+        return
+    rows = AT_ONCE // product.shape[-1] + 1
+    for start in range(0, product.shape[-2], rows):
+        sums[..., start : start + rows, :] += product[..., start : start + rows, :]
 
 
 def common_blocks(
