@@ -102,10 +102,7 @@ def compare_many(
         call = _call(models, data, spec, run, engine)
         if run.save is not None:
             jobs.refuse_output(run.save, overwrite=run.overwrite)
-        if not isinstance(engine, PassEngine):
-            return engine.compare_many(call, wanted)
-        many = Many(call, wanted)
-        return Comparisons(many.compare()) if run.save is None else many.keep()
+        return engine.compare_many(call, wanted)
 
 
 @takes_options(without="names part start")
@@ -133,10 +130,7 @@ def explain_many(
     engine = named_engine(run.engine)
     with showing(run.progress), loaders_kept(data):
         wanted = found_measures(measures)
-        call = _call(models, data, spec, run, engine)
-        if not isinstance(engine, PassEngine):
-            return engine.explain_many(call, wanted)
-        return Many(call, wanted).explained()
+        return engine.explain_many(_call(models, data, spec, run, engine), wanted)
 
 
 def _call(models: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> Call:
@@ -484,6 +478,10 @@ class Many:
             survey = Survey(self.call, self.measures)
             limit = self.call.engine.least(survey.study.limit)
         return survey.way(limit, keeps=isinstance(self.call.engine, Local) and not survey.keepable), limit
+
+    def comparisons(self) -> Comparisons:
+        """Return the comparison of every pair, saved where that is asked for."""
+        return Comparisons(self.compare()) if self.call.run.save is None else self.keep()
 
     def compare(self) -> list[Comparison]:
         """Return the comparison of every pair, in the order of the pairs."""

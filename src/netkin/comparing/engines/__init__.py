@@ -43,13 +43,13 @@ class Engine(ABC):
     def collect(self, call: Call, measures: Sequence[Measure]) -> Comparer:
         """Return what one pass over the data leaves."""
 
+    @abstractmethod
     def compare_many(self, call: Call, measures: Sequence[Measure]) -> Comparisons:
-        """Return the comparisons of all pairs, by a plan of the engine's own."""
-        raise NotImplementedError
+        """Return the comparisons of all pairs."""
 
+    @abstractmethod
     def explain_many(self, call: Call, measures: Sequence[Measure]) -> ManyPlan:
         """Return how `compare_many` would go about it."""
-        raise NotImplementedError
 
 
 class PassEngine(Engine):
@@ -62,6 +62,16 @@ class PassEngine(Engine):
 
     def collect(self, call: Call, measures: Sequence[Measure]) -> Comparer:
         return call.collect(measures)
+
+    def compare_many(self, call: Call, measures: Sequence[Measure]) -> Comparisons:
+        from netkin.comparing.many_models import Many  # which knows engines
+
+        return Many(call, measures).comparisons()
+
+    def explain_many(self, call: Call, measures: Sequence[Measure]) -> ManyPlan:
+        from netkin.comparing.many_models import Many
+
+        return Many(call, measures).explained()
 
     @abstractmethod
     def prepared(self, sides: Sequence[Side], settings: Mapping[str, str]) -> AbstractContextManager[None]:
