@@ -166,8 +166,8 @@ def _read_statistics(context: click.Context, path: str) -> Comparison:
 def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options: Any) -> None:
     """Show what `netkin compare` would do with the same options: layers, pairs, forward passes and memory.
 
-    Each model runs on two examples (on a whole batch if it cannot run on two) to learn its layers; no measure is
-    computed. Of several models, and with --engine ray, one of each architecture runs. The exit code is 1 if the
+    Each model runs on a few examples, twice (on a whole batch if it can't run on few), to learn its layers; no measure
+    is computed. Of several models, and with --engine ray, one of each architecture runs. The exit code is 1 if the
     comparison would be refused.
     """
     models = named_models([one for one in (a, b, *more) if one], options.pop("names"))

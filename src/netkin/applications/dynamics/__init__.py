@@ -170,7 +170,7 @@ def explain_dynamics(
 ) -> RunPlan:
     """Return what `dynamics` would do with the same arguments, and what that costs; nothing is compared.
 
-    The first and the last checkpoint are read, and two examples of the first batch are run through each to learn the
+    The first and the last checkpoint are read, and a few examples of the first batch are run through each to learn the
     layers; what a pass would then be refused for, over pairs or memory, is in the plan's `refused`.
 
     Args:

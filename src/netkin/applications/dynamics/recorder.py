@@ -134,7 +134,7 @@ class DynamicsRecorder:
 
     @property
     def memory_per_probe(self) -> int:
-        """The bytes that one probe takes, at most; two examples are run to learn it before the first probe."""
+        """The bytes that one probe takes, at most; a few examples are run to learn it before the first probe."""
         if self._moments:
             return max(sum(state.bytes for state in moment.states.values()) for moment in self._moments)
         return self._probe.bytes(self._kept_examples())
