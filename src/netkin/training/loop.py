@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LinearLR
 
 from netkin.arrays import label_tensor, refuse_beyond_classes
-from netkin.errors import ForwardError, InvalidValue, ShapeError
+from netkin.errors import FileError, ForwardError, InvalidValue, ShapeError
 from netkin.files import Location, damage_reported
 from netkin.identity import described_call
 from netkin.progress import ProgressOption, Report, reporting
@@ -27,9 +27,10 @@ from netkin.sources.datasets import load_data
 from netkin.sources.names import by_name
 from netkin.training.example_order import TEST_BATCH, course_of, course_to_train, in_order, placed
 from netkin.training.recipe import Hook, Recipe, Record, as_hooks, recipe_of, set_rates
-from netkin.training.saving import ChangingAttributes, Saving, identity_of, load_model_state, model_state
+from netkin.training.saving import ChangingAttributes, PartSaving, Saving, identity_of, load_model_state, model_state
 
 Loss = Callable[[Any, Any], Tensor]
+Objective = Callable[[Any, int], Tensor]  # what is minimised, of a batch and the step
 
 
 def train(
@@ -80,11 +81,20 @@ def train(
     _refuse_settings(chosen, loss, save, every)
     with model_lock(), evaluating(model), random_states_kept(model, data=[data, test]), torch.enable_grad():
         model.train()  # `evaluating` puts each flag back
-        training = _Training(model, data, chosen, test, seed, loss, as_hooks(hooks), every)
-        identity = {} if save is None else training.identity(loss, test)
+        course, made_hooks = course_to_train(data, chosen, seed), as_hooks(hooks)
+        minimised, dtype = loss or default_loss(chosen), chosen.dtype(device_of(model))
+        evaluate = partial(loss_and_accuracy, model, test, minimised, dtype, by_classes=loss is None)
+        loop = Loop(
+            model, course, chosen, supervised(model, minimised, made_hooks), made_hooks, seed=seed, every=every,
+            evaluate=None if test is None else evaluate,
+        )  # fmt: skip
+        identity = {}
+        if save is not None:  # this reads all data
+            tested = None if test is None else lambda: course_of(test, Recipe(steps=1), 0).digest()
+            identity = identity_of(model, chosen, seed, loss, made_hooks, course.digest, tested)
         call = described_call("nk.train", model=model, recipe=chosen.words, seed=seed, save=str(save))
         with Saving.opened(save, identity, call, overwrite, test) as saving:
-            history = training.run(saving, progress)
+            history = loop.run(saving, progress, f"training, seed {seed}")
     model.zero_grad(set_to_none=True)
     return history
 
@@ -102,25 +112,31 @@ def accuracy(model: nn.Module, data: Any, *, batch: int = TEST_BATCH, precision:
         return loss_and_accuracy(model, data, None, dtype, batch)["accuracy"]
 
 
-class _Training:
-    """One training, from its first step or from where it stopped, to its last."""
+class Loop:
+    """One training, from its first step or from where it stopped to its last.
+
+    What is minimised is `objective(batch, step)`; what the test gives after each epoch, `evaluate()`.
+    """
 
     def __init__(
-        self, model: nn.Module, data: Any, recipe: Recipe, test: Any, seed: int, loss: Loss | None,
-        hooks: Sequence[Any], every: int | None,
+        self, model: nn.Module, course: Any, recipe: Recipe, objective: Objective, hooks: Sequence[Any] = (), *,
+        seed: int = 0, every: int | None = None, evaluate: Callable[[], Record] | None = None,
     ):  # fmt: skip
-        self.model, self.recipe, self.test, self.seed, self.every = model, recipe, test, seed, every
-        self.device, self.loss, self.hooks = device_of(model), loss or default_loss(recipe), hooks
-        self.dtype, self.by_classes = recipe.dtype(self.device), loss is None
-        self.course = course_to_train(data, recipe, seed)
+        self.model, self.course, self.recipe, self.objective = model, course, recipe, objective
+        self.hooks, self.seed, self.every, self.evaluate = hooks, seed, every, evaluate
+        self.device = device_of(model)
+        self.dtype = recipe.dtype(self.device)
         self.optimizer = recipe.optimizer_of(model.parameters())
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
-        first = [float(group["lr"]) for group in self.optimizer.param_groups]
-        self.rates = recipe.rates(first, recipe.epochs or recipe.steps or 0)
+        self.rates = self._rates()
         self.step = self.epoch = self.within = 0  # `within` counts the steps of the epoch that is not done
         self.seconds, self.losses, self.history = 0.0, list[Tensor](), list[Record]()
-        self.epoch_state: Tensor = self.course.state
+        self.epoch_state: Tensor = course.state
         self.random_state: dict[str, Any] | None = None  # where a training that stopped within an epoch goes on
+
+    def _rates(self) -> list[list[float]]:
+        first = [float(group["lr"]) for group in self.optimizer.param_groups]
+        return self.recipe.rates(first, self.recipe.epochs or self.recipe.steps or 0)
 
     @property
     def total(self) -> int | None:
@@ -130,39 +146,33 @@ class _Training:
 
     @property
     def done(self) -> bool:
-        return self.step == self.recipe.steps or self.epoch == self.recipe.epochs
+        ended = self.step == self.recipe.steps or self.epoch == self.recipe.epochs
+        return ended or any(hook.should_stop(self.step) for hook in self.hooks)
 
-    def identity(self, loss: Loss | None, test: Any) -> dict[str, str]:
-        """Return what identifies the training; this reads all data."""
-        tested = None if test is None else lambda: course_of(test, Recipe(steps=1), 0).digest()
-        return identity_of(self.model, self.recipe, self.seed, loss, self.hooks, self.course.digest, tested)
-
-    def run(self, saving: Saving, progress: ProgressOption) -> list[Record]:
+    def run(self, saving: Saving | PartSaving, progress: ProgressOption = None, what: str = "training") -> list[Record]:
         """Begin, or go on where it stopped, and return the records of all epochs."""
         self.saving = saving
-        if saving.path is not None:
+        if saving.keeps:
             self.attributes = ChangingAttributes(self.model, self.hooks)
         for hook in self.hooks:
             hook.begin(self.model, self.optimizer)
-        first = [float(group["lr"]) for group in self.optimizer.param_groups]
-        if len(first) != len(self.rates[0]):  # a hook has added groups
-            self.rates = self.recipe.rates(first, len(self.rates))
+        self.rates = self._rates()  # a hook may have added groups
         found = saving.read()
         if found is None:
             self._keep()  # a place that can't be written is found before the work
         else:
             self._load(found)
-        with reporting(self.total, f"training, seed {self.seed}", "steps", progress, done=self.step) as report:
+        with reporting(self.total, what, "steps", progress, done=self.step) as report:
             while not self.done:
                 self._epoch(report)
         return self.history
 
     def _epoch(self, report: Report) -> None:
-        seed_all(device_of(self.model), self.seed, self.epoch)
+        seed_all(self.device, self.seed, self.epoch)
         batches = self.course.epoch(self.within)
         if self.random_state is not None:
-            with damage_reported(str(self.saving.path)):
-                load_random_state(device_of(self.model), self.random_state)
+            with damage_reported(self.saving.where):
+                load_random_state(self.device, self.random_state)
             self.random_state = None
         started, before = self._now(), self.seconds
         for batch in batches:
@@ -171,7 +181,7 @@ class _Training:
             report.update()
             if self.every and self.step % self.every == 0:
                 self._keep()
-            if self.step == self.recipe.steps:
+            if self.done:
                 break
         self.seconds = before + self._now() - started
         if not self.within:
@@ -179,15 +189,10 @@ class _Training:
         self._finish_epoch()
 
     def _update(self, batch: Any) -> None:
-        batch = placed(batch, self.device, dtype_of(self.model))
-        inputs, step = inputs_of(batch), self.step + 1
+        step = self.step + 1
         set_rates(self.optimizer, self.rates[self.step if self.recipe.epochs is None else self.epoch])
         with autocasting(self.device, self.dtype):
-            outputs = outputs_of(self.model, inputs)
-            value = self.loss(outputs, labels_of(batch))
-            for hook in self.hooks:
-                extra = hook.loss(self.model, inputs, outputs, step)
-                value = value if extra is None else value + extra
+            value = self.objective(batch, step)
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(value).backward()
         self.scaler.unscale_(self.optimizer)
@@ -205,34 +210,37 @@ class _Training:
                 hook.after_step(self.model, step)
 
     def _finish_epoch(self) -> None:
-        self.epoch, self.within = self.epoch + 1, 0
-        record: Record = {"epoch": self.epoch, "step": self.step, "loss": torch.stack(self.losses).mean().item()}
+        record: Record = {"epoch": self.epoch + 1, "step": self.step, "loss": torch.stack(self.losses).mean().item()}
         require_finite(record, self.recipe)
-        if self.test is not None:
-            record |= loss_and_accuracy(self.model, self.test, self.loss, self.dtype, by_classes=self.by_classes)
-        self.history.append(record | {"seconds": self.seconds})
-        self.seconds, self.losses, self.epoch_state = 0.0, [], self.course.state
+        self.history.append(record | (self.evaluate() if self.evaluate else {}) | {"seconds": self.seconds})
+        self.seconds, self.losses = 0.0, []
         for hook in self.hooks:
             hook.after_epoch(self.model, self.history[-1])
+        if self.within == (self.course.per_epoch or self.within):  # else more steps would go on within this epoch
+            self.epoch, self.within, self.epoch_state = self.epoch + 1, 0, self.course.state
         if self.every is None or self.done:
             self._keep()
 
     def _keep(self) -> None:
-        if self.saving.path is None:
+        if not self.saving.keeps:
             return
         state = {
             "model": model_state(self.model), "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(), "hooks": [hook.state_dict() for hook in self.hooks],
-            "epoch_state": self.epoch_state, "random": random_state(device_of(self.model)) if self.within else None,
+            "epoch_state": self.epoch_state, "random": random_state(self.device) if self.within else None,
             "losses": torch.stack(self.losses) if self.losses else None, "seconds": self.seconds,
             "attributes": self.attributes.changed(), "history": self.history, "step": self.step, "epoch": self.epoch,
             "within": self.within,
         }  # fmt: skip
-        self.saving.write(state)
-        self.saving.job.advance(self.step, self.total, "steps")
+        self.saving.write(state, self.total)
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        with damage_reported(str(self.saving.path)):
+        if state["step"] > (self.total or state["step"]):
+            raise FileError(
+                f"{self.saving.where!r} holds a training of {state['step']:,} steps, and {self.total:,} are asked for; "
+                "ask for as many or more, or give another path."
+            )
+        with damage_reported(self.saving.where):
             load_model_state(self.model, state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
@@ -241,18 +249,35 @@ class _Training:
             self.losses = [] if state["losses"] is None else list(state["losses"].to(self.device))
             self.seconds, self.history = state["seconds"], state["history"]
             self.step, self.epoch, self.within = state["step"], state["epoch"], state["within"]
-            of_hooks = list(zip(self.hooks, state["hooks"], strict=True))
-            if not (0 <= self.within <= self.step <= (self.total or self.step) and self.epoch == len(self.history)):
+            hook_states = list(zip(self.hooks, state["hooks"], strict=True))
+            if not (0 <= self.within <= self.step and self.epoch <= len(self.history)):
                 raise ValueError(f"it stands at step {self.step:,} of epoch {self.epoch + 1}")
-        for hook, own in of_hooks:
-            hook.load_state_dict(own)
-        self.attributes.load(state.get("attributes", {}))
-        self.saving.job.advance(self.step, self.total, "steps")
+        for hook, hook_state in hook_states:
+            hook.load_state_dict(hook_state)
+        self.attributes.load(state["attributes"])
+        self.saving.tell(self.step, self.total)
 
     def _now(self) -> float:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
+
+
+def supervised(model: nn.Module, loss: Loss, hooks: Sequence[Any]) -> Objective:
+    """Return what is minimised on a batch of inputs and labels: the loss, and what hooks add to it."""
+    device, dtype = device_of(model), dtype_of(model)
+
+    def objective(batch: Any, step: int) -> Tensor:
+        batch = placed(batch, device, dtype)
+        inputs = inputs_of(batch)
+        outputs = outputs_of(model, inputs)
+        value = loss(outputs, labels_of(batch))
+        for hook in hooks:
+            extra = hook.loss(model, inputs, outputs, step)
+            value = value if extra is None else value + extra
+        return value
+
+    return objective
 
 
 def default_loss(recipe: Recipe) -> Loss:

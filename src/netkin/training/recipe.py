@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, R
 from netkin.errors import InvalidValue, UnknownName, did_you_mean, require_at_least, require_listed
 
 Record = dict[str, float]
-METHODS = ("begin", "loss", "after_backward", "after_step", "after_epoch", "state_dict", "load_state_dict")
+METHODS = ("begin", "loss", "after_backward", "after_step", "after_epoch", "should_stop", "state_dict", "load_state_dict")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "steps", "linear", "cosine")
 ORDERS = ("shuffled", "drawn", "given")
@@ -220,6 +220,10 @@ class Hook:
     def after_epoch(self, model: nn.Module, record: Record) -> None:
         """Read the record of an epoch that is done."""
 
+    def should_stop(self, step: int) -> bool:
+        """Return whether the training ends after this step, before its recipe is done."""
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the hook needs to resume: tensors, numbers, texts, lists and mappings.
 
@@ -271,6 +275,3 @@ def recipe_of(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
 
 def _word(value: Any) -> str:
     return getattr(value, "__name__", type(value).__name__) if callable(value) else repr(value)
-
-
-# --- what a training is, and the file from which it resumes -----------------------------------------------------------

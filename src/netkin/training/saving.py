@@ -79,7 +79,17 @@ class Saving:
             load_generator_states(self.test, state["test_state"])
             return state
 
-    def write(self, state: Mapping[str, Any]) -> None:
+    @property
+    def keeps(self) -> bool:
+        """Whether the state is written anywhere."""
+        return self.path is not None
+
+    @property
+    def where(self) -> str:
+        """The place of the state, as errors name it."""
+        return str(self.path)
+
+    def write(self, state: Mapping[str, Any], total: int | None) -> None:
         """Write the state of the training: nested mappings and lists of tensors, numbers and texts."""
         if self.path is not None:
             values, arrays = pack_state({"test_state": generator_states(self.test), **state})
@@ -87,6 +97,44 @@ class Saving:
             header = {"identity": dict(self.identity), "progress": progress, "state": values}
             with self.job.writing(self.path):
                 files.write(self.path, KIND, header, arrays, overwrite=True)
+            self.tell(state["step"], total)
+
+    def tell(self, step: int, total: int | None) -> None:
+        """Let `netkin jobs` show how far the training is."""
+        self.job.advance(step, total, "steps")
+
+
+@dataclass(frozen=True)
+class PartSaving:
+    """The state of a training as a part of a job, which may hold others; without a job nothing is kept."""
+
+    job: Job | None = None
+    name: str = ""
+    is_whole: bool = False  # the job consists of this training alone, and its progress is that of the job
+
+    @property
+    def keeps(self) -> bool:
+        return self.job is not None
+
+    @property
+    def where(self) -> str:
+        return "" if self.job is None else str(self.job.folder)
+
+    def read(self) -> dict[str, Any] | None:
+        if self.job is None:
+            return None
+        return self.job.recall(self.name, lambda part: unpack_state(part.values["state"], part.arrays))
+
+    def write(self, state: Mapping[str, Any], total: int | None) -> None:
+        if self.job is not None:
+            values, arrays = pack_state(state)
+            self.job.keep(self.name, {"state": values}, arrays)
+            self.tell(state["step"], total)
+            self.job.check()  # a request to cancel ends the training here
+
+    def tell(self, step: int, total: int | None) -> None:
+        if self.job is not None and self.is_whole:
+            self.job.advance(step, total, "steps")
 
 
 def identity_of(
