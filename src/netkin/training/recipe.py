@@ -16,7 +16,16 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, R
 from netkin.errors import InvalidValue, UnknownName, did_you_mean, require_at_least, require_listed
 
 Record = dict[str, float]
-METHODS = ("begin", "loss", "after_backward", "after_step", "after_epoch", "should_stop", "state_dict", "load_state_dict")
+METHODS = (
+    "begin",
+    "loss",
+    "after_backward",
+    "after_step",
+    "after_epoch",
+    "should_stop",
+    "state_dict",
+    "load_state_dict",
+)
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "steps", "linear", "cosine")
 ORDERS = ("shuffled", "drawn", "given")

@@ -5,11 +5,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from netkin import files, jobs
-from netkin.applications.stitching import map_training as training_module
 from netkin.applications.stitching.map_training import train_map
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import FileError
 from netkin.jobs import Job
+from netkin.training.saving import PartSaving
 from task_loss_worlds import joined, perceptron, two_perceptrons
 
 OPTIONS = [
@@ -24,15 +24,15 @@ OPTIONS = [
 
 def interrupted_after(monkeypatch, count):
     """Let training be interrupted once it has written so many files."""
-    written, keep = [], training_module.keep_standing
+    states, write = [], PartSaving.write
 
-    def writing(*arguments):
-        keep(*arguments)
-        written.append(arguments)
-        if len(written) == count:
+    def writing(saving, state, total):
+        write(saving, state, total)
+        states.append(state)
+        if len(states) == count:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(training_module, "keep_standing", writing)
+    monkeypatch.setattr(PartSaving, "write", writing)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -44,7 +44,7 @@ def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, monkeypatch, opti
 
     settings = TaskLoss(**options, resume=tmp_path / "training.job")
     with monkeypatch.context() as patch:
-        interrupted_after(patch, 2)
+        interrupted_after(patch, 3)
         network = joined(a, "1", b, "1", data, settings)
         first = network.transformation.matrix.clone()
         with pytest.raises(KeyboardInterrupt):
@@ -65,6 +65,17 @@ def test_a_finished_training_is_read_back_and_can_be_made_longer(tmp_path):
         assert training.steps == 8 * epochs
     whole = joined(a, "1", b, "1", data)
     assert train_map(whole, data, longer) == training
+    assert torch.equal(network.transformation.matrix, whole.transformation.matrix)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": 64}, {"memory": 0}], ids=str)
+def test_a_training_that_ended_within_an_epoch_can_be_made_longer(tmp_path, options):
+    a, b, data = two_perceptrons()
+    for steps in (3, 11):  # of 8 in an epoch, or 7
+        network = joined(a, "1", b, "1", data)
+        train_map(network, data, TaskLoss(steps=steps, rate=1e-4, resume=tmp_path / "training.job", **options))
+    whole = joined(a, "1", b, "1", data)
+    train_map(whole, data, TaskLoss(steps=11, rate=1e-4, **options))
     assert torch.equal(network.transformation.matrix, whole.transformation.matrix)
 
 
@@ -171,14 +182,13 @@ def test_a_damaged_standing_is_refused(tmp_path):
 
 
 def test_half_precision_is_kept(tmp_path):
-    weights, begun = {"w": torch.tensor([1 / 3, 1e30], dtype=torch.bfloat16)}, [{"step": 0, "objective": 1.0}]
+    weight = torch.tensor([1 / 3, 1e30], dtype=torch.bfloat16)
     with Job(tmp_path, "training", {}) as job:
-        training_module.keep_standing(
-            (job, "standing"), training_module.Standing(weights, weights, weights, history=begun)
-        )
-        found = training_module.find_standing((job, "standing"), weights)
-    assert found.now["w"].dtype == torch.bfloat16
-    assert torch.equal(found.now["w"], weights["w"])
+        saving = PartSaving(job, "state")
+        saving.write({"weight": weight, "step": 3}, total=8)
+        state = saving.read()
+    assert state["weight"].dtype == torch.bfloat16
+    assert torch.equal(state["weight"], weight)
 
 
 def test_the_job_of_a_training_tells_its_steps(tmp_path):

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from netkin import files
 from netkin.applications.stitching.network import Stitched
 from netkin.applications.stitching.task_loss import TaskLoss, cka_rows, cut, drop_padding, shrink
 from netkin.applications.stitching.training_batches import (
@@ -31,16 +31,16 @@ from netkin.applications.stitching.training_batches import (
     read_course,
     sample_scores,
 )
-from netkin.errors import FileError, ForwardError, InvalidValue, outside
+from netkin.errors import FileError, ForwardError, outside
 from netkin.identity import COMPARE, forms_by_name, in_words, state_noted, weights_digest
-from netkin.jobs import Job, Part
+from netkin.jobs import Job
 from netkin.measures.kernels import batch_cka
-from netkin.progress import Report, reporting
 from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.hooks import main_tensor
-from netkin.results.packing import as_record
 from netkin.settings import frozen
-from netkin.training.saving import pack_state, unpack_state
+from netkin.training.loop import Loop
+from netkin.training.recipe import Hook, Recipe
+from netkin.training.saving import PartSaving
 
 Weights = dict[str, Tensor]
 JobPart = tuple[Job, str]  # a job, and the name of its part
@@ -64,23 +64,6 @@ class Training:
     data: str = ""  # the mark of the examples trained on
 
 
-@dataclass
-class Standing:
-    """How far a training has come: its weights at first, now and at their best, and what was recorded.
-
-    The order of the examples is a function of seed and epoch, so that this is the complete state.
-    """
-
-    first: Weights
-    now: Weights
-    best: Weights
-    step: int = 0
-    best_step: int = 0
-    waited: int = 0  # records since the best one
-    history: list[ScoreRecord] = field(default_factory=list)
-    adam: dict[str, Any] = field(default_factory=dict)
-
-
 def train_map(
     network: Stitched,
     data: Any,
@@ -100,7 +83,7 @@ def train_map(
     first = _weights(network)
     try:
         with inference_mode_of(network.a, network.b, exact=True), frozen(network.a, network.b):
-            done = _Trainer(network, data, settings, validation, examples).run(place)
+            done = _trained(network, data, settings, validation, examples, place)
     except BaseException:
         network.transformation.load_state_dict(first)
         raise
@@ -139,149 +122,74 @@ def objective(network: Stitched, portion: Portion, settings: TaskLoss) -> Tensor
     return value
 
 
-class _Trainer:
-    """One training, from the first batch to the returned transformation."""
+class ScoresAndPatience(Hook):
+    """Scores the stitch on a sample every so many steps, keeps the best one, and ends a training without progress."""
 
-    def __init__(self, network: Stitched, data: Any, settings: TaskLoss, validation: Any, examples: int | None):
-        self.network, self.settings = network, settings
-        self.digests = {"data": BatchesDigest(data), "validation data": BatchesDigest(validation)}
-        sampling = Sampling(settings.sample)
-        read = partial(batches_of, data, examples)
-        batches = read() if settings.looks_at_own else check_labels(network, read())
-        self.course: InMemory | Reread = read_course(
-            network, self._with_digest("data", batches), read, settings, sampling if validation is None else None
-        )
-        if validation is not None:
-            for batch in self._with_digest("validation data", batches_of(validation)):
-                sampling.offer(network, batch)
-        self.sample = sampling.portions
-        self.total = settings.steps or settings.epochs * self.course.per_epoch
-        self.every = settings.every or self.course.per_epoch
-        self.optimizer = torch.optim.Adam(
-            network.transformation.parameters(), lr=settings.rate, weight_decay=settings.decay
-        )
-        # all but the shift, which no penalty draws to zero
-        self.shrinking = [w for w in network.transformation.parameters() if w is not network.transformation.shift]
+    def __init__(self, network: Stitched, sample: Sequence[Portion], settings: TaskLoss, per_epoch: int, total: int):
+        self.network, self.sample, self.settings = network, sample, settings
+        self.per_epoch, self.total, self.every = per_epoch, total, settings.every or per_epoch
+        self.first = self.best = _weights(network)
+        self.best_step = self.records_since_best = 0
         self.losses: list[Tensor] = []  # of the steps since the last record, never waited for before the next
-        self.place: JobPart | None = None
-        self.standing: Standing
+        before = {"step": 0, "epoch": 0.0, "training_loss": None}
+        self.history: list[ScoreRecord] = [before | self.scores("before training")]
 
-    def _resume(self) -> Standing | None:
-        found = None if self.place is None else find_standing(self.place, _weights(self.network))
-        if found is not None and found.step > self.total:
-            raise FileError(
-                f"{str(self.settings.resume)!r} holds a training of {found.step:,} steps, and {self.total:,} are asked "
-                "for; ask for as many or more, or give another path."
+    def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self.optimizer: Any = optimizer
+        # all but the shift, which no penalty draws to zero
+        self.shrinking = [weight for weight in model.parameters() if weight is not self.network.transformation.shift]
+
+    def objective(self, portion: Portion, step: int) -> Tensor:
+        """Return what is minimised on a portion of the examples."""
+        value = objective(self.network, portion, self.settings)
+        if not value.requires_grad:
+            raise ForwardError(
+                f"no gradient comes back from the second model's output to its layer {self.network.layer_b!r}, so "
+                "the task loss can't train a stitch there; use a direct method."
             )
-        if found is not None and self.place is not None:
-            with files.damage_reported(str(self.place[0].folder)):
-                self.network.transformation.load_state_dict(found.now)
-                self.optimizer.load_state_dict(found.adam)
-        return found
-
-    @contextmanager
-    def _open_place(self, place: JobPart | None) -> Iterator[JobPart | None]:
-        """Give the place where the training's state is kept: the one given, or its own job's."""
-        if self.settings.resume is None:
-            yield place
-            return
-        network = self.network
-        subjects = {
-            "layers": f"{network.layer_a!r} into {network.layer_b!r}",
-            "batches": f"{self.course.per_epoch:,} an epoch",
-            "forms of the activations": network.transformation.meeting.words or "none",
-            "weights of the first model": weights_digest(network.a),
-            "weights of the second model": weights_digest(network.b),
-        }
-        options = {name: in_words(value) for name, value in self.settings.course.items()}
-        identity = options | subjects | {name: str(one.examples) for name, one in self.digests.items()}
-        orders = {"order of the examples": "data", "order of the validation examples": "validation data"}
-        identity |= {words: f"digest {self.digests[name].order}" for words, name in orders.items()}
-        models = {"first": network.a, "second": network.b}
-        known: dict[str, Any] = {**identity, "architecture": forms_by_name(models)}
-        job = Job(self.settings.resume, "training", known, call=str(self.settings), compare=COMPARE)
-        with job, state_noted(job, models):
-            yield job, "standing"
-
-    def _with_digest(self, name: str, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches, whose examples are noted as they pass."""
-        for batch in batches:
-            self.digests[name].update(batch)
-            yield batch
-
-    def run(self, place: JobPart | None) -> Training:
-        with self._open_place(place) as self.place:
-            weights = _weights(self.network)
-            self.standing = self._resume() or Standing(weights, weights, weights)
-            if not self.standing.history:
-                before = {"step": 0, "epoch": 0.0, "training_loss": None, **self._evaluate("before training")}
-                self.standing.history.append(before)
-            with reporting(self.total, "training", "steps", done=self.standing.step) as report:
-                while self.standing.step < self.total and not self._out_of_patience:
-                    self._epoch(report)
-            self._tell(self.standing.step)  # which patience may have ended early
-            return self._finish()
-
-    def _tell(self, total: int) -> None:
-        """Report the progress of a job that consists of this training."""
-        if self.place is not None and self.settings.resume is not None:
-            self.place[0].advance(self.standing.step, total, "steps")
-
-    def _epoch(self, report: Report) -> None:
-        number, start = divmod(self.standing.step, self.course.per_epoch)
-        for portion in self.course.epoch(number, start):
-            self._step(portion)
-            report.update()
-            if self.standing.step % self.every == 0 or self.standing.step == self.total:
-                self._look()
-            if self.standing.step == self.total or self._out_of_patience:
-                return
-        given = self.standing.step - number * self.course.per_epoch
-        if given < self.course.per_epoch:
-            raise InvalidValue(
-                f"the data gave {self.course.per_epoch:,} batches at first and {given:,} when read again; pass data "
-                "that give the same each time."
-            )
-
-    def _step(self, portion: Portion) -> None:
-        settings, device = self.settings, self.network.transformation.shift.device
-        with torch.enable_grad():
-            with torch.autocast(device.type, torch.bfloat16, enabled=settings.autocast):
-                value = objective(self.network, portion, settings)
-            if not value.requires_grad:
-                raise ForwardError(
-                    f"no gradient comes back from the second model's output to its layer {self.network.layer_b!r}, so "
-                    "the task loss can't train a stitch there; use a direct method."
-                )
-            self.optimizer.zero_grad(set_to_none=True)
-            value.backward()
-        self.optimizer.step()
-        if settings.l1:
-            for weight in self.shrinking:
-                shrink(self.optimizer, weight, settings.l1)
         self.losses.append(value.detach())
-        self.standing.step += 1
+        return value
 
-    def _look(self) -> None:
-        """Record the scores of the stitch, and keep it if it is the best so far."""
-        standing, losses = self.standing, torch.stack(self.losses)
-        self._refuse_non_finite(losses)
-        judged = self._evaluate(f"at step {standing.step}")
-        passed = {"step": standing.step, "epoch": standing.step / self.course.per_epoch}
-        standing.now = _weights(self.network)
-        best = next(record for record in standing.history if record["step"] == standing.best_step)
-        if judged["objective"] < best["objective"]:
-            standing.best, standing.best_step, standing.waited = standing.now, standing.step, 0
+    def after_step(self, model: nn.Module, step: int) -> None:
+        if self.settings.l1:
+            for weight in self.shrinking:
+                shrink(self.optimizer, weight, self.settings.l1)
+        if step % self.every == 0 or step == self.total:
+            self._score(step)
+
+    def should_stop(self, step: int) -> bool:
+        return self.settings.patience is not None and self.records_since_best >= self.settings.patience
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("first", "best", "best_step", "records_since_best", "history")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if not all(_is_near(state["first"].get(name), weight.cpu()) for name, weight in self.first.items()):
+            raise FileError(
+                f"{str(self.settings.resume)!r} holds a training that began from another transformation; give the same "
+                "one, or another path."
+            )
+        vars(self).update(state)
+
+    def _score(self, step: int) -> None:
+        losses, self.losses = torch.stack(self.losses), []
+        bad = (~torch.isfinite(losses)).nonzero()
+        if len(bad):
+            raise ForwardError(
+                f"training came to NaN or Inf at step {step - len(losses) + 1 + int(bad[0]):,} of {self.total:,} with "
+                f"`rate={self.settings.rate:g}`; the transformation is as it was before. Take a smaller `rate`."
+            )
+        scores = self.scores(f"at step {step}")
+        best = next(record for record in self.history if record["step"] == self.best_step)
+        if scores["objective"] < best["objective"]:
+            self.best, self.best_step, self.records_since_best = _weights(self.network), step, 0
         else:
-            standing.waited += 1
-        standing.history.append({**passed, "training_loss": float(losses.mean()), **judged})
-        self.losses = []
-        if self.place is not None:
-            standing.adam = self.optimizer.state_dict()
-            keep_standing(self.place, standing)
-            self._tell(self.total)
+            self.records_since_best += 1
+        passed = {"step": step, "epoch": step / self.per_epoch, "training_loss": float(losses.mean())}
+        self.history.append(passed | scores)
 
-    def _evaluate(self, when: str) -> ScoreRecord:
+    def scores(self, when: str) -> ScoreRecord:
+        """Return the scores of the stitch on the sample, and what is minimised."""
         settings, transformation = self.settings, self.network.transformation
         record = sample_scores(self.network, self.sample, settings.loss, settings.cka_of)
         cka = record["cka" if settings.cka_of == "places" else "cka_of_examples"] or 0.0
@@ -295,66 +203,82 @@ class _Trainer:
             )
         return {"loss": record.pop("loss"), "objective": total, **record}
 
-    def _refuse_non_finite(self, losses: Tensor) -> None:
-        bad = (~torch.isfinite(losses)).nonzero()
-        weights = all(bool(torch.isfinite(weight).all()) for weight in self.network.transformation.parameters())
-        if len(bad) or not weights:
-            step = self.standing.step - len(losses) + 1 + (int(bad[0]) if len(bad) else len(losses) - 1)
-            raise ForwardError(
-                f"training came to NaN or Inf at step {step:,} of {self.total:,} with `rate={self.settings.rate:g}`; "
-                "the transformation is as it was before. Take a smaller `rate`."
-            )
 
-    @property
-    def _out_of_patience(self) -> bool:
-        return self.settings.patience is not None and self.standing.waited >= self.settings.patience
-
-    def _finish(self) -> Training:
-        standing, settings = self.standing, self.settings
-        if settings.patience is not None:
-            self.network.transformation.load_state_dict(standing.best)
-        for weight in self.shrinking if settings.l1 else []:
-            cut(weight, settings.threshold)
-        step = standing.step if settings.patience is None else standing.best_step
-        final = {"step": step, **self._evaluate("in the end")}
-        return Training(
-            tuple(standing.history), final, standing.step, step, self._out_of_patience, self.course.words,
-            self.course.examples, str(self.digests["data"].examples),
-        )  # fmt: skip
-
-
-def keep_standing(place: JobPart, standing: Standing) -> None:
-    """Save the state of a training; a request to cancel ends it here."""
-    job, name = place
-    values, arrays = pack_state(vars(standing))
-    job.keep(name, {"state": values}, arrays)
-    job.check()
-
-
-def find_standing(place: JobPart, first: Weights) -> Standing | None:
-    """Return where a training stood, or None where it is new; one that began elsewhere than at `first` is refused."""
-    job, name = place
-    standing = job.recall(name, _unpack)
-    if standing is None:
-        return None
-    if standing.first.keys() != first.keys() or not all(_near(standing.first[k], first[k].cpu()) for k in first):
-        raise FileError(
-            f"{str(job.folder)!r} holds a training that began from another transformation; give the same one, or "
-            "another path."
-        )
-    return standing
+def _trained(
+    network: Stitched, data: Any, settings: TaskLoss, validation: Any, examples: int | None, place: JobPart | None
+) -> Training:
+    digests = {"data": BatchesDigest(data), "validation data": BatchesDigest(validation)}
+    sampling = Sampling(settings.sample)
+    read = partial(batches_of, data, examples)
+    batches = read() if settings.looks_at_own else check_labels(network, read())
+    course = read_course(
+        network, _with_digest(digests["data"], batches), read, settings, sampling if validation is None else None
+    )
+    if validation is not None:
+        for batch in _with_digest(digests["validation data"], batches_of(validation)):
+            sampling.offer(network, batch)
+    length: dict[str, Any] = {"steps": settings.steps} if settings.steps else {"epochs": settings.epochs}
+    recipe = Recipe(
+        **length, optimizer="adam", rate=settings.rate, decay=settings.decay,
+        precision="bf16" if settings.autocast else "float32",
+    )  # fmt: skip
+    per_epoch = course.per_epoch
+    hook = ScoresAndPatience(
+        network, sampling.portions, settings, per_epoch, settings.steps or settings.epochs * per_epoch
+    )
+    loop = Loop(network.transformation, course, recipe, hook.objective, [hook], seed=settings.seed, every=hook.every)
+    with _saving(network, course, settings, digests, place) as saving, torch.enable_grad():
+        loop.run(saving)
+        saving.tell(loop.step, loop.step)  # patience may have ended it early
+    stopped = hook.should_stop(loop.step)
+    if settings.patience is not None:
+        network.transformation.load_state_dict(hook.best)
+    for weight in hook.shrinking if settings.l1 else []:
+        cut(weight, settings.threshold)
+    step = loop.step if settings.patience is None else hook.best_step
+    final = {"step": step, **hook.scores("in the end")}
+    examples_digest = str(digests["data"].examples)
+    return Training(
+        tuple(hook.history), final, loop.step, step, stopped, course.words, course.examples, examples_digest
+    )
 
 
-def _unpack(part: Part) -> Standing:
-    standing = as_record(Standing, unpack_state(part.values["state"], part.arrays))
-    if standing.best_step not in {record["step"]: record["objective"] for record in standing.history}:
-        raise ValueError(f"it has no record of step {standing.best_step}")
-    return standing
+def _with_digest(digest: BatchesDigest, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches, whose examples are noted as they pass."""
+    for batch in batches:
+        digest.update(batch)
+        yield batch
 
 
-def _near(held: Tensor, first: Tensor) -> bool:
+@contextmanager
+def _saving(
+    network: Stitched, course: InMemory | Reread, settings: TaskLoss, digests: Mapping[str, BatchesDigest],
+    place: JobPart | None,
+) -> Iterator[PartSaving]:  # fmt: skip
+    """Yield where the training's state is kept: as a part of the sweep's job, or in a job of its own."""
+    if settings.resume is None:
+        yield PartSaving(*(place or ()))
+        return
+    identity = {name: in_words(value) for name, value in settings.course.items()} | {
+        "layers": f"{network.layer_a!r} into {network.layer_b!r}",
+        "batches": f"{course.per_epoch:,} an epoch",
+        "forms of the activations": network.transformation.meeting.words or "none",
+        "weights of the first model": weights_digest(network.a),
+        "weights of the second model": weights_digest(network.b),
+        **{name: str(digest.examples) for name, digest in digests.items()},
+        "order of the examples": f"digest {digests['data'].order}",
+        "order of the validation examples": f"digest {digests['validation data'].order}",
+    }
+    models = {"first": network.a, "second": network.b}
+    known: dict[str, Any] = {**identity, "architecture": forms_by_name(models)}
+    job = Job(settings.resume, "training", known, call=str(settings), compare=COMPARE)
+    with job, state_noted(job, models):
+        yield PartSaving(job, "standing", is_whole=True)
+
+
+def _is_near(held: Tensor | None, first: Tensor) -> bool:
     # solved again on another device a map may differ by rounding
-    if held.shape != first.shape:
+    if held is None or held.shape != first.shape:
         return False
     return bool((held.double() - first.double()).norm() <= 1e-2 * first.double().norm().clamp(min=1e-30))
 

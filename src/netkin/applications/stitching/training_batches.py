@@ -30,7 +30,7 @@ from netkin.applications.stitching.task_loss import (
     refuse_unfit_labels,
 )
 from netkin.arrays import label_tensor
-from netkin.errors import MemoryLimit, ShapeError
+from netkin.errors import InvalidValue, MemoryLimit, ShapeError
 from netkin.identity import DataDigest, UnorderedDigest, settings_digest
 from netkin.measures import cka
 from netkin.memory import format_bytes
@@ -181,15 +181,16 @@ def _labels(network: Stitched, batch: Any) -> Any:
     return prepared(network.b, labels)
 
 
-@dataclass(frozen=True)
 class InMemory:
     """All that training needs, in memory: batches as they came, or regrouped, `batch` examples each."""
 
-    portions: tuple[Portion, ...]
-    seed: int
-    batch: int | None
-    examples: int
-    words: str
+    def __init__(self, portions: Sequence[Portion], seed: int, batch: int | None, examples: int, words: str):
+        self.portions, self.seed, self.batch, self.examples, self.words = portions, seed, batch, examples, words
+        self.state = torch.zeros((), dtype=torch.int64)  # the number of the epoch, of which its order is a function
+
+    def load(self, state: Tensor) -> None:
+        """Let the next epoch be the one that began at `state`."""
+        self.state = state.cpu()
 
     @property
     def per_epoch(self) -> int:
@@ -200,18 +201,19 @@ class InMemory:
         assert head is not None
         return -(-len(head) // self.batch)
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Portion]:
-        """Yield the portions of an epoch in its own random order, from step `start` on."""
+    def epoch(self, skip: int = 0) -> Iterator[Portion]:
+        """Yield the portions of the next epoch in its own random order, after the first `skip`."""
+        number, self.state = int(self.state), self.state + 1
         mixed = np.random.SeedSequence([self.seed, number]).generate_state(1, np.uint64)[0] >> np.uint64(1)
         generator = torch.Generator().manual_seed(int(mixed))
         if self.batch is None:
-            places = torch.randperm(len(self.portions), generator=generator)[start:]
+            places = torch.randperm(len(self.portions), generator=generator)[skip:]
             yield from (self.portions[place] for place in places.tolist())
             return
         (whole,) = self.portions
         assert whole.head is not None
         order = torch.randperm(len(whole.head), generator=generator).to(whole.head.device)
-        for index in order.split(self.batch)[start:]:
+        for index in order.split(self.batch)[skip:]:
             yield pick(whole, len(order), index)
 
 
@@ -226,20 +228,32 @@ class Reread:
     examples: int
     words: str
 
+    state = torch.zeros(())  # the order is the data's own
+
+    def load(self, state: Tensor) -> None:
+        """Every epoch is alike."""
+
     @property
     def per_epoch(self) -> int:
         """The number of steps in an epoch."""
         return len(self.answers)
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Portion]:
-        """Yield the portions of an epoch in the data's own order, from step `start` on."""
-        numbered = enumerate(self.read())
-        for place, batch in islice(numbered, start, len(self.answers)):
-            digest, answers = self.answers[place]
+    def epoch(self, skip: int = 0) -> Iterator[Portion]:
+        """Yield the portions of an epoch in the data's own order, after the first `skip`."""
+        count = 0
+        for count, batch in enumerate(islice(self.read(), self.per_epoch), 1):
+            if count <= skip:
+                continue
+            digest, answers = self.answers[count - 1]
             known = answers is not None and digest == settings_digest(inputs_of(batch), strict=False)
-            asked = self.settings.looks_at_own and not known
-            one = portion(self.network, batch, answers=asked, own=bool(self.settings.cka_penalty))
-            yield replace(one, answers=answers) if known else one
+            needs_answers = self.settings.looks_at_own and not known
+            examples = portion(self.network, batch, answers=needs_answers, own=bool(self.settings.cka_penalty))
+            yield replace(examples, answers=answers) if known else examples
+        if count < self.per_epoch:
+            raise InvalidValue(
+                f"the data gave {self.per_epoch:,} batches at first and {count:,} when read again; pass data that give "
+                "the same each time."
+            )
 
 
 def read_course(
