@@ -95,7 +95,11 @@ def main(out: Path, layers: int = 32, width: int = 4096, sequences: int = 512) -
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
         seconds, result = timed(lambda shape=shape: compared(shape, len(batches)))  # type: ignore[misc]
-        figures[shape] = {"seconds": seconds, "ratio": seconds / figures["forward_seconds"], "pairs": result.to_numpy().size}
+        figures[shape] = {
+            "seconds": seconds,
+            "ratio": seconds / figures["forward_seconds"],
+            "pairs": result.to_numpy().size,
+        }
         if device == "cuda":
             figures[shape]["gigabytes_above_the_models"] = (torch.cuda.max_memory_allocated() - before) / 1e9
         out.write_text(json.dumps(figures, indent=2) + "\n")

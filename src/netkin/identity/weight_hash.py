@@ -20,6 +20,7 @@ from netkin.identity.data import AT_ONCE, GAMMA, mixed, words_of
 LAZY = "is a lazy module without weights yet; run the model once on your own data first, which draws them."
 BLOCK = 2**13  # words that share one key; the coefficients of a block stay in the processor's cache
 LANES = 2  # sums of 64 bits each
+SHORT = 256  # tensors of less than a block that are read together
 PIECES = 32  # on the host, beyond which threads share them
 
 
@@ -44,21 +45,34 @@ def weights_digest(weights: nn.Module | Mapping[str, Tensor], precision: torch.d
         True
     """
     heads: list[tuple[str, Any]] = []
-    sums = dict[Any, Tensor]()
+    sums, rests = dict[Any, Tensor](), dict[Any, dict[Any, Tensor]]()  # of whole blocks; the words behind, by device
+    read = set[Any]()
     for name, tensor, storage in _tensors(weights):
         kind = "complex " if tensor.is_complex() else ""
         shape, tensor = tuple(tensor.shape), torch.view_as_real(tensor.resolve_conj()) if kind else tensor
         dtype = tensor.dtype if precision is None or not tensor.is_floating_point() else precision
         heads.append((f"{name} {kind}{dtype} {shape}", storage))
-        if storage not in sums:  # tied weights are read once, and count under each of their names
-            sums[storage] = _block_sums(tensor.to(dtype))
-    on_host = _on_host(sums)
+        if storage in read:  # tied weights are read once, and count under each of their names
+            continue
+        read.add(storage)
+        words = _words(tensor.to(dtype))
+        whole = len(words) // BLOCK * BLOCK
+        if whole:
+            sums[storage, "blocks"] = _block_sums(words[:whole])
+        if whole < len(words):  # a copy does not hold on to the whole of a large tensor
+            rests.setdefault(words.device, {})[storage, "rest"] = words[whole:].clone() if whole else words
+    for short in rests.values():
+        keys = list(short)
+        for start in range(0, len(keys), SHORT):
+            sums |= _sums_of_rests({key: short[key] for key in keys[start : start + SHORT]})
+    on_host, none = _on_host(sums), np.empty((0, LANES), np.uint64)
     total = np.zeros(LANES, np.uint64)
     for head, storage in heads:
         seeds = np.frombuffer(blake2b(head.encode(), digest_size=8 * LANES).digest(), np.uint64)
-        places = np.arange(1, len(on_host[storage]) + 1, dtype=np.uint64)[:, None]
-        keys = mixed(seeds + places * np.uint64(GAMMA)) | np.uint64(1)
-        total += mixed(seeds) + (keys * on_host[storage]).sum(0, dtype=np.uint64)
+        blocks = np.concatenate([on_host.get((storage, part), none) for part in ("blocks", "rest")])
+        places = np.arange(1, len(blocks) + 1, dtype=np.uint64)[:, None]
+        multipliers = mixed(seeds + places * np.uint64(GAMMA)) | np.uint64(1)
+        total += mixed(seeds) + (multipliers * blocks).sum(0, dtype=np.uint64)
     return "".join(f"{lane:016x}" for lane in mixed(total).tolist())
 
 
@@ -105,22 +119,41 @@ def _offloaded(model: nn.Module, name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _block_sums(tensor: Tensor) -> Tensor:
-    """Return Σ c w of each block of a tensor's words, by lane, computed in pieces where the tensor lies."""
-    values = tensor.resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    device, size = values.device, len(values) // 4 * 4
-    words, table = words_of(values[None, :size])[0], _table(values.device)
-    whole = len(words) // BLOCK * BLOCK
-    last = torch.cat([words[whole:], words_of(values[None, size:])[0]])
-    pieces = [*words[:whole].reshape(-1, BLOCK).split(AT_ONCE.get(device.type, 2**24) // BLOCK), last[None]]
+def _words(tensor: Tensor) -> Tensor:
+    """Return the bits of a tensor as 32-bit words, filled up with zeros."""
+    values = tensor.resolve_neg().contiguous().reshape(-1)
+    if len(values) * values.element_size() % 4 == 0 and values.storage_offset() * values.element_size() % 4 == 0:
+        return values.view(torch.int32)
+    return words_of(values.view(torch.uint8)[None])[0]
+
+
+def _block_sums(words: Tensor) -> Tensor:
+    """Return Σ c w of each block of words, by lane, computed in pieces where they lie."""
+    device, table = words.device, _table(words.device)
+    pieces = words.reshape(-1, BLOCK).split(max(1, AT_ONCE.get(device.type, 2**24) // BLOCK))
 
     def summed(blocks: Tensor) -> Tensor:
-        return torch.stack([(blocks * lane[: blocks.shape[1]]).sum(1) for lane in table], 1)
+        return torch.stack([(blocks * lane).sum(1) for lane in table], 1)
 
     if device.type == "cpu" and len(pieces) > PIECES:
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             return torch.cat(list(pool.map(summed, pieces)))
-    return torch.cat([summed(blocks) for blocks in pieces if blocks.numel()] or [words.new_zeros(0, LANES).long()])
+    return torch.cat([summed(piece) for piece in pieces])
+
+
+def _sums_of_rests(rests: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+    """Return Σ c w of the words of each of several tensors on one device, less than a block each, 1 × lanes.
+
+    Most tensors of a network are that short, and each alone would take a GPU as long as all of them together.
+    """
+    lengths = torch.tensor([len(rest) for rest in rests.values()])
+    words, ends = torch.cat(list(rests.values())), lengths.cumsum(0)
+    starts, lengths, ends = (part.to(words.device) for part in (ends - lengths, lengths, ends))
+    places = torch.arange(len(words), device=words.device)
+    places = places - torch.repeat_interleave(starts, lengths, output_size=len(words))
+    # sums up to each end wrap around as all do, so that their differences are the sums of each tensor
+    sums = [(words * lane[places]).cumsum(0)[ends - 1].diff(prepend=ends.new_zeros(1)) for lane in _table(words.device)]
+    return dict(zip(rests, torch.stack(sums, 1).split(1), strict=True))
 
 
 @functools.lru_cache(maxsize=8)
@@ -133,10 +166,10 @@ def _table(device: torch.device) -> Tensor:
 
 def _on_host(sums: Mapping[Any, Tensor]) -> dict[Any, np.ndarray]:
     """Return sums as words of 64 bits in the host's memory: one wait for each device."""
-    found: dict[Any, np.ndarray] = {}
-    for device in {one.device for one in sums.values()}:
-        here = {storage: one for storage, one in sums.items() if one.device == device}
+    arrays: dict[Any, np.ndarray] = {}
+    for device in {tensor.device for tensor in sums.values()}:
+        here = {storage: tensor for storage, tensor in sums.items() if tensor.device == device}
         values = torch.cat(list(here.values())).cpu().numpy().view(np.uint64)
-        ends = np.cumsum([len(one) for one in here.values()])
-        found |= dict(zip(here, np.split(values, ends[:-1]), strict=True))
-    return found
+        ends = np.cumsum([len(tensor) for tensor in here.values()])
+        arrays |= dict(zip(here, np.split(values, ends[:-1]), strict=True))
+    return arrays
