@@ -126,17 +126,6 @@ def test_ctrl_c_while_measuring_leaves_the_rest_as_holes(maps, images, monkeypat
         nk.compare(maps(), maps(), images)
 
 
-def test_ctrl_c_just_after_a_value_was_written_keeps_the_value(maps, images, monkeypatch):
-    def set_half(self, measure, x, y, value):
-        self.values[measure.id][0, 0] = value
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tabulating.Tables, "_set", set_half)
-    comparison = nk.compare(maps(), maps(), images, layers=["conv1", "fc"], partial=True)
-    assert 0 < comparison["conv1", "conv1"] < 1
-    assert len(comparison["cka"].missing) == 3
-
-
 def test_another_thread_is_served_without_touching_signals(maps, images):
     found = []
     batches = interrupted(list(images.split(16)), 1, raise_interrupt)

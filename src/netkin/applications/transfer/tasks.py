@@ -15,7 +15,7 @@ from netkin.comparing import Comparer, ModelInput, collect
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.comparer import found_measures
 from netkin.comparing.spec import Spec as CompareSpec
-from netkin.comparing.tabulating import comparison_of
+from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import InvalidValue, NetkinError, NoValue, UnknownName, did_you_mean
 from netkin.identity import with_call
 from netkin.measures.registry import Measure, find
@@ -196,7 +196,7 @@ def _read(found: Mapping[str, Comparer], groups: Sequence[Sequence[Measure]], st
         beside = _beside(found, measure, step, wanted)
         for pair in wanted.of:
             with showing(False):
-                made[pair][place].append(comparison_of(beside, [measure], pair))
+                made[pair][place] += comparisons_of(beside, [measure], [pair])
             if place == 0:  # whose seeds the other measures have as well
                 shared[pair].append(_share(beside, *pair))
     return Comparisons([_finished(found, pair, own, shared[pair]) for pair, own in made.items()])
