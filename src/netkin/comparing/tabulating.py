@@ -26,7 +26,7 @@ from netkin.statistics.collector import READ, Collector, Key
 from netkin.statistics.decompositions import one_thread
 
 INTERRUPTED = "interrupted before this pair was reached"
-AT_ONCE = 128  # pairs that are prepared together, at most
+AT_ONCE = 400  # pairs that are prepared together, at most
 TOGETHER = 256  # pairs of models that are read together without each chunk in turn
 
 
