@@ -273,17 +273,13 @@ READERS: dict[str, tuple[str, str, int]] = {
     "recording": ("netkin.applications.dynamics.recorder", "load_recording", 0),
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
 }
-COLLECTORS = (
-    "LayerEmbeddings", "LayerFilters", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches",
-    "LayerSpectra", "LinearRows", "Outputs",
-)  # fmt: skip
 
 
 def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """Return the result that was saved at `path`, of any kind.
 
     A `Comparison`, `Comparisons`, `Ranking`, `Series`, `Federation`, `SparsityStudy`, `TaskAccuracies`, `TaskEnsembles`
-    or `Claim`; statistics to compare from, and single collectors; a recording to make series of; a stitch, with the
+    or `Claim`; statistics to compare from; a recording to make series of; a stitch, with the
     two `models` that it joins; a compressed model, with the original one; and fits of `nk.kernel_ridge`, with their
     model. Without models a stitch and a compressed model give their records. Torch is imported only for what needs it.
     """
@@ -297,8 +293,6 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
         return getattr(import_module(module), name)(path, *models)
     if models:
         raise FileError(f"{str(path)!r} holds {kind!r}, which takes no models; got {len(models)}.")
-    if kind in COLLECTORS:
-        return getattr(import_module("netkin.statistics"), kind).load(path)
     if kind in RESULTS:
         module, name = RESULTS[kind]
         return getattr(import_module(module), name).load(path)
