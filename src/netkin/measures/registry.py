@@ -8,6 +8,7 @@ The statistic is the class that annotates the function's first argument: a `netk
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import math
@@ -22,7 +23,6 @@ import torch
 from torch import Tensor
 
 from netkin.errors import InflatedWarning, InvalidValue, NameClash, NoValue, PackageWarning, UnknownName, did_you_mean
-from netkin.measures.specs import defaults_of, keywords_of, parsed, typed
 from netkin.results.caveats import Caveat
 from netkin.results.quantity import Quantity
 from netkin.settings import exact_matrix_products
@@ -89,7 +89,7 @@ class Measure:
     @property
     def defaults(self) -> dict[str, Any]:
         """Every parameter with its default value."""
-        return defaults_of(self.function)
+        return _defaults_of(self.function)
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def measure(
             },
         )  # fmt: skip
         public = _callable_with_matrices(function, facts)
-        _add(Measure(public, facts.at(defaults_of(public))))
+        _add(Measure(public, facts.at(_defaults_of(public))))
         return cast("MeasureFunction[S, P]", public)
 
     return register
@@ -291,7 +291,7 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
         raise UnknownName(f"the function {name!r} is no registered measure; decorate it with `@nk.measure(...)`.")
     if not isinstance(spec, str):
         raise UnknownName(f"{spec!r} is no measure; name one as text, e.g. 'cka'.")
-    name, parameters = parsed(spec)
+    name, parameters = _parsed(spec)
     if name not in known:
         broken = "".join(f" It may be one of a package that failed: {why}" for why in broken_packages().values())
         raise UnknownName(
@@ -301,12 +301,12 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
 
 
 def _with_parameters(base: Measure, parameters: dict[str, Any]) -> Measure:
-    known = {p.name: p for p in keywords_of(base.function)}
+    known = base.defaults
     for key in parameters:
         if key not in known:
             has = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
             raise UnknownName(f"{base.name!r} has no parameter {key!r}{did_you_mean(key, known) or ';'} {has}.")
-    chosen = {key: typed(key, value, known[key].default, known[key].annotation) for key, value in parameters.items()}
+    chosen = {key: _typed(key, value, known[key]) for key, value in parameters.items()}
     made = Measure(base.function, base.facts.at(base.defaults | chosen), chosen)
     if chosen and made.takes_matrices and made.function.__module__.startswith("netkin."):  # others may need more rows
         # parameters that the measure itself refuses are refused here, before any data are read
@@ -315,6 +315,59 @@ def _with_parameters(base: Measure, parameters: dict[str, Any]) -> Measure:
             warnings.simplefilter("ignore")
             made.function(X, X.flip(0).square(), **chosen)
     return made
+
+
+def _parsed(spec: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the parameters that a text such as ``"svcca(variance=0.95)"`` gives."""
+    try:
+        node = ast.parse(spec.strip(), mode="eval").body
+    except SyntaxError:
+        node = ast.Constant(None)
+    if isinstance(node, ast.Name):
+        return node.id, {}
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and not node.args
+        and all(k.arg for k in node.keywords)
+    ):
+        names = [str(k.arg) for k in node.keywords]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise UnknownName(f"{spec!r} gives the parameter {twice!r} twice.")
+        return node.func.id, {str(k.arg): _literal(spec, k.value) for k in node.keywords}
+    raise UnknownName(f"{spec!r} is no measure; write a name, or a name with parameters as in 'svcca(variance=0.95)'.")
+
+
+def _literal(spec: str, node: ast.expr) -> Any:
+    if isinstance(node, ast.Name):  # a bare word is a string: cka_minibatch(kernel=rbf)
+        return node.id
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        raise UnknownName(f"{spec!r}: the value of a parameter must be a number or a word.") from None
+
+
+def _typed(key: str, value: Any, default: Any) -> Any:
+    """Return `value` in the type of the parameter's default, so that 1 and 1.0 are one id; None says nothing of it."""
+    if default is None or type(value) is type(default):
+        return value
+    if type(default) is float and type(value) is int and abs(value) < 2**1000:
+        return float(value)
+    raise InvalidValue(
+        f"`{key}` must be of type {type(default).__name__}, like its default {default!r}; got {value!r}."
+    )
+
+
+@functools.cache
+def _defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keyword parameters of a function with their default values."""
+    return {p.name: p.default for p in _keywords_of(function)}
+
+
+def _keywords_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the keyword parameters of a function, with their annotations as types."""
+    return [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Callable[..., Any]:
@@ -327,7 +380,7 @@ def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Calla
             raise InvalidValue(
                 f"`{function.__name__}` takes two matrices, or one `{facts.reads.__name__}`; got {type(X).__name__}."
             )
-        settings = defaults_of(function) | parameters
+        settings = _defaults_of(function) | parameters
         here = facts.at(settings)
         with exact_matrix_products():
             pair = facts.reads.of(X, Y, **facts.reads.options(here, settings))
@@ -339,7 +392,7 @@ def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Calla
         return value if isinstance(X, Tensor) or isinstance(Y, Tensor) else number
 
     matrices = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in "XY"]
-    signature = inspect.Signature([*matrices, *keywords_of(function)], return_annotation=float | Tensor)
+    signature = inspect.Signature([*matrices, *_keywords_of(function)], return_annotation=float | Tensor)
     call.__signature__ = signature  # type: ignore[attr-defined]
     return call
 

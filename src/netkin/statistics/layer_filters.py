@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,32 +37,39 @@ class FilterSide(Stored):
     shapes: tuple[tuple[int, ...], ...] = ()  # of these tensors
     resolution: float = 0.0  # the rounding unit of the filters as they came
 
+    def own_atoms(self) -> Tensor:
+        """Return the layer's atoms, m × k²."""
+        if self.atoms is None:
+            raise NoValue(
+                "plain filters have no atoms; `nk.share_coefficients` makes networks whose atoms can be compared, "
+                "and 'grassmann(atoms=4)' reads plain filters."
+            )
+        return self.atoms
+
     def basis(self, count: int) -> Tensor:
         """Return an orthonormal basis of the span of the atoms, or of the `count` leading directions of the filters."""
         if count < 0:
             raise InvalidValue(f"`atoms` is a number of directions, or 0 for the layer's own atoms; got {count!r}.")
-        if self.atoms is None and not count:
+        spread = self.require_filters()
+        if count:
+            values, vectors = torch.linalg.eigh(spread)
+            sizes, directions = values.flip(0).clamp(min=0).sqrt(), vectors.flip(1).T
+        elif self.atoms is None:
             raise NoValue(f"{self.name} has plain filters; say how many directions: 'grassmann(atoms=4)'.")
-        self.require_filters()
-        if not count:
-            assert self.atoms is not None
-            _, S, Vt = torch.linalg.svd(self.atoms, full_matrices=False)
         else:
-            assert self.spread is not None
-            values, vectors = torch.linalg.eigh(self.spread)
-            S, Vt = values.flip(0).clamp(min=0).sqrt(), vectors.flip(1).T
+            _, sizes, directions = torch.linalg.svd(self.atoms, full_matrices=False)
         # of a Gram matrix half of the digits are left
-        eps = (torch.finfo(S.dtype).eps * len(Vt)) ** (0.5 if count else 1)
-        least = S[0] * max(eps, 4 * self.resolution)
-        rank = int((least < S).sum())
-        return Vt[: min(rank, count or rank)]
+        eps = (torch.finfo(sizes.dtype).eps * len(directions)) ** (0.5 if count else 1)
+        rank = int((sizes > sizes[0] * max(eps, 4 * self.resolution)).sum())
+        return directions[: min(rank, count or rank)]
 
-    def require_filters(self) -> None:
-        """Refuse a layer without kernels larger than 1 × 1, or with nothing but zeros in them."""
+    def require_filters(self) -> Tensor:
+        """Return `spread`; a layer without kernels larger than 1 × 1, or with nothing but zeros in them, is refused."""
         if self.spread is None:
             raise NoValue("a layer without filters larger than 1 × 1 has no atoms and no subspace of them.")
         if not bool(self.spread.any()):
             raise NoValue(f"the filters of {self.name} are all zero.")
+        return self.spread
 
 
 class Filters(Pair):
@@ -77,14 +86,24 @@ class Filters(Pair):
         return cls(_given(X, "X"), _given(Y, "Y"))
 
     def caveats(self, facts: Any, settings: Mapping[str, Any]) -> list[Caveat]:
-        stored = settings.get("gauge") == "stored"
-        found = self._fullness(settings["atoms"]) if "atoms" in settings else self._unevenness() if stored else None
-        return [] if found is None else [found]
+        caveat = None
+        if "atoms" in settings:
+            caveat = self._fullness(settings["atoms"])
+        elif settings.get("gauge") == "stored" and self.x.gram is not None and self._shares_coefficients:
+            caveat = gauge_caveat({self.x.name: self.x.gram})
+        return [] if caveat is None else [caveat]
 
     def atoms(self, gauge: str) -> tuple[Tensor, Tensor]:
         """Return the atoms of both as unit vectors, if they go with the same coefficients."""
         require_gauge(gauge)
-        x, y = self._own_atoms()
+        self._require_filters_of_one_size()
+        x, y = self.x.own_atoms(), self.y.own_atoms()
+        _require_one_count(x, y)
+        if not self._shares_coefficients:
+            raise NoValue(
+                "layers with coefficients of their own have no atoms that could be compared; `nk.share_coefficients` "
+                "makes networks that share them, and 'grassmann' needs none shared."
+            )
         if gauge == "orthonormal" and self.x.gram is not None:
             values, vectors = torch.linalg.eigh(self.x.gram)
             root = values.clamp(min=0).sqrt()[:, None] * vectors.T
@@ -93,79 +112,53 @@ class Filters(Pair):
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """Return the weights of both as unit vectors."""
+        vectors = []
         for side in (self.x, self.y):
             if side.weight is None:
                 raise NoValue(f"{side.name} has no weights of its own; those of layers inside it are theirs.")
-        x, y = self.x.weight, self.y.weight
-        assert x is not None
-        assert y is not None
-        if self.x.shapes != self.y.shapes:
-            raise NoValue("weights of different shapes have no cosine; compare layers of one shape.")
-        return _unit(x, f"the weights of {self.x.name}"), _unit(y, f"the weights of {self.y.name}")
+            if side.shapes != self.x.shapes:
+                raise NoValue("weights of different shapes have no cosine; compare layers of one shape.")
+            vectors.append(_unit(side.weight, f"the weights of {side.name}"))
+        return vectors[0], vectors[1]
 
     def bases(self, atoms: int) -> tuple[Tensor, Tensor]:
         """Return orthonormal bases of both subspaces, of the atoms' span or of so many leading directions."""
-        for side in (self.x, self.y):
-            side.require_filters()
-        self._require_one_kernel()
+        self._require_filters_of_one_size()
         if not atoms and self.x.atoms is not None and self.y.atoms is not None:
-            self._require_one_count()
+            _require_one_count(self.x.atoms, self.y.atoms)
         return self.x.basis(atoms), self.y.basis(atoms)
 
-    def _own_atoms(self) -> tuple[Tensor, Tensor]:
+    @property
+    def _shares_coefficients(self) -> bool:
+        return self.x.coefficients == self.y.coefficients
+
+    def _require_filters_of_one_size(self) -> None:
         for side in (self.x, self.y):
             side.require_filters()
-            if side.atoms is None:
-                raise NoValue(
-                    "plain filters have no atoms; `nk.share_coefficients` makes networks whose atoms can be compared, "
-                    "and 'grassmann(atoms=4)' reads plain filters."
-                )
-        self._require_one_kernel()
-        self._require_one_count()
-        if self.x.coefficients != self.y.coefficients:
-            raise NoValue(
-                "layers with coefficients of their own have no atoms that could be compared; `nk.share_coefficients` "
-                "makes networks that share them, and 'grassmann' needs none shared."
-            )
-        assert self.x.atoms is not None
-        assert self.y.atoms is not None
-        return self.x.atoms, self.y.atoms
-
-    def _require_one_kernel(self) -> None:
         if self.x.kernel != self.y.kernel:
             sizes = [shape_in_words(side.kernel) for side in (self.x, self.y)]
             raise NoValue(
                 f"kernels of {sizes[0]} and of {sizes[1]} have no common space; compare layers of one kernel size."
             )
 
-    def _require_one_count(self) -> None:
-        assert self.x.atoms is not None
-        assert self.y.atoms is not None
-        counts = len(self.x.atoms), len(self.y.atoms)
-        if counts[0] != counts[1]:
-            raise NoValue(
-                f"one layer has {counts[0]} atoms and the other {counts[1]}; decompose both into the same number."
-            )
-
     def _fullness(self, atoms: int) -> Caveat | None:
-        if self.x.spread is None or self.x.kernel != self.y.kernel:
-            return None
-        size = len(self.x.spread)
-        try:
+        """Return a caveat if the subspaces are the whole space of kernels."""
+        size = math.prod(self.x.kernel)
+        with suppress(NoValue):  # which is reported when the pair is measured
             count = min(len(basis) for basis in self.bases(atoms))
-        except NoValue:
-            return None
-        if count < size:
-            return None
-        sentence = (
-            f"{count} independent atoms span the whole space of kernels of {shape_in_words(self.x.kernel)}, in which "
-            f"any two subspaces are the same: 'grassmann' says nothing there; take fewer than {size} atoms."
-        )
-        return Caveat("whole-space", sentence, size=count)
+            if count == size:
+                where = f"kernels of {shape_in_words(self.x.kernel)}"
+                sentence = (
+                    f"{count} independent atoms span the whole space of {where}, in which any two subspaces are the "
+                    f"same: 'grassmann' says nothing there; take fewer than {size} atoms."
+                )
+                return Caveat("whole-space", sentence, size=count)
+        return None
 
-    def _unevenness(self) -> Caveat | None:
-        shared = self.x.gram is not None and self.x.coefficients == self.y.coefficients
-        return gauge_caveat({self.x.name: self.x.gram}) if shared else None  # type: ignore[dict-item]
+
+def _require_one_count(x: Tensor, y: Tensor) -> None:
+    if len(x) != len(y):
+        raise NoValue(f"one layer has {len(x)} atoms and the other {len(y)}; decompose both into the same number.")
 
 
 def gauge_caveat(grams: Mapping[str, Tensor]) -> Caveat | None:

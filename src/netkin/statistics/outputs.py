@@ -29,34 +29,29 @@ class Outputs(Statistic):
     """
 
     kind = "Outputs"
-    _SUMS = ("right_a", "right_b", "entropy_a", "entropy_b", "entropy_ab", "labelled")
 
     def __init__(self, classes: int):
         if classes < 2:
             raise InvalidValue(f"a classifier has at least 2 classes; got {classes}.")
-        self.classes, self.n = classes, 0
+        self.classes, self.n, self.labelled = classes, 0, 0
         self.joint = torch.zeros(classes, classes, dtype=torch.int64)
-        self._sums = dict.fromkeys(self._SUMS, 0.0)
+        self.right_a, self.right_b, self.entropy = 0, 0, 0.0  # of the first to the second's answers
 
     def update(self, a: Any, b: Any, labels: Any = None) -> None:
         """Add one batch of logits, n × classes each, with the true labels if known."""
         a, b = self._logits(a, "a"), self._logits(b, "b")
         if len(a) != len(b):
             raise ShapeError(f"`a` and `b` must answer for the same examples; got {len(a)} and {len(b)}.")
-        if labels is not None:
-            labels = self._labels(labels, a)
-        said_a, said_b = a.argmax(1), b.argmax(1)
+        labels = None if labels is None else self._labels(labels, a)
+        answers_a, answers_b = a.argmax(1), b.argmax(1)
         self.n += len(a)
-        self.joint += (
-            torch.bincount(said_a * self.classes + said_b, minlength=self.classes**2).reshape_as(self.joint).cpu()
-        )
-        self._sums["entropy_ab"] += float(F.cross_entropy(a, b.softmax(1), reduction="sum"))
-        if labels is None:
-            return
-        self._sums["labelled"] += len(labels)
-        for side, logits, said in (("a", a, said_a), ("b", b, said_b)):
-            self._sums[f"right_{side}"] += float((said == labels).sum())
-            self._sums[f"entropy_{side}"] += float(F.cross_entropy(logits, labels, reduction="sum"))
+        counts = torch.bincount(answers_a * self.classes + answers_b, minlength=self.classes**2)
+        self.joint += counts.reshape_as(self.joint).cpu()
+        self.entropy += float(F.cross_entropy(a, b.softmax(1), reduction="sum"))
+        if labels is not None:
+            self.labelled += len(labels)
+            self.right_a += int((answers_a == labels).sum())
+            self.right_b += int((answers_b == labels).sum())
 
     def _labels(self, labels: Any, logits: Tensor) -> Tensor:
         labels = label_tensor(labels, logits.device)
@@ -81,8 +76,8 @@ class Outputs(Statistic):
     def merge(self, other: Self) -> Self:
         self._require_alike(other, classes="classes")
         merged = type(self)(self.classes)
-        merged.n, merged.joint = self.n + other.n, self.joint + other.joint
-        merged._sums = {name: self._sums[name] + other._sums[name] for name in self._SUMS}
+        for name in ("n", "labelled", "joint", "right_a", "right_b", "entropy"):
+            setattr(merged, name, getattr(self, name) + getattr(other, name))
         return merged
 
     @property
@@ -93,27 +88,17 @@ class Outputs(Statistic):
     @property
     def accuracy_a(self) -> float:
         """The share of labelled examples that the first gets right."""
-        return self._share(self._sums["right_a"], self._sums["labelled"])
+        return self._share(self.right_a, self.labelled)
 
     @property
     def accuracy_b(self) -> float:
         """The share of labelled examples that the second gets right."""
-        return self._share(self._sums["right_b"], self._sums["labelled"])
-
-    @property
-    def cross_entropy_a(self) -> float:
-        """The mean cross-entropy of the first to the labels, in nats."""
-        return self._share(self._sums["entropy_a"], self._sums["labelled"])
-
-    @property
-    def cross_entropy_b(self) -> float:
-        """The mean cross-entropy of the second to the labels, in nats."""
-        return self._share(self._sums["entropy_b"], self._sums["labelled"])
+        return self._share(self.right_b, self.labelled)
 
     @property
     def cross_entropy_ab(self) -> float:
         """The mean cross-entropy of the first to the second's answers, in nats."""
-        return self._share(self._sums["entropy_ab"], self.n)
+        return self._share(self.entropy, self.n)
 
     def _share(self, part: float, whole: float) -> float:
         if not whole:
