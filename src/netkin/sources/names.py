@@ -166,9 +166,9 @@ def _load(arguments: dict[str, Any], models: list[str], data: list[str], signatu
         (arguments["name"],) = texts.values()
     fed = list[Any]()  # the models, by name or live
     for name in models:
-        value = arguments.get(name)
-        is_listing = isinstance(value, (list, tuple))
-        fed += value.values() if isinstance(value, Mapping) else value if is_listing else [value]
+        value: Any = arguments.get(name)
+        value = list(value.values()) if isinstance(value, Mapping) else value
+        fed += value if isinstance(value, (list, tuple)) else [value]
     seeds = itertools.count()
     for name in models:
         if name in arguments:
