@@ -12,7 +12,7 @@ import inspect
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
@@ -31,7 +31,8 @@ Measures = str | Callable[..., Any] | Sequence[Any]
 MOST = 2.0**62  # bytes, where `memory` is infinite
 
 
-def _says(sentence: str) -> dict[str, str]:
+def says(sentence: str) -> dict[str, str]:
+    """Return the metadata of a field that is an option, whose sentence tells what it means."""
     return {"sentence": sentence}
 
 
@@ -40,61 +41,59 @@ class Spec:
     """What is compared, and how."""
 
     measures: Measures | None = field(
-        default=("cka",), metadata=_says("one measure or several, by name with parameters, or as functions.")
+        default=("cka",), metadata=says("one measure or several, by name with parameters, or as functions.")
     )
     layers: Layers | Mapping[str, Layers] = field(
         default=None,
-        metadata=_says(
+        metadata=says(
             "which layers: names, globs (`*` within a level, `**` across) or types; a mapping gives each model its own."
         ),
     )
     pairs: Any = field(
         default="all",
-        metadata=_says(
-            '"all", each with every other, "corresponding", those of one name, or a list of (layer, layer).'
-        ),
+        metadata=says('"all", each with every other, "corresponding", those of one name, or a list of (layer, layer).'),
     )
-    examples: int | None = field(default=None, metadata=_says("the number of examples after which the pass ends."))
+    examples: int | None = field(default=None, metadata=says("the number of examples after which the pass ends."))
     part: str | tuple[int, int] | None = field(
-        default=None, metadata=_says('which part of indexable data, as "3/16": the third of sixteen contiguous ranges.')
+        default=None, metadata=says('which part of indexable data, as "3/16": the third of sixteen contiguous ranges.')
     )
     start: int | None = field(
         default=None,
-        metadata=_says(
+        metadata=says(
             "the number of the first example, for parts that are given as separate loaders; 0 for the first of them."
         ),
     )
     shape: Shape | Mapping[str, Shape] = field(
         default=None,
-        metadata=_says(
+        metadata=says(
             "what one example is, for all layers or by layer; by default pool for feature maps and mean for tokens."
         ),
     )
     resize: str | None = field(
         default=None,
-        metadata=_says('"average" averages larger feature maps down to the smaller size, with shape positions or dft.'),
+        metadata=says('"average" averages larger feature maps down to the smaller size, with shape positions or dft.'),
     )
     memory: float | None = field(
-        default=None, metadata=_says("the most bytes that statistics may take; by default a quarter of all memory.")
+        default=None, metadata=says("the most bytes that statistics may take; by default a quarter of all memory.")
     )
     rows: int | None = field(
         default=None,
-        metadata=_says(
+        metadata=says(
             "how many examples may be sampled, where models would run several times otherwise; the result says so."
         ),
     )
-    seed: int = field(default=0, metadata=_says("seed of the sample of rows that kernel measures read."))
-    transforms: Any = field(default=None, metadata=_says("a function of the inputs, or one for each model."))
-    forward: Any = field(default=None, metadata=_says("a function ``forward(model, batch)``, or one for each model."))
-    names: tuple[str, str] = field(default=("a", "b"), metadata=_says("what the result calls the two."))
+    seed: int = field(default=0, metadata=says("seed of the sample of rows that kernel measures read."))
+    transforms: Any = field(default=None, metadata=says("a function of the inputs, or one for each model."))
+    forward: Any = field(default=None, metadata=says("a function ``forward(model, batch)``, or one for each model."))
+    names: tuple[str, str] = field(default=("a", "b"), metadata=says("what the result calls the two."))
     errors: bool = field(
         default=False,
-        metadata=_says("whether values get standard errors, by leaving out one chunk of the examples in turn."),
+        metadata=says("whether values get standard errors, by leaving out one chunk of the examples in turn."),
     )
-    chunks: int = field(default=20, metadata=_says("the number of chunks for standard errors."))
+    chunks: int = field(default=20, metadata=says("the number of chunks for standard errors."))
     exact_model: bool = field(
         default=False,
-        metadata=_says(
+        metadata=says(
             "whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers."
         ),
     )
@@ -171,29 +170,29 @@ class Run:
     """How a call runs."""
 
     device: torch.device | str | None = field(
-        default=None, metadata=_says("where the models run; by default where they are.")
+        default=None, metadata=says("where the models run; by default where they are.")
     )
-    partial: bool = field(default=False, metadata=_says("whether Ctrl-C returns what is finished."))
+    partial: bool = field(default=False, metadata=says("whether Ctrl-C returns what is finished."))
     engine: str | Engine = field(
         default="local",
-        metadata=_says(
+        metadata=says(
             '"local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a '
             "cluster; models, data and functions are then given by name."
         ),
     )
     save: str | os.PathLike[str] | None = field(
         default=None,
-        metadata=_says(
+        metadata=says(
             "the file for the result, beside which finished parts are kept, and where the same call continues."
         ),
     )
     overwrite: bool = field(
         default=False,
-        metadata=_says("whether another result or job that is there is deleted, and the work starts again."),
+        metadata=says("whether another result or job that is there is deleted, and the work starts again."),
     )
     progress: ProgressOption = field(
         default=None,
-        metadata=_says("None for a bar in a terminal, False for nothing, or a function of (done, total, what)."),
+        metadata=says("None for a bar in a terminal, False for nothing, or a function of (done, total, what)."),
     )
 
 
@@ -224,12 +223,20 @@ class Options(TypedDict, total=False):
     progress: ProgressOption
 
 
-DECLARED = {one.name: one for kind in (Spec, Run) for one in fields(kind)}
+Declared = Mapping[str, Field[Any]]
 
 
-def sentence_of(option: str) -> str:
+def declarations(*kinds: Any) -> Declared:
+    """Return the declared options of dataclasses such as `Spec`: the fields that have a sentence."""
+    return {option.name: option for kind in kinds for option in fields(kind) if "sentence" in option.metadata}
+
+
+DECLARED = declarations(Spec, Run)
+
+
+def sentence_of(option: str, declared: Declared = DECLARED) -> str:
     """Return the sentence that says what an option means."""
-    return str(DECLARED[option].metadata["sentence"])
+    return str(declared[option].metadata["sentence"])
 
 
 def default_of(option: str) -> Any:
@@ -246,46 +253,49 @@ def split(options: Mapping[str, Any]) -> tuple[Spec, Run]:
     )
 
 
-def takes_options(without: str) -> Callable[[Function], Function]:
+def takes_options(without: str = "", declared: Declared = DECLARED) -> Callable[[Function], Function]:
     """Let a function that ends in ``**options`` show the declared options as its keywords, but for some.
 
     Its docstring has an ``Args:`` for its own arguments, which those of the options follow.
     """
 
     def decorate(function: Function) -> Function:
-        own = list(inspect.signature(function).parameters.values())[:-1]
-        left_out = {*without.split(), *(parameter.name for parameter in own)}
-        names = [name for name in DECLARED if name not in left_out]
+        parameters = list(inspect.signature(function).parameters.values())[:-1]
+        left_out = {*without.split(), *(parameter.name for parameter in parameters)}
+        names = [name for name in declared if name not in left_out]
         added = [
             inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default_of(name), annotation=DECLARED[name].type
+                name, inspect.Parameter.KEYWORD_ONLY, default=declared[name].default, annotation=declared[name].type
             )
             for name in names
         ]
-        known = [*(parameter.name for parameter in own), *names]
+        known = [*(parameter.name for parameter in parameters), *names]
 
         @functools.wraps(function)
-        def called(*given: Any, **options: Any) -> Any:
+        def called(*arguments: Any, **options: Any) -> Any:
             for name in options:
                 if name not in known:
                     hint = did_you_mean(name, known) or "."
                     raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}")
-            return function(*given, **options)
+            return function(*arguments, **options)
 
         returns = inspect.signature(function).return_annotation
-        called.__signature__ = inspect.Signature([*own, *added], return_annotation=returns)  # type: ignore[attr-defined]
-        called.__doc__ = documented(function.__doc__ or "", ["measures"] * ("measures" in known) + names)
+        signature = inspect.Signature([*parameters, *added], return_annotation=returns)
+        called.__signature__ = signature  # type: ignore[attr-defined]
+        described = ["measures"] * ("measures" in known and "measures" in declared) + names
+        called.__doc__ = documented(function.__doc__ or "", described, declared)
         return cast("Function", called)
 
     return decorate
 
 
-def documented(text: str, names: Sequence[str]) -> str:
+def documented(text: str, names: Sequence[str], declared: Declared = DECLARED) -> str:
     """Return a docstring in which a line for each option follows those of the function's own arguments."""
     begin, args, rest = text.partition("    Args:\n")
-    own, example, end = rest.partition("\n    Example:")
-    lines = "".join(f"\n        {name}: {sentence_of(name)}" for name in names if f" {name}: " not in own)
-    return f"{begin}{args}{own.rstrip()}{lines}\n{example}{end}" if args else text
+    described, example, end = rest.partition("\n    Example:")
+    added = [name for name in names if f" {name}: " not in described]
+    lines = "".join(f"\n        {name}: {sentence_of(name, declared)}" for name in added)
+    return f"{begin}{args}{described.rstrip()}{lines}\n{example}{end}" if args else text
 
 
 def by_model(what: str, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
