@@ -244,7 +244,7 @@ def _cut(text: str) -> str:
 
 @click.command(epilog=example("report ab.netkin --out ab.html"))
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
-@click.option("--out", type=FILE, help="HTML file to write; by default the name of the first FILE with .html.")
+@click.option("-o", "--out", type=FILE, help="HTML file to write; by default the name of the first FILE with .html.")
 @TITLED
 @OVERWRITE
 @JSON
@@ -252,7 +252,7 @@ def _cut(text: str) -> str:
 def report(files: tuple[Path, ...], out: Path | None, overwrite: bool, json: bool) -> None:
     """Write one HTML report of saved results.
 
-    Each FILE was written by --save of `netkin compare`, `stitch`, `tasks`, `atoms`, `dynamics`, `recommend`,
+    Each FILE was written by --out of `netkin compare`, `stitch`, `tasks`, `atoms`, `dynamics`, `recommend`,
     `sensitivity`, `sparsity`, `compress`, `federate` or `learn-tasks`, or by `save` in Python. Several files share a
     report if they hold comparisons, or accuracies of tasks; other results need a report each.
     """
@@ -297,7 +297,7 @@ def _join(files: Sequence[Path], saved: list[Any]) -> list[Any]:
 def jobs(words: tuple[str, ...], json: bool) -> None:
     """List the jobs in a folder and below (by default the current one), show one, watch it, or cancel it.
 
-    A job is the folder, such as ab.netkin.job, in which --save of `netkin stitch`, `dynamics`, `federate`,
+    A job is the folder, such as ab.netkin.job, in which --out of `netkin stitch`, `dynamics`, `federate`,
     `learn-tasks` and `compare` (of three models or more, or with --engine ray), `nk.train(save=...)` and other long
     work keep their finished parts and progress. PATH is a folder, or the result beside a job, as in `netkin jobs watch
     ab.netkin`. A cancelled job stops after the current part and keeps what is finished; run the same command or call

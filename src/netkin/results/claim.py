@@ -396,7 +396,7 @@ def _without_format(path: str | os.PathLike[str], given: Mapping[str, Any]) -> d
         if kind != "claim":
             raise FileError(
                 f"{str(path)!r} is a JSON document of kind {kind!r}, and of JSON netkin reads only records of claims; "
-                "save results with `--save` or `.save`."
+                "save results with `--out` or `.save`."
             )
         if version > FORMAT:
             raise FileError(f"{str(path)!r} has format {version}; this netkin reads claims up to format {FORMAT}.")
