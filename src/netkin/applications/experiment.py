@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import torch
 from torch import nn
 
 from netkin.comparing.sides import on_device
-from netkin.comparing.spec import declarations, says
+from netkin.comparing.spec import declarations, option
 from netkin.errors import InvalidValue, UnknownName, require_at_least
 from netkin.progress import ProgressOption
 from netkin.representations.layers import refuse_lazy
@@ -35,17 +35,13 @@ class Experiment:
 
     models: Mapping[str, nn.Module | str]
     data: Any = None
-    examples: int | None = field(
-        default=None,
-        metadata=says("how many examples to read: of data by name a sample drawn by `seed`, else the first."),
+    examples: int | None = option(
+        None, "how many examples to read: of data by name a sample drawn by `seed`, else the first."
     )
-    seed: int = field(default=0, metadata=says("seed for all that is drawn at random."))
-    device: torch.device | str | None = field(
-        default=None, metadata=says("where the models run; by default where they are.")
-    )
-    progress: ProgressOption = field(
-        default=None,
-        metadata=says("None for a bar in a terminal, False for nothing, or a function of (done, total, what)."),
+    seed: int = option(0, "seed for all that is drawn at random.")
+    device: torch.device | str | None = option(None, "where the models run; by default where they are.")
+    progress: ProgressOption = option(
+        None, "None for a bar in a terminal, False for nothing, or a function of (done, total, what)."
     )
 
     def __post_init__(self) -> None:

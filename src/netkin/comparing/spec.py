@@ -5,6 +5,8 @@ keyword are made of the declarations here, and so are the options of commands. F
 a `TypedDict` of them all. The module needs no torch, so that commands start fast.
 """
 
+# ruff: noqa: RUF009  # defaults are declared by `_option`, and none is mutable
+
 from __future__ import annotations
 
 import functools
@@ -31,71 +33,50 @@ Measures = str | Callable[..., Any] | Sequence[Any]
 MOST = 2.0**62  # bytes, where `memory` is infinite
 
 
-def says(sentence: str) -> dict[str, str]:
-    """Return the metadata of a field that is an option, whose sentence tells what it means."""
-    return {"sentence": sentence}
+def option(default: Any, sentence: str) -> Any:
+    """Declare an option by its default and the sentence that says what it means."""
+    return field(default=default, metadata={"sentence": sentence})
 
 
 @dataclass(frozen=True)
 class Spec:
     """What is compared, and how."""
 
-    measures: Measures | None = field(
-        default=("cka",), metadata=says("one measure or several, by name with parameters, or as functions.")
+    measures: Measures | None = option(("cka",), "one measure or several, by name with parameters, or as functions.")
+    layers: Layers | Mapping[str, Layers] = option(
+        None,
+        "which layers: names, globs (`*` within a level, `**` across) or types; a mapping gives each model its own.",
     )
-    layers: Layers | Mapping[str, Layers] = field(
-        default=None,
-        metadata=says(
-            "which layers: names, globs (`*` within a level, `**` across) or types; a mapping gives each model its own."
-        ),
+    pairs: Any = option(
+        "all", '"all", each with every other, "corresponding", those of one name, or a list of (layer, layer).'
     )
-    pairs: Any = field(
-        default="all",
-        metadata=says('"all", each with every other, "corresponding", those of one name, or a list of (layer, layer).'),
+    examples: int | None = option(None, "the number of examples after which the pass ends.")
+    part: str | tuple[int, int] | None = option(
+        None, 'which part of indexable data, as "3/16": the third of sixteen contiguous ranges.'
     )
-    examples: int | None = field(default=None, metadata=says("the number of examples after which the pass ends."))
-    part: str | tuple[int, int] | None = field(
-        default=None, metadata=says('which part of indexable data, as "3/16": the third of sixteen contiguous ranges.')
+    start: int | None = option(
+        None, "the number of the first example, for parts that are given as separate loaders; 0 for the first of them."
     )
-    start: int | None = field(
-        default=None,
-        metadata=says(
-            "the number of the first example, for parts that are given as separate loaders; 0 for the first of them."
-        ),
+    shape: Shape | Mapping[str, Shape] = option(
+        None, "what one example is, for all layers or by layer; by default pool for feature maps and mean for tokens."
     )
-    shape: Shape | Mapping[str, Shape] = field(
-        default=None,
-        metadata=says(
-            "what one example is, for all layers or by layer; by default pool for feature maps and mean for tokens."
-        ),
+    resize: str | None = option(
+        None, '"average" averages larger feature maps down to the smaller size, with shape positions or dft.'
     )
-    resize: str | None = field(
-        default=None,
-        metadata=says('"average" averages larger feature maps down to the smaller size, with shape positions or dft.'),
+    memory: float | None = option(None, "the most bytes that statistics may take; by default a quarter of all memory.")
+    rows: int | None = option(
+        None, "how many examples may be sampled, where models would run several times otherwise; the result says so."
     )
-    memory: float | None = field(
-        default=None, metadata=says("the most bytes that statistics may take; by default a quarter of all memory.")
+    seed: int = option(0, "seed of the sample of rows that kernel measures read.")
+    transforms: Any = option(None, "a function of the inputs, or one for each model.")
+    forward: Any = option(None, "a function ``forward(model, batch)``, or one for each model.")
+    names: tuple[str, str] = option(("a", "b"), "what the result calls the two.")
+    errors: bool = option(
+        False, "whether values get standard errors, by leaving out one chunk of the examples in turn."
     )
-    rows: int | None = field(
-        default=None,
-        metadata=says(
-            "how many examples may be sampled, where models would run several times otherwise; the result says so."
-        ),
-    )
-    seed: int = field(default=0, metadata=says("seed of the sample of rows that kernel measures read."))
-    transforms: Any = field(default=None, metadata=says("a function of the inputs, or one for each model."))
-    forward: Any = field(default=None, metadata=says("a function ``forward(model, batch)``, or one for each model."))
-    names: tuple[str, str] = field(default=("a", "b"), metadata=says("what the result calls the two."))
-    errors: bool = field(
-        default=False,
-        metadata=says("whether values get standard errors, by leaving out one chunk of the examples in turn."),
-    )
-    chunks: int = field(default=20, metadata=says("the number of chunks for standard errors."))
-    exact_model: bool = field(
-        default=False,
-        metadata=says(
-            "whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers."
-        ),
+    chunks: int = option(20, "the number of chunks for standard errors.")
+    exact_model: bool = option(
+        False, "whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers."
     )
 
     def __post_init__(self) -> None:
@@ -136,8 +117,8 @@ class Spec:
         if self.resize and self.shape not in ("positions", positions, "dft", dft):
             sentence = f"`resize` goes with shape='positions' or shape='dft'; got shape={self.shape!r}."
             raise InvalidValue(sentence, argument="resize", value=self.resize)
-        shapes = [shape_name(one) for one in self.shape.values()] if isinstance(self.shape, Mapping) else []
-        several = next((one for one in shapes if one in ("positions", "tokens")), None)
+        shapes = [shape_name(shape) for shape in self.shape.values()] if isinstance(self.shape, Mapping) else []
+        several = next((shape for shape in shapes if shape in ("positions", "tokens")), None)
         if "dft" in shapes and several:
             raise InvalidValue(
                 f"with 'dft' every layer must give one row per example, and {several!r} gives several; "
@@ -169,30 +150,21 @@ class Spec:
 class Run:
     """How a call runs."""
 
-    device: torch.device | str | None = field(
-        default=None, metadata=says("where the models run; by default where they are.")
+    device: torch.device | str | None = option(None, "where the models run; by default where they are.")
+    partial: bool = option(False, "whether Ctrl-C returns what is finished.")
+    engine: str | Engine = option(
+        "local",
+        '"local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a '
+        "cluster; models, data and functions are then given by name.",
     )
-    partial: bool = field(default=False, metadata=says("whether Ctrl-C returns what is finished."))
-    engine: str | Engine = field(
-        default="local",
-        metadata=says(
-            '"local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a '
-            "cluster; models, data and functions are then given by name."
-        ),
+    save: str | os.PathLike[str] | None = option(
+        None, "the file for the result, beside which finished parts are kept, and where the same call continues."
     )
-    save: str | os.PathLike[str] | None = field(
-        default=None,
-        metadata=says(
-            "the file for the result, beside which finished parts are kept, and where the same call continues."
-        ),
+    overwrite: bool = option(
+        False, "whether another result or job that is there is deleted, and the work starts again."
     )
-    overwrite: bool = field(
-        default=False,
-        metadata=says("whether another result or job that is there is deleted, and the work starts again."),
-    )
-    progress: ProgressOption = field(
-        default=None,
-        metadata=says("None for a bar in a terminal, False for nothing, or a function of (done, total, what)."),
+    progress: ProgressOption = option(
+        None, "None for a bar in a terminal, False for nothing, or a function of (done, total, what)."
     )
 
 
@@ -227,7 +199,7 @@ Declared = Mapping[str, Field[Any]]
 
 
 def declarations(*kinds: Any) -> Declared:
-    """Return the declared options of dataclasses such as `Spec`: the fields that have a sentence."""
+    """Return the declared options of dataclasses such as `Spec`: their fields that have a sentence."""
     return {option.name: option for kind in kinds for option in fields(kind) if "sentence" in option.metadata}
 
 
@@ -246,10 +218,10 @@ def default_of(option: str) -> Any:
 
 def split(options: Mapping[str, Any]) -> tuple[Spec, Run]:
     """Return the two halves of some options; those that were not given have their defaults."""
-    spec, run = ({one.name for one in fields(kind)} for kind in (Spec, Run))
+    of_spec = {option.name for option in fields(Spec)}
     return (
-        Spec(**{name: value for name, value in options.items() if name in spec}),
-        Run(**{name: value for name, value in options.items() if name in run}),
+        Spec(**{name: value for name, value in options.items() if name in of_spec}),
+        Run(**{name: value for name, value in options.items() if name not in of_spec}),
     )
 
 
@@ -260,7 +232,8 @@ def takes_options(without: str = "", declared: Declared = DECLARED) -> Callable[
     """
 
     def decorate(function: Function) -> Function:
-        parameters = list(inspect.signature(function).parameters.values())[:-1]
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())[:-1]
         left_out = {*without.split(), *(parameter.name for parameter in parameters)}
         names = [name for name in declared if name not in left_out]
         added = [
@@ -279,11 +252,10 @@ def takes_options(without: str = "", declared: Declared = DECLARED) -> Callable[
                     raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}")
             return function(*arguments, **options)
 
-        returns = inspect.signature(function).return_annotation
-        signature = inspect.Signature([*parameters, *added], return_annotation=returns)
-        called.__signature__ = signature  # type: ignore[attr-defined]
-        described = ["measures"] * ("measures" in known and "measures" in declared) + names
-        called.__doc__ = documented(function.__doc__ or "", described, declared)
+        called.__signature__ = signature.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
+        called.__doc__ = documented(
+            function.__doc__ or "", ["measures"] * (declared is DECLARED and "measures" in known) + names, declared
+        )
         return cast("Function", called)
 
     return decorate
@@ -298,14 +270,14 @@ def documented(text: str, names: Sequence[str], declared: Declared = DECLARED) -
     return f"{begin}{args}{described.rstrip()}{lines}\n{example}{end}" if args else text
 
 
-def by_model(what: str, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def by_model(option: str, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return for each model what a mapping has for it; two models also go by "a" and "b"."""
     places = dict(zip(names, "ab", strict=False)) if len(names) <= 2 else {}
-    strange = sorted(map(str, set(given) - set(names) - set(places.values())))
+    strange = sorted(map(str, set(values) - set(names) - set(places.values())))
     if strange:
-        sentence = f"`{what}` names {strange[0]!r}; the models are {', '.join(map(repr, names))}."
-        raise InvalidValue(sentence, argument=what, value=strange[0])
-    return {name: given.get(name, given.get(places.get(name, name))) for name in names}
+        sentence = f"`{option}` names {strange[0]!r}; the models are {', '.join(map(repr, names))}."
+        raise InvalidValue(sentence, argument=option, value=strange[0])
+    return {name: values.get(name, values.get(places.get(name, name))) for name in names}
 
 
 def layers_by_name(layers: Any, names: Sequence[str]) -> dict[str, Any]:
