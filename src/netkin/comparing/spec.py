@@ -5,7 +5,7 @@ keyword are made of the declarations here, and so are the options of commands. F
 a `TypedDict` of them all. The module needs no torch, so that commands start fast.
 """
 
-# ruff: noqa: RUF009  # defaults are declared by `_option`, and none is mutable
+# defaults are declared by `_option`, and none is mutable
 
 from __future__ import annotations
 
