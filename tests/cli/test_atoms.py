@@ -23,7 +23,7 @@ def nets(netkin):
 
 
 def test_plain_networks_share_coefficients_first_and_that_is_told(netkin, nets):
-    result = netkin(f"atoms {' '.join(nets)} --atoms 6 --by-layer --save all.netkin --report all.html")
+    result = netkin(f"atoms {' '.join(nets)} --atoms 6 --by-layer --out all.netkin --report all.html")
     assert result.exit_code == 0, result.output
     assert "3 networks, each with every other" in result.stdout
     assert "3 networks with coefficients fitted to all" in result.stderr
@@ -43,7 +43,7 @@ def test_the_nearest_are_printed_as_text_and_json(netkin, nets):
     listed = json.loads(netkin(f"{line} --json").stdout)
     assert list(listed) == nets
     assert listed[nets[0]][0]["network"] in nets[1:]
-    assert "no table to save or draw" in netkin(f"{line} --save x.netkin").stderr
+    assert "no table to save or draw" in netkin(f"{line} --out x.netkin").stderr
     assert "--top asks for 3 other networks, but there are only 2" in netkin(f"{line} --top 3").stderr
 
 

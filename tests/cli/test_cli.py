@@ -32,7 +32,7 @@ def made(tmp_path_factory):
     """A folder with what the examples read: a comparison, parts (`merge`), a run (`dynamics`) and two networks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("made"))
-        lines = ["compare netkin:digits --data digits:test --layers fc --save ab.netkin"]
+        lines = ["compare netkin:digits --data digits:test --layers fc --out ab.netkin"]
         for part in (1, 2, 3):
             lines.append(f"collect netkin:digits --data digits:test --layers fc --part {part}/3 --out {part}.stats")
         for line in lines:
@@ -152,7 +152,7 @@ def test_a_command_runs_with_closed_streams(tmp_path):
     line = "netkin compare netkin:digits --data digits:test --examples 50 --layers fc"
     plain, closed = run_in_shell(line), run_in_shell(f"{line} 2>&-")
     assert (closed.returncode, closed.stdout) == (0, plain.stdout)
-    assert run_in_shell(f"{line} --save {tmp_path}/ab.netkin <&- >&- 2>&-").returncode == 0
+    assert run_in_shell(f"{line} --out {tmp_path}/ab.netkin <&- >&- 2>&-").returncode == 0
     assert package.load(tmp_path / "ab.netkin").examples == 50
 
 
@@ -299,3 +299,13 @@ def test_a_name_is_told_from_options_and_from_files(netkin, tmp_path):
     assert list(named_models([*typed, "netkin:digits"])) == [
         "netkin:tiny10,width=8", "epoch=3.pt2", "runs/a=b/net.pt2", "mine", "netkin:digits (5)", "netkin:digits (6)",
     ]  # fmt: skip
+
+
+RESULT_OPTIONS = {"-o", "--out", "--report", "--figure", "--title", "--overwrite", "--json"}
+
+
+def test_commands_that_make_a_result_write_it_by_the_same_options():
+    options = {name: {word for one in command.params for word in one.opts} for name, command in cli.commands.items()}
+    makers = {name for name in options if "--figure" in options[name]}
+    assert {name: RESULT_OPTIONS - options[name] for name in makers} == {name: set() for name in makers}
+    assert [name for name in options if "--out" in options[name] and "-o" not in options[name]] == []

@@ -60,7 +60,7 @@ def refusal(netkin, line, code=1):
 def test_parts_merge_to_the_comparison_of_the_whole(netkin):
     merged = netkin("merge 2.stats 3.stats 1.stats --out all.stats")
     assert (merged.exit_code, merged.stderr) == (0, "")
-    assert netkin("compare all.stats --measure nbs --measure cka --save ab.netkin").exit_code == 0
+    assert netkin("compare all.stats --measure nbs --measure cka --out ab.netkin").exit_code == 0
     models = load_model("netkin:digits"), load_model("netkin:digits@other.pt")
     expected = compare(
         *models, data=load_data("digits:test"), measures=["nbs", "cka"], layers=["relu1", "fc"], errors=True, chunks=8
@@ -188,9 +188,9 @@ def test_a_part_of_other_weights_is_refused(netkin):
         ("merge 1.stats 2.stats --out other.pt", 1, "--out would write over 'other.pt'; choose"),
         ("merge 1.stats --out nowhere/all.stats", 2, "the folder 'nowhere' does not exist."),
         (
-            "compare 1.stats --save 2.stats",
+            "compare 1.stats --out 2.stats",
             1,
-            "--save would write over '2.stats'; choose",
+            "--out would write over '2.stats'; choose",
         ),
         (f"collect {MODELS} --out other.pt", 1, "--out would write over 'other.pt'; choose"),
         (f"collect {MODELS} --part 17/16 --out x.stats", 2, "parts are numbered from 1 to their count; got 17/16."),
@@ -211,11 +211,11 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_written(netkin, line, cod
 
 
 def test_results_are_told_from_statistics(netkin):
-    netkin("compare netkin:digits --data digits:test --layers fc --save ab.netkin")
+    netkin("compare netkin:digits --data digits:test --layers fc --out ab.netkin")
     words = "netkin: 'ab.netkin' holds a finished result and no statistics; `netkin report ab.netkin` shows it."
     assert refusal(netkin, "compare ab.netkin") == words
     assert refusal(netkin, "merge ab.netkin --out all.stats") == words
-    again = netkin("compare netkin:digits --data digits:test --layers fc --measure nbs --save ab.netkin --overwrite")
+    again = netkin("compare netkin:digits --data digits:test --layers fc --measure nbs --out ab.netkin --overwrite")
     assert again.exit_code == 0
     assert results.load("ab.netkin").measures == ("nbs",)
 
@@ -292,7 +292,7 @@ def torchrun(tmp_path, quick_python):
 
 @pytest.mark.slow
 def test_the_first_rank_alone_prints_and_writes(torchrun, tmp_path):
-    done = torchrun(*COMPARE, "--errors", "--save", "ab.netkin")
+    done = torchrun(*COMPARE, "--errors", "--out", "ab.netkin")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("cka: similarity") == 1
     assert done.stderr.count("saved to ab.netkin") == 1
@@ -306,7 +306,7 @@ def test_the_first_rank_alone_prints_and_writes(torchrun, tmp_path):
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_all_and_nothing_is_written(torchrun, tmp_path):
     (tmp_path / "broken_nets.py").write_text(BROKEN)
-    done = torchrun("compare", "broken_nets:net", *COMPARE[2:4], *COMPARE[6:], "--save", "ab.netkin")
+    done = torchrun("compare", "broken_nets:net", *COMPARE[2:4], *COMPARE[6:], "--out", "ab.netkin")
     assert done.returncode == 1
     assert "netkin: rank 1 failed: OSError: this rank is broken" in done.stderr
     assert "netkin: this rank is broken" in done.stderr

@@ -19,7 +19,7 @@ DIGITS = "compare netkin:digits --data digits:test"
 
 
 def test_a_model_is_compared_with_itself_when_alone(netkin):
-    result = netkin(f"{DIGITS} --layers relu1 --layers fc --save self.netkin")
+    result = netkin(f"{DIGITS} --layers relu1 --layers fc --out self.netkin")
     assert result.exit_code == 0
     assert "cka" in result.stdout
     assert "relu1" in result.stdout
@@ -29,7 +29,7 @@ def test_a_model_is_compared_with_itself_when_alone(netkin):
 
 
 def test_the_numbers_are_those_of_the_library(netkin):
-    netkin(f"{DIGITS} --measure cka --measure nbs --layers relu1 --layers fc --save a.netkin")
+    netkin(f"{DIGITS} --measure cka --measure nbs --layers relu1 --layers fc --out a.netkin")
     model = load_model("netkin:digits")
     data = load_data("digits:test")
     expected = compare(model, data=data, measures=["cka", "nbs"], layers=["relu1", "fc"])
@@ -40,7 +40,7 @@ def test_the_numbers_are_those_of_the_library(netkin):
 
 
 def test_conv_layers_are_compared_by_their_frequencies(netkin):
-    netkin(f"{DIGITS} --measure svcca --layers relu1 --layers relu3 --layers fc --shape dft --save dft.netkin")
+    netkin(f"{DIGITS} --measure svcca --layers relu1 --layers relu3 --layers fc --shape dft --out dft.netkin")
     saved = results.load("dft.netkin")
     expected = compare(
         load_model("netkin:digits"), data=load_data("digits:test"), measures="svcca", layers=["relu1", "relu3", "fc"],
@@ -181,7 +181,7 @@ def test_what_is_unknown_is_refused_in_one_sentence(netkin, line, words):
     "options, words",
     [
         ("--memory much", "'much' is not an amount of memory"),
-        ("--save nowhere/x.netkin", "the folder 'nowhere' does not exist."),
+        ("--out nowhere/x.netkin", "the folder 'nowhere' does not exist."),
         ("--pairs some", "'some' is not one of 'all', 'corresponding'"),
         ("--examples 0", "0 is not in the range x>=1"),
     ],
@@ -230,7 +230,7 @@ TRANSFORMS = "def doubled(images):\n    return 2 * images\n\n\ndef halved(images
 
 def test_models_data_and_pages_have_the_names_that_people_give(netkin, tmp_path):
     line = "compare netkin:digits netkin:digits --data 'my probe=digits:test' --examples 40 --layers fc --name old"
-    result = netkin(f"{line} --name new --title 'Old & new' --report ab.html --figure ab.svg --save ab.netkin")
+    result = netkin(f"{line} --name new --title 'Old & new' --report ab.html --figure ab.svg --out ab.netkin")
     assert result.exit_code == 0, result.stderr
     found = nk.load("ab.netkin")
     assert (found.a, found.b, found.data) == ("old", "new", "my probe, a sample of 40 of 360 (seed 0)")
@@ -278,7 +278,7 @@ def test_names_titles_and_transforms_that_do_not_fit_are_refused(netkin, options
 
 def test_several_models_are_compared_each_with_every_other(netkin):
     line = f"{DIGITS} --layers relu1 --layers fc --examples 100".replace("netkin:digits", "netkin:digits " * 3)
-    result = netkin(f"{line} --save three.netkin --report three.html")
+    result = netkin(f"{line} --out three.netkin --report three.html")
     assert result.exit_code == 0, result.output
     assert "3 models, 3 pairs" in result.stdout
     many = results.load("three.netkin")
@@ -296,16 +296,16 @@ SEVERAL = "netkin:digits netkin:digits netkin:digits --data digits:test --layers
 
 
 def test_several_models_are_a_job_beside_their_result(netkin):
-    assert netkin(f"compare {SEVERAL} --save three.netkin").exit_code == 0
+    assert netkin(f"compare {SEVERAL} --out three.netkin").exit_code == 0
     assert jobs.read("three.netkin").condition == "done"
     tables = {part: part.stat().st_mtime_ns for part in Path("three.netkin.job/parts").iterdir()}
-    again = netkin(f"compare {SEVERAL} --save three.netkin")
+    again = netkin(f"compare {SEVERAL} --out three.netkin")
     assert "saved to three.netkin" in again.stderr
     assert {part: part.stat().st_mtime_ns for part in Path("three.netkin.job/parts").iterdir()} == tables
-    other = netkin(f"compare {SEVERAL} --save three.netkin --seed 1")
+    other = netkin(f"compare {SEVERAL} --out three.netkin --seed 1")
     assert other.exit_code == 1
     assert "'three.netkin.job' holds a comparison that differs in data and seed" in other.stderr
-    assert netkin(f"compare {SEVERAL} --save three.netkin --seed 1 --overwrite").exit_code == 0
+    assert netkin(f"compare {SEVERAL} --out three.netkin --seed 1 --overwrite").exit_code == 0
 
 
 def test_the_plan_of_several_models_tells_passes_and_bytes(netkin):
@@ -323,7 +323,7 @@ def test_a_sample_of_rows_is_for_several_models(netkin):
     line = f"{SEVERAL} --rows 40".replace("--examples 100", "")
     facts = json.loads(netkin(f"explain {line} --memory 330kB --json").stdout)
     assert (facts["way"]["is_sample"], facts["way"]["examples"]) == (True, 40)
-    assert netkin(f"compare {line} --memory 330kB --save three.netkin").exit_code == 0
+    assert netkin(f"compare {line} --memory 330kB --out three.netkin").exit_code == 0
     pair = results.load("three.netkin")["netkin:digits (1)", "netkin:digits (2)"]
     assert pair["cka"].exactness == "a sample of 40 of 360 examples"
     for command in ("compare", "explain"):
@@ -365,12 +365,12 @@ def test_statistics_stand_beside_no_models(netkin):
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_cluster_compares_and_continues_beside_the_result(netkin):
     call = 'compare netkin:digits netkin:digits --data digits:test --layers "relu*" --examples 100'
-    both = f"{call} --engine ray --save ab.netkin --device cpu"
+    both = f"{call} --engine ray --out ab.netkin --device cpu"
     result = netkin(both)
     assert result.exit_code == 0, result.stderr
     found = results.load("ab.netkin")
     assert (found.a, found.b, found.examples) == ("netkin:digits (1)", "netkin:digits (2)", 100)
-    assert netkin(f"{call} --save one.netkin").exit_code == 0
+    assert netkin(f"{call} --out one.netkin").exit_code == 0
     one = results.load("one.netkin")
     assert found["cka"].values == pytest.approx(one["cka"].values, abs=1e-6)
     assert found.data == one.data

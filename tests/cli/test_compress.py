@@ -13,7 +13,7 @@ DIGITS = "compress netkin:digits --data digits:test --layer conv4 --layer fc"
 
 
 def test_the_table_is_that_of_the_library_and_the_file_can_be_loaded(netkin):
-    result = netkin(f"{DIGITS} --k 8 --from-the-top --orthogonal --save small.netkin")
+    result = netkin(f"{DIGITS} --k 8 --from-the-top --orthogonal --out small.netkin")
     random = "warning: 'netkin:digits' was given no weights, so they are random, drawn from seed 0.\n"
     assert (result.exit_code, result.stderr) == (0, f"{random}saved to small.netkin\n")
     model, data = nk.load_model("netkin:digits"), nk.load_data("digits:test")
@@ -73,7 +73,7 @@ def test_a_glob_of_which_nothing_fits_and_a_layer_by_name_are_refused(netkin):
             1,
             "met an unexpected error: RuntimeError: Given groups=1",
         ),
-        ("compress netkin:digits --data digits --layer fc --k 2 --save no/x", 2, "the folder 'no' does not exist"),
+        ("compress netkin:digits --data digits --layer fc --k 2 --out no/x", 2, "the folder 'no' does not exist"),
     ],
 )
 def test_refusals_are_one_sentence(netkin, line, code, message):
@@ -105,7 +105,7 @@ def test_two_networks_stand_side_by_side(files, tmp_path):
         "60",
         "--report",
         tmp_path / "page.html",
-        "--save",
+        "--out",
         saved,
         "--quiet",
     ]

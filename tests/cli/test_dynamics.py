@@ -30,7 +30,7 @@ def run(netkin, states):
 
 @pytest.mark.usefixtures("run")
 def test_a_run_is_followed_printed_and_saved(netkin, states):
-    result = netkin(f"{LINE} --save run.netkin")
+    result = netkin(f"{LINE} --out run.netkin")
     assert result.exit_code == 0, result.output
     assert "run: each layer against its own final state at 3 epochs, 0 to 3" in result.stdout
     assert "bottom-up at 0.9" in result.stdout
@@ -79,7 +79,7 @@ def test_trends_without_an_order_give_their_reason(netkin):
 
 @pytest.mark.usefixtures("run")
 def test_a_saved_series_has_a_page_and_lines(netkin):
-    result = netkin(f"{LINE} --save run.netkin --report run.html --figure run.svg")
+    result = netkin(f"{LINE} --out run.netkin --report run.html --figure run.svg")
     assert result.exit_code == 0, result.output
     assert "report: open run.html" in result.stderr
     assert "figure in run.svg" in result.stderr
@@ -90,8 +90,8 @@ def test_a_saved_series_has_a_page_and_lines(netkin):
 
 @pytest.mark.usefixtures("run")
 def test_a_series_shares_no_page(netkin):
-    netkin(f"{LINE} --save run.netkin")
-    netkin("compare netkin:digits --data digits:test --layers fc --save ab.netkin")
+    netkin(f"{LINE} --out run.netkin")
+    netkin("compare netkin:digits --data digits:test --layers fc --out ab.netkin")
     result = netkin("report ab.netkin run.netkin")
     assert result.exit_code == 1
     assert "holds a Series, which needs a report of its own; run `netkin report` on that file alone." in result.stderr
@@ -99,7 +99,7 @@ def test_a_series_shares_no_page(netkin):
 
 @pytest.mark.usefixtures("run")
 def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
-    netkin(f"{LINE} --save run.netkin")
+    netkin(f"{LINE} --out run.netkin")
     saved = nk.load("run.netkin")
     unfinished = type(saved)(run="run", steps=(0, 3), comparisons=(saved[0], saved[3]), final_step=3, missing=(2,))
 
@@ -108,7 +108,7 @@ def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(room, "dynamics", interrupted)
-    result = netkin(f"{LINE} --save run.netkin")
+    result = netkin(f"{LINE} --out run.netkin")
     assert result.exit_code == 130
     assert "2 of 3 steps are in run.netkin; run the same command again to resume." in result.stderr
     assert result.stderr.endswith("netkin: interrupted.\n")
@@ -148,7 +148,7 @@ def test_data_that_the_model_does_not_take_are_refused_in_one_sentence(netkin):
     "options, words",
     [
         ("--steps 1", "1 is not in the range x>=2"),
-        ("--save nowhere/x.netkin", "the folder 'nowhere' does not exist."),
+        ("--out nowhere/x.netkin", "the folder 'nowhere' does not exist."),
         ("--report x.pdf", "a page's name ends in .html or .htm; got 'x.pdf'."),
         ("--figure x.txt", "a figure's name ends in .png or .svg or .pdf; got 'x.txt'."),
     ],
@@ -187,9 +187,7 @@ def test_checkpoints_of_atoms_are_followed_by_their_atoms(netkin, monkeypatch):
         torch.save(model.state_dict(), f"atoms/epoch_{epoch}.pt")
         for layer in (model.conv1, model.conv2):
             layer.atoms.data += 0.1 * torch.randn_like(layer.atoms)
-    result = netkin(
-        "dynamics atoms --model atom_nets:small --measure atom_cosine --report atoms.html --save run.netkin"
-    )
+    result = netkin("dynamics atoms --model atom_nets:small --measure atom_cosine --report atoms.html --out run.netkin")
     assert result.exit_code == 0, result.output
     assert "from the weights alone: no data were run" in result.stdout
     series = nk.load("run.netkin")
@@ -201,7 +199,7 @@ def test_checkpoints_of_atoms_are_followed_by_their_atoms(netkin, monkeypatch):
 
 @pytest.mark.usefixtures("run")
 def test_explain_tells_what_the_command_would_do_and_does_nothing(netkin):
-    result = netkin(f"{LINE} --explain --save run.netkin")
+    result = netkin(f"{LINE} --explain --out run.netkin")
     assert result.exit_code == 0, result.output
     assert "run 'run': 3 checkpoints, epochs 0 to 3" in result.stdout
     assert "forward passes in all:" in result.stdout
@@ -221,9 +219,9 @@ def test_a_plan_that_would_be_refused_exits_with_1(netkin):
 @pytest.mark.slow
 @pytest.mark.usefixtures("run", "ray_cluster")
 def test_a_cluster_follows_a_run(netkin):
-    result = netkin(f"{LINE} --examples 60 --engine ray --save run.netkin")
+    result = netkin(f"{LINE} --examples 60 --engine ray --out run.netkin")
     assert result.exit_code == 0, result.stderr
-    assert netkin(f"{LINE} --examples 60 --save one.netkin").exit_code == 0
+    assert netkin(f"{LINE} --examples 60 --out one.netkin").exit_code == 0
     found, one = nk.load("run.netkin"), nk.load("one.netkin")
     assert found[0]["svcca"].values == pytest.approx(one[0]["svcca"].values, abs=1e-6)
     assert found.provenance["data digest"] == one.provenance["data digest"]

@@ -19,7 +19,7 @@ MODEL = "netkin:digits"
 PASS = "--data digits:test --examples 40 --layers relu1 --quiet"
 LINES = {
     "demo": "demo --quiet",
-    "compare": f"compare {MODEL} {PASS} --save ab.netkin --report ab.html",
+    "compare": f"compare {MODEL} {PASS} --out ab.netkin --report ab.html",
     "explain": f"explain {MODEL} {PASS}",
     "collect": f"collect {MODEL} {PASS} --out part.stats",
     "merge": "merge part.stats --out all.stats",
@@ -28,7 +28,7 @@ LINES = {
     "stitch": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --report stitch.html",
     "sensitivity": f"sensitivity {MODEL} --data digits:test --examples 200 --layers relu1 --report classes.html",
     "tasks": f"tasks a={MODEL},digits:test b={MODEL},digits:train --examples 40 --layers relu1 --report tasks.html",
-    "compress": f"compress {MODEL} --layer fc --k 4 --data digits:train --examples 200 --save small.netkin "
+    "compress": f"compress {MODEL} --layer fc --k 4 --data digits:train --examples 200 --out small.netkin "
     "--report small.html",
     "sparsity": f"sparsity {MODEL} --data digits:test --examples 100 --report sparsity.html",
     "recommend": f"recommend {MODEL} --data digits:test --examples 200 --report which.html",

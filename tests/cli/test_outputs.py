@@ -23,22 +23,22 @@ MODEL = "netkin:digits@first.pt"
 PASS = f"{MODEL} --data digits:test --examples 40 --layers relu1 --quiet"
 RUN = "dynamics run --model netkin:digits --data digits:test --examples 40 --layers relu1"
 COMMANDS = {
-    "compare --save": f"compare {PASS} --save OUT",
+    "compare --out": f"compare {PASS} --out OUT",
     "compare --report": f"compare {PASS} --report OUT.html",
     "compare --figure": f"compare {PASS} --figure OUT.png",
     "collect --out": f"collect {PASS} --out OUT",
     "merge --out": "merge part.stats --out OUT",
-    "dynamics --save": f"{RUN} --save OUT",
+    "dynamics --out": f"{RUN} --out OUT",
     "dynamics --report": f"{RUN} --report OUT.html",
     "dynamics --figure": f"{RUN} --figure OUT.svg",
-    "stitch --save": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --save OUT",
+    "stitch --out": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --out OUT",
     "stitch --report": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --report OUT.html",
     "stitch --figure": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --figure OUT.pdf",
     "stitch --map": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --map OUT",
-    "tasks --save": f"tasks a={MODEL},digits:test --examples 40 --layers relu1 --seeds 1 --save OUT",
+    "tasks --out": f"tasks a={MODEL},digits:test --examples 40 --layers relu1 --seeds 1 --out OUT",
     "tasks --report": f"tasks a={MODEL},digits:test --examples 40 --layers relu1 --seeds 1 --report OUT.html",
     "tasks --figure": f"tasks a={MODEL},digits:test --examples 40 --layers relu1 --seeds 1 --figure OUT.svg",
-    "compress --save": f"compress {MODEL} --layer fc --k 4 --data digits:train --examples 200 --save OUT",
+    "compress --out": f"compress {MODEL} --layer fc --k 4 --data digits:train --examples 200 --out OUT",
     "report --out": "report ab.netkin --out OUT.html",
 }
 # drawing takes longer than all else
@@ -55,7 +55,7 @@ def made(tmp_path_factory):
         Path("run").mkdir()
         for step in (1, 2):
             torch.save(untrained_digits_net(step).state_dict(), f"run/step_{step}.pt")
-        for line in (f"compare {PASS} --save ab.netkin", f"collect {PASS} --out part.stats"):
+        for line in (f"compare {PASS} --out ab.netkin", f"collect {PASS} --out part.stats"):
             assert CliRunner().invoke(cli, line.split(), prog_name="netkin").exit_code == 0
     return folder
 
@@ -99,10 +99,10 @@ def test_with_overwrite_it_is_written_over(netkin, place, name):
     assert result.exit_code == 0, result.stderr
     assert output_of(line).stat().st_size > len(b"precious")
     again = netkin(line)  # what a job has made it may go on with
-    assert again.exit_code == (0 if name in ("dynamics --save", "stitch --save") else 1)
+    assert again.exit_code == (0 if name in ("dynamics --out", "stitch --out") else 1)
 
 
-@pytest.mark.parametrize("option", ["--report", "--save", "--figure"])
+@pytest.mark.parametrize("option", ["--report", "--out", "--figure"])
 def test_weights_are_never_replaced_by_a_result(netkin, place, option):
     before = Path("first.pt").read_bytes()
     result = netkin(f"compare {PASS} {option} first.pt")
@@ -113,7 +113,7 @@ def test_weights_are_never_replaced_by_a_result(netkin, place, option):
 
 @pytest.mark.parametrize("name", WRITING)
 def test_what_fails_while_writing_does_not_take_the_numbers_along(netkin, place, monkeypatch, name):
-    if name in ("report --out", "collect --out", "merge --out", "dynamics --save", "stitch --save"):
+    if name in ("report --out", "collect --out", "merge --out", "dynamics --out", "stitch --out"):
         pytest.skip("prints no numbers, or writes them as they come, as below")
 
     def failing(*_, **__):
@@ -130,11 +130,11 @@ def test_what_fails_while_writing_does_not_take_the_numbers_along(netkin, place,
 TASKS = "--method finetune --data digits:train --test digits:test --tasks 2 --recipe epochs=1"
 CLIENTS = "--data digits:train --test digits:test --classes 5 --clients 2 --rounds 1 --recipe epochs=1"
 GROWING = {
-    "series": "dynamics run --model netkin:digits --data digits:test --examples 40 --save OUT",
-    "sweep": f"stitch {MODEL} {MODEL} --all --data digits:train --examples 200 --save OUT",
-    "comparison": f"compare a={MODEL} b={MODEL} c=netkin:digits --data digits:test --examples 40 --save OUT",
-    "federation": f"federate {MODEL} {CLIENTS} --save OUT",
-    "task sequence": f"learn-tasks {MODEL} {TASKS} --save OUT",
+    "series": "dynamics run --model netkin:digits --data digits:test --examples 40 --out OUT",
+    "sweep": f"stitch {MODEL} {MODEL} --all --data digits:train --examples 200 --out OUT",
+    "comparison": f"compare a={MODEL} b={MODEL} c=netkin:digits --data digits:test --examples 40 --out OUT",
+    "federation": f"federate {MODEL} {CLIENTS} --out OUT",
+    "task sequence": f"learn-tasks {MODEL} {TASKS} --out OUT",
 }
 
 
@@ -157,14 +157,14 @@ def test_files_that_grow_with_the_work_do_not_either(netkin, place, files_up_to,
 
 def test_a_crash_while_drawing_does_not_either(netkin, place, monkeypatch):
     monkeypatch.setattr("netkin.reporting.report", lambda *_, **__: 1 / 0)
-    result = netkin(f"compare {PASS} --report ab.html --save ab2.netkin")
+    result = netkin(f"compare {PASS} --report ab.html --out ab2.netkin")
     assert result.exit_code == 1
     assert "relu1" in result.stdout
     assert "netkin: cannot write 'ab.html': ZeroDivisionError: division by zero" in result.stderr
     assert load("ab2.netkin").layers_a == ("relu1",)
 
 
-@pytest.mark.parametrize("option", ["--save", "--report"])
+@pytest.mark.parametrize("option", ["--out", "--report"])
 def test_a_file_that_the_command_prints_into_is_refused(netkin, place, monkeypatch, option):
     with open("printed.html", "w") as printed, monkeypatch.context() as patch:
         patch.setattr("netkin.sources.load_model", no_work)
@@ -179,13 +179,13 @@ def test_a_file_that_the_command_prints_into_is_refused(netkin, place, monkeypat
 def test_a_place_that_cannot_be_written_is_found_before_the_work(netkin, place, monkeypatch, where):
     Path("folder").mkdir()
     monkeypatch.setattr("netkin.sources.load_model", no_work)
-    result = netkin(f"compare {PASS} --save {where}")
+    result = netkin(f"compare {PASS} --out {where}")
     assert result.exit_code == 2
     assert result.stdout == ""
 
 
 def test_a_result_names_the_command_that_made_it(netkin, place):
-    assert load("ab.netkin").provenance["call"] == f"netkin compare {PASS} --save ab.netkin"
+    assert load("ab.netkin").provenance["call"] == f"netkin compare {PASS} --out ab.netkin"
 
 
 def test_the_demo_destroys_no_file_of_its_folder(netkin, tmp_path):
@@ -199,9 +199,9 @@ def test_the_demo_destroys_no_file_of_its_folder(netkin, tmp_path):
 
 
 def test_one_file_for_two_outputs_is_refused(netkin, place):
-    result = netkin(f"compare {PASS} --report ab.html --save ./ab.html")
+    result = netkin(f"compare {PASS} --report ab.html --out ./ab.html")
     assert result.exit_code == 2
-    assert "--save and --report both name ab.html; give each its own file." in " ".join(result.stderr.split())
+    assert "--out and --report both name ab.html; give each its own file." in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_no_memory_at_all_is_refused():
 
 
 def test_a_path_that_is_no_utf_8_is_written_and_recorded_with_a_replacement(netkin):
-    line = ["compare", *f"{MODEL} {PASS} --save".split(), "\udcff.netkin"]
+    line = ["compare", *f"{MODEL} {PASS} --out".split(), "\udcff.netkin"]
     torch.save(untrained_digits_net(0).state_dict(), "first.pt")
     result = CliRunner().invoke(cli, line, prog_name="netkin")
     assert result.exit_code == 0, result.stderr
@@ -246,7 +246,7 @@ def test_a_name_that_is_no_utf_8_is_refused_before_the_work(netkin):
 
 
 def test_a_data_name_that_is_no_utf_8_is_refused_before_the_work(netkin):
-    line = ["compare", "netkin:digits", "--layers", "relu1", "--save", "a.netkin", "--data", "\udcff=digits:test"]
+    line = ["compare", "netkin:digits", "--layers", "relu1", "--out", "a.netkin", "--data", "\udcff=digits:test"]
     result = CliRunner().invoke(cli, line, prog_name="netkin")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "netkin: a name must be text in UTF-8; got '\\udcff'." in " ".join(result.stderr.split())
@@ -275,7 +275,7 @@ RANDOM = "'netkin:digits' was given no weights, so they are random, drawn from s
     ],
 )
 def test_a_saved_file_says_that_weights_are_random(netkin, line):
-    assert netkin(f"{line} --save a.netkin").exit_code == 0
+    assert netkin(f"{line} --out a.netkin").exit_code == 0
     assert files.read_header("a.netkin")["provenance"]["random weights"].startswith(RANDOM)
     assert RANDOM in " ".join(netkin("show a.netkin").stdout.split())
 

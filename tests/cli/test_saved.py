@@ -23,7 +23,7 @@ from netkin.results import Claim, Series
 @pytest.fixture
 def saved(netkin):
     """A comparison saved as `ab.netkin` in the folder at hand."""
-    assert netkin('compare netkin:digits --data digits:test --layers "relu*" --save ab.netkin').exit_code == 0
+    assert netkin('compare netkin:digits --data digits:test --layers "relu*" --out ab.netkin').exit_code == 0
 
 
 @pytest.mark.usefixtures("saved")
@@ -38,7 +38,7 @@ def test_the_page_lies_beside_the_file_unless_said_otherwise(netkin):
 
 @pytest.mark.usefixtures("saved")
 def test_several_files_share_a_page(netkin):
-    netkin("compare netkin:digits --data digits:test --layers fc --save c.netkin")
+    netkin("compare netkin:digits --data digits:test --layers fc --out c.netkin")
     assert netkin("report ab.netkin c.netkin --out both.html").exit_code == 0
     page = Path("both.html").read_text(encoding="utf-8")
     assert "relu4" in page
@@ -84,7 +84,7 @@ def test_what_cannot_be_read_or_written_is_refused(netkin, line, code, words):
 
 
 def test_a_comparison_writes_its_page_and_its_figures_at_once(netkin):
-    line = 'compare netkin:digits --data digits:test --layers "relu*" --report ab.html --figure ab.png --save ab.netkin'
+    line = 'compare netkin:digits --data digits:test --layers "relu*" --report ab.html --figure ab.png --out ab.netkin'
     result = netkin(line)
     assert result.exit_code == 0
     assert "(rows)" in result.stdout
@@ -130,14 +130,14 @@ PASS = "netkin:digits --data digits:test --examples 40 --layers relu1 --layers r
 
 
 def test_a_comparison_is_described(netkin):
-    assert netkin(f"compare {PASS} --measure cka --measure angular_cka --save ab.netkin").exit_code == 0
+    assert netkin(f"compare {PASS} --measure cka --measure angular_cka --out ab.netkin").exit_code == 0
     lines = netkin("show ab.netkin").stdout.splitlines()
     told = {line[2:].split("  ")[0]: line.strip().split("  ")[-1].strip() for line in lines[1:]}
     assert lines[0] == "ab.netkin: comparison"
     assert told["tables"] == "cka, angular_cka"
     assert (told["layers a"], told["examples"]) == ("relu1, relu2", "40")
     assert (told["shapes a"], told["widths a"]) == ("relu1 pool, relu2 pool", "relu1 16, relu2 32")
-    assert told["call"] == f"netkin compare {PASS} --measure cka --measure angular_cka --save ab.netkin"
+    assert told["call"] == f"netkin compare {PASS} --measure cka --measure angular_cka --out ab.netkin"
     assert told["arrays"] == "2 of 8 numbers, 64 bytes"
     found = json.loads(netkin("show ab.netkin --json").stdout)
     assert found.pop("arrays") == {
@@ -149,7 +149,7 @@ def test_a_comparison_is_described(netkin):
 def test_several_comparisons_are_named_with_what_they_were_made_of(netkin):
     tasks = "seen=netkin:digits,digits:train fresh=netkin:digits,digits:test"
     line = f"tasks {tasks} --examples 40 --layers relu1 --measure sketched_cka(buckets=8) --seeds 2 --quiet"
-    assert netkin(f"{line} --save t.netkin").exit_code == 0
+    assert netkin(f"{line} --out t.netkin").exit_code == 0
     lines = [" ".join(line.split()) for line in netkin("show t.netkin").stdout.splitlines()]
     assert lines[:2] == ["t.netkin: comparisons", "comparisons seen and seen, seen and fresh, fresh and fresh"]
     assert lines[2] == "tables sketched_cka(buckets=8, kernel=psi, seeds=2)"
@@ -157,8 +157,8 @@ def test_several_comparisons_are_named_with_what_they_were_made_of(netkin):
 
 
 def test_a_header_of_any_shape_is_described(netkin):
-    odd = {"columns": {"comparisons": [], "tables": {"id": [[], "cka"]}}, "first pairs": [3, ["a", "b"]]}
-    files.write("odd.netkin", "comparisons", odd, {})
+    odd = {"comparisons": [3, {"a": "a", "b": "b", "tables": [[], "cka"]}]}
+    files.write("odd.netkin", "series", odd, {})
     shown = netkin("show odd.netkin")
     assert shown.exit_code == 0
     assert "a and b" in shown.stdout
@@ -194,7 +194,7 @@ def test_what_is_no_file_of_ours_is_refused(netkin):
 
 @pytest.mark.parametrize("line", ["show ab.netkin", "report ab.netkin --out ab.html"])
 def test_torch_is_not_needed(netkin, line):
-    assert netkin(f"compare {PASS} --save ab.netkin").exit_code == 0
+    assert netkin(f"compare {PASS} --out ab.netkin").exit_code == 0
     program = (
         "import sys; sys.modules['torch'] = None\nfrom netkin.cli import cli\n"
         f"cli({line.split()!r}, prog_name='netkin', standalone_mode=False)"
@@ -206,7 +206,7 @@ def test_torch_is_not_needed(netkin, line):
 
 
 def test_arrays_are_not_read(netkin, monkeypatch):
-    assert netkin(f"compare {PASS} --save ab.netkin").exit_code == 0
+    assert netkin(f"compare {PASS} --out ab.netkin").exit_code == 0
     contents = bytearray(Path("ab.netkin").read_bytes())
     contents[-1] ^= 1
     Path("ab.netkin").write_bytes(contents)

@@ -12,7 +12,7 @@ LINE = "sensitivity netkin:digits --data digits:test --layers relu*"
 
 
 def test_layers_meet_classes_as_in_the_library(netkin):
-    result = netkin(f"{LINE} --class 3 --class 8 --measure cca_mean --measure cka --save classes.netkin --json")
+    result = netkin(f"{LINE} --class 3 --class 8 --measure cca_mean --measure cka --out classes.netkin --json")
     assert result.exit_code == 0, result.output
     saved = nk.load("classes.netkin")
     assert json.loads(result.stdout) == nk.document(saved)

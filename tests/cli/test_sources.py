@@ -132,7 +132,7 @@ UNUSABLE = [
     ("sparsity nk_own:net --data nk_own:thin", "met an unexpected error: RuntimeError: mat1 and mat2"),
     ("sparsity nk_own:net --data nk_own:keyed", "a batch has the keys 'pixels', which do not fit Sequential"),
     ("stitch nk_own:net nk_own:net --all --data nk_own:none", "the data gave no batches"),
-    ("compress nk_own:net --layer 0 --k 2 --data nk_own:none --save small.netkin", "gave no batches"),
+    ("compress nk_own:net --layer 0 --k 2 --data nk_own:none --out small.netkin", "gave no batches"),
     ("recommend nk_own:net --data nk_own:one_label", "a label for each example; got tensor(3) for 20 examples"),
 ]
 

@@ -42,7 +42,7 @@ def netkin(netkin, tmp_path, monkeypatch):
 
 
 def test_the_numbers_are_those_of_the_library(netkin):
-    result = netkin(f"{AB} --all --layers relu3 --layers fc --how least_squares --how procrustes --save ab.netkin")
+    result = netkin(f"{AB} --all --layers relu3 --layers fc --how least_squares --how procrustes --out ab.netkin")
     assert (result.exit_code, result.stderr) == (0, "saved to ab.netkin\n")
     a, b = (nk.load_model(f"nk_stitch_nets:{name}") for name in ("one", "two"))
     train, test = sample(nk.load_data("digits:train"), 200), sample(nk.load_data("digits:test"), 90)
@@ -77,7 +77,7 @@ def test_every_layer_into_every_layer_with_the_reasons_of_holes(netkin):
 
 
 def test_several_models_give_a_mean_and_a_spread_and_one_page(netkin, tmp_path):
-    line = f"{AB.replace('two ', 'two nk_stitch_nets:three ')} --all --layers relu4 --save many.netkin --report m.html"
+    line = f"{AB.replace('two ', 'two nk_stitch_nets:three ')} --all --layers relu4 --out many.netkin --report m.html"
     result = netkin(line)
     assert result.exit_code == 0
     assert "mean ± standard deviation over 6 pairs of models" in result.stdout
@@ -138,7 +138,7 @@ def test_the_map_of_one_stitch_is_written(netkin):
 
 
 def test_a_map_is_written_over_nothing_unless_that_is_allowed(netkin, tmp_path):
-    netkin(f"{AB} --at relu3 --save sweep.netkin --map map.netkin")
+    netkin(f"{AB} --at relu3 --out sweep.netkin --map map.netkin")
     for name in ("sweep", "map"):
         before = (tmp_path / f"{name}.netkin").read_bytes()
         result = netkin(f"{AB} --at relu3 --map {name}.netkin")
@@ -148,8 +148,8 @@ def test_a_map_is_written_over_nothing_unless_that_is_allowed(netkin, tmp_path):
 
 
 def test_one_file_for_two_results_is_refused(netkin, tmp_path):
-    result = netkin(f"{AB} --at relu3 --save same.netkin --map same.netkin")
-    assert "--save and --map both name same.netkin; give each its own file." in result.stderr
+    result = netkin(f"{AB} --at relu3 --out same.netkin --map same.netkin")
+    assert "--out and --map both name same.netkin; give each its own file." in result.stderr
     assert not (tmp_path / "same.netkin").exists()
 
 
@@ -173,9 +173,9 @@ def test_a_reader_who_stops_reading_leaves_all_files(netkin, tmp_path, monkeypat
 
 def test_a_file_with_another_sweep_is_refused_and_stays(netkin, tmp_path):
     whole = AB.replace(" --test-examples 90", "")
-    netkin(f"{whole} --at fc --save c.netkin")
+    netkin(f"{whole} --at fc --out c.netkin")
     before = (tmp_path / "c.netkin").read_bytes()
-    result = netkin(f"{whole} --at fc --save c.netkin".replace("digits:test", "digits:train"))
+    result = netkin(f"{whole} --at fc --out c.netkin".replace("digits:test", "digits:train"))
     assert result.exit_code == 1
     assert "'c.netkin.job' holds a sweep that differs in test data (" in result.stderr
     assert (tmp_path / "c.netkin").read_bytes() == before
@@ -194,7 +194,7 @@ def test_the_same_model_twice_is_told_apart(netkin):
 
 
 def test_an_interrupted_command_shows_what_is_finished_and_goes_on(netkin, monkeypatch):
-    line = f'{AB} --all --layers relu4 --layers fc --how least_squares --how "task_loss(steps=1)" --save ab.netkin'
+    line = f'{AB} --all --layers relu4 --layers fc --how least_squares --how "task_loss(steps=1)" --out ab.netkin'
 
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
@@ -259,7 +259,7 @@ def test_test_data_that_do_not_fit_are_refused_in_one_sentence(netkin, tmp_path)
         ("--at fc --how ridge --how procrustes --map m.netkin", "--map writes one stitch"),
         ("--all --report x.pdf", "a page's name ends in .html or .htm; got 'x.pdf'."),
         ("--all --figure x.gif", "a figure's name ends in .png or .svg or .pdf; got 'x.gif'."),
-        ("--all --save nowhere/x.netkin", "the folder 'nowhere' does not exist."),
+        ("--all --out nowhere/x.netkin", "the folder 'nowhere' does not exist."),
     ],
 )
 def test_options_that_make_no_sense_are_a_misuse(netkin, options, words):
@@ -297,7 +297,7 @@ def test_test_data_that_overlap_the_fitting_data_are_told_with_their_number(netk
 
 def test_what_a_sweep_would_take_is_explained(netkin, tmp_path):
     line = f"{AB} --all --matrix --layers relu1 --layers fc --how ridge --how 'task_loss(epochs=3)' --explain"
-    result = netkin(f"{line} --save ab.netkin")
+    result = netkin(f"{line} --out ab.netkin")
     assert (result.exit_code, result.stderr) == (0, "")
     assert not (tmp_path / "ab.netkin").exists()
     text = result.stdout

@@ -15,7 +15,7 @@ FEDERATE = (
 
 @pytest.mark.slow
 def test_one_command_answers_with_words_a_file_a_page_and_a_figure(netkin, tmp_path):
-    result = netkin(f"{FEDERATE} --save u.netkin --report u.html --figure u.png")
+    result = netkin(f"{FEDERATE} --out u.netkin --report u.html --figure u.png")
     assert result.exit_code == 0, result.output
     assert "fedper with evolving coefficients: 5 clients, 2 rounds" in result.stdout
     assert "clusters by atom_cosine" in result.stdout
@@ -39,20 +39,20 @@ def test_one_command_answers_with_words_a_file_a_page_and_a_figure(netkin, tmp_p
 @pytest.mark.slow
 def test_more_rounds_go_on_and_other_settings_are_refused_but_with_overwrite(netkin):
     short = FEDERATE.replace("--rounds 2", "--rounds 1")
-    assert netkin(f"{short} --save u.netkin").exit_code == 0
-    longer = netkin(f"{FEDERATE} --save u.netkin --json")
+    assert netkin(f"{short} --out u.netkin").exit_code == 0
+    longer = netkin(f"{FEDERATE} --out u.netkin --json")
     whole = netkin(f"{FEDERATE} --json")
     assert longer.exit_code == 0, longer.output
     assert json.loads(longer.stdout)["accuracy"] == json.loads(whole.stdout)["accuracy"]
-    other = netkin(f"{FEDERATE} --save u.netkin --pull 0.7")
+    other = netkin(f"{FEDERATE} --out u.netkin --pull 0.7")
     assert other.exit_code == 1
     assert "--overwrite" in other.stderr
-    assert netkin(f"{FEDERATE} --save u.netkin --pull 0.7 --overwrite").exit_code == 0
+    assert netkin(f"{FEDERATE} --out u.netkin --pull 0.7 --overwrite").exit_code == 0
 
 
 @pytest.mark.slow
 def test_json_says_what_the_saved_result_says_and_report_makes_its_page(netkin, tmp_path):
-    told = json.loads(netkin(f"{FEDERATE} --json --save u.netkin").stdout)
+    told = json.loads(netkin(f"{FEDERATE} --json --out u.netkin").stdout)
     found = nk.load("u.netkin")
     assert found.title == "fedper with evolving coefficients: 5 clients, 2 rounds"
     assert told["clusters"] == list(found.clusters)
@@ -90,12 +90,12 @@ def test_without_test_data_nothing_is_tested(netkin):
         ("--coefficients pretrained", 1, "--public: "),
         ("--data nothing:here", 1, "nothing:here"),
         ("--report u.txt", 2, "a page's name ends in .html"),
-        ("--save nowhere/u.netkin", 2, "the folder 'nowhere' does not exist"),
+        ("--out nowhere/u.netkin", 2, "the folder 'nowhere' does not exist"),
         ("--device tpu7", 1, "there is no device 'tpu7' here"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing_behind(netkin, tmp_path, change, code, said):
-    result = netkin(f"{FEDERATE} --save u.netkin {change}")
+    result = netkin(f"{FEDERATE} --out u.netkin {change}")
     assert result.exit_code == code, result.output
     assert said in " ".join(result.stderr.split())
     assert list(tmp_path.iterdir()) == []
@@ -127,11 +127,11 @@ def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
         round_of(self, standing, number)
 
     monkeypatch.setattr(Simulation, "_round", stopped)
-    result = netkin(f"{FEDERATE} --save u.netkin")
+    result = netkin(f"{FEDERATE} --out u.netkin")
     assert result.exit_code == 130
     assert "1 of 2 parts done in u.netkin; run the same command again to resume." in result.stderr
     monkeypatch.setattr(Simulation, "_round", round_of)
-    assert netkin(f"{FEDERATE} --save u.netkin").exit_code == 0
+    assert netkin(f"{FEDERATE} --out u.netkin").exit_code == 0
 
 
 LEARN = (
@@ -141,7 +141,7 @@ LEARN = (
 
 @pytest.mark.slow
 def test_several_methods_answer_with_words_files_a_page_and_a_figure(netkin, tmp_path):
-    result = netkin(f"{LEARN} --method atoms --method replay --examples 20 --save seq --report t.html --figure t.svg")
+    result = netkin(f"{LEARN} --method atoms --method replay --examples 20 --out seq --report t.html --figure t.svg")
     assert result.exit_code == 0, result.output
     for said in (
         "2 tasks learnt in a row by 'atoms'",
@@ -186,11 +186,11 @@ def test_the_same_command_goes_on_where_it_stopped(netkin, monkeypatch):
         learn(self, task, recipe, **options)
 
     monkeypatch.setattr(FineTuning, "learn", stopped)
-    result = netkin(f"{line} --save seq")
+    result = netkin(f"{line} --out seq")
     assert result.exit_code == 130
     assert "1 of 2 tasks done in seq/finetune.netkin; run the same command again to resume." in result.stderr
     monkeypatch.setattr(FineTuning, "learn", learn)
-    assert json.loads(netkin(f"{line} --save seq").stdout)["accuracies"] == whole["accuracies"]
+    assert json.loads(netkin(f"{line} --out seq").stdout)["accuracies"] == whole["accuracies"]
 
 
 @pytest.mark.parametrize(
@@ -205,11 +205,11 @@ def test_the_same_command_goes_on_where_it_stopped(netkin, monkeypatch):
         ("--head conv1", 1, "conv1"),
         ("--data npz:none.npz", 1, "none.npz"),
         ("--figure t.txt", 2, "a figure's name ends in"),
-        ("--save a/b", 1, "cannot make the folder 'a/b'"),
+        ("--out a/b", 1, "cannot make the folder 'a/b'"),
     ],
 )
 def test_bad_input_of_tasks_is_one_sentence_and_leaves_nothing_behind(netkin, tmp_path, change, code, said):
-    result = netkin(f"{LEARN} --save seq {change}")
+    result = netkin(f"{LEARN} --out seq {change}")
     assert result.exit_code == code, result.output
     assert said in " ".join(result.stderr.split())
     assert list(tmp_path.iterdir()) == []
@@ -232,7 +232,7 @@ def test_methods_and_options_are_those_of_the_library():
 def test_a_file_of_another_kind_in_the_folder_is_kept(netkin, tmp_path):
     (tmp_path / "seq").mkdir()
     (tmp_path / "seq" / "atoms.netkin").write_text("mine")
-    result = netkin(f"{LEARN} --save seq")
+    result = netkin(f"{LEARN} --out seq")
     assert result.exit_code == 1
     assert "--overwrite" in result.stderr
     assert (tmp_path / "seq" / "atoms.netkin").read_text() == "mine"

@@ -64,7 +64,7 @@ def library(seeds=5):
 
 @pytest.mark.slow
 def test_the_command_is_the_function(netkin):
-    outputs = "--save tasks.netkin --report tasks.html --figure tasks.png"
+    outputs = "--out tasks.netkin --report tasks.html --figure tasks.png"
     result = done(netkin(f"tasks {TASKS} {MEASURES} {outputs}"))
     saved, expected = nk.load("tasks.netkin"), library()
     assert list(saved) == [("few", "few"), ("few", "many"), ("many", "many")]
@@ -101,14 +101,14 @@ def test_buckets_can_be_independent_for_the_same_data(netkin):
     )
     found = {}
     for more in ("", "--independent-buckets"):
-        done(netkin(f"{line} {more} --save t.netkin --overwrite"))
+        done(netkin(f"{line} {more} --out t.netkin --overwrite"))
         found[more] = np.diag(nk.load("t.netkin")["one", "two"].to_numpy())
     assert np.allclose(found[""], 1)
     assert (found["--independent-buckets"] < 0.7).all()
 
 
 def test_examples_are_a_sample_of_each_task(netkin):
-    done(netkin(f"tasks {TASKS} --examples 40 --measure 'sketched_cka(buckets=8)' --seeds 1 --save t.netkin"))
+    done(netkin(f"tasks {TASKS} --examples 40 --measure 'sketched_cka(buckets=8)' --seeds 1 --out t.netkin"))
     assert {pair: one.examples for pair, one in nk.load("t.netkin").items()} == {
         ("few", "few"): 40, ("few", "many"): 80, ("many", "many"): 40
     }  # fmt: skip
@@ -142,7 +142,7 @@ def test_parts_of_a_task_merge_to_the_whole_in_any_order(netkin):
         merged = done(netkin(f"merge {' '.join(f'{k}.stats' for k in order)} --out {order}.stats"))
         assert "1,437 examples (0 to 1,436)" in merged.stdout
     for name in ("whole", "123", "312", "231"):
-        done(netkin(f"tasks few=few.stats many={name}.stats --save {name}.netkin"))
+        done(netkin(f"tasks few=few.stats many={name}.stats --out {name}.netkin"))
     whole, direct = nk.load("whole.netkin"), library(seeds=2)
     assert list(whole) == [("few", "few"), ("few", "many"), ("many", "many")]
     assert whole.measures == direct.measures
@@ -154,7 +154,7 @@ def test_parts_of_a_task_merge_to_the_whole_in_any_order(netkin):
 
 def test_a_file_stands_beside_a_model(netkin):
     collected(netkin, FIRST, "digits:test", "few.stats")
-    done(netkin(f"tasks few=few.stats many={SECOND},digits:train {SHORT} --save t.netkin"))
+    done(netkin(f"tasks few=few.stats many={SECOND},digits:train {SHORT} --out t.netkin"))
     found, direct = nk.load("t.netkin"), library(seeds=2)
     for pair in direct:
         assert np.allclose(found[pair].to_numpy(), direct[pair].to_numpy(), atol=1e-7)
@@ -167,7 +167,7 @@ def test_a_part_that_comes_twice_is_refused(netkin):
 
 def test_missing_parts_are_warned_of(netkin):
     collected(netkin, FIRST, "digits:test", "1.stats", "--part 1/2")
-    result = done(netkin("tasks few=1.stats --save t.netkin"))
+    result = done(netkin("tasks few=1.stats --out t.netkin"))
     assert "180 of 360 examples are present; missing: 180 to 359" in result.stderr
     assert any("180 of 360 examples" in warning for warning in sentences(nk.load("t.netkin")["few", "few"]))
 
@@ -202,7 +202,7 @@ def test_what_is_no_task_is_a_misuse(netkin, task):
 
 def test_a_result_is_no_task(netkin, tmp_path):
     line = f"compare {FIRST} {SECOND} --data digits:test --examples 40 --layers relu1"
-    assert netkin(f"{line} --save ab.netkin").exit_code == 0
+    assert netkin(f"{line} --out ab.netkin").exit_code == 0
     said = refusal(netkin, f"tasks a={FIRST},digits:test b=ab.netkin")
     assert "'ab.netkin' holds a finished result and no statistics; `netkin report ab.netkin` shows it." in said
 
@@ -226,7 +226,7 @@ def test_a_file_that_is_not_there_is_no_task(netkin):
     ],
 )
 def test_measures_that_cannot_be_are_refused(netkin, measure, words):
-    assert words in refusal(netkin, f"tasks a={FIRST},digits:test {SHORT} --measure '{measure}' --save t.netkin")
+    assert words in refusal(netkin, f"tasks a={FIRST},digits:test {SHORT} --measure '{measure}' --out t.netkin")
 
 
 def test_data_without_examples_and_a_model_that_crashes_are_refused_by_name(netkin):
@@ -238,7 +238,7 @@ def test_data_without_examples_and_a_model_that_crashes_are_refused_by_name(netk
 
 def test_a_file_that_holds_something_else_is_not_written_over(netkin):
     Path("t.netkin").write_text("precious")
-    assert "--save would write over 't.netkin'" in refusal(netkin, f"tasks {TASKS} --save t.netkin")
+    assert "--out would write over 't.netkin'" in refusal(netkin, f"tasks {TASKS} --out t.netkin")
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def weights(netkin, made):
 
 def test_one_command_answers_with_a_table_a_file_and_a_page(netkin, weights, tmp_path):
     line = f"recommend {weights} --data digits:test --score knn --score logme --examples 200 --chunks 5"
-    result = netkin(f"{line} --save r.netkin --report r.html --figure r.png")
+    result = netkin(f"{line} --out r.netkin --report r.html --figure r.png")
     assert result.exit_code == 0, result.stderr
     assert "2 models for digits:test, a sample of 200 of 360 (seed 0): 200 examples" in result.stdout
     assert "comes first by knn; its lead over" in result.stdout
@@ -297,7 +297,7 @@ def test_a_model_that_does_not_fit_the_data_is_listed_last(netkin, weights):
         ("--data nowhere:x", 1, "nowhere"),
         ("--data digits:test --device cuda:9", 1, "there is no device 'cuda:9' here"),
         ("--data digits:test --report r.txt", 2, "a page's name ends in .html"),
-        ("--data digits:test --save trained.pt", 1, "trained.pt"),
+        ("--data digits:test --out trained.pt", 1, "trained.pt"),
         ("", 2, "Missing option '--data'"),
     ],
 )
@@ -309,7 +309,7 @@ def test_what_can_not_be_done_is_told_in_one_sentence(netkin, weights, rest, cod
 
 def test_several_files_with_a_ranking_are_refused(netkin, weights):
     for name in ("a", "b"):
-        netkin(f"recommend {weights} --data digits:test --score knn --no-errors --save {name}.netkin")
+        netkin(f"recommend {weights} --data digits:test --score knn --no-errors --out {name}.netkin")
     result = netkin("report a.netkin b.netkin")
     assert result.exit_code == 1
     assert "holds a Ranking, which needs a report of its own" in result.stderr
@@ -322,7 +322,7 @@ def test_models_are_called_what_the_command_calls_them(netkin, weights):
     twice = netkin(f"recommend good=netkin:digits@trained.pt good=netkin:digits@fresh.pt {rest}")
     assert (twice.exit_code, twice.stdout) == (2, "")
     assert "names of models must differ; got good, good." in twice.stderr
-    over = netkin(f"recommend good=netkin:digits@trained.pt --data digits:test --save trained.pt --overwrite {rest}")
+    over = netkin(f"recommend good=netkin:digits@trained.pt --data digits:test --out trained.pt --overwrite {rest}")
     assert "trained.pt" in over.stderr
 
 

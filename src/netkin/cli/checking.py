@@ -199,7 +199,9 @@ def _answer(measure: Measure, X: Any, Y: Any, expected: float, tolerance: float)
     metavar="DIR",
     help="Folder of networks published by the authors; by default the variable NETKIN_CHECKPOINTS.",
 )
-@click.option("--out", type=FOLDER, metavar="DIR", help="Folder for the records; by default reproductions/results.")
+@click.option(
+    "-o", "--out", type=FOLDER, metavar="DIR", help="Folder for the records; by default reproductions/results."
+)
 @click.option(
     "--cache", type=FOLDER, metavar="DIR", help="Folder for trained networks; by default reproductions/.cache."
 )

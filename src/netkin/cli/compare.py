@@ -71,7 +71,7 @@ def compare(context: click.Context, a: str, b: str | None, more: tuple[str, ...]
 
     Without B, the layers of A are compared with each other. All measures are computed in one pass over the data. For
     more than two models the mean of each pair is printed; the saved file and the report hold all layers. With more than
-    two models, or --engine ray, --save also keeps finished parts beside the file: run the same command again to resume,
+    two models, or --engine ray, --out also keeps finished parts beside the file: run the same command again to resume,
     or with --overwrite to start again.
 
     STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
@@ -177,7 +177,7 @@ def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options:
     tell_random_weights(loaded_models())
     for remark in facts.get("warnings", ()):
         click.echo(f"warning: {remark}", err=True)
-    # --save is an option of the command that is explained
+    # --out is an option of the command that is explained
     click.echo(as_json(facts) if json else "\n".join(plan.lines))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)
@@ -305,7 +305,7 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
     metavar="N",
     help="Index of the first example, if --data contains only one part; 0 for the first part.",
 )
-@click.option("--out", type=FILE, required=True, help="Write the statistics to this file, such as 3.stats.")
+@click.option("-o", "--out", type=FILE, required=True, help="Write the statistics to this file, such as 3.stats.")
 @OVERWRITE
 @JSON
 @with_refusals
@@ -331,7 +331,9 @@ def collect(a: str, b: str | None, out: Path, overwrite: bool, json: bool, **opt
 
 @click.command(epilog=example("merge 1.stats 2.stats 3.stats --out all.stats"))
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
-@click.option("--out", type=FILE, required=True, help="Write the merged statistics to this file, such as all.stats.")
+@click.option(
+    "-o", "--out", type=FILE, required=True, help="Write the merged statistics to this file, such as all.stats."
+)
 @OVERWRITE
 @JSON
 @with_refusals

@@ -29,6 +29,7 @@ LAYERS = ["relu1", "relu2", "relu3", "relu4", "fc"]
 
 @click.command(epilog=example("demo --out netkin-demo"))
 @click.option(
+    "-o",
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",

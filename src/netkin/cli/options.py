@@ -244,12 +244,12 @@ def result_options(
 
     Args:
         stem: How the names of files begin in the help.
-        saved: What --save writes; None for a command that has another --save.
+        saved: What --out writes; None for a command that has another one.
         drawn: What --figure shows.
-        more: What else to say of --save, such as that work is resumed.
+        more: What else to say of --out, such as that work is resumed.
     """
     text = f"Write {saved} to this file, such as {stem}.netkin{more}."
-    save = [click.option("--save", type=FILE, help=text)] if saved else []
+    save = [click.option("-o", "--out", "save", type=FILE, help=text)] if saved else []
     figure = f"Draw {drawn} to this file, such as {stem}.png, {stem}.svg or {stem}.pdf."
     options = (
         *save,

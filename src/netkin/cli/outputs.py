@@ -40,7 +40,7 @@ class OutputFiles:
     Args:
         overwrite: Whether files that are there may be written over.
         engine: By which engine; of several processes only the first writes and prints.
-        is_job: Whether the work is a job, whose result of before --save names as well.
+        is_job: Whether the work is a job, whose result of before --out names as well.
     """
 
     def __init__(self, overwrite: bool, engine: str = "local", is_job: bool = False):
@@ -59,7 +59,7 @@ class OutputFiles:
         made = cls(options.pop("overwrite"), options.get("engine", "local"), is_job)
         made.json = options.pop("json")
         made.save, made.page, made.figure = (options.pop(name, None) for name in ("save", "report", "figure"))
-        made.check("--save", made.save)
+        made.check("--out", made.save)
         made.check("--report", made.page, PAGES)
         made.check("--figure", made.figure, FIGURES)
         return made
@@ -71,7 +71,7 @@ class OutputFiles:
 
         Args:
             result: What is drawn and printed.
-            save: What writes the file of --save; None where the work itself has written it.
+            save: What writes the file of --out; None where the work itself has written it.
             text: What is printed; by default the result as text, or as JSON.
         """
         if save is None:
@@ -105,7 +105,7 @@ class OutputFiles:
             )
         self._refuse_twice(option, path)
         _refuse_own_output(option, path)
-        refuse = jobs.refuse_output if self.is_job and option.startswith("--save") else files.refuse_output
+        refuse = jobs.refuse_output if self.is_job and option.startswith("--out") else files.refuse_output
         refuse(path, overwrite=self.overwrite, option=option)
         self.places[option] = path
 
@@ -171,10 +171,10 @@ def as_json(content: Any) -> str:
     """
     from netkin.results import Comparisons
     from netkin.results.compression import Compression
-    from netkin.results.packing import Saved, document
+    from netkin.results.packing import Result, document
     from netkin.results.records import plain
 
-    found = document(content) if isinstance(content, (Saved, Comparisons, Compression)) else plain(content)
+    found = document(content) if isinstance(content, (Result, Comparisons, Compression)) else plain(content)
     escaped = codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name != "utf-8"
     return json.dumps(found, indent=2, ensure_ascii=escaped)
 

@@ -98,7 +98,7 @@ class Amount(click.ParamType):
 def compress(model: str, **options: Any) -> None:
     """Compress layers of MODEL: keep only the directions of their inputs that matter, and show what that saves.
 
-    Each layer is replaced by two smaller ones. The file written by --save is a model for every command, as in
+    Each layer is replaced by two smaller ones. The file written by --out is a model for every command, as in
     netkin:digits@small.netkin.
     """
     from netkin.applications.compression import save_compressed

@@ -189,7 +189,7 @@ def _say_how_to_resume(save: Path | None) -> None:
     help="Run with seeds 0 to N - 1; with 2 or more, standard errors are shown.",
 )
 @DEVICE
-@click.option("--save", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+@click.option("-o", "--out", "save", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
               help=f"Write DIR/METHOD.netkin and the finished tasks; {RESUMED}.")  # fmt: skip
 @result_options("tasks", None, "the accuracy matrices")
 @with_refusals
@@ -204,7 +204,7 @@ def learn_tasks(model: str, methods: tuple[str, ...], save: Path | None, **optio
     places = {} if save is None else {method: save / f"{method}.netkin" for method in methods}
     with _folder(save):
         for method, place in places.items():
-            outputs.check(f"--save, for {method},", place)
+            outputs.check(f"--out, for {method},", place)
         records = _learn(model, tuple(dict.fromkeys(methods)), places, overwrite=outputs.overwrite, **options)
     outputs.tell_saved(save)
     shown = partial(_documents, records) if outputs.json else lambda: "\n\n".join(map(str, records))
