@@ -5,8 +5,8 @@ All come from seeded NumPy data and public calls, on one thread. Numbers of floa
 1e-5, relative or absolute. Values that follow the scale of the data are divided by it first.
 
 Left out, by `unsteady`: what moves by more than a tenth of its tolerance when the data are shaken by 1e-13 (float64) or
-1e-7 (other dtypes) of themselves, or when NumPy's LAPACK takes the place of torch's, as that is rounding; and distances under 1e-3, which are roots
-or angles of such a remainder. The names left out stand in the file, beside the entries.
+1e-7 (other dtypes) of themselves, or when NumPy's LAPACK takes the place of torch's, as that is rounding; and distances
+under 1e-3, which are roots or angles of such a remainder. The names left out stand in the file, beside the entries.
 
     PYTHONPATH=src python tests/golden.py            # show what differs from the file
     PYTHONPATH=src python tests/golden.py --write    # show it and write the file; the data are shaken twice
