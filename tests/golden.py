@@ -304,7 +304,7 @@ def collectors(ledger: Ledger) -> None:
 
 def _fed(collector: Any, layers: Mapping[str, Tensor], spans: list[tuple[int, int]]) -> Any:
     for start, stop in spans:
-        collector.update({name: rows[start:stop] for name, rows in layers.items()})
+        collector.update({name: rows[start:stop] for name, rows in layers.items()}, range(start, stop))
     return collector
 
 
