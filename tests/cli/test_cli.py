@@ -77,7 +77,7 @@ SHARED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["compare", "explain", "collect"])
+@pytest.mark.parametrize("name", ["compare", "collect"])
 def test_commands_that_compare_share_their_options(name):
     texts = {option.opts[0]: option.help for option in cli.commands[name].params if isinstance(option, click.Option)}
     assert set(SHARED) <= set(texts)
@@ -265,7 +265,6 @@ def test_every_option_has_a_help_text(name):
 PASS = "--data digits:test --examples 40 --layers fc --quiet --json"
 NAMED = {  # commands of several models, and where their JSON holds the names
     "compare": (PASS, lambda found: [found["a"], found["b"]]),
-    "explain": (PASS, lambda found: list(found["widths"])),
     "collect": (f"{PASS} --out ab.stats --overwrite", lambda found: found["models"]),
     "stitch": (
         "--at fc --data digits:train --examples 100 --test digits:test --json",

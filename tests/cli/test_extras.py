@@ -20,7 +20,6 @@ PASS = "--data digits:test --examples 40 --layers relu1 --quiet"
 LINES = {
     "demo": "demo --quiet",
     "compare": f"compare {MODEL} {PASS} --out ab.netkin --report ab.html",
-    "explain": f"explain {MODEL} {PASS}",
     "collect": f"collect {MODEL} {PASS} --out part.stats",
     "merge": "merge part.stats --out all.stats",
     "dynamics": f"dynamics run --model {MODEL} {PASS} --report run.html",

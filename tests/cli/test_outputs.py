@@ -280,8 +280,8 @@ def test_a_saved_file_says_that_weights_are_random(netkin, line):
     assert RANDOM in " ".join(netkin("show a.netkin").stdout.split())
 
 
-@pytest.mark.parametrize("command", ["explain", "collect --out a.stats"])
-def test_explain_and_collect_say_that_weights_are_random(netkin, command):
+@pytest.mark.parametrize("command", ["compare --plan", "collect --out a.stats"])
+def test_plans_and_collect_say_that_weights_are_random(netkin, command):
     result = netkin(f"{command} netkin:digits --data digits:test --examples 20 --layers fc")
     assert result.exit_code == 0
     assert f"warning: {RANDOM}" in result.stderr
@@ -289,7 +289,9 @@ def test_explain_and_collect_say_that_weights_are_random(netkin, command):
 
 def test_the_plan_of_several_models_says_which_have_random_weights(netkin):
     torch.save(untrained_digits_net(0).state_dict(), "net.pt")
-    line = "explain netkin:digits@net.pt netkin:digits netkin:digits --data digits:test --examples 20 --layers fc"
+    line = (
+        "compare --plan netkin:digits@net.pt netkin:digits netkin:digits --data digits:test --examples 20 --layers fc"
+    )
     result = netkin(line)
     said = [RANDOM.replace("seed 0", f"seed {seed}") for seed in (1, 2)]
     assert result.stderr.splitlines() == [f"warning: {remark}" for remark in said]

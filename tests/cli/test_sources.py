@@ -115,7 +115,7 @@ WRONG = [
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("command", ["compare", "explain"])
+@pytest.mark.parametrize("command", ["compare", "compare --plan"])
 @pytest.mark.parametrize("line, words", WRONG)
 def test_what_is_wrong_is_said_in_one_sentence_with_exit_code_1(netkin, command, line, words):
     result = netkin(f"{command} {line}")
@@ -164,7 +164,7 @@ MISSPELT = {
     "compare netkin:digitss netkin:digits": "no reference architecture named 'digitss'",
     "compare netkin:digits netkin:digits@gone.pt": "found no weights file 'gone.pt'",
     "compare netkin:digits netkin:digits netkin:digits@gone.pt": "found no weights file 'gone.pt'",
-    "explain netkin:digits netkin:digits netkin:digits@": "names no weights after the '@'",
+    "compare --plan netkin:digits netkin:digits netkin:digits@": "names no weights after the '@'",
     "compare netkin:digits netkin:digits hf:gone": "'gone' is no folder",
     "compare netkin:digits netkin:digits gone.pt2": "found no file 'gone.pt2'",
     "compare netkin:digits --measure ckaa": "did you mean 'cka'?",

@@ -296,7 +296,7 @@ def test_test_data_that_overlap_the_fitting_data_are_told_with_their_number(netk
 
 
 def test_what_a_sweep_would_take_is_explained(netkin, tmp_path):
-    line = f"{AB} --all --matrix --layers relu1 --layers fc --how ridge --how 'task_loss(epochs=3)' --explain"
+    line = f"{AB} --all --matrix --layers relu1 --layers fc --how ridge --how 'task_loss(epochs=3)' --plan"
     result = netkin(f"{line} --out ab.netkin")
     assert (result.exit_code, result.stderr) == (0, "")
     assert not (tmp_path / "ab.netkin").exists()
@@ -310,9 +310,9 @@ def test_what_a_sweep_would_take_is_explained(netkin, tmp_path):
     assert (plan["pairs"], plan["joined"], plan["examples"]) == (4, 3, 2 * 200 + (4 + 3 * 2) * test)
     assert plan["passes"] == 2 * batches[0] + (4 + 3 * 2) * batches[1]
     assert list(plan["refused"]) == ["fc into relu1"]
-    assert netkin(f"{AB} --at fc --into relu1 --explain").exit_code == 1
-    three = netkin(f"{AB.replace('two ', 'two nk_stitch_nets:three ')} --all --explain")
-    assert (three.exit_code, "--explain is for two models; got 3." in three.stderr) == (2, True)
+    assert netkin(f"{AB} --at fc --into relu1 --plan").exit_code == 1
+    three = netkin(f"{AB.replace('two ', 'two nk_stitch_nets:three ')} --all --plan")
+    assert (three.exit_code, "--plan is for two models; got 3." in three.stderr) == (2, True)
 
 
 def test_maps_are_read_from_a_file_of_statistics(netkin):
@@ -326,7 +326,7 @@ def test_maps_are_read_from_a_file_of_statistics(netkin):
     values = [one["tables"]["agreement(how=least_squares)"]["values"][0][0] for one in found]
     assert values[0] == pytest.approx(values[1], abs=0.01)
     assert found[0]["provenance"]["fitting examples"] == "200"
-    plan = netkin(f"stitch {models} --at relu3 --data all.stats --test digits:test --explain").stdout
+    plan = netkin(f"stitch {models} --at relu3 --data all.stats --test digits:test --plan").stdout
     assert "method least_squares: read from the saved statistics" in plan
     assert "  0 on each batch for the maps; 4 on each of the test for similarities and evaluation" in plan
     alone = netkin(f"stitch {models} --at relu3 --data all.stats")

@@ -22,7 +22,7 @@ from click.types import StringParamType
 from netkin import __version__
 from netkin.cli.catalogue import data, jobs, layers, measures, report, show
 from netkin.cli.checking import doctor, reproduce
-from netkin.cli.compare import collect, compare, explain, merge
+from netkin.cli.compare import collect, compare, merge
 from netkin.cli.demo import demo
 from netkin.cli.options import KNOWN, QUIET, example
 from netkin.cli.outputs import ARGUMENTS, REFUSED
@@ -221,7 +221,7 @@ def with_completion(command: click.Command) -> click.Command:
 
 
 COMMANDS = (
-    demo, compare, explain, collect, merge, dynamics, atoms, stitch, sensitivity, tasks, compress, sparsity,
+    demo, compare, collect, merge, dynamics, atoms, stitch, sensitivity, tasks, compress, sparsity,
     recommend, federate, learn_tasks, report, show, measures, layers, data, reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:

@@ -144,6 +144,7 @@ COUNT = click.IntRange(min=1)
 RESUMED = "run the same command again to resume, with --overwrite to start again"
 ROWS = declared("rows", "With three models or more.", type=COUNT, metavar="N")
 OVERWRITE = click.option("--overwrite", is_flag=True, help="Write over files that are there.")
+PLAN = click.option("--plan", is_flag=True, help="Print what the command would do and cost, and stop.")
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
 SHAPE = declared("shape", f"One of {', '.join(KNOWN['shapes'])}.", metavar="NAME")
 _RESIZE = declared("resize", type=click.Choice(["average"]))

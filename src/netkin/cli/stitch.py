@@ -19,6 +19,7 @@ from netkin.cli.options import (
     FILE,
     KNOWN,
     NAMES,
+    PLAN,
     RESUMED,
     example,
     result_options,
@@ -106,7 +107,7 @@ MOST = 6  # warnings shown
 @click.option(
     "--map", "map_file", type=FILE, help="With one --at and one --how: write the stitch to this file, for `nk.load`."
 )
-@click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
+@PLAN
 @result_options("ab", "the result", more=f", as it grows; {RESUMED}")
 @with_refusals
 def stitch(
@@ -117,7 +118,7 @@ def stitch(
     into: tuple[str, ...],
     names: tuple[str, ...],
     map_file: Path | None,
-    explains: bool,
+    plan: bool,
     **options: Any,
 ) -> None:
     """Stitch layers of model A into model B: run A up to a layer, map its output, and continue with B.
@@ -137,8 +138,8 @@ def stitch(
     made: list[Stitch] = []
     layers = _layers(len(named), *(options.pop(name) for name in ("layers", "layers_a", "layers_b")))
     asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers}
-    if explains:
-        _explain(named, outputs.json, **asked, **options)
+    if plan:
+        _print_plan(named, outputs.json, **asked, **options)
         return
     asked |= {"save": outputs.save, "overwrite": outputs.overwrite}
     with warnings.catch_warnings():
@@ -178,12 +179,12 @@ def _pairs(whole: bool, matrix: bool, at: tuple[str, ...], into: tuple[str, ...]
     return list(zip(at, into or at, strict=True)) if at else "all" if matrix else "corresponding"
 
 
-def _explain(models: dict[str, str], json: bool, **options: Any) -> None:
+def _print_plan(models: dict[str, str], json: bool, **options: Any) -> None:
     """Print what would be done, for the first two models, and exit with 1 where no pair can be joined."""
     from netkin.applications.stitching import explain_stitch
 
     if len(models) > 2:
-        raise click.UsageError(f"--explain is for two models; got {len(models)}.")
+        raise click.UsageError(f"--plan is for two models; got {len(models)}.")
     names = list(models)
     networks, fitting, judging, asked = _load(list(models.values()), **options)
     plan = explain_stitch(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)

@@ -18,6 +18,7 @@ from netkin.cli.options import (
     COUNT,
     DEVICE,
     KNOWN,
+    PLAN,
     RECIPE,
     RESUMED,
     engine_options,
@@ -60,7 +61,7 @@ OPTIONS = KNOWN["options of learners"]
 @click.option("--steps", type=click.IntRange(min=2), metavar="N", help="Use at most N checkpoints, evenly spaced.")
 @following_options
 @partial(engine_options, but="distributed")
-@click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
+@PLAN
 @result_options(
     "run",
     "the series",
@@ -68,7 +69,7 @@ OPTIONS = KNOWN["options of learners"]
     f", after each step; {RESUMED}",
 )
 @with_refusals
-def dynamics(run: str, explains: bool, **options: Any) -> None:
+def dynamics(run: str, plan: bool, **options: Any) -> None:
     """Compare every checkpoint of a run with the final one, layer by layer.
 
     RUN_DIR is a folder of checkpoints with steps in their names: step_100.pt, epoch-3.safetensors, checkpoint-500/ of
@@ -82,8 +83,8 @@ def dynamics(run: str, explains: bool, **options: Any) -> None:
         options["pairs"] = None  # all, or of weights alone those that correspond
     if options["data"] is None and not read_from_weights(options["measures"]):
         raise click.UsageError("--data is missing; only measures of weights, such as atom_cosine, work without it.")
-    if explains:
-        _explain_run(run, outputs.json, **options)
+    if plan:
+        _print_plan(run, outputs.json, **options)
         return
     try:
         series = _call_library(follow, run, save=outputs.save, overwrite=outputs.overwrite, **options)
@@ -93,7 +94,7 @@ def dynamics(run: str, explains: bool, **options: Any) -> None:
     outputs.deliver(series)
 
 
-def _explain_run(run: str, json: bool, **options: Any) -> None:
+def _print_plan(run: str, json: bool, **options: Any) -> None:
     from netkin.applications.dynamics import explain_dynamics
 
     plan = _call_library(explain_dynamics, run, **options)
