@@ -19,7 +19,7 @@ from netkin.reporting.page import page
 from netkin.results import Claim, Comparison, Comparisons, Measured, Ranking, Series, document
 from netkin.results.compression import Compression
 from netkin.results.weight_sparsity import LinearCost
-from netkin.statistics import CrossMoments, LayerEmbeddings, Outputs
+from netkin.statistics import LayerEmbeddings, Outputs
 from netkin.statistics.statistic import Statistic
 from table_worlds import table_of
 
@@ -151,15 +151,14 @@ def write_collectors(folder):
     outputs = Outputs(3)
     outputs.update(torch.randn(12, 3, generator=draw), torch.randn(12, 3, generator=draw), torch.arange(12) % 3)
     outputs.save(folder / "Outputs by hand")
-    cross = CrossMoments([("in", "out"), ("out", "in")])
     embeddings = LayerEmbeddings(["in", "out"], buckets=4)
     grams, moments = nk.LayerGrams([(["in"], ["out"])], batch=5), nk.LayerMoments([(["in"], ["out"])], debiased=True)
     for part in inputs.split(6):
         rows = {"in": part, "out": part[:, :2].square()}
-        for one in (cross, grams, moments):
+        for one in (grams, moments):
             one.update(rows)
         embeddings.update(rows, {name: one.flip(0) for name, one in rows.items()})
-    for one in (cross, embeddings, grams, moments):
+    for one in (embeddings, grams, moments):
         one.save(folder / f"{one.kind} by hand")
 
 
@@ -202,7 +201,7 @@ def write_networks(folder):
 RECORDED = ("comparison", "comparisons", "series", "series between", "ranking", "sparsity", "federation")
 RECORDED += ("task accuracies", "task ensembles", "compressed")
 OF_NETWORKS = ("stitch", "stitch of rank 2", "sweep of stitches", "recording", "kernel ridge")
-BY_HAND = ("CrossMoments", "LayerEmbeddings", "LayerGrams", "LayerMoments", "Outputs")
+BY_HAND = ("LayerEmbeddings", "LayerGrams", "LayerMoments", "Outputs")
 WHOLE = (
     *RECORDED, "claim", *OF_NETWORKS,
     *(f"statistics of {name}" for name in (*COLLECTED, *OF_MAPS)),

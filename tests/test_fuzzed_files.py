@@ -44,7 +44,7 @@ def test_every_kind_that_can_be_loaded_has_a_file_here(whole):
     kinds = {path: files.read_header(path)["kind"] for path in whole.iterdir() if path.name != "claim"}
     assert {*kinds.values()} == {*RESULTS, *READERS, *COLLECTORS}
     passes = [nk.load(path) for path, kind in kinds.items() if kind == "statistics"]
-    by_hand = {"CrossMoments", "LayerEmbeddings", "Outputs"}  # which no measure reads
+    by_hand = {"LayerEmbeddings", "Outputs"}  # which no measure reads
     assert {one.kind for found in passes for one in found.every()} == {*COLLECTORS} - by_hand
     chunked = [found for found in passes if found.study.chunks]
     assert {"LayerMoments", "LayerRows"} <= {one.kind for found in chunked for one in found.every()}

@@ -274,8 +274,8 @@ READERS: dict[str, tuple[str, str, int]] = {
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
 }
 COLLECTORS = (
-    "CrossMoments", "LayerEmbeddings", "LayerFilters", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows",
-    "LayerSketches", "LayerSpectra", "LinearRows", "Outputs",
+    "LayerEmbeddings", "LayerFilters", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches",
+    "LayerSpectra", "LinearRows", "Outputs",
 )  # fmt: skip
 
 
