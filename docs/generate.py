@@ -20,7 +20,7 @@ from pathlib import Path
 
 import click
 
-from netkin.cli import cli
+from netkin.cli import cli, commands
 from netkin.measures import Measure, measures
 from netkin.reporting.page.claims_page import grouped, report_claims, tally
 from netkin.results.claim import Claim, later_notes, recorded
@@ -71,7 +71,7 @@ def row(measure: Measure) -> str:
     facts = measure.facts
     direction = "similarity" if facts.higher_is_closer else "distance"
     unchanged = ", ".join(sorted(facts.unchanged_by)) or "–"
-    unchanged += " (of other settings see `netkin measures`)" if "unchanged_by" in facts.by_settings else ""
+    unchanged += " (of other settings see `netkin list measures`)" if "unchanged_by" in facts.by_settings else ""
     name = f"[`{measure.name}`](#{measure.name})"
     says = measure.summary.removeprefix("Return ").rstrip(".")
     return (
@@ -103,7 +103,7 @@ def bounds(measure: Measure) -> str:
 
 def page_of_commands() -> str:
     """Return the text of `docs/cli.md`."""
-    return COMMANDS + paragraphs(cli) + "\n" + "\n".join(command(name, one) for name, one in cli.commands.items())
+    return COMMANDS + paragraphs(cli) + "\n" + "\n".join(command(name, one) for name, one in commands().items())
 
 
 def command(name: str, one: click.Command) -> str:

@@ -46,7 +46,7 @@ ASKED = {
     "netkin recommend a --score kernel_ridge_h": "kernel_ridge_hadamard",
     "netkin compare a b netkin:dig": "digits",
     "netkin tasks one=netkin:dig": "digits",
-    "netkin measures cka_rbf_": "cka_rbf_debiased",
+    "netkin list measures cka_rbf_": "cka_rbf_debiased",
     "netkin stitch a b --how reduced": "reduced_rank",
     "netkin stitch a b --score stitched_s": "stitched_svcca",
     "netkin federate a --algorithm fedp": "fedprox fedper",

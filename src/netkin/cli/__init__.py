@@ -20,12 +20,13 @@ from click.shell_completion import BashComplete, CompletionItem, get_completion_
 from click.types import StringParamType
 
 from netkin import __version__
-from netkin.cli.catalogue import data, jobs, layers, measures, report, show
+from netkin.cli.catalogue import listing
 from netkin.cli.checking import doctor, reproduce
 from netkin.cli.compare import collect, compare, merge
 from netkin.cli.demo import demo
 from netkin.cli.options import KNOWN, QUIET, example
 from netkin.cli.outputs import ARGUMENTS, REFUSED
+from netkin.cli.saved import jobs, report, show
 from netkin.cli.several_models import atoms, recommend, tasks
 from netkin.cli.single_model import compress, sensitivity, sparsity
 from netkin.cli.stitch import stitch
@@ -85,8 +86,8 @@ def cli(debug: bool) -> None:
     A model is BUILDER[@WEIGHTS]. BUILDER is netkin:NAME (a reference architecture, such as netkin:tiny10),
     package.module:function (called without arguments), hf:DIR (a transformers model) or the path of an exported program
     (.pt2). WEIGHTS is a safetensors file, a state dict saved by torch, or a file saved by `netkin compress`; hf:DIR and
-    .pt2 files contain their own. Data is digits:test, images:DIR, cifar10:DIR or package.module:function; `netkin data`
-    lists all. NAME=DATA gives the data a name of your own, and NAME=MODEL a model that is compared with others.
+    .pt2 files contain their own. Data is digits:test, images:DIR, cifar10:DIR or package.module:function; `netkin list
+    data` lists all. NAME=DATA gives the data a name of your own, and NAME=MODEL a model that is compared with others.
 
     Results go to stdout, progress to stderr. The exit code is 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C.
     """
@@ -211,18 +212,30 @@ COMPLETED = {
 }  # fmt: skip
 
 
-def with_completion(command: click.Command) -> click.Command:
-    """Return a command whose texts of known kinds a shell completes."""
+def with_completion(command: click.Command) -> None:
+    """Let shells complete a command's texts of known kinds."""
     for parameter in command.params:
         found = COMPLETED.get(f"{command.name} {parameter.name}") or COMPLETED.get(str(parameter.name))
         if parameter.type is click.STRING and found:
             parameter.type = Words(found)
-    return command
 
 
 COMMANDS = (
     demo, compare, collect, merge, dynamics, atoms, stitch, sensitivity, tasks, compress, sparsity,
-    recommend, federate, learn_tasks, report, show, measures, layers, data, reproduce, jobs, doctor, completion,
+    recommend, federate, learn_tasks, report, show, listing, reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:
-    cli.add_command(with_completion(QUIET(command)))
+    cli.add_command(command)
+
+
+def commands(group: click.Group = cli, before: str = "") -> dict[str, click.Command]:
+    """Return all commands by what is typed for them, such as "compare" and "jobs list"."""
+    found: dict[str, click.Command] = {}
+    for name, command in group.commands.items():
+        typed = f"{before}{name}"
+        found |= commands(command, f"{typed} ") if isinstance(command, click.Group) else {typed: command}
+    return found
+
+
+for command in commands().values():
+    with_completion(QUIET(command))

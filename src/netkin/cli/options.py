@@ -150,7 +150,7 @@ SHAPE = declared("shape", f"One of {', '.join(KNOWN['shapes'])}.", metavar="NAME
 _RESIZE = declared("resize", type=click.Choice(["average"]))
 _EXACT = declared("exact_model")
 _COMPARING = (
-    declared("layers", "Can be repeated. See `netkin layers`.", multiple=True, metavar="PATTERN"),
+    declared("layers", "Can be repeated. See `netkin list layers`.", multiple=True, metavar="PATTERN"),
     declared("pairs", type=click.Choice(["all", "corresponding"])),
     SHAPE,
     _RESIZE,
@@ -265,11 +265,13 @@ def result_options(
 
 def _data(required: bool = True) -> Option:
     return click.option(
-        "--data", required=required, metavar="DATA", help="Examples to run the models on; see `netkin data`."
+        "--data", required=required, metavar="DATA", help="Examples to run the models on; see `netkin list data`."
     )
 
 
-def _measures(default: list[str], text: str = "Measure to compute; can be repeated. See `netkin measures`.") -> Option:
+def _measures(
+    default: list[str], text: str = "Measure to compute; can be repeated. See `netkin list measures`."
+) -> Option:
     return click.option(
         "--measure", "measures", multiple=True, default=default, show_default=True, metavar="NAME", help=text
     )

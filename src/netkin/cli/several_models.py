@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
 )
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option("--data", required=True, metavar="DATA", help="Your labelled examples; see `netkin data`.")
+@click.option("--data", required=True, metavar="DATA", help="Your labelled examples; see `netkin list data`.")
 @click.option(
     "--score",
     "scores",

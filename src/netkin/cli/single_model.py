@@ -64,7 +64,10 @@ class Amount(click.ParamType):
     help="Layers by name, glob or type; a glob selects those that are Linear or Conv2d. Can be repeated.",
 )
 @click.option(
-    "--data", required=True, metavar="DATA", help="Examples from which the directions are computed; see `netkin data`."
+    "--data",
+    required=True,
+    metavar="DATA",
+    help="Examples from which the directions are computed; see `netkin list data`.",
 )
 @click.option(
     "--k",
@@ -141,7 +144,7 @@ def _compress(
 )
 @click.argument("model")
 @click.argument("other", required=False)
-@click.option("--data", metavar="DATA", help="Labelled examples for accuracy and similarity; see `netkin data`.")
+@click.option("--data", metavar="DATA", help="Labelled examples for accuracy and similarity; see `netkin list data`.")
 @click.option(
     "--epsilon",
     "epsilons",
@@ -208,7 +211,7 @@ def _study(
 
 @click.command(epilog=example("sensitivity netkin:digits --data digits:test --class 3 --class 8 --report digits.html"))
 @click.argument("model")
-@click.option("--data", required=True, metavar="DATA", help="Examples to run the model on; see `netkin data`.")
+@click.option("--data", required=True, metavar="DATA", help="Examples to run the model on; see `netkin list data`.")
 @click.option(
     "--class",
     "classes",
@@ -228,13 +231,13 @@ def _study(
     default=["cca_mean"],
     show_default=True,
     metavar="NAME",
-    help="Measures; see `netkin measures`. Can be repeated.",
+    help="Measures; see `netkin list measures`. Can be repeated.",
 )
 @click.option(
     "--layers",
     multiple=True,
     metavar="PATTERN",
-    help="Layers by name, glob or type; can be repeated. See `netkin layers`.",
+    help="Layers by name, glob or type; can be repeated. See `netkin list layers`.",
 )
 @SHAPE
 @EXAMPLES

@@ -59,7 +59,10 @@ MOST = 6  # warnings shown
     help="Layer of the second model, for each --at; by default the same name as --at.",
 )
 @click.option(
-    "--layers", multiple=True, metavar="PATTERN", help="With --all: layers by name, glob or type; see `netkin layers`."
+    "--layers",
+    multiple=True,
+    metavar="PATTERN",
+    help="With --all: layers by name, glob or type; see `netkin list layers`.",
 )
 @click.option("--layers-a", multiple=True, metavar="PATTERN", help="With --all: layers of the first model only.")
 @click.option("--layers-b", multiple=True, metavar="PATTERN", help="With --all: layers of the second model only.")
@@ -67,8 +70,8 @@ MOST = 6  # warnings shown
     "--data",
     required=True,
     metavar="DATA",
-    help="Examples on which the stitch is fitted, see `netkin data`; or a file of `netkin collect`, from which direct "
-    "methods read their maps.",
+    help="Examples on which the stitch is fitted, see `netkin list data`; or a file of `netkin collect`, from which "
+    "direct methods read their maps.",
 )
 @click.option(
     "--test", metavar="DATA", help="Examples for evaluating the stitch; accuracy needs labels; by default --data."
@@ -84,7 +87,7 @@ MOST = 6  # warnings shown
     "'task_loss(epochs=3)'. Can be repeated.",
 )
 @click.option("--measure", "measures", multiple=True, default=["cka"], show_default=True, metavar="NAME",
-              help="Similarity of the layers to show beside the scores; see `netkin measures`.")  # fmt: skip
+              help="Similarity of the layers to show beside the scores; see `netkin list measures`.")  # fmt: skip
 @click.option("--score", "scores", multiple=True, metavar="NAME",
               help="Score of the stitch; by default relative_accuracy, agreement and cross_entropy. Scores: "
               f"{', '.join(KNOWN['stitching scores'])}.")  # fmt: skip

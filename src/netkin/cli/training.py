@@ -144,7 +144,7 @@ def _say_how_to_resume(save: Path | None) -> None:
     ),
 )
 @click.argument("model")
-@click.option("--data", required=True, metavar="DATA", help="Labelled training examples; see `netkin data`.")
+@click.option("--data", required=True, metavar="DATA", help="Labelled training examples; see `netkin list data`.")
 @click.option("--test", required=True, metavar="DATA", help="Labelled test examples of the same classes.")
 @click.option(
     "--tasks",
@@ -275,7 +275,10 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
 )
 @click.argument("model")
 @click.option(
-    "--data", required=True, metavar="DATA", help="Labelled examples, divided among the clients; see `netkin data`."
+    "--data",
+    required=True,
+    metavar="DATA",
+    help="Labelled examples, divided among the clients; see `netkin list data`.",
 )
 @click.option("--test", metavar="DATA", help="Test examples; each client is tested on its own classes.")
 @click.option("--clients", type=COUNT, default=10, show_default=True, metavar="N", help="Number of clients.")
