@@ -130,7 +130,7 @@ def report(files: tuple[Path, ...], out: Path | None, overwrite: bool, json: boo
     """Write one HTML report of saved results.
 
     Each FILE was written by --out of `netkin compare`, `stitch`, `tasks`, `atoms`, `dynamics`, `recommend`,
-    `sensitivity`, `sparsity`, `compress`, `federate` or `learn-tasks`, or by `save` in Python. Several files share a
+    `classes`, `sparsity`, `compress`, `federate` or `continual`, or by `save` in Python. Several files share a
     report if they hold comparisons, or accuracies of tasks; other results need a report each.
     """
     from netkin.reporting import report as write_report
@@ -172,7 +172,7 @@ def jobs() -> None:
     """List jobs, show or watch one, or cancel it.
 
     A job is the folder, such as ab.netkin.job, in which --out of `netkin stitch`, `dynamics`, `federate`,
-    `learn-tasks` and `compare` (of three models or more, or with --engine ray), `nk.train(save=...)` and other long
+    `continual` and `compare` (of three models or more, or with --engine ray), `nk.train(save=...)` and other long
     work keep their finished parts and progress. A job is named by its folder, or by the result beside it, as in
     `netkin jobs watch ab.netkin`. A cancelled job stops after the current part and keeps what is finished; run the same
     command or call again to resume.
