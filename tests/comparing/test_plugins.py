@@ -277,16 +277,6 @@ def offer(pair, name):
     nk.measure(higher_is_closer=True, bounds=(-1, 1), unchanged_by=[], reference="nobody")(read)
 
 
-@pytest.mark.parametrize("lacking", ["update", "merge", "pair", "stored", "cost", "start", "kind"])
-def test_a_collector_that_lacks_a_method_is_refused_with_its_name(theirs, maps, images, lacking):
-    hidden = (lacking, "__dict__", "__weakref__", "__abstractmethods__", "_abc_impl")
-    body = {name: value for name, value in theirs.LayerSigns.__dict__.items() if name not in hidden}
-    kind = type("Half", (Collector,), body)
-    offer(type("Pair", (theirs.Signs,), {"collectors": (kind,)}), "half")
-    with pytest.raises(InvalidValue, match=f"the collector Half of 'half' lacks {lacking}; define it"):
-        nk.compare(maps(), maps(), images, "half")
-
-
 def test_a_pair_type_without_collectors_is_for_matrices_only(theirs, maps, images, tmp_path):
     offer(type("Bare", (theirs.Signs,), {"collectors": ()}), "bare")
     with pytest.raises(
@@ -309,13 +299,6 @@ def test_files_are_read_by_the_collectors_of_their_own_measures(theirs, maps, im
     offer(type("Pair", (theirs.Signs,), {"collectors": (kind,)}), "other")
     nk.collect(maps(), data=images, layers="fc").save(tmp_path / "s.netkin")
     assert nk.load(tmp_path / "s.netkin").compute("cka")["fc", "fc"] == pytest.approx(1)
-
-
-def test_feeds_that_no_pass_gives_are_refused(theirs, maps, images):
-    kind = type("Slopes", (theirs.LayerSigns,), {"feeds": frozenset({"slopes"}), "kind": "Slopes"})
-    offer(type("Pair", (theirs.Signs,), {"collectors": (kind,)}), "slopes")
-    with pytest.raises(InvalidValue, match="the collector Slopes of 'slopes' wants slopes; a pass feeds activations"):
-        nk.compare(maps(), maps(), images, "slopes")
 
 
 def test_layers_that_no_collector_fits_are_refused(theirs, maps, images, monkeypatch):

@@ -6,18 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-import netkin as nk
 from netkin.applications.stitching.direct import METHODS, matched
 from netkin.errors import InvalidValue, NoValue, ShapeError
-from netkin.measures import measure, registry
+from netkin.measures import cca_mean
 from netkin.representations import recording
 from netkin.representations.shapes import product_layout
 from netkin.sources import load_data
 from netkin.sources.architectures import tiny10
 from netkin.sources.weights import load_weights
-from netkin.statistics import CrossMoments, Moments, OneSidedMoments
+from netkin.statistics import CrossMoments, Moments
 from netkin.statistics.cross_moments import product
 
 
@@ -153,10 +151,9 @@ def test_layouts_and_products():
     assert torch.equal(product(product_layout(maps), product_layout(maps)), as_rows(maps).T @ as_rows(maps))
 
 
-def test_the_second_layers_own_moment_was_not_gathered():
-    moments = gathered(*outputs("rows"))
-    with pytest.raises(NoValue, match="of y only the mean was gathered, which is enough for a map"):
-        moments.y.second  # noqa: B018
+def test_only_the_first_layer_of_cross_moments_can_be_measured():
+    with pytest.raises(NoValue, match="of y only the mean was gathered, which is enough for a map and for no measure"):
+        cca_mean(gathered(*outputs("rows")))
 
 
 def test_what_does_not_pair_up_is_refused():
@@ -204,79 +201,6 @@ def test_a_constant_layer_is_refused():
         matched(gathered(torch.ones_like(A), B))
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-9), (torch.float32, 1e-4)])
-def test_merged_parts_give_the_map_of_all_data(dtype, tolerance):
-    A, B = outputs("large maps", dtype, offset=50.0)
-    A[40:] += 7  # the parts are shifted by different means
-    parts = []
-    for some in (slice(0, 40), slice(40, None)):
-        parts.append(CrossMoments([("x", "y")]))
-        parts[-1].update({"x": product_layout(A[some]), "y": product_layout(B[some])})
-    merged = parts[0].merge(parts[1])
-    assert merged.pair("x", "y").n == as_rows(A).shape[0]
-    for how in ("least_squares", "ridge(affine=False)"):
-        expected = matched(Moments.of(as_rows(A).double(), as_rows(B).double()), how)
-        found = matched(merged.pair("x", "y"), how)
-        assert torch.allclose(found.weight, expected.weight, atol=tolerance)
-        assert torch.allclose(found.bias, expected.bias, atol=100 * tolerance)
-    with pytest.raises(ShapeError, match="their layers differ"):
-        parts[0].merge(CrossMoments([("x", "z")]))
-
-
-def on_device(sums, mode, device):
-    """Put sums on a device that need not be there, by tensors without numbers."""
-
-    def fake(tensor):
-        return tensor if tensor is None else FakeTensor(mode, tensor.to("meta"), torch.device(device))
-
-    for layer in (*sums._first.values(), *sums._second.values()):
-        layer.shift, layer.total, layer.own = map(fake, (layer.shift, layer.total, layer.own))
-    sums._cross = {pair: fake(cross) for pair, cross in sums._cross.items()}
-    return sums
-
-
-def test_sums_on_two_devices_merge_on_that_of_the_first():
-    (A, B), parts, mode = outputs("rows"), [], FakeTensorMode()
-    for some in (slice(0, 40), slice(40, None)):
-        parts.append(CrossMoments([("x", "y")]))
-        parts[-1].update({"x": A[some], "y": B[some]})
-    here, there = (on_device(one, mode, device) for one, device in zip(parts, ("cpu", "cuda:0"), strict=True))
-    with mode:
-        whole = here.merge(there)
-    found = [*whole._cross.values(), *(one.total for one in whole._first.values())]
-    assert {one.device.type for one in found} == {"cpu"}
-
-
-def test_a_file_holds_all_that_a_map_needs(tmp_path):
-    A, B = outputs("rows", torch.float32)
-    sums = CrossMoments([(("a", "x"), ("b", "y"))])
-    sums.update({"activations": {("a", "x"): A[:50], ("b", "y"): B[:50]}}, np.arange(50))
-    sums.save(tmp_path / "sums.netkin")
-    again = CrossMoments.load(tmp_path / "sums.netkin")
-    for one in (sums, again):
-        one.update({("a", "x"): A[50:], ("b", "y"): B[50:]})
-    whole = (one.pair(("a", "x"), ("b", "y")) for one in (sums, again))
-    assert torch.equal(*(matched(pair).weight for pair in whole))
-    with pytest.raises(NoValue, match="the pair 'b/y', 'a/x' was not collected"):
-        again.pair(("b", "y"), ("a", "x"))
-    with pytest.raises(ShapeError, match="lacks rows for 'b/y'"):
-        again.update({("a", "x"): A})
-
-
-def test_a_pass_collects_them_for_what_reads_them(monkeypatch):
-    monkeypatch.setattr(registry, "_MEASURES", dict(registry.measures()))
-
-    @measure(higher_is_closer=True, bounds=(-np.inf, np.inf), unchanged_by=set(), reference="nobody (2024)")
-    def slope(moments: OneSidedMoments):
-        """Return the sum of the map by least squares."""
-        return matched(moments).weight.sum()
-
-    generator = torch.Generator().manual_seed(0)
-    X, Y = (torch.randn(60, width, generator=generator, dtype=torch.float64) for width in (5, 3))
-    found = nk.compare({"x": X}, {"y": Y}, measures=[slope])
-    assert found["x", "y"] == pytest.approx(float(matched(Moments.of(X, Y)).weight.sum()))
-
-
 DATA, CHECKPOINTS = (os.environ.get(name) for name in ("NETKIN_DATA", "NETKIN_CHECKPOINTS"))
 
 
@@ -295,10 +219,3 @@ def test_the_papers_networks_are_matched_in_float32_as_in_float64(layer):
     expected = matched(Moments.of(*(as_rows(output).double() for output in outputs))).weight
     found = matched(gathered(*outputs)).weight
     assert float((found - expected).norm() / expected.norm()) < 1e-5
-
-
-def test_only_the_first_layer_of_cross_moments_can_be_measured():
-    collector = CrossMoments([("in", "out")])
-    collector.update({"in": torch.randn(20, 3), "out": torch.randn(20, 2)})
-    with pytest.raises(NoValue, match="only the mean was gathered, which is enough for a map and for no measure"):
-        nk.cca_mean(collector["in", "out"])

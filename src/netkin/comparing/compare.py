@@ -18,7 +18,6 @@ from netkin.comparing.comparer import Comparer, found_measures
 from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import Feed, data_name
 from netkin.comparing.plan import (
-    Found,
     Plan,
     explained,
     memory_limit,
@@ -396,7 +395,7 @@ class Call:
         study = self.study(sides)
         if weights_alone(measures):
             sizes = self._sizes_of_weights(sides, needs_of(measures))
-            return explained(Found(sizes), measures, self.pairs, replace(study, examples=0))
+            return explained(sizes, measures, self.pairs, replace(study, examples=0))
         for data in (self.data, *(side.data for side in sides)):
             if isinstance(data, Iterator):
                 raise InvalidValue(
@@ -408,11 +407,16 @@ class Call:
             stream = Stream(sides, feed, resizes=bool(self.spec.resize))
             with stream.open():
                 sizes = list(stream.learn().values())
-        found = Found(
-            sizes, {side.name: side.left_out for side in sides if side.left_out}, stream.batch_length,
-            list(map(feed.examples_of, sides)), not all(isinstance(side, RecordedSide) for side in sides),
-        )  # fmt: skip
-        return explained(found, measures, self.pairs, replace(study, examples=feed.expected))
+        return explained(
+            sizes,
+            measures,
+            self.pairs,
+            replace(study, examples=feed.expected),
+            left_out={side.name: side.left_out for side in sides if side.left_out},
+            batch=stream.batch_length,
+            seen=list(map(feed.examples_of, sides)),
+            runs=not all(isinstance(side, RecordedSide) for side in sides),
+        )
 
     # --- what the numbers depend on -----------------------------------------------------------------------------------
 

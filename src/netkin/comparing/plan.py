@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -95,7 +96,11 @@ def weights_of(side: Any, needs: Sequence[Need]) -> dict[str, Mapping[str, Tenso
     if side.names_layers:
         return weights
     kinds = [(kind, need.settings) for need in needs for kind in need.candidates]
-    fit = {name: own for name, own in weights.items() if any(kind.takes(settings, own) for kind, settings in kinds)}
+    fit = {
+        layer: tensors
+        for layer, tensors in weights.items()
+        if any(kind.takes(settings, tensors) for kind, settings in kinds)
+    }
     if not fit:
         measures = ", ".join(dict.fromkeys(name for need in needs for name in need.measures))
         raise InvalidValue(f"{side.name!r} has no layer with {kinds[0][0].needs}, which {measures} would be read from.")
@@ -103,10 +108,10 @@ def weights_of(side: Any, needs: Sequence[Need]) -> dict[str, Mapping[str, Tenso
 
 
 def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
-    """Return the collectors of a measure's pair type; refuse those that lack what the pass needs of them."""
+    """Return the collectors of a measure's pair type."""
     reads = measure.facts.reads
-    given = getattr(reads, "collectors", ())
-    kinds = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    declared = getattr(reads, "collectors", ())
+    kinds = tuple(declared) if isinstance(declared, (tuple, list)) else (declared,)
     if not kinds:
         raise InvalidValue(
             f"{measure.name!r} can be called with two matrices and no more: {reads.__name__}, which it reads, names no "
@@ -116,19 +121,6 @@ def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
         if not (isinstance(kind, type) and issubclass(kind, Collector)):
             raise InvalidValue(
                 f"{reads.__name__}.collectors, for {measure.name!r}, holds {kind!r}, which is no `Collector`."
-            )
-        lacks = sorted(getattr(kind, "__abstractmethods__", ()))
-        lacks += [] if kind.stored else ["stored"]
-        lacks += [] if isinstance(getattr(kind, "kind", None), str) else ["kind"]
-        lacks += ["open_pairs"] if kind.reduces and not hasattr(kind, "open_pairs") else []
-        if lacks:
-            raise InvalidValue(
-                f"the collector {kind.__name__} of {measure.name!r} lacks {', '.join(lacks)}; define it."
-            )
-        if kind.feeds != {"weights"} and not kind.feeds <= {"activations", "gradients", "outputs"}:
-            raise InvalidValue(
-                f"the collector {kind.__name__} of {measure.name!r} wants {' and '.join(sorted(kind.feeds))}; "
-                "a pass feeds activations, gradients and outputs, or weights."
             )
     return kinds
 
@@ -202,89 +194,96 @@ def aligned(sizes: Sequence[LayerSize], pairs: Pairs, study: Study) -> tuple[Ali
 # --- explaining -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a plan says of the models and the data: the sizes of layers, and how many examples in batches of what size.
+def explained(
+    sizes: Sequence[LayerSize],
+    measures: Sequence[Measure],
+    pairs: Pairs,
+    study: Study,
+    *,
+    left_out: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    batch: int = 0,
+    seen: Sequence[int | None] = (),
+    runs: bool = False,
+) -> Plan:
+    """Return the plan in figures and in words; what the work would refuse, over pairs or memory, is in `refused`.
 
-    `seen` counts the examples that each model will see, None where that is not known.
+    Args:
+        sizes: those of the layers.
+        measures: what will be computed.
+        pairs: the pairs of layers.
+        study: what is known beside the layers.
+        left_out: by model the default layers that give no rows, and why.
+        batch: the number of examples in a batch; 0 where no data are read.
+        seen: how many examples each model will see; None where that is not known.
+        runs: whether models run, and rows are not recorded.
     """
-
-    sizes: Sequence[LayerSize]
-    left_out: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by model: layers, and why
-    batch: int = 0
-    seen: Sequence[int | None] = ()
-    runs: bool = True  # whether models run, and rows are not recorded
-
-
-def explained(found: Found, measures: Sequence[Measure], pairs: Pairs, study: Study) -> Plan:
-    """Return the plan in figures and in words; what the work would refuse, over pairs or memory, is in `refused`."""
-    needs, layers = needs_of(measures), dict[str, list[LayerSize]]()
-    for size in found.sizes:
+    layers: dict[str, list[LayerSize]] = {}
+    for size in sizes:
         layers.setdefault(size.model, []).append(size)
-    names = {model: [size.name for size in own] for model, own in layers.items()}
-    chosen, wanted, missing, without, refused = Plan(0, 0, ()), list[Any](), list[str](), 0, ""
+    names = {model: [size.name for size in of_model] for model, of_model in layers.items()}
+    needs, chosen, wanted, mismatches, without_chunks, refused = needs_of(measures), Plan(0, 0, ()), [], [], 0, ""
     try:
-        alignment, study = aligned(found.sizes, pairs, study)
+        alignment, study = aligned(sizes, pairs, study)
         wanted = [((a, x), (b, y)) for a, b in pairs.of for x, y in pairs.layer_pairs(names, a, b)]
-        missing = [reason for pair in wanted if (reason := alignment.mismatch(*pair))]
+        mismatches = [reason for pair in wanted if (reason := alignment.mismatch(*pair))]
         if alignment.layers:
-            chosen, without = make_plan(needs, study), make_plan(needs, replace(study, chunks=0)).bytes
+            chosen, without_chunks = make_plan(needs, study), make_plan(needs, replace(study, chunks=0)).bytes
     except NetkinError as refusal:
         refused = str(refusal)
-    counts = [math.ceil(count / found.batch) for count in found.seen if count is not None and found.batch]
-    known = len(counts) == len(found.seen)
+    counts = [math.ceil(count / batch) for count in seen if count is not None and batch]
     plan = replace(
         chosen,
-        widths={model: {size.name: size.width for size in own} for model, own in layers.items()},
+        widths={model: {size.name: size.width for size in of_model} for model, of_model in layers.items()},
         pairs=len(wanted),
         measures={measure.id: chosen.measures.get(measure.id, _pair_type(measure)) for measure in measures},
         examples=study.examples,
-        passes=0 if not (found.batch and found.runs) else sum(counts) if known else None,
+        passes=0 if not (batch and runs) else sum(counts) if len(counts) == len(seen) else None,
         refused=refused,
     )
-    said = _lines(plan, needs, found, layers, missing, study, without, chosen.lines)
-    return replace(plan, lines=tuple(said))
+
+    def lines() -> Iterator[str]:
+        for model, of_model in layers.items():
+            widest = max(of_model, key=lambda layer: layer.width)
+            count = "1 layer" if len(of_model) == 1 else f"{len(of_model):,} layers"
+            yield f"{model}: {count}, the widest {widest.name!r} with {widest.width:,} features ({widest.shape})"
+        for model, reasons in left_out.items():
+            yield from (f"  left out of {model!r}: {reason}" for reason in reasons.values())
+        yield f"pairs: {plan.pairs:,}"
+        if mismatches:
+            yield f"  without a value: {len(mismatches):,}; {mismatches[0]}"
+        yield f"examples: {_examples_in_words(study.examples, batch)}"
+        each = "one of each model on each batch"
+        if plan.passes == 0:
+            yield f"forward passes: none{', the rows are recorded' * bool(batch)}"
+        elif plan.passes is None:
+            yield f"forward passes: {each}"
+        else:
+            yield f"forward passes: {plan.passes:,}, {each}, after two of a few examples that show the layers"
+        if targets := list(dict.fromkeys(need.target for need in needs if need.target is not None)):
+            losses = ", ".join(target.name for target in targets)
+            yield f"backward passes: {len(targets)} after each of these, of the loss {losses}"
+        yield "measures:"
+        yield from (f"  {measure}: {statistic}" for measure, statistic in plan.measures.items())
+        if plan.limit:
+            yield f"memory: {format_bytes(plan.bytes)} for statistics; the limit is {format_bytes(plan.limit)}"
+            yield from (f"  {line}" for line in chosen.lines if len(chosen.lines) > 1)
+        if study.chunks:
+            less = f", {format_bytes(without_chunks)} without them" if without_chunks else ""
+            yield (
+                f"error bars: {study.chunks} chunks of the examples, whose sums are in that memory{less}; "
+                f"every value is read {study.chunks + 1} times"
+            )
+        if plan.operations is not None:
+            yield f"work: {_count_in_words(plan.operations)} multiply-adds for statistics, plus the forward passes"
+        if refused:
+            yield f"would be refused: {refused}"
+
+    return replace(plan, lines=tuple(lines()))
 
 
 def _pair_type(measure: Measure) -> str:
     reads = measure.facts.reads
     return f"{reads.__name__}, collected by {' or '.join(kind.__name__ for kind in reads.collectors)}"
-
-
-def _lines(
-    plan: Plan, needs: Sequence[Need], found: Found, layers: Mapping[str, Sequence[LayerSize]],
-    missing: Sequence[str], study: Study, without: int, costs: Sequence[str],
-) -> Iterator[str]:  # fmt: skip
-    """Yield the plan in words: what is compared, the runs of the models, the measures and what they take."""
-    for model, own in layers.items():
-        widest = max(own, key=lambda layer: layer.width)
-        count = "1 layer" if len(own) == 1 else f"{len(own):,} layers"
-        yield f"{model}: {count}, the widest {widest.name!r} with {widest.width:,} features ({widest.shape})"
-    for model, reasons in found.left_out.items():
-        yield from (f"  left out of {model!r}: {reason}" for reason in reasons.values())
-    yield f"pairs: {plan.pairs:,}"
-    if missing:
-        yield f"  without a value: {len(missing):,}; {missing[0]}"
-    yield f"examples: {_examples_in_words(study.examples, found.batch)}"
-    yield f"forward passes: {_passes_in_words(plan.passes, found)}"
-    if targets := list(dict.fromkeys(need.target for need in needs if need.target is not None)):
-        losses = ", ".join(target.name for target in targets)
-        yield f"backward passes: {len(targets)} after each of these, of the loss {losses}"
-    yield "measures:"
-    yield from (f"  {measure}: {statistic}" for measure, statistic in plan.measures.items())
-    if plan.limit:
-        yield f"memory: {format_bytes(plan.bytes)} for statistics; the limit is {format_bytes(plan.limit)}"
-        yield from (f"  {line}" for line in costs if len(costs) > 1)
-    if study.chunks:
-        less = f", {format_bytes(without)} without them" if without else ""
-        yield (
-            f"error bars: {study.chunks} chunks of the examples, whose sums are in that memory{less}; "
-            f"every value is read {study.chunks + 1} times"
-        )
-    if plan.operations is not None:
-        yield f"work: {_count_in_words(plan.operations)} multiply-adds for statistics, plus the forward passes"
-    if plan.refused:
-        yield f"would be refused: {plan.refused}"
 
 
 def _examples_in_words(examples: int | None, batch: int) -> str:
@@ -294,14 +293,6 @@ def _examples_in_words(examples: int | None, batch: int) -> str:
         return f"not known before they are read; batches of {batch:,}"
     count = math.ceil(examples / batch)
     return f"{examples:,}, in {'1 batch' if count == 1 else f'{count:,} batches of up to {batch:,}'}"
-
-
-def _passes_in_words(passes: int | None, found: Found) -> str:
-    if passes is None:
-        return "one of each model on each batch"
-    if passes == 0:
-        return "none, the rows are recorded" if found.batch else "none"
-    return f"{passes:,}, one of each model on each batch, after two of a few examples that show the layers"
 
 
 def _count_in_words(count: int) -> str:

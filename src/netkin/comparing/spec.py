@@ -5,6 +5,8 @@ keyword are made of the declarations here, and so are the options of commands. F
 a `TypedDict` of them all. The module needs no torch, so that commands start fast.
 """
 
+# ruff: noqa: RUF009  # defaults are declared by `_option`, and none is mutable
+
 from __future__ import annotations
 
 import functools
@@ -31,72 +33,50 @@ Measures = str | Callable[..., Any] | Sequence[Any]
 MOST = 2.0**62  # bytes, where `memory` is infinite
 
 
-def _says(sentence: str) -> dict[str, str]:
-    return {"sentence": sentence}
+def _option(default: Any, sentence: str) -> Any:
+    """Declare an option by its default and the sentence that says what it means."""
+    return field(default=default, metadata={"sentence": sentence})
 
 
 @dataclass(frozen=True)
 class Spec:
     """What is compared, and how."""
 
-    measures: Measures | None = field(
-        default=("cka",), metadata=_says("one measure or several, by name with parameters, or as functions.")
+    measures: Measures | None = _option(("cka",), "one measure or several, by name with parameters, or as functions.")
+    layers: Layers | Mapping[str, Layers] = _option(
+        None,
+        "which layers: names, globs (`*` within a level, `**` across) or types; a mapping gives each model its own.",
     )
-    layers: Layers | Mapping[str, Layers] = field(
-        default=None,
-        metadata=_says(
-            "which layers: names, globs (`*` within a level, `**` across) or types; a mapping gives each model its own."
-        ),
+    pairs: Any = _option(
+        "all", '"all", each with every other, "corresponding", those of one name, or a list of (layer, layer).'
     )
-    pairs: Any = field(
-        default="all",
-        metadata=_says(
-            '"all", each with every other, "corresponding", those of one name, or a list of (layer, layer).'
-        ),
+    examples: int | None = _option(None, "the number of examples after which the pass ends.")
+    part: str | tuple[int, int] | None = _option(
+        None, 'which part of indexable data, as "3/16": the third of sixteen contiguous ranges.'
     )
-    examples: int | None = field(default=None, metadata=_says("the number of examples after which the pass ends."))
-    part: str | tuple[int, int] | None = field(
-        default=None, metadata=_says('which part of indexable data, as "3/16": the third of sixteen contiguous ranges.')
+    start: int | None = _option(
+        None, "the number of the first example, for parts that are given as separate loaders; 0 for the first of them."
     )
-    start: int | None = field(
-        default=None,
-        metadata=_says(
-            "the number of the first example, for parts that are given as separate loaders; 0 for the first of them."
-        ),
+    shape: Shape | Mapping[str, Shape] = _option(
+        None, "what one example is, for all layers or by layer; by default pool for feature maps and mean for tokens."
     )
-    shape: Shape | Mapping[str, Shape] = field(
-        default=None,
-        metadata=_says(
-            "what one example is, for all layers or by layer; by default pool for feature maps and mean for tokens."
-        ),
+    resize: str | None = _option(
+        None, '"average" averages larger feature maps down to the smaller size, with shape positions or dft.'
     )
-    resize: str | None = field(
-        default=None,
-        metadata=_says('"average" averages larger feature maps down to the smaller size, with shape positions or dft.'),
+    memory: float | None = _option(None, "the most bytes that statistics may take; by default a quarter of all memory.")
+    rows: int | None = _option(
+        None, "how many examples may be sampled, where models would run several times otherwise; the result says so."
     )
-    memory: float | None = field(
-        default=None, metadata=_says("the most bytes that statistics may take; by default a quarter of all memory.")
+    seed: int = _option(0, "seed of the sample of rows that kernel measures read.")
+    transforms: Any = _option(None, "a function of the inputs, or one for each model.")
+    forward: Any = _option(None, "a function ``forward(model, batch)``, or one for each model.")
+    names: tuple[str, str] = _option(("a", "b"), "what the result calls the two.")
+    errors: bool = _option(
+        False, "whether values get standard errors, by leaving out one chunk of the examples in turn."
     )
-    rows: int | None = field(
-        default=None,
-        metadata=_says(
-            "how many examples may be sampled, where models would run several times otherwise; the result says so."
-        ),
-    )
-    seed: int = field(default=0, metadata=_says("seed of the sample of rows that kernel measures read."))
-    transforms: Any = field(default=None, metadata=_says("a function of the inputs, or one for each model."))
-    forward: Any = field(default=None, metadata=_says("a function ``forward(model, batch)``, or one for each model."))
-    names: tuple[str, str] = field(default=("a", "b"), metadata=_says("what the result calls the two."))
-    errors: bool = field(
-        default=False,
-        metadata=_says("whether values get standard errors, by leaving out one chunk of the examples in turn."),
-    )
-    chunks: int = field(default=20, metadata=_says("the number of chunks for standard errors."))
-    exact_model: bool = field(
-        default=False,
-        metadata=_says(
-            "whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers."
-        ),
+    chunks: int = _option(20, "the number of chunks for standard errors.")
+    exact_model: bool = _option(
+        False, "whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers."
     )
 
     def __post_init__(self) -> None:
@@ -137,8 +117,8 @@ class Spec:
         if self.resize and self.shape not in ("positions", positions, "dft", dft):
             sentence = f"`resize` goes with shape='positions' or shape='dft'; got shape={self.shape!r}."
             raise InvalidValue(sentence, argument="resize", value=self.resize)
-        shapes = [shape_name(one) for one in self.shape.values()] if isinstance(self.shape, Mapping) else []
-        several = next((one for one in shapes if one in ("positions", "tokens")), None)
+        shapes = [shape_name(shape) for shape in self.shape.values()] if isinstance(self.shape, Mapping) else []
+        several = next((shape for shape in shapes if shape in ("positions", "tokens")), None)
         if "dft" in shapes and several:
             raise InvalidValue(
                 f"with 'dft' every layer must give one row per example, and {several!r} gives several; "
@@ -170,30 +150,21 @@ class Spec:
 class Run:
     """How a call runs."""
 
-    device: torch.device | str | None = field(
-        default=None, metadata=_says("where the models run; by default where they are.")
+    device: torch.device | str | None = _option(None, "where the models run; by default where they are.")
+    partial: bool = _option(False, "whether Ctrl-C returns what is finished.")
+    engine: str | Engine = _option(
+        "local",
+        '"local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a '
+        "cluster; models, data and functions are then given by name.",
     )
-    partial: bool = field(default=False, metadata=_says("whether Ctrl-C returns what is finished."))
-    engine: str | Engine = field(
-        default="local",
-        metadata=_says(
-            '"local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a '
-            "cluster; models, data and functions are then given by name."
-        ),
+    save: str | os.PathLike[str] | None = _option(
+        None, "the file for the result, beside which finished parts are kept, and where the same call continues."
     )
-    save: str | os.PathLike[str] | None = field(
-        default=None,
-        metadata=_says(
-            "the file for the result, beside which finished parts are kept, and where the same call continues."
-        ),
+    overwrite: bool = _option(
+        False, "whether another result or job that is there is deleted, and the work starts again."
     )
-    overwrite: bool = field(
-        default=False,
-        metadata=_says("whether another result or job that is there is deleted, and the work starts again."),
-    )
-    progress: ProgressOption = field(
-        default=None,
-        metadata=_says("None for a bar in a terminal, False for nothing, or a function of (done, total, what)."),
+    progress: ProgressOption = _option(
+        None, "None for a bar in a terminal, False for nothing, or a function of (done, total, what)."
     )
 
 
@@ -224,7 +195,7 @@ class Options(TypedDict, total=False):
     progress: ProgressOption
 
 
-DECLARED = {one.name: one for kind in (Spec, Run) for one in fields(kind)}
+DECLARED = {option.name: option for kind in (Spec, Run) for option in fields(kind)}
 
 
 def sentence_of(option: str) -> str:
@@ -239,10 +210,10 @@ def default_of(option: str) -> Any:
 
 def split(options: Mapping[str, Any]) -> tuple[Spec, Run]:
     """Return the two halves of some options; those that were not given have their defaults."""
-    spec, run = ({one.name for one in fields(kind)} for kind in (Spec, Run))
+    of_spec = {option.name for option in fields(Spec)}
     return (
-        Spec(**{name: value for name, value in options.items() if name in spec}),
-        Run(**{name: value for name, value in options.items() if name in run}),
+        Spec(**{name: value for name, value in options.items() if name in of_spec}),
+        Run(**{name: value for name, value in options.items() if name not in of_spec}),
     )
 
 
@@ -253,8 +224,9 @@ def takes_options(without: str) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
-        own = list(inspect.signature(function).parameters.values())[:-1]
-        left_out = {*without.split(), *(parameter.name for parameter in own)}
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())[:-1]
+        left_out = {*without.split(), *(parameter.name for parameter in parameters)}
         names = [name for name in DECLARED if name not in left_out]
         added = [
             inspect.Parameter(
@@ -262,18 +234,17 @@ def takes_options(without: str) -> Callable[[Function], Function]:
             )
             for name in names
         ]
-        known = [*(parameter.name for parameter in own), *names]
+        known = [*(parameter.name for parameter in parameters), *names]
 
         @functools.wraps(function)
-        def called(*given: Any, **options: Any) -> Any:
+        def called(*arguments: Any, **options: Any) -> Any:
             for name in options:
                 if name not in known:
                     hint = did_you_mean(name, known) or "."
                     raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}")
-            return function(*given, **options)
+            return function(*arguments, **options)
 
-        returns = inspect.signature(function).return_annotation
-        called.__signature__ = inspect.Signature([*own, *added], return_annotation=returns)  # type: ignore[attr-defined]
+        called.__signature__ = signature.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
         called.__doc__ = documented(function.__doc__ or "", ["measures"] * ("measures" in known) + names)
         return cast("Function", called)
 
@@ -283,19 +254,19 @@ def takes_options(without: str) -> Callable[[Function], Function]:
 def documented(text: str, names: Sequence[str]) -> str:
     """Return a docstring in which a line for each option follows those of the function's own arguments."""
     begin, args, rest = text.partition("    Args:\n")
-    own, example, end = rest.partition("\n    Example:")
-    lines = "".join(f"\n        {name}: {sentence_of(name)}" for name in names if f" {name}: " not in own)
-    return f"{begin}{args}{own.rstrip()}{lines}\n{example}{end}" if args else text
+    described, example, end = rest.partition("\n    Example:")
+    lines = "".join(f"\n        {name}: {sentence_of(name)}" for name in names if f" {name}: " not in described)
+    return f"{begin}{args}{described.rstrip()}{lines}\n{example}{end}" if args else text
 
 
-def by_model(what: str, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def by_model(option: str, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return for each model what a mapping has for it; two models also go by "a" and "b"."""
     places = dict(zip(names, "ab", strict=False)) if len(names) <= 2 else {}
-    strange = sorted(map(str, set(given) - set(names) - set(places.values())))
+    strange = sorted(map(str, set(values) - set(names) - set(places.values())))
     if strange:
-        sentence = f"`{what}` names {strange[0]!r}; the models are {', '.join(map(repr, names))}."
-        raise InvalidValue(sentence, argument=what, value=strange[0])
-    return {name: given.get(name, given.get(places.get(name, name))) for name in names}
+        sentence = f"`{option}` names {strange[0]!r}; the models are {', '.join(map(repr, names))}."
+        raise InvalidValue(sentence, argument=option, value=strange[0])
+    return {name: values.get(name, values.get(places.get(name, name))) for name in names}
 
 
 def layers_by_name(layers: Any, names: Sequence[str]) -> dict[str, Any]:

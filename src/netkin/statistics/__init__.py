@@ -12,7 +12,7 @@ from netkin.statistics.collector import (
     row_examples,
     summed,
 )
-from netkin.statistics.cross_moments import CrossMoments, OneSidedMoments
+from netkin.statistics.cross_moments import CrossMoments
 from netkin.statistics.frequencies import off_block_share
 from netkin.statistics.grams import Grams, LayerGrams
 from netkin.statistics.kernel_pairs import Kernels, LayerKernels
@@ -29,7 +29,6 @@ from netkin.statistics.statistic import Statistic
 
 # a pair type names the collectors that can give it
 Moments.collectors = (LayerSpectra, LayerMoments, LinearRows)
-OneSidedMoments.collectors = (CrossMoments,)
 Grams.collectors = (LayerGrams,)
 Rows.collectors = (LayerRows,)
 Kernels.collectors = (LayerKernels,)
@@ -55,7 +54,6 @@ __all__ = [
     "LinearRows",
     "MeanEmbedding",
     "Moments",
-    "OneSidedMoments",
     "Outputs",
     "Pair",
     "Rows",

@@ -35,7 +35,7 @@ from netkin.representations.layers import layer_label
 from netkin.representations.shapes import fitting_mask, product_layout
 from netkin.results.caveats import Caveat
 from netkin.sources.batches import overlap_remark
-from netkin.statistics import CrossMoments, LayerMoments, LayerRows, LinearRows, Moments, OneSidedMoments
+from netkin.statistics import CrossMoments, LayerMoments, LayerRows, LinearRows, Moments
 from netkin.statistics.collector import Collector, Key
 from netkin.statistics.cross_moments import are_firm
 
@@ -185,7 +185,7 @@ class Fit:
         """Return the map that a direct method finds."""
         moments = self.moments(pair)
         method, parameters = find(how)
-        if method in (least_squares, reduced_rank):
+        if method in (least_squares, reduced_rank) and self.statistics is not None:
             _refuse_coarse(moments, how)
         return method(moments, **parameters)
 
@@ -302,21 +302,20 @@ def _saved_place(statistics: Comparer, keys: tuple[LayerKey, LayerKey], meeting:
             f"{meeting.words}; leave `statistics` out for this pair.",
             argument="statistics",
         )
-    kept = [one for one in statistics.every() if isinstance(one, (LayerMoments, LinearRows, CrossMoments))]
+    kept = [one for one in statistics.every() if isinstance(one, (LayerMoments, LinearRows))]
     if not kept:
         raise InvalidValue(
             "`statistics` hold no moments; collect them with a linear measure, such as measures=['cka'].",
             argument="statistics",
         )
     pair_blocks = statistics.study.pair_blocks
-    turned = not any(x in left and y in right for left, right in pair_blocks)
-    if turned and not any(y in left and x in right for left, right in pair_blocks):
+    if not any((x in left and y in right) or (y in left and x in right) for left, right in pair_blocks):
         raise InvalidValue(
             f"`statistics` hold no moments of {both} together; collect with pairs='all', or list the pair.",
             argument="statistics",
         )
     for collector in kept:
-        if {x, y} <= {*collector.names} and not (turned and isinstance(collector, CrossMoments)):
+        if {x, y} <= {*collector.names}:
             return collector, x, y
     raise InvalidValue(f"the rows of {both} did not pair up when `statistics` were collected; leave them out.")
 
@@ -324,7 +323,7 @@ def _saved_place(statistics: Comparer, keys: tuple[LayerKey, LayerKey], meeting:
 def _refuse_coarse(moments: Moments, how: str) -> None:
     """Refuse to whiten a layer by products in float32 where its neurons nearly depend on each other."""
     x = moments.x
-    if isinstance(moments, OneSidedMoments) or x.rounding < torch.finfo(torch.float32).eps or are_firm(x.second[0]):
+    if x.rounding < torch.finfo(torch.float32).eps or are_firm(x.second[0]):
         return
     raise InvalidValue(
         f"`statistics` hold {x.name} by products in float32, which are too coarse for {how!r} as its neurons nearly "

@@ -31,9 +31,9 @@ Result = TypeVar("Result", bound="Comparer | list[Comparison]")
 class Engine(ABC):
     """What does the work of a call of `compare`, `collect` or `compare_many`; each call has its own."""
 
-    @abstractmethod
     def working(self) -> AbstractContextManager[None]:
         """Return a context for a whole call; where several processes make it, a fault of one ends all."""
+        return nullcontext()
 
     @abstractmethod
     def compare(self, call: Call, measures: Sequence[Measure]) -> list[Comparison]:
@@ -53,7 +53,10 @@ class Engine(ABC):
 
 
 class PassEngine(Engine):
-    """An engine that runs the pass in this process alone, or in several, of which each reads its part of the data."""
+    """An engine that runs the pass in this process alone, or in several, of which each reads its part of the data.
+
+    Each of several processes does what is written here to agree with the others; for one alone there is nothing to do.
+    """
 
     part: tuple[int, int] | None = None  # which part of the data this process reads; None for all of them
 
@@ -73,54 +76,32 @@ class PassEngine(Engine):
 
         return Many(call, measures).explained()
 
-    @abstractmethod
     def prepared(self, sides: Sequence[Side], settings: Mapping[str, str]) -> AbstractContextManager[None]:
         """Return a context for the pass; processes that were called with other settings are refused."""
+        return nullcontext()
 
-    @abstractmethod
     def least(self, number: int) -> int:
         """Return the minimum over the processes, so that all make the same plan."""
+        return number
 
-    @abstractmethod
     def check_others(self) -> None:
         """Raise the fault of another process, if one has failed; called for each batch."""
 
-    @abstractmethod
     def opening(self, comparer: Comparer) -> AbstractContextManager[None]:
         """Return a context in which the first batch is folded in, all processes by the same shifts and scales."""
+        return nullcontext()
 
-    @abstractmethod
     def joined(self, comparer: Comparer, length: int | None) -> Comparer:
         """Return the comparer of all processes, of which this one had `length` examples to read."""
+        return comparer
 
-    @abstractmethod
     def shared(self, make: Callable[[], Result]) -> Result:
         """Return what `make` returns, which is called in one process only and given to all."""
+        return make()
 
 
 class Local(PassEngine):
     """This process reads all data."""
-
-    def working(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def prepared(self, sides: Sequence[Side], settings: Mapping[str, str]) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def least(self, number: int) -> int:
-        return number
-
-    def check_others(self) -> None:
-        return None
-
-    def opening(self, comparer: Comparer) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def joined(self, comparer: Comparer, length: int | None) -> Comparer:
-        return comparer
-
-    def shared(self, make: Callable[[], Result]) -> Result:
-        return make()
 
 
 def named_engine(name: str | Engine) -> Engine:

@@ -13,7 +13,7 @@ import random
 import secrets
 import socket
 from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,9 +80,6 @@ class Ray(Engine):
             sentence = f"`shares` is the number of parts of the data, from 1 on; got {shares!r}."
             raise InvalidValue(sentence, argument="shares", value=shares)
         self.address, self.job, self.overwrite, self.gpus, self.shares = address, job, overwrite, float(gpus), shares
-
-    def working(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def compare(self, call: Call, measures: Sequence[Measure]) -> list[Comparison]:
         work = _Work(self, call, measures)
