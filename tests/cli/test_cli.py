@@ -21,7 +21,7 @@ from netkin.jobs import Job
 from netkin.sources.architectures import architecture, seeded
 
 COMMANDS = commands()
-SLOW = ("demo", "federate", "learn-tasks", "sparsity", "tasks")  # which have quick tests of their own
+SLOW = ("demo", "federate", "continual", "sparsity", "tasks")  # which have quick tests of their own
 
 
 def example_of(command):

@@ -47,7 +47,7 @@ ASKED = {
     "netkin compare a b netkin:dig": "digits",
     "netkin tasks one=netkin:dig": "digits",
     "netkin list measures cka_rbf_": "cka_rbf_debiased",
-    "netkin stitch a b --how reduced": "reduced_rank",
+    "netkin stitch a b --method reduced": "reduced_rank",
     "netkin stitch a b --score stitched_s": "stitched_svcca",
     "netkin federate a --algorithm fedp": "fedprox fedper",
     "netkin doctor --device c": "cpu cuda",

@@ -134,7 +134,7 @@ GROWING = {
     "sweep": f"stitch {MODEL} {MODEL} --all --data digits:train --examples 200 --out OUT",
     "comparison": f"compare a={MODEL} b={MODEL} c=netkin:digits --data digits:test --examples 40 --out OUT",
     "federation": f"federate {MODEL} {CLIENTS} --out OUT",
-    "task sequence": f"learn-tasks {MODEL} {TASKS} --out OUT",
+    "task sequence": f"continual {MODEL} {TASKS} --out OUT",
 }
 
 

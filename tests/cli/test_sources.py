@@ -171,7 +171,7 @@ MISSPELT = {
     "compare netkin:digits netkin:digits netkin:digits --measure ckaa": "did you mean 'cka'?",
     "collect netkin:digits --device cuda:77 --out a.stats": "there is no device 'cuda:77' here",
     "stitch netkin:digitss netkin:digits --all": "no reference architecture named 'digitss'",
-    "sensitivity netkin:digitss": "no reference architecture named 'digitss'",
+    "classes netkin:digitss": "no reference architecture named 'digitss'",
     "compress netkin:digitss --layer fc --k 2": "no reference architecture named 'digitss'",
 }  # fmt: skip
 

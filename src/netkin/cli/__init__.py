@@ -28,9 +28,9 @@ from netkin.cli.options import KNOWN, QUIET, example
 from netkin.cli.outputs import ARGUMENTS, REFUSED
 from netkin.cli.saved import jobs, report, show
 from netkin.cli.several_models import atoms, recommend, tasks
-from netkin.cli.single_model import compress, sensitivity, sparsity
+from netkin.cli.single_model import classes, compress, sparsity
 from netkin.cli.stitch import stitch
-from netkin.cli.training import dynamics, federate, learn_tasks
+from netkin.cli.training import continual, dynamics, federate
 
 NAMING_LAYERS = ("--layers", "--layer", "--layers-a", "--layers-b", "--at", "--into", "--head")
 
@@ -221,8 +221,8 @@ def with_completion(command: click.Command) -> None:
 
 
 COMMANDS = (
-    demo, compare, collect, merge, dynamics, atoms, stitch, sensitivity, tasks, compress, sparsity,
-    recommend, federate, learn_tasks, report, show, listing, reproduce, jobs, doctor, completion,
+    demo, compare, collect, merge, dynamics, atoms, stitch, classes, tasks, compress, sparsity,
+    recommend, federate, continual, report, show, listing, reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

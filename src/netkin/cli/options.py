@@ -29,7 +29,7 @@ def declared(option: str, more: str = "", **settings: Any) -> Option:
     text = f"{sentence[:1].upper()}{sentence[1:]}{f' {more}' if more else ''}"
     default = default_of(option)
     if isinstance(default, bool):
-        return click.option(flag, is_flag=True, help=text, **settings)
+        return click.option(f"{flag}/--no-{flag[2:]}", default=default, help=text, **settings)
     if default is not None and not settings.get("multiple"):
         settings |= {"default": default, "show_default": True}
     return click.option(flag, help=text, **settings)

@@ -24,8 +24,6 @@ LEFT_OUT = (
     "kind",
     "format",
     "state",
-    "columns",
-    "first pairs",
     *UNFOLDED,
 )  # of no use to a reader, or told in other words
 SAID = ("data", "examples", "version")  # of several comparisons
@@ -63,21 +61,14 @@ def _describe(file: Path, header: Mapping[str, Any], arrays: Mapping[str, tuple[
 
 
 def _describe_many(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what several comparisons hold together: their first pairs and all that they were made of and by."""
-    columns, each = header.get("columns"), header.get("comparisons")
-    if isinstance(columns, Mapping):
-        pairs, of_all = _listed(header.get("first pairs")), _mapped(columns.get("comparisons"))
-        ids = [_mapped(one).get("id") for one in _listed(_mapped(columns.get("tables")).get("quantity"))]
-    elif isinstance(each, list):  # as series have them
-        own = [_mapped(one) for one in each]
-        pairs = [[one.get("a"), one.get("b")] for one in own]
-        ids = [name for one in own for name in _mapped(one.get("tables"))]
-        of_all = {name: [one.get(name) for one in own] for name in SAID}
-    else:
+    """Return what the comparisons of a series hold together: their pairs and all that they were made of and by."""
+    if header.get("kind") != "series":
         return {}
-    said = {name: _distinct(_listed(of_all.get(name))) for name in SAID}
-    named = [" and ".join(map(str, pair)) for pair in pairs if isinstance(pair, list)]
-    return {"comparisons": named, "tables": _distinct(ids)} | said
+    comparisons = [_mapped(comparison) for comparison in _listed(header.get("comparisons"))]
+    facts = {name: _distinct([comparison.get(name) for comparison in comparisons]) for name in SAID}
+    ids = _distinct([name for comparison in comparisons for name in _mapped(comparison.get("tables"))])
+    pairs = [f"{comparison.get('a')} and {comparison.get('b')}" for comparison in comparisons]
+    return {"comparisons": pairs, "tables": ids} | facts
 
 
 def _listed(value: Any) -> list[Any]:
@@ -130,7 +121,7 @@ def report(files: tuple[Path, ...], out: Path | None, overwrite: bool, json: boo
     """Write one HTML report of saved results.
 
     Each FILE was written by --out of `netkin compare`, `stitch`, `tasks`, `atoms`, `dynamics`, `recommend`,
-    `sensitivity`, `sparsity`, `compress`, `federate` or `learn-tasks`, or by `save` in Python. Several files share a
+    `classes`, `sparsity`, `compress`, `federate` or `continual`, or by `save` in Python. Several files share a
     report if they hold comparisons, or accuracies of tasks; other results need a report each.
     """
     from netkin.reporting import report as write_report
@@ -172,7 +163,7 @@ def jobs() -> None:
     """List jobs, show or watch one, or cancel it.
 
     A job is the folder, such as ab.netkin.job, in which --out of `netkin stitch`, `dynamics`, `federate`,
-    `learn-tasks` and `compare` (of three models or more, or with --engine ray), `nk.train(save=...)` and other long
+    `continual` and `compare` (of three models or more, or with --engine ray), `nk.train(save=...)` and other long
     work keep their finished parts and progress. A job is named by its folder, or by the result beside it, as in
     `netkin jobs watch ab.netkin`. A cancelled job stops after the current part and keeps what is finished; run the same
     command or call again to resume.

@@ -53,7 +53,12 @@ if TYPE_CHECKING:
     metavar="N",
     help="Number of examples to use, sampled from all of --data with --seed; 0 for all.",
 )
-@click.option("--no-errors", is_flag=True, help="Skip standard errors, which need each score once per chunk.")
+@click.option(
+    "--errors/--no-errors",
+    default=True,
+    show_default=True,
+    help="Compute standard errors of the scores, which needs each score once for each chunk.",
+)
 @click.option(
     "--chunks",
     type=click.IntRange(min=2),
@@ -93,7 +98,7 @@ def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
         score=first,
         scores=others if first else None,
         examples=options["examples"] or None,
-        errors=not options["no_errors"],
+        errors=options["errors"],
         chunks=options["chunks"],
         layers=options["layer"],
         device=options["device"],

@@ -1,6 +1,6 @@
 """Commands about one model: `netkin compress`, smaller layers; `netkin sparsity`, how many weights are zero or small.
 
-`netkin sensitivity` shows how closely each layer of a classifier follows the logit of each class.
+`netkin classes` shows how closely each layer of a classifier follows the logit of each class.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _study(
     return sparsity_study(dict(zip(named, models, strict=True)), batches, **given)
 
 
-@click.command(epilog=example("sensitivity netkin:digits --data digits:test --class 3 --class 8 --report digits.html"))
+@click.command(epilog=example("classes netkin:digits --data digits:test --class 3 --class 8 --report digits.html"))
 @click.argument("model")
 @click.option("--data", required=True, metavar="DATA", help="Examples to run the model on; see `netkin list data`.")
 @click.option(
@@ -247,7 +247,7 @@ def _study(
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @result_options("classes")
 @with_refusals
-def sensitivity(model: str, **options: Any) -> None:
+def classes(model: str, **options: Any) -> None:
     """Show how strongly each layer of MODEL, a classifier, represents each class.
 
     Each layer is compared with the logit of each class. With cca_mean, a value is the largest correlation that any
@@ -255,11 +255,11 @@ def sensitivity(model: str, **options: Any) -> None:
     """
     ((name, spec),) = named_models([model]).items()
     outputs = OutputFiles.of(options)
-    found = _sensitivity(name, spec, **options)
+    found = _class_sensitivity(name, spec, **options)
     outputs.deliver(found, found.save)
 
 
-def _sensitivity(
+def _class_sensitivity(
     name: str,
     model: str,
     data: str,

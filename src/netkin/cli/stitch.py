@@ -45,7 +45,7 @@ MOST = 6  # warnings shown
 
 @click.command(
     epilog=example(
-        "stitch netkin:digits netkin:digits --at relu2 --how least_squares --data digits:train --test digits:test"
+        "stitch netkin:digits netkin:digits --at relu2 --method least_squares --data digits:train --test digits:test"
     )
 )
 @click.argument("models", nargs=-1, required=True, metavar="A B [C]...")
@@ -77,7 +77,7 @@ MOST = 6  # warnings shown
     "--test", metavar="DATA", help="Examples for evaluating the stitch; accuracy needs labels; by default --data."
 )
 @click.option(
-    "--how",
+    "--method",
     "hows",
     multiple=True,
     default=["least_squares"],
@@ -108,7 +108,7 @@ MOST = 6  # warnings shown
 )
 @NAMES
 @click.option(
-    "--map", "map_file", type=FILE, help="With one --at and one --how: write the stitch to this file, for `nk.load`."
+    "--map", "map_file", type=FILE, help="With one --at and one --method: write the stitch to this file, for `nk.load`."
 )
 @PLAN
 @result_options("ab", "the result", more=f", as it grows; {RESUMED}")
@@ -137,7 +137,7 @@ def stitch(
             "two models are needed, and one was given; to stitch a model with itself, name it twice."
         )
     if map_file and (len(named), len(at), len(options["hows"])) != (2, 1, 1):
-        raise click.UsageError("--map writes one stitch: of two models, at one --at, by one --how.")
+        raise click.UsageError("--map writes one stitch: of two models, at one --at, by one --method.")
     made: list[Stitch] = []
     layers = _layers(len(named), *(options.pop(name) for name in ("layers", "layers_a", "layers_b")))
     asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers}

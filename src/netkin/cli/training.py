@@ -1,4 +1,4 @@
-"""Commands about training: `netkin dynamics`, how layers of a run converge, `netkin learn-tasks` and `netkin federate`.
+"""Commands about training: `netkin dynamics`, how layers of a run converge, `netkin continual` and `netkin federate`.
 
 The last two train: on one task after another, and on clients that learn a network together.
 """
@@ -138,9 +138,8 @@ def _say_how_to_resume(save: Path | None) -> None:
 
 
 @click.command(
-    "learn-tasks",
     epilog=example(
-        "learn-tasks netkin:digits --data digits:train --test digits:test --recipe epochs=5 --report tasks.html"
+        "continual netkin:digits --data digits:train --test digits:test --recipe epochs=5 --report tasks.html"
     ),
 )
 @click.argument("model")
@@ -194,7 +193,7 @@ def _say_how_to_resume(save: Path | None) -> None:
               help=f"Write DIR/METHOD.netkin and the finished tasks; {RESUMED}.")  # fmt: skip
 @result_options("tasks", None, "the accuracy matrices")
 @with_refusals
-def learn_tasks(model: str, methods: tuple[str, ...], save: Path | None, **options: Any) -> None:
+def continual(model: str, methods: tuple[str, ...], save: Path | None, **options: Any) -> None:
     """Train MODEL on tasks one after another (continual learning), and test all tasks after each.
 
     Each task is a group of the classes of --data, with its own head. ACC is the mean accuracy over all tasks at the
@@ -241,8 +240,7 @@ def _learn(
     recipe: tuple[str, ...], seeds: int, **options: Any,
 ) -> list[TaskAccuracies]:  # fmt: skip
     """Split the data into tasks and call the library for each method."""
-    from netkin.applications.continual import learn_tasks as learn
-    from netkin.applications.continual import split_tasks
+    from netkin.applications.continual import learn_tasks, split_tasks
     from netkin.training.recipe import recipe_of
 
     require_device(options["device"])
@@ -250,8 +248,8 @@ def _learn(
     split, records = split_tasks(data, test, tasks, seed=order), []
     for method in methods:
         with with_resume_hint(places.get(method)):
-            learnt = learn(spec, split, method, how, seeds=range(seeds), options=own[method], save=places.get(method),
-                           **options)  # fmt: skip
+            learnt = learn_tasks(spec, split, method, how, seeds=range(seeds), options=own[method],
+                                 save=places.get(method), **options)  # fmt: skip
         records.append(learnt.record)
     return records
 
