@@ -24,7 +24,7 @@ from netkin.cli.catalogue import listing
 from netkin.cli.checking import doctor, reproduce
 from netkin.cli.compare import collect, compare, merge
 from netkin.cli.demo import demo
-from netkin.cli.options import KNOWN, Commands, command
+from netkin.cli.options import KNOWN, QUIET, Commands, GroupedCommand, example
 from netkin.cli.outputs import ARGUMENTS, REFUSED
 from netkin.cli.saved import jobs, report, show
 from netkin.cli.several_models import atoms, recommend, tasks
@@ -113,7 +113,8 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 """
 
 
-@command("completion bash")
+@QUIET
+@click.command(cls=GroupedCommand, epilog=example("completion bash"))
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
