@@ -21,6 +21,7 @@ from pathlib import Path
 import click
 
 from netkin.cli import cli, commands
+from netkin.cli.options import grouped_options
 from netkin.measures import Measure, measures
 from netkin.reporting.page.claims_page import grouped, report_claims, tally
 from netkin.results.claim import Claim, later_notes, recorded
@@ -110,10 +111,14 @@ def command(name: str, one: click.Command) -> str:
     """Return a command's own part: what it does, its usage, its options and its example."""
     context = click.Context(one, info_name=f"netkin {name}")
     usage = " ".join([context.command_path, *one.collect_usage_pieces(context)])
-    records = [option.get_help_record(context) for option in one.params if isinstance(option, click.Option)]
-    options = "".join(f"| `{names.replace('|', ' or ')}` | {text} |\n" for names, text in filter(None, records))
-    table = f"| option | meaning |\n|---|---|\n{options}\n" if options else ""
-    return f"## netkin {name}\n\n{paragraphs(one)}\n{fenced(usage)}\n{table}{fenced(example(one), 'bash')}"
+    tables = "".join(option_table(*group) for group in grouped_options(one, context).items())
+    return f"## netkin {name}\n\n{paragraphs(one)}\n{fenced(usage)}\n{tables}{fenced(example(one), 'bash')}"
+
+
+def option_table(heading: str, records: list[tuple[str, str]]) -> str:
+    """Return the options below one heading of a command's help."""
+    rows = "".join(f"| `{names.replace('|', ' or ')}` | {text} |\n" for names, text in records)
+    return f"| {heading} | |\n|---|---|\n{rows}\n"
 
 
 def paragraphs(one: click.Command) -> str:

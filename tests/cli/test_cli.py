@@ -4,6 +4,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ import torch
 import netkin as package
 from netkin import progress
 from netkin.cli import cli, commands
+from netkin.cli.options import GROUPS, HEADINGS
 from netkin.cli.outputs import with_refusals
 from netkin.cli.running import named_models
 from netkin.errors import ShapeError
@@ -315,3 +317,20 @@ def test_commands_that_make_a_result_write_it_by_the_same_options():
     makers = {name for name in options if "--figure" in options[name]}
     assert {name: RESULT_OPTIONS - options[name] for name in makers} == {name: set() for name in makers}
     assert [name for name in options if "--out" in options[name] and "-o" not in options[name]] == []
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_shows_options_in_groups(netkin, name):
+    lines = netkin(f"{name} --help").stdout.splitlines()
+    headings = [line.rstrip(":") for line in lines if line.endswith(":") and line[0] != " "]
+    known = ["Options", *GROUPS]
+    assert headings == sorted(headings, key=known.index)
+    assert headings[-1] == "General"
+
+
+def test_an_option_of_many_commands_stands_below_a_heading():
+    used = Counter(
+        option.name for one in COMMANDS.values() for option in one.params if isinstance(option, click.Option)
+    )
+    own = {"recipe", "head", "atoms", "methods"}  # of a few commands about training
+    assert {name for name, count in used.items() if count > 2 and name not in HEADINGS} <= own

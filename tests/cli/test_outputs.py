@@ -129,10 +129,11 @@ def test_what_fails_while_writing_does_not_take_the_numbers_along(netkin, place,
 
 TASKS = "--method finetune --data digits:train --test digits:test --tasks 2 --recipe epochs=1"
 CLIENTS = "--data digits:train --test digits:test --classes 5 --clients 2 --rounds 1 --recipe epochs=1"
+FIVE = "--measure cka --measure nbs --measure gulp --measure cca_mean --measure cka_debiased"
 GROWING = {
     "series": "dynamics run --model netkin:digits --data digits:test --examples 40 --out OUT",
     "sweep": f"stitch {MODEL} {MODEL} --all --data digits:train --examples 200 --out OUT",
-    "comparison": f"compare a={MODEL} b={MODEL} c=netkin:digits --data digits:test --examples 40 --out OUT",
+    "comparison": f"compare a={MODEL} b={MODEL} c=netkin:digits --data digits:test --examples 40 {FIVE} --out OUT",
     "federation": f"federate {MODEL} {CLIENTS} --out OUT",
     "task sequence": f"continual {MODEL} {TASKS} --out OUT",
 }

@@ -24,7 +24,7 @@ from netkin.cli.catalogue import listing
 from netkin.cli.checking import doctor, reproduce
 from netkin.cli.compare import collect, compare, merge
 from netkin.cli.demo import demo
-from netkin.cli.options import KNOWN, QUIET, example
+from netkin.cli.options import KNOWN, QUIET, Commands, GroupedCommand, example
 from netkin.cli.outputs import ARGUMENTS, REFUSED
 from netkin.cli.saved import jobs, report, show
 from netkin.cli.several_models import atoms, recommend, tasks
@@ -35,8 +35,8 @@ from netkin.cli.training import continual, dynamics, federate
 NAMING_LAYERS = ("--layers", "--layer", "--layers-a", "--layers-b", "--at", "--into", "--head")
 
 
-class Remembering(click.Group):
-    """A group of commands that remembers what was typed."""
+class Remembering(Commands):
+    """The group of all commands, that remembers what was typed."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command; what is written to a closed stream is dropped, a full one ends the command in one sentence."""
@@ -60,13 +60,6 @@ class Remembering(click.Group):
             _refuse_empty(args)
         ctx.meta[ARGUMENTS] = tuple(args)
         return super().parse_args(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with their whole first sentences, which click would cut."""
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, self.commands[name].get_short_help_str(200)) for name in self.list_commands(ctx)]
-            )
 
 
 def _refuse_empty(args: Sequence[str]) -> None:
@@ -120,7 +113,8 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 """
 
 
-@click.command(epilog=example("completion bash"))
+@QUIET
+@click.command(cls=GroupedCommand, epilog=example("completion bash"))
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
@@ -224,18 +218,18 @@ COMMANDS = (
     demo, compare, collect, merge, dynamics, atoms, stitch, classes, tasks, compress, sparsity,
     recommend, federate, continual, report, show, listing, reproduce, jobs, doctor, completion,
 )  # fmt: skip
-for command in COMMANDS:
-    cli.add_command(command)
+for one in COMMANDS:
+    cli.add_command(one)
 
 
 def commands(group: click.Group = cli, before: str = "") -> dict[str, click.Command]:
     """Return all commands by what is typed for them, such as "compare" and "jobs list"."""
     found: dict[str, click.Command] = {}
-    for name, command in group.commands.items():
+    for name, one in group.commands.items():
         typed = f"{before}{name}"
-        found |= commands(command, f"{typed} ") if isinstance(command, click.Group) else {typed: command}
+        found |= commands(one, f"{typed} ") if isinstance(one, click.Group) else {typed: one}
     return found
 
 
-for command in commands().values():
-    with_completion(QUIET(command))
+for one in commands().values():
+    with_completion(one)

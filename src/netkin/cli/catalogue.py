@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import JSON, example
-from netkin.cli.outputs import align_columns, as_json, with_refusals
+from netkin.cli.options import JSON, Commands, command, example
+from netkin.cli.outputs import align_columns, as_json
 from netkin.errors import PackageWarning, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
@@ -21,15 +21,14 @@ if TYPE_CHECKING:
 WORDS = ("name", "what", "where", "example", "options")  # on a kind of data
 
 
-@click.group("list", epilog=example("list measures"))
+@click.group("list", cls=Commands, epilog=example("list measures"))
 def listing() -> None:
     """List measures, kinds of data, scores, or the layers of a model."""
 
 
-@listing.command(epilog=example("list measures procrustes_distance"))
+@command("list measures procrustes_distance", listing)
 @click.argument("name", required=False)
 @JSON
-@with_refusals
 def measures(name: str | None, json: bool) -> None:
     """List all measures, or describe the measure NAME."""
     from netkin.measures import broken_packages, find
@@ -97,11 +96,10 @@ def _as_text(value: Any) -> str:
     return ", ".join(value) or "none" if isinstance(value, list) else value
 
 
-@listing.command(epilog=example("list layers netkin:tiny10"))
+@command("list layers netkin:tiny10", listing)
 @click.argument("model")
 @click.option("--all", "every", is_flag=True, help="List every module, not only the default layers.")
 @JSON
-@with_refusals
 def layers(model: str, every: bool, json: bool) -> None:
     """List the layers of MODEL that are compared by default, with their types."""
     from netkin.representations.layers import layers as default_layers
@@ -115,9 +113,8 @@ def layers(model: str, every: bool, json: bool) -> None:
     click.echo(as_json(rows) if json else align_columns([[row["name"], row["type"]] for row in rows]))
 
 
-@listing.command(epilog=example("list data"))
+@command("list data", listing)
 @JSON
-@with_refusals
 def data(json: bool) -> None:
     """List the kinds of data that --data accepts, and where each is expected."""
     from netkin.sources.datasets import CATALOGUE
@@ -137,10 +134,9 @@ def _wrap(text: str) -> str:
     return textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
-@listing.command(epilog=example("list scores h_score"))
+@command("list scores h_score", listing)
 @click.argument("name", required=False)
 @JSON
-@with_refusals
 def scores(name: str | None, json: bool) -> None:
     """List the scores of `netkin recommend` and `netkin stitch`, or describe the score NAME."""
     known = _quantities()

@@ -22,13 +22,13 @@ from netkin.cli.options import (
     PLAN,
     ROWS,
     collecting_options,
+    command,
     comparing_options,
     engine_options,
-    example,
     is_typed,
     result_options,
 )
-from netkin.cli.outputs import REFUSED, OutputFiles, as_json, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, as_json
 from netkin.cli.running import (
     Destination,
     call_for_many,
@@ -53,11 +53,7 @@ READING = (  # they concern no pass
 )  # fmt: skip
 
 
-@click.command(
-    epilog=example(
-        'compare netkin:digits --data digits:test --measure cka --measure nbs --layers "relu*" --report digits.html'
-    )
-)
+@command('compare netkin:digits --data digits:test --measure cka --measure nbs --layers "relu*" --report digits.html')
 @click.argument("a", metavar="A|STATISTICS")
 @click.argument("b", required=False)
 @click.argument("more", nargs=-1, metavar="[C]...")
@@ -67,7 +63,6 @@ READING = (  # they concern no pass
 @PLAN
 @result_options("ab")
 @click.pass_context
-@with_refusals
 def compare(context: click.Context, a: str, b: str | None, more: tuple[str, ...], plan: bool, **options: Any) -> None:
     """Compare every layer of model A with every layer of model B; with more models, compare all pairs of them.
 
@@ -286,7 +281,7 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
         raise click.BadParameter(str(fault)) from fault
 
 
-@click.command(epilog=example('collect netkin:digits --data digits:test --layers "relu*" --part 1/3 --out 1.stats'))
+@command('collect netkin:digits --data digits:test --layers "relu*" --part 1/3 --out 1.stats')
 @click.argument("a")
 @click.argument("b", required=False)
 @collecting_options
@@ -301,7 +296,6 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
 @click.option("-o", "--out", type=FILE, required=True, help="Write the statistics to this file, such as 3.stats.")
 @OVERWRITE
 @JSON
-@with_refusals
 def collect(a: str, b: str | None, out: Path, overwrite: bool, json: bool, **options: Any) -> None:
     """Run the models over the data, or over one part of it, and save the statistics.
 
@@ -322,14 +316,13 @@ def collect(a: str, b: str | None, out: Path, overwrite: bool, json: bool, **opt
     outputs.show(lambda: as_json(statistics_document(statistics, out)) if json else statistics_line(statistics, out))
 
 
-@click.command(epilog=example("merge 1.stats 2.stats 3.stats --out all.stats"))
+@command("merge 1.stats 2.stats 3.stats --out all.stats")
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
 @click.option(
     "-o", "--out", type=FILE, required=True, help="Write the merged statistics to this file, such as all.stats."
 )
 @OVERWRITE
 @JSON
-@with_refusals
 def merge(files: tuple[Path, ...], out: Path, overwrite: bool, json: bool) -> None:
     """Merge the statistics of parts of the same data, written by `netkin collect`.
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.compare import kind_of_file
-from netkin.cli.options import FILE, JSON, OVERWRITE, TITLED, example
-from netkin.cli.outputs import PAGES, SILENT, TITLE, OutputFiles, align_columns, as_json, with_refusals
+from netkin.cli.options import FILE, JSON, OVERWRITE, TITLED, Commands, command, example
+from netkin.cli.outputs import PAGES, SILENT, TITLE, OutputFiles, align_columns, as_json
 from netkin.errors import FileError, InvalidValue
 
 if TYPE_CHECKING:
@@ -31,10 +31,9 @@ WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, 
 PAUSE = 0.5  # seconds between two looks
 
 
-@click.command(epilog=example("show ab.netkin"))
+@command("show ab.netkin")
 @click.argument("file", type=FILE)
 @JSON
-@with_refusals
 def show(file: Path, json: bool) -> None:
     """Show what kind of result FILE holds, how it was made, and which arrays it contains.
 
@@ -110,13 +109,12 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-@click.command(epilog=example("report ab.netkin --out ab.html"))
+@command("report ab.netkin --out ab.html")
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
 @click.option("-o", "--out", type=FILE, help="HTML file to write; by default the name of the first FILE with .html.")
 @TITLED
 @OVERWRITE
 @JSON
-@with_refusals
 def report(files: tuple[Path, ...], out: Path | None, overwrite: bool, json: bool) -> None:
     """Write one HTML report of saved results.
 
@@ -158,7 +156,7 @@ def _join(files: Sequence[Path], saved: list[Any]) -> list[Any]:
     return found
 
 
-@click.group(epilog=example("jobs list"))
+@click.group(cls=Commands, epilog=example("jobs list"))
 def jobs() -> None:
     """List jobs, show or watch one, or cancel it.
 
@@ -170,10 +168,9 @@ def jobs() -> None:
     """
 
 
-@jobs.command("list", epilog=example("jobs list"))
+@command("jobs list", jobs)
 @click.argument("folder", default=".", type=click.Path(), metavar="[FOLDER]")
 @JSON
-@with_refusals
 def list_jobs(folder: str, json: bool) -> None:
     """List the jobs in FOLDER and below, by default the current one; the job that was active last comes first."""
     from netkin.jobs import list_jobs as jobs_below
@@ -182,10 +179,9 @@ def list_jobs(folder: str, json: bool) -> None:
     click.echo(as_json(list(map(_job_document, states))) if json else "\n".join(map(str, states)) or "no jobs found")
 
 
-@jobs.command("show", epilog=example("jobs show ab.netkin"))
+@command("jobs show ab.netkin", jobs)
 @click.argument("path", type=click.Path(), metavar="JOB")
 @JSON
-@with_refusals
 def show_job(path: str, json: bool) -> None:
     """Show how far JOB is, what started it, where it runs, and what it works on."""
     from netkin.jobs import read
@@ -194,10 +190,9 @@ def show_job(path: str, json: bool) -> None:
     click.echo(as_json(_job_document(state)) if json else _describe_job(state))
 
 
-@jobs.command("watch", epilog=example("jobs watch ab.netkin"))
+@command("jobs watch ab.netkin", jobs)
 @click.argument("path", type=click.Path(), metavar="JOB")
 @JSON
-@with_refusals
 def watch_job(path: str, json: bool) -> None:
     """Show the progress of JOB until it ends."""
     try:
@@ -207,9 +202,8 @@ def watch_job(path: str, json: bool) -> None:
     click.echo(as_json(_job_document(state)) if json else str(state))
 
 
-@jobs.command("cancel", epilog=example("jobs cancel ab.netkin"))
+@command("jobs cancel ab.netkin", jobs)
 @click.argument("path", type=click.Path(), metavar="JOB")
-@with_refusals
 def cancel_job(path: str) -> None:
     """Ask JOB to stop after its current part; what is finished is kept."""
     from netkin.jobs import cancel

@@ -17,11 +17,11 @@ from netkin.cli.options import (
     NAMES,
     SHAPE,
     TRANSFORM,
-    example,
+    command,
     memory_option,
     result_options,
 )
-from netkin.cli.outputs import OutputFiles, as_json, with_refusals
+from netkin.cli.outputs import OutputFiles, as_json
 from netkin.cli.running import (
     functions_of,
     load_batches,
@@ -51,9 +51,7 @@ class Amount(click.ParamType):
             self.fail(f"{value!r} is neither a whole number nor a share such as 0.35.", param, ctx)
 
 
-@click.command(
-    epilog=example("compress netkin:digits --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test")
-)
+@command("compress netkin:digits --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test")
 @click.argument("model")
 @click.option(
     "--layer",
@@ -97,7 +95,6 @@ class Amount(click.ParamType):
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @TRANSFORM
 @result_options("small", "the compressed network", "shares kept and accuracy")
-@with_refusals
 def compress(model: str, **options: Any) -> None:
     """Compress layers of MODEL: keep only the directions of their inputs that matter, and show what that saves.
 
@@ -139,9 +136,7 @@ def _compress(
     return small
 
 
-@click.command(
-    epilog=example("sparsity netkin:digits@before.pt netkin:digits@after.pt --data digits:test --report sparsity.html")
-)
+@command("sparsity netkin:digits@before.pt netkin:digits@after.pt --data digits:test --report sparsity.html")
 @click.argument("model")
 @click.argument("other", required=False)
 @click.option("--data", metavar="DATA", help="Labelled examples for accuracy and similarity; see `netkin list data`.")
@@ -176,7 +171,6 @@ def _compress(
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @NAMES
 @result_options("sparsity", "the study", "weights, similarity and accuracy")
-@with_refusals
 def sparsity(model: str, other: str | None, names: tuple[str, ...], **options: Any) -> None:
     """Show the share of weights of MODEL, and of OTHER, that is zero or small, and the effect of pruning.
 
@@ -209,7 +203,7 @@ def _study(
     return sparsity_study(dict(zip(named, models, strict=True)), batches, **given)
 
 
-@click.command(epilog=example("classes netkin:digits --data digits:test --class 3 --class 8 --report digits.html"))
+@command("classes netkin:digits --data digits:test --class 3 --class 8 --report digits.html")
 @click.argument("model")
 @click.option("--data", required=True, metavar="DATA", help="Examples to run the model on; see `netkin list data`.")
 @click.option(
@@ -246,7 +240,6 @@ def _study(
 @DEVICE
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @result_options("classes")
-@with_refusals
 def classes(model: str, **options: Any) -> None:
     """Show how strongly each layer of MODEL, a classifier, represents each class.
 

@@ -21,10 +21,10 @@ from netkin.cli.options import (
     NAMES,
     PLAN,
     RESUMED,
-    example,
+    command,
     result_options,
 )
-from netkin.cli.outputs import REFUSED, OutputFiles, as_json, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, as_json
 from netkin.cli.running import (
     load_batches,
     load_models,
@@ -43,11 +43,7 @@ if TYPE_CHECKING:
 MOST = 6  # warnings shown
 
 
-@click.command(
-    epilog=example(
-        "stitch netkin:digits netkin:digits --at relu2 --method least_squares --data digits:train --test digits:test"
-    )
-)
+@command("stitch netkin:digits netkin:digits --at relu2 --method least_squares --data digits:train --test digits:test")
 @click.argument("models", nargs=-1, required=True, metavar="A B [C]...")
 @click.option("--all", "whole", is_flag=True, help="Stitch every layer into the layer of the same name.")
 @click.option("--matrix", is_flag=True, help="With --all: every layer into every layer.")
@@ -112,7 +108,6 @@ MOST = 6  # warnings shown
 )
 @PLAN
 @result_options("ab", "the result", more=f", as it grows; {RESUMED}")
-@with_refusals
 def stitch(
     models: tuple[str, ...],
     whole: bool,

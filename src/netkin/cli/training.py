@@ -21,14 +21,14 @@ from netkin.cli.options import (
     PLAN,
     RECIPE,
     RESUMED,
+    command,
     engine_options,
-    example,
     following_options,
     is_typed,
     recipe_settings,
     result_options,
 )
-from netkin.cli.outputs import REFUSED, OutputFiles, as_json, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, as_json
 from netkin.cli.running import (
     Result,
     functions_of,
@@ -49,11 +49,7 @@ if TYPE_CHECKING:
 OPTIONS = KNOWN["options of learners"]
 
 
-@click.command(
-    epilog=example(
-        'dynamics runs/digits --model netkin:digits --data digits:test --layers "relu*" --report digits.html'
-    )
-)
+@command('dynamics runs/digits --model netkin:digits --data digits:test --layers "relu*" --report digits.html')
 @click.argument("run", metavar="RUN_DIR")
 @click.option(
     "--model", metavar="BUILDER", help="Network for checkpoints that hold only weights, such as netkin:resnet20."
@@ -68,7 +64,6 @@ OPTIONS = KNOWN["options of learners"]
     "the layers' lines",
     f", after each step; {RESUMED}",
 )
-@with_refusals
 def dynamics(run: str, plan: bool, **options: Any) -> None:
     """Compare every checkpoint of a run with the final one, layer by layer.
 
@@ -137,11 +132,7 @@ def _say_how_to_resume(save: Path | None) -> None:
     click.echo(f"\n{len(series.steps)} of {total} steps are in {save}; run the same command again to resume.", err=True)
 
 
-@click.command(
-    epilog=example(
-        "continual netkin:digits --data digits:train --test digits:test --recipe epochs=5 --report tasks.html"
-    ),
-)
+@command("continual netkin:digits --data digits:train --test digits:test --recipe epochs=5 --report tasks.html")
 @click.argument("model")
 @click.option("--data", required=True, metavar="DATA", help="Labelled training examples; see `netkin list data`.")
 @click.option("--test", required=True, metavar="DATA", help="Labelled test examples of the same classes.")
@@ -192,7 +183,6 @@ def _say_how_to_resume(save: Path | None) -> None:
 @click.option("-o", "--out", "save", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
               help=f"Write DIR/METHOD.netkin and the finished tasks; {RESUMED}.")  # fmt: skip
 @result_options("tasks", None, "the accuracy matrices")
-@with_refusals
 def continual(model: str, methods: tuple[str, ...], save: Path | None, **options: Any) -> None:
     """Train MODEL on tasks one after another (continual learning), and test all tasks after each.
 
@@ -266,11 +256,7 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
     return found
 
 
-@click.command(
-    epilog=example(
-        "federate netkin:digits --data digits:train --test digits:test --classes 2 --rounds 3 --report users.html"
-    )
-)
+@command("federate netkin:digits --data digits:train --test digits:test --classes 2 --rounds 3 --report users.html")
 @click.argument("model")
 @click.option(
     "--data",
@@ -326,7 +312,6 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
               help="Random seed for weights, division of data, choice of clients and order of examples.")  # fmt: skip
 @result_options("users", "the result", "accuracies and similarity",
                 f", and finished rounds beside it; {RESUMED}")  # fmt: skip
-@with_refusals
 def federate(model: str, **options: Any) -> None:
     """Simulate federated learning of MODEL, with clients that have examples of different classes.
 
