@@ -19,8 +19,6 @@ from netkin.reporting.page import page
 from netkin.results import Claim, Comparison, Comparisons, Measured, Ranking, Series, document
 from netkin.results.compression import Compression
 from netkin.results.weight_sparsity import LinearCost
-from netkin.statistics import LayerEmbeddings, Outputs
-from netkin.statistics.statistic import Statistic
 from table_worlds import table_of
 
 STRANGE = [
@@ -127,39 +125,13 @@ OF_MAPS = {
 }
 
 
-OF_PASSES = {
-    "LayerMoments": ("moments", "moments in chunks", "moments in float32", "positions"), "LayerRows": ("rows",),
-    "LayerGrams": ("grams",), "LayerKernels": ("kernels",), "LayerSketches": ("sketches",),
-    "LinearRows": ("linear rows",), "LayerSpectra": ("spectra",), "LayerFilters": ("filters",),
-}  # fmt: skip
-
-
 def write_statistics(folder):
-    """Write statistics with every collector that a pass feeds, each alone and in a collector's own file."""
+    """Write statistics with every collector that a pass feeds."""
     for which, model, data in ((COLLECTED, network(), batches(5)), (OF_MAPS, convolutions(), batches(1, 4, 4))):
         for name, (asked, options) in which.items():
             data = None if name == "filters" else data
             found = nk.collect(model, data=data, measures=asked, names=("first", "second"), **options)
             found.save(folder / f"statistics of {name}")
-            for one in found.every():
-                one.save(folder / f"{one.kind} of {name}")
-
-
-def write_collectors(folder):
-    """Write the collectors that are fed by hand, and some with batches that wait for others."""
-    inputs, draw = batches(5)[0][0], torch.Generator().manual_seed(1)
-    outputs = Outputs(3)
-    outputs.update(torch.randn(12, 3, generator=draw), torch.randn(12, 3, generator=draw), torch.arange(12) % 3)
-    outputs.save(folder / "Outputs by hand")
-    embeddings = LayerEmbeddings(["in", "out"], buckets=4)
-    grams, moments = nk.LayerGrams([(["in"], ["out"])], batch=5), nk.LayerMoments([(["in"], ["out"])], debiased=True)
-    for part in inputs.split(6):
-        rows = {"in": part, "out": part[:, :2].square()}
-        for one in (grams, moments):
-            one.update(rows)
-        embeddings.update(rows, {name: one.flip(0) for name, one in rows.items()})
-    for one in (embeddings, grams, moments):
-        one.save(folder / f"{one.kind} by hand")
 
 
 def write_results(folder):
@@ -201,12 +173,9 @@ def write_networks(folder):
 RECORDED = ("comparison", "comparisons", "series", "series between", "ranking", "sparsity", "federation")
 RECORDED += ("task accuracies", "task ensembles", "compressed")
 OF_NETWORKS = ("stitch", "stitch of rank 2", "sweep of stitches", "recording", "kernel ridge")
-BY_HAND = ("LayerEmbeddings", "LayerGrams", "LayerMoments", "Outputs")
 WHOLE = (
     *RECORDED, "claim", *OF_NETWORKS,
     *(f"statistics of {name}" for name in (*COLLECTED, *OF_MAPS)),
-    *(f"{kind} of {name}" for kind, names in OF_PASSES.items() for name in names),
-    *(f"{kind} by hand" for kind in BY_HAND),
 )  # fmt: skip
 
 
@@ -214,7 +183,7 @@ def write_whole(folder):
     """Write all of them; a file's name says what it holds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for write in (write_statistics, write_collectors, write_results, write_networks):
+        for write in (write_statistics, write_results, write_networks):
             write(folder)
     return folder
 
@@ -294,8 +263,6 @@ def uses(result):
     calls += [getattr(result, name) for name in NAMED if hasattr(result, name)]
     if isinstance(result, nk.Comparer):
         return calls + _uses_of_statistics(result)
-    if isinstance(result, Statistic):
-        return calls + _uses_of_collector(result)
     if isinstance(result, nk.Federation):
         calls += [lambda: [result.state(name) for name in result.clients], lambda: nk.user_similarity(result)]
     if hasattr(result, "map"):
@@ -316,19 +283,6 @@ def _elsewhere(found):
     other = copy.copy(found)
     other.digest = type(found.digest)(found.digest.labels)
     return other
-
-
-def _uses_of_collector(one):
-    names = getattr(one, "names", list(getattr(one, "sides", ())))
-    pairs = [(a, b) for a in names for b in names] if hasattr(one, "pair") else []
-    calls = [functools.partial(_read, one, *pair) for pair in pairs]
-    calls += [lambda: one.merge(one), lambda: _read(one.merge(one), *pairs[0]) if pairs else None]
-    read = [name for name in ("chunk_sizes", "agreement", "accuracy_a", "n") if hasattr(type(one), name)]
-    calls += [functools.partial(getattr, one, name) for name in read]
-    calls += [functools.partial(one.exactness_of, pairs)] if pairs else []
-    for method in ("embedding", "sketched", "mean"):
-        calls += [functools.partial(getattr(one, method), name) for name in names if hasattr(one, method)]
-    return calls
 
 
 def _read(one, a, b):

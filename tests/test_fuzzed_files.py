@@ -14,7 +14,7 @@ import netkin as nk
 from netkin import files
 from netkin.cli import cli
 from netkin.errors import FileError, NetkinError
-from netkin.results.packing import COLLECTORS, READERS, RESULTS
+from netkin.results.packing import READERS, RESULTS
 from tests.file_worlds import WHOLE, network, use, write_harmed, write_whole
 
 # of each file; as for properties that hypothesis tests, the everyday run tries fewer
@@ -42,10 +42,10 @@ def opened(path):
 def test_every_kind_that_can_be_loaded_has_a_file_here(whole):
     assert {path.name for path in whole.iterdir()} == {*WHOLE}
     kinds = {path: files.read_header(path)["kind"] for path in whole.iterdir() if path.name != "claim"}
-    assert {*kinds.values()} == {*RESULTS, *READERS, *COLLECTORS}
+    assert {*kinds.values()} == {*RESULTS, *READERS}
     passes = [nk.load(path) for path, kind in kinds.items() if kind == "statistics"]
-    by_hand = {"LayerEmbeddings", "Outputs"}  # which no measure reads
-    assert {one.kind for found in passes for one in found.every()} == {*COLLECTORS} - by_hand
+    collectors = {kind.kind for measure in nk.measures.measures().values() for kind in measure.facts.reads.collectors}
+    assert {one.kind for found in passes for one in found.every()} == collectors
     chunked = [found for found in passes if found.study.chunks]
     assert {"LayerMoments", "LayerRows"} <= {one.kind for found in chunked for one in found.every()}
 

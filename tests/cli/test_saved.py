@@ -157,8 +157,8 @@ def test_several_comparisons_are_named_with_what_they_were_made_of(netkin):
 
 
 def test_a_header_of_any_shape_is_described(netkin):
-    odd = {"columns": {"comparisons": [], "tables": {"id": [[], "cka"]}}, "first pairs": [3, ["a", "b"]]}
-    files.write("odd.netkin", "comparisons", odd, {})
+    odd = {"comparisons": [3, {"a": "a", "b": "b", "tables": [[], "cka"]}]}
+    files.write("odd.netkin", "series", odd, {})
     shown = netkin("show odd.netkin")
     assert shown.exit_code == 0
     assert "a and b" in shown.stdout

@@ -189,10 +189,9 @@ def test_a_mapping_in_the_identity_may_gain_entries_and_remembers_them(tmp_path)
 
 def test_a_field_is_compared_by_a_function_without_the_attributes_that_are_state(tmp_path):
     def difference(before, now):
+        before, now = before["model"], now["model"]
         state = before.get("state", ())
-        return ", ".join(
-            name for name in now["model"] if name not in state and before["model"][name] != now["model"][name]
-        )
+        return ", ".join(name for name in now if name not in state and before[name] != now[name])
 
     def opened(**attributes):
         identity = {"form": {"model": attributes}}
@@ -200,7 +199,7 @@ def test_a_field_is_compared_by_a_function_without_the_attributes_that_are_state
 
     with opened(calls=0, act="tanh") as job:
         job.part("0", lambda: {"square": 0})
-        job.note_state("form", ["calls"])
+        job.note_state("form", "model", ["calls"])
     for _ in range(2):  # what was noted is kept when the job continues
         with opened(calls=7, act="tanh") as job:
             assert job.find("0") is not None

@@ -9,7 +9,8 @@ import pytest
 from netkin.reporting.grids import grids_of
 from netkin.reporting.page import page
 from netkin.reporting.page.heatmap import best_line
-from table_worlds import as_caveats
+from netkin.results import Comparisons, Ranking
+from table_worlds import as_caveats, table_of
 
 RECTANGLE = (
     "one => { const {left, right, top, bottom} = one.getBoundingClientRect(); return {left, right, top, bottom} }"
@@ -222,3 +223,91 @@ def test_pictures_are_saved_under_names_that_can_be_read(opened, made):
         page.locator("button[data-save=svg]").first.click()
     assert found.value.suggested_filename == "cka models by models.svg"
     assert "cka: models by models" in found.value.path().read_text()
+
+
+def overlaps(boxes):
+    """Return the pairs of boxes that lie on one another."""
+    return [
+        (one, other)
+        for k, one in enumerate(boxes)
+        for other in boxes[k + 1 :]
+        if one["left"] < other["right"]
+        and other["left"] < one["right"]
+        and one["top"] < other["bottom"]
+        and other["top"] < one["bottom"]
+    ]
+
+
+@pytest.mark.parametrize("width", [390, 1000, 1440])
+def test_numbers_below_small_rankings_do_not_overlap(opened, width):
+    scores = {"knn": 1.0, "logme": -2.0, "leep": -3.0, "nleep": 0.02, "hscore": 30.0, "lda": 1500.0}
+    shared = {"layers_a": ("digits",), "layers_b": ("resnet50", "vgg"), "bounds": (-np.inf, np.inf), "kind": "worth"}
+    shared |= {"parameters": {}, "higher_is_closer": True, "symmetric": False, "axes": ("data", "model")}
+    shared |= {"convention": "counts", "statistic": "Evidence"}
+    values = np.array([[0.4, 0.8]])
+    tables = {name: table_of(id=name, name=name, values=scale * values, **shared) for name, scale in scores.items()}
+    facts = {"data": "digits", "examples": 54, "classes": 3, "parameters": {}, "version": "0.1.0"}
+    page = opened(Ranking(score="knn", tables=tables, costs=dict.fromkeys(scores, 1.0), **facts), width=width)
+    for card in page.locator(".dotted").all():
+        ticks = [one.evaluate(RECTANGLE) for one in card.locator(".ticks span").all()]
+        track = card.locator(".track").first.evaluate(RECTANGLE)
+        assert len(ticks) > 1
+        assert not overlaps(ticks)
+        assert track["right"] - track["left"] > 100
+
+
+def test_bars_of_errors_lie_inside_the_profile(opened, made):
+    values = np.array([[0.26, 0.29], [0.22, 0.1]])
+    table = made.jackknifed(
+        id="sketched_cka", rows=("x", "z"), values=values, spread=0.2, parameters={"shared_examples": 0.0}
+    )
+    page = opened(made.comparison(table), width=1440)
+    (field,) = pair_blocks(page, ".profile .field")
+    bars = pair_blocks(page, ".whisker")
+    assert len(bars) == 2
+    assert all(field["top"] - 1 <= bar["top"] and bar["bottom"] <= field["bottom"] + 1 for bar in bars)
+
+
+@pytest.mark.parametrize("errors", [False, True])
+def test_twelve_columns_are_seen_whole_in_one_of_two_cards(opened, made, errors):
+    rows = tuple(f"stage{k // 4}.block{k % 4}.conv2" for k in range(12))
+    make = made.jackknifed if errors else made.table
+    page = opened(made.comparison(make(id="cka", rows=rows), make(id="nbs", rows=rows)), width=1440)
+    boxes = page.locator(".box").all()
+    assert len(boxes) == 2
+    assert all(box.evaluate("box => box.scrollWidth <= box.clientWidth + 1") for box in boxes)
+    assert page.locator(".hint:visible").count() == 0
+
+
+@pytest.mark.parametrize("count, measures", [(3, 1), (8, 1), (8, 2)])
+def test_no_card_of_the_models_has_a_large_empty_part(opened, made, count, measures):
+    names = [f"model{k}" for k in range(count)]
+    tables = [made.table(id) for id in ("cka", "nbs")[:measures]]
+    pairs = [made.comparison(*tables, a=a, b=b) for k, a in enumerate(names) for b in names[k + 1 :]]
+    page = opened(Comparisons(pairs), width=1440)
+    for card in page.locator(".summary .card:visible").all():
+        bottom = card.evaluate(
+            "card => Math.max(...[...card.querySelectorAll('*')].map(one => one.getBoundingClientRect().bottom))"
+        )
+        assert card.evaluate(RECTANGLE)["bottom"] - bottom < 40
+
+
+def test_means_of_eight_models_stand_in_their_cells_beside_many_layers(opened, made):
+    rows = tuple(f"layer{k}" for k in range(14))
+    names = [f"model{k}" for k in range(8)]
+    pairs = [made.comparison(made.table(rows=rows), a=a, b=b) for k, a in enumerate(names) for b in names[k + 1 :]]
+    page = opened(Comparisons(pairs), width=1440)
+    colours = "cells => cells.map(cell => getComputedStyle(cell).color)"
+    clear = "rgba(0, 0, 0, 0)"
+    assert not page.locator("#values").is_checked()
+    assert clear not in page.locator(".summary figure tbody td").evaluate_all(colours)
+    assert set(page.locator("article:visible figure tbody td").evaluate_all(colours)) == {clear}
+
+
+def test_a_debiased_similarity_is_coloured_from_nothing_on(made):
+    near_nothing, opposed = (
+        made.comparison(made.table("cka_debiased", values=np.array([[low, 0.5, 1.0]] * 3), bounds=(-1, 1)))
+        for low in (-0.02, -0.6)
+    )
+    assert [grids_of(one)[0].scale.far for one in (near_nothing, opposed)] == [0, -1]
+    assert grids_of(near_nothing)[0].scale.shade_numbers(np.array([-0.02, 0.5]))[0] == 0

@@ -224,13 +224,6 @@ def test_a_file_that_holds_no_dictionary_is_refused(tmp_path):
         load_data(f"cifar10:{tmp_path}")
 
 
-def test_a_file_far_larger_than_any_of_cifar_is_refused_unread(tmp_path, monkeypatch):
-    python_version(tmp_path)
-    monkeypatch.setattr("netkin.sources.pickles.LARGEST", 100)
-    with pytest.raises(SourceError, match="bytes; a file of the Python version holds at most 100"):
-        load_data(f"cifar10:{tmp_path}")
-
-
 def test_the_real_cifar100_has_a_hundred_balanced_classes(real_data):
     data = load_data(f"cifar100:{real_data('cifar-100-binary/test.bin')}")
     assert torch.equal(data.labels.bincount(), torch.full((100,), 100))

@@ -60,15 +60,6 @@ def test_a_picture_of_too_many_pixels_is_refused(tmp_path, monkeypatch):
             load_data(f"images:{tmp_path}")
 
 
-def test_more_images_than_memory_is_allowed_are_refused(tmp_path, monkeypatch):
-    write(tmp_path / "a.png")
-    monkeypatch.setattr("netkin.sources.examples.LARGEST", 100)
-    with pytest.raises(
-        SourceError, match="1 images of 6 × 6 in .* need more than 100 bytes; choose fewer, or a smaller"
-    ):
-        load_data(f"images:{tmp_path}")
-
-
 @pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n\x00\x00", b"%!PS-Adobe-3.0 EPSF-3.0\n"])
 def test_what_is_no_image_is_refused(tmp_path, content):
     (tmp_path / "a.png").write_bytes(content)
@@ -104,9 +95,7 @@ def test_folders_without_images_are_refused(tmp_path):
 def test_without_pillow_the_extra_is_named(tmp_path, monkeypatch):
     write(tmp_path / "a.png")
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(
-        MissingExtra, match=r"needs the package 'pillow'; install it with `pip install 'netkin\[images\]'`"
-    ):
+    with pytest.raises(MissingExtra, match=r"image files needs 'PIL.Image' .*`pip install 'netkin\[images\]'` brings"):
         load_data(f"images:{tmp_path}")
 
 
@@ -124,6 +113,12 @@ def test_grey_images_of_16_bits_keep_their_values(tmp_path, name):
     expected = np.array([[0, 30000], [257, 65535]]) / 65535
     assert images.shape == (1, 3, 2, 2)
     assert np.allclose(images.numpy(), expected, atol=1e-6)
+
+
+def test_of_colours_of_16_bits_the_upper_eight_are_read(tmp_path):
+    colours = np.array([[[0x1234, 0x5678, 0xFFFF]]], ">u2")
+    (tmp_path / "a.ppm").write_bytes(b"P6 1 1 65535\n" + colours.tobytes())
+    assert load_data(f"images:{tmp_path}").stored.flatten().tolist() == [0x12, 0x56, 0xFF]
 
 
 def test_float_images_from_0_to_1_keep_their_values_and_others_are_refused(tmp_path):

@@ -1,6 +1,3 @@
-import io
-import zipfile
-
 import numpy as np
 import pytest
 import torch
@@ -65,7 +62,7 @@ def test_objects_are_refused_and_nothing_in_them_runs(tmp_path, hostile):
     np.savez(tmp_path / "a.npz", x=np.array([[hostile]], dtype=object))
     with pytest.raises(
         SourceError,
-        match="'x' in .* holds Python objects; only real numbers of at most 64 bits are read, and nothing is unpick",
+        match="a.npz' is damaged or no npz file of numbers; write it with `numpy.savez`. Nothing is unpickled",
     ):
         load_data(f"npz:{tmp_path / 'a.npz'}")
     np.savez(tmp_path / "b.npz", x=np.array([["a", "b"]]))
@@ -73,34 +70,12 @@ def test_objects_are_refused_and_nothing_in_them_runs(tmp_path, hostile):
         load_data(f"npz:{tmp_path / 'b.npz'}")
 
 
-def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path):
-    path = tmp_path / "a.npz"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x.npy", "w") as entry:
-        np.lib.format.write_array_header_1_0(entry, {"descr": "|u1", "fortran_order": False, "shape": (2, 60_000_000)})
-        for _ in range(12):
-            entry.write(bytes(10_000_000))
-    assert path.stat().st_size < 200_000
-    with pytest.raises(
-        SourceError, match=r"bytes that would become 120,000,\d+ in memory; netkin reads archives up to"
-    ):
-        load_data(f"npz:{path}")
-
-
-def test_a_header_that_promises_more_than_there_is_is_refused(tmp_path):
-    stored = io.BytesIO()
-    np.lib.format.write_array_header_1_0(stored, {"descr": "<f8", "fortran_order": False, "shape": (10**6, 10**6)})
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-        archive.writestr("x.npy", stored.getvalue() + bytes(64))
-    with pytest.raises(SourceError, match=r"promises shape \(1000000, 1000000\), more than its 192 bytes"):
-        load_data(f"npz:{tmp_path / 'a.npz'}")
-
-
 @pytest.mark.parametrize("kept", [0, 10, 0.5, 0.99])
 def test_a_file_cut_short_is_refused(tmp_path, kept):
     np.savez(tmp_path / "a.npz", x=np.ones((3, 2)))
     content = (tmp_path / "a.npz").read_bytes()
     (tmp_path / "a.npz").write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
-    with pytest.raises(SourceError, match="is damaged or no npz file; write it with `numpy.savez`"):
+    with pytest.raises(SourceError, match="is damaged or no npz file of numbers; write it with `numpy.savez`"):
         load_data(f"npz:{tmp_path / 'a.npz'}")
 
 

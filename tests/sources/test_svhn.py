@@ -51,13 +51,6 @@ def test_other_labels_are_refused(tmp_path, pixels):
         load_data(f"svhn:{tmp_path}")
 
 
-def test_an_array_too_large_is_refused_before_it_is_unpacked(tmp_path, pixels, monkeypatch):
-    write(tmp_path, pixels)
-    monkeypatch.setattr("netkin.sources.published.LARGEST", 3072 * 3)
-    with pytest.raises(SourceError, match="holds .* bytes; a MATLAB file holds at most 9,216"):
-        load_data(f"svhn:{tmp_path}")
-
-
 @pytest.mark.parametrize("kept", [0, 100, 400])
 def test_a_file_cut_short_is_refused(tmp_path, pixels, kept):
     write(tmp_path, pixels)

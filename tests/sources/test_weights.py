@@ -1,8 +1,6 @@
-import io
 import pickle
 import re
 import struct
-import tarfile
 import warnings
 import zipfile
 
@@ -219,13 +217,6 @@ def test_an_archive_of_two_folders_is_refused(tmp_path, monkeypatch):
 def test_a_whole_pickled_model_is_refused_with_what_to_save_instead(model, tmp_path):
     with pytest.raises(SourceError, match=r"holds more than tensors \(\S+\), .* save `model.state_dict\(\)` alone"):
         read_state(saved(model, tmp_path / "net.pt"))
-
-
-def test_the_old_tar_layout_is_refused_without_being_read(tmp_path):
-    with tarfile.open(tmp_path / "net.pt", "w") as archive:
-        archive.addfile(tarfile.TarInfo("pickle"), io.BytesIO())
-    with pytest.raises(SourceError, match="is in torch's old tar layout; save it again"):
-        read_state(tmp_path / "net.pt")
 
 
 def test_a_file_of_netkin_is_called_what_it_is(model, tmp_path):

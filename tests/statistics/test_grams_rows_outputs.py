@@ -8,7 +8,7 @@ import torch
 
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.measures import measures
-from netkin.statistics import Grams, LayerGrams, LayerMoments, LayerRows, LayerSpectra, Outputs, Rows
+from netkin.statistics import Grams, LayerGrams, LayerRows, Outputs, Rows
 from netkin.statistics.linear_algebra import median, rbf_kernel
 from transcriptions import TRANSCRIPTIONS, centred
 
@@ -264,12 +264,6 @@ def test_outputs_that_do_not_fit_are_refused_and_leave_no_trace(a, b, labels, se
 def test_a_classifier_has_two_classes_or_more():
     with pytest.raises(InvalidValue, match="a classifier has at least 2 classes; got 1"):
         Outputs(classes=1)
-
-
-def test_every_statistic_says_what_feeds_it():
-    assert Outputs.feeds == {"outputs"}
-    for kind in (LayerMoments, LayerGrams, LayerRows, LayerSpectra):
-        assert kind.feeds == {"activations"}
 
 
 def test_an_rbf_kernel_needs_two_examples_and_takes_the_true_median():

@@ -5,16 +5,17 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.errors import FileError, InvalidValue, NoValue, ShapeError, UnknownName
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.measures import measures
 from netkin.statistics import LayerMoments, LayerSpectra, Spectra
 
 
-def streamed(layers, sizes, pair_blocks, **options):
-    collector = LayerSpectra(pair_blocks, **options)
-    start = 0
+def streamed(layers, sizes, pair_blocks, first=0):
+    """Return the spectra of layers in batches of these sizes, whose examples are numbered from `first` on."""
+    collector, start = LayerSpectra(pair_blocks), 0
     for size in sizes:
-        collector.update({name: maps[start : start + size] for name, maps in layers.items()})
+        numbers = first + np.arange(start, start + size)
+        collector.update({name: maps[start : start + size] for name, maps in layers.items()}, numbers)
         start += size
     return collector
 
@@ -67,7 +68,7 @@ def test_layers_without_space_give_what_moments_give(mixed):
 
 def halves(mixed, first=110):
     parts = [{name: maps[:first] for name, maps in mixed.items()}, {name: maps[first:] for name, maps in mixed.items()}]
-    return [streamed(part, [len(part["a"])], ALL) for part in parts]
+    return [streamed(part, [len(part["a"])], ALL, start) for part, start in zip(parts, (0, first), strict=True)]
 
 
 def test_merging_is_as_good_as_one_pass(mixed):
@@ -89,7 +90,7 @@ def test_a_part_that_does_not_vary_takes_the_scale_of_the_other(worlds):
     still, moving = np.full((9, 2, 4, 4), 7.0), 7.0 + worlds.normal(40, 2, 4, 4) * 1e12
     parts = []
     for maps in (still, moving):
-        collector = LayerSpectra([(["x"], ["x"])])
+        collector = LayerSpectra([(["x"], ["x"])], sample=0)
         collector.update({"x": maps})
         parts.append(collector)
     whole = Spectra.of(np.concatenate([still, moving]), np.concatenate([still, moving]))
@@ -117,31 +118,6 @@ def test_what_differs_is_not_merged(mixed):
     smaller = streamed({**mixed, "a": mixed["a"][..., :4]}, [300], ALL)
     with pytest.raises(ShapeError, match=r"their sizes differ.*'a': \(3, 8, 8\).*'a': \(3, 8, 4\)"):
         whole.merge(smaller)
-
-
-@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
-def test_a_file_goes_on_where_it_stopped(mixed, tmp_path, precision):
-    parts = [{name: maps[i : i + 100] for name, maps in mixed.items()} for i in (0, 100, 200)]
-    going, stopping = (LayerSpectra(ALL, precision=precision) for _ in range(2))
-    for part in parts:
-        going.update(part)
-        stopping.update(part)
-        stopping.save(tmp_path / "spectra.netkin", overwrite=True)
-        stopping = LayerSpectra.load(tmp_path / "spectra.netkin")
-    same(going, stopping)
-    assert stopping.n == 300
-    assert stopping.off_block_share("b") == going.off_block_share("b")
-
-
-def test_an_empty_one_is_saved_too(tmp_path):
-    LayerSpectra(ALL).save(tmp_path / "empty.netkin")
-    assert LayerSpectra.load(tmp_path / "empty.netkin").n == 0
-
-
-def test_another_kind_of_file_is_refused(tmp_path):
-    LayerMoments([(["a"], ["b"])]).save(tmp_path / "moments.netkin")
-    with pytest.raises(FileError, match="holds 'LayerMoments', not 'LayerSpectra'"):
-        LayerSpectra.load(tmp_path / "moments.netkin")
 
 
 def test_the_callers_array_may_change_afterwards(worlds):

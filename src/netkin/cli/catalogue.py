@@ -33,8 +33,6 @@ LEFT_OUT = (
     "kind",
     "format",
     "state",
-    "columns",
-    "first pairs",
     *UNFOLDED,
 )  # of no use to a reader, or told in other words
 SAID = ("data", "examples", "version")  # of several comparisons
@@ -186,21 +184,14 @@ def _describe(file: Path, header: Mapping[str, Any], arrays: Mapping[str, tuple[
 
 
 def _describe_many(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what several comparisons hold together: their first pairs and all that they were made of and by."""
-    columns, each = header.get("columns"), header.get("comparisons")
-    if isinstance(columns, Mapping):
-        pairs, of_all = _listed(header.get("first pairs")), _mapped(columns.get("comparisons"))
-        ids = [_mapped(one).get("id") for one in _listed(_mapped(columns.get("tables")).get("quantity"))]
-    elif isinstance(each, list):  # as series have them
-        own = [_mapped(one) for one in each]
-        pairs = [[one.get("a"), one.get("b")] for one in own]
-        ids = [name for one in own for name in _mapped(one.get("tables"))]
-        of_all = {name: [one.get(name) for one in own] for name in SAID}
-    else:
+    """Return what the comparisons of a series hold together: their pairs and all that they were made of and by."""
+    if header.get("kind") != "series":
         return {}
-    said = {name: _distinct(_listed(of_all.get(name))) for name in SAID}
-    named = [" and ".join(map(str, pair)) for pair in pairs if isinstance(pair, list)]
-    return {"comparisons": named, "tables": _distinct(ids)} | said
+    comparisons = [_mapped(comparison) for comparison in _listed(header.get("comparisons"))]
+    facts = {name: _distinct([comparison.get(name) for comparison in comparisons]) for name in SAID}
+    ids = _distinct([name for comparison in comparisons for name in _mapped(comparison.get("tables"))])
+    pairs = [f"{comparison.get('a')} and {comparison.get('b')}" for comparison in comparisons]
+    return {"comparisons": pairs, "tables": ids} | facts
 
 
 def _listed(value: Any) -> list[Any]:

@@ -171,10 +171,10 @@ def as_json(content: Any) -> str:
     """
     from netkin.results import Comparisons
     from netkin.results.compression import Compression
-    from netkin.results.packing import Saved, document
+    from netkin.results.packing import Result, document
     from netkin.results.records import plain
 
-    found = document(content) if isinstance(content, (Saved, Comparisons, Compression)) else plain(content)
+    found = document(content) if isinstance(content, (Result, Comparisons, Compression)) else plain(content)
     escaped = codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name != "utf-8"
     return json.dumps(found, indent=2, ensure_ascii=escaped)
 

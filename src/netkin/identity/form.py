@@ -158,7 +158,7 @@ def state_noted(job: Any, models: Mapping[str, nn.Module]) -> Iterator[None]:
     finally:
         for name, form in job.state.identity.get("architecture", {}).items():
             if name in models:
-                job.note_state("architecture", Form.from_dict(form).after(models[name]).state, name)
+                job.note_state("architecture", name, Form.from_dict(form).after(models[name]).state)
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from netkin.reporting.grids import level, scales_of, zoomed
+from netkin.reporting.grids import Scale, level, scales_of, zoomed
 from netkin.reporting.words import shortened
 from netkin.results import Comparison, Series, Values
 from netkin.results.labels import column_label, is_worth, pair_label, partners
@@ -151,8 +151,15 @@ def profile_charts(comparison: Comparison, tables: Sequence[Values]) -> list[Cha
             if scale.worth or len(own) == 1
             else f"{'similarity' if scale.higher_is_closer else 'distance'}"
         )
-        charts.append(Chart(f"{what} ({scale.better})", "layer", labels, lines, Axis(scale.far, scale.close)))
+        charts.append(Chart(f"{what} ({scale.better})", "layer", labels, lines, _reaching(scale, lines)))
     return charts
+
+
+def _reaching(scale: Scale, lines: Sequence[Line]) -> Axis:
+    """Return the axis of a scale, made longer where values or the bars of errors go beyond its ends."""
+    reach = [value for line in lines for value in line.reach]
+    low, high = min(scale.low, *reach, scale.high), max(scale.high, *reach, scale.low)
+    return Axis(low, high) if scale.higher_is_closer else Axis(high, low)
 
 
 def _profile_line(table: Values, pairs: Sequence[tuple[int, int]], name: str, kind: int) -> Line:
@@ -214,17 +221,17 @@ class Axis:
         low, high, value = (math.log10(x) if self.logarithmic else x for x in (self.low, self.high, value))
         return (value - low) / (high - low) if high != low else 0.5
 
-    def ticks(self) -> list[float]:
-        """Return the round numbers on the axis.
+    def ticks(self, count: int = 5) -> list[float]:
+        """Return the round numbers on the axis, which divide it into at most about `count` parts.
 
         Example:
-            >>> Axis(0, 1).ticks(), Axis(1, 200, logarithmic=True).ticks()
-            ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [1.0, 10.0, 100.0])
+            >>> Axis(0, 1).ticks(), Axis(1, 200, logarithmic=True).ticks(), Axis(0, 0.7).ticks(2)
+            ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [1.0, 10.0, 100.0], [0.0, 0.5])
         """
         low, high = sorted((self.low, self.high))
         if low == high:
             return [low]
-        return self._powers() if self.logarithmic else _multiples(low, high, _step(high - low))
+        return self._powers() if self.logarithmic else _multiples(low, high, _step(high - low, count))
 
     def _powers(self) -> list[float]:
         ends = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)

@@ -36,6 +36,7 @@ EXPECTED = {"relative_accuracy": (0.0, 1.0)}  # ends that an open scale shows at
 # lightness, chroma, hue in degrees, at equal distances along the scale
 ANCHORS = ((0.25, 0.09, 300.0), (0.42, 0.13, 275.0), (0.59, 0.10, 225.0), (0.76, 0.12, 165.0), (0.93, 0.16, 105.0))
 SHADES = 256
+NEGLIGIBLE = 0.1  # below 0 that estimates of no similarity fall by chance
 # lines of layers, the first darkest, each clear of the page behind it: on white, on black, and on either
 DEPTHS = {
     "light": ((0.30, 0.14, 300.0), (0.40, 0.14, 258.0), (0.48, 0.09, 205.0), (0.55, 0.13, 145.0), (0.62, 0.16, 50.0)),
@@ -71,11 +72,16 @@ class Scale:
     def of(cls, table: Values, values: np.ndarray | None = None) -> Scale:
         """Return the scale of a measure: its bounds or, where one is open, the range of the values.
 
-        So it is between tasks of different data too, whose values lie far from the upper bound whatever they are.
+        So it is between tasks of different data too, whose values lie far from the upper bound whatever they are. The
+        scale of a similarity that may be negative begins at 0 where none of the values is clearly below.
         """
         values = table.values if values is None else values
         if all(map(math.isfinite, table.bounds)) and not is_apart(table):
-            return cls(*table.bounds, table.higher_is_closer, worth=is_worth(table))
+            low, high = table.bounds
+            # a debiased similarity of nothing lies about 0: from -1 on, half of the colours would never be seen
+            if table.higher_is_closer and low < 0 < high and not (values < -NEGLIGIBLE * high).any():
+                low = 0.0
+            return cls(low, high, table.higher_is_closer, worth=is_worth(table))
         known = np.concatenate([values[np.isfinite(values)], EXPECTED.get(table.quantity.name, ())])
         ends = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
         return cls(*ends, table.higher_is_closer, ends != EXPECTED.get(table.quantity.name), is_worth(table))

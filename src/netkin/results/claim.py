@@ -15,8 +15,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import FileError, InvalidValue, ShapeError
-from netkin.results.packing import as_record
-from netkin.results.records import FrozenRecord, freeze, frozen_mapping, now, plain_fields, rebuild
+from netkin.results.records import FrozenRecord, as_record, freeze, now, plain_fields
 from netkin.results.values import student_quantile
 from netkin.results.verdicts import (
     FAILS,
@@ -175,11 +174,9 @@ class Claim(FrozenRecord):
         checked_verdict(self.verdict)
         refuse_stranger("scale", self.scale, SCALES)
         refuse_stranger("kind of claim", self.kind, KINDS)
-        curves = {title: _curve(title, curve) for title, curve in self.curves.items()}
-        for name in ("expected", "measured", "controls", "provenance", "data", "settings"):
-            freeze(self, **{name: frozen_mapping(getattr(self, name))})
-        freeze(self, curves=frozen_mapping(curves), seeds=tuple(int(seed) for seed in self.seeds))
-        freeze(self, measures=tuple(self.measures), parts=decisions(self.parts))
+        freeze(self, curves={title: _curve(title, curve) for title, curve in self.curves.items()})
+        freeze(self, parts=decisions(self.parts))
+        super().__post_init__()
 
     @property
     def paper(self) -> str:
@@ -249,9 +246,6 @@ class Claim(FrozenRecord):
         if near and self.verdict not in (HOLDS, IN_PART):
             reasons.append("the control differs by less than one standard error")
         return ": ".join(filter(None, [f"by its criterion {words}", ", and ".join(filter(None, reasons))]))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild, (Claim, plain_fields(self) | {"curves": {title: dict(c) for title, c in self.curves.items()}})
 
     def __str__(self) -> str:
         return f"{self.id}, {self.scale} scale: {self.verdict}. {self.conclusion}"
@@ -360,7 +354,7 @@ def _curve(title: str, curve: Curve) -> Curve:
             f"the curve {title!r} must hold an x axis and at least one line, of one length; got {len(lists)} lists of "
             f"lengths {', '.join(map(str, lengths)) or 'none'}."
         )
-    return frozen_mapping(lists)
+    return lists
 
 
 def _point(value: Any) -> Any:

@@ -17,8 +17,8 @@ import numpy as np
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat
 from netkin.results.labels import NOT_ASKED, asks_for, fits
-from netkin.results.packing import Saved
-from netkin.results.records import FrozenRecord, distinct, freeze, frozen_mapping, now, optional
+from netkin.results.packing import Result
+from netkin.results.records import distinct, freeze, now, optional
 from netkin.results.text import comparison_as_text
 from netkin.results.values import Match, Values
 
@@ -26,7 +26,7 @@ NUMBERS = ("measure", "layer_a", "layer_b", "value", "error", "low", "high", "re
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Comparison(Saved, FrozenRecord):
+class Comparison(Result):
     """Two models compared, layer by layer: frozen, labelled, and with its provenance.
 
     `c["cka"]` is a measure's table and `c["cka"]["layer1", "layer2"]` a number in it; with one measure
@@ -54,11 +54,8 @@ class Comparison(Saved, FrozenRecord):
     complete: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         freeze(self, layers_a=distinct(self.layers_a, "rows"), layers_b=distinct(self.layers_b, "columns"))
-        for name in ("shapes_a", "shapes_b", "widths_a", "widths_b"):
-            freeze(self, **{name: frozen_mapping(getattr(self, name), shared=True)})
-        freeze(self, tables=frozen_mapping(self.tables), provenance=frozen_mapping(self.provenance))
-        freeze(self, caveats=tuple(self.caveats))
 
     @property
     def measures(self) -> tuple[str, ...]:

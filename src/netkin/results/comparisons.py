@@ -408,10 +408,11 @@ class Comparisons(Mapping[Pair, Comparison]):
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write all comparisons to one file, whole or not at all; over one that is there only with `overwrite`."""
-        columns, arrays = packed_columns(list(self.pairs.values()))
-        header = {"columns": columns, "first pairs": list(self.pairs)[:FIRST]}
-        header |= {"failed": dict(self.failed)} if self.failed else {}
-        files.write(path, self.kind, header, arrays, overwrite=overwrite)
+        _, arrays = packed_columns(list(self.pairs.values()))
+        header = {"comparisons": [f"{a} and {b}" for a, b in list(self.pairs)[:FIRST]], "tables": list(self.measures)}
+        for name in ("data", "examples", "version"):
+            header[name] = list(dict.fromkeys(getattr(comparison, name) for comparison in self.pairs.values()))
+        files.write(path, self.kind, header | {"failed": dict(self.failed)}, arrays, overwrite=overwrite)
 
     def derived(self) -> dict[str, Any]:
         """Return what a document holds: a document of each pair."""
@@ -422,7 +423,7 @@ class Comparisons(Mapping[Pair, Comparison]):
         """Return the comparisons that were saved at `path`."""
         header, arrays = files.read(path, cls.kind)
         with files.damage_reported(path):
-            return cls(unpacked_columns(header["columns"], arrays), header.get("failed", {}))
+            return cls(unpacked_columns({}, arrays), header["failed"])
 
     def _advice(self, pair: Pair) -> str:
         if tuple(reversed(pair)) in self.pairs:

@@ -17,22 +17,12 @@ from netkin import __version__
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.comparison import Comparison, user_clusters
 from netkin.results.labels import plural
-from netkin.results.packing import Saved
+from netkin.results.packing import Result
 from netkin.results.quantity import ACCURACY, Quantity
-from netkin.results.records import (
-    FrozenRecord,
-    freeze,
-    frozen_mapping,
-    now,
-    optional,
-    same_fields,
-)
+from netkin.results.records import FrozenRecord, now, optional
 from netkin.results.text import terminal_width, wrapped
 from netkin.results.values import Values
 
-ARRAYS = ("shared", "personal")
-MAPPINGS = ("examples", "accuracy", "parts", "unjudged", "untuned", "provenance")
-PARTS = ("atoms", "coefficients", "head", "body")  # of a network
 COLUMNS = ("client", "examples", "accuracy", "asked", "counted")  # of the rows; a similarity adds "cluster"
 
 
@@ -50,16 +40,13 @@ class RoundRecord(FrozenRecord):
     loss: float | None = None
     accuracy: Mapping[str, float] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        freeze(self, faults=frozen_mapping(self.faults), accuracy=frozen_mapping(self.accuracy))
-
     def fault_text(self, client: str) -> str:
         """Return what went wrong with a client, and whether its update of this round counted all the same."""
         return self.faults[client] + " (its update of this round counted)" * (client in self.counted)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Federation(Saved, FrozenRecord):
+class Federation(Result):
     """The result of a federation: immutable, with the networks of all clients and the provenance.
 
     `accuracy` is that of each client on its own test data, without those in `unjudged`, which holds the reasons;
@@ -92,12 +79,6 @@ class Federation(Saved, FrozenRecord):
     version: str = __version__
     created: str = field(default_factory=now)
     provenance: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in MAPPINGS:
-            freeze(self, **{name: frozen_mapping(getattr(self, name))})
-        for name in ARRAYS:
-            freeze(self, **{name: frozen_mapping({key: _still(one) for key, one in getattr(self, name).items()})})
 
     @property
     def title(self) -> str:
@@ -197,14 +178,6 @@ class Federation(Saved, FrozenRecord):
             found.setdefault(cluster, []).append(client)
         return list(found.values())
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Federation):
-            return NotImplemented
-        for mine, others in ((self.shared, other.shared), (self.personal, other.personal)):
-            if mine.keys() != others.keys() or not all(np.array_equal(one, others[key]) for key, one in mine.items()):
-                return False
-        return same_fields(replace(self, shared={}, personal={}), replace(other, shared={}, personal={}))
-
     def __repr__(self) -> str:
         return f"Federation({self.algorithm!r}, {len(self.clients)} clients, {len(self.rounds)} rounds)"
 
@@ -245,9 +218,3 @@ def _unwrapped(model: Any) -> Any:
     while "_orig_mod" in model._modules or type(model).__name__ in ("DataParallel", "DistributedDataParallel"):
         model = model._modules["_orig_mod" if "_orig_mod" in model._modules else "module"]
     return model
-
-
-def _still(array: Any) -> np.ndarray:
-    copied = np.array(array, order="C")
-    copied.flags.writeable = False
-    return copied

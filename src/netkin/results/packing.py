@@ -1,114 +1,42 @@
-"""Results as files and as JSON documents: one description of each, made of its fields.
-
-A record is described by its fields, a mapping or a tuple by its items, and reasons by the pairs that have them. A file
-holds the description as its header, with the arrays beside it. A document, which `--json` prints and pages carry, is
-the same description with its arrays as lists, and with what is read off the result.
-"""
+"""Results as files and as JSON documents; many comparisons as columns; and who opens which kind of file."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
 from netkin import files
 from netkin.errors import FileError
-from netkin.results.records import plain
+from netkin.results.records import (
+    FrozenRecord,
+    Header,
+    NamedArrays,
+    as_type,
+    described,
+    field_types,
+    packed,
+    plain,
+    unpacked,
+)
 
 if TYPE_CHECKING:
     from netkin.results.comparison import Comparison
     from netkin.results.values import Values
 
-Header = dict[str, Any]
-NamedArrays = dict[str, np.ndarray]
-Record = TypeVar("Record")
+ResultType = TypeVar("ResultType", bound="Result")
 ARRAYS = ("values", "errors", "replicates")  # of a table
-_HINTS: dict[Any, dict[str, Any]] = {}  # the types of the fields of each kind of record
+FACTS = "facts"  # of many comparisons, compressed
 
 
-# --- a record as a description, and back ------------------------------------------------------------------------------
-
-
-def packed(record: Any, key: str = "") -> tuple[Header, NamedArrays]:
-    """Return a record as a header for JSON and its arrays, whose names begin with `key`."""
-    arrays: NamedArrays = {}
-    return {name: _packed(getattr(record, name), f"{key}{name}", arrays) for name in _hints(type(record))}, arrays
-
-
-def unpacked(kind: type[Record], header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Record:
-    """Return the record that `packed` took apart."""
-    return as_record(kind, {name: value for name, value in header.items() if name not in ("kind", "format")}, arrays)
-
-
-def _packed(value: Any, key: str, arrays: NamedArrays) -> Any:
-    if isinstance(value, np.ndarray):
-        arrays[key] = value
-        return {"array": key}
-    if is_dataclass(value):
-        return {name: _packed(getattr(value, name), f"{key}/{name}", arrays) for name in _hints(type(value))}
-    if isinstance(value, Mapping):
-        if any(isinstance(pair, tuple) for pair in value):
-            return by_reason(value)
-        return {str(name): _packed(one, f"{key}/{name}", arrays) for name, one in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_packed(one, f"{key}/{place}", arrays) for place, one in enumerate(value)]
-    if isinstance(value, float) and not math.isfinite(value):  # which JSON does not know
-        return {"float": str(value)}
-    return value
-
-
-def by_reason(reasons: Mapping[tuple[str, str], str]) -> dict[str, list[list[str]]]:
-    """Return the pairs of each reason; one reason is often that of a whole table."""
-    found: dict[str, list[list[str]]] = {}
-    for pair, reason in reasons.items():
-        found.setdefault(reason, []).append(list(pair))
-    return found
-
-
-def as_record(kind: type[Record], values: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> Record:
-    """Return a record from the descriptions of its fields: lists become tuples, and mappings records."""
-    hints = _hints(kind)
-    return kind(**{name: as_type(value, hints[name], arrays or {}) for name, value in values.items()})
-
-
-def as_type(value: Any, hint: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Return a value of the type `hint` from its description; nothing is checked, as files have checksums."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        kinds = [one for one in inner if one is not NoneType]
-        hint, value = (kinds[0], value) if len(kinds) == 1 else (Any, value)
-        return None if value is None else as_type(value, hint, arrays)
-    if origin is tuple:
-        each = [inner[0]] * len(value) if inner[1:] == (...,) else inner
-        return tuple(as_type(one, own, arrays) for one, own in zip(value, each, strict=True))
-    if origin is not None and issubclass(origin, Mapping):
-        if get_origin(inner[0]) is tuple:
-            return {tuple(pair): reason for reason, pairs in value.items() for pair in pairs}
-        return {as_type(name, inner[0], arrays): as_type(one, inner[1], arrays) for name, one in value.items()}
-    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, Mapping):
-        return as_record(hint, value, arrays)
-    if hint is np.ndarray and isinstance(value, Mapping):
-        return arrays[value["array"]]
-    return float(value["float"]) if isinstance(value, Mapping) and value.keys() == {"float"} else value
-
-
-def _hints(kind: Any) -> dict[str, Any]:
-    """Return the types of a record's fields."""
-    if kind not in _HINTS:
-        hints = get_type_hints(kind)
-        _HINTS[kind] = {field.name: hints[field.name] for field in fields(kind)}
-    return _HINTS[kind]
-
-
-class Saved:
-    """What is saved by its fields, in a file that names its kind."""
+class Result(FrozenRecord):
+    """A record that is saved by its fields, in a file that names its kind."""
 
     kind: ClassVar[str]
 
@@ -120,38 +48,51 @@ class Saved:
         files.write(path, self.kind, *packed(self), overwrite=overwrite)
 
     @classmethod
-    def load(cls: type[Record], path: str | os.PathLike[str]) -> Record:
+    def load(cls: type[ResultType], path: str | os.PathLike[str]) -> ResultType:
         """Return the result that was saved at `path`."""
-        header, arrays = files.read(path, cls.kind)  # type: ignore[attr-defined]
+        header, arrays = files.read(path, cls.kind)
         with files.damage_reported(path):
             return unpacked(cls, header, arrays)
+
+
+def document(result: Any) -> Header:
+    """Return everything a result holds, and what is read off it, as lists, mappings, texts and numbers.
+
+    It is what `--json` prints. Numbers that are not finite are null, and the weights of a federation are left out.
+    """
+    return {"kind": result.kind, "format": files.FORMAT, **plain(result)}
 
 
 # --- many comparisons as columns --------------------------------------------------------------------------------------
 
 # Comparisons of one study differ in little but their numbers. As columns they take the room of their numbers and of a
-# few whole numbers, and a text that many share is written once.
+# few whole numbers, and what many share is written once. The texts are compressed into an array, as a header is limited
+# to 100 MB.
 
 
 def packed_columns(comparisons: Sequence[Comparison]) -> tuple[Header, NamedArrays]:
     """Return many comparisons as columns: for each field its distinct values, and which of them each record has."""
-    tables = [table for one in comparisons for table in one.tables.values()]
-    arrays: NamedArrays = {"tables of each": np.array([len(one.tables) for one in comparisons], dtype=np.int64)}
+    tables = [table for comparison in comparisons for table in comparison.tables.values()]
+    table_counts = [len(comparison.tables) for comparison in comparisons]
+    arrays: NamedArrays = {"tables of each": np.array(table_counts, dtype=np.int64)}
     for name in ARRAYS:
-        found = [getattr(table, name) for table in tables]
-        arrays[name] = np.concatenate([np.zeros(0), *(one.ravel() for one in found if one is not None)])
-        arrays[f"has {name}"] = np.array([one is not None for one in found], dtype=bool)
-    return {"comparisons": _columns(comparisons, arrays), "tables": _columns(tables, arrays)}, arrays
+        numbers = [getattr(table, name) for table in tables]
+        arrays[name] = np.concatenate([np.zeros(0), *(array.ravel() for array in numbers if array is not None)])
+        arrays[f"has {name}"] = np.array([array is not None for array in numbers], dtype=bool)
+    columns = {"comparisons": _columns(comparisons, arrays), "tables": _columns(tables, arrays)}
+    arrays[FACTS] = np.frombuffer(zlib.compress(json.dumps(columns).encode()), dtype=np.uint8)
+    return {}, arrays
 
 
 def unpacked_columns(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[Comparison]:
     """Return the comparisons that `packed_columns` took apart."""
     from netkin.results.comparison import Comparison
 
-    tables, counts = _tables_of_columns(header["tables"], arrays), arrays["tables of each"].tolist()
+    columns = json.loads(zlib.decompress(arrays[FACTS].tobytes()))
+    tables, counts = _tables_of_columns(columns["tables"], arrays), arrays["tables of each"].tolist()
     return [
-        Comparison(**own, tables={table.id: table for table in (next(tables) for _ in range(count))})
-        for own, count in zip(_records(header["comparisons"], Comparison, arrays), counts, strict=True)
+        Comparison(**facts, tables={table.id: table for table in (next(tables) for _ in range(count))})
+        for facts, count in zip(_records(columns["comparisons"], Comparison, arrays), counts, strict=True)
     ]
 
 
@@ -160,96 +101,43 @@ def _tables_of_columns(columns: Mapping[str, Any], arrays: Mapping[str, np.ndarr
 
     has = zip(*(arrays[f"has {name}"].tolist() for name in ARRAYS), strict=True)
     starts = dict.fromkeys(ARRAYS, 0)
-    for own, present in zip(_records(columns, Values, arrays), has, strict=True):
-        table = len(own["layers_a"]), len(own["layers_b"])
-        shapes = {"values": table, "errors": table, "replicates": (len(own["chunk_sizes"]), *table)}
+    for facts, present in zip(_records(columns, Values, arrays), has, strict=True):
+        table = len(facts["layers_a"]), len(facts["layers_b"])
+        shapes = {"values": table, "errors": table, "replicates": (len(facts["chunk_sizes"]), *table)}
         numbers: dict[str, Any] = {}
         for name in (name for name, is_there in zip(ARRAYS, present, strict=True) if is_there):
             stop = starts[name] + math.prod(shapes[name])
             numbers[name] = arrays[name][starts[name] : stop].reshape(shapes[name])
             starts[name] = stop
-        yield Values(**own, **numbers)
+        yield Values(**facts, **numbers)
 
 
 def _columns(records: Sequence[Any], arrays: NamedArrays) -> Header:
     """Return the distinct values of each field, for JSON; which of them each record has is put into `arrays`."""
     columns: Header = {}
-    for name, hint in _hints(type(records[0])).items() if records else ():
+    for name in field_types(type(records[0])) if records else ():
         if name in ARRAYS or name == "tables":
             continue
-        values, key = [getattr(record, name) for record in records], f"{type(records[0]).__name__} {name}"
-        if get_origin(hint) is Mapping:  # of which many share some entries, as the weights of a model
-            # by the type too, as the numbers 1 and 1.0 are equal
-            items, each = _distinct((item, one, type(one)) for mapping in values for item, one in mapping.items())
-            columns[name] = [[_packed(item, "", {}), _packed(one, "", {})] for item, one, _ in items]
-            rest = iter(each)
-            kept, places = _distinct(tuple([next(rest) for _ in mapping]) for mapping in values)
-            arrays[f"{key}: sizes"] = np.array([len(one) for one in kept], dtype=np.int32)
-            arrays[f"{key}: entries"] = np.array([place for one in kept for place in one], dtype=np.int32)
-        elif is_dataclass(hint):  # as text, where 1 and 1.0 differ; of few objects that many records share
-            texts = {
-                number: json.dumps(_packed(one, "", {})) for number, one in {id(one): one for one in values}.items()
-            }
-            kept, places = _distinct(texts[id(one)] for one in values)
-            columns[name] = [json.loads(text) for text in kept]
-        else:
-            kept, places = _distinct(values)
-            columns[name] = [_packed(one, "", {}) for one in kept]
-        arrays[key] = np.array(places, dtype=np.int32)
+        values = [getattr(record, name) for record in records]
+        # told apart as texts, where 1 and 1.0 differ; many records share few objects, which are described once
+        texts = {
+            id(value): json.dumps(described(value, {})) for value in {id(value): value for value in values}.values()
+        }
+        places: dict[str, int] = {}
+        column = [places.setdefault(texts[id(value)], len(places)) for value in values]
+        arrays[f"{type(records[0]).__name__} {name}"] = np.array(column, dtype=np.int32)
+        columns[name] = [json.loads(text) for text in places]
     return columns
-
-
-def _distinct(values: Iterable[Any]) -> tuple[list[Any], list[int]]:
-    """Return the distinct values in the order in which they come, and the place of each there."""
-    known: dict[Any, int] = {}
-    places = [known.setdefault(value, len(known)) for value in values]
-    return list(known), places
 
 
 def _records(columns: Mapping[str, Any], kind: type[Any], arrays: Mapping[str, np.ndarray]) -> Iterator[Header]:
     """Yield the fields of each record; those that are equal are one object."""
-    found, hints = [], _hints(kind)
-    for name, written in columns.items():
-        hint, key = hints[name], f"{kind.__name__} {name}"
-        if get_origin(hint) is Mapping:
-            of_item, of_value = get_args(hint)
-            items = [(as_type(item, of_item, {}), as_type(one, of_value, {})) for item, one in written]
-            rest = iter(arrays[f"{key}: entries"].tolist())
-            values = [dict([items[next(rest)] for _ in range(size)]) for size in arrays[f"{key}: sizes"].tolist()]
-        else:
-            values = [as_type(one, hint, {}) for one in written]
-        found.append([values[place] for place in arrays[key].tolist()])
-    for row in zip(*found, strict=True):
+    fields = []
+    for name, descriptions in columns.items():
+        values = [as_type(description, field_types(kind)[name], {}) for description in descriptions]
+        fields.append([values[place] for place in arrays[f"{kind.__name__} {name}"].tolist()])
+    for row in zip(*fields, strict=True):
         yield dict(zip(columns, row, strict=True))
-
-
-# --- documents --------------------------------------------------------------------------------------------------------
-
-
-def document(result: Any) -> Header:
-    """Return everything a result holds, and what is read off it, as lists, mappings, texts and numbers.
-
-    It is what `--json` prints. Numbers that are not finite are null, and the weights of a federation are left out.
-    """
-    return {"kind": result.kind, "format": files.FORMAT, **_described(result)}
-
-
-def _described(record: Any) -> Header:
-    """Return the fields of a record but those that are `left_out`, and what its method `derived` reads off it."""
-    names = [] if isinstance(record, Mapping) else [*_hints(type(record))]
-    kept = [name for name in names if name not in getattr(record, "left_out", ())]
-    derived = record.derived() if hasattr(record, "derived") else {}
-    return {name: _in_document(getattr(record, name)) for name in kept} | _in_document(derived)
-
-
-def _in_document(value: Any) -> Any:
-    if is_dataclass(value):
-        return _described(value)
-    if isinstance(value, Mapping):
-        if any(isinstance(pair, tuple) for pair in value):
-            return by_reason(value)
-        return {str(name): _in_document(one) for name, one in value.items()}
-    return [_in_document(one) for one in value] if isinstance(value, (tuple, list)) else plain(value)
 
 
 # --- any file ---------------------------------------------------------------------------------------------------------
@@ -273,17 +161,13 @@ READERS: dict[str, tuple[str, str, int]] = {
     "recording": ("netkin.applications.dynamics.recorder", "load_recording", 0),
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
 }
-COLLECTORS = (
-    "LayerEmbeddings", "LayerFilters", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches",
-    "LayerSpectra", "LinearRows", "Outputs",
-)  # fmt: skip
 
 
 def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """Return the result that was saved at `path`, of any kind.
 
     A `Comparison`, `Comparisons`, `Ranking`, `Series`, `Federation`, `SparsityStudy`, `TaskAccuracies`, `TaskEnsembles`
-    or `Claim`; statistics to compare from, and single collectors; a recording to make series of; a stitch, with the
+    or `Claim`; statistics to compare from; a recording to make series of; a stitch, with the
     two `models` that it joins; a compressed model, with the original one; and fits of `nk.kernel_ridge`, with their
     model. Without models a stitch and a compressed model give their records. Torch is imported only for what needs it.
     """
@@ -297,8 +181,6 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
         return getattr(import_module(module), name)(path, *models)
     if models:
         raise FileError(f"{str(path)!r} holds {kind!r}, which takes no models; got {len(models)}.")
-    if kind in COLLECTORS:
-        return getattr(import_module("netkin.statistics"), kind).load(path)
     if kind in RESULTS:
         module, name = RESULTS[kind]
         return getattr(import_module(module), name).load(path)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from netkin.errors import InvalidValue
-from netkin.results.records import FrozenRecord, freeze, frozen_mapping
+from netkin.results.records import FrozenRecord, freeze
 
 Parameter = bool | int | float | str | None
 KINDS = ("similarity", "distance", "worth")
@@ -44,10 +44,9 @@ class Quantity(FrozenRecord):
     debiased_as: str = ""
 
     def __post_init__(self) -> None:
-        low, high = self.bounds
-        freeze(self, name=self.name or self.id.partition("(")[0], bounds=(float(low), float(high)))
+        super().__post_init__()
+        freeze(self, name=self.name or self.id.partition("(")[0])
         freeze(self, kind=self.kind or ("similarity" if self.higher_is_closer else "distance"))
-        freeze(self, parameters=frozen_mapping(self.parameters, shared=True))
         if self.kind not in KINDS:
             raise InvalidValue(
                 f"a quantity is of kind {', '.join(map(repr, KINDS))}; got {self.kind!r}.",

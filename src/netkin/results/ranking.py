@@ -14,8 +14,8 @@ import numpy as np
 from netkin.errors import NoValue, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat
 from netkin.results.labels import HOLE, plural, short_names
-from netkin.results.packing import Saved
-from netkin.results.records import FrozenRecord, freeze, frozen_mapping, now, optional
+from netkin.results.packing import Result
+from netkin.results.records import now, optional
 from netkin.results.text import cells, grid, terminal_width, wrapped
 from netkin.results.values import Match, Values, jackknife_error, student_quantile
 
@@ -37,7 +37,7 @@ class Behind:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Ranking(Saved, FrozenRecord):
+class Ranking(Result):
     """Pretrained models, ranked for some data by `score`: frozen, labelled, and with its provenance.
 
     `tables` holds a table for each score, whose one row is the data and whose columns are the models; where a score
@@ -66,10 +66,7 @@ class Ranking(Saved, FrozenRecord):
     reliability: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("tables", "costs", "parameters", "provenance"):
-            freeze(self, **{name: frozen_mapping(getattr(self, name))})
-        known = {name: (float(tau), float(error)) for name, (tau, error) in self.reliability.items()}
-        freeze(self, caveats=tuple(self.caveats), reliability=frozen_mapping(known))
+        super().__post_init__()
         if self.score not in self.tables:
             raise UnknownName(f"{self.score!r}, by which models are ranked, is none of {', '.join(self.tables)}.")
 

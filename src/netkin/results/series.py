@@ -18,8 +18,8 @@ import numpy as np
 from netkin.errors import InvalidValue, NoValue, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.comparison import NUMBERS, Comparison
-from netkin.results.packing import Saved
-from netkin.results.records import FrozenRecord, freeze, frozen_mapping, optional
+from netkin.results.packing import Result
+from netkin.results.records import optional
 from netkin.results.text import series_as_text
 from netkin.results.values import Values
 
@@ -52,7 +52,7 @@ class Trend:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Series(Saved, FrozenRecord):
+class Series(Result):
     """The checkpoints of a run against the final one: `series[100]` is the comparison at step 100.
 
     In each comparison rows are layers of the checkpoint and columns layers of the final one. The final checkpoint is
@@ -70,10 +70,6 @@ class Series(Saved, FrozenRecord):
     missing: tuple[int, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
     between: Comparison | None = None
-
-    def __post_init__(self) -> None:
-        freeze(self, steps=tuple(map(int, self.steps)), comparisons=tuple(self.comparisons))
-        freeze(self, missing=tuple(map(int, self.missing)), provenance=frozen_mapping(self.provenance))
 
     @property
     def measures(self) -> tuple[str, ...]:

@@ -14,17 +14,9 @@ import numpy as np
 from netkin.errors import UnknownName, did_you_mean
 from netkin.results.caveats import Caveat
 from netkin.results.labels import HOLE, plural
-from netkin.results.packing import Saved
+from netkin.results.packing import Result
 from netkin.results.quantity import ACCURACY, Quantity
-from netkin.results.records import (
-    FrozenRecord,
-    distinct,
-    freeze,
-    frozen_array,
-    frozen_mapping,
-    now,
-    optional,
-)
+from netkin.results.records import distinct, freeze, now, optional
 from netkin.results.text import grid, terminal_width, wrapped
 from netkin.results.values import Values
 
@@ -36,7 +28,7 @@ NO_FORGETTING = (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TaskAccuracies(Saved, FrozenRecord):
+class TaskAccuracies(Result):
     """The accuracy on every task after each of them was learnt, for every seed: immutable and labelled.
 
     `accuracies` is seeds × (tasks + 1) × tasks: the first row is the network before any training, row i + 1 that
@@ -62,9 +54,8 @@ class TaskAccuracies(Saved, FrozenRecord):
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("storage", "options", "provenance"):
-            freeze(self, **{name: frozen_mapping(getattr(self, name))})
-        freeze(self, tasks=distinct(self.tasks, "tasks"), accuracies=frozen_array(self.accuracies))
+        super().__post_init__()
+        freeze(self, tasks=distinct(self.tasks, "tasks"))
 
     @property
     def quantity(self) -> Quantity:
@@ -172,7 +163,7 @@ class TaskAccuracies(Saved, FrozenRecord):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TaskEnsembles(Saved, FrozenRecord):
+class TaskEnsembles(Result):
     """What ensembles with networks of other tasks gain, for every seed and task: frozen and labelled.
 
     `alone` is the accuracy of the task's own network, `together` that of the ensemble, `further` a control: the own
@@ -198,11 +189,6 @@ class TaskEnsembles(Saved, FrozenRecord):
     version: str = ""
     created: str = field(default_factory=now)
     provenance: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("alone", "together", "further", "similarities"):
-            freeze(self, **{name: frozen_array(getattr(self, name))})
-        freeze(self, provenance=frozen_mapping(self.provenance))
 
     def __repr__(self) -> str:
         return f"TaskEnsembles({self.similarity!r}, {self.choice!r}, {len(self.tasks)} tasks, {len(self.seeds)} seeds)"

@@ -98,11 +98,11 @@ class Values(FrozenRecord):
     axes: tuple[str, str] = ("layer", "layer")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         freeze(self, layers_a=distinct(self.layers_a, "rows"), layers_b=distinct(self.layers_b, "columns"))
-        freeze(self, values=self._shaped(self.values, "values"), axes=tuple(self.axes))
-        freeze(self, missing=frozen_mapping(self.missing, shared=True))
+        self._require_shape(self.values, "values")
         self._refuse_nan_without_reason()
-        self._settle_errors()
+        self._complete_errors()
 
     @property
     def id(self) -> str:
@@ -235,41 +235,39 @@ class Values(FrozenRecord):
             _place(pair[1], self.layers_b, f"{column} named {pair[1]!r} among the columns", "layers_b"),
         )
 
-    def _shaped(self, array: Any, what: str, chunks: tuple[int, ...] = ()) -> np.ndarray:
-        table, wanted = frozen_array(array), (*chunks, len(self.layers_a), len(self.layers_b))
-        if table.shape != wanted:
+    def _require_shape(self, array: np.ndarray, what: str, chunks: tuple[int, ...] = ()) -> None:
+        shape = (*chunks, len(self.layers_a), len(self.layers_b))
+        if array.shape != shape:
             sides = "chunks by layers by layers" if chunks else "layers by layers"
-            raise ShapeError(f"the {what} of {self.id!r} must have shape {wanted}, {sides}; got {table.shape}.")
-        ends = [abs(one) for one in self.bounds if math.isfinite(one)]
-        largest = float(np.max(np.abs(table), initial=max(ends, default=0), where=np.isfinite(table)))
+            raise ShapeError(f"the {what} of {self.id!r} must have shape {shape}, {sides}; got {array.shape}.")
+        ends = [abs(end) for end in self.bounds if math.isfinite(end)]
+        largest = float(np.max(np.abs(array), initial=max(ends, default=0), where=np.isfinite(array)))
         if largest > LARGEST:
             raise InvalidValue(f"the {what} and bounds of {self.id!r} must lie within ±{LARGEST:g}; got {largest:g}.")
-        return table
 
-    def _settle_errors(self) -> None:
-        """Check what is said of errors; compute them where only replicates are given."""
-        freeze(self, chunk_sizes=tuple(map(int, self.chunk_sizes)))
+    def _complete_errors(self) -> None:
+        """Check errors, replicates and reasons; compute the errors where only replicates are given."""
         if self.chunk_sizes or self.replicates is not None:
             refuse_chunks(self.chunk_sizes)
-        # a hole has its own reason
-        reasons = {pair: why for pair, why in self.error_reasons.items() if pair not in self.missing}
-        places = {self._position(pair): pair for pair in reasons}
+        # a missing value has its own reason
+        reasons = {pair: reason for pair, reason in self.error_reasons.items() if pair not in self.missing}
+        places = [self._position(pair) for pair in reasons]
         if self.replicates is not None:
-            freeze(self, replicates=self._shaped(self.replicates, "replicates", (len(self.chunk_sizes),)))
+            self._require_shape(self.replicates, "replicates", (len(self.chunk_sizes),))
         if self.errors is None and self.replicates is not None:
             errors = jackknife_error(self.values, self.replicates, self.chunk_sizes)
             without = self._without_error(self.replicates, errors)
             # a reason that was given is the better one
-            reasons = {(self.layers_a[i], self.layers_b[j]): why for (i, j), why in without.items()} | reasons
+            reasons = {(self.layers_a[i], self.layers_b[j]): reason for (i, j), reason in without.items()} | reasons
             for i, j in [*without, *places]:
                 errors[i, j] = np.nan
-            freeze(self, errors=errors)
+            freeze(self, errors=frozen_array(errors))
         if self.errors is not None:
-            freeze(self, errors=self._shaped(self.errors, "standard errors"))
+            self._require_shape(self.errors, "standard errors")
             wrong = self.errors[(self.errors < 0) | np.isinf(self.errors)]
             if len(wrong):
                 raise InvalidValue(f"a standard error is finite and not negative; got {wrong[0]:g}.")
-        freeze(self, error_reasons=frozen_mapping(reasons, shared=True))
+        freeze(self, error_reasons=frozen_mapping(reasons))
 
     def _without_error(self, replicates: np.ndarray, errors: np.ndarray) -> dict[tuple[int, int], str]:
         """Return the places that have a value and replicates but can have no error, with the reasons."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from netkin.errors import InvalidValue
 from netkin.results.comparison import Comparison
 from netkin.results.compression import aligned
-from netkin.results.packing import Saved
+from netkin.results.packing import Result
 from netkin.results.records import now
 
 
@@ -140,8 +140,8 @@ class LinearCost:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class SparsityStudy(Saved):
+@dataclass(frozen=True, eq=False)
+class SparsityStudy(Result):
     """Networks side by side: how sparse they are, how their weights are distributed, what pruning costs and saves.
 
     `edges` and `histograms` count the weights that are left. `curve` has the list "sparsity" and the accuracy of each
@@ -166,6 +166,7 @@ class SparsityStudy(Saved):
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if "sparsity" in self.networks:
             raise InvalidValue("a network can't be called 'sparsity', as the x axis of the curve is; rename it.")
 

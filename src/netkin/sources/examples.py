@@ -5,10 +5,10 @@ Images are fed as pixels of the mean and standard deviation that a network was t
 
 from __future__ import annotations
 
-import math
+import io
 import os
-import zipfile
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -18,12 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import label_tensor
-from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean
+from netkin.arrays import label_tensor, plain_array
+from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean, needed
 from netkin.sources.batches import LoadedExamples, as_they_are
 from netkin.sources.models import load_tokenizer
-from netkin.sources.names import LARGEST, content, near, refuse_absent, refuse_bomb, unreadable
-from netkin.sources.pixels import pixels
+from netkin.sources.names import content, in_short, near, refuse_absent, unreadable
 
 # mean and standard deviation of each channel of the training images, or what nets take for them; from 0 to 1
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -35,7 +34,6 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "efficientnet_lite": ((127 / 255,) * 3, (128 / 255,) * 3),
     "none": ((0.0,), (1.0,)),
 }
-LONGEST = 256 * 1024**2  # bytes of a text file
 INPUTS = ("x", "images", "inputs", "data")
 LABELS = ("y", "labels")
 
@@ -78,54 +76,98 @@ def digits(part: str = "") -> LoadedExamples:
     return images[rows].unsqueeze(1), labels[rows].long(), lambda ink: ink.float() / 16
 
 
+# formats read in Pillow itself; others call programs of the system
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+BITS_PER_SAMPLE = 258  # a tag of TIFF
+
+
 def image_folder(directory: str, normalise: str = "none", size: int = 0, broken: str = "refuse") -> LoadedExamples:
     """Return the images of a folder in sorted order, 3 × height × width; its folders are the classes, in sorted order.
 
     All must be of one size, unless `size` says to which their shorter side is brought before the middle is cut out. A
     folder without folders gives images without labels. With `broken=skip` files that cannot be read as images are left
-    out, and a remark on the data names them. Images of 16 bits, and grey ones of floating numbers from 0 to 1, keep
-    their precision.
+    out, and a remark on the data names them. Grey images of 16 bits, or of floating numbers from 0 to 1, keep their
+    precision; of colours of 16 bits the upper eight are read.
     """
     prepare = normalisation(normalise)
     if broken not in ("refuse", "skip"):
         raise InvalidValue(f"`broken` must be 'refuse' or 'skip'; got {broken!r}.")
     paths, labels = _image_paths(Path(directory).expanduser())
-    images, kept, faults = _read(paths, size, broken == "skip", directory)
+    images, places, faults = _read(paths, size, broken == "skip", directory)
     stored = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
     remarks = [f"{len(faults):,} of {len(paths):,} images were left out as broken: {_named(faults)}."] if faults else []
-    return stored, torch.tensor(labels)[kept] if labels else None, prepare, *remarks
+    return stored, torch.tensor(labels)[places] if labels else None, prepare, *remarks
 
 
 def _read(paths: list[Path], size: int, skips: bool, directory: str) -> tuple[np.ndarray, list[int], list[str]]:
     """Return all images, the places of those that could be read, and why the others could not."""
-    images, kept, faults = np.empty(0, dtype=np.uint8), list[int](), list[str]()
+    images, places, faults = list[np.ndarray](), list[int](), list[str]()
     for place, path in enumerate(paths):
         try:
-            image = pixels(path, size)
+            image = _pixels(path, size)
         except SourceError as fault:
             if not skips:
                 raise SourceError(f"{fault} `images,broken=skip:{directory}` leaves such files out.") from fault
             faults.append(str(fault))
             continue
-        if not kept:
-            images = _room_for(image, len(paths), directory)
-        first = paths[kept[0]] if kept else path
-        if image.dtype.itemsize > images.dtype.itemsize:
-            images = images.astype(image.dtype)
-        images[len(kept)] = _of_one_size(image, images[0], path, first)
-        kept.append(place)
-    if not kept:
+        images.append(_of_one_size(image, images[0], path, paths[places[0]]) if images else image)
+        places.append(place)
+    if not images:
         raise SourceError(f"none of the {len(paths):,} images in {directory!r} could be read: {faults[0]}")
-    return images[: len(kept)], kept, faults
+    return np.stack(images), places, faults
 
 
-def _room_for(first: np.ndarray, count: int, directory: str) -> np.ndarray:
-    if first.nbytes * count > LARGEST:
+def _pixels(path: Path, size: int) -> np.ndarray:
+    """Return an image as height × width × 3 values from 0 to 255: bytes, or floats where it is grey and finer.
+
+    With a `size` its shorter side is brought to that and the middle cut out.
+    """
+    pillow, operations = (needed(name, "images", "reading image files") for name in ("PIL.Image", "PIL.ImageOps"))
+    stored = content(path, "image")  # from a file, Pillow would take memory for chunks of any announced length
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # beyond its limit of pixels Pillow warns, and we refuse
+            warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            with pillow.open(io.BytesIO(stored), formats=FORMATS) as image:
+                white = _white(image, path)
+                plain = image.convert("F" if white else "RGB")
+                if white:
+                    _refuse_out_of_range(np.asarray(plain), white, path)
+                values = np.asarray(operations.fit(plain, (size, size)) if size else plain)
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        raise SourceError(f"{str(path)!r} has too many pixels to be opened safely: {error}") from error
+    except SourceError:
+        raise
+    except Exception as error:  # the bytes may be anything, and so may be the error
+        # of what it does not know Pillow says only at which address it lies in memory
+        why = "." if isinstance(error, pillow.UnidentifiedImageError) else f": {in_short(error)}"
+        raise SourceError(f"{str(path)!r} is damaged or no image of a kind that is read here{why}") from error
+    if not white:
+        return values
+    values = values.clip(0, white) * (255 / white)  # edges overshoot when they are resized
+    return np.repeat(values.astype(np.float32)[:, :, None], 3, axis=2)
+
+
+def _white(image: Any, path: Path) -> float:
+    """Return the value of white in a grey image finer than bytes; 0 for all others, which Pillow makes bytes of."""
+    if image.mode == "F":
+        return 1.0
+    if image.mode == "I" and image.format not in ("PNG", "PPM"):  # which have 16 bits and may come as 32
         raise SourceError(
-            f"{count:,} images of {first.shape[0]} × {first.shape[1]} in {directory!r} need more than "
-            f"{LARGEST:,} bytes; choose fewer, or a smaller `size`, as in `images,size=64:DIR`."
+            f"{str(path)!r} holds whole numbers of 32 bits, whose white is unknown; save it with 16 bits."
         )
-    return np.empty((count, *first.shape), dtype=first.dtype)
+    bits = max(image.tag_v2.get(BITS_PER_SAMPLE, (16,))) if image.format == "TIFF" else 16
+    return 2.0**bits - 1 if image.mode.startswith("I") else 0.0
+
+
+def _refuse_out_of_range(values: np.ndarray, white: float, path: Path) -> None:
+    low, high = float(values.min()), float(values.max())
+    if not 0 <= low <= high <= white:  # false for NaN, too
+        raise SourceError(
+            f"{str(path)!r} holds numbers from {low:g} to {high:g}; a grey image goes from 0 for black to {white:g} "
+            "for white, so scale it first."
+        )
 
 
 def _named(faults: list[str], most: int = 3) -> str:
@@ -198,20 +240,20 @@ def npz(file: str, channels: str = "first", normalise: str = "none") -> LoadedEx
 def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     refuse_absent(path, "npz file")
     try:
-        refuse_bomb(path, str(path), path.stat().st_size)
-        with zipfile.ZipFile(path) as archive:
-            keys = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-            inputs, labels = _chosen(keys, path)
-            return _array(archive, inputs, path), None if labels is None else _array(archive, labels, path)
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            inputs, labels = _chosen(archive.files, path)
+            return _numbers(archive[inputs], inputs, path), _numbers(archive[labels], labels, path) if labels else None
     except SourceError:
         raise
-    except OSError as error:
+    except PermissionError as error:
         raise SourceError(unreadable(path, error)) from error
     except Exception as error:  # the bytes may be anything, and so may be the error
-        raise SourceError(f"{str(path)!r} is damaged or no npz file; write it with `numpy.savez`.") from error
+        raise SourceError(
+            f"{str(path)!r} is damaged or no npz file of numbers; write it with `numpy.savez`. Nothing is unpickled."
+        ) from error
 
 
-def _chosen(keys: list[str], path: Path) -> tuple[str, str | None]:
+def _chosen(keys: Sequence[str], path: Path) -> tuple[str, str | None]:
     labels = next((key for key in LABELS if key in keys), None)
     others = [key for key in keys if key != labels]
     inputs = next((key for key in INPUTS if key in keys), others[0] if len(others) == 1 else None)
@@ -224,31 +266,13 @@ def _chosen(keys: list[str], path: Path) -> tuple[str, str | None]:
     return inputs, labels
 
 
-def _array(archive: zipfile.ZipFile, key: str, path: Path) -> np.ndarray:
-    """Return one array, after its header was seen to promise no more than there is."""
-    entry = archive.getinfo(f"{key}.npy")
-    with archive.open(entry) as file:
-        shape, dtype = _header(file)
-        if dtype.kind not in "biuf" or dtype.itemsize > 8:
-            kind = "Python objects" if dtype.hasobject else f"values of type {dtype}"
-            raise SourceError(
-                f"{key!r} in {str(path)!r} holds {kind}; only real numbers of at most 64 bits are read, and nothing is "
-                "unpickled."
-            )
-        if math.prod(shape) * dtype.itemsize > entry.file_size:
-            raise SourceError(
-                f"{key!r} in {str(path)!r} promises shape {shape}, more than its {entry.file_size:,} bytes."
-            )
-    with archive.open(entry) as file:
-        array = np.lib.format.read_array(file, allow_pickle=False)
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-def _header(file: Any) -> tuple[tuple[int, ...], np.dtype]:
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
-    return shape, dtype
+def _numbers(array: np.ndarray, key: str, path: Path) -> np.ndarray:
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise SourceError(
+            f"{key!r} in {str(path)!r} holds values of type {array.dtype}; only real numbers of at most 64 bits are "
+            "read."
+        )
+    return plain_array(array)
 
 
 def _refuse_unpaired(inputs: np.ndarray, labels: np.ndarray | None, path: Path) -> None:
@@ -305,7 +329,7 @@ def _too_short(path: Path, held: str, window: int, needed: str) -> SourceError:
 def _written(path: Path) -> str:
     try:
         # universal newlines as Python's own `open` has them
-        return content(path, "text file", LONGEST).decode("utf-8").replace("\r\n", "\n")
+        return content(path, "text file").decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise SourceError(f"{str(path)!r} is no text in UTF-8: byte {error.start:,} fits no character.") from error
 

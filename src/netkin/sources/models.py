@@ -6,8 +6,6 @@ reach such a model through the tokenizer and the image processor that lie in its
 
 from __future__ import annotations
 
-import importlib
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.errors import FileError, MissingExtra, SourceError, did_you_mean
+from netkin.errors import FileError, SourceError, did_you_mean, needed
 from netkin.files import read_header
 from netkin.sources.architectures import ARCHITECTURES, architecture, seeded
 from netkin.sources.exported import load_exported
 from netkin.sources.names import (
-    HARMLESS,
     call_named,
     content,
     find_function,
@@ -41,9 +38,6 @@ _TOKENIZERS = (
     *("spiece.model", "sentencepiece.bpe.model"),
 )
 _PROCESSOR = "preprocessor_config.json"
-_PARTS = re.compile(r"(^|_)(layers?|blocks?|depths?|heads?|experts?|stages?)$")
-_MOST_PARTS = 10_000
-_NUMBERS_IN_A_BYTE = 8  # weights may be quantised to a bit
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -188,7 +182,6 @@ def load_huggingface(directory: str) -> nn.Module:
     safe = _has_safetensors(folder)
     transformers = _transformers()
     kind = _model_class(transformers, config, folder)
-    _refuse_oversized(transformers, kind, folder)
     try:
         with _quiet(transformers):
             model, found = kind.from_pretrained(
@@ -211,12 +204,10 @@ def _config(folder: Path) -> dict[str, Any]:
             f"{str(folder)!r} is no folder{near(folder) or '.'} `hf:DIR` wants one written by `save_pretrained`; "
             "netkin downloads nothing."
         )
-    _refuse_pipes(folder)
     if not (folder / "config.json").is_file():
         raise SourceError(f"{str(folder)!r} holds no config.json; name the folder that `save_pretrained` wrote.")
     config = read_json(folder / "config.json", "configuration of a model")
     _refuse_foreign_code(config, folder)
-    _refuse_many_parts(config, folder)
     return config
 
 
@@ -231,33 +222,6 @@ def _refuse_foreign_code(config: dict[str, Any], folder: Path) -> None:
             raise SourceError(f"{key!r} in {str(folder)!r} names a kernel to be fetched ({value}); remove it.")
         if isinstance(value, dict):
             _refuse_foreign_code(value, folder)
-
-
-def _refuse_many_parts(config: dict[str, Any], folder: Path) -> None:
-    """Refuse a configuration of more layers, heads or experts than any network has: building them takes for ever."""
-    for key, value in config.items():
-        counts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
-        if _PARTS.search(key) and max(counts, default=0) > _MOST_PARTS:
-            raise SourceError(f"{key!r} in {str(folder)!r} is {max(counts):,}; netkin builds at most {_MOST_PARTS:,}.")
-        if isinstance(value, dict):
-            _refuse_many_parts(value, folder)
-
-
-def _refuse_oversized(transformers: Any, kind: Any, folder: Path) -> None:
-    """Refuse a configuration of far more numbers than the weights hold, before memory is taken for them."""
-    held = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
-    try:
-        with torch.device("meta"):
-            config = _from_folder("AutoConfig", folder)
-            empty = kind.from_config(config) if kind is transformers.AutoModel else kind(config)
-    except Exception:  # faults are reported when the model itself is built
-        return
-    numbers = sum(weight.numel() for weight in empty.parameters())
-    if numbers > max(HARMLESS // 4, _NUMBERS_IN_A_BYTE * held):
-        raise SourceError(
-            f"the configuration in {str(folder)!r} describes {numbers:,} weights and the files beside it hold {held:,} "
-            "bytes; they do not belong together."
-        )
 
 
 def load_tokenizer(directory: str) -> Any:
@@ -303,7 +267,6 @@ def _processed(processor: Any, images: Tensor) -> Tensor:
 
 
 def _from_folder(kind: str, folder: Path) -> Any:
-    _refuse_pipes(folder)
     transformers = _transformers()
     try:
         with _quiet(transformers):
@@ -312,13 +275,6 @@ def _from_folder(kind: str, folder: Path) -> Any:
             )
     except Exception as error:  # its errors have no common root but Exception
         raise SourceError(f"{str(folder)!r} could not be loaded by transformers: {_in_short(error)}") from error
-
-
-def _refuse_pipes(folder: Path) -> None:
-    """Refuse a folder with pipes or devices in it, which transformers would open and wait for."""
-    for path in folder.iterdir():
-        if path.exists() and not path.is_dir():
-            refuse_absent(path)
 
 
 def _has_safetensors(folder: Path) -> bool:
@@ -360,12 +316,7 @@ def _refuse_incomplete(found: dict[str, Any], folder: Path, kind: str) -> None:
 
 
 def _transformers() -> Any:
-    try:
-        return importlib.import_module("transformers")
-    except ImportError as fault:
-        raise MissingExtra(
-            "`hf:DIR` needs the package 'transformers'; install it with `pip install 'netkin[hf]'`."
-        ) from fault
+    return needed("transformers", "hf", "`hf:DIR`")
 
 
 @contextmanager

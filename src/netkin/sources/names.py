@@ -1,6 +1,6 @@
 """Specifications as text: `NAME,option=value,...`, `package.module:function`, models and data by name, and files.
 
-Files that are absent, not readable or too large are refused in one sentence.
+Files that are absent or not readable are refused in one sentence.
 """
 
 from __future__ import annotations
@@ -13,22 +13,17 @@ import json
 import os
 import re
 import sys
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean
 from netkin.settings import loaders_kept
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-# what a file may take in memory, and how much larger than on disk it may become beyond a size that is harmless
-LARGEST = 4 * 1024**3
-HARMLESS = 100 * 1024**2
-RATIO = 100
 
 
 def split_options(text: str) -> tuple[str, dict[str, str]]:
@@ -249,13 +244,10 @@ def near(path: Path) -> str:
     return did_you_mean(path.name, sorted(beside - {path.name}))
 
 
-def content(path: Path, what: str = "file", largest: int = LARGEST) -> bytes:
-    """Return all bytes of the file at `path`, of which there may be `largest`."""
+def content(path: Path, what: str = "file") -> bytes:
+    """Return all bytes of the file at `path`."""
     refuse_absent(path, what)
     try:
-        size = path.stat().st_size
-        if size > largest:
-            raise SourceError(f"{str(path)!r} holds {size:,} bytes; a {what} holds at most {largest:,}.")
         return path.read_bytes()
     except OSError as error:
         raise SourceError(unreadable(path, error)) from error
@@ -264,17 +256,12 @@ def content(path: Path, what: str = "file", largest: int = LARGEST) -> bytes:
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """Return the object that the JSON file at `path` holds."""
     try:
-        found = json.loads(content(path, what, HARMLESS))
+        document = json.loads(content(path, what))
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{str(path)!r} is damaged: {error}.") from error
-    if not isinstance(found, dict):
-        raise SourceError(f"{str(path)!r} is no {what}: it holds a {type(found).__name__} instead of an object.")
-    return found
-
-
-def most_in_memory(size: int) -> int:
-    """Return how many bytes a file of `size` bytes may become in memory."""
-    return min(LARGEST, max(HARMLESS, RATIO * size))
+    if not isinstance(document, dict):
+        raise SourceError(f"{str(path)!r} is no {what}: it holds a {type(document).__name__} instead of an object.")
+    return document
 
 
 def unreadable(path: Path, error: OSError) -> str:
@@ -289,14 +276,3 @@ def refusing_unreadable(place: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise SourceError(unreadable(Path(error.filename or place), error)) from error
-
-
-def refuse_bomb(file: Path | BinaryIO, name: str, size: int) -> None:
-    """Refuse a zip archive of `size` bytes whose parts would be far larger in memory; nothing is unpacked."""
-    with zipfile.ZipFile(file) as archive:
-        declared = sum(entry.file_size for entry in archive.infolist())
-    if declared > most_in_memory(size):
-        raise SourceError(
-            f"{name!r} holds {size:,} bytes that would become {declared:,} in memory; netkin reads archives up to "
-            f"{LARGEST:,} bytes that grow at most {RATIO} times."
-        )

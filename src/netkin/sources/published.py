@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import math
 import struct
 import zlib
@@ -18,7 +17,7 @@ from torch import Tensor
 from netkin.errors import InvalidValue, SourceError
 from netkin.sources.batches import LoadedExamples
 from netkin.sources.examples import normalisation
-from netkin.sources.names import content, most_in_memory
+from netkin.sources.names import content, refuse_absent
 from netkin.sources.pickles import read_plain_pickle
 
 _PIXELS = 3 * 32 * 32
@@ -106,11 +105,11 @@ def _binary(path: Path, layout: Layout) -> np.ndarray:
 
 
 def _pickled(path: Path, layout: Layout) -> np.ndarray:
-    found = read_plain_pickle(path)
-    pixels = found.get("data")
+    pickled = read_plain_pickle(path)
+    pixels = pickled.get("data")
     if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != _PIXELS or not len(pixels):
         raise SourceError(f"{str(path)!r} has no 'data' of n × {_PIXELS:,} bytes; it is not {layout.title}.")
-    columns = [_labels(found.get(key), len(pixels), key, path) for key in layout.labels]
+    columns = [_labels(pickled.get(key), len(pixels), key, path) for key in layout.labels]
     return _checked(np.column_stack([*columns, pixels]), path, layout)
 
 
@@ -132,9 +131,7 @@ def _checked(records: np.ndarray, path: Path, layout: Layout) -> np.ndarray:
 
 
 _NAMES = {"train": "train", "test": "t10k"}
-_COMPRESSED = 15  # MATLAB's number for a packed part
 _MAGIC = {"images": 2051, "labels": 2049}
-LARGEST = 1024**3  # far more than any of their files takes in memory
 
 
 def mnist(directory: str, normalise: str = "mnist", *, _part: str = "test") -> LoadedExamples:
@@ -172,26 +169,11 @@ def _idx_array(file: BinaryIO, path: Path, what: str, sizes: tuple[int, ...]) ->
             + (f" and images of {' × '.join(map(str, sizes))}." if sizes else ".")
         )
     expected = math.prod((numbers[1], *sizes))
-    if expected > _most(path):
-        raise _grown(path)
-    # read no more than was promised: a gzip file may be a bomb
     stored = file.read(expected + 1)
     if len(stored) != expected or not expected:
         held = "more" if len(stored) > expected else f"{len(stored):,}"
         raise SourceError(f"{str(path)!r} promises {expected:,} bytes of {what} and holds {held}.")
     return np.frombuffer(bytearray(stored), dtype=np.uint8).reshape(numbers[1], *sizes)
-
-
-def _most(path: Path) -> int:
-    """Return how many bytes the file may become in memory."""
-    return min(LARGEST, most_in_memory(path.stat().st_size))
-
-
-def _grown(path: Path) -> SourceError:
-    return SourceError(
-        f"{str(path)!r} holds {path.stat().st_size:,} bytes that would become more than {_most(path):,} in memory, "
-        "which no published file does; get it again."
-    )
 
 
 def svhn(directory: str, normalise: str = "svhn", *, _part: str = "test") -> LoadedExamples:
@@ -215,45 +197,20 @@ def svhn(directory: str, normalise: str = "svhn", *, _part: str = "test") -> Loa
 def _matlab(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from scipy.io import loadmat, whosmat
 
+    refuse_absent(path)
     try:
-        unpacked = io.BytesIO(_unpacked(path))
-        kinds = {name: (shape, kind) for name, shape, kind in whosmat(unpacked, appendmat=False)}
-        _refuse_other_than_svhn(kinds, path)
-        found = loadmat(unpacked, appendmat=False, variable_names=["X", "y"])
+        kinds = {name: (shape, kind) for name, shape, kind in whosmat(path, appendmat=False)}
+        (shape, kind), (of_labels, _) = (kinds.get(name, ((), "")) for name in ("X", "y"))
+        if not (len(shape) == 4 and shape[:3] == (32, 32, 3) and kind == "uint8" and of_labels == (shape[3], 1)):
+            raise SourceError(
+                f"{str(path)!r} must hold X of 32 × 32 × 3 × n and y of n × 1; it holds {kinds or 'nothing'}."
+            )
+        arrays = loadmat(path, appendmat=False, variable_names=["X", "y"])
     except SourceError:
         raise
     except Exception as error:  # the bytes may be anything, and so may be the error
         raise SourceError(f"{str(path)!r} is damaged or no MATLAB file of version 5; get it again.") from error
-    images, labels = found["X"], found["y"].ravel()
+    images, labels = arrays["X"], arrays["y"].ravel()
     if images.dtype != np.uint8 or not np.isin(labels, range(11)).all():
         raise SourceError(f"{str(path)!r} must hold bytes as images and labels from 1 to 10; it is not SVHN.")
     return images, labels
-
-
-def _unpacked(path: Path) -> bytes:
-    """Return a MATLAB file with its packed parts unpacked, which SciPy would do without a limit."""
-    packed = memoryview(content(path, "MATLAB file", LARGEST))
-    order = "<" if bytes(packed[126:128]) == b"IM" else ">"
-    most = _most(path)
-    parts, place = [bytes(packed[:128])], 128
-    while place + 8 <= len(packed):
-        kind, size = struct.unpack_from(f"{order}2I", packed, place)
-        part = bytes(packed[place : place + 8 + size])
-        if kind == _COMPRESSED:
-            part = zlib.decompressobj().decompress(part[8:], most + 1)
-        parts.append(part)
-        most -= len(part)
-        if most < 0:
-            raise _grown(path)
-        place += 8 + size
-    return b"".join(parts)
-
-
-def _refuse_other_than_svhn(kinds: dict[str, Any], path: Path) -> None:
-    """Refuse by the declared sizes, before anything is unpacked."""
-    (images, kind), (labels, _) = (kinds.get(name, ((), "")) for name in ("X", "y"))
-    fits = len(images) == 4 and images[:3] == (32, 32, 3) and kind == "uint8" and labels == (images[3], 1)
-    if not fits or not 0 < images[3] * 3072 <= LARGEST:
-        raise SourceError(
-            f"{str(path)!r} must hold X of 32 × 32 × 3 × n and y of n × 1; it holds {kinds or 'nothing'}."
-        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import tarfile
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -144,9 +143,6 @@ def _read_torch(path: Path) -> Any:
 def refuse_hostile(path: Path) -> None:
     """Refuse a file saved by torch that is not safe even for `torch.load(weights_only=True)`."""
     try:
-        # the layout of torch before 0.4: `torch.load` refuses it only after it has read names of any length
-        if _is_tar(path):
-            raise SourceError(f"{str(path)!r} is in torch's old tar layout; save it again with `torch.save`.")
         vet_torch_file(path)
     except SourceError:
         raise
@@ -159,17 +155,6 @@ def refuse_hostile(path: Path) -> None:
         raise SourceError(unreadable(path, error)) from error
     except Exception as error:  # the bytes may be anything, and so may be the error
         raise SourceError(_why_unreadable(path, error)) from error
-
-
-def _is_tar(path: Path) -> bool:
-    """Tell by its first block, as the rest, or what it is packed with, may be of any size."""
-    with path.open("rb") as file:
-        block = file.read(tarfile.BLOCKSIZE)
-    try:
-        tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-    except tarfile.HeaderError:
-        return False
-    return True
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:

@@ -333,14 +333,10 @@ class Numbers(Stored):
     """
 
     next: int = 0
-    given: bool = False  # whether the numbers are given by the caller, and so identify examples
 
     def take(self, numbers: Any, count: int) -> np.ndarray:
         """Return the numbers of `count` examples, given or counted."""
-        if numbers is None:
-            places = self.next + np.arange(count)
-        else:
-            places, self.given = np.asarray(numbers, dtype=np.int64), True
+        places = self.next + np.arange(count) if numbers is None else np.asarray(numbers, dtype=np.int64)
         self.next = max(self.next, int(places.max(initial=-1)) + 1)
         return places
 

@@ -256,7 +256,7 @@ class LayerGrams(Collector):
         """Add rows to an incomplete mini-batch, and fold it in once it is complete."""
         if place in self._waiting:
             part = self._waiting[place].joined(part)
-        if len(part.numbers) == self.batch and place >= 0:
+        if len(part.numbers) == self.batch:
             self._waiting.pop(place, None)
             self._add(place, {name: self._kernel(name, rows) for name, rows in part.in_order()})
         else:
@@ -305,10 +305,7 @@ class LayerGrams(Collector):
     # --- merging ------------------------------------------------------------------------------------------------------
 
     def merge(self, other: Self) -> Self:
-        """Return the sums of both; incomplete mini-batches of one range are put together.
-
-        Collectors that counted their examples themselves both begin at 0: what waits in them stays apart.
-        """
+        """Return the sums of both; incomplete mini-batches of one range are put together."""
         self._require_alike(other, layers="pair_blocks", kernel="kernel", fraction="fraction", chunks="chunks")
         for fact in ("batch", "widths"):
             if getattr(self, fact) and getattr(other, fact):
@@ -322,11 +319,10 @@ class LayerGrams(Collector):
                 side._rescale(name, min(scales))
         merged._sums = merged._sums + theirs._sums.to(merged._sums.device)
         merged._counts, merged._weights = self._counts + other._counts, self._weights + other._weights
-        numbered = self._numbers.given and other._numbers.given
-        merged._numbers = Numbers(max(self._numbers.next, other._numbers.next), numbered)
+        merged._numbers = Numbers(max(self._numbers.next, other._numbers.next))
         merged._each = self._each if other._each is None else other._each
         for place, part in theirs._waiting.items():
-            merged._wait(place if numbered else min([0, *merged._waiting]) - 1, part)
+            merged._wait(place, part)
         return merged
 
     def _require_even(self, other: LayerGrams) -> None:

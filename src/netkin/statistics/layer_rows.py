@@ -310,14 +310,6 @@ class LayerRows(Collector):
                 merged._layers[name].shrink(self.cap, self.seed)
         return merged
 
-    def renumbered(self, start: int) -> Self:
-        """Return the same rows with `start` added to the numbers of their examples."""
-        moved = self._copy()
-        moved._numbers.next += start
-        for layer in moved._layers.values():
-            layer.numbers = [part + start for part in layer.numbers]
-        return moved
-
 
 class LinearRows(LayerRows):
     """All rows of layers wider than the examples are many, read as moments; they fold into moments when merged."""

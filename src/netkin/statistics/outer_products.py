@@ -18,7 +18,7 @@ from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_yo
 from netkin.statistics.collector import label, name_of, require_layers
 from netkin.statistics.layer_rows import CAP, LayerRows
 from netkin.statistics.sketches import Placing, SketchSettings
-from netkin.statistics.statistic import Statistic, Stored
+from netkin.statistics.statistic import Statistic
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,10 +63,8 @@ class MeanEmbedding:
         return size
 
 
-class ProductSums(Stored):
+class ProductSums:
     """What is summed of one layer: Σ g fᵀ unless it is too wide, Tr K, ΣK_ii², and the sketches of f and g."""
-
-    stored = ("n", "products", "trace", "squares", "sketches")
 
     def __init__(self) -> None:
         self.n, self.trace, self.squares = 0, 0.0, 0.0
@@ -109,7 +107,6 @@ class LayerEmbeddings(Statistic):
     """
 
     kind = "LayerEmbeddings"
-    stored = ("names", "sample", "buckets", "seed", "features", "gradients", "_layers")
 
     def __init__(self, names: Sequence[str], *, sample: int = CAP, buckets: int = 0, seed: int = 0):
         if sample < 2 or buckets < 0:

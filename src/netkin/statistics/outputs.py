@@ -29,9 +29,7 @@ class Outputs(Statistic):
     """
 
     kind = "Outputs"
-    feeds = frozenset({"outputs"})
     _SUMS = ("right_a", "right_b", "entropy_a", "entropy_b", "entropy_ab", "labelled")
-    stored = ("classes", "n", "joint", "_sums")
 
     def __init__(self, classes: int):
         if classes < 2:

@@ -250,12 +250,11 @@ class LayerSpectra(LayerMoments):
 
     def update(self, maps: Mapping[Any, Any], numbers: Any = None, *, owners: Any = None) -> None:
         """Add one batch: maps n × c × space, or a matrix, for every layer, the same examples in each."""
-        maps, start = one_feed(self, maps), self._numbers.next
+        maps = one_feed(self, maps)
         super().update(maps, numbers)
         if self._kept is not None:
             arrays = {name: as_maps(maps[name]).detach().flatten(1) for name in self.names}
-            counted = start + np.arange(len(arrays[self.names[0]]))
-            self._kept.update(arrays, counted if numbers is None else numbers)
+            self._kept.update(arrays, numbers)
 
     def _enough(self, rows: Tensor) -> int:
         return FOLD
@@ -376,8 +375,7 @@ class LayerSpectra(LayerMoments):
         merged = super().merge(other)
         first, second = (self, other) if self._shifts else (other, self)
         if first._kept is not None and second._kept is not None and second._shifts:
-            start = 0 if first._numbers.given and second._numbers.given else first._numbers.next
-            merged._kept = first._kept.merge(second._kept.renumbered(start))
+            merged._kept = first._kept.merge(second._kept)
         return merged
 
 

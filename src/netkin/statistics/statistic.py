@@ -1,4 +1,4 @@
-"""The base of all statistics: they are updated, merged, written to a file and read back.
+"""The base of all statistics, which are updated and merged; and what the file of a comparer holds of them.
 
 A file holds the attributes that a class names in `stored`: numbers, texts, tensors, arrays, and lists, tuples, mappings
 and `Stored` objects of these. Nothing but such classes is made when a file is read, and none of their code is run.
@@ -10,14 +10,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from netkin import files
 from netkin.errors import FileError, ShapeError
 
 if TYPE_CHECKING:
@@ -65,20 +63,6 @@ class Statistic(Stored, ABC):
     @abstractmethod
     def merge(self, other: Self) -> Self:
         """Return the statistic of the data of both; neither is changed."""
-
-    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the statistic to one file, at once or not at all; over an existing file only with `overwrite`."""
-        tensors: dict[str, Tensor] = {}
-        header = to_plain(self, tensors, self.kind)
-        arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-        files.write(path, self.kind, header, arrays, overwrite=overwrite)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Return the statistic that was saved at `path`; it can be updated further."""
-        header, arrays = files.read(path, kind=cls.kind)
-        with files.damage_reported(path):
-            return from_plain(header, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
 
     def _require_alike(self, other: Any, **facts: str) -> None:
         """Refuse to merge with a statistic of another kind, or one that differs in some fact, read off an attribute."""

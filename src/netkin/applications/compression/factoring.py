@@ -32,7 +32,7 @@ from netkin.errors import FileError, InvalidValue
 from netkin.measures.directions import svcca_directions
 from netkin.representations.layers import layer_label, modules, unwrapped
 from netkin.results.compression import Compression, TakenApart
-from netkin.results.packing import packed, unpacked
+from netkin.results.records import packed, unpacked
 from netkin.sources.names import by_name
 from netkin.statistics import Moments
 

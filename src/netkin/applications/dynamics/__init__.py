@@ -44,7 +44,7 @@ from netkin.representations.inputs import Forward, Transform, device_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Series
-from netkin.results.packing import packed
+from netkin.results.records import packed
 from netkin.settings import random_states_kept
 from netkin.sources.runs import Architecture, TrainingRun, open_run
 

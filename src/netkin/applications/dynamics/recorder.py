@@ -37,7 +37,7 @@ from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results import Series
-from netkin.results.packing import as_record
+from netkin.results.records import as_record
 from netkin.sources.names import by_name
 
 Log = Callable[[int, dict[str, float]], Any]

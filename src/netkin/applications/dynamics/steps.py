@@ -45,7 +45,7 @@ from netkin.representations import batches_of
 from netkin.representations.hooks import leaves
 from netkin.representations.inputs import examples_in, length_if_known
 from netkin.results import Comparison, Values
-from netkin.results.packing import packed, unpacked
+from netkin.results.records import packed, unpacked
 from netkin.sources.names import find_function
 from netkin.sources.runs import Checkpoint, TrainingRun
 from netkin.statistics.collector import Collector, Key, Study

@@ -53,8 +53,7 @@ from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import refuse_uncopyable, unwrapped
 from netkin.results.comparison import adjusted_rand, user_clusters
 from netkin.results.federation import Federation, RoundRecord
-from netkin.results.packing import as_record
-from netkin.results.records import plain_fields
+from netkin.results.records import as_record, plain_fields
 from netkin.settings import without_vmap_warnings
 from netkin.sources.batches import LabelledData
 from netkin.sources.names import by_name

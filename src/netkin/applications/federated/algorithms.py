@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from netkin.errors import InvalidValue, UnknownName, did_you_mean, require_listed
 from netkin.representations.filters import atom_layers
 from netkin.representations.layers import modules
-from netkin.results.federation import PARTS
 from netkin.sources.weights import StateDict
 
 Known = TypeVar("Known")
+PARTS = ("atoms", "coefficients", "head", "body")  # of a network
 # where the coefficients come from, while the atoms of each client are its own
 SOURCES = {
     "fixed": "as the model has them, and never trained: random in a new network",

@@ -30,7 +30,7 @@ from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Values
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.federation import Federation
-from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
+from netkin.results.records import FrozenRecord
 from netkin.settings import evaluating
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
@@ -197,8 +197,8 @@ def with_similarity(found: Federation) -> Federation:
     return replace(found, similarity=alike)
 
 
-@dataclass(frozen=True)
-class Ensembles:
+@dataclass(frozen=True, eq=False)
+class Ensembles(FrozenRecord):
     """What ensembles of networks gave: of each client its members, itself first, and accuracies on its test data.
 
     `alone` is the accuracy of the client's own network with its head tuned as in the ensemble, so that `together` is
@@ -213,12 +213,6 @@ class Ensembles:
     together: Mapping[str, float]
     numbers: int
     leaks: str
-
-    def __post_init__(self) -> None:
-        freeze(self, **{name: frozen_mapping(getattr(self, name)) for name in ("members", "alone", "together")})
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild, (Ensembles, plain_fields(self))
 
     @property
     def gain(self) -> float:

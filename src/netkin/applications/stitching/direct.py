@@ -29,7 +29,7 @@ from torch.nn.utils import skip_init
 from netkin.applications.stitching.ends import End, Meeting
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.labels import parse_id
-from netkin.results.packing import as_record
+from netkin.results.records import as_record
 from netkin.statistics import Moments
 
 ROUNDS, SWEEPS = 400, 25  # of descent and search, and sweeps of descent in a round

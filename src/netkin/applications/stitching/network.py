@@ -28,8 +28,7 @@ from netkin.representations.cutting import Tail, run_until, tail
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import FLOATING, Forward, device_of, dtype_of
 from netkin.representations.layers import modules, split_call, unwrapped
-from netkin.results.packing import as_record
-from netkin.results.records import now
+from netkin.results.records import as_record, now
 from netkin.settings import evaluating
 from netkin.sources.names import by_name
 

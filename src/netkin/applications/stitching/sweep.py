@@ -49,7 +49,7 @@ from netkin.representations.inputs import device_of, watched
 from netkin.results import Comparison, Comparisons, Values
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.labels import NOT_ASKED
-from netkin.results.packing import as_record, packed, unpacked
+from netkin.results.records import as_record, packed, unpacked
 from netkin.settings import random_states_kept
 
 Work = tuple[Pair, Way]

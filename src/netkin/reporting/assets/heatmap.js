@@ -228,7 +228,8 @@ function shade(g, value) {
 const shortNames = (figure) => [all("tbody th", figure), all("thead th", figure)].map((cells) => cells.map((cell) => cell.textContent));
 
 function picture(whole, figure) {
-  const g = { ...whole, scale: scaleOf(whole), short: shortNames(figure) };
+  const numbered = values.checked || figure.classList.contains("numbered");
+  const g = { ...whole, scale: scaleOf(whole), short: shortNames(figure), numbered };
   const unit = Math.min(56, Math.max(14, Math.floor(720 / Math.max(g.columns.length, g.rows.length))));
   const font = Math.min(13, unit * 0.8);
   const longest = (names) => Math.max(...names.map((name) => name.length)) * font * 0.62 + 12;
@@ -269,7 +270,7 @@ function squares(svg, g, { unit, left, top }) {
     const spot = { x: left + j * unit, y: top + i * unit };
     const fill = value === null ? "url(#hatch)" : data.palette[shade(g, value)];
     draw(svg, "rect", { ...spot, width: unit, height: unit, fill, stroke: "#fff", "stroke-width": 0.5 });
-    if (value === null || !values.checked || unit < 24) return;
+    if (value === null || !g.numbered || unit < 24) return;
     const text = { x: spot.x + unit / 2, y: spot.y + unit / 2, "text-anchor": "middle", "dominant-baseline": "central", "font-size": unit * 0.3, fill: data.ink[shade(g, value)] };
     const error = g.errors && unit >= 40 ? g.errors[i][j] : null;
     draw(svg, "text", error === null ? text : { ...text, y: text.y - unit * 0.14 }, written(value));
@@ -278,7 +279,7 @@ function squares(svg, g, { unit, left, top }) {
 }
 
 function matches(svg, g, { unit, left, top }) {
-  if (values.checked && unit >= 24) { rings(svg, g, { unit, left, top }); return; }
+  if (g.numbered && unit >= 24) { rings(svg, g, { unit, left, top }); return; }
   const points = g.best.flatMap((j, i) => (j === null ? [] : [[left + (j + 0.5) * unit, top + (i + 0.5) * unit]]));
   const line = { points: points.map((point) => point.join(",")).join(" "), fill: "none", "stroke-linejoin": "round" };
   draw(svg, "polyline", { ...line, stroke: "#000", "stroke-width": 4, opacity: 0.45 });

@@ -31,7 +31,7 @@ from netkin.reporting.page.document import (
     toolbar,
     warnings,
 )
-from netkin.reporting.page.heatmap import card, embedded, figure_of, missing_values, shared_reasons, values_class
+from netkin.reporting.page.heatmap import FEW, card, embedded, figure_of, missing_values, shared_reasons, values_class
 from netkin.reporting.page.svg import key, line_chart, map_figures, maps_by_measure, maps_section
 from netkin.reporting.words import closest_and_farthest, headline, number_with_error, short_names
 from netkin.results import Comparison, Spread, Values
@@ -187,7 +187,8 @@ def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid]
         which = tag("p", grid.note, class_="facts-line") if grid.note else None
         heading = joined(tag("h3", grid.id, class_="code"), which)
         missing, caption = missing_values(grid, [SAME_MODEL]), f"{grid.id}, {title.lower()}"
-        figures.append(figure_of(grid, caption, f"summary {k}", missing, heading=heading))
+        is_few = not blocks and len(grid.columns) <= FEW
+        figures.append(figure_of(grid, caption, f"summary {k}", missing, heading=heading, numbered=is_few))
     maps = maps_by_measure(comparisons)
     beside = next(iter(maps.values())) if maps and len(figures) == 1 else []
     cards = tag("div", *figures, *beside, class_="cards mapped" if beside else "cards")

@@ -41,6 +41,7 @@ LONG = 140  # letters of a reason that is shown without folding
 FEW = 12  # columns, up to which the cells show their values at first
 LETTER = 7.4  # pixels that a letter of a label takes at most
 CELL = 66  # pixels that a cell takes at most
+LEAST, BROAD = 34, 420  # pixels that a cell with its value needs; of a picture that leaves no room beside it
 LEGEND = 360  # pixels that the legend of a picture takes
 FREE = 0.42  # of a cell that the line through the best matches leaves to the number
 MEANING = ("means", "cannot_see")  # fields of a quantity that are the same in every comparison of a page
@@ -139,7 +140,7 @@ def _room(labels: Sequence[str]) -> int:
 
 
 def figure_of(grid: Grid, caption: str, key: str, *notes: Markup | None, heading: Markup | None = None,
-              among: Sequence[Grid] = ()) -> Markup:  # fmt: skip
+              among: Sequence[Grid] = (), numbered: bool = False) -> Markup:  # fmt: skip
     """Return a heatmap with its heading, legend, place for the value pointed at, downloads and, beside it, notes.
 
     Columns that have no value in the grid, or in any `among` several that are shown one after the other, are left out.
@@ -151,6 +152,7 @@ def figure_of(grid: Grid, caption: str, key: str, *notes: Markup | None, heading
         notes: What stands beside the picture.
         heading: What stands above it.
         among: Heatmaps that take its place later.
+        numbered: Whether its cells always show their values, also where those of other heatmaps are too many.
     """
     columns = kept_columns(among or [grid])
     shown = trimmed(grid, columns)
@@ -160,12 +162,15 @@ def figure_of(grid: Grid, caption: str, key: str, *notes: Markup | None, heading
     saving = tag("div", "Save this picture as ", *buttons, class_="saving controls")
     width = " wide" if len(shown.columns) > 30 else " small" if len(shown.columns) <= 8 else ""
     width += " listed" if shown.listed else ""
+    labels = _room(shortened(shown.rows))
+    width += " broad" if labels + LEAST * len(shown.columns) > BROAD else ""
+    width += " numbered" if numbered else ""
     drawn = tag("div", legend(shown), heatmap(shown, caption), live, _left_out(grid, columns), saving,
                 class_="picture")  # fmt: skip
     beside = tag("div", *notes, class_="beside") if any(notes) else None
     cut = None if shown is grid else " ".join(map(str, columns))
     inside = tag("div", drawn, beside, class_="inside")
-    most = max(_room(shortened(shown.rows)) + CELL * len(shown.columns), LEGEND)
+    most = max(labels + CELL * len(shown.columns), LEGEND)
     return tag("figure", heading, inside, class_=f"card{width}", data_grid=key, data_measure=grid.id, data_columns=cut,
                style=f"--most:{most}px")  # fmt: skip
 

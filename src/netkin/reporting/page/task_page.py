@@ -54,6 +54,7 @@ CONTROL = (
     "“Together” is the mean of the probabilities of the task's own network and of its members'; “further” a control, "
     "the own network alone with its head trained further for as long as all heads of the members."
 )
+FEW_PARTS = (2, 3, 4)  # into which an axis of a hundred pixels is divided, the fewest that give two numbers
 LONGEST = 60  # letters of a model's name beside a chart
 FEATURES = "features of "  # begins a word of provenance on each model
 DOTS = (
@@ -296,7 +297,8 @@ def _dots(ranking: Ranking) -> Markup:
     texts = {model: first for model, (first, *_) in zip(ranking.models, ranking.cells(), strict=True)}
     rows = [_dot_row(axis, place, place[0] in close, label, texts[place[0]])
             for place, label in zip(places, short, strict=True)]  # fmt: skip
-    ticks = [tag("span", tick_text(tick), style=f"left:{100 * axis.place(tick):.4g}%") for tick in axis.ticks()]
+    numbers = next((found for parts in FEW_PARTS if len(found := axis.ticks(parts)) > 1), axis.ticks())
+    ticks = [tag("span", tick_text(tick), style=f"left:{100 * axis.place(tick):.4g}%") for tick in numbers]
     return tag("div", *rows, tag("div", tag("div", *ticks, class_="ticks"), class_="row"), class_="dotted")
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
 from hashlib import blake2b
 from pathlib import Path
 from socket import gethostname
@@ -24,35 +26,24 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from netkin import files
-from netkin.errors import FileError, UnsavedWarning, outside
-from netkin.jobs.state import (
-    CANCEL,
-    LOCK,
-    PARTS,
-    RESTART,
-    STATE,
-    Compare,
-    State,
-    beside,
-    cancel,
-    list_jobs,
-    read,
-    refuse_other,
-    refuse_output,
-    write,
-)
+from netkin.errors import FileError, InvalidValue, UnsavedWarning, outside
 from netkin.progress import also_calling
 
-__all__ = [
-    "Cancelled", "Job", "Part", "State", "beside", "cancel", "list_jobs", "read", "refuse_other", "refuse_output",
-]  # fmt: skip
-
+FORMAT = 2
+STATE, LOCK, CANCEL, PARTS = "job.json", "lock", "cancel", "parts"  # what lies in a job's folder
+SUFFIX = ".job"  # of the folder beside a result
 HEARTBEAT = 2.0  # seconds
+SILENT = 60  # seconds without a heartbeat after which a process is taken for dead
 PATIENCE = 10.0  # seconds; workers of a killed process hold its lock a little longer than it lives
+RESTART = "start again with `overwrite=True`"
 AGAIN = "delete this file and repeat the call, which computes the part again"
+# digests tell a reader nothing; 16 hexadecimal digits or more, a letter among them, that are not part of a number
+_DIGEST = re.compile(r"(?:[,;] )?(?:mark |digest )?(?<![\w.])(?=\d*[a-f])[0-9a-f]{16,}\b")
 
-Recalled = TypeVar("Recalled")
+Unpacked = TypeVar("Unpacked")
 Computed = Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, np.ndarray]]
+Identity = Mapping[str, Any]
+Compare = Callable[[Any, Any], str]  # of a field, as it was and as it is; returns how they differ, "" if they do not
 
 
 class Cancelled(KeyboardInterrupt):
@@ -67,6 +58,49 @@ class Part:
     values: Mapping[str, Any]
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a job has come: so many of the total are done, parts or what else `unit` names.
+
+    `status` is "running", "done", "interrupted", "cancelled" or "failed", as its process wrote it last; `condition` is
+    the same but for a process that was killed. `message` is the current work, `error` the reason of a failure;
+    `identity` what its parts belong to, and `call` what made it. `heartbeat` is when the state was written, at least
+    every two seconds while its process lives.
+    """
+
+    kind: str
+    identity: Identity = field(default_factory=dict)
+    call: str = ""
+    status: str = "running"
+    done: int = 0
+    total: int | None = None
+    unit: str = "parts"
+    message: str = ""
+    error: str = ""
+    heartbeat: str = "1970-01-01T00:00:00.000+00:00"
+    pid: int = 0
+    host: str = ""
+    folder: str = ""
+
+    @property
+    def condition(self) -> str:
+        """The status, or "killed" where the process that was running is no more."""
+        age = datetime.now(timezone.utc) - datetime.fromisoformat(self.heartbeat)
+        is_alive = age.total_seconds() < SILENT and (self.host != gethostname() or _exists(self.pid))
+        return "killed" if self.status == "running" and not is_alive else self.status
+
+    @property
+    def progress(self) -> str:
+        """How much is done, as text."""
+        unit = self.unit.removesuffix("s") if (self.done if self.total is None else self.total) == 1 else self.unit
+        return f"{self.done:,}{'' if self.total is None else f' of {self.total:,}'} {unit}"
+
+    def __str__(self) -> str:
+        condition = self.condition
+        reason = {"running": self.message, "failed": self.error, "damaged": self.error}.get(condition, "")
+        return f"{self.folder}: {self.kind}, {condition}, {self.progress}{reason and f' ({reason})'}"
 
 
 class Job:
@@ -116,7 +150,7 @@ class Job:
         self,
         folder: str | os.PathLike[str] | None,
         kind: str,
-        identity: Mapping[str, Any],
+        identity: Identity,
         *,
         call: str = "",
         overwrite: bool = False,
@@ -134,9 +168,7 @@ class Job:
         self._last = time.perf_counter()  # when the last part was finished
 
     @classmethod
-    def beside(
-        cls, result: str | os.PathLike[str] | None, kind: str, identity: Mapping[str, Any], **options: Any
-    ) -> Job:
+    def beside(cls, result: str | os.PathLike[str] | None, kind: str, identity: Identity, **options: Any) -> Job:
         """Return the job that makes a result: its folder lies beside it, as ``ab.netkin.job`` beside ``ab.netkin``."""
         job = cls(None if result is None else beside(result), kind, identity, **options)
         job.result = None if result is None else Path(result)
@@ -159,7 +191,7 @@ class Job:
         self._count(name)
         return part
 
-    def recall(self, name: str, unpack: Callable[[Part], Recalled]) -> Recalled | None:
+    def recall(self, name: str, unpack: Callable[[Part], Unpacked]) -> Unpacked | None:
         """Return what `unpack` makes of a finished part, or None; one that it can't read is refused as damaged."""
         part = self.find(name)
         with files.damage_reported(name if self.folder is None else self._path(name), AGAIN):
@@ -241,10 +273,10 @@ class Job:
 
     # --- its result and its state -------------------------------------------------------------------------------------
 
-    def save(self, made: Callable[[], Any]) -> None:
-        """Write the result as far as it is `made`, to its path; without one it is not asked for."""
+    def save(self, make_result: Callable[[], Any]) -> None:
+        """Write the result as far as it is made, to its path; without one it is not made."""
         if self.result is not None:
-            result = made()
+            result = make_result()
             with self.writing(self.result):
                 result.save(self.result, overwrite=True)  # what may not be written over was refused before the work
 
@@ -285,20 +317,19 @@ class Job:
             self._state = replace(self._state, status="cancelled")
             raise Cancelled(f"cancelled: {self.state.progress} are done in {str(self.folder)!r}.")
 
-    def note_state(self, field: str, names: Iterable[str], of: str | None = None) -> None:
+    def note_state(self, field: str, model: str, names: Iterable[str]) -> None:
         """Record which attributes of a model were seen to change when it ran, for the function that compares the field.
 
-        They are kept in the job under "state" in the form of the model, which is the value of the field, or its entry
-        `of` that name.
+        They are kept under "state" in the model's entry of the field, its form.
         """
-        form = self._state.identity[field] if of is None else self._state.identity[field][of]
+        form = self._state.identity[field][model]
         form["state"] = sorted({*form.get("state", ()), *names})
         self._write_state()
 
     def _write_state(self) -> None:
         if self.folder is not None:
             with self._writing_state, self.writing(self.folder / STATE):
-                write(self.state)
+                _write(self.state)
 
     # --- while it is open ---------------------------------------------------------------------------------------------
 
@@ -326,15 +357,26 @@ class Job:
             files.restrict(folder, self.result)
         self._continue_or_begin(folder)
         self._state = replace(self._state, status="running", pid=os.getpid(), host=gethostname())
-        write(self.state)
-        self._stack.callback(self._write_state)  # the last word
-        self._stack.callback(self._withdraw_cancel, folder / CANCEL)
-        self._stack.enter_context(also_calling(self._note_progress))
+        _write(self.state)
         stop = threading.Event()
-        heartbeat = threading.Thread(target=self._beat, args=[stop], daemon=True, name=f"heartbeat of {folder.name}")
+
+        def beat() -> None:
+            while not stop.wait(HEARTBEAT):
+                self._write_state()
+
+        def withdraw_cancel() -> None:
+            with self.writing(folder / CANCEL):
+                files.remove(folder / CANCEL)
+
+        def note_progress(done: int, total: int | None, what: str, unit: str) -> None:  # the next heartbeat writes it
+            counted = f"{done:,} of {total:,} {unit}" if total else f"{done:,} {unit}"
+            self._state = replace(self._state, message=f"{what}: {counted}")
+
+        heartbeat = threading.Thread(target=beat, daemon=True, name=f"heartbeat of {folder.name}")
         heartbeat.start()
-        self._stack.callback(heartbeat.join)
-        self._stack.callback(stop.set)
+        for at_the_end in (self._write_state, withdraw_cancel, heartbeat.join, stop.set):  # the last of them first
+            self._stack.callback(at_the_end)
+        self._stack.enter_context(also_calling(note_progress))
 
     def _continue_or_begin(self, folder: Path) -> None:
         """Refuse parts of another job, or with `overwrite` delete them; take over what was noted of the same job."""
@@ -354,19 +396,6 @@ class Job:
                 self._state = replace(self._state, identity=merged)
         elif parts:
             raise FileError(f"{str(folder)!r} holds parts of a job without its {STATE}; delete it, or {RESTART}.")
-
-    def _withdraw_cancel(self, request: Path) -> None:
-        with self.writing(request):
-            files.remove(request)
-
-    def _note_progress(self, done: int, total: int | None, what: str, unit: str) -> None:
-        # written by the next heartbeat
-        counted = f"{done:,} of {total:,} {unit}" if total else f"{done:,} {unit}"
-        self._state = replace(self._state, message=f"{what}: {counted}")
-
-    def _beat(self, stop: threading.Event) -> None:
-        while not stop.wait(HEARTBEAT):
-            self._write_state()
 
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
@@ -415,3 +444,131 @@ def _locked(folder: Path) -> FileLock:
             f"`netkin jobs watch {folder}`, or give another path."
         ) from None
     return lock
+
+
+# --- jobs of other processes ------------------------------------------------------------------------------------------
+
+
+def read(path: str | os.PathLike[str]) -> State:
+    """Return the state of the job at `path`: its folder, or the result beside which the folder lies.
+
+    Example:
+        >>> read("no such job")
+        Traceback (most recent call last):
+        netkin.errors.FileError: there is no job at 'no such job'; `netkin jobs` lists those below a folder.
+    """
+    folder = Path(path) if (Path(path) / STATE).exists() else beside(path)
+    if not (folder / STATE).exists():
+        raise FileError(f"there is no job at {str(path)!r}; `netkin jobs` lists those below a folder.")
+    content = files.read_json(folder / STATE)
+    with files.damage_reported(folder / STATE):
+        files.require_format(folder / STATE, content.pop("format"), FORMAT)
+        state = State(**content, folder=str(folder))
+        str(state)  # whatever a listing asks of it must be there
+        return state
+
+
+def _write(state: State) -> None:
+    """Write a state, as of now, into its job's folder."""
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    header = {"format": FORMAT, **asdict(state), "heartbeat": now}
+    del header["folder"]
+    files.write_text(Path(state.folder) / STATE, json.dumps(header, indent=1), overwrite=True)
+
+
+def list_jobs(folder: str | os.PathLike[str] = ".") -> list[State]:
+    """Return the states of all jobs in a folder and below, the one with the newest heartbeat first.
+
+    The path of a result stands for the job beside it. A job that can't be read is listed as "damaged", with the reason.
+    """
+    if not Path(folder).is_dir():
+        return [read(folder)]
+    states = []
+    for place in Path(folder).rglob(STATE):
+        if (place.parent / PARTS).is_dir():
+            try:
+                states.append(read(place.parent))
+            except FileError as fault:
+                states.append(State("job", status="damaged", error=str(fault), folder=str(place.parent)))
+    return sorted(states, key=lambda state: state.heartbeat, reverse=True)
+
+
+def cancel(path: str | os.PathLike[str]) -> State:
+    """Request that the job at `path` stops after its current part, and return its state; finished parts are kept."""
+    state = read(path)
+    if state.condition != "running":
+        raise InvalidValue(
+            f"{state.folder!r} is {state.condition}, with {state.progress} done; only a running job can be cancelled."
+        )
+    files.write_text(Path(state.folder) / CANCEL, "", overwrite=True)
+    return state
+
+
+def beside(result: str | os.PathLike[str]) -> Path:
+    """Return the folder of the job that makes the result at a path.
+
+    Example:
+        >>> beside("ab.netkin").name
+        'ab.netkin.job'
+    """
+    result = Path(result)
+    if not result.name:
+        raise FileError(f"a result is saved in a file; got the path {str(result)!r}, which names none.")
+    return result.with_name(result.name + SUFFIX)
+
+
+def refuse_output(result: str | os.PathLike[str] | None, *, overwrite: bool = False, option: str = "") -> None:
+    """Refuse, before any work, a result that can't be written, or that is there without the job that made it."""
+    if result is not None:
+        files.refuse_output(result, overwrite=overwrite or (beside(result) / STATE).exists(), option=option)
+
+
+def refuse_other(held: State, current: State, compare: Mapping[str, Compare] | None = None) -> None:
+    """Refuse to go on with work of another kind or identity, in a sentence that names what differs.
+
+    Fields are equal, or what `compare` has for them finds no difference; those that are mappings, as of models by name,
+    may have gained or lost entries.
+    """
+    if held.kind != current.kind:
+        raise FileError(
+            f"{held.folder!r} holds a {held.kind}, not a {current.kind}; give another path or delete it, or {RESTART}.",
+            argument="overwrite",
+        )
+    differing, is_redrawn = list[str](), False
+    for name in dict.fromkeys([*held.identity, *current.identity]):
+        before, now = held.identity.get(name), current.identity.get(name)
+        if compare and name in compare:
+            if difference := compare[name](before, now):
+                differing.append(f"{name} ({difference})")
+        elif isinstance(before, Mapping) and isinstance(now, Mapping):
+            keys = [key for key in before if key in now and before[key] != now[key]]
+            differing += [f"{name} of {key!r}{_change(before[key], now[key])}" for key in keys]
+        elif before != now:
+            differing.append(name.removesuffix(" digest") + _change(before, now))
+            is_redrawn |= "data" in name and not {before, now} & {None, "none"}
+    if differing:
+        hint = "a loader that shuffles or draws at random gives other data each time; " if is_redrawn else ""
+        raise FileError(
+            f"{held.folder!r} holds a {held.kind} that differs in {' and '.join(differing)}; {hint}ask for the same "
+            f"again, give another path or delete it, or {RESTART}.",
+            argument="overwrite",
+        )
+
+
+def _change(before: Any, now: Any) -> str:
+    """Return two values in brackets, without digests; empty if nothing else is left."""
+    shown = [_DIGEST.sub("", value).strip() if isinstance(value, str) else value for value in (before, now)]
+    return "" if str(shown[0]) == str(shown[1]) or "" in shown else f" ({shown[0]!r}, not {shown[1]!r})"
+
+
+def _exists(pid: int) -> bool:
+    """Return whether there is a process of that number on this machine."""
+    if pid <= 0 or os.name == "nt":  # those are groups of processes; there a signal 0 would end the process
+        return pid > 0
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
