@@ -69,7 +69,7 @@ class LayerSigns(Collector):
     @classmethod
     def cost(cls, settings, study):
         size = 8 * max(study.chunks, 1) * len(study.layers) ** 2
-        return CostEstimate(size, f"Signs about {settings.threshold:g}", "the signs", study.examples)
+        return CostEstimate(size, f"Signs about {settings.threshold:g}", "the signs")
 
     @classmethod
     def start(cls, settings, study):
@@ -140,7 +140,7 @@ class LayerKernels(Collector):
 
     @classmethod
     def cost(cls, settings, study):
-        return CostEstimate(8 * sum(layer.width for layer in study.sizes), "weights, as they are", "the weights", 0)
+        return CostEstimate(8 * sum(layer.width for layer in study.sizes), "weights, as they are", "the weights")
 
     @classmethod
     def start(cls, settings, study):

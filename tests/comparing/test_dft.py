@@ -152,7 +152,6 @@ def test_a_map_of_one_place_is_a_layer_without_space(worlds):
     assert comparison["x", "y"] == pytest.approx(nk.dft_cca(X, Y[..., 0, 0]), abs=1e-10)
     assert comparison["x", "y"] == pytest.approx(nk.dft_cca(X, Y), abs=1e-10)
     assert comparison.shapes_a == {"x": "dft", "y": "dft"}
-    assert explain({"x": X, "y": Y}, shape="dft").operations < 30 * 128**2  # not one block of everything
 
 
 def test_tokens_are_refused_with_shapes_that_fit(words, sentences):
@@ -203,10 +202,8 @@ def test_the_plan_is_that_of_the_comparison(nets, images):
     assert done.provenance["plan"].startswith("Spectra, streamed, products in float64: ")
     assert plan.widths == {"a": done.widths_a, "b": done.widths_b}
     assert plan.pairs == 9
-    assert plan.operations > 50 * 34 * 4 * (4 * 4 + 3 * 3 + 4 * 3)
     fewer = explain(*nets, **asked, pairs="corresponding")
     assert fewer.bytes < plan.bytes
-    assert fewer.operations < plan.operations
 
 
 def test_the_plan_names_what_will_have_no_value(worlds):

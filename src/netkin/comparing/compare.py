@@ -111,8 +111,8 @@ def explain(
         >>> import numpy as np
         >>> X = np.random.default_rng(0).normal(size=(50, 8))
         >>> plan = explain({"x": X, "half": X[:, :4]}, {"y": X**2}, measures=["cka", "svcca"])
-        >>> plan.pairs, plan.examples, plan.passes, plan.operations
-        (2, 50, 0, 12000)
+        >>> plan.pairs, plan.examples, plan.passes
+        (2, 50, 0)
     """
     spec, run = split({**options, "measures": measures})
     return call_of(a, b, data, spec, run, Local()).explained(found_measures(measures))
@@ -274,7 +274,7 @@ class Call:
 
     def feed(self, sides: Sequence[Side], measures: Sequence[Measure]) -> Feed:
         """Return the data of this call as batches for each side."""
-        paired = any(kind.pairs_rows for need in needs_of(measures) for kind in need.candidates)
+        paired = any(not kind.by_content for need in needs_of(measures) for kind in need.candidates)
         share, part = self.engine.part, cast("tuple[int, int] | None", self.spec.part)
         options = {"part": part is not None, "start": self.spec.start is not None, "partial": self.run.partial}
         for name, is_set in options.items():

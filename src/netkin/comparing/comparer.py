@@ -579,7 +579,7 @@ class Comparer:
             "ended": sorted(self.ended),
             "pairs": [self.pairs.of, self.pairs.which],
             "layers": [asdict(layer) for layer in self.alignment.given.values()],
-            "needs": [{"measures": need.measures, "settings": need.settings.to_json()} for need in self.needs],
+            "needs": [{"measures": need.measures, "settings": to_plain(need.settings, {}, "")} for need in self.needs],
             "study": {name: getattr(self.study, name) for name in STUDY},
             "collectors": held,
         }
@@ -628,9 +628,7 @@ def from_parts(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Comp
 
 def _need(header: Mapping[str, Any]) -> Need:
     measure = find(header["measures"][0])
-    candidates = ready_collectors(measure)
-    settings = type(candidates[0].settings_for(measure)).from_json(header["settings"])
-    return Need(candidates, settings, tuple(header["measures"]))
+    return Need(ready_collectors(measure), from_plain(header["settings"], {}), tuple(header["measures"]))
 
 
 def _differences(one: Comparer, other: Comparer) -> Iterator[tuple[str, Any, Any]]:

@@ -23,7 +23,6 @@ from netkin.representations.gradients import Target
 from netkin.statistics.collector import Collector, CostEstimate, LayerSize, Study, unfit_for_spectra
 
 LITTLE = 2**24  # bytes that are taken whatever is free
-THOUSANDS = ("", " thousand", " million", " billion", " trillion")
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,9 @@ class Need:
     @cached_property
     def target(self) -> Target | None:
         """The loss whose gradients are wanted, if any are."""
-        return Target(**self.candidates[0].loss_for(self.settings)) if "gradients" in self.feeds else None
+        if "gradients" not in self.feeds:
+            return None
+        return Target(self.settings.target, self.settings.beta, self.settings.outputs)
 
     @cached_property
     def of_weights(self) -> bool:
@@ -138,7 +139,6 @@ class Plan:
     measures: dict[str, str] = field(default_factory=dict)  # the statistic that each is read from
     examples: int | None = None
     passes: int | None = None  # forward passes of all models together
-    operations: int | None = None  # multiply-adds of the statistics
     refused: str = ""  # the sentence that `compare` would refuse with
 
     def __str__(self) -> str:
@@ -151,12 +151,10 @@ def make_plan(needs: Sequence[Need], study: Study) -> Plan:
     total = sum(cost.bytes for _, cost in offers)
     refuse_over(study, total, "the statistics")
     refuse_over(study, total, "the statistics", limit=max(free_memory(study.device), LITTLE))
-    counts = [cost.operations for _, cost in offers]
     why = {name: cost.words + cost.why for need, (_, cost) in zip(needs, offers, strict=True) for name in need.measures}
     return Plan(
         total, study.limit, tuple(f"{cost.words}: {format_bytes(cost.bytes)}" for _, cost in offers),
         tuple(kind for kind, _ in offers), measures=why,
-        operations=None if None in counts else sum(count or 0 for count in counts),
     )  # fmt: skip
 
 
@@ -273,8 +271,6 @@ def explained(
                 f"error bars: {study.chunks} chunks of the examples, whose sums are in that memory{less}; "
                 f"every value is read {study.chunks + 1} times"
             )
-        if plan.operations is not None:
-            yield f"work: {_count_in_words(plan.operations)} multiply-adds for statistics, plus the forward passes"
         if refused:
             yield f"would be refused: {refused}"
 
@@ -293,9 +289,3 @@ def _examples_in_words(examples: int | None, batch: int) -> str:
         return f"not known before they are read; batches of {batch:,}"
     count = math.ceil(examples / batch)
     return f"{examples:,}, in {'1 batch' if count == 1 else f'{count:,} batches of up to {batch:,}'}"
-
-
-def _count_in_words(count: int) -> str:
-    """Return a large number with three digits at most, as in "4.19 billion"."""
-    power = min((len(str(count)) - 1) // 3, len(THOUSANDS) - 1)
-    return f"{count / 1000**power:.3g}{THOUSANDS[power]}"

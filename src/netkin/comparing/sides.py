@@ -166,6 +166,7 @@ class ModelSide(Side):
         self._recorder: Recorder | None = None
         self._digest = ""
         self._form: Form | None = None
+        _refuse_absent(device)
         self.device = device or next(iter(_devices_of(model)))
 
     @property
@@ -420,7 +421,7 @@ def _devices_of(model: nn.Module) -> set[torch.device]:
 
 def _refuse_absent(device: torch.device | str | None) -> None:
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device)
     except Exception as fault:  # torch says it in several ways
         raise UnknownName(
             f"there is no device {str(device)!r} here; leave `device` out to run the models where they are."

@@ -6,7 +6,7 @@ import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -121,7 +121,7 @@ class Study:
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """What a collector would cost: bytes at its peak, multiply-adds, and the text that a plan shows.
+    """What a collector would cost: bytes at its peak, and the text that a plan shows.
 
     Of the candidates that fit the memory the one of the lowest `rank` is taken. `why` follows the words where a
     measure's collector is explained, and `held` of the bytes are taken for longer than a moment.
@@ -130,7 +130,6 @@ class CostEstimate:
     bytes: int
     words: str
     what: str
-    operations: int | None = None
     rank: int = 0
     why: str = ""
     ways: str = WAYS
@@ -144,14 +143,6 @@ class Settings(Stored):
     def joined(self, other: Self) -> Self | None:
         """Return the least that serves both; None where one collector can't."""
         return self if self == other else None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, header: Mapping[str, Any]) -> Self:
-        """Return the settings that `to_json` wrote."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in header.items()})
 
 
 class Pair:
@@ -184,8 +175,8 @@ class Collector(Statistic):
 
     holds: ClassVar[str] = ""  # what a result says that its values were read from
     feeds: ClassVar[frozenset[str]] = frozenset({"activations"})
-    by_content: ClassVar[bool] = False  # whether examples are identified by hashes of their content, not by numbers
-    pairs_rows: ClassVar[bool] = True  # whether both sides must be fed rows of the same examples
+    # whether examples are known by hashes of their content and not by numbers, so that each model may have its own data
+    by_content: ClassVar[bool] = False
     numbers_rows: ClassVar[bool] = True  # whether each row needs a number, and not each example alone
     reduces: ClassVar[bool] = False  # whether `reduce` makes a layer smaller as soon as it has fired
     needs: ClassVar[str] = "weights"  # what a layer must have to be compared by its weights when none are named
@@ -200,11 +191,6 @@ class Collector(Statistic):
     def feeds_for(cls, settings: Any) -> frozenset[str]:
         """Return the feeds that serve these settings."""
         return cls.feeds
-
-    @classmethod
-    def loss_for(cls, settings: Any) -> dict[str, Any]:
-        """Return of which loss gradients are to be taken: the fields of `representations.gradients.Target`."""
-        return {}
 
     def extent(self, layer: LayerSize, examples: int) -> int:
         """Return how many rows or columns a layer has in the matrices of its pairs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -65,7 +65,7 @@ class Grams(Pair):
     @classmethod
     def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the mini-batches and the kernel that a measure requests, where its parameters say."""
-        return {name: settings.get(name, default) for name, default in GramSettings().to_json().items()}
+        return {name: settings.get(name, default) for name, default in asdict(GramSettings()).items()}
 
 
 @dataclass
@@ -137,7 +137,9 @@ class LayerGrams(Collector):
         if batch is not None and batch < 4:
             raise InvalidValue(f"a mini-batch needs at least 4 examples for HSIC₁; got batch={batch}.")
         self.batch, self.kernel, self.fraction, self.chunks = batch, kernel, fraction, chunks
-        self.open_pairs(pair_blocks)
+        self.pair_blocks = [(list(left), list(right)) for left, right in pair_blocks]
+        self.names = keys_of(self.pair_blocks)
+        self._sums = torch.zeros(max(chunks, 1), len(self.names), len(self.names), dtype=torch.float64)
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of mini-batches
         self._weights = np.zeros(max(chunks, 1))  # the sum of their m(m - 3)
         self._waiting: dict[int, IncompleteBatch] = {}
@@ -147,11 +149,6 @@ class LayerGrams(Collector):
         self._scales: dict[Key, float] = {}
         self._centres: dict[Key, bool] = {}
         self.clear_cache()
-
-    def open_pairs(self, pair_blocks: Sequence[PairBlock]) -> None:
-        """Set which pairs are wanted, where the layers' names are learnt from the first batch."""
-        self.pair_blocks, self.names = [(list(left), list(right)) for left, right in pair_blocks], keys_of(pair_blocks)
-        self._sums = torch.zeros(max(self.chunks, 1), len(self.names), len(self.names), dtype=torch.float64)
 
     def clear_cache(self) -> None:
         self._finished: tuple[Tensor, np.ndarray, np.ndarray] | None = None
@@ -170,18 +167,14 @@ class LayerGrams(Collector):
         # a layer in order, about its mean and in its scale; all kernel matrices as they came, together and U-centred
         passing = 3 * batch * max((layer.width * layer.itemsize for layer in layers), default=0)
         kernels = batch**2 * (len(layers) * (8 + 2 * max((layer.itemsize for layer in layers), default=0)) + 16)
-        operations = None
-        if study.examples is not None:
-            operations = sum(layer.rows_of(study.examples) * batch * layer.width for layer in layers)
-            operations += sum(x.rows_of(study.examples) * batch for x, _ in study.pairs())
         return CostEstimate(
             waiting + passing + kernels, f"Grams of mini-batches of {batch}, {settings.kernel} kernel",
-            "the Gram matrices", operations, why=", by which it is defined",
+            "the Gram matrices", why=", by which it is defined",
         )  # fmt: skip
 
     @classmethod
     def start(cls, settings: GramSettings, study: Study) -> Self:
-        return cls(study.pair_blocks, chunks=study.chunks, **settings.to_json())
+        return cls(study.pair_blocks, chunks=study.chunks, **asdict(settings))
 
     @classmethod
     def of(cls, rows: Mapping[Key, Any], **options: Any) -> Self:
@@ -337,11 +330,10 @@ class LayerGrams(Collector):
 
     def restricted(self, keys: Collection[Key]) -> Self:
         """Return the sums of some layers alone, in a collector of their own."""
-        pair_blocks = [
-            ([x for x in left if x in keys], [y for y in right if y in keys]) for left, right in self.pair_blocks
-        ]
+        sides = [([x for x in left if x in keys], [y for y in right if y in keys]) for left, right in self.pair_blocks]
         part = self._copy()
-        part.open_pairs([(left, right) for left, right in pair_blocks if left and right])
+        part.pair_blocks = [(left, right) for left, right in sides if left and right]
+        part.names = keys_of(part.pair_blocks)
         places = [self.names.index(key) for key in part.names]
         part._sums = self._sums[:, places][:, :, places]
         part._waiting = {place: batch.restricted(part.names) for place, batch in self._waiting.items()}

@@ -172,10 +172,6 @@ class LossCollector(Collector):
     feeds = frozenset({"activations", "gradients"})
     settings: Any
 
-    @classmethod
-    def loss_for(cls, settings: LossSettings) -> dict[str, Any]:
-        return {"kind": settings.target, "beta": settings.beta, "outputs": settings.outputs}
-
     def _difference(self, settings: Any, names: Sequence[str]) -> str:
         """Return the first of the settings `names` that differs here, as text."""
         for name in names:
@@ -225,10 +221,7 @@ class LayerKernels(LossCollector):
         if rows is None:
             return None
         times, what = (2, "features and gradients") if settings.gradients else (1, "features")
-        return replace(
-            rows, bytes=times * rows.bytes, words=f"Kernels of {what}, a sample of at most {CAP:,} rows",
-            operations=None if rows.operations is None else times * rows.operations,
-        )  # fmt: skip
+        return replace(rows, bytes=times * rows.bytes, words=f"Kernels of {what}, a sample of at most {CAP:,} rows")
 
     @classmethod
     def start(cls, settings: KernelSettings, study: Study) -> Self:

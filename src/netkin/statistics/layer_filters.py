@@ -255,8 +255,8 @@ class LayerFilters(Collector):
     @classmethod
     def cost(cls, settings: FilterSettings, study: Study) -> CostEstimate:
         if settings.whole:
-            return CostEstimate(8 * sum(layer.width for layer in study.sizes), "weights as they are", "the weights", 0)
-        return CostEstimate(2**14 * len(study.layers), "atoms and small Gram matrices of filters", "the atoms", 0)
+            return CostEstimate(8 * sum(layer.width for layer in study.sizes), "weights as they are", "the weights")
+        return CostEstimate(2**14 * len(study.layers), "atoms and small Gram matrices of filters", "the atoms")
 
     @classmethod
     def start(cls, settings: FilterSettings, study: Study) -> LayerFilters:

@@ -165,18 +165,8 @@ class LayerRows(Collector):
             total += max(rows, measuring)
             # rows put in order, or about their medians, and the steps from their products to a kernel
             passing = max(passing, 2 * rows, 8 * (3 * min(m * layer.width, max(ENTRIES, m)) + 5 * m**2))
-        operations = None
-        if n is not None:
-            products = sum(min(layer.rows_of(n), cap) ** 2 * layer.width for layer in study.sizes)
-            operations = settings.kernels * (products + sum(min(x.rows_of(n), cap) ** 2 for x, _ in study.pairs()))
-        words = f"Rows, a sample of at most {cap:,}"
-        return CostEstimate(
-            total + passing,
-            words,
-            "the sampled rows",
-            operations,
-            why=", as its kernel grows with the square of the examples",
-        )
+        why = ", as its kernel grows with the square of the examples"
+        return CostEstimate(total + passing, f"Rows, a sample of at most {cap:,}", "the sampled rows", why=why)
 
     @classmethod
     def start(cls, settings: Any, study: Study) -> Self:
@@ -343,14 +333,12 @@ class LinearRows(LayerRows):
         size = held + pairs + passing
         if n is None:
             words = f"Rows, as moments would need {format_bytes(streamed.bytes)}; watched, to stay below "
-            return CostEstimate(size, words + format_bytes(study.limit), "the rows of the first batch", None, 2)
+            return CostEstimate(size, words + format_bytes(study.limit), "the rows of the first batch", 2)
         wide = any(layer.width > layer.rows_of(n) for layer in sizes)
         why = "some layers are wider than that" if wide else f"moments would need {format_bytes(streamed.bytes)}"
-        operations = sum(layer.rows_of(n) * layer.width * smaller[layer.key] for layer in sizes)
-        operations += sum(x.rows_of(n) * smaller[x.key] * smaller[y.key] for x, y in study.pairs())
         return CostEstimate(
             size, f"Rows, all {n:,} examples, as {why}", f"the rows of {'the first ' * study.seen}{n:,} examples",
-            operations, 0 if wide and held < streamed.held else 2,
+            0 if wide and held < streamed.held else 2,
         )  # fmt: skip
 
     @classmethod

@@ -97,7 +97,6 @@ class LayerSketches(LossCollector):
 
     kind = "LayerSketches"
     holds = "Sketch"
-    pairs_rows = False
     by_content = True
     stored = ("names", "settings", "_layers")
 
@@ -126,9 +125,8 @@ class LayerSketches(LossCollector):
             for part in settings.parts:
                 if part != "labels":  # whose classes are few
                     numbers += psi_width(layer.width, buckets) if part == "psi" else layer.width
-        operations = study.examples and sum(layer.rows_of(study.examples) * layer.width for layer in study.sizes)
         words = f"Sketch of {', '.join(settings.parts)} in {buckets:,} buckets"
-        return CostEstimate(8 * buckets * numbers, words, "sketches", operations)
+        return CostEstimate(8 * buckets * numbers, words, "sketches")
 
     @classmethod
     def start(cls, settings: SketchSettings, study: Study) -> Self:

@@ -143,11 +143,8 @@ class LayerSpectra(LayerMoments):
         maps = sum(layer.width * layer.itemsize for layer in study.sizes)
         reading = FOLD * maps + transform_bytes(study, seen)
         total = 16 * max(study.chunks, 1) * (squares + cross) + 2 * SAMPLE * maps + max(reading, 16 * (sides + pairs))
-        # of one example the transforms, and the complex products of every view and every pair
-        each = 4 * (squares + cross) + sum(int(layer.width * math.log2(math.prod(grid))) for layer, grid in seen)
         return CostEstimate(
             total, f"Spectra, streamed, products in {settings.precision_name(study)}", "spectra",
-            None if study.examples is None else study.examples * each,
             why=", as they hold any number of examples", ways=SPECTRA_WAYS,
         )  # fmt: skip
 
