@@ -313,11 +313,16 @@ def _tokens(written: str, window: int, folder: str, path: Path) -> torch.Tensor:
             f"a window of {window} tokens does not fit the model in {folder!r}, which adds {special} special ones and "
             f"takes at most {tokenizer.model_max_length}; choose another, as in `text,window={special + 16}:FILE`."
         )
-    found = tokenizer(written, truncation=True, max_length=window, return_overflowing_tokens=True)["input_ids"]
-    whole = [piece for piece in found if len(piece) == window]
-    if not whole:
-        raise _too_short(path, f"{len(found[0]):,} tokens", window, f"needs {window}")
-    return torch.tensor(whole)
+    # cut here, as `return_overflowing_tokens` of tokenizers 0.23.1 and 0.23.2 loses all but the first piece
+    encoded = tokenizer(written, return_special_tokens_mask=True, verbose=False)
+    ids, is_special = encoded["input_ids"], encoded["special_tokens_mask"]
+    begin = is_special.index(0) if 0 in is_special else special
+    end = len(ids) - (special - begin)
+    length = window - special
+    starts = range(begin, end - length + 1, length)
+    if not starts:
+        raise _too_short(path, f"{len(ids):,} tokens", window, f"needs {window}")
+    return torch.tensor([ids[:begin] + ids[start : start + length] + ids[end:] for start in starts])
 
 
 def _too_short(path: Path, held: str, window: int, needed: str) -> SourceError:
