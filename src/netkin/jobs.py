@@ -455,11 +455,11 @@ def read(path: str | os.PathLike[str]) -> State:
     Example:
         >>> read("no such job")
         Traceback (most recent call last):
-        netkin.errors.FileError: there is no job at 'no such job'; `netkin jobs` lists those below a folder.
+        netkin.errors.FileError: there is no job at 'no such job'; `netkin jobs list` lists those below a folder.
     """
     folder = Path(path) if (Path(path) / STATE).exists() else beside(path)
     if not (folder / STATE).exists():
-        raise FileError(f"there is no job at {str(path)!r}; `netkin jobs` lists those below a folder.")
+        raise FileError(f"there is no job at {str(path)!r}; `netkin jobs list` lists those below a folder.")
     content = files.read_json(folder / STATE)
     with files.damage_reported(folder / STATE):
         files.require_format(folder / STATE, content.pop("format"), FORMAT)

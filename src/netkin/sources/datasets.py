@@ -130,11 +130,12 @@ NAMED = {source.name: source for source in CATALOGUE if source.load}
 def load_data(spec: str, batch_size: int = 128, *, models: Sequence[Any] = (), **options: Any) -> Batches | Borrowed:
     """Return the data that `spec` names, as batches that can be walked through again and again.
 
-    `spec` is `KIND:PLACE`; `CATALOGUE` and `netkin data` list the kinds and where each is looked for. `NAME=KIND:PLACE`
-    is the same with your own name, which results show for the data. Options follow the kind or are given as
-    keywords: `cifar10,normalise=imagenet:DIR` is `load_data("cifar10:DIR", normalise="imagenet")`. Images are ``(x /
-    255 - mean) / std``, by default with the set's own statistics. `package.module:function` is called without arguments
-    and returns an iterable of batches, a Dataset, a DataLoader or a tensor; it may lie in the current directory.
+    `spec` is `KIND:PLACE`; `CATALOGUE` and `netkin list data` list the kinds and where each is looked for.
+    `NAME=KIND:PLACE` is the same with your own name, which results show for the data. Options follow the kind or are
+    given as keywords: `cifar10,normalise=imagenet:DIR` is `load_data("cifar10:DIR", normalise="imagenet")`. Images are
+    ``(x / 255 - mean) / std``, by default with the set's own statistics. `package.module:function` is called without
+    arguments and returns an iterable of batches, a Dataset, a DataLoader or a tensor; it may lie in the current
+    directory.
 
     `models` are the models that will be fed, by name or live. For `hf:DIR` text is split by the tokenizer in that
     folder, and images pass through its image processor unless `normalise` is given: so `text:FILE` means
