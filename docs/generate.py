@@ -20,7 +20,8 @@ from pathlib import Path
 
 import click
 
-from netkin.cli import cli
+from netkin.cli import cli, commands
+from netkin.cli.options import grouped_options
 from netkin.measures import Measure, measures
 from netkin.reporting.page.claims_page import grouped, report_claims, tally
 from netkin.results.claim import Claim, later_notes, recorded
@@ -71,7 +72,7 @@ def row(measure: Measure) -> str:
     facts = measure.facts
     direction = "similarity" if facts.higher_is_closer else "distance"
     unchanged = ", ".join(sorted(facts.unchanged_by)) or "–"
-    unchanged += " (of other settings see `netkin measures`)" if "unchanged_by" in facts.by_settings else ""
+    unchanged += " (of other settings see `netkin list measures`)" if "unchanged_by" in facts.by_settings else ""
     name = f"[`{measure.name}`](#{measure.name})"
     says = measure.summary.removeprefix("Return ").rstrip(".")
     return (
@@ -103,17 +104,21 @@ def bounds(measure: Measure) -> str:
 
 def page_of_commands() -> str:
     """Return the text of `docs/cli.md`."""
-    return COMMANDS + paragraphs(cli) + "\n" + "\n".join(command(name, one) for name, one in cli.commands.items())
+    return COMMANDS + paragraphs(cli) + "\n" + "\n".join(command(name, one) for name, one in commands().items())
 
 
 def command(name: str, one: click.Command) -> str:
     """Return a command's own part: what it does, its usage, its options and its example."""
     context = click.Context(one, info_name=f"netkin {name}")
     usage = " ".join([context.command_path, *one.collect_usage_pieces(context)])
-    records = [option.get_help_record(context) for option in one.params if isinstance(option, click.Option)]
-    options = "".join(f"| `{names.replace('|', ' or ')}` | {text} |\n" for names, text in filter(None, records))
-    table = f"| option | meaning |\n|---|---|\n{options}\n" if options else ""
-    return f"## netkin {name}\n\n{paragraphs(one)}\n{fenced(usage)}\n{table}{fenced(example(one), 'bash')}"
+    tables = "".join(option_table(*group) for group in grouped_options(one, context).items())
+    return f"## netkin {name}\n\n{paragraphs(one)}\n{fenced(usage)}\n{tables}{fenced(example(one), 'bash')}"
+
+
+def option_table(heading: str, records: list[tuple[str, str]]) -> str:
+    """Return the options below one heading of a command's help."""
+    rows = "".join(f"| `{names.replace('|', ' or ')}` | {text} |\n" for names, text in records)
+    return f"| {heading} | |\n|---|---|\n{rows}\n"
 
 
 def paragraphs(one: click.Command) -> str:

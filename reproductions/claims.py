@@ -36,13 +36,14 @@ from netkin.results.claim import (
     KINDS,
     SCALES,
     UNDECIDED,
+    VERDICTS,
     Curve,
+    Decision,
     Measured,
     checked_id,
-    checked_verdict,
     figure_order,
+    require_known,
 )
-from netkin.results.verdicts import keeping_conditions, keeping_parts
 
 if TYPE_CHECKING:
     from reproductions.laboratory import Lab
@@ -51,7 +52,46 @@ __all__ = [
     "Finding", "Measured", "Statement", "all_of", "chosen", "claim", "claims", "gains", "line", "named", "papers",
     "verdict",
 ]  # fmt: skip
-Decision = bool | None  # None: the numbers do not decide
+
+
+class Verdict(str):
+    """A verdict, and the parts of the criterion from which it follows, in their order: True, False or None.
+
+    Example:
+        >>> found = Verdict("holds in part", (True, False))
+        >>> found, found.parts
+        ('holds in part', (True, False))
+    """
+
+    parts: tuple[Decision, ...]
+
+    def __new__(cls, words: str, parts: Sequence[Decision] = ()) -> Verdict:
+        require_known("verdict", words, VERDICTS)
+        made = super().__new__(cls, words)
+        made.parts = tuple(parts)
+        return made
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The decision on several conditions together, which knows each of them."""
+
+    decision: Decision
+    conditions: tuple[Decision, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.decision)
+
+
+def decisions(parts: Sequence[Any]) -> tuple[Decision, ...]:
+    """Return decisions as plain values: True, False or None.
+
+    Example:
+        >>> decisions([True, None, 0])
+        (True, None, False)
+    """
+    plain = (part.decision if isinstance(part, Joined) else part for part in parts)
+    return tuple(None if part is None else bool(part) for part in plain)
 
 
 @dataclass(frozen=True)
@@ -69,7 +109,7 @@ class Finding:
     seeds: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        checked_verdict(self.verdict)
+        require_known("verdict", self.verdict, VERDICTS)
 
 
 Function = TypeVar("Function", bound=Callable[[Any], Finding])
@@ -141,23 +181,23 @@ def claim(
     return filed
 
 
-@keeping_conditions
-def all_of(*conditions: Decision) -> Decision:
-    """Return False if a condition is false, else None if one is undecided, else True.
+def all_of(*conditions: Any) -> Any:
+    """Return a `Joined` decision: False if one is false, else None if one is undecided, else True.
 
     Example:
         >>> [all_of(*some).decision for some in ((True, None), (None, False), (True, True))]
         [None, False, True]
     """
-    return False if False in conditions else None if None in conditions else True
+    known = decisions(conditions)
+    return Joined(False if False in known else None if None in known else True, known)
 
 
-@keeping_parts
-def verdict(*parts: Decision) -> str:
+def verdict(*parts: Any) -> Verdict:
     """Return what follows from the parts of a claim, each of which could have failed by itself.
 
     It holds if all parts do, in part if some do and some do not, and not at all if some do not and none does; it is
-    undecided if none fails and some part is undecided.
+    undecided if none fails and some part is undecided. A criterion of one part that joins several conditions has these
+    for its parts.
 
     Example:
         >>> verdict(True, True), verdict(True, None), verdict(True, False), verdict(None, False)
@@ -165,9 +205,11 @@ def verdict(*parts: Decision) -> str:
     """
     if not parts:
         raise InvalidValue("a verdict follows from at least one condition; got none.")
-    if False in parts:
-        return IN_PART if True in parts else FAILS
-    return UNDECIDED if None in parts else HOLDS
+    known = decisions(parts)
+    words = HOLDS if None not in known else UNDECIDED
+    if False in known:
+        words = IN_PART if True in known else FAILS
+    return Verdict(words, parts[0].conditions if len(parts) == 1 and isinstance(parts[0], Joined) else known)
 
 
 def gains(ours: Iterable[float], control: Iterable[float]) -> Measured:

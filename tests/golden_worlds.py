@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -54,6 +55,37 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def numpys_lapack() -> Iterator[None]:
+    """Decompose by NumPy's LAPACK in place of torch's; roots of eigenvalues that are zero but for rounding move.
+
+    What needs gradients stays with torch's.
+    """
+
+    def decompose(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+        def decomposed(A: Tensor, *args: Any, **options: Any) -> Any:
+            result = ours(A, *args, **options)
+            if A.requires_grad:
+                return result
+            other = theirs(A.resolve_conj().numpy(), *args, **options)
+            if isinstance(result, Tensor):
+                return torch.tensor(other, dtype=result.dtype)
+            return type(result)([torch.tensor(x, dtype=y.dtype) for x, y in zip(other, result, strict=True)])
+
+        return decomposed
+
+    theirs = {
+        "eigh": np.linalg.eigh,
+        "eigvalsh": np.linalg.eigvalsh,
+        "svd": np.linalg.svd,
+        "svdvals": np.linalg.svdvals,
+    }
+    with ExitStack() as stack:
+        for name, function in theirs.items():
+            stack.enter_context(mock.patch.object(torch.linalg, name, decompose(getattr(torch.linalg, name), function)))
+        yield
 
 
 class World:

@@ -61,7 +61,8 @@ def own_things(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("own_things")
 def test_own_checkpoints_are_compared_on_own_images_as_the_readme_says():
     lines = [line for line in examples("bash")[0].splitlines() if line.startswith("netkin ")]
-    assert [line.split()[1] for line in lines] == ["explain", "compare"]
+    assert [line.split()[1] for line in lines] == ["compare", "compare"]
+    assert ["--plan" in line for line in lines] == [True, False]
     for line in lines:
         result = CliRunner().invoke(cli, shlex.split(line)[1:], prog_name="netkin")
         assert result.exit_code == 0, result.stderr

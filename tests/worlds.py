@@ -107,3 +107,14 @@ RANDOM = (
     "wider_y", "wider_x", "few_examples", "few_examples_twice", "low_rank", "low_rank_and_wide", "idle_units",
     "many_units",
 )  # fmt: skip
+
+
+def data_parallel(model):
+    """Return a model in `nn.DataParallel` that runs where the model is, also on a machine with GPUs."""
+    from unittest import mock
+
+    from torch import nn
+
+    # with GPUs in sight the wrapper moves the model there, and its numbers could not be those of the CPU to the bit
+    with mock.patch("torch.nn.parallel.data_parallel._get_available_device_type", return_value=None):
+        return nn.DataParallel(model)

@@ -20,7 +20,7 @@ WORDS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
 SEEDS = {"cpu": 3, "gpu": 5}
 TOGETHER = 5  # networks that are trained at once on a GPU
 CUT = 10  # classes of CIFAR-100 that are left
-NEEDS = "Reads CIFAR-10, CIFAR-100 and SVHN, in the folders of --data that `netkin data` names."
+NEEDS = "Reads CIFAR-10, CIFAR-100 and SVHN, in the folders of --data that `netkin list data` names."
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import netkin as nk
+from netkin.results.claim import LESS
 from netkin.results.series import kendall
-from netkin.results.verdicts import LESS
 from netkin.sources.architectures import seeded
 from reproductions.claims import Finding, Measured, all_of, claim, gains, verdict
 from reproductions.laboratory import Lab, Run

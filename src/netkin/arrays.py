@@ -93,9 +93,9 @@ def all_finite(tensors: Iterable[Tensor]) -> Tensor:
 
     It costs a norm of each matrix, whose square overflows beyond 1e19 in float32: False is a doubt, to be looked into.
     """
-    every = [tensor.detach() for tensor in tensors]
-    numbers = [tensor for tensor in every if tensor.ndim == 0]
-    numbers += torch._foreach_norm(matrices) if (matrices := [tensor for tensor in every if tensor.ndim]) else []
+    detached = [tensor.detach() for tensor in tensors]
+    numbers = [tensor for tensor in detached if tensor.ndim == 0]
+    numbers += torch._foreach_norm(matrices) if (matrices := [tensor for tensor in detached if tensor.ndim]) else []
     if not numbers:
         return torch.tensor(True)
     together = torch.stack([number.to(numbers[0].device) for number in numbers])
@@ -156,19 +156,19 @@ def label_tensor(labels: Any, device: torch.device | None = None) -> Tensor:
         tensor([3, 1])
     """
     try:
-        found = torch.as_tensor(plain_array(labels), device=device)
+        tensor = torch.as_tensor(plain_array(labels), device=device)
     except (TypeError, ValueError, RuntimeError) as fault:
-        one = labels
-        while isinstance(one, (list, tuple, np.ndarray)) and np.ndim(one) and len(one):
-            one = one[0]
-        kind = f"texts, such as {str(one)!r}" if isinstance(one, str) else f"objects of type {type(one).__name__}"
+        label = labels
+        while isinstance(label, (list, tuple, np.ndarray)) and np.ndim(label) and len(label):
+            label = label[0]
+        kind = f"texts, such as {str(label)!r}" if isinstance(label, str) else f"objects of type {type(label).__name__}"
         raise InvalidValue(
             f"labels must be numbers; those of a batch are {kind}. Give each class its number, from 0 on."
         ) from fault
-    if found.dtype not in WITHOUT_ARITHMETIC:
-        return found
-    signed = found.to(torch.int64)
-    if found.dtype == torch.uint64 and bool((signed < 0).any()):
+    if tensor.dtype not in WITHOUT_ARITHMETIC:
+        return tensor
+    signed = tensor.to(torch.int64)
+    if tensor.dtype == torch.uint64 and bool((signed < 0).any()):
         raise InvalidValue(
             "a label is above 2⁶³ - 1, the largest number of int64. Give each class its number, from 0 on."
         )
@@ -179,8 +179,7 @@ def refuse_beyond_classes(labels: Tensor, classes: int, where: str = "") -> None
     """Refuse class numbers that are too large for a model; those below 0 mark what does not count."""
     largest = int(labels.max()) if labels.numel() else -1  # read once, since each read waits for a GPU
     if largest >= classes:
-        given = f"a label{where} is {largest}"
-        raise InvalidValue(f"{given}, and the model has {classes} classes, 0 to {classes - 1}.")
+        raise InvalidValue(f"a label{where} is {largest}, and the model has {classes} classes, 0 to {classes - 1}.")
 
 
 def refuse_masked(array: np.ma.MaskedArray, name: str) -> None:

@@ -115,9 +115,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         "; did you mean 'cka'?"
     """
 
-    def nearness(one: str) -> tuple[bool, float, float, str]:
-        begun = len(name) > 2 and one.lower().startswith(name.lower())
-        return begun, _likeness(name.lower(), one.lower()), _likeness(name, one), one
+    def nearness(candidate: str) -> tuple[bool, float, float, str]:
+        begun = len(name) > 2 and candidate.lower().startswith(name.lower())
+        return begun, _likeness(name.lower(), candidate.lower()), _likeness(name, candidate), candidate
 
     near = max(known, key=nearness, default="")
     begun, likeness, *_ = nearness(near)

@@ -212,7 +212,7 @@ def array_shapes(path: Location) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the type and the shape of each array in one of our files, without reading them."""
     with _opened(path) as file, damage_reported(path):
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        return {name: (str(one.get_dtype()), tuple(one.get_shape())) for name, one in slices.items()}
+        return {name: (str(array.get_dtype()), tuple(array.get_shape())) for name, array in slices.items()}
 
 
 def is_filled(path: Location | None) -> bool:

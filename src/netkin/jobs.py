@@ -88,7 +88,7 @@ class State:
     def condition(self) -> str:
         """The status, or "killed" where the process that was running is no more."""
         age = datetime.now(timezone.utc) - datetime.fromisoformat(self.heartbeat)
-        is_alive = age.total_seconds() < SILENT and (self.host != gethostname() or _exists(self.pid))
+        is_alive = age.total_seconds() < SILENT and (self.host != gethostname() or _is_running(self.pid))
         return "killed" if self.status == "running" and not is_alive else self.status
 
     @property
@@ -349,7 +349,7 @@ class Job:
         """Take the folder's lock, continue the job in it or begin one, and start the heartbeat."""
         refuse_output(self.result, overwrite=self.overwrite)
         (folder / PARTS).mkdir(parents=True, exist_ok=True)
-        self._stack.callback(_locked(folder).release)
+        self._stack.callback(_take_lock(folder).release)
         for place in (folder, folder / PARTS, *filter(None, [self.result])):
             files.remove_unfinished(place)
         (folder / CANCEL).unlink(missing_ok=True)
@@ -431,7 +431,7 @@ class Job:
         return f"{words}; what is kept ({self.state.progress}) is continued by the same call."
 
 
-def _locked(folder: Path) -> FileLock:
+def _take_lock(folder: Path) -> FileLock:
     """Return the lock of a folder, taken; a folder that another process works on is refused."""
     lock = FileLock(folder / LOCK, thread_local=False)
     owner = read(folder) if (folder / STATE).exists() else None
@@ -455,11 +455,11 @@ def read(path: str | os.PathLike[str]) -> State:
     Example:
         >>> read("no such job")
         Traceback (most recent call last):
-        netkin.errors.FileError: there is no job at 'no such job'; `netkin jobs` lists those below a folder.
+        netkin.errors.FileError: there is no job at 'no such job'; `netkin jobs list` lists those below a folder.
     """
     folder = Path(path) if (Path(path) / STATE).exists() else beside(path)
     if not (folder / STATE).exists():
-        raise FileError(f"there is no job at {str(path)!r}; `netkin jobs` lists those below a folder.")
+        raise FileError(f"there is no job at {str(path)!r}; `netkin jobs list` lists those below a folder.")
     content = files.read_json(folder / STATE)
     with files.damage_reported(folder / STATE):
         files.require_format(folder / STATE, content.pop("format"), FORMAT)
@@ -542,9 +542,9 @@ def refuse_other(held: State, current: State, compare: Mapping[str, Compare] | N
                 differing.append(f"{name} ({difference})")
         elif isinstance(before, Mapping) and isinstance(now, Mapping):
             keys = [key for key in before if key in now and before[key] != now[key]]
-            differing += [f"{name} of {key!r}{_change(before[key], now[key])}" for key in keys]
+            differing += [f"{name} of {key!r}{_describe_change(before[key], now[key])}" for key in keys]
         elif before != now:
-            differing.append(name.removesuffix(" digest") + _change(before, now))
+            differing.append(name.removesuffix(" digest") + _describe_change(before, now))
             is_redrawn |= "data" in name and not {before, now} & {None, "none"}
     if differing:
         hint = "a loader that shuffles or draws at random gives other data each time; " if is_redrawn else ""
@@ -555,13 +555,13 @@ def refuse_other(held: State, current: State, compare: Mapping[str, Compare] | N
         )
 
 
-def _change(before: Any, now: Any) -> str:
+def _describe_change(before: Any, now: Any) -> str:
     """Return two values in brackets, without digests; empty if nothing else is left."""
     shown = [_DIGEST.sub("", value).strip() if isinstance(value, str) else value for value in (before, now)]
     return "" if str(shown[0]) == str(shown[1]) or "" in shown else f" ({shown[0]!r}, not {shown[1]!r})"
 
 
-def _exists(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     """Return whether there is a process of that number on this machine."""
     if pid <= 0 or os.name == "nt":  # those are groups of processes; there a signal 0 would end the process
         return pid > 0

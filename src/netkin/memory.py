@@ -42,13 +42,13 @@ def total_memory(device: Any = None, *, root: Path = ROOT) -> int:
 def portions_in_memory(sizes: Sequence[int]) -> list[slice]:
     """Return things of these sizes in portions, each as many of them as fit a quarter of what is free, or one."""
     limit, begun, size = free_memory() // 4, 0, 0
-    found = list[slice]()
-    for place, own in enumerate(sizes):
-        if place > begun and size + own > limit:
-            found.append(slice(begun, place))
+    portions = list[slice]()
+    for place, added in enumerate(sizes):
+        if place > begun and size + added > limit:
+            portions.append(slice(begun, place))
             begun, size = place, 0
-        size += own
-    return [*found, slice(begun, len(sizes))] if sizes else []
+        size += added
+    return [*portions, slice(begun, len(sizes))] if sizes else []
 
 
 def format_bytes(count: float) -> str:
@@ -72,8 +72,8 @@ def is_cuda(device: Any) -> bool:
 
 def _of_system(name: str, root: Path) -> int:
     """Return a number of bytes from a file of the system; without such a file, its physical memory."""
-    found = _number(f"{root}/proc/meminfo", name)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if found is None else found * 1024
+    kilobytes = _number(f"{root}/proc/meminfo", name)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if kilobytes is None else kilobytes * 1024
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:

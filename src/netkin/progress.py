@@ -87,7 +87,7 @@ def reporting(
     with showing(progress):
         chosen = _chosen.get()
     what = f"{what} ({_subject.get()})" if _subject.get() else what
-    others = [_Calls(partial(one, unit=unit), total, what, done) for one in _functions.get()]
+    others = [_Calls(partial(function, unit=unit), total, what, done) for function in _functions.get()]
     if callable(chosen):
         calls = _Calls(chosen, total, what, done)
         yield _Several([calls, *others]) if others else calls

@@ -120,7 +120,7 @@ def tf32_in() -> tuple[str, ...]:
     if not _has_precisions():
         flags = {"products": torch.backends.cuda.matmul, "convolutions": torch.backends.cudnn}
         return tuple(where for where, flag in flags.items() if flag.allow_tf32)  # type: ignore[attr-defined]
-    return tuple(where for where, one in _operations().items() if one.fp32_precision == "tf32")
+    return tuple(where for where, backend in _operations().items() if backend.fp32_precision == "tf32")
 
 
 def _without_tf32() -> Callable[[], None]:
@@ -149,28 +149,31 @@ def _without_tf32_by_precision() -> Callable[[], None]:
     generic: Any = torch.backends
     everything: Any = torch.backends.cudnn  # its `fp32_precision` is that of all CUDA
     products, *others = _operations().values()
-    own = [(products, _own_precision(products, everything, generic)), (everything, _own_precision(everything, generic))]
+    before = [
+        (products, _own_precision(products, everything, generic)),
+        (everything, _own_precision(everything, generic)),
+    ]
     everything.fp32_precision = EXACT
-    own = [(one, one.fp32_precision) for one in others if one.fp32_precision != EXACT] + own
-    for one, _ in own:
-        one.fp32_precision = EXACT
+    before = [(backend, backend.fp32_precision) for backend in others if backend.fp32_precision != EXACT] + before
+    for backend, _ in before:
+        backend.fp32_precision = EXACT
 
     def put_back() -> None:
-        for one, precision in own:
-            one.fp32_precision = precision
+        for backend, precision in before:
+            backend.fp32_precision = precision
 
     return put_back
 
 
-def _own_precision(one: Any, *above: Any) -> str:
-    """Return the precision set for `one` itself; `fp32_precision` also reads what it takes over from those above."""
-    here = str(one.fp32_precision)
+def _own_precision(backend: Any, *above: Any) -> str:
+    """Return the precision set for a backend itself; `fp32_precision` also reads what comes from those above."""
+    here = str(backend.fp32_precision)
     if not above or here == UNSET or here != above[0].fp32_precision:
         return here
     before = _own_precision(*above)
     try:
         above[0].fp32_precision = other = EXACT if here != EXACT else "tf32"
-        return UNSET if one.fp32_precision == other else here
+        return UNSET if backend.fp32_precision == other else here
     finally:
         above[0].fp32_precision = before
 
@@ -284,7 +287,8 @@ def loaders_kept(*data: Any) -> Iterator[None]:
 
     Those of the process stay alone, which other threads may draw from: they belong to whoever holds the `model_lock`.
     """
-    states = [(generator, generator.get_state()) for one in data for generator in loader_generators(one)]
+    generators = [generator for loader in data for generator in loader_generators(loader)]
+    states = [(generator, generator.get_state()) for generator in generators]
     try:
         yield
     finally:
@@ -296,8 +300,8 @@ def loader_generators(data: Any) -> list[torch.Generator]:
     """Return the generators that a loader was given for its order; empty for one that draws as all others do."""
     samplers = (getattr(data, "sampler", None), getattr(data, "batch_sampler", None))
     owners = (data, *samplers, getattr(samplers[1], "sampler", None))
-    found = [getattr(owner, "generator", None) for owner in owners]
-    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+    generators = [getattr(owner, "generator", None) for owner in owners]
+    return list(dict.fromkeys(each for each in generators if isinstance(each, torch.Generator)))
 
 
 def generator_states(data: Any) -> Tensor:
@@ -309,9 +313,9 @@ def generator_states(data: Any) -> Tensor:
 def load_generator_states(data: Any, states: Tensor) -> None:
     """Let the generators of a loader go on from where `generator_states` found them."""
     generators = loader_generators(data)
-    sizes = [len(one.get_state()) for one in generators]
-    for generator, own in zip(generators, states.split(sizes), strict=True):
-        generator.set_state(own)
+    sizes = [len(generator.get_state()) for generator in generators]
+    for generator, state in zip(generators, states.split(sizes), strict=True):
+        generator.set_state(state)
 
 
 def random_states(*models: nn.Module) -> Callable[[], None]:
@@ -374,12 +378,12 @@ def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Any) ->
     `functional_call` by itself would give them twice, and take the first for those of the model when it puts them back.
     """
     known = dict([*model.named_parameters(), *model.named_buffers()])
-    chosen = {id(known[name]): one for name, one in weights.items()}
+    replaced = {id(known[name]): tensor for name, tensor in weights.items()}
     places = {
-        f"{path}.{name}" if path else name: chosen[id(one)]
+        f"{path}.{name}" if path else name: replaced[id(tensor)]
         for path, module in model.named_modules()
-        for name, one in (*module._parameters.items(), *module._buffers.items())
-        if id(one) in chosen
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if id(tensor) in replaced
     }
     return functional_call(model, places, (inputs,), tie_weights=False)
 

@@ -70,14 +70,14 @@ def test_the_same_name_twice_is_numbered_and_random_weights_are_told(netkin, net
     assert "random" in result.stderr
 
 
-def test_compare_and_explain_take_measures_of_weights_without_data(netkin, nets):
+def test_compare_and_its_plan_take_measures_of_weights_without_data(netkin, nets):
     line = (
         f"{nets[0]} {nets[1]} --measure weight_cosine --measure grassmann(atoms=4) --layers conv* --pairs corresponding"
     )
     result = netkin("compare " + line.replace("(", "\\(").replace(")", "\\)"))
     assert result.exit_code == 0, result.output
     assert "from the weights alone" in result.stdout
-    plan = netkin(f"explain {nets[0]} {nets[1]} --measure weight_cosine")
+    plan = netkin(f"compare --plan {nets[0]} {nets[1]} --measure weight_cosine")
     assert "examples: none, the weights alone are compared" in plan.stdout
-    assert netkin(f"explain {nets[0]} --measure cka").exit_code == 2
+    assert netkin(f"compare --plan {nets[0]} --measure cka").exit_code == 2
     assert "--data is missing" in netkin(f"compare {nets[0]} {nets[1]} --measure weight_cosine --measure cka").stderr

@@ -97,7 +97,7 @@ def test_a_package_that_is_not_there_is_missing():
 
 
 @pytest.mark.parametrize(
-    "line", ["doctor", "compare netkin:digits --data digits:test", "explain netkin:digits --data digits:test"]
+    "line", ["doctor", "compare netkin:digits --data digits:test", "compare --plan netkin:digits --data digits:test"]
 )
 @pytest.mark.parametrize("device", ["cuda:99", "toaster"])
 def test_a_device_that_is_not_here_is_refused_in_one_sentence(netkin, line, device):

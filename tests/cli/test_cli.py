@@ -4,6 +4,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -13,13 +14,16 @@ import torch
 
 import netkin as package
 from netkin import progress
-from netkin.cli import cli
+from netkin.cli import cli, commands
+from netkin.cli.options import GROUPS, HEADINGS
 from netkin.cli.outputs import with_refusals
 from netkin.cli.running import named_models
 from netkin.errors import ShapeError
+from netkin.jobs import Job
 from netkin.sources.architectures import architecture, seeded
 
-SLOW = ("demo", "federate", "learn-tasks", "sparsity", "tasks")  # which have quick tests of their own
+COMMANDS = commands()
+SLOW = ("demo", "federate", "continual", "sparsity", "tasks")  # which have quick tests of their own
 
 
 def example_of(command):
@@ -29,7 +33,7 @@ def example_of(command):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A folder with what the examples read: a comparison, parts (`merge`), a run (`dynamics`) and two networks."""
+    """A folder with what the examples read: a comparison with a job, parts of one, a run, and two networks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("made"))
         lines = ["compare netkin:digits --data digits:test --layers fc --out ab.netkin"]
@@ -37,6 +41,8 @@ def made(tmp_path_factory):
             lines.append(f"collect netkin:digits --data digits:test --layers fc --part {part}/3 --out {part}.stats")
         for line in lines:
             assert click.testing.CliRunner().invoke(cli, line.split()).exit_code == 0
+        with Job("ab.netkin.job", "comparison", {}) as job:
+            job.part("all", dict)
         Path("runs/digits").mkdir(parents=True)
         for step, name in ((1, "before.pt"), (2, "after.pt")):
             torch.save(seeded(architecture("digits"), step).state_dict(), name)
@@ -52,10 +58,11 @@ def saved_before(netkin, checkout, made):
 
 @pytest.mark.usefixtures("saved_before", "shared_nets")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in sorted(cli.commands)]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in sorted(set(COMMANDS) - {"jobs cancel"})],
 )
 def test_the_help_of_every_command_ends_with_an_example_that_runs(netkin, name):
-    example = example_of(cli.commands[name])
+    example = example_of(COMMANDS[name])
     assert netkin(f"{name} --help").stdout.rstrip().endswith(example)
     if name == "collect":  # whose output `merge` reads
         Path("1.stats").unlink()
@@ -77,20 +84,20 @@ SHARED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["compare", "explain", "collect"])
+@pytest.mark.parametrize("name", ["compare", "collect"])
 def test_commands_that_compare_share_their_options(name):
-    texts = {option.opts[0]: option.help for option in cli.commands[name].params if isinstance(option, click.Option)}
+    texts = {option.opts[0]: option.help for option in COMMANDS[name].params if isinstance(option, click.Option)}
     assert set(SHARED) <= set(texts)
     assert all(texts.values())
 
 
-@pytest.mark.parametrize("name", sorted(cli.commands))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_can_be_quiet(name, monkeypatch):
     """The option holds while the command runs and no longer."""
     chosen = []
     look = with_refusals(lambda **options: chosen.append(progress._chosen.get()))
-    monkeypatch.setattr(cli.commands[name], "callback", look)
-    plain = shlex.split(example_of(cli.commands[name]))[1:]
+    monkeypatch.setattr(COMMANDS[name], "callback", look)
+    plain = shlex.split(example_of(COMMANDS[name]))[1:]
     for line in ([*plain, "--quiet"], plain):
         assert click.testing.CliRunner().invoke(cli, line).exit_code == 0
     assert chosen == [False, None]
@@ -103,9 +110,9 @@ def test_a_quiet_command_that_is_misused_leaves_progress_as_it_was():
     assert progress._chosen.get() is None
 
 
-@pytest.mark.parametrize("name", sorted(set(cli.commands) - {"demo", "completion"}))
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"demo", "completion", "jobs cancel"}))
 def test_every_command_with_results_can_print_json(name):
-    assert "--json" in [name for option in cli.commands[name].params for name in option.opts]
+    assert "--json" in [name for option in COMMANDS[name].params for name in option.opts]
 
 
 def test_the_version_is_the_packages(netkin):
@@ -179,14 +186,16 @@ def test_an_empty_name_of_a_layer_is_the_whole_model(netkin):
 @pytest.mark.parametrize("charset", ["cp1252", "latin-1"])
 def test_numbers_are_printed_in_an_encoding_that_lacks_some_characters(charset):
     runner = click.testing.CliRunner(charset=charset)
-    result = runner.invoke(cli, ["measures"])
+    result = runner.invoke(cli, ["list", "measures"])
     assert (result.exit_code, result.exception) == (0, None)
     assert "from 0 to ?." in result.stdout
-    listed = json.loads(runner.invoke(cli, ["measures", "--json"]).stdout)
+    listed = json.loads(runner.invoke(cli, ["list", "measures", "--json"]).stdout)
     assert any("π" in json.dumps(one, ensure_ascii=False) for one in listed)
 
 
-@pytest.mark.parametrize("line", ["compare", "compare netkin:digits", "nonsense", "layers", "measures --nonsense"])
+@pytest.mark.parametrize(
+    "line", ["compare", "compare netkin:digits", "nonsense", "list", "list layers", "list measures --nonsense"]
+)
 def test_a_misuse_gives_2(netkin, line):
     result = netkin(line)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -250,22 +259,21 @@ ODD = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(cli.commands))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_help_is_written_in_plain_words(netkin, name):
     said = " ".join(netkin(f"{name} --help").stdout.lower().split())
     assert [phrase for phrase in ODD if phrase in said] == []
 
 
-@pytest.mark.parametrize("name", sorted(cli.commands))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_option_has_a_help_text(name):
-    options = [one for one in cli.commands[name].params if isinstance(one, click.Option)]
+    options = [one for one in COMMANDS[name].params if isinstance(one, click.Option)]
     assert [one.opts[0] for one in options if not one.help or not one.help.endswith(".")] == []
 
 
 PASS = "--data digits:test --examples 40 --layers fc --quiet --json"
 NAMED = {  # commands of several models, and where their JSON holds the names
     "compare": (PASS, lambda found: [found["a"], found["b"]]),
-    "explain": (PASS, lambda found: list(found["widths"])),
     "collect": (f"{PASS} --out ab.stats --overwrite", lambda found: found["models"]),
     "stitch": (
         "--at fc --data digits:train --examples 100 --test digits:test --json",
@@ -305,7 +313,24 @@ RESULT_OPTIONS = {"-o", "--out", "--report", "--figure", "--title", "--overwrite
 
 
 def test_commands_that_make_a_result_write_it_by_the_same_options():
-    options = {name: {word for one in command.params for word in one.opts} for name, command in cli.commands.items()}
+    options = {name: {word for one in command.params for word in one.opts} for name, command in COMMANDS.items()}
     makers = {name for name in options if "--figure" in options[name]}
     assert {name: RESULT_OPTIONS - options[name] for name in makers} == {name: set() for name in makers}
     assert [name for name in options if "--out" in options[name] and "-o" not in options[name]] == []
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_shows_options_in_groups(netkin, name):
+    lines = netkin(f"{name} --help").stdout.splitlines()
+    headings = [line.rstrip(":") for line in lines if line.endswith(":") and line[0] != " "]
+    known = ["Options", *GROUPS]
+    assert headings == sorted(headings, key=known.index)
+    assert headings[-1] == "General"
+
+
+def test_an_option_of_many_commands_stands_below_a_heading():
+    used = Counter(
+        option.name for one in COMMANDS.values() for option in one.params if isinstance(option, click.Option)
+    )
+    own = {"recipe", "head", "atoms", "methods"}  # of a few commands about training
+    assert {name for name, count in used.items() if count > 2 and name not in HEADINGS} <= own

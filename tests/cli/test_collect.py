@@ -98,11 +98,11 @@ def test_an_exact_model_is_asked_for(netkin, weights, monkeypatch):
 
 
 def test_the_price_of_errors_is_told(netkin, weights):
-    told = netkin(f"explain {MODELS} --errors --chunks 6").stdout
-    alone = json.loads(netkin(f"explain {MODELS} --json").stdout)["bytes"]
+    told = netkin(f"compare --plan {MODELS} --errors --chunks 6").stdout
+    alone = json.loads(netkin(f"compare --plan {MODELS} --json").stdout)["bytes"]
     words = f"whose sums are in that memory, {format_bytes(alone)} without them; every value is read 7 times"
     assert f"error bars: 6 chunks of the examples, {words}" in told
-    assert "error bars" not in netkin(f"explain {MODELS}").stdout
+    assert "error bars" not in netkin(f"compare --plan {MODELS}").stdout
 
 
 @pytest.mark.usefixtures("parts")

@@ -51,7 +51,10 @@ def test_conv_layers_are_compared_by_their_frequencies(netkin):
     result = netkin(f"{DIGITS} --measure cka_rbf --layers relu1 --shape dft")
     assert result.exit_code == 1
     assert result.stderr.startswith("netkin: 'cka_rbf' can't be read from spectra")
-    assert "Spectra, streamed" in netkin("explain netkin:digits --data digits:test --layers relu1 --shape dft").stdout
+    assert (
+        "Spectra, streamed"
+        in netkin("compare --plan netkin:digits --data digits:test --layers relu1 --shape dft").stdout
+    )
 
 
 def test_json_holds_all_and_is_valid_for_strict_readers(netkin):
@@ -192,18 +195,18 @@ def test_options_that_make_no_sense_are_a_misuse(netkin, options, words):
     assert words in " ".join(result.stderr.split())
 
 
-EXPLAINED = "explain netkin:digits --data digits:test"
+PLANNED = "compare --plan netkin:digits --data digits:test"
 
 
 def test_the_plan_is_that_of_the_library(netkin):
     plan = explain(load_model("netkin:digits"), data=load_data("digits:test"), memory=10**9)
-    shown = json.loads(netkin(f"{EXPLAINED} --memory 1GB --json").stdout)
+    shown = json.loads(netkin(f"{PLANNED} --memory 1GB --json").stdout)
     assert (shown["pairs"], shown["bytes"], shown["passes"]) == (plan.pairs, plan.bytes, 3)
     assert list(shown["widths"]["netkin:digits"]) == list(plan.widths["a"])
 
 
 def test_the_text_tells_cost_and_memory(netkin):
-    result = netkin(f'{EXPLAINED} --layers "relu*" --measure cka --measure cka_rbf')
+    result = netkin(f'{PLANNED} --layers "relu*" --measure cka --measure cka_rbf')
     assert result.exit_code == 0
     for words in ("4 layers, the widest", "pairs: 16", "examples: 360, in 3 batches of up to 128", "forward passes: 3,",
                   "cka_rbf: Rows, a sample of at most 2,048", "memory: "):  # fmt: skip
@@ -212,15 +215,15 @@ def test_the_text_tells_cost_and_memory(netkin):
 
 def test_what_would_be_refused_is_said_with_exit_code_1(netkin):
     line = "netkin:digits --data digits:test --shape flatten --memory 1MB"
-    plan, refusal = netkin(f"explain {line}"), netkin(f"compare {line}")
+    plan, refusal = netkin(f"compare --plan {line}"), netkin(f"compare {line}")
     assert plan.exit_code == refusal.exit_code == 1
     said = refusal.stderr.strip().removeprefix("netkin: --memory: ")
     assert plan.stdout.splitlines()[-1] == f"would be refused: {said}"
-    assert json.loads(netkin(f"explain {line} --json").stdout)["refused"] in refusal.stderr
+    assert json.loads(netkin(f"compare --plan {line} --json").stdout)["refused"] in refusal.stderr
 
 
 def test_an_unknown_name_is_one_sentence_as_in_compare(netkin):
-    result = netkin(f"{EXPLAINED} --measure ckaa")
+    result = netkin(f"{PLANNED} --measure ckaa")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "did you mean 'cka'?" in result.stderr
 
@@ -309,24 +312,24 @@ def test_several_models_are_a_job_beside_their_result(netkin):
 
 
 def test_the_plan_of_several_models_tells_passes_and_bytes(netkin):
-    text = netkin(f"explain {SEVERAL}")
+    text = netkin(f"compare --plan {SEVERAL}")
     assert text.exit_code == 0, text.stderr
     for words in ("models: 3, ", "pairs of models: 3", "forward passes: 3, one of each", "memory: "):
         assert words in text.stdout
-    facts = json.loads(netkin(f"explain {SEVERAL} --json").stdout)
+    facts = json.loads(netkin(f"compare --plan {SEVERAL} --json").stdout)
     assert (facts["models"], facts["pairs"], facts["passes"], facts["way"]["blocks"]) == (3, 3, 3, 1)
-    refused = netkin(f"explain {SEVERAL} --memory 1kB")
+    refused = netkin(f"compare --plan {SEVERAL} --memory 1kB")
     assert (refused.exit_code, "would be refused: " in refused.stdout) == (1, True)
 
 
 def test_a_sample_of_rows_is_for_several_models(netkin):
     line = f"{SEVERAL} --rows 40".replace("--examples 100", "")
-    facts = json.loads(netkin(f"explain {line} --memory 330kB --json").stdout)
+    facts = json.loads(netkin(f"compare --plan {line} --memory 330kB --json").stdout)
     assert (facts["way"]["is_sample"], facts["way"]["examples"]) == (True, 40)
     assert netkin(f"compare {line} --memory 330kB --out three.netkin").exit_code == 0
     pair = results.load("three.netkin")["netkin:digits (1)", "netkin:digits (2)"]
     assert pair["cka"].exactness == "a sample of 40 of 360 examples"
-    for command in ("compare", "explain"):
+    for command in ("compare", "compare --plan"):
         two = netkin(f"{command} netkin:digits netkin:digits --data digits:test --rows 40")
         assert two.exit_code == 2
         assert "--rows is for three models or more" in two.stderr
@@ -335,17 +338,17 @@ def test_a_sample_of_rows_is_for_several_models(netkin):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("netkin:digits --engine distributed", "'distributed' is not one of 'local', 'ray'"),
-        ("--engine ray", "--engine ray explains two models or more; leave it out for one."),
+        ("netkin:digits --engine distributed", "--plan runs in one process; leave out --engine distributed."),
+        ("--engine ray", "--engine ray plans for two models or more; leave it out for one."),
     ],
 )
 def test_plans_of_engines_that_have_none_are_a_misuse(netkin, options, words):
-    result = netkin(f"{EXPLAINED} {options}")
+    result = netkin(f"{PLANNED} {options}")
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize("command", ["compare", "explain"])
+@pytest.mark.parametrize("command", ["compare", "compare --plan"])
 def test_a_crash_of_one_of_several_models_is_one_sentence(netkin, command):
     result = netkin(f"{command} netkin:digits netkin:resnet20 netkin:digits --data digits:test")
     assert result.exit_code == 1
@@ -379,7 +382,7 @@ def test_a_cluster_compares_and_continues_beside_the_result(netkin):
     assert other.exit_code == 1
     assert "'ab.netkin.job' holds a comparison that differs in data and seed" in other.stderr
     assert netkin(f"{both} --seed 1 --overwrite").exit_code == 0
-    plan = netkin(f"{call} --engine ray".replace("compare", "explain"))
+    plan = netkin(f"{call} --engine ray".replace("compare", "compare --plan"))
     assert "forward passes: 2, one of each model on each batch" in plan.stdout
     assert "cluster: 2 tasks at once on 2 nodes" in plan.stdout
 

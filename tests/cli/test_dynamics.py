@@ -198,20 +198,20 @@ def test_checkpoints_of_atoms_are_followed_by_their_atoms(netkin, monkeypatch):
 
 
 @pytest.mark.usefixtures("run")
-def test_explain_tells_what_the_command_would_do_and_does_nothing(netkin):
-    result = netkin(f"{LINE} --explain --out run.netkin")
+def test_a_plan_tells_what_the_command_would_do_and_does_nothing(netkin):
+    result = netkin(f"{LINE} --plan --out run.netkin")
     assert result.exit_code == 0, result.output
     assert "run 'run': 3 checkpoints, epochs 0 to 3" in result.stdout
     assert "forward passes in all:" in result.stdout
     assert not Path("run.netkin").exists()
-    facts = json.loads(netkin(f"{LINE} --explain --json").stdout)
+    facts = json.loads(netkin(f"{LINE} --plan --json").stdout)
     assert facts["steps"] == [0, 2, 3]
     assert facts["each"]["pairs"] == 16
 
 
 @pytest.mark.usefixtures("run")
 def test_a_plan_that_would_be_refused_exits_with_1(netkin):
-    result = netkin(f"{LINE} --explain --memory 100")
+    result = netkin(f"{LINE} --plan --memory 100")
     assert result.exit_code == 1
     assert "would be refused" in result.stdout
 
@@ -225,6 +225,6 @@ def test_a_cluster_follows_a_run(netkin):
     found, one = nk.load("run.netkin"), nk.load("one.netkin")
     assert found[0]["svcca"].values == pytest.approx(one[0]["svcca"].values, abs=1e-6)
     assert found.provenance["data digest"] == one.provenance["data digest"]
-    explained = netkin(f"{LINE} --examples 60 --engine ray --explain")
+    explained = netkin(f"{LINE} --examples 60 --engine ray --plan")
     assert explained.exit_code == 0, explained.stderr
     assert "cluster: 2 tasks at once on 2 nodes" in explained.stdout

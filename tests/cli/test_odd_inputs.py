@@ -189,15 +189,15 @@ COMMANDS = {
     "compare": "compare nk_odd:net nk_odd:net --data nk_odd:{0}",
     "collect": "collect nk_odd:net --data nk_odd:{0} --out found.stats",
     "stitch": "stitch nk_odd:net nk_odd:net --at relu --data nk_odd:{0}",
-    "task loss": "stitch nk_odd:net nk_odd:net --at relu --how 'task_loss(epochs=1)' --data nk_odd:{0}",
+    "task loss": "stitch nk_odd:net nk_odd:net --at relu --method 'task_loss(epochs=1)' --data nk_odd:{0}",
     "compress": "compress nk_odd:net --layer hidden --k 0.5 --data nk_odd:{0}",
     "compress to accuracy": "compress nk_odd:net --layer hidden --accuracy-drop 0.5 --data nk_odd:{0}",
     "sparsity": "sparsity nk_odd:net --data nk_odd:{0}",
     "recommend": "recommend nk_odd:net --data nk_odd:{0} --no-errors",
-    "sensitivity": "sensitivity nk_odd:net --data nk_odd:{0}",
+    "classes": "classes nk_odd:net --data nk_odd:{0}",
     "tasks": "tasks a=nk_odd:net,nk_odd:{0} b=nk_odd:net,nk_odd:{0} --seeds 1",
     "federate": f"federate nk_odd:net --data nk_odd:{{0}} --test nk_odd:{{0}} --classes 2 --rounds 1 {TRAINED}",
-    "learn-tasks": f"learn-tasks nk_odd:net --data nk_odd:{{0}} --test nk_odd:{{0}} --tasks 2 {TRAINED}",
+    "continual": f"continual nk_odd:net --data nk_odd:{{0}} --test nk_odd:{{0}} --tasks 2 {TRAINED}",
 }
 
 
@@ -231,7 +231,7 @@ def test_a_last_batch_may_be_smaller_and_more_may_follow_the_labels(odd, command
 @pytest.mark.parametrize("command", COMMANDS)
 def test_batches_of_two_sizes_end_the_command_in_one_sentence(odd, command):
     said = refusal(odd(COMMANDS[command].format("sizes")))
-    if command in ("federate", "learn-tasks"):
+    if command in ("federate", "continual"):
         assert "shape (1, 8, 8) and" in said
         assert "(1, 6, 6)" in said
     else:
@@ -251,7 +251,7 @@ def test_texts_are_refused_by_what_a_model_takes(odd):
     )
 
 
-NEED_LABELS = ("stitch", "task loss", "compress to accuracy", "sparsity", "recommend", "federate", "learn-tasks")
+NEED_LABELS = ("stitch", "task loss", "compress to accuracy", "sparsity", "recommend", "federate", "continual")
 
 
 @pytest.mark.parametrize("data", ["texts", "text_arrays"])
@@ -294,13 +294,13 @@ def test_labels_beyond_the_classes_of_the_model_are_refused(odd, command, fact):
 
 
 @pytest.mark.parametrize("data, fact", [("below", "down to -1"), ("holes", "1 NaN or Inf"), ("sparse", "are sparse")])
-@pytest.mark.parametrize("command", ["federate", "learn-tasks"])
+@pytest.mark.parametrize("command", ["federate", "continual"])
 def test_examples_that_no_network_can_learn_are_refused(odd, command, data, fact):
     assert fact in refusal(odd(COMMANDS[command].format(data)))
 
 
 def test_class_numbers_may_be_large(odd):
-    result = odd(COMMANDS["learn-tasks"].format("large"))
+    result = odd(COMMANDS["continual"].format("large"))
     assert result.exit_code == 0, result.stderr
     assert "and the network 10 outputs" in refusal(odd(COMMANDS["federate"].format("large")))
 
@@ -328,14 +328,14 @@ def test_a_transform_that_fails_is_named(odd):
 
 @pytest.mark.parametrize("model", ["of_dict", "of_tuple", "of_record"])
 def test_tasks_are_learnt_in_every_way_by_models_of_any_output(odd, model):
-    line = COMMANDS["learn-tasks"].format("lists").replace("nk_odd:net", f"nk_odd:{model}")
+    line = COMMANDS["continual"].format("lists").replace("nk_odd:net", f"nk_odd:{model}")
     result = odd(f"{line} --method ewc --method replay --method joint --method atoms --method finetune")
     assert result.exit_code == 0, result.stderr
 
 
 @pytest.mark.parametrize("method", ["atoms", "ewc", "replay"])
 def test_tasks_are_learnt_by_a_model_with_one_layer_under_two_names(odd, method):
-    line = COMMANDS["learn-tasks"].format("lists").replace("nk_odd:net", "nk_odd:shared")
+    line = COMMANDS["continual"].format("lists").replace("nk_odd:net", "nk_odd:shared")
     result = odd(f"{line} --head fc --method {method}")
     assert result.exit_code == 0, result.stderr
 
@@ -352,9 +352,7 @@ def test_clients_train_a_model_with_one_layer_under_two_names(odd):
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-@pytest.mark.parametrize(
-    "line", ["federate net.pt2 --classes 2 --rounds 1", "learn-tasks net.pt2 --tasks 2 --test {0}"]
-)
+@pytest.mark.parametrize("line", ["federate net.pt2 --classes 2 --rounds 1", "continual net.pt2 --tasks 2 --test {0}"])
 def test_an_exported_program_is_not_trained_in_copies(odd, line):
     net, sizes = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval(), {0: torch.export.Dim("examples", min=1)}
     torch.export.save(torch.export.export(net, (torch.ones(4, 1, 8, 8),), dynamic_shapes=(sizes,)), "net.pt2")

@@ -129,12 +129,13 @@ def test_what_fails_while_writing_does_not_take_the_numbers_along(netkin, place,
 
 TASKS = "--method finetune --data digits:train --test digits:test --tasks 2 --recipe epochs=1"
 CLIENTS = "--data digits:train --test digits:test --classes 5 --clients 2 --rounds 1 --recipe epochs=1"
+FIVE = "--measure cka --measure nbs --measure gulp --measure cca_mean --measure cka_debiased"
 GROWING = {
     "series": "dynamics run --model netkin:digits --data digits:test --examples 40 --out OUT",
     "sweep": f"stitch {MODEL} {MODEL} --all --data digits:train --examples 200 --out OUT",
-    "comparison": f"compare a={MODEL} b={MODEL} c=netkin:digits --data digits:test --examples 40 --out OUT",
+    "comparison": f"compare a={MODEL} b={MODEL} c=netkin:digits --data digits:test --examples 40 {FIVE} --out OUT",
     "federation": f"federate {MODEL} {CLIENTS} --out OUT",
-    "task sequence": f"learn-tasks {MODEL} {TASKS} --out OUT",
+    "task sequence": f"continual {MODEL} {TASKS} --out OUT",
 }
 
 
@@ -280,8 +281,8 @@ def test_a_saved_file_says_that_weights_are_random(netkin, line):
     assert RANDOM in " ".join(netkin("show a.netkin").stdout.split())
 
 
-@pytest.mark.parametrize("command", ["explain", "collect --out a.stats"])
-def test_explain_and_collect_say_that_weights_are_random(netkin, command):
+@pytest.mark.parametrize("command", ["compare --plan", "collect --out a.stats"])
+def test_plans_and_collect_say_that_weights_are_random(netkin, command):
     result = netkin(f"{command} netkin:digits --data digits:test --examples 20 --layers fc")
     assert result.exit_code == 0
     assert f"warning: {RANDOM}" in result.stderr
@@ -289,7 +290,9 @@ def test_explain_and_collect_say_that_weights_are_random(netkin, command):
 
 def test_the_plan_of_several_models_says_which_have_random_weights(netkin):
     torch.save(untrained_digits_net(0).state_dict(), "net.pt")
-    line = "explain netkin:digits@net.pt netkin:digits netkin:digits --data digits:test --examples 20 --layers fc"
+    line = (
+        "compare --plan netkin:digits@net.pt netkin:digits netkin:digits --data digits:test --examples 20 --layers fc"
+    )
     result = netkin(line)
     said = [RANDOM.replace("seed 0", f"seed {seed}") for seed in (1, 2)]
     assert result.stderr.splitlines() == [f"warning: {remark}" for remark in said]

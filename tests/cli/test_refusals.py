@@ -10,7 +10,7 @@ import pytest
 import netkin
 
 DIGITS = "netkin:digits netkin:digits --data digits:test --examples 60 --layers fc"
-LEARN = "learn-tasks netkin:digits --data digits:test --test digits:test --recipe epochs=1"
+LEARN = "continual netkin:digits --data digits:test --test digits:test --recipe epochs=1"
 FEDERATE = "federate netkin:digits --data digits:test --classes 2 --rounds 1"
 REFUSED = {
     f"compare {DIGITS} --memory 1KB": "--memory",
@@ -30,7 +30,7 @@ REFUSED = {
     f"{FEDERATE} --coefficients pretrained --atoms 2": "--public",
     LEARN.removesuffix("epochs=1") + "rate=0.1": "--recipe",
     f"{LEARN},drop_last=true,batch=999": "--recipe",
-    "sensitivity netkin:digits --data digits:test --names a,b": "--names",
+    "classes netkin:digits --data digits:test --names a,b": "--names",
     "atoms netkin:digits netkin:digits": "--atoms",
     "atoms a=netkin:digits b=netkin:digits --atoms 2 --source c": "--source",
 }  # fmt: skip

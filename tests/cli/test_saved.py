@@ -228,34 +228,42 @@ def done(tmp_path):
 
 
 def test_jobs_are_listed_with_their_progress(netkin, done):
-    found = netkin(f"jobs {done}")
+    found = netkin(f"jobs list {done}")
     assert found.output == f"{done / 'ab.netkin.job'}: sweep, done, 1 of 1 part\n"
 
 
 def test_a_result_stands_for_the_job_beside_it(netkin, done):
     (done / "ab.netkin").touch()
     (done / "alone.netkin").touch()
-    assert netkin(f"jobs {done / 'ab.netkin'}").stdout == netkin(f"jobs {done}").stdout
-    refused = netkin(f"jobs {done / 'alone.netkin'}")
+    assert netkin(f"jobs list {done / 'ab.netkin'}").stdout == netkin(f"jobs list {done}").stdout
+    refused = netkin(f"jobs show {done / 'alone.netkin'}")
     assert refused.exit_code == 1
-    assert "alone.netkin'; `netkin jobs` lists those below a folder." in refused.stderr
+    assert "alone.netkin'; `netkin jobs list` lists those below a folder." in refused.stderr
+
+
+def test_one_job_is_shown_with_what_it_works_on(netkin, done):
+    first, *facts = netkin(f"jobs show {done / 'ab.netkin'}").stdout.splitlines()
+    assert first.endswith("sweep, done, 1 of 1 part")
+    assert dict(line.split(maxsplit=1) for line in facts)["call"] == "stitch_all()"
+    assert facts[-1].split() == ["seed", "0"]
+    assert json.loads(netkin(f"jobs show {done / 'ab.netkin'} --json").stdout)["condition"] == "done"
 
 
 def test_json_has_all_of_the_state(netkin, done):
-    (state,) = json.loads(netkin(f"jobs {done} --json").output)
+    (state,) = json.loads(netkin(f"jobs list {done} --json").output)
     assert (state["condition"], state["done"], state["call"]) == ("done", 1, "stitch_all()")
     assert state["identity"] == {"seed": 0}
 
 
 def test_a_folder_without_jobs_says_so(netkin, tmp_path):
-    found = netkin(f"jobs {tmp_path}")
+    found = netkin(f"jobs list {tmp_path}")
     assert (found.exit_code, found.stdout, found.stderr) == (0, "no jobs found\n", "")
 
 
 def test_a_folder_that_is_not_there_is_refused(netkin):
-    found = netkin("jobs gone")
+    found = netkin("jobs list gone")
     assert (found.exit_code, found.stdout) == (1, "")
-    assert "there is no job at 'gone'; `netkin jobs` lists those below a folder." in found.stderr
+    assert "there is no job at 'gone'; `netkin jobs list` lists those below a folder." in found.stderr
 
 
 def test_a_job_that_is_over_is_shown_and_can_not_be_cancelled(netkin, done):
@@ -264,11 +272,11 @@ def test_a_job_that_is_over_is_shown_and_can_not_be_cancelled(netkin, done):
     assert refused.exit_code == 1
     assert "is done, with 1 of 1 part done; only a running job can be cancelled." in refused.stderr
     assert netkin(f"jobs watch {done / 'cd.netkin'}").exit_code == 1
-    assert netkin("jobs watch").exit_code == netkin("jobs a b").exit_code == 2
+    assert netkin("jobs watch").exit_code == netkin("jobs list a b").exit_code == netkin("jobs a").exit_code == 2
 
 
 def test_a_running_job_is_watched_until_it_is_cancelled(netkin, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["netkin.cli.catalogue"], "PAUSE", 0.01)
+    monkeypatch.setattr(sys.modules["netkin.cli.saved"], "PAUSE", 0.01)
     ready, ended = threading.Event(), []
 
     def work():
@@ -300,7 +308,7 @@ def test_a_job_whose_folder_is_deleted_when_it_ends_is_done(netkin, tmp_path, mo
         job.advance(2, 3, "tasks")
         written = (tmp_path / "job" / "job.json").read_bytes()
     (tmp_path / "job" / "job.json").write_bytes(written)  # as if it were running
-    monkeypatch.setattr(sys.modules["netkin.cli.catalogue"].time, "sleep", vanish)
+    monkeypatch.setattr(sys.modules["netkin.cli.saved"].time, "sleep", vanish)
     found = netkin(f"jobs watch {tmp_path / 'job'}")
     assert found.exit_code == 0, found.stderr
     assert found.stdout.endswith("claim, done, 3 of 3 tasks\n")

@@ -115,7 +115,7 @@ WRONG = [
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("command", ["compare", "explain"])
+@pytest.mark.parametrize("command", ["compare", "compare --plan"])
 @pytest.mark.parametrize("line, words", WRONG)
 def test_what_is_wrong_is_said_in_one_sentence_with_exit_code_1(netkin, command, line, words):
     result = netkin(f"{command} {line}")
@@ -164,14 +164,14 @@ MISSPELT = {
     "compare netkin:digitss netkin:digits": "no reference architecture named 'digitss'",
     "compare netkin:digits netkin:digits@gone.pt": "found no weights file 'gone.pt'",
     "compare netkin:digits netkin:digits netkin:digits@gone.pt": "found no weights file 'gone.pt'",
-    "explain netkin:digits netkin:digits netkin:digits@": "names no weights after the '@'",
+    "compare --plan netkin:digits netkin:digits netkin:digits@": "names no weights after the '@'",
     "compare netkin:digits netkin:digits hf:gone": "'gone' is no folder",
     "compare netkin:digits netkin:digits gone.pt2": "found no file 'gone.pt2'",
     "compare netkin:digits --measure ckaa": "did you mean 'cka'?",
     "compare netkin:digits netkin:digits netkin:digits --measure ckaa": "did you mean 'cka'?",
     "collect netkin:digits --device cuda:77 --out a.stats": "there is no device 'cuda:77' here",
     "stitch netkin:digitss netkin:digits --all": "no reference architecture named 'digitss'",
-    "sensitivity netkin:digitss": "no reference architecture named 'digitss'",
+    "classes netkin:digitss": "no reference architecture named 'digitss'",
     "compress netkin:digitss --layer fc --k 2": "no reference architecture named 'digitss'",
 }  # fmt: skip
 

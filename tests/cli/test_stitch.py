@@ -42,7 +42,7 @@ def netkin(netkin, tmp_path, monkeypatch):
 
 
 def test_the_numbers_are_those_of_the_library(netkin):
-    result = netkin(f"{AB} --all --layers relu3 --layers fc --how least_squares --how procrustes --out ab.netkin")
+    result = netkin(f"{AB} --all --layers relu3 --layers fc --method least_squares --method procrustes --out ab.netkin")
     assert (result.exit_code, result.stderr) == (0, "saved to ab.netkin\n")
     a, b = (nk.load_model(f"nk_stitch_nets:{name}") for name in ("one", "two"))
     train, test = sample(nk.load_data("digits:train"), 200), sample(nk.load_data("digits:test"), 90)
@@ -88,14 +88,14 @@ def test_several_models_give_a_mean_and_a_spread_and_one_page(netkin, tmp_path):
 
 
 def test_a_warning_stands_below_the_tables(netkin):
-    result = netkin(f"{AB} --at fc --how identity".replace(TEST, ""))
+    result = netkin(f"{AB} --at fc --method identity".replace(TEST, ""))
     assert "warning: nk_stitch_nets:one into nk_stitch_nets:two: the stitches are evaluated on the data on" in (
         " ".join(result.stdout.split())
     )
 
 
 def test_the_warning_names_the_option_that_mends_it(netkin):
-    result = netkin(f"{AB} --at fc --how identity".replace(TEST, ""))
+    result = netkin(f"{AB} --at fc --method identity".replace(TEST, ""))
     assert "give other data as `test`." in " ".join(result.stdout.split())
 
 
@@ -127,7 +127,7 @@ def test_models_may_be_given_names(netkin):
 
 
 def test_the_map_of_one_stitch_is_written(netkin):
-    result = netkin(f"{AB} --at relu2 --into relu3 --how procrustes --map map.netkin")
+    result = netkin(f"{AB} --at relu2 --into relu3 --method procrustes --map map.netkin")
     assert (result.exit_code, result.stderr) == (0, "map in map.netkin\n")
     a, b = (nk.load_model(f"nk_stitch_nets:{name}") for name in ("one", "two"))
     found = nk.load_stitch("map.netkin", a, b)
@@ -194,7 +194,7 @@ def test_the_same_model_twice_is_told_apart(netkin):
 
 
 def test_an_interrupted_command_shows_what_is_finished_and_goes_on(netkin, monkeypatch):
-    line = f'{AB} --all --layers relu4 --layers fc --how least_squares --how "task_loss(steps=1)" --out ab.netkin'
+    line = f'{AB} --all --layers relu4 --layers fc --method least_squares --method "task_loss(steps=1)" --out ab.netkin'
 
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
@@ -216,10 +216,10 @@ def test_an_interrupted_command_shows_what_is_finished_and_goes_on(netkin, monke
 @pytest.mark.parametrize(
     "options, words",
     [
-        ("--all --how least_square", "no matching method named 'least_square'; did you mean 'least_squares'?"),
+        ("--all --method least_square", "no matching method named 'least_square'; did you mean 'least_squares'?"),
         ("--at reluu1", "did you mean 'relu1'?"),
         ("--all --score agreements", "no score named 'agreements'; did you mean 'agreement'?"),
-        ("--at relu1 --how 'task_loss(epoch=1)'", "'task_loss' has no option 'epoch'; did you mean 'epochs'?"),
+        ("--at relu1 --method 'task_loss(epoch=1)'", "'task_loss' has no option 'epoch'; did you mean 'epochs'?"),
     ],
 )
 def test_what_is_unknown_is_refused_in_one_sentence(netkin, options, words):
@@ -255,8 +255,8 @@ def test_test_data_that_do_not_fit_are_refused_in_one_sentence(netkin, tmp_path)
         ("--at relu1 --layers-b fc", "--layers needs --all."),
         ("--all --name one", "--name is given once for each model, or not at all; got 1 for 2 models."),
         ("--all --name one --name one", "names of models must differ; got one, one."),
-        ("--all --map m.netkin", "--map writes one stitch: of two models, at one --at, by one --how."),
-        ("--at fc --how ridge --how procrustes --map m.netkin", "--map writes one stitch"),
+        ("--all --map m.netkin", "--map writes one stitch: of two models, at one --at, by one --method."),
+        ("--at fc --method ridge --method procrustes --map m.netkin", "--map writes one stitch"),
         ("--all --report x.pdf", "a page's name ends in .html or .htm; got 'x.pdf'."),
         ("--all --figure x.gif", "a figure's name ends in .png or .svg or .pdf; got 'x.gif'."),
         ("--all --out nowhere/x.netkin", "the folder 'nowhere' does not exist."),
@@ -296,7 +296,7 @@ def test_test_data_that_overlap_the_fitting_data_are_told_with_their_number(netk
 
 
 def test_what_a_sweep_would_take_is_explained(netkin, tmp_path):
-    line = f"{AB} --all --matrix --layers relu1 --layers fc --how ridge --how 'task_loss(epochs=3)' --explain"
+    line = f"{AB} --all --matrix --layers relu1 --layers fc --method ridge --method 'task_loss(epochs=3)' --plan"
     result = netkin(f"{line} --out ab.netkin")
     assert (result.exit_code, result.stderr) == (0, "")
     assert not (tmp_path / "ab.netkin").exists()
@@ -310,9 +310,9 @@ def test_what_a_sweep_would_take_is_explained(netkin, tmp_path):
     assert (plan["pairs"], plan["joined"], plan["examples"]) == (4, 3, 2 * 200 + (4 + 3 * 2) * test)
     assert plan["passes"] == 2 * batches[0] + (4 + 3 * 2) * batches[1]
     assert list(plan["refused"]) == ["fc into relu1"]
-    assert netkin(f"{AB} --at fc --into relu1 --explain").exit_code == 1
-    three = netkin(f"{AB.replace('two ', 'two nk_stitch_nets:three ')} --all --explain")
-    assert (three.exit_code, "--explain is for two models; got 3." in three.stderr) == (2, True)
+    assert netkin(f"{AB} --at fc --into relu1 --plan").exit_code == 1
+    three = netkin(f"{AB.replace('two ', 'two nk_stitch_nets:three ')} --all --plan")
+    assert (three.exit_code, "--plan is for two models; got 3." in three.stderr) == (2, True)
 
 
 def test_maps_are_read_from_a_file_of_statistics(netkin):
@@ -326,7 +326,7 @@ def test_maps_are_read_from_a_file_of_statistics(netkin):
     values = [one["tables"]["agreement(how=least_squares)"]["values"][0][0] for one in found]
     assert values[0] == pytest.approx(values[1], abs=0.01)
     assert found[0]["provenance"]["fitting examples"] == "200"
-    plan = netkin(f"stitch {models} --at relu3 --data all.stats --test digits:test --explain").stdout
+    plan = netkin(f"stitch {models} --at relu3 --data all.stats --test digits:test --plan").stdout
     assert "method least_squares: read from the saved statistics" in plan
     assert "  0 on each batch for the maps; 4 on each of the test for similarities and evaluation" in plan
     alone = netkin(f"stitch {models} --at relu3 --data all.stats")

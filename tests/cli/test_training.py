@@ -1,4 +1,4 @@
-"""`netkin federate` and `netkin learn-tasks`."""
+"""`netkin federate` and `netkin continual`."""
 
 import json
 
@@ -134,9 +134,7 @@ def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
     assert netkin(f"{FEDERATE} --out u.netkin").exit_code == 0
 
 
-LEARN = (
-    "learn-tasks netkin:digits --data digits:train --test digits:test --tasks 2 --recipe epochs=1,batch=64,rate=0.02"
-)
+LEARN = "continual netkin:digits --data digits:train --test digits:test --tasks 2 --recipe epochs=1,batch=64,rate=0.02"
 
 
 @pytest.mark.slow
@@ -216,7 +214,7 @@ def test_bad_input_of_tasks_is_one_sentence_and_leaves_nothing_behind(netkin, tm
 
 
 def test_a_recipe_needs_epochs_or_steps(netkin):
-    result = netkin("learn-tasks netkin:digits --data digits:train --test digits:test")
+    result = netkin("continual netkin:digits --data digits:train --test digits:test")
     assert result.exit_code == 1
     assert "a recipe needs either `epochs` or `steps`" in result.stderr
 

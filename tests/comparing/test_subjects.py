@@ -228,7 +228,7 @@ def test_models_run_elsewhere_and_come_home(maps, images, layers):
         assert mixed.to_numpy(measure) == pytest.approx(here.to_numpy(measure), abs=2e-3)
     assert next(b.parameters()).device.type == "cpu"
     assert torch.equal(torch.cuda.get_rng_state(), state)
-    with pytest.raises(InvalidValue, match="layer 'conv1' of 'a' in batch 1 holds 256 NaN"):
+    with pytest.raises(InvalidValue, match="the inputs in batch 1 hold 128 NaN"):
         nk.compare(a, b.cuda(), [images, images[:1] * torch.nan], ["cka_minibatch"], layers="conv1", shape="flatten")
 
 

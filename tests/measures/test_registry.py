@@ -93,9 +93,9 @@ def test_two_ids_never_mean_the_same_number():
 @pytest.mark.parametrize(
     "spec, sentence",
     [
-        ("ckaa", "no measure named 'ckaa'; did you mean 'cka'\\? `netkin measures` lists all\\."),
+        ("ckaa", "no measure named 'ckaa'; did you mean 'cka'\\? `netkin list measures` lists all\\."),
         ("svca(variance=0.9)", "no measure named 'svca'; did you mean 'svcca'\\?"),
-        ("zzz", "no measure named 'zzz'; `netkin measures` lists all\\."),
+        ("zzz", "no measure named 'zzz'; `netkin list measures` lists all\\."),
         (
             "svcca(varianc=0.9)",
             "'svcca' has no parameter 'varianc'; did you mean 'variance'\\? its parameters are variance\\.",

@@ -12,6 +12,7 @@ import netkin as nk
 from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName
 from netkin.representations.activations import Recorder, activations
 from netkin.representations.hooks import inference_mode_of
+from worlds import data_parallel
 
 
 class Sometimes(nn.Module):
@@ -178,7 +179,7 @@ def test_wrapped_models_are_read(residual, images, tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         compiled = torch.compile(residual, backend="eager")
-        for model in (nn.DataParallel(residual), DistributedDataParallel(residual), compiled):
+        for model in (data_parallel(residual), DistributedDataParallel(residual), compiled):
             rows = activations(model, data=images)
             assert list(rows) == list(plain)
             assert all(torch.equal(rows[name], plain[name]) for name in plain)

@@ -15,6 +15,7 @@ from netkin.representations.activations import Recorder, activations
 from netkin.representations.hooks import inference_mode_of
 from netkin.representations.inputs import model_precision, precision_in_words
 from netkin.settings import frozen, tf32_in
+from worlds import data_parallel
 
 
 def state(model):
@@ -178,7 +179,7 @@ def test_a_model_on_a_gpu_rounds_to_tf32_unless_it_must_be_exact():
     "run",
     [
         lambda model, data: activations(model, data=data),
-        lambda model, data: activations(nn.DataParallel(model), data=data),
+        lambda model, data: activations(data_parallel(model), data=data),
         lambda model, data: nk.compare(model, data=data),
         lambda model, data: nk.explain(model, data=data),
         lambda model, data: nk.DynamicsRecorder(model, data),

@@ -13,6 +13,7 @@ import netkin as nk
 from netkin.errors import ForwardError, InvalidValue, UnknownName
 from netkin.representations.hooks import recording
 from netkin.representations.inputs import feed
+from worlds import data_parallel
 
 
 class Gives(nn.Module):
@@ -244,7 +245,7 @@ def test_wrapped_models_record_what_the_plain_model_does(residual, images):
     residual.eval()
     plain = recorded(residual, residual, images)
     compiled = torch.compile(residual, backend="eager")
-    for model in (nn.DataParallel(residual), compiled, nn.DataParallel(compiled)):
+    for model in (data_parallel(residual), compiled, data_parallel(compiled)):
         outputs = recorded(model, model, images)
         assert list(outputs) == list(plain)
         assert all(torch.equal(outputs[name], plain[name]) for name in plain)

@@ -24,6 +24,7 @@ from netkin.representations.inputs import (
     inputs_of,
     take,
 )
+from worlds import data_parallel
 
 X = torch.arange(20.0).reshape(10, 2)
 Y = torch.arange(10)
@@ -75,7 +76,7 @@ def test_wrappers_are_left_out(chain):
     chain.double()
     batch = torch.randn(3, 4)
     plain = feed(chain, batch)
-    for model in (nn.DataParallel(chain), torch.compile(chain, backend="eager")):
+    for model in (data_parallel(chain), torch.compile(chain, backend="eager")):
         assert torch.equal(feed(model, batch), plain)
         feed(model, batch, forward=lambda inner, _: inner[0])
 

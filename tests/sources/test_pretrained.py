@@ -358,7 +358,9 @@ def test_a_model_without_a_processor_is_named_beside_one_that_has_it(sights, vit
             load_data(f"images:{sights / 'photos'}", models=[f"hf:{folder}" for folder in pair])
 
 
-def test_images_are_prepared_as_the_folder_of_the_model_says(sights):
+def test_images_are_prepared_as_the_folder_of_the_model_says(transformers, sights):
+    if getattr(transformers.AutoImageProcessor, "is_dummy", False):
+        pytest.skip("this version of transformers prepares images with torchvision alone")
     data = load_data(f"images:{sights / 'photos'}", models=[f"hf:{sights}"])
     (images,) = data
     assert images.shape == (1, 3, 16, 16)

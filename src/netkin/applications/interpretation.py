@@ -276,7 +276,7 @@ class Logits(Side):
     def __init__(
         self, classes: Any, names: Sequence[str] | None, known: Sequence[str], chosen: Spec, forward: Forward | None
     ):
-        self.name, self.kind, self.layers = "classes", "logits", set[str]()
+        self.name, self.layers = "classes", set[str]()
         self._asked, self._names, self._known, self._forward = _listed(classes), names, known, forward
         self._chosen = chosen
         self._columns: dict[str, int] = {}
@@ -286,7 +286,7 @@ class Logits(Side):
 
     @property
     def origin(self) -> dict[str, str]:
-        return {"model": self.kind, "forward": getattr(self._forward, "__qualname__", "none")}
+        return {"model": "logits", "forward": getattr(self._forward, "__qualname__", "none")}
 
     def run(self, model: nn.Module, batch: Any) -> Any:
         """Run the model as it would be, and keep what it gives until the batch is done."""

@@ -20,22 +20,23 @@ from click.shell_completion import BashComplete, CompletionItem, get_completion_
 from click.types import StringParamType
 
 from netkin import __version__
-from netkin.cli.catalogue import data, jobs, layers, measures, report, show
+from netkin.cli.catalogue import listing
 from netkin.cli.checking import doctor, reproduce
-from netkin.cli.compare import collect, compare, explain, merge
+from netkin.cli.compare import collect, compare, merge
 from netkin.cli.demo import demo
-from netkin.cli.options import KNOWN, QUIET, example
+from netkin.cli.options import KNOWN, QUIET, Commands, GroupedCommand, example
 from netkin.cli.outputs import ARGUMENTS, REFUSED
+from netkin.cli.saved import jobs, report, show
 from netkin.cli.several_models import atoms, recommend, tasks
-from netkin.cli.single_model import compress, sensitivity, sparsity
+from netkin.cli.single_model import classes, compress, sparsity
 from netkin.cli.stitch import stitch
-from netkin.cli.training import dynamics, federate, learn_tasks
+from netkin.cli.training import continual, dynamics, federate
 
 NAMING_LAYERS = ("--layers", "--layer", "--layers-a", "--layers-b", "--at", "--into", "--head")
 
 
-class Remembering(click.Group):
-    """A group of commands that remembers what was typed."""
+class Remembering(Commands):
+    """The group of all commands, that remembers what was typed."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command; what is written to a closed stream is dropped, a full one ends the command in one sentence."""
@@ -60,13 +61,6 @@ class Remembering(click.Group):
         ctx.meta[ARGUMENTS] = tuple(args)
         return super().parse_args(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with their whole first sentences, which click would cut."""
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, self.commands[name].get_short_help_str(200)) for name in self.list_commands(ctx)]
-            )
-
 
 def _refuse_empty(args: Sequence[str]) -> None:
     """Refuse an empty argument or value, as of a variable of the shell that is not set; "" names a model's output."""
@@ -85,8 +79,8 @@ def cli(debug: bool) -> None:
     A model is BUILDER[@WEIGHTS]. BUILDER is netkin:NAME (a reference architecture, such as netkin:tiny10),
     package.module:function (called without arguments), hf:DIR (a transformers model) or the path of an exported program
     (.pt2). WEIGHTS is a safetensors file, a state dict saved by torch, or a file saved by `netkin compress`; hf:DIR and
-    .pt2 files contain their own. Data is digits:test, images:DIR, cifar10:DIR or package.module:function; `netkin data`
-    lists all. NAME=DATA gives the data a name of your own, and NAME=MODEL a model that is compared with others.
+    .pt2 files contain their own. Data is digits:test, images:DIR, cifar10:DIR or package.module:function; `netkin list
+    data` lists all. NAME=DATA gives the data a name of your own, and NAME=MODEL a model that is compared with others.
 
     Results go to stdout, progress to stderr. The exit code is 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C.
     """
@@ -119,7 +113,8 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 """
 
 
-@click.command(epilog=example("completion bash"))
+@QUIET
+@click.command(cls=GroupedCommand, epilog=example("completion bash"))
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
@@ -211,18 +206,30 @@ COMPLETED = {
 }  # fmt: skip
 
 
-def with_completion(command: click.Command) -> click.Command:
-    """Return a command whose texts of known kinds a shell completes."""
+def with_completion(command: click.Command) -> None:
+    """Let shells complete a command's texts of known kinds."""
     for parameter in command.params:
         found = COMPLETED.get(f"{command.name} {parameter.name}") or COMPLETED.get(str(parameter.name))
         if parameter.type is click.STRING and found:
             parameter.type = Words(found)
-    return command
 
 
 COMMANDS = (
-    demo, compare, explain, collect, merge, dynamics, atoms, stitch, sensitivity, tasks, compress, sparsity,
-    recommend, federate, learn_tasks, report, show, measures, layers, data, reproduce, jobs, doctor, completion,
+    demo, compare, collect, merge, dynamics, atoms, stitch, classes, tasks, compress, sparsity,
+    recommend, federate, continual, report, show, listing, reproduce, jobs, doctor, completion,
 )  # fmt: skip
-for command in COMMANDS:
-    cli.add_command(with_completion(QUIET(command)))
+for one in COMMANDS:
+    cli.add_command(one)
+
+
+def commands(group: click.Group = cli, before: str = "") -> dict[str, click.Command]:
+    """Return all commands by what is typed for them, such as "compare" and "jobs list"."""
+    found: dict[str, click.Command] = {}
+    for name, one in group.commands.items():
+        typed = f"{before}{name}"
+        found |= commands(one, f"{typed} ") if isinstance(one, click.Group) else {typed: one}
+    return found
+
+
+for one in commands().values():
+    with_completion(one)

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin import __version__
-from netkin.cli.options import DEVICE, JSON, OVERWRITE, example
-from netkin.cli.outputs import PAGES, REFUSED, OutputFiles, align_columns, as_json, with_refusals
+from netkin.cli.options import DEVICE, JSON, OVERWRITE, command
+from netkin.cli.outputs import PAGES, REFUSED, OutputFiles, align_columns, as_json
 from netkin.cli.running import devices, require_device
 from netkin.errors import InflatedWarning, NetkinError, PackageWarning, SourceError
 
@@ -43,10 +43,9 @@ TOLERANCE = 1e-9
 COARSE = 1e-4  # for devices without float64
 
 
-@click.command(epilog=example("doctor"))
+@command("doctor")
 @DEVICE
 @JSON
-@with_refusals
 def doctor(device: str | None, json: bool) -> None:
     """Show what is installed, and test every measure against stored reference values.
 
@@ -182,7 +181,7 @@ def _answer(measure: Measure, X: Any, Y: Any, expected: float, tolerance: float)
         return Answer(measure.id, None, expected, tolerance, str(fault).partition("\n")[0])
 
 
-@click.command(epilog=example("reproduce --list"))
+@command("reproduce --list")
 @click.argument("names", nargs=-1, metavar="PAPER[/CLAIM]...")
 @click.option(
     "--scale",
@@ -218,7 +217,6 @@ def _answer(measure: Measure, X: Any, Y: Any, expected: float, tolerance: float)
 )
 @OVERWRITE
 @JSON
-@with_refusals
 def reproduce(
     names: tuple[str, ...], listing: bool, page: Path | None, overwrite: bool, json: bool, **options: Any
 ) -> None:

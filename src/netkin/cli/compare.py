@@ -1,4 +1,4 @@
-"""`netkin compare`, the layers of two or more models, pair by pair, and `netkin explain`, what that would do and cost.
+"""`netkin compare`: the layers of two or more models, pair by pair.
 
 `netkin collect` and `netkin merge` keep the statistics of a pass over the data, or over a part, in a file, from which
 measures are read later.
@@ -19,15 +19,16 @@ from netkin.cli.options import (
     FILE,
     JSON,
     OVERWRITE,
+    PLAN,
     ROWS,
     collecting_options,
+    command,
     comparing_options,
     engine_options,
-    example,
     is_typed,
     result_options,
 )
-from netkin.cli.outputs import REFUSED, OutputFiles, as_json, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, as_json
 from netkin.cli.running import (
     Destination,
     call_for_many,
@@ -52,21 +53,17 @@ READING = (  # they concern no pass
 )  # fmt: skip
 
 
-@click.command(
-    epilog=example(
-        'compare netkin:digits --data digits:test --measure cka --measure nbs --layers "relu*" --report digits.html'
-    )
-)
+@command('compare netkin:digits --data digits:test --measure cka --measure nbs --layers "relu*" --report digits.html')
 @click.argument("a", metavar="A|STATISTICS")
 @click.argument("b", required=False)
 @click.argument("more", nargs=-1, metavar="[C]...")
 @partial(comparing_options, needs_data=False)
 @ROWS
 @engine_options
+@PLAN
 @result_options("ab")
 @click.pass_context
-@with_refusals
-def compare(context: click.Context, a: str, b: str | None, more: tuple[str, ...], **options: Any) -> None:
+def compare(context: click.Context, a: str, b: str | None, more: tuple[str, ...], plan: bool, **options: Any) -> None:
     """Compare every layer of model A with every layer of model B; with more models, compare all pairs of them.
 
     Without B, the layers of A are compared with each other. All measures are computed in one pass over the data. For
@@ -76,12 +73,19 @@ def compare(context: click.Context, a: str, b: str | None, more: tuple[str, ...]
 
     STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
     the data.
+
+    --plan prints layers, pairs, forward passes and memory. Each model then runs on a few examples, twice (on a whole
+    batch if it can't run on few), to learn its layers; of several models, and with --engine ray, one of each
+    architecture runs. The exit code is 1 if the comparison would be refused.
     """
     typed = [one for one in (a, b, *more) if one]
     is_read = _is_statistics(*typed)
     models = {a: a} if is_read else named_models(typed, options.pop("names"))
     grows = bool(more) and options["engine"] != "distributed"  # the work itself writes the file
     outputs = OutputFiles.of(options, is_job=grows or options["engine"] == "ray")
+    if plan and not is_read:
+        _print_plan(models, options, outputs.json)
+        return
     with warnings.catch_warnings(), with_resume_hint(outputs.save if more else None):
         # the comparison carries these warnings and its text shows them
         warnings.simplefilter("ignore", InflatedWarning)
@@ -152,32 +156,16 @@ def _read_statistics(context: click.Context, path: str) -> Comparison:
     return cast("Comparison", statistics.compute(list(measures)))
 
 
-@click.command(
-    epilog=example('explain netkin:digits --data digits:test --measure cka --measure cka_rbf --layers "relu*"')
-)
-@click.argument("a")
-@click.argument("b", required=False)
-@click.argument("more", nargs=-1, metavar="[C]...")
-@partial(comparing_options, needs_data=False)
-@ROWS
-@partial(engine_options, but="distributed")
-@JSON
-@with_refusals
-def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options: Any) -> None:
-    """Show what `netkin compare` would do with the same options: layers, pairs, forward passes and memory.
-
-    Each model runs on a few examples, twice (on a whole batch if it can't run on few), to learn its layers; no measure
-    is computed. Of several models, and with --engine ray, one of each architecture runs. The exit code is 1 if the
-    comparison would be refused.
-    """
-    models = named_models([one for one in (a, b, *more) if one], options.pop("names"))
+def _print_plan(models: Mapping[str, str], options: dict[str, Any], json: bool) -> None:
+    """Print what the comparison would do and cost, and exit with 1 where it would be refused."""
+    if options["engine"] == "distributed":
+        raise click.UsageError("--plan runs in one process; leave out --engine distributed.")
     _refuse_without_data(models, options)
     plan, facts = _plan(models, options)
     facts["refused"] = plan.refused
     tell_random_weights(loaded_models())
     for remark in facts.get("warnings", ()):
         click.echo(f"warning: {remark}", err=True)
-    # --out is an option of the command that is explained
     click.echo(as_json(facts) if json else "\n".join(plan.lines))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)
@@ -194,7 +182,7 @@ def _plan(models: Mapping[str, str], options: dict[str, Any]) -> tuple[Plan | Ma
         facts["way"]["blocks"] = len(many.way.blocks)
         return many, facts
     if options.pop("engine") == "ray":
-        raise click.UsageError("--engine ray explains two models or more; leave it out for one.")
+        raise click.UsageError("--engine ray plans for two models or more; leave it out for one.")
     _refuse_rows(options.pop("rows"))
     plan = call_library(explain_models, models, options)
     return plan, {key: value for key, value in asdict(plan).items() if key != "kinds"}
@@ -293,7 +281,7 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
         raise click.BadParameter(str(fault)) from fault
 
 
-@click.command(epilog=example('collect netkin:digits --data digits:test --layers "relu*" --part 1/3 --out 1.stats'))
+@command('collect netkin:digits --data digits:test --layers "relu*" --part 1/3 --out 1.stats')
 @click.argument("a")
 @click.argument("b", required=False)
 @collecting_options
@@ -308,7 +296,6 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
 @click.option("-o", "--out", type=FILE, required=True, help="Write the statistics to this file, such as 3.stats.")
 @OVERWRITE
 @JSON
-@with_refusals
 def collect(a: str, b: str | None, out: Path, overwrite: bool, json: bool, **options: Any) -> None:
     """Run the models over the data, or over one part of it, and save the statistics.
 
@@ -329,14 +316,13 @@ def collect(a: str, b: str | None, out: Path, overwrite: bool, json: bool, **opt
     outputs.show(lambda: as_json(statistics_document(statistics, out)) if json else statistics_line(statistics, out))
 
 
-@click.command(epilog=example("merge 1.stats 2.stats 3.stats --out all.stats"))
+@command("merge 1.stats 2.stats 3.stats --out all.stats")
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
 @click.option(
     "-o", "--out", type=FILE, required=True, help="Write the merged statistics to this file, such as all.stats."
 )
 @OVERWRITE
 @JSON
-@with_refusals
 def merge(files: tuple[Path, ...], out: Path, overwrite: bool, json: bool) -> None:
     """Merge the statistics of parts of the same data, written by `netkin collect`.
 

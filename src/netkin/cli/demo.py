@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from netkin.cli.options import OVERWRITE, example
-from netkin.cli.outputs import SILENT, OutputFiles, with_refusals
+from netkin.cli.options import OVERWRITE, command
+from netkin.cli.outputs import SILENT, OutputFiles
 from netkin.errors import InflatedWarning
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ MEASURES = ["cka", "svcca(variance=0.95)", "procrustes_distance"]
 LAYERS = ["relu1", "relu2", "relu3", "relu4", "fc"]
 
 
-@click.command(epilog=example("demo --out netkin-demo"))
+@command("demo --out netkin-demo")
 @click.option(
     "-o",
     "--out",
@@ -41,7 +41,6 @@ LAYERS = ["relu1", "relu2", "relu3", "relu4", "fc"]
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="First of three random seeds."
 )
 @OVERWRITE
-@with_refusals
 def demo(out: Path, seed: int, overwrite: bool) -> None:
     """Train two small networks on the bundled digits, compare them, explain the results and write a report.
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from netkin.cli.outputs import SILENT, TITLE
+from netkin.cli.outputs import SILENT, TITLE, with_refusals
 from netkin.cli.running import readable
 from netkin.comparing.spec import default_of, sentence_of
 
@@ -29,7 +29,7 @@ def declared(option: str, more: str = "", **settings: Any) -> Option:
     text = f"{sentence[:1].upper()}{sentence[1:]}{f' {more}' if more else ''}"
     default = default_of(option)
     if isinstance(default, bool):
-        return click.option(flag, is_flag=True, help=text, **settings)
+        return click.option(f"{flag}/--no-{flag[2:]}", default=default, help=text, **settings)
     if default is not None and not settings.get("multiple"):
         settings |= {"default": default, "show_default": True}
     return click.option(flag, help=text, **settings)
@@ -45,6 +45,67 @@ UNITS |= {f"{letter}IB": 1024**i for i, letter in enumerate("KMGT", start=1)}
 def example(line: str) -> str:
     """Return the end of a command's help: `line` after `netkin`, which runs as it stands."""
     return f"\b\nExample:\n  netkin {line}\n"
+
+
+GROUPS = {  # headings of `--help` with the options below them; those of one command alone stand first
+    "Data": "data test test_examples public examples balanced batch_size part start transforms",
+    "What is compared": "measures layers layers_a layers_b pairs shape resize scores",
+    "Standard errors": "errors chunks seeds",
+    "Running": "plan device engine address gpus memory rows exact_model seed",
+    "Results": "save out report figure title names json overwrite",
+    "General": "quiet",
+}
+HEADINGS = {name: heading for heading, names in GROUPS.items() for name in names.split()}
+
+
+def grouped_options(command: click.Command, context: click.Context) -> dict[str, list[tuple[str, str]]]:
+    """Return the options of a command and what its help says of them, by headings."""
+    groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Options", *GROUPS)}
+    for option in command.get_params(context):
+        record = option.get_help_record(context) if isinstance(option, click.Option) else None
+        if record:
+            heading = "General" if "--help" in option.opts else HEADINGS.get(str(option.name), "Options")
+            groups[heading].append(record)
+    return {heading: records for heading, records in groups.items() if records}
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a part of the help for each group of options."""
+        for heading, records in grouped_options(self, ctx).items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+class Commands(click.Group):
+    """A group of commands whose help has their whole first sentences, which click would cut."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, self.commands[name].get_short_help_str(200)) for name in self.list_commands(ctx)]
+            )
+
+
+def command(line: str, group: click.Group | None = None) -> Callable[[Command], click.Command]:
+    """Return what makes a function a command, with --quiet, whose refusals are one sentence.
+
+    Args:
+        line: An example that runs as it stands, with which the help ends; it begins with the command's name.
+        group: The group of the command, whose name comes first in `line`.
+    """
+
+    def made(function: Command) -> click.Command:
+        name = line.split()[0 if group is None else 1]
+        new = QUIET(click.command(name, cls=GroupedCommand, epilog=example(line))(with_refusals(function)))
+        if group is not None:
+            group.add_command(new)
+        return new
+
+    return made
 
 
 def as_bytes(text: str) -> int:
@@ -144,12 +205,13 @@ COUNT = click.IntRange(min=1)
 RESUMED = "run the same command again to resume, with --overwrite to start again"
 ROWS = declared("rows", "With three models or more.", type=COUNT, metavar="N")
 OVERWRITE = click.option("--overwrite", is_flag=True, help="Write over files that are there.")
+PLAN = click.option("--plan", is_flag=True, help="Print what the command would do and cost, and stop.")
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
 SHAPE = declared("shape", f"One of {', '.join(KNOWN['shapes'])}.", metavar="NAME")
 _RESIZE = declared("resize", type=click.Choice(["average"]))
 _EXACT = declared("exact_model")
 _COMPARING = (
-    declared("layers", "Can be repeated. See `netkin layers`.", multiple=True, metavar="PATTERN"),
+    declared("layers", "Can be repeated. See `netkin list layers`.", multiple=True, metavar="PATTERN"),
     declared("pairs", type=click.Choice(["all", "corresponding"])),
     SHAPE,
     _RESIZE,
@@ -264,11 +326,13 @@ def result_options(
 
 def _data(required: bool = True) -> Option:
     return click.option(
-        "--data", required=required, metavar="DATA", help="Examples to run the models on; see `netkin data`."
+        "--data", required=required, metavar="DATA", help="Examples to run the models on; see `netkin list data`."
     )
 
 
-def _measures(default: list[str], text: str = "Measure to compute; can be repeated. See `netkin measures`.") -> Option:
+def _measures(
+    default: list[str], text: str = "Measure to compute; can be repeated. See `netkin list measures`."
+) -> Option:
     return click.option(
         "--measure", "measures", multiple=True, default=default, show_default=True, metavar="NAME", help=text
     )

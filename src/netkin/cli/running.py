@@ -251,7 +251,7 @@ def require_device(name: str | None) -> None:
     from netkin.errors import UnknownName
 
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name)
     except Exception as fault:  # torch says it in several ways
         raise UnknownName(f"there is no device {name!r} here; this machine has {', '.join(devices())}.") from fault
 

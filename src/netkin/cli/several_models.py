@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.compare import kind_of_file, open_statistics, refuse_result, warn_of_missing_parts
-from netkin.cli.options import DEVICE, KNOWN, NAMES, TRANSFORM, example, result_options, task_options
-from netkin.cli.outputs import OutputFiles, as_json, with_refusals
+from netkin.cli.options import DEVICE, KNOWN, NAMES, TRANSFORM, command, result_options, task_options
+from netkin.cli.outputs import OutputFiles, as_json
 from netkin.cli.running import (
     functions_of,
     load_batches,
@@ -30,13 +30,9 @@ if TYPE_CHECKING:
     from netkin.results import Comparisons, Ranking
 
 
-@click.command(
-    epilog=example(
-        "recommend one=netkin:digits@runs/digits/step_1.pt two=netkin:digits@runs/digits/step_2.pt --data digits:test"
-    )
-)
+@command("recommend one=netkin:digits@runs/digits/step_1.pt two=netkin:digits@runs/digits/step_2.pt --data digits:test")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option("--data", required=True, metavar="DATA", help="Your labelled examples; see `netkin data`.")
+@click.option("--data", required=True, metavar="DATA", help="Your labelled examples; see `netkin list data`.")
 @click.option(
     "--score",
     "scores",
@@ -53,7 +49,12 @@ if TYPE_CHECKING:
     metavar="N",
     help="Number of examples to use, sampled from all of --data with --seed; 0 for all.",
 )
-@click.option("--no-errors", is_flag=True, help="Skip standard errors, which need each score once per chunk.")
+@click.option(
+    "--errors/--no-errors",
+    default=True,
+    show_default=True,
+    help="Compute standard errors of the scores, which needs each score once for each chunk.",
+)
 @click.option(
     "--chunks",
     type=click.IntRange(min=2),
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
 @NAMES
 @TRANSFORM
 @result_options("which", "the ranking", "the scores")
-@with_refusals
 def recommend(models: tuple[str, ...], names: tuple[str, ...], data: str, **options: Any) -> None:
     """Rank pretrained models by how well they are expected to transfer to your data, without training.
 
@@ -93,7 +93,7 @@ def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
         score=first,
         scores=others if first else None,
         examples=options["examples"] or None,
-        errors=not options["no_errors"],
+        errors=options["errors"],
         chunks=options["chunks"],
         layers=options["layer"],
         device=options["device"],
@@ -102,16 +102,13 @@ def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
     )
 
 
-@click.command(
-    epilog=example(
-        "tasks seen=netkin:digits,digits:train fresh=netkin:digits,digits:test --examples 300 "
-        '--layers "relu*" --report tasks.html'
-    )
+@command(
+    "tasks seen=netkin:digits,digits:train fresh=netkin:digits,digits:test --examples 300 "
+    '--layers "relu*" --report tasks.html'
 )
 @click.argument("tasks", nargs=-1, required=True, metavar="NAME=MODEL,DATA|NAME=STATISTICS...")
 @task_options
 @result_options("tasks", "the comparisons", "the blocks of all pairs")
-@with_refusals
 def tasks(tasks: tuple[str, ...], **options: Any) -> None:
     """Compare tasks, block by block: models of any architecture, each with its own data of any size.
 
@@ -173,7 +170,7 @@ def _compare_tasks(
     return compare_tasks(made, **options, share_buckets=not independent_buckets)
 
 
-@click.command(epilog=example("atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html"))
+@command("atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option(
     "--atoms", type=click.IntRange(min=1), metavar="M", help="Fit shared coefficients first, with M atoms per layer."
@@ -197,7 +194,6 @@ def _compare_tasks(
 @click.option("--top", type=click.IntRange(min=1), metavar="K", help="Print only the K most similar networks for each.")
 @NAMES
 @result_options("nets", drawn="the table")
-@with_refusals
 def atoms(models: tuple[str, ...], names: tuple[str, ...], top: int | None, **options: Any) -> None:
     """Compare networks by their filter atoms, each with every other, from their weights alone.
 

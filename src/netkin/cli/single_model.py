@@ -1,6 +1,6 @@
 """Commands about one model: `netkin compress`, smaller layers; `netkin sparsity`, how many weights are zero or small.
 
-`netkin sensitivity` shows how closely each layer of a classifier follows the logit of each class.
+`netkin classes` shows how closely each layer of a classifier follows the logit of each class.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from netkin.cli.options import (
     NAMES,
     SHAPE,
     TRANSFORM,
-    example,
+    command,
     memory_option,
     result_options,
 )
-from netkin.cli.outputs import OutputFiles, as_json, with_refusals
+from netkin.cli.outputs import OutputFiles, as_json
 from netkin.cli.running import (
     functions_of,
     load_batches,
@@ -51,9 +51,7 @@ class Amount(click.ParamType):
             self.fail(f"{value!r} is neither a whole number nor a share such as 0.35.", param, ctx)
 
 
-@click.command(
-    epilog=example("compress netkin:digits --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test")
-)
+@command("compress netkin:digits --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test")
 @click.argument("model")
 @click.option(
     "--layer",
@@ -64,7 +62,10 @@ class Amount(click.ParamType):
     help="Layers by name, glob or type; a glob selects those that are Linear or Conv2d. Can be repeated.",
 )
 @click.option(
-    "--data", required=True, metavar="DATA", help="Examples from which the directions are computed; see `netkin data`."
+    "--data",
+    required=True,
+    metavar="DATA",
+    help="Examples from which the directions are computed; see `netkin list data`.",
 )
 @click.option(
     "--k",
@@ -94,7 +95,6 @@ class Amount(click.ParamType):
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @TRANSFORM
 @result_options("small", "the compressed network", "shares kept and accuracy")
-@with_refusals
 def compress(model: str, **options: Any) -> None:
     """Compress layers of MODEL: keep only the directions of their inputs that matter, and show what that saves.
 
@@ -136,12 +136,10 @@ def _compress(
     return small
 
 
-@click.command(
-    epilog=example("sparsity netkin:digits@before.pt netkin:digits@after.pt --data digits:test --report sparsity.html")
-)
+@command("sparsity netkin:digits@before.pt netkin:digits@after.pt --data digits:test --report sparsity.html")
 @click.argument("model")
 @click.argument("other", required=False)
-@click.option("--data", metavar="DATA", help="Labelled examples for accuracy and similarity; see `netkin data`.")
+@click.option("--data", metavar="DATA", help="Labelled examples for accuracy and similarity; see `netkin list data`.")
 @click.option(
     "--epsilon",
     "epsilons",
@@ -173,7 +171,6 @@ def _compress(
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @NAMES
 @result_options("sparsity", "the study", "weights, similarity and accuracy")
-@with_refusals
 def sparsity(model: str, other: str | None, names: tuple[str, ...], **options: Any) -> None:
     """Show the share of weights of MODEL, and of OTHER, that is zero or small, and the effect of pruning.
 
@@ -206,9 +203,9 @@ def _study(
     return sparsity_study(dict(zip(named, models, strict=True)), batches, **given)
 
 
-@click.command(epilog=example("sensitivity netkin:digits --data digits:test --class 3 --class 8 --report digits.html"))
+@command("classes netkin:digits --data digits:test --class 3 --class 8 --report digits.html")
 @click.argument("model")
-@click.option("--data", required=True, metavar="DATA", help="Examples to run the model on; see `netkin data`.")
+@click.option("--data", required=True, metavar="DATA", help="Examples to run the model on; see `netkin list data`.")
 @click.option(
     "--class",
     "classes",
@@ -228,13 +225,13 @@ def _study(
     default=["cca_mean"],
     show_default=True,
     metavar="NAME",
-    help="Measures; see `netkin measures`. Can be repeated.",
+    help="Measures; see `netkin list measures`. Can be repeated.",
 )
 @click.option(
     "--layers",
     multiple=True,
     metavar="PATTERN",
-    help="Layers by name, glob or type; can be repeated. See `netkin layers`.",
+    help="Layers by name, glob or type; can be repeated. See `netkin list layers`.",
 )
 @SHAPE
 @EXAMPLES
@@ -243,8 +240,7 @@ def _study(
 @DEVICE
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @result_options("classes")
-@with_refusals
-def sensitivity(model: str, **options: Any) -> None:
+def classes(model: str, **options: Any) -> None:
     """Show how strongly each layer of MODEL, a classifier, represents each class.
 
     Each layer is compared with the logit of each class. With cca_mean, a value is the largest correlation that any
@@ -252,11 +248,11 @@ def sensitivity(model: str, **options: Any) -> None:
     """
     ((name, spec),) = named_models([model]).items()
     outputs = OutputFiles.of(options)
-    found = _sensitivity(name, spec, **options)
+    found = _class_sensitivity(name, spec, **options)
     outputs.deliver(found, found.save)
 
 
-def _sensitivity(
+def _class_sensitivity(
     name: str,
     model: str,
     data: str,

@@ -19,11 +19,12 @@ from netkin.cli.options import (
     FILE,
     KNOWN,
     NAMES,
+    PLAN,
     RESUMED,
-    example,
+    command,
     result_options,
 )
-from netkin.cli.outputs import REFUSED, OutputFiles, as_json, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, as_json
 from netkin.cli.running import (
     load_batches,
     load_models,
@@ -42,11 +43,7 @@ if TYPE_CHECKING:
 MOST = 6  # warnings shown
 
 
-@click.command(
-    epilog=example(
-        "stitch netkin:digits netkin:digits --at relu2 --how least_squares --data digits:train --test digits:test"
-    )
-)
+@command("stitch netkin:digits netkin:digits --at relu2 --method least_squares --data digits:train --test digits:test")
 @click.argument("models", nargs=-1, required=True, metavar="A B [C]...")
 @click.option("--all", "whole", is_flag=True, help="Stitch every layer into the layer of the same name.")
 @click.option("--matrix", is_flag=True, help="With --all: every layer into every layer.")
@@ -58,7 +55,10 @@ MOST = 6  # warnings shown
     help="Layer of the second model, for each --at; by default the same name as --at.",
 )
 @click.option(
-    "--layers", multiple=True, metavar="PATTERN", help="With --all: layers by name, glob or type; see `netkin layers`."
+    "--layers",
+    multiple=True,
+    metavar="PATTERN",
+    help="With --all: layers by name, glob or type; see `netkin list layers`.",
 )
 @click.option("--layers-a", multiple=True, metavar="PATTERN", help="With --all: layers of the first model only.")
 @click.option("--layers-b", multiple=True, metavar="PATTERN", help="With --all: layers of the second model only.")
@@ -66,14 +66,14 @@ MOST = 6  # warnings shown
     "--data",
     required=True,
     metavar="DATA",
-    help="Examples on which the stitch is fitted, see `netkin data`; or a file of `netkin collect`, from which direct "
-    "methods read their maps.",
+    help="Examples on which the stitch is fitted, see `netkin list data`; or a file of `netkin collect`, from which "
+    "direct methods read their maps.",
 )
 @click.option(
     "--test", metavar="DATA", help="Examples for evaluating the stitch; accuracy needs labels; by default --data."
 )
 @click.option(
-    "--how",
+    "--method",
     "hows",
     multiple=True,
     default=["least_squares"],
@@ -83,7 +83,7 @@ MOST = 6  # warnings shown
     "'task_loss(epochs=3)'. Can be repeated.",
 )
 @click.option("--measure", "measures", multiple=True, default=["cka"], show_default=True, metavar="NAME",
-              help="Similarity of the layers to show beside the scores; see `netkin measures`.")  # fmt: skip
+              help="Similarity of the layers to show beside the scores; see `netkin list measures`.")  # fmt: skip
 @click.option("--score", "scores", multiple=True, metavar="NAME",
               help="Score of the stitch; by default relative_accuracy, agreement and cross_entropy. Scores: "
               f"{', '.join(KNOWN['stitching scores'])}.")  # fmt: skip
@@ -104,11 +104,10 @@ MOST = 6  # warnings shown
 )
 @NAMES
 @click.option(
-    "--map", "map_file", type=FILE, help="With one --at and one --how: write the stitch to this file, for `nk.load`."
+    "--map", "map_file", type=FILE, help="With one --at and one --method: write the stitch to this file, for `nk.load`."
 )
-@click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
+@PLAN
 @result_options("ab", "the result", more=f", as it grows; {RESUMED}")
-@with_refusals
 def stitch(
     models: tuple[str, ...],
     whole: bool,
@@ -117,7 +116,7 @@ def stitch(
     into: tuple[str, ...],
     names: tuple[str, ...],
     map_file: Path | None,
-    explains: bool,
+    plan: bool,
     **options: Any,
 ) -> None:
     """Stitch layers of model A into model B: run A up to a layer, map its output, and continue with B.
@@ -133,12 +132,12 @@ def stitch(
             "two models are needed, and one was given; to stitch a model with itself, name it twice."
         )
     if map_file and (len(named), len(at), len(options["hows"])) != (2, 1, 1):
-        raise click.UsageError("--map writes one stitch: of two models, at one --at, by one --how.")
+        raise click.UsageError("--map writes one stitch: of two models, at one --at, by one --method.")
     made: list[Stitch] = []
     layers = _layers(len(named), *(options.pop(name) for name in ("layers", "layers_a", "layers_b")))
     asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers}
-    if explains:
-        _explain(named, outputs.json, **asked, **options)
+    if plan:
+        _print_plan(named, outputs.json, **asked, **options)
         return
     asked |= {"save": outputs.save, "overwrite": outputs.overwrite}
     with warnings.catch_warnings():
@@ -178,12 +177,12 @@ def _pairs(whole: bool, matrix: bool, at: tuple[str, ...], into: tuple[str, ...]
     return list(zip(at, into or at, strict=True)) if at else "all" if matrix else "corresponding"
 
 
-def _explain(models: dict[str, str], json: bool, **options: Any) -> None:
+def _print_plan(models: dict[str, str], json: bool, **options: Any) -> None:
     """Print what would be done, for the first two models, and exit with 1 where no pair can be joined."""
     from netkin.applications.stitching import explain_stitch
 
     if len(models) > 2:
-        raise click.UsageError(f"--explain is for two models; got {len(models)}.")
+        raise click.UsageError(f"--plan is for two models; got {len(models)}.")
     names = list(models)
     networks, fitting, judging, asked = _load(list(models.values()), **options)
     plan = explain_stitch(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)

@@ -1,4 +1,4 @@
-"""Commands about training: `netkin dynamics`, how layers of a run converge, `netkin learn-tasks` and `netkin federate`.
+"""Commands about training: `netkin dynamics`, how layers of a run converge, `netkin continual` and `netkin federate`.
 
 The last two train: on one task after another, and on clients that learn a network together.
 """
@@ -18,16 +18,17 @@ from netkin.cli.options import (
     COUNT,
     DEVICE,
     KNOWN,
+    PLAN,
     RECIPE,
     RESUMED,
+    command,
     engine_options,
-    example,
     following_options,
     is_typed,
     recipe_settings,
     result_options,
 )
-from netkin.cli.outputs import REFUSED, OutputFiles, as_json, with_refusals
+from netkin.cli.outputs import REFUSED, OutputFiles, as_json
 from netkin.cli.running import (
     Result,
     functions_of,
@@ -48,11 +49,7 @@ if TYPE_CHECKING:
 OPTIONS = KNOWN["options of learners"]
 
 
-@click.command(
-    epilog=example(
-        'dynamics runs/digits --model netkin:digits --data digits:test --layers "relu*" --report digits.html'
-    )
-)
+@command('dynamics runs/digits --model netkin:digits --data digits:test --layers "relu*" --report digits.html')
 @click.argument("run", metavar="RUN_DIR")
 @click.option(
     "--model", metavar="BUILDER", help="Network for checkpoints that hold only weights, such as netkin:resnet20."
@@ -60,15 +57,14 @@ OPTIONS = KNOWN["options of learners"]
 @click.option("--steps", type=click.IntRange(min=2), metavar="N", help="Use at most N checkpoints, evenly spaced.")
 @following_options
 @partial(engine_options, but="distributed")
-@click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
+@PLAN
 @result_options(
     "run",
     "the series",
     "the layers' lines",
     f", after each step; {RESUMED}",
 )
-@with_refusals
-def dynamics(run: str, explains: bool, **options: Any) -> None:
+def dynamics(run: str, plan: bool, **options: Any) -> None:
     """Compare every checkpoint of a run with the final one, layer by layer.
 
     RUN_DIR is a folder of checkpoints with steps in their names: step_100.pt, epoch-3.safetensors, checkpoint-500/ of
@@ -82,8 +78,8 @@ def dynamics(run: str, explains: bool, **options: Any) -> None:
         options["pairs"] = None  # all, or of weights alone those that correspond
     if options["data"] is None and not read_from_weights(options["measures"]):
         raise click.UsageError("--data is missing; only measures of weights, such as atom_cosine, work without it.")
-    if explains:
-        _explain_run(run, outputs.json, **options)
+    if plan:
+        _print_plan(run, outputs.json, **options)
         return
     try:
         series = _call_library(follow, run, save=outputs.save, overwrite=outputs.overwrite, **options)
@@ -93,7 +89,7 @@ def dynamics(run: str, explains: bool, **options: Any) -> None:
     outputs.deliver(series)
 
 
-def _explain_run(run: str, json: bool, **options: Any) -> None:
+def _print_plan(run: str, json: bool, **options: Any) -> None:
     from netkin.applications.dynamics import explain_dynamics
 
     plan = _call_library(explain_dynamics, run, **options)
@@ -136,14 +132,9 @@ def _say_how_to_resume(save: Path | None) -> None:
     click.echo(f"\n{len(series.steps)} of {total} steps are in {save}; run the same command again to resume.", err=True)
 
 
-@click.command(
-    "learn-tasks",
-    epilog=example(
-        "learn-tasks netkin:digits --data digits:train --test digits:test --recipe epochs=5 --report tasks.html"
-    ),
-)
+@command("continual netkin:digits --data digits:train --test digits:test --recipe epochs=5 --report tasks.html")
 @click.argument("model")
-@click.option("--data", required=True, metavar="DATA", help="Labelled training examples; see `netkin data`.")
+@click.option("--data", required=True, metavar="DATA", help="Labelled training examples; see `netkin list data`.")
 @click.option("--test", required=True, metavar="DATA", help="Labelled test examples of the same classes.")
 @click.option(
     "--tasks",
@@ -192,8 +183,7 @@ def _say_how_to_resume(save: Path | None) -> None:
 @click.option("-o", "--out", "save", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
               help=f"Write DIR/METHOD.netkin and the finished tasks; {RESUMED}.")  # fmt: skip
 @result_options("tasks", None, "the accuracy matrices")
-@with_refusals
-def learn_tasks(model: str, methods: tuple[str, ...], save: Path | None, **options: Any) -> None:
+def continual(model: str, methods: tuple[str, ...], save: Path | None, **options: Any) -> None:
     """Train MODEL on tasks one after another (continual learning), and test all tasks after each.
 
     Each task is a group of the classes of --data, with its own head. ACC is the mean accuracy over all tasks at the
@@ -240,8 +230,7 @@ def _learn(
     recipe: tuple[str, ...], seeds: int, **options: Any,
 ) -> list[TaskAccuracies]:  # fmt: skip
     """Split the data into tasks and call the library for each method."""
-    from netkin.applications.continual import learn_tasks as learn
-    from netkin.applications.continual import split_tasks
+    from netkin.applications.continual import learn_tasks, split_tasks
     from netkin.training.recipe import recipe_of
 
     require_device(options["device"])
@@ -249,8 +238,8 @@ def _learn(
     split, records = split_tasks(data, test, tasks, seed=order), []
     for method in methods:
         with with_resume_hint(places.get(method)):
-            learnt = learn(spec, split, method, how, seeds=range(seeds), options=own[method], save=places.get(method),
-                           **options)  # fmt: skip
+            learnt = learn_tasks(spec, split, method, how, seeds=range(seeds), options=own[method],
+                                 save=places.get(method), **options)  # fmt: skip
         records.append(learnt.record)
     return records
 
@@ -267,14 +256,13 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
     return found
 
 
-@click.command(
-    epilog=example(
-        "federate netkin:digits --data digits:train --test digits:test --classes 2 --rounds 3 --report users.html"
-    )
-)
+@command("federate netkin:digits --data digits:train --test digits:test --classes 2 --rounds 3 --report users.html")
 @click.argument("model")
 @click.option(
-    "--data", required=True, metavar="DATA", help="Labelled examples, divided among the clients; see `netkin data`."
+    "--data",
+    required=True,
+    metavar="DATA",
+    help="Labelled examples, divided among the clients; see `netkin list data`.",
 )
 @click.option("--test", metavar="DATA", help="Test examples; each client is tested on its own classes.")
 @click.option("--clients", type=COUNT, default=10, show_default=True, metavar="N", help="Number of clients.")
@@ -324,7 +312,6 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
               help="Random seed for weights, division of data, choice of clients and order of examples.")  # fmt: skip
 @result_options("users", "the result", "accuracies and similarity",
                 f", and finished rounds beside it; {RESUMED}")  # fmt: skip
-@with_refusals
 def federate(model: str, **options: Any) -> None:
     """Simulate federated learning of MODEL, with clients that have examples of different classes.
 

@@ -26,7 +26,7 @@ from netkin.comparing.plan import (
     weights_alone,
     weights_of,
 )
-from netkin.comparing.sides import ModelInput, ModelSide, RecordedSide, Side, WeightsSide, function_name
+from netkin.comparing.sides import ModelInput, ModelSide, Reads, RecordedSide, Side, WeightsSide, function_name
 from netkin.comparing.spec import (
     Measures,
     Options,
@@ -275,17 +275,16 @@ class Call:
     def feed(self, sides: Sequence[Side], measures: Sequence[Measure]) -> Feed:
         """Return the data of this call as batches for each side."""
         paired = any(not kind.by_content for need in needs_of(measures) for kind in need.candidates)
-        share, part = self.engine.part, self.spec.part
-        given = {"part": part is not None, "start": self.spec.start is not None, "partial": self.run.partial}
-        if share is not None and any(given.values()):
-            name = next(name for name, is_given in given.items() if is_given)
-            raise InvalidValue(
-                f"`{name}` is for one process, and here {share[1]} share the data; leave it out.", argument=name
-            )
+        share, part = self.engine.part, cast("tuple[int, int] | None", self.spec.part)
+        options = {"part": part is not None, "start": self.spec.start is not None, "partial": self.run.partial}
+        for name, is_set in options.items():
+            if share is not None and is_set:
+                raise InvalidValue(
+                    f"`{name}` is for one process, and here {share[1]} share the data; leave it out.", argument=name
+                )
         feed = Feed(
-            sides, self.data, self.spec.examples, part if share is None else share, self.spec.start or 0, paired,
-            shared=share is not None,
-        )  # fmt: skip
+            sides, self.data, self.spec.examples, share or part, self.spec.start or 0, paired, shared=share is not None
+        )
         if feed.expected is not None:
             self._refuse_few(feed.expected)
         return feed
@@ -337,7 +336,7 @@ class Call:
 
     def _read(self, comparer: Comparer, sides: Sequence[Side], feed: Feed, interruption: Interruption) -> None:
         """Run every model once on each batch, and fold in what they give; Ctrl-C waits for the end of a batch."""
-        stream = Stream(sides, feed, **comparer.reads)
+        stream = Stream(sides, feed, comparer.reads)
         with ExitStack() as stack:
             stack.enter_context(interruption.ending("reading", lambda: comparer.examples > 0))
             stack.enter_context(interruption.handling())
@@ -404,7 +403,7 @@ class Call:
                 )
         with loaders_kept(self.data, *(side.data for side in sides)):
             feed = self.feed(sides, measures)
-            stream = Stream(sides, feed, resizes=bool(self.spec.resize))
+            stream = Stream(sides, feed, Reads(resizes=bool(self.spec.resize)))
             with stream.open():
                 sizes = list(stream.learn().values())
         return explained(

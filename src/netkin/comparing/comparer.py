@@ -20,6 +20,7 @@ from netkin import __version__, files
 from netkin.arrays import as_tensor, require_finite
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.plan import Need, Plan, aligned, make_plan, memory_limit, needs_of, ready_collectors, refuse_over
+from netkin.comparing.sides import Reads
 from netkin.comparing.spec import DECLARED, Options, Spec, documented, layers_by_name, split, takes_options
 from netkin.comparing.stream import Batch, KeptLayer, make_batch
 from netkin.errors import FileError, ForwardError, InvalidValue, MemoryLimit, NoValue, ShapeError, UnknownName
@@ -103,15 +104,15 @@ class Comparer:
     # --- what is read of models ---------------------------------------------------------------------------------------
 
     @property
-    def reads(self) -> dict[str, Any]:
+    def reads(self) -> Reads:
         """What a stream must give beside rows."""
-        return {
-            "reduce": self.reduce if any(need.reduces for need in self.needs) and not self.resizes else None,
-            "targets": list(dict.fromkeys(need.target for need in self.needs if need.target is not None)),
-            "outputs": any("outputs" in need.feeds for need in self.needs),
-            "hashes": any(kind.by_content for need in self.needs for kind in need.candidates),
-            "resizes": self.resizes,
-        }
+        return Reads(
+            reduce=self.reduce if any(need.reduces for need in self.needs) and not self.resizes else None,
+            targets=list(dict.fromkeys(need.target for need in self.needs if need.target is not None)),
+            outputs=any("outputs" in need.feeds for need in self.needs),
+            hashes=any(kind.by_content for need in self.needs for kind in need.candidates),
+            resizes=self.resizes,
+        )
 
     # --- feeding ------------------------------------------------------------------------------------------------------
 
@@ -163,7 +164,7 @@ class Comparer:
 
     def take(self, batch: Batch) -> int:
         """Fold a batch in, and return how many examples it adds."""
-        before, self._doubt = self._doubt, batch.doubt if batch.doubt.waits else None
+        before, self._doubt = self._doubt, batch.doubt
         if before is not None:
             before.settle()
         with exact_matrix_products():

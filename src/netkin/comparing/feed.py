@@ -10,7 +10,6 @@ import numpy as np
 from torch.utils.data import DistributedSampler
 
 from netkin.comparing.sides import RecordedSide, Side, WeightsSide
-from netkin.comparing.spec import parse_part
 from netkin.errors import InvalidValue, ShapeError
 from netkin.representations import batches_of
 from netkin.representations.inputs import (
@@ -40,90 +39,97 @@ class Feed:
         sides: Sequence[Side],
         data: Any,
         examples: int | None,
-        part: Any = None,
+        part: tuple[int, int] | None = None,
         start: int = 0,
         paired: bool = True,
         shared: bool = False,
     ):
-        self.sides, self._examples, self.start, self.paired = sides, examples, start, paired
-        self._shared = shared
-        self.known: int | None = None  # examples in the latest batch, where they can be counted
+        self.sides, self._examples, self.start, self.paired, self._shared = sides, examples, start, paired, shared
         self._numbers: dict[int, np.ndarray] = {}  # of the examples of data that samplers have split
-        self._part = None if part is None else parse_part(part)
         recorded = [side for side in sides if isinstance(side, RecordedSide)]
         if recorded:
-            self._of_recorded(recorded, data, examples)
+            self.expected: int | None = self._recorded_examples(recorded, data)
+            self._data: dict[Side, Any] = dict.fromkeys(sides, slices(0, self.expected))
         else:
             self._data = {side: data if side.data is None else side.data for side in sides}
-            for side, own in self._data.items():
-                if isinstance(side, WeightsSide):
-                    raise side.refusal
-                if own is None:
-                    alone = all(other.data is None for other in sides)
-                    what = "`data` is missing" if alone else f"{side.name!r} has no data"
-                    raise InvalidValue(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
+            self._refuse_absent()
             if paired:
                 _refuse_other_orders(self._data)
-            counts = [examples_in(own, examples) for own in self._by_id().values()]
-            unknown = None in counts
-            self.expected = counts[0] if paired else None if unknown else sum(count or 0 for count in counts)
+            counts = [examples_in(source, examples) for source in self._sources.values()]
+            self.expected = counts[0] if paired else None if None in counts else sum(count or 0 for count in counts)
         self.length = self.expected
-        if self._part is not None and not (shared and self._take_sampled(*self._part)):
-            self._cut(*self._part)
+        if part is not None and not (shared and self._take_sampled(*part)):
+            self._cut(*part)
+
+    @property
+    def _sources(self) -> dict[int, Any]:
+        """The data of all sides, each object once."""
+        return {id(data): data for data in self._data.values()}
 
     @property
     def is_one(self) -> bool:
         """Whether all sides get the same data."""
-        return len({id(data) for data in self._data.values()}) == 1
+        return len(self._sources) == 1
 
     def examples_of(self, side: Side) -> int | None:
         """Return how many examples a side will get, if that is known."""
         return self.expected if self.paired else examples_in(self._data[side], self._examples)
 
-    def _of_recorded(self, recorded: Sequence[RecordedSide], data: Any, examples: int | None) -> None:
+    def _recorded_examples(self, recorded: Sequence[RecordedSide], data: Any) -> int:
         if len(recorded) < len(self.sides):
             raise InvalidValue(
                 "a model and recorded rows can't be compared: nothing tells whether they saw the same examples. "
                 "Record both."
             )
-        counts = {side.name: side.examples for side in recorded}
-        if len(set(counts.values())) > 1:
-            (a, n), (b, m) = next(iter(counts.items())), next(c for c in counts.items() if c[1] != recorded[0].examples)
-            raise ShapeError(f"{a!r} holds {n:,} examples and {b!r} {m:,}; record both on the same examples.")
+        first, examples = recorded[0].name, recorded[0].examples
+        for side in recorded:
+            if side.examples != examples:
+                raise ShapeError(
+                    f"{first!r} holds {examples:,} examples and {side.name!r} {side.examples:,}; record both on the "
+                    "same examples."
+                )
         if data is not None:
             raise InvalidValue("recorded rows are compared as they are; leave `data` out.")
-        self.expected = min(recorded[0].examples, examples or recorded[0].examples)
-        self._data = dict.fromkeys(recorded, slices(0, self.expected))
+        return min(examples, self._examples or examples)
+
+    def _refuse_absent(self) -> None:
+        for side, data in self._data.items():
+            if isinstance(side, WeightsSide):
+                side.refuse_data()
+            if data is None:
+                alone = all(other.data is None for other in self.sides)
+                what = "`data` is missing" if alone else f"{side.name!r} has no data"
+                raise InvalidValue(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
 
     def _cut(self, which: int, count: int) -> None:
         """Leave of all data the part `which` of `count`, a contiguous range of examples."""
         if self.expected is None:
-            way = f"shared by {count:,} processes; pass a data set, an array or a loader that has a length."
+            remedy = f"shared by {count:,} processes; pass a data set, an array or a loader that has a length."
             raise InvalidValue(
                 "data that do not tell how many they are can't be "
-                + (way if self._shared else "split into parts; give each part `start`.")
+                + (remedy if self._shared else "split into parts; give each part `start`.")
             )
         if count > self.expected:
-            way = f"shared by {count:,} processes; start" if self._shared else f"split into {count:,} parts; take"
-            raise InvalidValue(f"{self.expected:,} examples can't be {way} fewer.")
-        is_recorded, cut, lengths = isinstance(self.sides[0], RecordedSide), {}, []
-        first = self.expected * (which - 1) // count
-        for key, data in self._by_id().items():
-            own = self.expected if is_recorded else examples_in(data, self._examples) or self.expected
-            ends = own * (which - 1) // count, own * which // count
-            cut[key] = slices(*ends) if is_recorded else part_of(data, *ends)
+            remedy = f"shared by {count:,} processes; start" if self._shared else f"split into {count:,} parts; take"
+            raise InvalidValue(f"{self.expected:,} examples can't be {remedy} fewer.")
+        is_recorded, parts, lengths = isinstance(self.sides[0], RecordedSide), {}, []
+        for key, data in self._sources.items():
+            examples = self.expected if is_recorded else examples_in(data, self._examples) or self.expected
+            ends = examples * (which - 1) // count, examples * which // count
+            parts[key] = slices(*ends) if is_recorded else part_of(data, *ends)
             lengths.append(ends[1] - ends[0])
-        self._data = {side: cut[id(data)] for side, data in self._data.items()}
-        self._examples, self.start = None, self.start + first
+        self._data = {side: parts[id(data)] for side, data in self._data.items()}
+        self._examples, self.start = None, self.start + self.expected * (which - 1) // count
         self.length = lengths[0] if self.paired else sum(lengths)
 
     def _take_sampled(self, which: int, count: int) -> bool:
         """Number the examples by the data's own `DistributedSampler`; tell whether they have one."""
-        found = {key: sampled_numbers(data, which - 1, count) for key, data in self._by_id().items()}
-        if all(numbers is None for numbers in found.values()):
+        sources = self._sources
+        numbers = {key: sampled_numbers(data, which - 1, count) for key, data in sources.items()}
+        self._numbers = {key: sampled for key, sampled in numbers.items() if sampled is not None}
+        if not self._numbers:
             return False
-        self._numbers = {key: numbers for key, numbers in found.items() if numbers is not None}
-        if len(self._numbers) < len(found):
+        if len(self._numbers) < len(sources):
             raise InvalidValue(
                 "some of the data are split by a `DistributedSampler` and others are not; split all alike."
             )
@@ -132,12 +138,9 @@ class Feed:
             raise InvalidValue("the samplers of the two data sets give other examples; let them have the same seed.")
         if self._examples is not None:
             raise InvalidValue("`examples` does not go with a `DistributedSampler`; take a `Subset` of the data set.")
-        totals = [len(sampler_of(data).dataset) for data in self._by_id().values()]
+        totals = [len(sampler_of(data).dataset) for data in sources.values()]
         self.expected, self.length = (totals[0], len(first)) if self.paired else (sum(totals), None)
         return True
-
-    def _by_id(self) -> dict[int, Any]:
-        return {id(data): data for data in self._data.values()}
 
     def numbers(self, side: Side, seen: int, count: int) -> np.ndarray:
         """Return the numbers of a side's next `count` examples, after it has `seen` some."""
@@ -146,22 +149,18 @@ class Feed:
 
     def __iter__(self) -> Iterator[dict[Side, Any]]:
         """Yield for each side its batch; those that hold the same data object share one iteration."""
-        every = self._by_id()
-        recorded = isinstance(self.sides[0], RecordedSide)
+        sources, is_recorded = self._sources, isinstance(self.sides[0], RecordedSide)
         # what a sampler repeats, so that all processes get as many, comes last
-        own = {key: len(numbers) for key, numbers in self._numbers.items()}
+        counts = {key: len(numbers) for key, numbers in self._numbers.items()}
         iterators = [
-            data if recorded else batches_of(data, own.get(key, self._examples)) for key, data in every.items()
+            data if is_recorded else batches_of(data, counts.get(key, self._examples)) for key, data in sources.items()
         ]
         for batches in zip_longest(*iterators):
-            of_data = dict(zip(every, batches, strict=True))
-            found = {side: of_data[id(data)] for side, data in self._data.items()}
-            if self.paired and len(every) > 1:
-                _refuse_uneven(found)
-            found = {side: batch for side, batch in found.items() if batch is not None}
-            first = next(iter(found.values()))
-            self.known = first.stop - first.start if recorded else length_if_known(first)
-            yield found
+            by_source = dict(zip(sources, batches, strict=True))
+            step = {side: by_source[id(data)] for side, data in self._data.items()}
+            if self.paired and len(sources) > 1:
+                _refuse_uneven(step)
+            yield {side: batch for side, batch in step.items() if batch is not None}
 
 
 def sampled_numbers(data: Any, rank: int, ranks: int) -> np.ndarray | None:
@@ -172,10 +171,10 @@ def sampled_numbers(data: Any, rank: int, ranks: int) -> np.ndarray | None:
     sampler = sampler_of(data)
     if not isinstance(sampler, DistributedSampler):
         return None
-    total, given = len(sampler.dataset), f"rank {sampler.rank} of {sampler.num_replicas}"  # type: ignore[arg-type]
+    total, place = len(sampler.dataset), f"rank {sampler.rank} of {sampler.num_replicas}"  # type: ignore[arg-type]
     if (sampler.rank, sampler.num_replicas) != (rank, ranks):
         raise InvalidValue(
-            f"the `DistributedSampler` is for {given} and this is rank {rank} of {ranks}; leave its `rank` and "
+            f"the `DistributedSampler` is for {place} and this is rank {rank} of {ranks}; leave its `rank` and "
             "`num_replicas` out."
         )
     if sampler.total_size < total or (loader_of(data).drop_last and len(sampler) % (loader_of(data).batch_size or 1)):
@@ -186,7 +185,7 @@ def sampled_numbers(data: Any, rank: int, ranks: int) -> np.ndarray | None:
     numbers = np.fromiter(sampler, np.int64)
     numbers = numbers[rank + ranks * np.arange(len(numbers)) < total]  # behind them come those that are repeated
     if len(np.unique(numbers)) < len(numbers):
-        raise InvalidValue(f"the sampler of {given} repeats examples in a way of its own; pass the data set instead.")
+        raise InvalidValue(f"the sampler of {place} repeats examples in a way of its own; pass the data set instead.")
     return numbers
 
 
@@ -203,8 +202,8 @@ def _refuse_uneven(batches: Mapping[Side, Any]) -> None:
 
 def _refuse_other_orders(data: Mapping[Side, Any]) -> None:
     """Refuse a loader that shuffles beside other data, as nothing pairs their examples."""
-    shuffled = next((side for side, own in data.items() if reshuffles(own)), None)
-    other = next((side for side, own in data.items() if shuffled and own is not data[shuffled]), None)
+    shuffled = next((side for side, source in data.items() if reshuffles(source)), None)
+    other = next((side for side, source in data.items() if shuffled and source is not data[shuffled]), None)
     if shuffled and other:
         raise InvalidValue(
             f"the data of {shuffled.name!r} are shuffled and do not pair with those of {other.name!r}; give both the "
@@ -221,13 +220,9 @@ def data_name(data: Any) -> str:
     """Return what a result calls its data: the attribute `name` of them or of a loader's data set, or their type."""
     if data is None:
         return "recorded"
-    name = getattr(data, "name", None)
-    if isinstance(name, str):
-        return name
-    inner = getattr(data, "dataset", None)
-    if isinstance(own := getattr(inner, "name", None), str):
-        return own
-    return type(inner).__name__ if inner is not None else type(data).__name__
+    dataset = getattr(data, "dataset", None)
+    names = (getattr(data, "name", None), getattr(dataset, "name", None))
+    return next((name for name in names if isinstance(name, str)), type(data if dataset is None else dataset).__name__)
 
 
 # --- held for many passes ---------------------------------------------------------------------------------------------

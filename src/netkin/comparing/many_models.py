@@ -26,7 +26,7 @@ from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import HeldExamples, data_name
 from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study
 from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_alone
-from netkin.comparing.sides import ModelInput, ModelSide, ReplayedSide
+from netkin.comparing.sides import ModelInput, ModelSide, Reads, ReplayedSide
 from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
 from netkin.comparing.stream import Stream
 from netkin.errors import InvalidValue, MemoryLimit, blame, refuse_half_characters
@@ -308,7 +308,7 @@ class Survey:
         self.study = call.study(sides) if sides[0].device is not None else self.study
         feed = call.feed(sides, self.measures)
         self.total = feed.expected
-        stream = Stream(sides, feed, resizes=bool(self.call.spec.resize))
+        stream = Stream(sides, feed, Reads(resizes=bool(self.call.spec.resize)))
         with stream.open():
             sizes = list(stream.learn().values())
         self.batch = stream.batch_length

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -80,21 +80,28 @@ class ModelInput:
 
 @dataclass(frozen=True)
 class Reads:
-    """What is read of each model beside its rows: the losses whose gradients are taken, and whether its outputs.
+    """What is read of each model beside its rows.
 
-    `reduce` makes of (model, layer, rows, which tokens they are or None) what is kept until the batch is folded in.
+    Args:
+        reduce: makes of (model, layer, rows, which tokens they are or None) what is kept until the batch is folded in;
+            that of a stream is given (key, rows, which tokens, numbers of the examples).
+        targets: the losses whose gradients are taken.
+        outputs: whether outputs are wanted.
+        hashes: whether examples are known by their content.
+        resizes: whether feature maps may be averaged down to the size of others.
     """
 
     reduce: Any = None
     targets: Sequence[Target] = ()
     outputs: bool = False
+    hashes: bool = False
+    resizes: bool = False
 
 
 class Side(ABC):
     """One side of a stream: for a batch it gives what is kept of each layer's rows."""
 
     name: str
-    kind: str
     data: Any = None  # its own, where it has some
     device: Any = None  # where its rows are made, if it is known beforehand
     owns_rows = False  # whether its rows are its own, and so need no copy to be kept
@@ -153,29 +160,35 @@ class ModelSide(Side):
         device: torch.device | str | None = None,
         exact: bool = False,
     ):
-        self.name, self.model, self.kind = name, model, type(model).__name__
+        self.name, self.model = name, model
         self._layers, self._shape, self._device, self._exact = layers, shape, device, exact
         self._forward, self.transform, self.names_layers = forward, transform, layers is not None
         self._recorder: Recorder | None = None
         self._digest = ""
         self._form: Form | None = None
+        _refuse_absent(device)
         self.device = device or next(iter(_devices_of(model)))
 
     @property
     def origin(self) -> dict[str, Any]:
         device = ", ".join(sorted(map(str, _devices_of(self.model)))) if self._device is None else str(self._device)
         functions = {"transform": self.transform, "forward": self._forward}
-        names = {what: "none" if given is None else function_name(given) for what, given in functions.items()}
+        names = {what: "none" if function is None else function_name(function) for what, function in functions.items()}
         self._digest = self._digest or weights_digest(self.model)
         form = self._form or form_of(self.model)
         random = remark_on(unwrapped(self.model))
         whole = "" if self.names_layers else whole_remark(self.model, self.name)
         remarks = {"random weights": random, "one layer": whole}
         return {
-            "model": self.kind, "device": device, **names, "precision": model_precision(self.model, exact=self._exact),
-            "weights": self._digest, "architecture": str(form), "form": form.to_json(),
+            "model": type(self.model).__name__,
+            "device": device,
+            **names,
+            "precision": model_precision(self.model, exact=self._exact),
+            "weights": self._digest,
+            "architecture": str(form),
+            "form": form.to_json(),
             **{what: remark for what, remark in remarks.items() if remark},
-        }  # fmt: skip
+        }
 
     @contextmanager
     def open(self, reads: Reads) -> Iterator[None]:
@@ -211,7 +224,7 @@ class ModelSide(Side):
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         known = modules(self.model)
         if layers is None and self._layers is None:
-            return {name: own for name, module in known.items() if (own := layer_weights(module))}
+            return {name: tensors for name, module in known.items() if (tensors := layer_weights(module))}
         names = choose(self.model, self._layers) if layers is None else layers
         return {name: layer_weights(known[split_call(name)[0]]) for name in names}
 
@@ -230,12 +243,13 @@ class RecordedSide(Side):
                 "its model to compare what layers give; to compare weights, pass `nk.ModelInput(weights=...)` and a "
                 "measure that reads them, such as 'weight_cosine'."
             )
-        self.name, self.kind, self._shape, self._reduce = name, "recorded", shape, None  # type: str, str, Any, Any
+        self.name, self._shape = name, shape
+        self._reduce: Any = None
         chosen = {layer: arrays[layer] for layer in _chosen(name, list(arrays), layers)}
         self._arrays = {layer: as_tensor(array, f"{name}/{layer}") for layer, array in chosen.items()}
         self._resolutions = {layer: resolution_of(chosen[layer], array) for layer, array in self._arrays.items()}
         counts = {layer: len(array) if array.ndim else 0 for layer, array in self._arrays.items()}
-        (first, n), (other, m) = min(counts.items(), key=lambda c: c[1]), max(counts.items(), key=lambda c: c[1])
+        (first, n), (other, m) = (extreme(counts.items(), key=lambda item: item[1]) for extreme in (min, max))
         if n < m:
             raise ShapeError(
                 f"{name!r} holds {n:,} examples of layer {first!r} and {m:,} of layer {other!r}; "
@@ -247,7 +261,10 @@ class RecordedSide(Side):
 
     @property
     def origin(self) -> dict[str, Any]:
-        return {"model": self.kind, "device": ", ".join(sorted({str(array.device) for array in self._arrays.values()}))}
+        return {
+            "model": "recorded",
+            "device": ", ".join(sorted({str(array.device) for array in self._arrays.values()})),
+        }
 
     def length(self, batch: slice) -> int:
         return int(batch.stop - batch.start)
@@ -272,7 +289,7 @@ class RecordedSide(Side):
     def read(self, batch: slice) -> Recorded:
         rows = {layer: self._rows(layer, batch)[0] for layer in self._arrays}
         if self._reduce is not None:
-            rows = {layer: self._reduce(self.name, layer, own, None) for layer, own in rows.items()}
+            rows = {layer: self._reduce(self.name, layer, matrix, None) for layer, matrix in rows.items()}
         return Recorded(rows)
 
     def _rows(self, layer: str, batch: slice) -> tuple[Tensor, str]:
@@ -292,29 +309,19 @@ class WeightsSide(Side):
     """A state dict, for statistics that are fed by weights alone."""
 
     def __init__(self, name: str, tensors: Tensors, layers: Spec = None):
-        self.name, self.kind, self._tensors, self._layers = name, "weights", tensors, layers
+        self.name, self._tensors, self._layers = name, tensors, layers
         self.names_layers = layers is not None
 
     @property
     def origin(self) -> dict[str, Any]:
-        devices = ", ".join(sorted({str(one.device) for one in self._tensors.values()}))
-        return {"model": self.kind, "device": devices, "weights": weights_digest(self._tensors)}
+        devices = ", ".join(sorted({str(tensor.device) for tensor in self._tensors.values()}))
+        return {"model": "weights", "device": devices, "weights": weights_digest(self._tensors)}
 
-    @property
-    def refusal(self) -> InvalidValue:
-        """The refusal of what needs data to be run."""
-        return InvalidValue(
-            f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures."
-        )
+    def refuse_data(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse what needs data to be run."""
+        raise InvalidValue(f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures.")
 
-    def open(self, reads: Reads) -> AbstractContextManager[None]:
-        raise self.refusal
-
-    def learn(self, batch: Any) -> dict[str, LayerFacts]:
-        raise self.refusal
-
-    def read(self, batch: Any) -> Recorded:
-        raise self.refusal
+    open = learn = read = refuse_data
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         for weight, parts in parts_of_computed_weights(self._tensors).items():
@@ -322,12 +329,12 @@ class WeightsSide(Side):
                 f"{self.name!r} holds {' and '.join(map(repr, parts[:2]))}, from which {weight!r} is computed, not the "
                 f"weight itself; pass the model, or {REMEDY}."
             )
-        found: dict[str, dict[str, Tensor]] = {}
+        by_layer: dict[str, dict[str, Tensor]] = {}
         for name, tensor in self._tensors.items():
-            layer, _, own = name.rpartition(".")
-            found.setdefault(layer, {})[own] = tensor
-        names = _chosen(self.name, list(found), self._layers) if layers is None else layers
-        return {layer: found.get(layer, {}) for layer in names}
+            layer, _, parameter = name.rpartition(".")
+            by_layer.setdefault(layer, {})[parameter] = tensor
+        names = _chosen(self.name, list(by_layer), self._layers) if layers is None else layers
+        return {layer: by_layer.get(layer, {}) for layer in names}
 
 
 class ReplayedSide(Side):
@@ -337,12 +344,11 @@ class ReplayedSide(Side):
     not kept: where they are wanted, the model runs in each pass.
     """
 
-    owns_rows = False
-
     def __init__(self, side: ModelSide, limit: float):
         self._side, self.limit, self.held, self._reads = side, limit, 0, Reads()
-        self.name, self.kind, self.device, self.names_layers = side.name, side.kind, side.device, side.names_layers
-        self.transform = side.transform
+        self.name, self.device, self.names_layers, self.transform = (
+            side.name, side.device, side.names_layers, side.transform
+        )  # fmt: skip
         # with the batch itself, as the number of an object is free for others once it is gone
         self._kept: dict[int, tuple[Any, Recorded]] = {}
 
@@ -353,9 +359,6 @@ class ReplayedSide(Side):
     @property
     def left_out(self) -> Mapping[str, str]:  # type: ignore[override]
         return self._side.left_out
-
-    def length(self, batch: Any) -> int | None:
-        return self._side.length(batch)
 
     @contextmanager
     def open(self, reads: Reads) -> Iterator[None]:
@@ -377,7 +380,8 @@ class ReplayedSide(Side):
         reduce = self._reads.reduce
         if reduce is None:
             return recorded
-        rows = {layer: reduce(self.name, layer, own, recorded.valid.get(layer)) for layer, own in recorded.rows.items()}
+        valid = recorded.valid
+        rows = {layer: reduce(self.name, layer, matrix, valid.get(layer)) for layer, matrix in recorded.rows.items()}
         return replace(recorded, rows=rows)
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
@@ -391,13 +395,15 @@ def _chosen(name: str, known: list[str], layers: Spec) -> list[str]:
     if layers is None:
         return known
     wanted = [layers] if isinstance(layers, (str, type)) else list(layers)
-    if not wanted or not all(isinstance(one, str) for one in wanted):
+    if not wanted or not all(isinstance(pattern, str) for pattern in wanted):
         raise InvalidValue(f"the recorded layers of {name!r} are chosen by name or glob; got {wanted}.")
-    found = {str(one): [one] if one in known else matching_names(known, str(one)) for one in wanted}
-    for one, matching in found.items():
+    chosen: dict[str, None] = {}
+    for pattern in map(str, wanted):
+        matching = [pattern] if pattern in known else matching_names(known, pattern)
         if not matching:
-            raise UnknownName(f"{name!r} has no layer {one!r}{did_you_mean(one, known) or '.'}")
-    return list(dict.fromkeys(layer for matching in found.values() for layer in matching))
+            raise UnknownName(f"{name!r} has no layer {pattern!r}{did_you_mean(pattern, known) or '.'}")
+        chosen |= dict.fromkeys(matching)
+    return list(chosen)
 
 
 def function_name(function: Any) -> str:
@@ -415,7 +421,7 @@ def _devices_of(model: nn.Module) -> set[torch.device]:
 
 def _refuse_absent(device: torch.device | str | None) -> None:
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device)
     except Exception as fault:  # torch says it in several ways
         raise UnknownName(
             f"there is no device {str(device)!r} here; leave `device` out to run the models where they are."

@@ -5,7 +5,7 @@ keyword are made of the declarations here, and so are the options of commands. F
 a `TypedDict` of them all. The module needs no torch, so that commands start fast.
 """
 
-# ruff: noqa: RUF009  # defaults are declared by `_option`, and none is mutable
+# defaults are declared by `_option`, and none is mutable
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import inspect
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
@@ -33,7 +33,7 @@ Measures = str | Callable[..., Any] | Sequence[Any]
 MOST = 2.0**62  # bytes, where `memory` is infinite
 
 
-def _option(default: Any, sentence: str) -> Any:
+def option(default: Any, sentence: str) -> Any:
     """Declare an option by its default and the sentence that says what it means."""
     return field(default=default, metadata={"sentence": sentence})
 
@@ -42,40 +42,40 @@ def _option(default: Any, sentence: str) -> Any:
 class Spec:
     """What is compared, and how."""
 
-    measures: Measures | None = _option(("cka",), "one measure or several, by name with parameters, or as functions.")
-    layers: Layers | Mapping[str, Layers] = _option(
+    measures: Measures | None = option(("cka",), "one measure or several, by name with parameters, or as functions.")
+    layers: Layers | Mapping[str, Layers] = option(
         None,
         "which layers: names, globs (`*` within a level, `**` across) or types; a mapping gives each model its own.",
     )
-    pairs: Any = _option(
+    pairs: Any = option(
         "all", '"all", each with every other, "corresponding", those of one name, or a list of (layer, layer).'
     )
-    examples: int | None = _option(None, "the number of examples after which the pass ends.")
-    part: str | tuple[int, int] | None = _option(
+    examples: int | None = option(None, "the number of examples after which the pass ends.")
+    part: str | tuple[int, int] | None = option(
         None, 'which part of indexable data, as "3/16": the third of sixteen contiguous ranges.'
     )
-    start: int | None = _option(
+    start: int | None = option(
         None, "the number of the first example, for parts that are given as separate loaders; 0 for the first of them."
     )
-    shape: Shape | Mapping[str, Shape] = _option(
+    shape: Shape | Mapping[str, Shape] = option(
         None, "what one example is, for all layers or by layer; by default pool for feature maps and mean for tokens."
     )
-    resize: str | None = _option(
+    resize: str | None = option(
         None, '"average" averages larger feature maps down to the smaller size, with shape positions or dft.'
     )
-    memory: float | None = _option(None, "the most bytes that statistics may take; by default a quarter of all memory.")
-    rows: int | None = _option(
+    memory: float | None = option(None, "the most bytes that statistics may take; by default a quarter of all memory.")
+    rows: int | None = option(
         None, "how many examples may be sampled, where models would run several times otherwise; the result says so."
     )
-    seed: int = _option(0, "seed of the sample of rows that kernel measures read.")
-    transforms: Any = _option(None, "a function of the inputs, or one for each model.")
-    forward: Any = _option(None, "a function ``forward(model, batch)``, or one for each model.")
-    names: tuple[str, str] = _option(("a", "b"), "what the result calls the two.")
-    errors: bool = _option(
+    seed: int = option(0, "seed of the sample of rows that kernel measures read.")
+    transforms: Any = option(None, "a function of the inputs, or one for each model.")
+    forward: Any = option(None, "a function ``forward(model, batch)``, or one for each model.")
+    names: tuple[str, str] = option(("a", "b"), "what the result calls the two.")
+    errors: bool = option(
         False, "whether values get standard errors, by leaving out one chunk of the examples in turn."
     )
-    chunks: int = _option(20, "the number of chunks for standard errors.")
-    exact_model: bool = _option(
+    chunks: int = option(20, "the number of chunks for standard errors.")
+    exact_model: bool = option(
         False, "whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers."
     )
 
@@ -150,20 +150,20 @@ class Spec:
 class Run:
     """How a call runs."""
 
-    device: torch.device | str | None = _option(None, "where the models run; by default where they are.")
-    partial: bool = _option(False, "whether Ctrl-C returns what is finished.")
-    engine: str | Engine = _option(
+    device: torch.device | str | None = option(None, "where the models run; by default where they are.")
+    partial: bool = option(False, "whether Ctrl-C returns what is finished.")
+    engine: str | Engine = option(
         "local",
         '"local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a '
         "cluster; models, data and functions are then given by name.",
     )
-    save: str | os.PathLike[str] | None = _option(
+    save: str | os.PathLike[str] | None = option(
         None, "the file for the result, beside which finished parts are kept, and where the same call continues."
     )
-    overwrite: bool = _option(
+    overwrite: bool = option(
         False, "whether another result or job that is there is deleted, and the work starts again."
     )
-    progress: ProgressOption = _option(
+    progress: ProgressOption = option(
         None, "None for a bar in a terminal, False for nothing, or a function of (done, total, what)."
     )
 
@@ -195,12 +195,20 @@ class Options(TypedDict, total=False):
     progress: ProgressOption
 
 
-DECLARED = {option.name: option for kind in (Spec, Run) for option in fields(kind)}
+Declared = Mapping[str, Field[Any]]
 
 
-def sentence_of(option: str) -> str:
+def declarations(*kinds: Any) -> Declared:
+    """Return the declared options of dataclasses such as `Spec`: their fields that have a sentence."""
+    return {option.name: option for kind in kinds for option in fields(kind) if "sentence" in option.metadata}
+
+
+DECLARED = declarations(Spec, Run)
+
+
+def sentence_of(option: str, declared: Declared = DECLARED) -> str:
     """Return the sentence that says what an option means."""
-    return str(DECLARED[option].metadata["sentence"])
+    return str(declared[option].metadata["sentence"])
 
 
 def default_of(option: str) -> Any:
@@ -217,7 +225,7 @@ def split(options: Mapping[str, Any]) -> tuple[Spec, Run]:
     )
 
 
-def takes_options(without: str) -> Callable[[Function], Function]:
+def takes_options(without: str = "", declared: Declared = DECLARED) -> Callable[[Function], Function]:
     """Let a function that ends in ``**options`` show the declared options as its keywords, but for some.
 
     Its docstring has an ``Args:`` for its own arguments, which those of the options follow.
@@ -227,10 +235,10 @@ def takes_options(without: str) -> Callable[[Function], Function]:
         signature = inspect.signature(function)
         parameters = list(signature.parameters.values())[:-1]
         left_out = {*without.split(), *(parameter.name for parameter in parameters)}
-        names = [name for name in DECLARED if name not in left_out]
+        names = [name for name in declared if name not in left_out]
         added = [
             inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default_of(name), annotation=DECLARED[name].type
+                name, inspect.Parameter.KEYWORD_ONLY, default=declared[name].default, annotation=declared[name].type
             )
             for name in names
         ]
@@ -245,17 +253,20 @@ def takes_options(without: str) -> Callable[[Function], Function]:
             return function(*arguments, **options)
 
         called.__signature__ = signature.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
-        called.__doc__ = documented(function.__doc__ or "", ["measures"] * ("measures" in known) + names)
+        called.__doc__ = documented(
+            function.__doc__ or "", ["measures"] * (declared is DECLARED and "measures" in known) + names, declared
+        )
         return cast("Function", called)
 
     return decorate
 
 
-def documented(text: str, names: Sequence[str]) -> str:
+def documented(text: str, names: Sequence[str], declared: Declared = DECLARED) -> str:
     """Return a docstring in which a line for each option follows those of the function's own arguments."""
     begin, args, rest = text.partition("    Args:\n")
     described, example, end = rest.partition("\n    Example:")
-    lines = "".join(f"\n        {name}: {sentence_of(name)}" for name in names if f" {name}: " not in described)
+    added = [name for name in names if f" {name}: " not in described]
+    lines = "".join(f"\n        {name}: {sentence_of(name, declared)}" for name in added)
     return f"{begin}{args}{described.rstrip()}{lines}\n{example}{end}" if args else text
 
 

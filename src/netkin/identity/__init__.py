@@ -50,7 +50,7 @@ def in_words(value: Any) -> str:
         '<lambda>'
     """
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {in_words(one)}" for key, one in value.items())
+        return ", ".join(f"{key}: {in_words(inner)}" for key, inner in value.items())
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(in_words, value))}]"
     if callable(value) and not isinstance(value, type):
@@ -66,7 +66,7 @@ def described_call(name: str, /, **options: Any) -> str:
         >>> described_call("nk.compress", model=nn.Linear(2, 3), layers=["0"], k=2, test=None)
         "nk.compress(model=Linear, layers=['0'], k=2)"
     """
-    arguments = [f"{key}={_in_short(value)}" for key, value in options.items() if value is not None]
+    arguments = [f"{key}={_shorten(value)}" for key, value in options.items() if value is not None]
     return command() or f"{name}({', '.join(arguments)})"
 
 
@@ -77,27 +77,27 @@ def with_call(function: Function) -> Function:
     name, is_method = ".".join(names if len(names) > 1 else ["nk", *names]), len(names) > 1
 
     @functools.wraps(function)
-    def called(*given: Any, **keywords: Any) -> Any:
+    def called(*arguments: Any, **keywords: Any) -> Any:
         try:
-            bound = {} if command() else dict(signature.bind(*given, **keywords).arguments)
+            bound = {} if command() else dict(signature.bind(*arguments, **keywords).arguments)
         except TypeError:  # the function itself says what is wrong
             bound = {}
         if not bound:
-            return function(*given, **keywords)
-        asked = {key: value for key, value in list(bound.items())[is_method:] if key not in WITHOUT_EFFECT}
-        with commanded(described_call(name, **asked)):
-            return function(*given, **keywords)
+            return function(*arguments, **keywords)
+        shown = {key: value for key, value in list(bound.items())[is_method:] if key not in WITHOUT_EFFECT}
+        with commanded(described_call(name, **shown)):
+            return function(*arguments, **keywords)
 
     return cast("Function", called)
 
 
-def _in_short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     """Return a value as text of up to `LONGEST` characters, objects by their names; no more items are read than fit."""
     if isinstance(value, (list, tuple)):
-        text = ", ".join(map(_in_short, islice(value, LONGEST)))
+        text = ", ".join(map(_shorten, islice(value, LONGEST)))
         text = f"[{text}]" if isinstance(value, list) else f"({text}{',' * (len(value) == 1)})"
     elif isinstance(value, dict):
-        text = f"{{{', '.join(f'{key!r}: {_in_short(one)}' for key, one in islice(value.items(), LONGEST))}}}"
+        text = f"{{{', '.join(f'{key!r}: {_shorten(inner)}' for key, inner in islice(value.items(), LONGEST))}}}"
     elif value is None or isinstance(value, PLAIN):
         text = repr(value)
     else:

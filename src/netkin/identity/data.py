@@ -64,9 +64,9 @@ class DataDigest:
         """Add the examples of another digest; those that are in both are refused."""
         if self.labels != other.labels:
             raise InvalidValue("labels count in one of the two digests of data and not in the other; make both alike.")
-        for one in (self, other):
-            one._fold()
-        self._ranges = _merged_ranges(np.concatenate([self._ranges, other._ranges]))
+        self._fold()
+        other._fold()
+        self._ranges = _merge_ranges(np.concatenate([self._ranges, other._ranges]))
         self._sum = (self._sum + other._sum) % 2**64
 
     @property
@@ -94,8 +94,8 @@ class DataDigest:
         places = np.searchsorted(other._ranges[:, 1], self._ranges[:, 0], side="right")
         mine, theirs = self._ranges[places < len(other._ranges)], other._ranges[places[places < len(other._ranges)]]
         starts, stops = np.maximum(mine[:, 0], theirs[:, 0]), np.minimum(mine[:, 1], theirs[:, 1])
-        found = np.flatnonzero(starts < stops)
-        return (int(starts[found[0]]), int(stops[found[0]])) if len(found) else None
+        overlaps = np.flatnonzero(starts < stops)
+        return (int(starts[overlaps[0]]), int(stops[overlaps[0]])) if len(overlaps) else None
 
     def to_json(self) -> str:
         """Return all that `from_json` needs, as JSON."""
@@ -104,11 +104,11 @@ class DataDigest:
     @classmethod
     def from_json(cls, text: str) -> DataDigest:
         """Return the digest that `to_json` wrote; more examples can be added to it."""
-        found = json.loads(text)
-        made = cls(labels=bool(found["labels"]))
-        made._sum = int(found["digest"], 16)
-        made._ranges = _merged_ranges(np.array(found["ranges"], np.int64).reshape(-1, 2))
-        return made
+        stored = json.loads(text)
+        digest = cls(labels=bool(stored["labels"]))
+        digest._sum = int(stored["digest"], 16)
+        digest._ranges = _merge_ranges(np.array(stored["ranges"], np.int64).reshape(-1, 2))
+        return digest
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DataDigest):
@@ -124,11 +124,11 @@ class DataDigest:
         """Fold what waits into the sum: one wait for the device."""
         if not self._pending:
             return
-        found = torch.cat([content.to(self._pending[0][0].device) for content, _ in self._pending])
+        hashes = torch.cat([content.to(self._pending[0][0].device) for content, _ in self._pending])
         numbers = np.concatenate([torch.as_tensor(numbers).cpu().numpy() for _, numbers in self._pending])
         self._pending = []
-        self._ranges = _merged_ranges(np.concatenate([self._ranges, _ranges(numbers)]))
-        self._sum = (self._sum + summed_hashes(found, numbers)) % 2**64
+        self._ranges = _merge_ranges(np.concatenate([self._ranges, _ranges(numbers)]))
+        self._sum = (self._sum + summed_hashes(hashes, numbers)) % 2**64
 
 
 class UnorderedDigest:
@@ -158,7 +158,7 @@ class UnorderedDigest:
             self._fold()
 
     def _fold(self) -> None:
-        self._sum += sum(summed_hashes(found) for found in self._pending)
+        self._sum += sum(summed_hashes(hashes) for hashes in self._pending)
         self._pending = []
 
     def __str__(self) -> str:
@@ -168,7 +168,7 @@ class UnorderedDigest:
 
 def contents(batch: Any, length: int, labels: bool = False) -> Tensor:
     """Return the hashes of the contents of a batch's `length` examples, an int64 vector on the arrays' device."""
-    leaves = dict(_leaves(batch if labels else _without_labels(batch)))
+    leaves = dict(_leaves(batch if labels else _drop_labels(batch)))
     rows = {path: leaf for path, leaf in leaves.items() if _has_rows(leaf, length)}
     parts = [_hashes(path, _rows_of(leaf, path)) for path, leaf in rows.items()]
     if not parts:
@@ -176,17 +176,17 @@ def contents(batch: Any, length: int, labels: bool = False) -> Tensor:
             f"the batch, of type {type(batch).__name__}, holds no array of {length:,} examples, as many as there are "
             "numbers; give batches of arrays with one row for each example."
         )
-    others = [_described(path, leaf) for path, leaf in leaves.items() if path not in rows]  # for the whole batch
+    others = [_describe(path, leaf) for path, leaf in leaves.items() if path not in rows]  # for the whole batch
     start = int.from_bytes(blake2b(b"".join(others), digest_size=8).digest(), "little", signed=True) if others else 0
     return sum(part.to(parts[0].device) for part in parts) + start  # type: ignore[return-value]
 
 
 def summed_hashes(contents: Tensor, numbers: np.ndarray | None = None) -> int:
     """Return the sum modulo 2⁶⁴ of the examples' hashes, mixed with their numbers if these are given."""
-    found = contents.cpu().numpy().view(np.uint64)
+    hashes = contents.cpu().numpy().view(np.uint64)
     if numbers is not None:
-        found = found + mixed(numbers.astype(np.uint64) + np.uint64(GAMMA))
-    return int(mixed(found).sum(dtype=np.uint64))
+        hashes = hashes + mixed(numbers.astype(np.uint64) + np.uint64(GAMMA))
+    return int(mixed(hashes).sum(dtype=np.uint64))
 
 
 def mixed(words: np.ndarray) -> np.ndarray:
@@ -233,10 +233,10 @@ def _leaves(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         for key in sorted(structure, key=str):
             yield from _leaves(structure[key], f"{path}/{key}")
     elif isinstance(structure, (tuple, list)):
-        for place, one in enumerate(structure):
-            yield from _leaves(one, f"{path}/{place}")
+        for place, inner in enumerate(structure):
+            yield from _leaves(inner, f"{path}/{place}")
     elif dataclasses.is_dataclass(structure):
-        fields = {one.name: getattr(structure, one.name) for one in dataclasses.fields(structure)}
+        fields = {field.name: getattr(structure, field.name) for field in dataclasses.fields(structure)}
         yield from _leaves(fields, path)
 
 
@@ -251,7 +251,7 @@ def _rows_of(leaf: Any, path: str) -> Tensor:
     return tensor_of(np.asarray(leaf) if isinstance(leaf, list) else leaf, path)
 
 
-def _described(path: str, leaf: Any) -> bytes:
+def _describe(path: str, leaf: Any) -> bytes:
     """Return bytes that change with a leaf that is the same for all examples of a batch."""
     if isinstance(leaf, PLAIN):
         return f"{path} {leaf!r};".encode()
@@ -260,22 +260,27 @@ def _described(path: str, leaf: Any) -> bytes:
     return head.encode() + array.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _without_labels(batch: Any) -> Any:
+def _drop_labels(batch: Any) -> Any:
     if (isinstance(batch, tuple) or (isinstance(batch, list) and not _is_listing(batch))) and batch:
         batch = batch[0]
     return {key: batch[key] for key in batch if key not in LABELS} if isinstance(batch, Mapping) else batch
 
 
 def _is_listing(structure: Any) -> bool:
-    return isinstance(structure, list) and bool(structure) and all(isinstance(one, PLAIN) for one in structure)
+    return isinstance(structure, list) and bool(structure) and all(isinstance(value, PLAIN) for value in structure)
 
 
 def _numbers(numbers: Any) -> Any:
-    found = numbers if isinstance(numbers, Tensor) else np.asarray(numbers)
-    integer = not found.is_floating_point() if isinstance(found, Tensor) else found.dtype.kind in "iu" or not found.size
-    if found.ndim != 1 or not integer:
-        raise ShapeError(f"`numbers` must be a vector of whole numbers; got shape {tuple(found.shape)}, {found.dtype}.")
-    return found.long() if isinstance(found, Tensor) else found.astype(np.int64)
+    vector = numbers if isinstance(numbers, Tensor) else np.asarray(numbers)
+    if isinstance(vector, Tensor):
+        are_whole = not vector.is_floating_point()
+    else:
+        are_whole = vector.dtype.kind in "iu" or not vector.size
+    if vector.ndim != 1 or not are_whole:
+        raise ShapeError(
+            f"`numbers` must be a vector of whole numbers; got shape {tuple(vector.shape)}, {vector.dtype}."
+        )
+    return vector.long() if isinstance(vector, Tensor) else vector.astype(np.int64)
 
 
 def _ranges(numbers: np.ndarray) -> np.ndarray:
@@ -285,7 +290,7 @@ def _ranges(numbers: np.ndarray) -> np.ndarray:
     return np.stack([numbers[starts], numbers[stops] + 1], axis=1)
 
 
-def _merged_ranges(ranges: np.ndarray) -> np.ndarray:
+def _merge_ranges(ranges: np.ndarray) -> np.ndarray:
     """Return ranges as few ascending ones; numbers that are in two of them are refused."""
     ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]
     ends = np.maximum.accumulate(ranges[:, 1])
@@ -305,7 +310,7 @@ def tensor_of(array: Tensor | np.ndarray, place: str) -> Tensor:
     if isinstance(array, Tensor):
         return array.to_dense()
     if array.dtype.kind in "US":
-        hashes = [blake2b(repr(one).encode(), digest_size=8).digest() for one in array.reshape(-1).tolist()]
+        hashes = [blake2b(repr(text).encode(), digest_size=8).digest() for text in array.reshape(-1).tolist()]
         return torch.frombuffer(bytearray(b"".join(hashes)), dtype=torch.int64).reshape(array.shape)
     if array.dtype.itemsize > {"f": 8, "i": 8, "u": 8, "b": 1, "c": 16}.get(array.dtype.kind, 0):
         raise InvalidValue(f"an array of dtype {array.dtype} has no digest{place and f' ({place})'}; give numbers.")

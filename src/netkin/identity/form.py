@@ -55,20 +55,21 @@ class Form:
         """Return the form as JSON can hold it; modules whose attributes are equal share them."""
         modules: dict[str, dict[str, str]] = {}
         for name, text in self.attributes.items():
-            place, _, own = name.rpartition(".")
-            modules.setdefault(place, {})[own] = text
-        kinds = list({str(own): own for own in modules.values()}.values())
-        places = {place: kinds.index(own) for place, own in modules.items()}
+            place, _, attribute = name.rpartition(".")
+            modules.setdefault(place, {})[attribute] = text
+        kinds = list({str(attributes): attributes for attributes in modules.values()}.values())
+        places = {place: kinds.index(attributes) for place, attributes in modules.items()}
         return {"modules": places, "kinds": kinds, "state": list(self.state), "unknown": list(self.unknown)}
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Form:
+    def from_dict(cls, stored: Mapping[str, Any]) -> Form:
         """Return the form that `to_dict` took apart."""
-        modules = {place: found["kinds"][kind] for place, kind in found["modules"].items()}
-        named = {
-            f"{place}.{name}" if place else name: one for place, own in modules.items() for name, one in own.items()
+        attributes = {
+            f"{place}.{name}" if place else name: text
+            for place, kind in stored["modules"].items()
+            for name, text in stored["kinds"][kind].items()
         }
-        return cls(named, tuple(found["state"]), tuple(found["unknown"]))
+        return cls(attributes, tuple(stored["state"]), tuple(stored["unknown"]))
 
     def to_json(self) -> str:
         """Return the form as JSON."""
@@ -116,8 +117,10 @@ def form_of(model: nn.Module, version: str | None = None) -> Form:
             text = configs.get(id(value), "")  # which often is one for all modules
             if name.endswith("config") and not text and (entries := _config_entries(value)) is not None:
                 text = configs[id(value)] = digest_of(_text(entries, name, holes))
-                attributes |= {f"{place}{name}.{key}": _short(_text(one, key, [])) for key, one in entries.items()}
-            attributes[f"{place}{name}"] = _short(text or _text(value, name, holes))
+                attributes |= {
+                    f"{place}{name}.{key}": _shorten(_text(entry, key, [])) for key, entry in entries.items()
+                }
+            attributes[f"{place}{name}"] = _shorten(text or _text(value, name, holes))
             unknown += [f"{place}{name}"] if holes else []
     return Form(attributes, unknown=tuple(dict.fromkeys(unknown)))
 
@@ -140,14 +143,17 @@ def forms_by_name(models: Mapping[str, nn.Module]) -> dict[str, Any]:
     return {name: form_of(model).to_dict() for name, model in models.items()}
 
 
-def _forms_difference(held: Mapping[str, Any] | None, asked: Mapping[str, Any] | None) -> str:
+def _compare_forms(held: Mapping[str, Any] | None, current: Mapping[str, Any] | None) -> str:
     """Return in which attribute the form of a model differs that both have."""
-    pairs = {name: (form, asked[name]) for name, form in (held or {}).items() if asked and name in asked}
-    found = {name: form_difference(*map(Form.from_dict, pair)) for name, pair in pairs.items()}
-    return " and ".join(f"{difference} of {name!r}" for name, difference in found.items() if difference)
+    differences = []
+    for name, form in (held or {}).items():
+        if current and name in current:
+            difference = form_difference(Form.from_dict(form), Form.from_dict(current[name]))
+            differences += [f"{difference} of {name!r}"] if difference else []
+    return " and ".join(differences)
 
 
-COMPARE = {"architecture": _forms_difference}  # for jobs
+COMPARE = {"architecture": _compare_forms}  # for jobs
 
 
 @contextmanager
@@ -167,7 +173,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
         yield from (("name", module.original_name), ("code", getattr(module, "code", "")))
         return
     for name, value in vars(module).items():
-        is_weights = isinstance(value, list) and any(isinstance(one, nn.Parameter) for one in value)
+        is_weights = isinstance(value, list) and any(isinstance(part, nn.Parameter) for part in value)
         is_device = isinstance(value, (str, torch.device)) and _DEVICE.fullmatch(str(value))
         is_fetching = name == "forward" and "_old_forward" in vars(module)  # accelerate has replaced it
         if not (name in OF_EVERY_MODULE or is_weights or is_device or is_fetching):
@@ -177,7 +183,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
         yield "extra_state", module.get_extra_state()
     for name in ("_forward_pre_hooks", "_forward_hooks"):
         # those of netkin are there while it runs the model
-        hooks = [one for one in getattr(module, name).values() if not _module_of(one).startswith("netkin.")]
+        hooks = [hook for hook in getattr(module, name).values() if not _module_of(hook).startswith("netkin.")]
         yield from ((f"{name}.{number}", hook) for number, hook in enumerate(hooks))
 
 
@@ -190,7 +196,7 @@ def _config_entries(value: Any) -> dict[str, Any] | None:
     """Return the entries of a configuration as of Hugging Face, but for where it came from; None for other values."""
     if isinstance(value, (type, nn.Module)) or not callable(getattr(value, "to_dict", None)):
         return None
-    return {str(key): one for key, one in dict(value.to_dict()).items() if key not in OF_PLACES}
+    return {str(key): entry for key, entry in dict(value.to_dict()).items() if key not in OF_PLACES}
 
 
 def _text(value: Any, name: str, unknown: list[str]) -> str:
@@ -204,5 +210,5 @@ def _text(value: Any, name: str, unknown: list[str]) -> str:
         return qualified(type(value))
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:40]}… {digest_of(text)}"

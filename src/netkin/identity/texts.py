@@ -108,11 +108,11 @@ def text_of(value: Any, place: str, unknown: list[str], within: tuple[Any, ...] 
     text = functools.partial(text_of, unknown=unknown, within=(*within, value), deep=deep)
     if isinstance(value, Mapping):
         pairs = sorted((text(key, place), text(value[key], f"{place}[{key!r}]")) for key in value)
-        return f"{{{', '.join(f'{key}: {one}' for key, one in pairs)}}}"
+        return f"{{{', '.join(f'{key}: {inner}' for key, inner in pairs)}}}"
     if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object):
-        return f"[{', '.join(text(one, f'{place}[{number}]') for number, one in enumerate(value))}]"
+        return f"[{', '.join(text(inner, f'{place}[{number}]') for number, inner in enumerate(value))}]"
     if isinstance(value, (set, frozenset)):
-        return f"set {sorted(text(one, place) for one in value)}"
+        return f"set {sorted(text(inner, place) for inner in value)}"
     if isinstance(value, (Tensor, np.ndarray)):
         return f"array {weights_digest({'': value if isinstance(value, Tensor) else tensor_of(value, place)})}"
     if hasattr(value, "__qualname__") or isinstance(value, functools.partial):
@@ -124,7 +124,7 @@ def text_of(value: Any, place: str, unknown: list[str], within: tuple[Any, ...] 
 
         return f"model {weights_digest(value)} {form_of(value).digest}"
     if dataclasses.is_dataclass(value):
-        fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return f"{qualified(type(value))} {text(fields, place)}"
     if callable(value):
         return callable_text(value, place, unknown, within)
@@ -156,11 +156,11 @@ def callable_text(value: Any, place: str, unknown: list[str], within: tuple[Any,
     else:
         name, held = class_text(type(value), place, unknown), getattr(value, "__dict__", {})
     texts = {}
-    for key, one in sorted(held.items()):
+    for key, inner in sorted(held.items()):
         try:
-            texts[key] = text_of(one, f"{place}()", unknown, (*within, value), deep=False)
+            texts[key] = text_of(inner, f"{place}()", unknown, (*within, value), deep=False)
         except Unknown:
-            texts[key] = qualified(type(one))
+            texts[key] = qualified(type(inner))
             unknown.append(f"{place}()")
     return f"{name} {texts}"
 
@@ -176,7 +176,7 @@ def class_text(kind: type, place: str, unknown: list[str]) -> str:
             continue
         for name, member in vars(base).items():
             functions = [getattr(member, part, None) for part in ("__func__", "fget", "fset", "func")]
-            functions = [one for one in (member, *functions) if isinstance(one, FunctionType)]
+            functions = [function for function in (member, *functions) if isinstance(function, FunctionType)]
             for function in functions:
                 parts.append(f"{name} {source_of(function)}")
                 if not (has_source(function) or name.startswith("__")):
@@ -189,11 +189,11 @@ def class_text(kind: type, place: str, unknown: list[str]) -> str:
 
 def _closed_over(function: FunctionType) -> dict[str, Any]:
     """Return the values that a function closes over, by name, as far as they are there yet."""
-    found = {}
+    values = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # it is assigned later
-            found[name] = cell.cell_contents
-    return found
+            values[name] = cell.cell_contents
+    return values
 
 
 def qualified(named: Any) -> str:
@@ -241,14 +241,16 @@ def _read_source(function: Any, code: CodeType) -> str:
 
 def _source_of_lambda(text: str, code: CodeType) -> str:
     """Return the source of a lambda without the statement around it; of all on its line if it can't be told which."""
-    found = [one for one in _lambdas(text) if one.lineno == code.co_firstlineno]
-    if len(found) > 1 and hasattr(code, "co_positions"):  # from Python 3.11 on
+    lambdas = [node for node in _lambdas(text) if node.lineno == code.co_firstlineno]
+    if len(lambdas) > 1 and hasattr(code, "co_positions"):  # from Python 3.11 on
         places = {(line, column, last, end) for line, last, column, end in code.co_positions()}
-        bodies = {
-            one: (one.body.lineno, one.body.col_offset, one.body.end_lineno, one.body.end_col_offset) for one in found
-        }
-        found = [one for one in found if bodies[one] in places] or found
-    return "\n".join(ast.get_source_segment(text, one) or "" for one in found)
+        bodies = [(node, node.body) for node in lambdas]
+        lambdas = [
+            node
+            for node, body in bodies
+            if (body.lineno, body.col_offset, body.end_lineno, body.end_col_offset) in places
+        ] or lambdas
+    return "\n".join(ast.get_source_segment(text, node) or "" for node in lambdas)
 
 
 @functools.lru_cache(maxsize=8)

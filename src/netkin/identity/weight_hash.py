@@ -111,9 +111,9 @@ def _offloaded(model: nn.Module, name: str, tensor: Tensor) -> Tensor:
     """Return a weight from where a hook of accelerate keeps it while its layer does not run."""
     for place, module in model.named_modules():
         hook, inside = getattr(module, "_hf_hook", None), name.startswith(f"{place}." if place else "")
-        for one in (hook, *getattr(hook, "hooks", ())) if inside else ():
+        for keeper in (hook, *getattr(hook, "hooks", ())) if inside else ():
             try:
-                return one.weights_map[name[len(place) + bool(place) :]]
+                return keeper.weights_map[name[len(place) + bool(place) :]]
             except (AttributeError, KeyError, TypeError):  # this hook keeps no weights, or others
                 continue
     return tensor

@@ -295,7 +295,7 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
     if name not in known:
         broken = "".join(f" It may be one of a package that failed: {why}" for why in broken_packages().values())
         raise UnknownName(
-            f"no measure named {name!r}{did_you_mean(name, known) or ';'} `netkin measures` lists all.{broken}"
+            f"no measure named {name!r}{did_you_mean(name, known) or ';'} `netkin list measures` lists all.{broken}"
         )
     return _with_parameters(known[name], parameters)
 

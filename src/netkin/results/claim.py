@@ -17,29 +17,15 @@ from netkin import files
 from netkin.errors import FileError, InvalidValue, ShapeError
 from netkin.results.records import FrozenRecord, as_record, freeze, now, plain_fields
 from netkin.results.values import student_quantile
-from netkin.results.verdicts import (
-    FAILS,
-    HOLDS,
-    IN_PART,
-    UNDECIDED,
-    VERDICTS,
-    Decision,
-    checked_verdict,
-    decisions,
-    differences_in_words,
-    parts_in_words,
-    refuse_stranger,
-)  # fmt: skip
-
-__all__ = [
-    "EMPIRICAL", "FAILS", "HOLDS", "IDENTITY", "IN_PART", "KINDS", "SCALES", "UNDECIDED", "VERDICTS", "Claim", "Curve",
-    "Measured", "checked_id", "checked_verdict", "figure_order", "later_notes", "record_path", "recorded",
-]  # fmt: skip
 
 FORMAT = 3
 NOTES = "notes.json"
 EMPIRICAL, IDENTITY = KINDS = ("empirical", "identity")  # what could have come out otherwise, and what is algebra
 SCALES = ("cpu", "gpu")
+HOLDS, IN_PART, UNDECIDED, FAILS = VERDICTS = ("holds", "holds in part", "undecided", "does not hold")
+Decision = bool | None  # None: the numbers do not decide
+LESS = ", less that of "  # in the name of a difference between a number and a control's
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 ROUNDING = 1e-7  # errors below this one say nothing about the digits to be shown
 Curve = Mapping[str, Sequence[Any]]
 # numbers that records call by the name of a score alone
@@ -111,7 +97,7 @@ class Measured:
 
         Of runs that belong together in pairs, take `Measured.over` of their differences, which is sharper.
         """
-        counts = [one.n for one in (self, other) if one.n is not None]
+        counts = [number.n for number in (self, other) if number.n is not None]
         known = self.error is not None and other.error is not None
         error = math.hypot(self.error or 0.0, other.error or 0.0) if known else None
         return Measured(self.value - other.value, error, min(counts, default=None), self.unit)
@@ -171,11 +157,11 @@ class Claim(FrozenRecord):
 
     def __post_init__(self) -> None:
         checked_id(self.id)
-        checked_verdict(self.verdict)
-        refuse_stranger("scale", self.scale, SCALES)
-        refuse_stranger("kind of claim", self.kind, KINDS)
+        require_known("verdict", self.verdict, VERDICTS)
+        require_known("scale", self.scale, SCALES)
+        require_known("kind of claim", self.kind, KINDS)
         freeze(self, curves={title: _curve(title, curve) for title, curve in self.curves.items()})
-        freeze(self, parts=decisions(self.parts))
+        freeze(self, parts=tuple(None if part is None else bool(part) for part in self.parts))
         super().__post_init__()
 
     @property
@@ -191,7 +177,7 @@ class Claim(FrozenRecord):
     @property
     def leading(self) -> dict[str, Measured]:
         """The numbers that the paper has under the same name, else the first two."""
-        shared = {name: one for name, one in self.measured.items() if name in self.expected}
+        shared = {name: number for name, number in self.measured.items() if name in self.expected}
         return shared or dict(list(self.measured.items())[:2])
 
     @property
@@ -227,12 +213,12 @@ class Claim(FrozenRecord):
         """One sentence: what was claimed, what was measured, what the control gave, and what follows."""
         ours, control = self.measured.get(self.headline), self.controls.get(self.headline)
         said = f"The paper says “{self.sentence.rstrip('. ')}” ({self.figure})"
-        found = f"; here {self._headline_in_words} is {ours}" if ours else ""
+        result = f"; here {self._headline_in_words} is {ours}" if ours else ""
         if self.kind == IDENTITY:
-            return f"{said}{found}, which is algebra and {'agrees' if self.verdict == HOLDS else 'does not agree'}."
+            return f"{said}{result}, which is algebra and {'agrees' if self.verdict == HOLDS else 'does not agree'}."
         beside = f", and in the control, {self.control}, {control}" if control else ""
         apart = differences_in_words(self.headline, self.measured)
-        return f"{said}{found}{beside}{apart}; so {self._follows(ours, control)}."
+        return f"{said}{result}{beside}{apart}; so {self._follows(ours, control)}."
 
     def _follows(self, ours: Measured | None, control: Measured | None) -> str:
         """Return the verdict, which follows from all parts of the criterion, in words.
@@ -267,33 +253,34 @@ class Claim(FrozenRecord):
         """Return the claim as readable JSON: lists of numbers stay on one line."""
         content = plain_fields(self)
         for numbers in ("measured", "controls"):
-            facts = {name: asdict(one).items() for name, one in content[numbers].items()}
-            content[numbers] = {name: {k: v for k, v in own if v not in (None, "")} for name, own in facts.items()}
+            content[numbers] = {
+                name: {key: value for key, value in asdict(number).items() if value not in (None, "")}
+                for name, number in content[numbers].items()
+            }
         nature = content.pop("kind")
         return _written({"kind": "claim", "format": FORMAT, "nature": nature, **content}) + "\n"
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Claim:
         """Return the claim that was saved at `path`."""
-        return cls._from_content(path, files.read_json(path))
-
-    @classmethod
-    def _from_content(cls, path: str | os.PathLike[str], given: Mapping[str, Any]) -> Claim:
-        """Return the claim that the JSON of the file `path` gives."""
-        content = _without_format(path, given)
         with files.damage_reported(path):
-            numbers: dict[str, Any] = {
-                part: {name: as_record(Measured, one) for name, one in content.pop(part, {}).items()}
-                for part in ("measured", "controls")
-            }
+            content = files.mapping_of(files.read_json(path))
+            kind, version = content.pop("kind", None), content.pop("format", 0)
+            if kind != "claim":
+                raise FileError(
+                    f"{str(path)!r} is a JSON document of kind {kind!r}, and of JSON netkin reads only records of "
+                    "claims; save results with `--save` or `.save`."
+                )
+            if version > FORMAT:
+                raise FileError(f"{str(path)!r} has format {version}; this netkin reads claims up to format {FORMAT}.")
             content.pop("digest", None)  # of code, in records of before commits were named
-            return as_record(cls, {"kind": content.pop("nature", EMPIRICAL), **numbers, **content})
+            return as_record(cls, {"kind": content.pop("nature", EMPIRICAL), **content})
 
 
 def recorded(folder: str | os.PathLike[str]) -> list[Claim]:
     """Return all claims saved below `folder`, by paper, then in the order of the paper's figures."""
-    found = [Claim.load(path) for path in sorted(Path(folder).glob("*/*.json"))]
-    return sorted(found, key=lambda claim: (claim.paper, figure_order(claim.figure), claim.id, claim.scale))
+    claims = [Claim.load(path) for path in sorted(Path(folder).glob("*/*.json"))]
+    return sorted(claims, key=lambda claim: (claim.paper, figure_order(claim.figure), claim.id, claim.scale))
 
 
 def later_notes(folder: str | os.PathLike[str], claims: Iterable[Claim]) -> dict[tuple[str, str], list[str]]:
@@ -305,14 +292,13 @@ def later_notes(folder: str | os.PathLike[str], claims: Iterable[Claim]) -> dict
     if not path.exists():
         return {}
     with files.damage_reported(path):
-        listed = [(f"{one['note']} ({one['date']})", one["records"]) for one in files.read_json(path)]
-    found = {
-        (claim.id, claim.scale): [
-            text for text, records in listed if records.get(f"{claim.id}.{claim.scale}") == claim.created
-        ]
-        for claim in claims
-    }
-    return {key: texts for key, texts in found.items() if texts}
+        notes = [(f"{note['note']} ({note['date']})", note["records"]) for note in files.read_json(path)]
+    by_claim: dict[tuple[str, str], list[str]] = {}
+    for claim in claims:
+        for text, records in notes:
+            if records.get(f"{claim.id}.{claim.scale}") == claim.created:
+                by_claim.setdefault((claim.id, claim.scale), []).append(text)
+    return by_claim
 
 
 def record_path(folder: str | os.PathLike[str], id: str, scale: str) -> Path:
@@ -338,11 +324,53 @@ def checked_id(id: str) -> str:
     return id
 
 
+def require_known(what: str, value: str, known: Sequence[str]) -> None:
+    """Refuse a value that is not one of those known."""
+    if value not in known:
+        raise InvalidValue(f"a {what} is one of {', '.join(map(repr, known))}; got {value!r}.")
+
+
 def _finite(what: str, value: Any) -> float:
     number = float(value)
     if not math.isfinite(number):
         raise InvalidValue(f"a measured {what} must be a finite number; got {number}.")
     return number
+
+
+def parts_in_words(parts: Sequence[Decision], criterion: str) -> str:
+    """Return which of several parts of a criterion hold and which do not, by their numbers; nothing of fewer than two.
+
+    Example:
+        >>> parts_in_words([True, False, True, None], "Four parts. ...")
+        'of its four parts 1 and 3 hold, 2 fails and 4 is undecided'
+        >>> parts_in_words([True, True], "Holds if a > b, and c > d.")
+        'both of its conditions hold'
+    """
+    if len(parts) < 2:
+        return ""
+    what = "parts" if " part" in f" {criterion.lower()}".replace("one part:", "") else "conditions"
+    count = NUMBERS[len(parts)] if len(parts) < len(NUMBERS) else str(len(parts))
+    if all(parts):
+        return f"both of its {what} hold" if len(parts) == 2 else f"all {count} of its {what} hold"
+    verbs = {True: ("holds", "hold"), False: ("fails", "fail"), None: ("is undecided", "are undecided")}
+    groups = {decision: [str(k) for k, part in enumerate(parts, 1) if part is decision] for decision in verbs}
+    clauses = [f"{_joined(places)} {verbs[part][len(places) > 1]}" for part, places in groups.items() if places]
+    return f"of its {count} {what} {_joined(clauses)}"
+
+
+def differences_in_words(name: str, measured: Mapping[str, Measured]) -> str:
+    """Return by how much a number is above those of its controls, run by run, where that was measured."""
+    clauses = []
+    for control, number in measured.items():
+        if control.startswith(name + LESS):
+            ends = number.interval
+            interval = f" (95% interval {ends[0]:.2g} to {ends[1]:.2g})" if ends else ""
+            clauses.append(f"that of {control.removeprefix(name + LESS)} by {number.value:.2g}{interval}")
+    return f"; run by run it exceeds {_joined(clauses)}" if clauses else ""
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _curve(title: str, curve: Curve) -> Curve:
@@ -381,17 +409,3 @@ def _written(value: Any, depth: int = 0) -> str:
 
 def _flat(mapping: Mapping[str, Any]) -> bool:
     return not any(isinstance(value, (Mapping, tuple, list)) for value in mapping.values())
-
-
-def _without_format(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    with files.damage_reported(path):
-        content = {**files.mapping_of(given)}
-        kind, version = content.pop("kind", None), content.pop("format", 0)
-        if kind != "claim":
-            raise FileError(
-                f"{str(path)!r} is a JSON document of kind {kind!r}, and of JSON netkin reads only records of claims; "
-                "save results with `--out` or `.save`."
-            )
-        if version > FORMAT:
-            raise FileError(f"{str(path)!r} has format {version}; this netkin reads claims up to format {FORMAT}.")
-        return content

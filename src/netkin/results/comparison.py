@@ -166,14 +166,14 @@ class Comparison(Result):
         return same[:1] or [t for t in self.tables.values() if fits(measure, t.id, t.quantity.parameters)]
 
     def _named(self, measure: str) -> Values:
-        found = self._found(measure)
-        if not found:
+        tables = self._found(measure)
+        if not tables:
             hint = did_you_mean(measure, self.tables) or "."
             raise UnknownName(f"no measure {measure!r} in this comparison{hint} It holds {self._listed()}.")
-        if len(found) > 1:
-            ids = " and ".join(repr(table.id) for table in found)
+        if len(tables) > 1:
+            ids = " and ".join(repr(table.id) for table in tables)
             raise UnknownName(f"{measure!r} may mean {ids}; ask for one of them by its whole id.")
-        return found[0]
+        return tables[0]
 
     def _only(self) -> Values:
         if len(self.tables) != 1:
@@ -259,9 +259,9 @@ def branches_of(tree: np.ndarray) -> tuple[np.ndarray, list[int]]:
     """
     from scipy.cluster.hierarchy import dendrogram
 
-    found = dendrogram(tree, no_plot=True)
-    places = (np.array(found["icoord"]) - 5) / 10  # SciPy puts leaves at 5, 15, 25, ...
-    return np.stack([np.array(found["dcoord"]), places], axis=2), found["leaves"]
+    drawn = dendrogram(tree, no_plot=True)
+    places = (np.array(drawn["icoord"]) - 5) / 10  # SciPy puts leaves at 5, 15, 25, ...
+    return np.stack([np.array(drawn["dcoord"]), places], axis=2), drawn["leaves"]
 
 
 def plane_of(distances: np.ndarray) -> tuple[np.ndarray, float]:
@@ -286,25 +286,25 @@ def clusters_of(distances: np.ndarray, count: int | None = None) -> tuple[int, .
     tree = tree_of(distances)
     if count is not None:
         return _numbered(fcluster(tree, count, "maxclust"))
-    found = [_numbered(fcluster(tree, number, "maxclust")) for number in range(2, most)]
-    return max(found, key=lambda one: _silhouette(distances, np.array(one)), default=tuple(range(most)))
+    candidates = [_numbered(fcluster(tree, number, "maxclust")) for number in range(2, most)]
+    return max(candidates, key=lambda clusters: _silhouette(distances, np.array(clusters)), default=tuple(range(most)))
 
 
-def adjusted_rand(found: Sequence[Any], truth: Sequence[Any]) -> float:
+def adjusted_rand(clusters: Sequence[Any], truth: Sequence[Any]) -> float:
     """Return the adjusted Rand index of two clusterings: 1 where they agree, about 0 where only by chance.
 
     Example:
         >>> adjusted_rand([0, 0, 1, 1], ["b", "b", "a", "a"])
         1.0
     """
-    if len(found) != len(truth):
-        raise ShapeError(f"two clusterings must be of the same clients; got {len(found)} and {len(truth)}.")
-    table = np.zeros((len(set(found)), len(set(truth))))
-    rows, columns = ({one: k for k, one in enumerate(dict.fromkeys(side))} for side in (found, truth))
-    for one, other in zip(found, truth, strict=True):
-        table[rows[one], columns[other]] += 1
+    if len(clusters) != len(truth):
+        raise ShapeError(f"two clusterings must be of the same clients; got {len(clusters)} and {len(truth)}.")
+    table = np.zeros((len(set(clusters)), len(set(truth))))
+    rows, columns = ({cluster: k for k, cluster in enumerate(dict.fromkeys(side))} for side in (clusters, truth))
+    for cluster, other in zip(clusters, truth, strict=True):
+        table[rows[cluster], columns[other]] += 1
     both, first, second = (_pairs(part).sum() for part in (table, table.sum(1), table.sum(0)))
-    chance = first * second / max(_pairs(np.array(len(found))), 1)
+    chance = first * second / max(_pairs(np.array(len(clusters))), 1)
     return 1.0 if first == second == both else float((both - chance) / ((first + second) / 2 - chance))
 
 
@@ -344,17 +344,17 @@ def _distances(similarity: Comparison | np.ndarray) -> np.ndarray:
 
 
 def _numbered(labels: np.ndarray) -> tuple[int, ...]:
-    order: Mapping[int, int] = {one: k for k, one in enumerate(dict.fromkeys(labels.tolist()))}
-    return tuple(order[one] for one in labels.tolist())
+    order: Mapping[int, int] = {label: k for k, label in enumerate(dict.fromkeys(labels.tolist()))}
+    return tuple(order[label] for label in labels.tolist())
 
 
 def _silhouette(apart: np.ndarray, labels: np.ndarray) -> float:
     """Return the mean over clients of (b − a) / max(a, b): a to their own cluster, b to the nearest other."""
     members = (labels[:, None] == np.unique(labels)).astype(float)
     sums, sizes, rows = apart @ members, members.sum(0), np.arange(len(labels))
-    own = members.argmax(1)
-    a = sums[rows, own] / np.maximum(sizes[own] - 1, 1)
+    cluster = members.argmax(1)
+    a = sums[rows, cluster] / np.maximum(sizes[cluster] - 1, 1)
     others = sums / sizes
-    others[rows, own] = np.inf
+    others[rows, cluster] = np.inf
     b = others.min(1)
-    return float(np.where(sizes[own] > 1, (b - a) / np.maximum(np.maximum(a, b), 1e-300), 0).mean())
+    return float(np.where(sizes[cluster] > 1, (b - a) / np.maximum(np.maximum(a, b), 1e-300), 0).mean())

@@ -71,13 +71,15 @@ class Spread:
     @classmethod
     def of(cls, comparisons: Sequence[Comparison]) -> Spread:
         """Return the spread over comparisons; refused where they share no layers."""
-        rows = _shared([one.layers_a for one in comparisons])
-        columns = _shared([one.layers_b for one in comparisons])
+        rows, columns = (_shared([getattr(each, side) for each in comparisons]) for side in ("layers_a", "layers_b"))
         if not (rows and columns):
             raise NoValue("the comparisons share no names of layers, so there is nothing to take a mean over.")
-        ids = dict.fromkeys(name for one in comparisons for name in one.tables)
-        tables = {name: _cells([one.tables[name] for one in comparisons if name in one], rows, columns) for name in ids}
-        return cls(rows, columns, tables, len(comparisons))
+        tables: dict[str, list[Values]] = {}
+        for comparison in comparisons:
+            for name, table in comparison.tables.items():
+                tables.setdefault(name, []).append(table)
+        cells = {name: _cells(of_measure, rows, columns) for name, of_measure in tables.items()}
+        return cls(rows, columns, cells, len(comparisons))
 
     def __getitem__(self, measure: str) -> Cells:
         if measure not in self.tables:
@@ -107,10 +109,10 @@ class Spread:
 
     def blocks(self) -> dict[str, list[Cells]]:
         """Return the tables that are shown side by side: the similarities, then each score by all methods."""
-        found: dict[str, list[Cells]] = {}
+        blocks: dict[str, list[Cells]] = {}
         for cells in self.tables.values():
-            found.setdefault(cells.block, []).append(cells)
-        return found
+            blocks.setdefault(cells.block, []).append(cells)
+        return blocks
 
     def lines(self, width: int) -> Iterator[str]:
         """Yield the tables as text: layers by methods, or layers by layers where each is compared with many."""
@@ -129,9 +131,9 @@ class Spread:
     def count_text(self) -> str:
         """Return over how many pairs of models the means are and, where some have no value, where they are fewer."""
         counts = {pair: self._counts(*pair) for pair in self.pairs}
-        least, most = (choose((n for own in counts.values() for n in own), default=0) for choose in (min, max))
+        least, most = (choose((n for numbers in counts.values() for n in numbers), default=0) for choose in (min, max))
         pairs = f"{_range([least, most])} {'pair' if most == 1 else 'pairs'} of models"
-        fewer = [f"{self.label(*pair)} {_range(own)}" for pair, own in counts.items() if min(own) < most]
+        fewer = [f"{self.label(*pair)} {_range(numbers)}" for pair, numbers in counts.items() if min(numbers) < most]
         rest = [f"and {len(fewer) - NAMED} more"] if len(fewer) > NAMED else []
         return f"{pairs}, fewer where values are missing: {', '.join(fewer[:NAMED] + rest)}" if fewer else pairs
 
@@ -181,11 +183,12 @@ class Comparisons(Mapping[Pair, Comparison]):
         comparisons: Iterable[Comparison] | Mapping[Pair, Comparison],
         failed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        found = list(comparisons.values() if isinstance(comparisons, Mapping) else comparisons)
         pairs: dict[Pair, Comparison] = {}
-        for one in found:
-            if pairs.setdefault((one.a, one.b), one) is not one:
-                raise NameClash(f"two comparisons of {one.a!r} with {one.b!r}; give the models distinct names.")
+        for comparison in comparisons.values() if isinstance(comparisons, Mapping) else comparisons:
+            if pairs.setdefault((comparison.a, comparison.b), comparison) is not comparison:
+                raise NameClash(
+                    f"two comparisons of {comparison.a!r} with {comparison.b!r}; give the models distinct names."
+                )
         freeze(self, pairs=frozen_mapping(pairs), failed=frozen_mapping(failed))
 
     def __getitem__(self, pair: Pair) -> Comparison:
@@ -260,20 +263,20 @@ class Comparisons(Mapping[Pair, Comparison]):
         if match not in MATCHES:
             raise UnknownName(f"`match` is {' or '.join(map(repr, MATCHES))}; got {match!r}.")
         models = {name: place for place, name in enumerate(self.models)}
-        found: dict[tuple[int, int], np.ndarray | str] = {}
-        having = [pair for pair, one in self.pairs.items() if measure is None or measure in one]
+        behind: dict[tuple[int, int], np.ndarray | str] = {}
+        having = [pair for pair, comparison in self.pairs.items() if measure is None or measure in comparison]
         for a, b in having or self.pairs:  # where none has it, the first refuses
             table = self.pairs[a, b].table(measure)
             rows, columns = _values_behind(table, match)
-            found[models[a], models[b]] = rows
+            behind[models[a], models[b]] = rows
             if table.quantity.symmetric and (b, a) not in self.pairs:
-                found[models[b], models[a]] = columns
-        return found
+                behind[models[b], models[a]] = columns
+        return behind
 
     @property
     def caveats(self) -> tuple[Caveat, ...]:
         """The caveats of all pairs, each once."""
-        return grouped(caveat for one in self.pairs.values() for caveat in one.caveats)
+        return grouped(caveat for comparison in self.pairs.values() for caveat in comparison.caveats)
 
     def summaries(self, *, match: str = "depth") -> Comparison:
         """Return the summaries of all measures as one comparison, with the models in rows and columns.
@@ -284,7 +287,7 @@ class Comparisons(Mapping[Pair, Comparison]):
         first = next(iter(self.pairs.values()), None)
         if first is None:
             raise NoValue("there are no comparisons here to take summaries of.")
-        shared = set.intersection(*(set(one.provenance.items()) for one in self.pairs.values()))
+        shared = set.intersection(*(set(comparison.provenance.items()) for comparison in self.pairs.values()))
         origin = {key: text for key, text in first.provenance.items() if (key, text) in shared}
         empty: dict[str, Any] = {key: {} for key in ("shapes_a", "shapes_b", "widths_a", "widths_b")}
         return Comparison(
@@ -292,12 +295,12 @@ class Comparisons(Mapping[Pair, Comparison]):
             tables={name: self._networks(name, match) for name in self.measures}, data=first.data,
             examples=first.examples,
             seed=first.seed, version=first.version, created=first.created, provenance=origin, **empty,
-            caveats=self.caveats, complete=all(one.complete for one in self.pairs.values()),
+            caveats=self.caveats, complete=all(comparison.complete for comparison in self.pairs.values()),
         )  # fmt: skip
 
     def _networks(self, measure: str, match: str = "depth") -> Values:
         """Return the summary of a measure as a table of networks, with the reasons why values are missing."""
-        table = next(one[measure] for one in self.pairs.values() if measure in one)
+        table = next(comparison[measure] for comparison in self.pairs.values() if measure in comparison)
         values, behind = self.summary(measure, match=match), self._behind(measure, match)
         missing = {
             (a, b): self._missing(a, b, behind.get((i, j)))
@@ -308,9 +311,10 @@ class Comparisons(Mapping[Pair, Comparison]):
         plain: dict[str, Any] = {"errors": None, "replicates": None, "chunk_sizes": (), "error_reasons": {}}
         plain |= {"layers_a": self.models, "layers_b": self.models, "axes": ("network", "network")}
         counts = self.layer_counts(measure, match=match)
-        how = f"{table.quantity.convention}; mean over {_range(counts[counts > 0].tolist() or [0])} {MATCHES[match]}"
+        mean = f"mean over {_range(counts[counts > 0].tolist() or [0])} {MATCHES[match]}"
+        convention = "; ".join(filter(None, [table.quantity.convention, mean]))
         symmetric = table.quantity.symmetric and match != "best"
-        quantity = replace(table.quantity, symmetric=symmetric, convention=how.lstrip("; "))
+        quantity = replace(table.quantity, symmetric=symmetric, convention=convention)
         return replace(table, quantity=quantity, values=values, missing=missing, **plain)
 
     def _missing(self, a: str, b: str, behind: np.ndarray | str | None) -> str:
@@ -352,7 +356,7 @@ class Comparisons(Mapping[Pair, Comparison]):
         frame = optional("pandas").DataFrame
         if not long and (measures is not None or len(self.measures) == 1):
             return frame(self.summary(measures), index=list(self.models), columns=list(self.models))
-        rows = [(*pair, *row) for pair, one in self.pairs.items() for row in one.numbers(measures)]
+        rows = [(*pair, *row) for pair, comparison in self.pairs.items() for row in comparison.numbers(measures)]
         return frame(rows, columns=["model_a", "model_b", *NUMBERS])
 
     def to_xarray(self) -> Any:
@@ -362,30 +366,32 @@ class Comparisons(Mapping[Pair, Comparison]):
         of layers behind each of its numbers. Models need not have the same layers.
         """
         package = optional("xarray")
-        rows = list(dict.fromkeys(name for one in self.pairs.values() for name in one.layers_a))
-        columns = list(dict.fromkeys(name for one in self.pairs.values() for name in one.layers_b))
+        rows = list(dict.fromkeys(name for comparison in self.values() for name in comparison.layers_a))
+        columns = list(dict.fromkeys(name for comparison in self.values() for name in comparison.layers_b))
         sides, ends = ("model_a", "model_b"), ("layer_a", "layer_b")
         arrays: dict[str, Any] = {}
         for measure in self.measures:
             arrays[f"{measure} summary"] = (sides, self.summary(measure))
             arrays[f"{measure} layers"] = (sides, self.layer_counts(measure))
             for title, field in ((measure, "values"), (f"{measure} standard error", "errors")):
-                found = self._stacked(measure, field, rows, columns)
-                arrays |= {} if found is None else {title: ((*sides, *ends), found)}
+                values = self._stacked(measure, field, rows, columns)
+                arrays |= {} if values is None else {title: ((*sides, *ends), values)}
         coordinates = dict(zip((*sides, *ends), (self.models, self.models, rows, columns), strict=True))
         return package.Dataset(arrays, coords={key: list(names) for key, names in coordinates.items()})
 
     def _stacked(self, measure: str, field: str, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray | None:
         """Return one field of a measure's tables in one array; None where no table has it."""
-        models, found = {name: place for place, name in enumerate(self.models)}, False
-        stacked = np.full((len(models), len(models), len(rows), len(columns)), np.nan)
-        for (a, b), one in self.pairs.items():
-            values = getattr(one[measure], field) if measure in one else None
-            if values is not None:
-                places = np.ix_([rows.index(name) for name in one.layers_a], [columns.index(n) for n in one.layers_b])
-                stacked[models[a], models[b]][places] = values
-                found = True
-        return stacked if found else None
+        models, stacked = {name: place for place, name in enumerate(self.models)}, None
+        for (a, b), comparison in self.pairs.items():
+            values = getattr(comparison[measure], field) if measure in comparison else None
+            if values is None:
+                continue
+            if stacked is None:
+                stacked = np.full((len(models), len(models), len(rows), len(columns)), np.nan)
+            of_rows = [rows.index(name) for name in comparison.layers_a]
+            of_columns = [columns.index(name) for name in comparison.layers_b]
+            stacked[models[a], models[b]][np.ix_(of_rows, of_columns)] = values
+        return stacked
 
     def spread(self) -> Spread:
         """Return the mean and the standard deviation over the pairs of models, layer by layer."""
@@ -452,5 +458,5 @@ def _values_behind(table: Values, match: str) -> tuple[np.ndarray | str, np.ndar
     closest = table.values if table.higher_is_closer else -table.values
     best = np.where(known, closest, -np.inf)
     both = [best.max(axis=axis)[known.any(axis=axis)] for axis in (1, 0)]
-    rows, columns = both if table.higher_is_closer else (-one for one in both)
+    rows, columns = both if table.higher_is_closer else (-side for side in both)
     return rows, columns

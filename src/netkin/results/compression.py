@@ -12,6 +12,7 @@ from netkin import __version__
 from netkin.errors import UnknownName, did_you_mean
 from netkin.results.quantity import ACCURACY, Quantity
 from netkin.results.records import now, optional
+from netkin.results.text import aligned
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Compression:
     def to_pandas(self) -> Any:
         """Return the table as a data frame, a row for each layer."""
         pandas = optional("pandas")
-        names = [one.name for one in fields(CompressedLayer)]
+        names = [field.name for field in fields(CompressedLayer)]
         rows = [asdict(row) | {"notes": " ".join(row.notes)} for row in self.layers]
         return pandas.DataFrame(rows, columns=names).set_index("layer")
 
@@ -121,12 +122,12 @@ class Compression:
         return f"{len(self)} layer{'s' if len(self) != 1 else ''}{f' of {self.model}' if self.model else ''}"
 
     def _heading(self) -> str:
-        way = self.projection.replace("_", " ")
-        return f"{self.what} compressed against {self.against} ({way}, {self.order}, {self.examples:,} examples)"
+        projection = self.projection.replace("_", " ")
+        return f"{self.what} compressed against {self.against} ({projection}, {self.order}, {self.examples:,} examples)"
 
     def _whole(self) -> str:
-        share = self.parameters_after / max(self.parameters_before, 1)
-        size = f"{self.parameters_before:,} → {self.parameters_after:,} parameters ({share:.0%})"
+        left = self.parameters_after / max(self.parameters_before, 1)
+        size = f"{self.parameters_before:,} → {self.parameters_after:,} parameters ({left:.0%})"
         if self.accuracy_before is None or self.accuracy_after is None:
             return f"whole network: {size}"
         return f"whole network: {size}, accuracy {self.accuracy_before:.4f} → {self.accuracy_after:.4f}"
@@ -152,10 +153,3 @@ def _cells(row: CompressedLayer) -> list[str]:
         f"{row.variance:.3f}",
         "–" if row.accuracy is None else f"{row.accuracy:.4f}",
     ]
-
-
-def aligned(rows: list[list[str]]) -> list[str]:
-    """Return rows of cells as lines of text: the first column begins at the left, all others end at the right."""
-    first, *rest = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [[own.rjust(size) for own, size in zip(row[1:], rest, strict=True)] for row in rows]
-    return ["  ".join([row[0].ljust(first), *own]) for row, own in zip(rows, cells, strict=True)]

@@ -94,7 +94,7 @@ class Federation(Result):
     @property
     def faults(self) -> tuple[tuple[int, str, str], ...]:
         """What went wrong: the round, the client and the reason of each; the client may have counted all the same."""
-        return tuple((one.round, client, why) for one in self.rounds for client, why in one.faults.items())
+        return tuple((record.round, client, why) for record in self.rounds for client, why in record.faults.items())
 
     @cached_property
     def clusters(self) -> tuple[int, ...] | None:
@@ -104,7 +104,7 @@ class Federation(Result):
     @property
     def accuracies(self) -> Mapping[int, Mapping[str, float]]:
         """The accuracy of each client after each round in which clients were tested, by the rounds' numbers."""
-        return {one.round: one.accuracy for one in self.rounds if one.accuracy}
+        return {record.round: record.accuracy for record in self.rounds if record.accuracy}
 
     @property
     def quantity(self) -> Quantity:
@@ -133,7 +133,7 @@ class Federation(Result):
             raise UnknownName(f"no client {client!r} here{did_you_mean(str(client), self.clients) or '.'}")
         self.refuse_without_weights()
         row = self.clients.index(client)
-        return {**self.shared, **{name: own[row] for name, own in self.personal.items()}}
+        return {**self.shared, **{name: rows[row] for name, rows in self.personal.items()}}
 
     def refuse_without_weights(self) -> None:
         """Refuse a federation of a JSON document where weights are needed."""
@@ -143,14 +143,14 @@ class Federation(Result):
     def model(self, client: str, like: Any) -> Any:
         """Return the network of a client: a copy of `like`, the network that was federated, with its weights."""
         made, state = copy.deepcopy(_unwrapped(like)), self.state(client)
-        for name, own in (*made.named_parameters(), *made.named_buffers()):
-            if name not in state or state[name].shape != tuple(own.shape):
+        for name, tensor in (*made.named_parameters(), *made.named_buffers()):
+            if name not in state or state[name].shape != tuple(tensor.shape):
                 held = "none" if name not in state else f"one of shape {state[name].shape}"
                 raise ShapeError(
-                    f"`like` has a weight {name!r} of shape {tuple(own.shape)}, and the federation {held}; give "
+                    f"`like` has a weight {name!r} of shape {tuple(tensor.shape)}, and the federation {held}; give "
                     "the network that was federated."
                 )
-            own.detach().copy_(own.new_tensor(state[name]))
+            tensor.detach().copy_(tensor.new_tensor(state[name]))
         return made
 
     def __str__(self) -> str:
@@ -161,9 +161,9 @@ class Federation(Result):
         lines.append(f"travels: {self.travels_in_words}")
         lines.append(f"leaks: {self.leaks}")
         lines += [
-            f"round {one.round}, client {client}: {one.fault_text(client)}"
-            for one in self.rounds
-            for client in one.faults
+            f"round {record.round}, client {client}: {record.fault_text(client)}"
+            for record in self.rounds
+            for client in record.faults
         ]
         lines += [f"client {client} could not be fine-tuned: {why}" for client, why in self.untuned.items()]
         lines += [f"client {client} has no accuracy: {why}" for client, why in self.unjudged.items()]
@@ -173,10 +173,10 @@ class Federation(Result):
 
     def groups(self) -> list[list[str]]:
         """Return the clients of each cluster; none where there is no similarity."""
-        found: dict[int, list[str]] = {}
+        groups: dict[int, list[str]] = {}
         for client, cluster in zip(self.clients, self.clusters or (), strict=False):
-            found.setdefault(cluster, []).append(client)
-        return list(found.values())
+            groups.setdefault(cluster, []).append(client)
+        return list(groups.values())
 
     def __repr__(self) -> str:
         return f"Federation({self.algorithm!r}, {len(self.clients)} clients, {len(self.rounds)} rounds)"
@@ -194,7 +194,7 @@ class Federation(Result):
         clusters = self.clusters or (None,) * len(self.clients)
         return [
             {"client": client, "examples": self.examples[client], "accuracy": self.accuracy.get(client)}
-            | {kind: sum(client in getattr(one, kind) for one in self.rounds) for kind in ("asked", "counted")}
+            | {kind: sum(client in getattr(record, kind) for record in self.rounds) for kind in ("asked", "counted")}
             | ({} if cluster is None else {"cluster": cluster + 1})
             for client, cluster in zip(self.clients, clusters, strict=True)
         ]

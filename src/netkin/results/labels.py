@@ -54,8 +54,8 @@ def asks_for(identifier: str, table_id: str, parameters: Mapping[str, Any]) -> b
     What either id leaves out is a default; so all that the table's id spells out must be requested, and all that
     is requested must be what the table has.
     """
-    asked, held = parse_id(identifier), parse_id(table_id)
-    return fits(identifier, table_id, parameters) and bool(asked and held and held[1].keys() <= asked[1].keys())
+    wanted, held = parse_id(identifier), parse_id(table_id)
+    return fits(identifier, table_id, parameters) and bool(wanted and held and held[1].keys() <= wanted[1].keys())
 
 
 def fits(identifier: str, table_id: str, parameters: Mapping[str, Any]) -> bool:
@@ -65,8 +65,8 @@ def fits(identifier: str, table_id: str, parameters: Mapping[str, Any]) -> bool:
         >>> fits("svcca", "svcca(variance=0.95)", {"variance": 0.95})
         True
     """
-    asked, held = parse_id(identifier), parse_id(table_id)
-    return bool(asked and held and asked[0] == held[0] and asked[1].items() <= dict(parameters).items())
+    wanted, held = parse_id(identifier), parse_id(table_id)
+    return bool(wanted and held and wanted[0] == held[0] and wanted[1].items() <= dict(parameters).items())
 
 
 def _value(node: ast.expr) -> Any:
@@ -84,7 +84,7 @@ def brief(names: Sequence[str]) -> list[str]:
     """
     parts = [name.split(".") for name in names]
     shared = set.intersection(*map(set, parts)) if len(names) > 1 else set()
-    dotted = (".".join("…" if part in shared else part for part in own) for own in parts)
+    dotted = (".".join("…" if part in shared else part for part in keys) for keys in parts)
     short = [re.sub(r"\.?…[.…]*", "…", name) for name in dotted]
     return short if len(set(short)) == len(names) and "…" not in short else list(names)
 
@@ -122,19 +122,19 @@ def _different(names: Sequence[str]) -> list[str]:
     """Return what is left of the names, which are distinct, between the parts that all begin and all end with."""
     parts = [_PARTS.findall(name) for name in names]
     start = _shared(parts)
-    end = _shared([own[start:][::-1] for own in parts])
-    left = ["".join(own[start : len(own) - end]) for own in parts]
+    end = _shared([words[start:][::-1] for words in parts])
+    left = ["".join(words[start : len(words) - end]) for words in parts]
     if all(re.search(r"[^\W\d_]", text) for text in left):
         return left
     while start and parts[0][start - 1] not in "/\\@:":  # a number alone says little: "bert-1" rather than "1"
         start -= 1
-    return ["".join(own[start:]) for own in parts]
+    return ["".join(words[start:]) for words in parts]
 
 
 def _shared(parts: Sequence[Sequence[str]]) -> int:
     """Return how many parts all begin with, where one at least is left to each."""
-    most = max(min(len(own) for own in parts) - 1, 0)
-    return next((k for k in range(most) if len({own[k] for own in parts}) > 1), most)
+    most = max(min(len(words) for words in parts) - 1, 0)
+    return next((k for k in range(most) if len({words[k] for words in parts}) > 1), most)
 
 
 def listing(comparison: Comparison) -> list[Place]:
@@ -144,19 +144,15 @@ def listing(comparison: Comparison) -> list[Place]:
 
 def listed_pairs(tables: Sequence[Values]) -> list[Place]:
     """Return the places of the pairs that were requested, or none where a layer is compared with several."""
-    asked = np.zeros(tables[0].values.shape if tables else (0, 0), dtype=bool)
+    requested = np.zeros(tables[0].values.shape if tables else (0, 0), dtype=bool)
     for table in tables:
-        asked |= _asked(table)
-    alone = all((asked.sum(axis=axis) <= 1).all() for axis in (0, 1))
-    return [(i, j) for i, j in np.argwhere(asked).tolist()] if alone else []
-
-
-def _asked(table: Values) -> np.ndarray:
-    rows, columns = ({name: k for k, name in enumerate(names)} for names in (table.layers_a, table.layers_b))
-    asked = np.ones(table.values.shape, dtype=bool)
-    for (a, b), reason in table.missing.items():
-        asked[rows[a], columns[b]] = reason != NOT_ASKED
-    return asked
+        rows, columns = ({name: k for k, name in enumerate(names)} for names in (table.layers_a, table.layers_b))
+        left_out = [(rows[a], columns[b]) for (a, b), reason in table.missing.items() if reason == NOT_ASKED]
+        of_table = np.ones(table.values.shape, dtype=bool)
+        of_table[tuple(np.array(left_out, dtype=int).reshape(-1, 2).T)] = False
+        requested |= of_table
+    alone = all((requested.sum(axis=axis) <= 1).all() for axis in (0, 1))
+    return [(i, j) for i, j in np.argwhere(requested).tolist()] if alone else []
 
 
 def has_classes(comparison: Comparison) -> bool:
@@ -204,10 +200,10 @@ def column_label(table: Values) -> str:
 
 def tables_by_name(tables: Iterable[Values]) -> dict[str, list[Values]]:
     """Return the tables that have one name and other parameters together, such as a score by all methods."""
-    found: dict[str, list[Values]] = {}
+    tables_of: dict[str, list[Values]] = {}
     for table in tables:
-        found.setdefault(table.quantity.name, []).append(table)
-    return found
+        tables_of.setdefault(table.quantity.name, []).append(table)
+    return tables_of
 
 
 def direction(table: Values) -> str:
@@ -232,7 +228,7 @@ def range_in_words(table: Values) -> str:
 
 def buckets_note(comparisons: Sequence[Comparison]) -> str:
     """Return which pairs of tasks can be compared with each other; empty where all can."""
-    apart = {(one.a, one.b): any(map(is_apart, one.tables.values())) for one in comparisons}
+    apart = {(comparison.a, comparison.b): any(map(is_apart, comparison.tables.values())) for comparison in comparisons}
     if not any(apart.values()):
         return ""
     alike = [f"{a} and {b}" for (a, b), other in apart.items() if a != b and not other]
@@ -250,8 +246,8 @@ def partners(comparison: Comparison) -> tuple[list[tuple[int, int]], str]:
     """
     if has_classes(comparison):
         return [], ""
-    (found, how), listed = corresponding(comparison.layers_a, comparison.layers_b), listing(comparison)
-    return (listed, how if set(listed) <= set(found) else "") if listed else (found, how)
+    (matching, sense), listed = corresponding(comparison.layers_a, comparison.layers_b), listing(comparison)
+    return (listed, sense if set(listed) <= set(matching) else "") if listed else (matching, sense)
 
 
 def corresponding(rows: Sequence[str], columns: Sequence[str]) -> tuple[list[tuple[int, int]], str]:
@@ -350,6 +346,6 @@ def bias_note(table: Values) -> str:
     largest = max(abs(table.bias()[place]) for place in places)
     known = int(np.isfinite(table.to_errors()).sum())
     where = f"for {len(pairs):,} of {plural(known, 'pair')}"
-    found = f"{where} the jackknife finds a bias larger than the standard error, up to {largest:.2g}"
+    note = f"{where} the jackknife finds a bias larger than the standard error, up to {largest:.2g}"
     debiased = table.quantity.debiased_as
-    return f"{found}; {debiased} corrects for it" if debiased else found
+    return f"{note}; {debiased} corrects for it" if debiased else note

@@ -90,10 +90,10 @@ class Ranking(Result):
     @property
     def lead(self) -> Match:
         """The first model and its value; `second`, `margin`, `margin_error` and `clear` are its lead over the next."""
-        found = self.tables[self.score].best_matches()
-        if not found:
+        matches = self.tables[self.score].best_matches()
+        if not matches:
             raise NoValue(f"{self.score!r} has a value for none of the {len(self._given)} models.")
-        return found[self.data]
+        return matches[self.data]
 
     def __getitem__(self, key: str | tuple[str, str]) -> float:
         """Return a model's value by the score of the rank, or by another of the scores."""
@@ -127,12 +127,12 @@ class Ranking(Result):
         if np.isnan(ranking._row(ranking.score)).all():
             return {}
         table, best = ranking.table(), self._given.index(ranking.best)
-        found = {model: ranking._difference(table, best, self._given.index(model)) for model in ranking.models}
-        return {model: one for model, one in found.items() if not math.isnan(one.value)}
+        differences = {model: ranking._difference(table, best, self._given.index(model)) for model in ranking.models}
+        return {model: behind for model, behind in differences.items() if not math.isnan(behind.value)}
 
     def unclear(self) -> tuple[str, ...]:
         """Return the models, by rank, that the score does not separate from the first."""
-        return tuple(model for model, one in self.behind().items() if model != self.best and not one.clear)
+        return tuple(model for model, behind in self.behind().items() if model != self.best and not behind.clear)
 
     @property
     def conclusion(self) -> str:
@@ -168,14 +168,14 @@ class Ranking(Result):
             return ""
         names, same, apart = short_names(self._given, SENTENCE), list[str](), list[str]()
         for score in self.scores[1:]:
-            own = self.behind(score).get(self.best)
-            if own is None:
+            behind = self.behind(score).get(self.best)
+            if behind is None:
                 continue
-            if own.value <= 0:
+            if behind.value <= 0:
                 same.append(score)
                 continue
-            first, by = names[self.by(score).best], _number_text(own.value, own.error)
-            within = {True: ", more than its error", False: ", not more than its error", None: ""}[own.clear]
+            first, by = names[self.by(score).best], _number_text(behind.value, behind.error)
+            within = {True: ", more than its error", False: ", not more than its error", None: ""}[behind.clear]
             apart.append(f"by {score} {first!r} comes first, {by} before {names[self.best]!r}{within}")
         agree = f"{names[self.best]!r} comes first by {', '.join(same)}, too." if same else ""
         return " ".join(filter(None, [agree, f"Scores disagree: {'; '.join(apart)}." if apart else ""]))
@@ -212,13 +212,13 @@ class Ranking(Result):
 
     def reasons(self) -> Iterator[str]:
         """Yield why values and standard errors are missing, each reason once for a model, with its scores."""
-        found: dict[tuple[str, str, str], list[str]] = {}
+        scores_of: dict[tuple[str, str, str], list[str]] = {}
         for score in self.scores:
             table = self.tables[score]
             for what, missing in (("no value", table.missing), ("no standard error", table.error_reasons)):
                 for (_, model), why in missing.items():
-                    found.setdefault((model, what, why), []).append(score)
-        for (model, what, why), scores in found.items():
+                    scores_of.setdefault((model, what, why), []).append(score)
+        for (model, what, why), scores in scores_of.items():
             named = "any score" if len(scores) == len(self.tables) else ", ".join(scores)
             yield f"{model!r} has {what} by {named}: {why}"
 
@@ -235,12 +235,12 @@ class Ranking(Result):
     def cells(self) -> list[list[str]]:
         """Return the content of these columns, a row for each model by rank."""
         order = [self._given.index(model) for model in self.models]
-        behind = [self.behind().get(model, Behind(math.nan)) for model in self.models]
-        columns = [_texts(self._row(s)[order], self.tables[s].to_errors()[0][order]) for s in self.scores]
-        columns.insert(
-            1, _texts(np.array([one.value for one in behind]), np.array([_nan(one.error) for one in behind]))
-        )
-        columns.append([f"{self.parameters[model]:,}" if model in self.parameters else HOLE for model in self.models])
+        known = self.behind()
+        behind = [known.get(model, Behind(math.nan)) for model in self.models]
+        differences = np.array([[each.value, _nan(each.error)] for each in behind])
+        first, *others = (_texts(self._row(s)[order], self.tables[s].to_errors()[0][order]) for s in self.scores)
+        parameters = [f"{self.parameters[model]:,}" if model in self.parameters else HOLE for model in self.models]
+        columns = [first, _texts(differences[:, 0], differences[:, 1]), *others, parameters]
         return [list(row) for row in zip(*columns, strict=True)]
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
@@ -252,9 +252,9 @@ class Ranking(Result):
                 place = self._given.index(model)
                 value, error = float(table.values[0, place]), float(table.to_errors()[0, place])
                 why = table.missing.get((self.data, model), table.error_reasons.get((self.data, model), ""))
-                own = behind.get(model, Behind(math.nan))
-                known = (None if math.isnan(one) else one for one in (value, error, own.value))
-                yield model, score, *known, own.error, own.clear, why
+                difference = behind.get(model, Behind(math.nan))
+                known = (None if math.isnan(number) else number for number in (value, error, difference.value))
+                yield model, score, *known, difference.error, difference.clear, why
 
     def derived(self) -> dict[str, Any]:
         """Return what a document says beside the fields: the conclusion, and a row for each score and model."""

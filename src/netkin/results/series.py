@@ -157,10 +157,10 @@ class Series(Result):
             raise UnknownName(f"`rule` is 'stays' or 'first'; got {rule!r}.")
         if rule == "stays":
             there = np.logical_and.accumulate(there[::-1])[::-1]
-        found = there.argmax(axis=0) if len(there) else np.zeros(len(self.layers), dtype=int)
+        places = there.argmax(axis=0) if len(there) else np.zeros(len(self.layers), dtype=int)
         return {
             layer: self.steps[place] if there[:, i].any() else None
-            for i, (layer, place) in enumerate(zip(self.layers, found.tolist(), strict=True))
+            for i, (layer, place) in enumerate(zip(self.layers, places.tolist(), strict=True))
         }
 
     def marks(self, measures: str | None = None) -> tuple[float, ...]:
@@ -193,15 +193,15 @@ class Series(Result):
         A layer that settles early has a high mean similarity, whatever threshold one would choose. A layer with a
         missing value has none and is left out.
         """
-        steps, own = np.array(self.steps, dtype=float), self.own(measures)
+        steps, values = np.array(self.steps, dtype=float), self.own(measures)
         gaps = np.diff(steps)[:, None]
-        means = ((own[1:] + own[:-1]) / 2 * gaps).sum(0) / gaps.sum() if len(steps) > 1 else own[0]
+        means = ((values[1:] + values[:-1]) / 2 * gaps).sum(0) / gaps.sum() if len(steps) > 1 else values[0]
         return {layer: float(mean) for layer, mean in zip(self.layers, means, strict=True) if np.isfinite(mean)}
 
     def derived(self) -> dict[str, Any]:
         """Return what a document says beside the fields: the layers, the caveats, and when which layer settles."""
-        found = {name: getattr(self, name) for name in ("layers", "caveats", "complete")}
-        return found | {"measures": {measure: self._settling(measure) for measure in self.measures}}
+        facts = {name: getattr(self, name) for name in ("layers", "caveats", "complete")}
+        return facts | {"measures": {measure: self._settling(measure) for measure in self.measures}}
 
     def _settling(self, measure: str) -> dict[str, Any]:
         trends = dict[str, Any]()
@@ -260,11 +260,11 @@ class Series(Result):
 
     def _there(self, threshold: float, measure: str | None) -> np.ndarray:
         """Return at which steps each layer is as close to its final state as `threshold`."""
-        table, own = self.table(measure), self.own(measure)
+        table, values = self.table(measure), self.own(measure)
         low, high = table.bounds
         if not low <= threshold <= high:
             raise InvalidValue(f"{table.id} lies between {low:g} and {high:g}; a threshold of {threshold:g} does not.")
-        return own >= threshold if table.higher_is_closer else own <= threshold
+        return values >= threshold if table.higher_is_closer else values <= threshold
 
 
 def _listed(steps: Sequence[int], most: int = 6) -> str:

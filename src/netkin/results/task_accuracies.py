@@ -119,17 +119,12 @@ class TaskAccuracies(Result):
 
     def __str__(self) -> str:
         width, mean = terminal_width(), self.accuracies.mean(0)
-        entries = [[HOLE if math.isnan(one) else f"{one:.3f}" for one in row] for row in mean]
-        counts = plural(len(self.tasks), "task"), plural(len(self.seeds), "seed")
-        lines = [wrapped(f"{counts[0]} learnt in a row by {self.method!r}, {counts[1]}; accuracy on", width)]
-        lines += grid(
-            [f"after {one}" if one != START else START for one in (START, *self.tasks)], self.tasks, entries, width
-        )
-        lines += [
-            "",
-            *(f"{name}: {accuracy_text(*own)}" for name, own in self.metrics().items()),
-            self._storage_in_words(),
-        ]
+        entries = [[HOLE if math.isnan(accuracy) else f"{accuracy:.3f}" for accuracy in row] for row in mean]
+        tasks, seeds = plural(len(self.tasks), "task"), plural(len(self.seeds), "seed")
+        lines = [wrapped(f"{tasks} learnt in a row by {self.method!r}, {seeds}; accuracy on", width)]
+        lines += [*grid([START, *(f"after {task}" for task in self.tasks)], self.tasks, entries, width), ""]
+        lines += [f"{name}: {accuracy_text(mean, error)}" for name, (mean, error) in self.metrics().items()]
+        lines.append("numbers kept: " + ", ".join(f"{count:,} {what}" for what, count in self.storage.items()))
         return "\n".join([*lines, *(wrapped(f"note: {caveat}", width) for caveat in self.caveats)])
 
     def to_pandas(self) -> Any:
@@ -145,7 +140,7 @@ class TaskAccuracies(Result):
 
     def derived(self) -> dict[str, Any]:
         """Return what a document says beside the fields: what the accuracies are, and ACC, BWT and FWT."""
-        metrics = {name: dict(zip(("mean", "error"), own, strict=True)) for name, own in self.metrics().items()}
+        metrics = {name: {"mean": mean, "error": error} for name, (mean, error) in self.metrics().items()}
         return {"quantity": self.quantity, "metrics": metrics}
 
     def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
@@ -157,9 +152,6 @@ class TaskAccuracies(Result):
         """The mean accuracy over the tasks learnt so far, after each: seeds × tasks; NaN where nothing is learnt."""
         count = len(self.tasks)
         return np.stack([self.accuracies[:, k + 1, : k + 1].mean(1) for k in range(count)], axis=1)
-
-    def _storage_in_words(self) -> str:
-        return "numbers kept: " + ", ".join(f"{count:,} {what}" for what, count in self.storage.items())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -195,7 +187,7 @@ class TaskEnsembles(Result):
 
     def derived(self) -> dict[str, Any]:
         """Return what a document says beside the fields: what the accuracies are, and their means."""
-        metrics = {name: dict(zip(("mean", "error"), own, strict=True)) for name, own in self.metrics().items()}
+        metrics = {name: {"mean": mean, "error": error} for name, (mean, error) in self.metrics().items()}
         return {"quantity": ACCURACY, "metrics": metrics}
 
     def members_of(self, task: str, seed: int | None = None) -> tuple[str, ...]:
@@ -211,15 +203,15 @@ class TaskEnsembles(Result):
 
     def __str__(self) -> str:
         width = terminal_width()
-        columns = [own.mean(0) for own in (self.alone, self.together, self.further)]
+        columns = [accuracies.mean(0) for accuracies in (self.alone, self.together, self.further)]
         entries = [
-            [*(f"{one:.3f}" for one in row), ", ".join(self.members_of(task)) or HOLE]
+            [*(f"{accuracy:.3f}" for accuracy in row), ", ".join(self.members_of(task)) or HOLE]
             for task, *row in zip(self.tasks, *columns, strict=True)
         ]
         head = f"ensembles with tasks chosen as {self.choice} by {self.similarity}, among {self.candidates}"
         joined = "with" if len(self.seeds) == 1 else f"with (seed {self.seeds[0]})"
         lines = [wrapped(head, width), *grid(self.tasks, ["alone", "together", "further", joined], entries, width), ""]
-        lines += [f"{name}: {accuracy_text(*own)}" for name, own in self.metrics().items()]
+        lines += [f"{name}: {accuracy_text(mean, error)}" for name, (mean, error) in self.metrics().items()]
         return "\n".join([*lines, f"numbers kept for heads of members: {self.storage:,}"])
 
     def to_pandas(self) -> Any:

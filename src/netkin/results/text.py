@@ -120,13 +120,14 @@ def summary_as_text(comparisons: Comparisons) -> str:
     """Return for each measure a table of models by models: the mean over layers at the same relative depth."""
     width, models = terminal_width(), comparisons.models
     means = "means over layers at the same relative depth"
-    tasks = all(is_of_tasks(table) for one in comparisons.values() for table in one.tables.values())
+    tasks = all(is_of_tasks(table) for comparison in comparisons.values() for table in comparison.tables.values())
     counted = f"{plural(len(models), 'task' if tasks else 'model')}, {plural(len(comparisons), 'pair')}"
     lines = [wrapped(f"{counted}: {means}", width)]
-    origins = {f"on {one.data}: {plural(one.examples, 'example')}" for one in comparisons.values() if one.examples}
+    with_data = [comparison for comparison in comparisons.values() if comparison.examples]
+    origins = {f"on {comparison.data}: {plural(comparison.examples, 'example')}" for comparison in with_data}
     lines += [wrapped(origin, width) for origin in origins if len(origins) == 1]
     for measure in comparisons.measures:
-        about = _about(next(one[measure] for one in comparisons.values() if measure in one))
+        about = _about(next(comparison[measure] for comparison in comparisons.values() if measure in comparison))
         shown = grid(models, models, _summary_cells(comparisons.summary(measure)), width)
         lines += ["", wrapped(about, width), *shown]
         # what numbers stand for, in the last lines, is said once
@@ -192,8 +193,8 @@ def _arrivals(series: Series, measure: str, width: int) -> Iterator[str]:
     marks = series.marks(measure)
     if not marks:
         return
-    found = [series.reached(threshold, measure) for threshold in marks]
-    entries = [[HOLE if one[layer] is None else str(one[layer]) for one in found] for layer in series.layers]
+    reached = [series.reached(threshold, measure) for threshold in marks]
+    entries = [[HOLE if steps[layer] is None else str(steps[layer]) for steps in reached] for layer in series.layers]
     yield wrapped(f"the {series.unit} from which on a layer stays at or above a similarity", width)
     yield from grid(series.layers, list(map(str, marks)), entries, width)
     if any(HOLE in row for row in entries):
@@ -205,14 +206,14 @@ def _arrivals(series: Series, measure: str, width: int) -> Iterator[str]:
 
 def _trends(series: Series, marks: Sequence[float], measure: str) -> dict[str, list[float]]:
     """Return what is said of the order of layers, with the thresholds of which it is true."""
-    found: dict[str, list[float]] = {}
+    thresholds: dict[str, list[float]] = {}
     for threshold in marks:
         try:
             said = str(series.bottom_up(threshold, measure))
         except NoValue as reason:
             said = str(reason)
-        found.setdefault(said, []).append(threshold)
-    return found
+        thresholds.setdefault(said, []).append(threshold)
+    return thresholds
 
 
 def cells(values: np.ndarray) -> list[list[str]]:
@@ -351,10 +352,10 @@ def _numbered(rows: Sequence[str], columns: Sequence[str], entries: list[list[st
         return
     many = max((width - max(map(len, labels))) // cell, 1)
     if many < len(columns) and sys.stdout.isatty():
-        kept = _ends(len(columns), max(many - 1, 1))
-        yield from _middle_left_out(labels, entries, kept, cell)
-        yield from _legend(rows, columns, labels == whole, width, kept)
-        shown = f"{len(kept)} of {len(columns)} columns are shown; `| less` behind the command"
+        shown_places = _ends(len(columns), max(many - 1, 1))
+        yield from _middle_left_out(labels, entries, shown_places, cell)
+        yield from _legend(rows, columns, labels == whole, width, shown_places)
+        shown = f"{len(shown_places)} of {len(columns)} columns are shown; `| less` behind the command"
         yield wrapped(f"{shown}, --json, --report or, in Python, `to_pandas()` show all", width)
         return
     for start in range(0, len(columns), many):
@@ -369,22 +370,22 @@ def _ends(count: int, many: int) -> list[int]:
     return [*range(many - last), *range(count - last, count)]
 
 
-def _middle_left_out(labels: list[str], entries: list[list[str]], kept: list[int], cell: int) -> list[str]:
+def _middle_left_out(labels: list[str], entries: list[list[str]], places: list[int], cell: int) -> list[str]:
     """Return the table with some columns, and an ellipsis for those between the first and the last of them."""
-    lines = [[str(i + 1) for i in kept], *([line[i] for i in kept] for line in entries)]
+    lines = [[str(i + 1) for i in places], *([line[i] for i in places] for line in entries)]
     for line in lines:
-        line.insert(len(kept) - len(kept) // 2, "…")
+        line.insert(len(places) - len(places) // 2, "…")
     return _block(labels, lines[0], lines[1:], cell)
 
 
 def _legend(
-    rows: Sequence[str], columns: Sequence[str], readable: bool, width: int, kept: Sequence[int] | None = None
+    rows: Sequence[str], columns: Sequence[str], readable: bool, width: int, places: Sequence[int] | None = None
 ) -> Iterator[str]:
     """Say what the numbers stand for, unless the rows' labels say it; of the columns those that are `kept`."""
     if not readable:
         yield wrapped(f"rows: {', '.join(_listed(rows))}", width)
     same, named = tuple(rows) == tuple(columns), _listed(columns)
-    named = named if kept is None else [named[i] for i in kept]
+    named = named if places is None else [named[i] for i in places]
     yield wrapped("columns have the numbers of the rows" if same else f"columns: {', '.join(named)}", width)
 
 
@@ -397,11 +398,20 @@ def fits_width(rows: Sequence[str], columns: Sequence[str], entries: list[list[s
 
 
 def _block(rows: list[str], columns: list[str], entries: list[list[str]], cell: int = 0) -> list[str]:
-    margin = max(map(len, rows))
-    sizes = [max(len(name) + 2, cell, *(len(line[j]) + 2 for line in entries)) for j, name in enumerate(columns)]
-    body = zip(["", *rows], [columns, *entries], strict=True)
-    lines = [(label.ljust(margin), zip(line, sizes, strict=True)) for label, line in body]
-    return [(label + "".join(entry.rjust(size) for entry, size in line)).rstrip() for label, line in lines]
+    return aligned([["", *columns], *([row, *line] for row, line in zip(rows, entries, strict=True))], cell)
+
+
+def aligned(rows: list[list[str]], least: int = 0) -> list[str]:
+    """Return rows of cells as lines of text: the first column begins at the left, all others end at the right.
+
+    Two spaces are between columns, of which each has `least` characters.
+    """
+    first, *rest = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sizes = [max(size + 2, least) for size in rest]
+    return [
+        (row[0].ljust(first) + "".join(cell.rjust(size) for cell, size in zip(row[1:], sizes, strict=True))).rstrip()
+        for row in rows
+    ]
 
 
 def cut_short(label: str, width: int) -> str:

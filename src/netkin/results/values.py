@@ -271,24 +271,24 @@ class Values(FrozenRecord):
 
     def _without_error(self, replicates: np.ndarray, errors: np.ndarray) -> dict[tuple[int, int], str]:
         """Return the places that have a value and replicates but can have no error, with the reasons."""
-        missing, found = np.isnan(replicates).sum(axis=0), {}
+        missing, reasons = np.isnan(replicates).sum(axis=0), {}
         for i, j in np.argwhere(np.isfinite(self.values) & ~np.isfinite(errors)).tolist():
-            found[i, j] = "the squares that the jackknife adds up are too large for float64"
+            reasons[i, j] = "the squares that the jackknife adds up are too large for float64"
             if missing[i, j]:
-                found[i, j] = f"no value with {missing[i, j]} of the {len(replicates)} chunks left out"
+                reasons[i, j] = f"no value with {missing[i, j]} of the {len(replicates)} chunks left out"
         for i, j in np.argwhere(self._at_bound()).tolist():
-            bound = min(filter(math.isfinite, self.bounds), key=lambda one: abs(self.values[i, j] - one))
-            found[i, j] = f"the value lies at the bound {bound:.4g} of the measure"
-        return found
+            bound = min(filter(math.isfinite, self.bounds), key=lambda end: abs(self.values[i, j] - end))
+            reasons[i, j] = f"the value lies at the bound {bound:.4g} of the measure"
+        return reasons
 
     def _at_bound(self) -> np.ndarray:
         """Mark the values that lie at a bound of the measure."""
         low, high = self.bounds
         size = high - low if math.isfinite(high - low) else float(np.nanmax(np.abs(self.values), initial=0))
-        found = np.zeros(self.values.shape, dtype=bool)
+        at_bound = np.zeros(self.values.shape, dtype=bool)
         for end in filter(math.isfinite, self.bounds):
-            found |= np.abs(self.values - end) <= NEAR * size
-        return found
+            at_bound |= np.abs(self.values - end) <= NEAR * size
+        return at_bound
 
     def _refuse_nan_without_reason(self) -> None:
         """Refuse a missing value without a reason, and a reason beside a value."""

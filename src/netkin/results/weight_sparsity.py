@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from netkin.errors import InvalidValue
 from netkin.results.comparison import Comparison
-from netkin.results.compression import aligned
 from netkin.results.packing import Result
 from netkin.results.records import now
+from netkin.results.text import aligned
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,15 @@ class WeightSparsity:
 
     def derived(self) -> dict[str, Any]:
         """Return what a document says beside the fields: sums over the layers."""
-        found: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         for key, relative in (("epsilon_sparsity", False), ("relative_epsilon_sparsity", True)):
             values = self.relative if relative else self.epsilons
             shares = self.shares(relative=relative), self.shares(relative=relative, of_left=True)
-            found[key] = [
+            facts[key] = [
                 {"epsilon": epsilon, "of_all": of_all, "of_left": of_left}
                 for epsilon, of_all, of_left in zip(values, *shares, strict=True)
             ]
-        return found | {name: getattr(self, name) for name in ("weights", "left", "zeros", "sparsity", "emptied")}
+        return facts | {name: getattr(self, name) for name in ("weights", "left", "zeros", "sparsity", "emptied")}
 
     def __str__(self) -> str:
         head = ["layer", "kind", "weights", "left", "sparsity", "r.m.s."]
@@ -178,7 +178,8 @@ class SparsityStudy(Result):
     @property
     def shapes(self) -> str:
         """What one example of a layer is where similarities were taken, as "pool"."""
-        return ", ".join(sorted({one for own in self.interlayer.values() for one in own.shapes_a.values()}))
+        shapes = {shape for comparison in self.interlayer.values() for shape in comparison.shapes_a.values()}
+        return ", ".join(sorted(shapes))
 
     def accuracy(self, name: str) -> float:
         """Return the accuracy of a network as it is; NaN where it was not taken."""
@@ -191,8 +192,8 @@ class SparsityStudy(Result):
             return math.nan
         (table,) = self.interlayer[name].tables.values()
         values = [float(table.values[i, j]) for i in range(len(table.values)) for j in range(i)]
-        found = [value for value in values if math.isfinite(value)]
-        return sum(found) / len(found) if found else math.nan
+        known = [value for value in values if math.isfinite(value)]
+        return sum(known) / len(known) if known else math.nan
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, overwrite: bool = False) -> Any:
         """Return weights, similarity and accuracy as a matplotlib figure, written to `path` if given."""

@@ -104,10 +104,10 @@ def class_names(data: Any) -> tuple[str, ...]:
 
     They are the folders of images, or what a Dataset, as those of torchvision, has as its attribute `classes`.
     """
-    held: Any = getattr(data, "batches", data)
-    found = data.classes if isinstance(data, Batches) else getattr(getattr(held, "dataset", held), "classes", ())
-    listed = tuple(found) if isinstance(found, (tuple, list)) else ()
-    return listed if all(isinstance(one, str) for one in listed) and len(set(listed)) == len(listed) else ()
+    loader = getattr(data, "batches", data)
+    names = data.classes if isinstance(data, Batches) else getattr(getattr(loader, "dataset", loader), "classes", ())
+    are_names = isinstance(names, (tuple, list)) and all(isinstance(name, str) for name in names)
+    return tuple(names) if are_names and len(set(names)) == len(names) else ()
 
 
 def as_they_are(examples: Tensor) -> Tensor:
@@ -168,8 +168,7 @@ def overlap_remark(data: Any, test: Any, examples: int | None = None, test_examp
     fitted, judged = _inputs(data, examples), _inputs(test, test_examples)
     if fitted is None or judged is None:
         return ""
-    own, others = (contents(one, len(one)).cpu() for one in (judged, fitted))
-    shared = int(torch.isin(own, others).sum())
+    shared = int(torch.isin(*(contents(inputs, len(inputs)).cpu() for inputs in (judged, fitted))).sum())
     if not shared:
         return ""
     return (
@@ -180,17 +179,19 @@ def overlap_remark(data: Any, test: Any, examples: int | None = None, test_examp
 
 def _inputs(data: Any, examples: int | None) -> Tensor | np.ndarray | None:
     """Return the inputs of data that are in memory; None for others, which would have to be read."""
-    found = data
+    inputs = data
     if isinstance(data, Batches):
-        found = data.stored
+        inputs = data.stored
     elif isinstance(data, list) and data:
         firsts = [_first(batch) for batch in data]
-        kinds = {(one.shape[1:], one.device) if _has_rows(one) and isinstance(one, Tensor) else None for one in firsts}
-        found = torch.cat(firsts) if len(kinds) == 1 and None not in kinds else None
+        are_alike = all(isinstance(first, Tensor) and _has_rows(first) for first in firsts) and (
+            len({(first.shape[1:], first.device) for first in firsts}) == 1
+        )
+        inputs = torch.cat(firsts) if are_alike else None
     elif isinstance(data, (DataLoader, Borrowed)):
         loader: Any = getattr(data, "batches", data)
-        found = _first(loader.dataset[:]) if _reads_all(loader, in_order=examples is not None) else None
-    return found[:examples] if _has_rows(found) else None
+        inputs = _first(loader.dataset[:]) if _reads_all(loader, in_order=examples is not None) else None
+    return inputs[:examples] if _has_rows(inputs) else None
 
 
 def _has_rows(array: Any) -> bool:
@@ -233,10 +234,11 @@ def _balanced(data: Data, examples: int, drawn: torch.Generator) -> Tensor:
             f"class {int(classes[rare])} of {data.name!r} has {int(counts[rare]):,} examples, too few for a balanced "
             f"sample of {examples:,} over {len(classes):,} classes; take at most {int(counts[rare]) * len(classes):,}."
         )
-    places = [(labels == one).nonzero().flatten() for one in classes]
-    return torch.cat(
-        [at[torch.randperm(len(at), generator=drawn)[:k]] for at, k in zip(places, wanted.tolist(), strict=True)]
-    )
+    chosen = list[Tensor]()
+    for number, count in zip(classes, wanted.tolist(), strict=True):
+        places = (labels == number).nonzero().flatten()
+        chosen.append(places[torch.randperm(len(places), generator=drawn)[:count]])
+    return torch.cat(chosen)
 
 
 def _picked(data: Data, places: Tensor, name: str) -> Data:
@@ -270,10 +272,10 @@ def _is_indexable(data: Data) -> bool:
 
 def _labels(data: Data) -> Tensor | None:
     """Return the class numbers of all examples, or None where they are not known without running through the data."""
-    found = data.labels if isinstance(data, Batches) else _labels_of(data.batches.dataset)  # type: ignore[attr-defined]
-    if found is None:
+    labels = data.labels if isinstance(data, Batches) else _labels_of(data.batches.dataset)  # type: ignore[attr-defined]
+    if labels is None:
         return None
-    labels = label_tensor(found)
+    labels = label_tensor(labels)
     return labels if labels.ndim == 1 and not labels.is_floating_point() and len(labels) == data.examples else None
 
 

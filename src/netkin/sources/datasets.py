@@ -130,11 +130,12 @@ NAMED = {source.name: source for source in CATALOGUE if source.load}
 def load_data(spec: str, batch_size: int = 128, *, models: Sequence[Any] = (), **options: Any) -> Batches | Borrowed:
     """Return the data that `spec` names, as batches that can be walked through again and again.
 
-    `spec` is `KIND:PLACE`; `CATALOGUE` and `netkin data` list the kinds and where each is looked for. `NAME=KIND:PLACE`
-    is the same with your own name, which results show for the data. Options follow the kind or are given as
-    keywords: `cifar10,normalise=imagenet:DIR` is `load_data("cifar10:DIR", normalise="imagenet")`. Images are ``(x /
-    255 - mean) / std``, by default with the set's own statistics. `package.module:function` is called without arguments
-    and returns an iterable of batches, a Dataset, a DataLoader or a tensor; it may lie in the current directory.
+    `spec` is `KIND:PLACE`; `CATALOGUE` and `netkin list data` list the kinds and where each is looked for.
+    `NAME=KIND:PLACE` is the same with your own name, which results show for the data. Options follow the kind or are
+    given as keywords: `cifar10,normalise=imagenet:DIR` is `load_data("cifar10:DIR", normalise="imagenet")`. Images are
+    ``(x / 255 - mean) / std``, by default with the set's own statistics. `package.module:function` is called without
+    arguments and returns an iterable of batches, a Dataset, a DataLoader or a tensor; it may lie in the current
+    directory.
 
     `models` are the models that will be fed, by name or live. For `hf:DIR` text is split by the tokenizer in that
     folder, and images pass through its image processor unless `normalise` is given: so `text:FILE` means
@@ -146,10 +147,10 @@ def load_data(spec: str, batch_size: int = 128, *, models: Sequence[Any] = (), *
         >>> images.shape
         torch.Size([32, 1, 8, 8])
     """
-    own = re.fullmatch(r"([^=:,@/\\]+)=(.+)", spec)
-    if own:
-        refuse_half_characters([own[1]])
-        return replace(_loaded(own[2], batch_size, models, options), name=own[1].strip())
+    named = re.fullmatch(r"([^=:,@/\\]+)=(.+)", spec)
+    if named:
+        refuse_half_characters([named[1]])
+        return replace(_loaded(named[2], batch_size, models, options), name=named[1].strip())
     refuse_half_characters([spec], "; name the data, as in `NAME=KIND:PLACE`")
     return _loaded(spec, batch_size, models, options)
 
@@ -185,8 +186,8 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
     if source.needs_place and not place:
         raise SourceError(f"{spec!r} does not say where the data are; write {_example_name(source)[1:-1]!r}.")
     processor = {"processor": options["processor"]} if source.has_images and "processor" in options else {}
-    given = {option: value for option, value in options.items() if option not in processor}
-    chosen = typed_options(source.load, given, source.name, skip=1)
+    others = {option: value for option, value in options.items() if option not in processor}
+    chosen = typed_options(source.load, others, source.name, skip=1)
     with refusing_unreadable(place):
         stored, labels, prepare, *remarks = source.load(place, **chosen)
         if processor:
@@ -201,7 +202,7 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
 
 def refuse_characters(data: Any, models: Sequence[Any]) -> None:
     """Refuse to feed characters to models that are named as those of a Hugging Face folder, which take tokens."""
-    named = next((one for one in models if isinstance(one, str) and one.startswith("hf:")), None)
+    named = next((model for model in models if isinstance(model, str) and model.startswith("hf:")), None)
     if named is not None and isinstance(data, Batches) and data.are_characters:
         raise SourceError(
             f"{data.name!r} holds characters, and {named!r} takes tokens; give the data by name, or load them with "
@@ -244,8 +245,10 @@ def _reads_characters(model: Any) -> bool:
 
 def _is_huggingface(model: Any) -> bool:
     """Return whether an object is a live model of transformers, which is not imported for that."""
-    kinds = type(model).__mro__
-    return any(one.__name__ == "PreTrainedModel" and one.__module__.startswith("transformers.") for one in kinds)
+    return any(
+        base.__name__ == "PreTrainedModel" and base.__module__.startswith("transformers.")
+        for base in type(model).__mro__
+    )
 
 
 def _folder_of(model: Any) -> str:

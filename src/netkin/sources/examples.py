@@ -47,9 +47,9 @@ def normalisation(name: str, channels: int = 3) -> Callable[[Tensor], Tensor]:
         >>> normalisation("none")(torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)).flatten()
         tensor([1., 1., 1.])
     """
-    fitting = [each for each, (mean, _) in STATISTICS.items() if len(mean) in (1, channels)]
+    fitting = [known for known, (mean, _) in STATISTICS.items() if len(mean) in (1, channels)]
     if name not in fitting:
-        have = ", ".join(f"`{each}`" for each in fitting)
+        have = ", ".join(f"`{known}`" for known in fitting)
         raise UnknownName(
             f"no normalisation {name!r} for {channels} channels{did_you_mean(name, fitting) or '.'} There are {have}."
         )
@@ -180,20 +180,20 @@ def _image_paths(folder: Path) -> tuple[list[Path], list[int]]:
         raise SourceError(f"{str(folder)!r} is no folder{near(folder) or '; name the one that holds the images.'}")
     try:
         labelled = [(path, label) for label, inner in enumerate(class_folders(folder)) for path in _images_under(inner)]
-        found = labelled or [(each, -1) for each in sorted(folder.iterdir()) if _is_image(each)]
+        paths = [path for path, _ in labelled] or [path for path in sorted(folder.iterdir()) if _is_image(path)]
     except OSError as error:
         raise SourceError(unreadable(folder, error)) from error
-    if not found:
+    if not paths:
         raise SourceError(
             f"found no images in {str(folder)!r}; they must end in {', '.join(sorted(SUFFIXES))} and lie in it or in "
             "its folders, one for each class."
         )
-    return [path for path, _ in found], [label for _, label in labelled]
+    return paths, [label for _, label in labelled]
 
 
 def class_folders(folder: Path) -> list[Path]:
     """Return the folders inside a folder of images, which are its classes, in the order of their labels."""
-    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+    return sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
 
 
 def _images_under(folder: Path) -> list[Path]:
@@ -313,11 +313,16 @@ def _tokens(written: str, window: int, folder: str, path: Path) -> torch.Tensor:
             f"a window of {window} tokens does not fit the model in {folder!r}, which adds {special} special ones and "
             f"takes at most {tokenizer.model_max_length}; choose another, as in `text,window={special + 16}:FILE`."
         )
-    found = tokenizer(written, truncation=True, max_length=window, return_overflowing_tokens=True)["input_ids"]
-    whole = [piece for piece in found if len(piece) == window]
-    if not whole:
-        raise _too_short(path, f"{len(found[0]):,} tokens", window, f"needs {window}")
-    return torch.tensor(whole)
+    # cut here, as `return_overflowing_tokens` of tokenizers 0.23.1 and 0.23.2 loses all but the first piece
+    encoded = tokenizer(written, return_special_tokens_mask=True, verbose=False)
+    ids, is_special = encoded["input_ids"], encoded["special_tokens_mask"]
+    begin = is_special.index(0) if 0 in is_special else special
+    end = len(ids) - (special - begin)
+    length = window - special
+    starts = range(begin, end - length + 1, length)
+    if not starts:
+        raise _too_short(path, f"{len(ids):,} tokens", window, f"needs {window}")
+    return torch.tensor([ids[:begin] + ids[start : start + length] + ids[end:] for start in starts])
 
 
 def _too_short(path: Path, held: str, window: int, needed: str) -> SourceError:

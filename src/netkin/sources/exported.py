@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError, SourceError
-from netkin.sources.names import content, refuse_absent
+from netkin.sources.names import content
 
 
 def load_exported(path: Path) -> nn.Module:
@@ -39,10 +39,6 @@ def load_exported(path: Path) -> nn.Module:
     The file is vetted first, see `vetted`: nothing in it is unpickled or evaluated. A program that was exported with a
     fixed number of examples in a batch refuses any other number.
     """
-    refuse_absent(path, "exported program")
-    with open(path, "rb") as file:
-        if not zipfile.is_zipfile(file):  # by its end, before all of it is read
-            raise SourceError(_no_program(str(path)))
     copy = vetted(content(path, "exported program"), str(path))
     logger = logging.getLogger("torch.export")
     level = logger.level
@@ -54,7 +50,11 @@ def load_exported(path: Path) -> nn.Module:
             program = torch.export.load(copy)
             model: Any = torch.export.unflatten(program)
     except Exception as error:  # torch's loader has no common error
-        raise SourceError(_why_not_loaded(path, error)) from error
+        reason = " ".join([f"{type(error).__name__}:", *str(error).strip().splitlines()[-1:]])[:230]
+        raise SourceError(
+            f"{str(path)!r} could not be loaded by torch {torch.__version__} ({reason}); export it again with this "
+            "torch."
+        ) from error
     finally:
         logger.setLevel(level)
     _explain_fixed_batches(model, program, path)
@@ -66,25 +66,13 @@ def _give_types_back(model: nn.Module) -> None:
     """Let modules bear the names of the types they had, and containers be containers, by which layers are found."""
     kinds: dict[str, type[nn.Module]] = {}
     for module in list(model.modules()):
-        name = getattr(module, "_ty", None)
-        if type(module) is nn.Module:
+        name, kind = getattr(module, "_ty", None), type(module)
+        if kind is nn.Module:
             # what has children and is not called was a list or a dictionary of modules
             module.__class__ = nn.ModuleList
         elif isinstance(name, str) and module is not model:
-            module.__class__ = kinds.setdefault(name, _kind(name, type(module)))
-
-
-def _kind(name: str, own: type[nn.Module]) -> type[nn.Module]:
-    bases = (own, nn.Sequential) if name == "torch.nn.modules.container.Sequential" else (own,)
-    return type(name.rpartition(".")[2], bases, {})
-
-
-def _why_not_loaded(path: Path, error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    reason = f"{type(error).__name__}: {lines[-1][:200]}" if lines else type(error).__name__
-    return (
-        f"{str(path)!r} could not be loaded by torch {torch.__version__} ({reason}); export it again with this torch."
-    )
+            bases = (kind, nn.Sequential) if name == "torch.nn.modules.container.Sequential" else (kind,)
+            module.__class__ = kinds.setdefault(name, type(name.rpartition(".")[2], bases, {}))
 
 
 def _explain_fixed_batches(model: nn.Module, program: Any, path: Path) -> None:
@@ -94,10 +82,10 @@ def _explain_fixed_batches(model: nn.Module, program: Any, path: Path) -> None:
         return
 
     def check(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        batch = next((one for one in (*arguments, *keywords.values()) if isinstance(one, Tensor) and one.ndim), None)
-        if batch is not None and len(batch) != first:
+        inputs = [value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor) and value.ndim]
+        if inputs and len(inputs[0]) != first:
             raise ForwardError(
-                f"{str(path)!r} was exported for batches of exactly {first} and met one of {len(batch)}; export it "
+                f"{str(path)!r} was exported for batches of exactly {first} and met one of {len(inputs[0])}; export it "
                 f"with a dynamic first dimension (`dynamic_shapes=`), or give it batches of {first}, all of them full."
             )
 
@@ -133,7 +121,10 @@ def vetted(archive: bytes, name: str) -> io.BytesIO:
     """Return a copy of a `.pt2` archive that torch can load without running anything of the file's own."""
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as source:
-            return _copied(_entries(source))
+            names = source.namelist()
+            if len(set(names)) < len(names):
+                raise _Refused("two entries of one name")
+            return _copied({name.partition("/")[2]: source.read(name) for name in names})  # below the folder at the top
     except SourceError:
         raise
     except _Refused as refusal:
@@ -142,19 +133,7 @@ def vetted(archive: bytes, name: str) -> io.BytesIO:
             "`torch.export.save` of torch 2.8 or newer."
         ) from None
     except Exception as error:  # the bytes may be anything, and so may be the error
-        raise SourceError(_no_program(name)) from error
-
-
-def _no_program(name: str) -> str:
-    return f"{name!r} is damaged or no exported program; write it with `torch.export.save`."
-
-
-def _entries(source: zipfile.ZipFile) -> dict[str, bytes]:
-    """Return what lies in the archive, by its name below the one folder at the top."""
-    names = source.namelist()
-    if len(set(names)) < len(names):
-        raise _Refused("two entries of one name")
-    return {name.partition("/")[2]: source.read(name) for name in names}
+        raise SourceError(f"{name!r} is damaged or no exported program; write it with `torch.export.save`.") from error
 
 
 def _copied(entries: dict[str, bytes]) -> io.BytesIO:
@@ -163,12 +142,17 @@ def _copied(entries: dict[str, bytes]) -> io.BytesIO:
         raise _Refused("compiled code")
     if "models/model.json" not in entries:
         raise _Refused(f"{'an older layout' if 'serialized_exported_program.json' in entries else 'no program'}")
-    kept = {name: entries[name] for name in _MARKS if name in entries}
-    kept["models/model.json"] = json.dumps(clean_program(json.loads(entries["models/model.json"]))).encode()
+    copies = {name: entries[name] for name in _MARKS if name in entries}
+    copies["models/model.json"] = json.dumps(clean_program(json.loads(entries["models/model.json"]))).encode()
     for kind in ("weights", "constants"):
-        kept |= _tensors(entries, kind)
-    kept["data/sample_inputs/model.pt"] = b""
-    return _written(kept)
+        copies |= _tensors(entries, kind)
+    copies["data/sample_inputs/model.pt"] = b""
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        for name, stored in copies.items():
+            archive.writestr(f"vetted/{name}", stored)
+    target.seek(0)
+    return target
 
 
 def _tensors(entries: dict[str, bytes], kind: str) -> dict[str, bytes]:
@@ -185,15 +169,6 @@ def _tensors(entries: dict[str, bytes], kind: str) -> dict[str, bytes]:
             raise _Refused("a tensor without its numbers")
     files = {f"data/{kind}/{meta['path_name']}" for meta in config["config"].values()}
     return {table: json.dumps(_clean("", config)).encode()} | {name: entries[name] for name in sorted(files)}
-
-
-def _written(entries: dict[str, bytes]) -> io.BytesIO:
-    target = io.BytesIO()
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
-        for name, content in entries.items():
-            archive.writestr(f"vetted/{name}", content)
-    target.seek(0)
-    return target
 
 
 def clean_program(program: Any) -> Any:

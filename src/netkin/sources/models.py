@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -184,7 +185,7 @@ def load_huggingface(directory: str) -> nn.Module:
     kind = _model_class(transformers, config, folder)
     try:
         with _quiet(transformers):
-            model, found = kind.from_pretrained(
+            model, loading = kind.from_pretrained(
                 str(folder),
                 local_files_only=True,
                 trust_remote_code=False,
@@ -194,7 +195,7 @@ def load_huggingface(directory: str) -> nn.Module:
             )
     except Exception as error:  # its errors have no common root but Exception
         raise SourceError(f"{str(folder)!r} could not be loaded by transformers: {_in_short(error)}") from error
-    _refuse_incomplete(found, folder, type(model).__name__)
+    _refuse_incomplete(loading, folder, type(model).__name__)
     return model
 
 
@@ -245,18 +246,18 @@ def preprocessing(directory: str, kind: str) -> dict[str, bytes]:
     """
     folder = Path(directory).expanduser()
     names = (_PROCESSOR,) if kind == "images" else _TOKENIZERS
-    found = {name: content(folder / name) for name in names if (folder / name).is_file()}
-    if not found and kind == "images":
+    files = {name: content(folder / name) for name in names if (folder / name).is_file()}
+    if not files and kind == "images":
         raise SourceError(
             f"{str(folder)!r} holds no {_PROCESSOR}, which says how its model expects images; write it there with "
             "`processor.save_pretrained`, or choose the preprocessing yourself: `normalise=none` or another."
         )
-    if not found:
+    if not files:
         raise SourceError(
             f"{str(folder)!r} holds no tokenizer, which says what numbers its model expects for a text; write it there "
             "with `tokenizer.save_pretrained`, or name a folder that has it: `text,tokenizer=DIR:FILE`."
         )
-    return found
+    return files
 
 
 def _processed(processor: Any, images: Tensor) -> Tensor:
@@ -303,10 +304,10 @@ def _model_class(transformers: Any, config: dict[str, Any], folder: Path) -> Any
     return kind
 
 
-def _refuse_incomplete(found: dict[str, Any], folder: Path, kind: str) -> None:
+def _refuse_incomplete(loading: dict[str, Any], folder: Path, kind: str) -> None:
     """Refuse weights that leave a part of the model as it was drawn at random."""
     names = {"missing": "missing_keys", "of another shape": "mismatched_keys"}
-    faults = {what: sorted(map(str, found.get(key) or ())) for what, key in names.items()}
+    faults = {what: sorted(map(str, loading.get(key) or ())) for what, key in names.items()}
     lists = [f"{len(keys)} {what}: {listed(keys)}" for what, keys in faults.items() if keys]
     if lists:
         raise SourceError(
@@ -335,6 +336,4 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 
 def _in_short(error: Exception) -> str:
-    words = " ".join(str(error).split())
-    short = words if len(words) <= 300 else f"{words[:300]}..."
-    return short if short.endswith((".", "!", "?")) else f"{short}."
+    return f"{shorten(str(error), 300, placeholder='...').rstrip('.')}."

@@ -46,20 +46,18 @@ def typed_options(function: Callable[..., Any], options: Mapping[str, Any], name
 
     Its first `skip` parameters are no options; a parameter whose name begins with an underscore is none either.
     """
-    parameters = list(inspect.signature(function).parameters.values())[skip:]
-    known = {one.name: one.default for one in parameters if not one.name.startswith("_")}
-    return {option: _value(option, value, known, name) for option, value in options.items()}
-
-
-def _value(option: str, value: Any, known: Mapping[str, Any], name: str) -> Any:
-    if option not in known:
-        have = f" It has {', '.join(known)}." if known else " It has none."
-        raise UnknownName(f"{name!r} has no option {option!r}{did_you_mean(option, known) or '.'}{have}")
-    if not isinstance(known[option], int):
-        return value
-    if not str(value).isdecimal() or not 0 < int(value) < 2**31:
-        raise InvalidValue(f"option {option!r} of {name!r} must be a whole number from 1; got {value!r}.")
-    return int(value)
+    parameters = list(inspect.signature(function).parameters.items())[skip:]
+    defaults = {option: parameter.default for option, parameter in parameters if not option.startswith("_")}
+    typed = dict(options)
+    for option, value in options.items():
+        if option not in defaults:
+            have = f" It has {', '.join(defaults)}." if defaults else " It has none."
+            raise UnknownName(f"{name!r} has no option {option!r}{did_you_mean(option, defaults) or '.'}{have}")
+        if isinstance(defaults[option], int):
+            if not str(value).isdecimal() or not 0 < int(value) < 2**31:
+                raise InvalidValue(f"option {option!r} of {name!r} must be a whole number from 1; got {value!r}.")
+            typed[option] = int(value)
+    return typed
 
 
 def find_function(spec: str, known: Iterable[str] = ()) -> Callable[[], Any]:
@@ -67,13 +65,13 @@ def find_function(spec: str, known: Iterable[str] = ()) -> Callable[[], Any]:
     module_name, _, name = spec.partition(":")
     with current_directory_importable():
         module = _module(module_name, spec, list(known))
-    found = getattr(module, name, None)
-    if found is None:
-        near = did_you_mean(name, [each for each in vars(module) if not each.startswith("_")])
+    function = getattr(module, name, None)
+    if function is None:
+        near = did_you_mean(name, [public for public in vars(module) if not public.startswith("_")])
         raise SourceError(f"module {module_name!r} has no function {name!r}{near or '.'}")
-    if not callable(found):
-        raise SourceError(f"{spec!r} must be a function without arguments; it is of type {type(found).__name__}.")
-    return found
+    if not callable(function):
+        raise SourceError(f"{spec!r} must be a function without arguments; it is of type {type(function).__name__}.")
+    return function
 
 
 def call_named(function: Callable[[], Any], spec: str) -> Any:
@@ -142,11 +140,11 @@ def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
         signature = inspect.signature(function)
 
         @functools.wraps(function)
-        def called(*given: Any, **keywords: Any) -> Any:
+        def called(*arguments: Any, **keywords: Any) -> Any:
             try:
-                bound = signature.bind(*given, **keywords)
+                bound = signature.bind(*arguments, **keywords)
             except TypeError:
-                return function(*given, **keywords)  # which says what is wrong
+                return function(*arguments, **keywords)  # which says what is wrong
             if bound.arguments.get("engine", "local") in ("local", "distributed"):  # others load where they work
                 _load(bound.arguments, models.split(), data.split(), signature)
             with loaders_kept(*(bound.arguments.get(name) for name in data.split())):
@@ -157,51 +155,49 @@ def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
     return decorate
 
 
-def _load(given: dict[str, Any], models: list[str], data: list[str], signature: inspect.Signature) -> None:
+def _load(arguments: dict[str, Any], models: list[str], data: list[str], signature: inspect.Signature) -> None:
     """Put models and data in the places of their names."""
     from netkin.sources.datasets import load_data, refuse_characters
 
-    texts = {name: given[name] for name in models if isinstance(given.get(name), str)}
-    if texts and len(models) == 2 and "names" in signature.parameters and "names" not in given:
-        given["names"] = tuple(numbered([texts.get(name, name) for name in models]))
-    if len(texts) == len(models) == 1 and "name" in signature.parameters and "name" not in given:
-        (given["name"],) = texts.values()
-    fed = [one for name in models for one in _each(given.get(name))]
+    texts = {name: arguments[name] for name in models if isinstance(arguments.get(name), str)}
+    if texts and len(models) == 2 and "names" in signature.parameters and "names" not in arguments:
+        arguments["names"] = tuple(numbered([texts.get(name, name) for name in models]))
+    if len(texts) == len(models) == 1 and "name" in signature.parameters and "name" not in arguments:
+        (arguments["name"],) = texts.values()
+    fed = list[Any]()  # the models, by name or live
+    for name in models:
+        value: Any = arguments.get(name)
+        value = list(value.values()) if isinstance(value, Mapping) else value
+        fed += value if isinstance(value, (list, tuple)) else [value]
     seeds = itertools.count()
     for name in models:
-        if name in given:
-            given[name] = _models(given[name], seeds)
+        if name in arguments:
+            arguments[name] = _loaded(arguments[name], seeds)
     for name in data:
-        if isinstance(given.get(name), str):
-            given[name] = load_data(given[name], models=fed)
+        if isinstance(arguments.get(name), str):
+            arguments[name] = load_data(arguments[name], models=fed)
         else:
-            refuse_characters(given.get(name), fed)
+            refuse_characters(arguments.get(name), fed)
 
 
-def _each(given: Any) -> list[Any]:
-    """Return the models that are given alone, in a list, or in a mapping."""
-    return list(
-        given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else [given]
-    )
-
-
-def _models(given: Any, seeds: Iterator[int]) -> Any:
+def _loaded(models: Any, seeds: Iterator[int]) -> Any:
     """Return models in the places of their names, alone, in a list, or in a mapping."""
     from netkin.sources import load_data, load_model
 
-    if isinstance(given, str):
-        return load_model(given, seed=next(seeds))
-    if isinstance(given, (list, tuple)) and given and all(isinstance(one, str) for one in given):
-        given = dict(zip(numbered(given), given, strict=True))
-    if not isinstance(given, Mapping):
-        return given
-    found: dict[Any, Any] = {}
-    for name, one in given.items():
-        if isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], str):
-            one = (one[0], load_data(one[1], models=[one[0]]))
-        is_pair = isinstance(one, tuple) and len(one) == 2
-        found[name] = (_models(one[0], seeds), one[1]) if is_pair else _models(one, seeds)
-    return found
+    if isinstance(models, str):
+        return load_model(models, seed=next(seeds))
+    if isinstance(models, (list, tuple)) and models and all(isinstance(model, str) for model in models):
+        models = dict(zip(numbered(models), models, strict=True))
+    if not isinstance(models, Mapping):
+        return models
+    loaded: dict[Any, Any] = {}
+    for name, model in models.items():
+        if isinstance(model, tuple) and len(model) == 2:  # a model with its data
+            data = load_data(model[1], models=[model[0]]) if isinstance(model[1], str) else model[1]
+            loaded[name] = _loaded(model[0], seeds), data
+        else:
+            loaded[name] = _loaded(model, seeds)
+    return loaded
 
 
 def numbered(texts: Sequence[str]) -> list[str]:
@@ -240,7 +236,7 @@ def refuse_absent(path: Path, what: str = "file") -> None:
 
 def near(path: Path) -> str:
     """Return a suggestion of the most similar name in the folder of `path`, or an empty string."""
-    beside = {each.name for each in path.parent.iterdir()} if path.parent.is_dir() else set()
+    beside = {entry.name for entry in path.parent.iterdir()} if path.parent.is_dir() else set()
     return did_you_mean(path.name, sorted(beside - {path.name}))
 
 

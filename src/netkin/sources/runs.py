@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from numbers import Integral
@@ -31,6 +31,7 @@ _EPOCH = re.compile(rf"(?:epoch|(?<![A-Za-z])ep)s?{_NUMBER}", re.IGNORECASE)
 _ANY = re.compile(_NUMBER)
 _VERSION = re.compile(r"-v\d+$")  # what Lightning adds to a name that is taken
 _THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
+LEAST = 2  # checkpoints of a run
 
 Architecture = str | nn.Module | Callable[[], nn.Module]
 Given = Path | Mapping[str, Tensor] | nn.Module
@@ -58,31 +59,22 @@ class Checkpoint:
         if isinstance(self.given, nn.Module):
             return self.given, []
         with refusing_unreadable(self.words):
-            if isinstance(self.given, Path) and self._is_whole(architecture):
-                is_program = self.given.suffix == ".pt2"
-                return load_model(str(self.given) if is_program else f"hf:{self.given}"), []
+            if isinstance(self.given, Path) and self.given.suffix == ".pt2":
+                return load_model(str(self.given)), []
+            if architecture is None and isinstance(self.given, Path) and (self.given / "config.json").is_file():
+                return load_model(f"hf:{self.given}"), []
             if architecture is None:
-                raise SourceError(self._bare())
-            return self._filled(built(architecture))
-
-    def _is_whole(self, architecture: Architecture | None) -> bool:
-        """Return whether the file or folder needs no architecture from elsewhere."""
-        assert isinstance(self.given, Path)
-        return self.given.suffix == ".pt2" or (architecture is None and (self.given / "config.json").is_file())
-
-    def _bare(self) -> str:
-        return (
-            f"{self.words} holds weights alone, which do not say what network they belong to; name it with `model`, "
-            "as in model='netkin:resnet20' or model='package.module:function'."
-        )
-
-    def _filled(self, model: nn.Module) -> tuple[nn.Module, list[str]]:
-        wanted = model.state_dict()
-        state = _fitting(self._state(), wanted)
-        faults = mismatches(state, wanted)
-        if not faults:
-            model.load_state_dict(state, strict=False)  # counts of batches may be absent, which `mismatches` allows
-        return in_evaluation(model), faults
+                raise SourceError(
+                    f"{self.words} holds weights alone, which do not say what network they belong to; name it with "
+                    "`model`, as in model='netkin:resnet20' or model='package.module:function'."
+                )
+            model = built(architecture)
+            weights = model.state_dict()
+            state = _fitting(self._state(), weights)
+            faults = mismatches(state, weights)
+            if not faults:
+                model.load_state_dict(state, strict=False)  # counts of batches may be absent, which `mismatches` allows
+            return in_evaluation(model), faults
 
     def _state(self) -> dict[str, Tensor]:
         if isinstance(self.given, Mapping):
@@ -129,32 +121,30 @@ def step_in(name: str, *, bare: bool = True) -> tuple[int, str] | None:
     while Path(stem).suffix in ENDINGS:
         stem = Path(stem).stem
     stem = _VERSION.sub("", stem)
-    patterns = [(_STEP, "step"), (_EPOCH, "epoch"), *([(_ANY, "step")] if bare else [])]
-    for pattern, unit in patterns:
-        found = pattern.findall(stem)
-        if found:
-            number, thousands = found[-1]
+    for pattern, unit in [(_STEP, "step"), (_EPOCH, "epoch"), *([(_ANY, "step")] if bare else [])]:
+        if numbers := pattern.findall(stem):
+            number, thousands = numbers[-1]
             return int(number) * _THOUSANDS[thousands.lower()], unit
     return None
 
 
-def as_checkpoint(given: Any, step: int, unit: str = "step") -> Checkpoint:
+def as_checkpoint(content: Any, step: int, unit: str = "step") -> Checkpoint:
     """Return one checkpoint; what is no path, state dict or model is refused, and so is a file that is not there."""
-    if isinstance(given, nn.Module):
-        return Checkpoint(step, given, unit)
-    if isinstance(given, Mapping):
-        strange = [str(key) for key, value in given.items() if not isinstance(value, Tensor)]
-        if strange or not given:
-            held = f"{strange[0]!r} is no tensor" if strange else "it is empty"
-            raise InvalidValue(f"the state dict of {unit} {step} must hold tensors by name; {held}.")
-        return Checkpoint(step, given, unit)
-    if not isinstance(given, (str, Path)):
-        raise InvalidValue(f"{unit} {step} must be a file, a state dict or a torch module; got {type(given).__name__}.")
-    path = Path(given).expanduser()
-    if not path.exists() and ":" in str(given):
-        from netkin.sources.models import load_model
-
-        return Checkpoint(step, load_model(str(given), seed=step), unit)
+    if isinstance(content, nn.Module):
+        return Checkpoint(step, content, unit)
+    if isinstance(content, Mapping):
+        strange = [str(key) for key, value in content.items() if not isinstance(value, Tensor)]
+        if strange or not content:
+            fault = f"{strange[0]!r} is no tensor" if strange else "it is empty"
+            raise InvalidValue(f"the state dict of {unit} {step} must hold tensors by name; {fault}.")
+        return Checkpoint(step, content, unit)
+    if not isinstance(content, (str, os.PathLike)):
+        raise InvalidValue(
+            f"{unit} {step} must be a file, a state dict or a torch module; got {type(content).__name__}."
+        )
+    path = Path(content).expanduser()
+    if not path.exists() and ":" in str(content):
+        return Checkpoint(step, load_model(str(content), seed=step), unit)
     if not path.exists():
         raise SourceError(f"found no checkpoint {str(path)!r} for {unit} {step}{near(path) or '.'}")
     return Checkpoint(step, path, unit)
@@ -162,26 +152,33 @@ def as_checkpoint(given: Any, step: int, unit: str = "step") -> Checkpoint:
 
 def _fitting(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return `state` under the wanted names; where one prefix leads to all of them, as in a Lightning module, by it."""
-    found = renamed(state, wanted)
-    if all(name in wanted for name in found):
-        return found
+    fitting = renamed(state, wanted)
+    if all(name in wanted for name in fitting):
+        return fitting
     first = next(iter(wanted), "")
     prefixes = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
     leading = [prefix for prefix in prefixes if all(prefix + name in state for name in wanted)]
-    return {name: state[leading[0] + name] for name in wanted} if len(leading) == 1 else found
-
-
-LEAST = 2
+    return {name: state[leading[0] + name] for name in wanted} if len(leading) == 1 else fitting
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A training run: its checkpoints in the order of their steps, and the network that bare weights belong to."""
+    """A training run: its checkpoints in the order of their steps, and the network that bare weights belong to.
+
+    `passed_over` are the names in its folder that tell no step.
+    """
 
     name: str
     checkpoints: tuple[Checkpoint, ...]
     architecture: Architecture | None = None
     passed_over: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.checkpoints) < LEAST:
+            only = f"1: {self.checkpoints[0].words}" if self.checkpoints else "none"
+            raise SourceError(
+                f"{self.name!r} needs at least {LEAST} checkpoints, one of them the final one; got {only}."
+            )
 
     @property
     def unit(self) -> str:
@@ -196,23 +193,32 @@ class TrainingRun:
     @property
     def whole(self) -> list[str]:
         """The name by which the run is a Hugging Face model: that of its architecture, or of its last checkpoint."""
-        if isinstance(self.architecture, str) and self.architecture.startswith("hf:"):
-            return [self.architecture]
-        given = self.checkpoints[-1].given
-        named = isinstance(given, Path) and self.architecture is None and (given / "config.json").is_file()
-        return [f"hf:{given}"] if named else []
+        if self.architecture is not None:
+            is_whole = isinstance(self.architecture, str) and self.architecture.startswith("hf:")
+            return [str(self.architecture)] if is_whole else []
+        last = self.checkpoints[-1].given
+        return [f"hf:{last}"] if isinstance(last, Path) and (last / "config.json").is_file() else []
 
-    def data(self, given: Any) -> Any:
+    def data(self, data: Any) -> Any:
         """Return data, by their name too, as the networks of the run take them."""
         models = [*self.whole, self.checkpoints[-1].given]
-        return load_data(given, models=models) if isinstance(given, str) else given
+        return load_data(data, models=models) if isinstance(data, str) else data
 
     def at(self, step: int) -> nn.Module:
         """Return the network at `step`, which must have the architecture that the run ends with."""
-        found = {checkpoint.step: checkpoint for checkpoint in self.checkpoints}
-        if step not in found:
-            raise UnknownName(f"no {self.unit} {step} in this run; it has {_shown(self.steps)}.")
-        return self._checked(found[step]) if step != self.steps[-1] else self.final
+        self._require_steps([step])
+        if step == self.steps[-1]:
+            return self.final
+        checkpoint = self.checkpoints[self.steps.index(step)]
+        final = self.final.state_dict()
+        model, faults = checkpoint.read(self.architecture)
+        faults = faults or mismatches(model.state_dict(), final)
+        if faults:
+            raise SourceError(
+                f"the architecture changes within the run: at {checkpoint.words}, compared with {self.unit} "
+                f"{self.steps[-1]}, {'; '.join(faults)}. Choose `steps` from one side of the change."
+            )
+        return model
 
     @cached_property
     def final(self) -> nn.Module:
@@ -233,33 +239,21 @@ class TrainingRun:
             return self
         if isinstance(steps, str) or not isinstance(steps, (Integral, Iterable)):
             raise InvalidValue(f"`steps` is a list of {self.unit}s or how many of them; got {steps!r}.")
-        chosen = self._spread(steps) if isinstance(steps, Integral) else self._listed(steps)
-        kept = tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.step in chosen)
-        return TrainingRun(self.name, _enough(kept, self.name), self.architecture, self.passed_over)
+        if isinstance(steps, Integral):
+            if int(steps) < LEAST:
+                raise InvalidValue(f"a run needs at least {LEAST} {self.unit}s; got steps={steps}.")
+            places = np.linspace(0, len(self.steps) - 1, min(int(steps), len(self.steps))).round().astype(int)
+            chosen = {self.steps[place] for place in places.tolist()}
+        else:
+            chosen = {*steps, self.steps[-1]}
+            self._require_steps(chosen)
+        return replace(self, checkpoints=tuple(part for part in self.checkpoints if part.step in chosen))
 
-    def _spread(self, count: Any) -> set[int]:
-        if count < LEAST:
-            raise InvalidValue(f"a run needs at least {LEAST} {self.unit}s; got steps={count}.")
-        places = np.linspace(0, len(self.steps) - 1, min(int(count), len(self.steps))).round().astype(int)
-        return {self.steps[place] for place in places.tolist()}
-
-    def _listed(self, steps: Any) -> set[int]:
-        wanted = list(steps)
-        strange = [step for step in wanted if step not in self.steps]
+    def _require_steps(self, steps: Iterable[Any]) -> None:
+        strange = [step for step in steps if step not in self.steps]
         if strange:
-            raise UnknownName(f"no {self.unit} {strange[0]} in this run; it has {_shown(self.steps)}.")
-        return {*wanted, self.steps[-1]}
-
-    def _checked(self, checkpoint: Checkpoint) -> nn.Module:
-        final = self.final.state_dict()
-        model, faults = checkpoint.read(self.architecture)
-        faults = faults or mismatches(model.state_dict(), final)
-        if faults:
-            raise SourceError(
-                f"the architecture changes within the run: at {checkpoint.words}, compared with {self.unit} "
-                f"{self.steps[-1]}, {'; '.join(faults)}. Choose `steps` from one side of the change."
-            )
-        return model
+            listed_steps = [*map(str, self.steps[:6]), *([f"... {self.steps[-1]}"] if len(self.steps) > 6 else [])]
+            raise UnknownName(f"no {self.unit} {strange[0]} in this run; it has {', '.join(listed_steps)}.")
 
 
 def open_run(run: Any, model: Architecture | None = None, *, name: str | None = None) -> TrainingRun:
@@ -275,47 +269,45 @@ def open_run(run: Any, model: Architecture | None = None, *, name: str | None = 
     if isinstance(run, TrainingRun):
         return run
     if isinstance(run, (str, os.PathLike)):
-        return _of_folder(Path(run).expanduser(), model, name)
+        checkpoints, passed_over = _in_folder(Path(run).expanduser())
+        return TrainingRun(name or str(Path(run).expanduser()), _ordered(checkpoints), model, passed_over)
     if isinstance(run, Mapping):
-        found = [as_checkpoint(given, _whole(step)) for step, given in run.items()]
-        return _ordered(name or "run", found, model)
-    if isinstance(run, Sequence) or (isinstance(run, Iterable) and not isinstance(run, (nn.Module, Tensor))):
-        return _ordered(name or "run", [_from_name(given) for given in run], model)
-    raise InvalidValue(
-        f"a run is a folder, a list of files, or a mapping from steps to checkpoints; got {type(run).__name__}."
-    )
+        checkpoints = [as_checkpoint(content, _whole(step)) for step, content in run.items()]
+    elif isinstance(run, Iterable) and not isinstance(run, (nn.Module, Tensor)):
+        checkpoints = [_from_name(content) for content in run]
+    else:
+        raise InvalidValue(
+            f"a run is a folder, a list of files, or a mapping from steps to checkpoints; got {type(run).__name__}."
+        )
+    return TrainingRun(name or "run", _ordered(checkpoints), model)
 
 
-def _of_folder(folder: Path, model: Architecture | None, name: str | None) -> TrainingRun:
+def _in_folder(folder: Path) -> tuple[list[Checkpoint], tuple[str, ...]]:
+    """Return the checkpoints in a folder, and the names there that tell no step."""
     if not folder.is_dir():
-        hint = near(folder) or "."
         is_file = folder.is_file()
         raise SourceError(
-            f"{str(folder)!r} is " + ("a file; name the folder of the checkpoints." if is_file else f"no folder{hint}")
+            f"{str(folder)!r} is "
+            + ("a file; name the folder of the checkpoints." if is_file else f"no folder{near(folder) or '.'}")
         )
     with refusing_unreadable(str(folder)):
-        entries = sorted((entry for entry in folder.iterdir() if _is_checkpoint(entry)), key=_natural)
+        entries = sorted(entry for entry in folder.iterdir() if _is_checkpoint(entry))
     if not entries:
         raise SourceError(
             f"{str(folder)!r} holds no checkpoints: no file that ends in {', '.join(ENDINGS)}, and no folder with a "
             f"{' or '.join(IN_FOLDERS)}."
         )
-    steps = _steps_in_names([entry.name for entry in entries])
-    found = [as_checkpoint(entry, *said) for entry in entries if (said := steps[entry.name])]
-    if not found:
+    steps = {entry: step_in(entry.name, bare=False) for entry in entries}
+    if not any(steps.values()):  # where some say step or epoch, the 20 of `best_resnet20.pt` is no step
+        steps = {entry: step_in(entry.name) for entry in entries}
+    checkpoints = [as_checkpoint(entry, *step) for entry, step in steps.items() if step]
+    if not checkpoints:
         raise SourceError(
             f"none of the {len(entries)} checkpoints in {str(folder)!r} has a step in its name "
             f"({listed([entry.name for entry in entries])}); name them like step_100.pt, or pass a mapping from steps "
             "to files."
         )
-    passed_over = tuple(name for name, said in steps.items() if not said)
-    return _ordered(name or str(folder), found, model, passed_over)
-
-
-def _steps_in_names(names: Sequence[str]) -> dict[str, tuple[int, str] | None]:
-    """Return the step in each name; where some say step or epoch, the 20 of `best_resnet20.pt` is no step."""
-    said = {name: step_in(name, bare=False) for name in names}
-    return said if any(said.values()) else {name: step_in(name) for name in names}
+    return checkpoints, tuple(entry.name for entry, step in steps.items() if not step)
 
 
 def _is_checkpoint(entry: Path) -> bool:
@@ -324,18 +316,18 @@ def _is_checkpoint(entry: Path) -> bool:
     return entry.suffix in ENDINGS and not entry.name.startswith(".")
 
 
-def _from_name(given: Any) -> Checkpoint:
-    if not isinstance(given, (str, os.PathLike)):
+def _from_name(path: Any) -> Checkpoint:
+    if not isinstance(path, (str, os.PathLike)):
         raise InvalidValue(
-            f"a list of checkpoints holds files, whose names tell the steps; got {type(given).__name__}. Pass a "
+            f"a list of checkpoints holds files, whose names tell the steps; got {type(path).__name__}. Pass a "
             "mapping from steps to checkpoints."
         )
-    said = step_in(Path(given).name)
-    if said is None:
+    step = step_in(Path(path).name)
+    if step is None:
         raise SourceError(
-            f"{str(given)!r} has no step in its name; name it like step_100.pt, or pass a mapping from steps to files."
+            f"{str(path)!r} has no step in its name; name it like step_100.pt, or pass a mapping from steps to files."
         )
-    return as_checkpoint(given if isinstance(given, str) else Path(given), *said)
+    return as_checkpoint(path, *step)
 
 
 def _whole(step: Any) -> int:
@@ -344,39 +336,19 @@ def _whole(step: Any) -> int:
     return int(step)
 
 
-def _ordered(
-    name: str, found: list[Checkpoint], model: Architecture | None, passed_over: tuple[str, ...] = ()
-) -> TrainingRun:
-    _refuse_two_units(found)
-    found = sorted(found, key=lambda checkpoint: checkpoint.step)
-    for one, other in pairwise(found):
-        if one.step == other.step:
-            raise NameClash(
-                f"{str(one.given)!r} and {str(other.given)!r} are both {one.unit} {one.step}; leave one of them out."
-            )
-    return TrainingRun(name, _enough(tuple(found), name), model, passed_over)
-
-
-def _refuse_two_units(found: Sequence[Checkpoint]) -> None:
-    by_unit = {checkpoint.unit: checkpoint for checkpoint in found}
+def _ordered(checkpoints: list[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """Return checkpoints by their steps; two of one step, and steps beside epochs, are refused."""
+    by_unit = {checkpoint.unit: checkpoint for checkpoint in checkpoints}
     if len(by_unit) > 1:
         raise InvalidValue(
             f"{str(by_unit['step'].given)!r} tells its step and {str(by_unit['epoch'].given)!r} its epoch; pass a "
             "mapping from steps to files."
         )
-
-
-def _enough(found: tuple[Checkpoint, ...], name: str) -> tuple[Checkpoint, ...]:
-    if len(found) < LEAST:
-        only = f"{len(found)}: {found[0].words}" if found else "none"
-        raise SourceError(f"{name!r} needs at least {LEAST} checkpoints, one of them the final one; got {only}.")
-    return found
-
-
-def _natural(path: Path) -> list[Any]:
-    """Sort `step_9` before `step_10`."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)]
-
-
-def _shown(steps: Sequence[int], most: int = 6) -> str:
-    return ", ".join(map(str, steps[:most])) + (f", ... {steps[-1]}" if len(steps) > most else "")
+    checkpoints = sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
+    for first, second in pairwise(checkpoints):
+        if first.step == second.step:
+            raise NameClash(
+                f"{str(first.given)!r} and {str(second.given)!r} are both {first.unit} {first.step}; leave one of them "
+                "out."
+            )
+    return tuple(checkpoints)

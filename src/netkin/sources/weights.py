@@ -65,12 +65,9 @@ def renamed(state: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Ten
     wanted = set(wanted)
     counts = Counter(_bare(name) for name in wanted)
     by_bare_name = {_bare(name): name for name in wanted - state.keys() if counts[_bare(name)] == 1}
-    result = {name: tensor for name, tensor in state.items() if name in wanted}
-    for name, tensor in state.items():
-        if name not in wanted:
-            fitting = by_bare_name.pop(_bare(name), name)
-            result[fitting] = tensor
-    return result
+    fitting = {name: tensor for name, tensor in state.items() if name in wanted}
+    others = {name: tensor for name, tensor in state.items() if name not in wanted}
+    return fitting | {by_bare_name.pop(_bare(name), name): tensor for name, tensor in others.items()}
 
 
 def _bare(name: str) -> str:
@@ -83,17 +80,16 @@ def mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> lis
     # files older than torch 0.4.1 do not count batches, and no evaluation reads that count
     missing = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in state if name not in wanted]
-    kinds = {name: (_kind(state[name]), _kind(wanted[name])) for name in wanted if name in state}
-    strange = [
-        f"{name} ({one} in the file, {other} in the model)" for name, (one, other) in kinds.items() if one != other
-    ]
-    differing = [
-        f"{name} ({_shape(state[name])} in the file, {_shape(wanted[name])} in the model)"
-        for name, (one, other) in kinds.items()
-        if one == other and one not in ("nested", "no tensor")
-        if not (is_lazy(wanted[name]) or is_lazy(state[name]))  # which takes the shape of the other
-        if state[name].shape != wanted[name].shape
-    ]
+    strange, differing = list[str](), list[str]()
+    for name in (name for name in wanted if name in state):
+        held, needed = _kind(state[name]), _kind(wanted[name])
+        if held != needed:
+            strange.append(f"{name} ({held} in the file, {needed} in the model)")
+        elif held in ("nested", "no tensor") or is_lazy(wanted[name]) or is_lazy(state[name]):
+            continue  # a lazy weight takes the shape of the other
+        elif state[name].shape != wanted[name].shape:
+            shapes = _shape(state[name]), _shape(wanted[name])
+            differing.append(f"{name} ({shapes[0]} in the file, {shapes[1]} in the model)")
     faults = {"missing": missing, "unexpected": unexpected, "of another kind": strange, "of another shape": differing}
     return [f"{len(names)} {fault}: {listed(names)}" for fault, names in faults.items() if names]
 
@@ -165,27 +161,22 @@ def _why_unreadable(path: Path, error: Exception) -> str:
             f"{str(path)!r} holds more than tensors ({what}), and netkin runs nothing that comes in a file; "
             "save `model.state_dict()` alone, or as safetensors."
         )
-    kind = _kind_of_ours(path)
+    try:
+        kind = str(read_header(path)["kind"])
+    except FileError:  # a file of others
+        kind = ""
     if kind == "compressed":
         return f"{str(path)!r} is a compressed model, not weights; name it where a model is asked for, as BUILDER@FILE."
     what = "a file of netkin's and no" if kind or path.suffix == ".netkin" else "damaged or not a"
     return f"{str(path)!r} is {what} weights file; save `model.state_dict()` with torch or as safetensors."
 
 
-def _kind_of_ours(path: Path) -> str:
-    """Return what a file of netkin's holds; nothing for the files of others."""
-    try:
-        return str(read_header(path)["kind"])
-    except FileError:
-        return ""
-
-
 def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
     wrappers = [name for name in WRAPPERS if isinstance(content, Mapping) and isinstance(content.get(name), Mapping)]
     state = content[wrappers[0]] if wrappers else content
     if not isinstance(state, Mapping) or not state:
-        found = "nothing" if isinstance(state, Mapping) else f"a {type(state).__name__}"
-        raise SourceError(f"{str(path)!r} holds {found} instead of a state dict.")
+        kind = "nothing" if isinstance(state, Mapping) else f"a {type(state).__name__}"
+        raise SourceError(f"{str(path)!r} holds {kind} instead of a state dict.")
     others = [str(name) for name, value in state.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
     if others:
         raise SourceError(
@@ -220,10 +211,11 @@ def keep_remark(model: nn.Module, made: nn.Module) -> None:
 
 def random_weights(models: Iterable[Any]) -> dict[str, str]:
     """Return, for the provenance of a result, which of its models have random weights; empty if none has."""
-    said = " ".join(filter(None, (remark_on(one) for one in models if isinstance(one, nn.Module))))
-    return {"random weights": said} if said else {}
+    remarks = " ".join(filter(None, (remark_on(model) for model in models if isinstance(model, nn.Module))))
+    return {"random weights": remarks} if remarks else {}
 
 
 def _versions(model: nn.Module) -> list[int]:
     """Return how often each weight was written to, as torch counts it; of some it keeps no count."""
-    return [-1 if is_lazy(one) or one.is_inference() else one._version for one in model.parameters()]
+    weights = list(model.parameters())
+    return [-1 if is_lazy(weight) or weight.is_inference() else weight._version for weight in weights]

@@ -14,6 +14,7 @@ from netkin.applications.continual import Task, learn_tasks
 from netkin.applications.continual.learners import LEARNERS, ElasticLearner
 from netkin.errors import FileError, InvalidValue, UnknownName
 from processes import ended, started
+from worlds import data_parallel
 
 METHODS = list(LEARNERS)
 
@@ -182,7 +183,7 @@ def test_networks_of_other_precisions_are_learnt(method, dtype, tasks, tmp_path)
 @pytest.mark.parametrize("method", ["finetune", "atoms", "separate"])
 def test_a_wrapped_network_is_learnt_as_the_one_inside(method, tasks):
     net = small_net()
-    plain, wrapped = (learn_tasks(one, tasks[:2], method, **RECIPE) for one in (net, nn.DataParallel(net)))
+    plain, wrapped = (learn_tasks(one, tasks[:2], method, **RECIPE) for one in (net, data_parallel(net)))
     assert all(map(torch.equal, all_weights(plain), all_weights(wrapped)))
 
 

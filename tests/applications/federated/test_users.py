@@ -22,6 +22,7 @@ from netkin.errors import InvalidValue, NetkinError, NoValue, ShapeError, Unknow
 from netkin.representations.filters import AtomConv2d
 from netkin.results.comparison import _silhouette
 from table_worlds import sentences
+from worlds import data_parallel
 
 
 def network(seed=0):
@@ -140,7 +141,7 @@ def test_coefficients_far_from_orthonormal_are_told_where_the_stored_atoms_are_c
 
 
 def test_the_network_may_be_wrapped(federation, digits):
-    wrapped = nn.DataParallel(network())
+    wrapped = data_parallel(network())
     own = federation.model("0", wrapped)
     assert torch.equal(own[0].atoms, federation.model("0", network())[0].atoms)
     plain, found = (

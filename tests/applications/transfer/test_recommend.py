@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
-from netkin.applications import transfer
+from netkin.applications import experiment
 from netkin.applications.transfer import recommend, scores
 from netkin.applications.transfer.evidence import Evidence, evidence_of
 from netkin.applications.transfer.scores import BESIDE, DEFAULT, RELIABILITY, SCORES
@@ -345,15 +345,15 @@ def test_models_by_name_without_weights_are_drawn_from_seeds_of_their_own():
 
 def test_data_by_name_reach_each_model_as_its_own_folder_says(monkeypatch):
     """Two models with other processors get the same examples in other forms; labels must agree, inputs need not."""
-    asked, plain = [], transfer.load_data
+    asked, plain = [], experiment.load_data
 
     def noted(spec, models=()):
         asked.append(list(models))
         found = plain(spec)
         return replace(found, prepare=lambda images: found.prepare(images) * len(models[0]))
 
-    monkeypatch.setattr(transfer, "load_data", noted)
-    monkeypatch.setattr(transfer, "load_model", lambda given, seed: nk.load_model("netkin:digits"))
+    monkeypatch.setattr(experiment, "load_data", noted)
+    monkeypatch.setattr(experiment, "load_model", lambda given, seed: nk.load_model("netkin:digits"))
     ranking = recommend(["hf:one", "hf:another"], "digits:test", score="knn", chunks=4, progress=False)
     assert asked == [["hf:one"], ["hf:another"]]
     assert len(ranking.behind()) == 2

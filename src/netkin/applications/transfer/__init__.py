@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from netkin import __version__
+from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions, named_models
 from netkin.applications.transfer.evidence import (
     Array,
     Evidence,
@@ -43,20 +43,18 @@ from netkin.applications.transfer.scores import (
 )
 from netkin.applications.transfer.tasks import compare_tasks, seed_values
 from netkin.comparing.feed import data_name
-from netkin.comparing.sides import on_device
+from netkin.comparing.spec import takes_options
 from netkin.errors import ForwardError, InvalidValue, NetkinError, NoValue, SourceError, UnknownName
 from netkin.identity import described_call, weights_digest
-from netkin.progress import ProgressOption, reported, showing
+from netkin.progress import reported, showing
 from netkin.representations.inputs import Forward, Transform, reshuffles
-from netkin.representations.layers import refuse_lazy
 from netkin.results import Ranking, Values
 from netkin.results.caveats import Caveat
-from netkin.results.records import distinct
-from netkin.settings import loaders_kept
-from netkin.sources import load_data, load_model
-from netkin.sources.batches import sample
 from netkin.sources.weights import remark_on
 from netkin.statistics.collector import chunk_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "SCORES", "KernelRidge", "TaskEmbedding", "adaptation_score", "compare_tasks", "fisher_rao_distance",
@@ -68,34 +66,13 @@ CHUNKS = 20
 FEW = 5  # examples of a class, below which a score says little
 
 
-@dataclass(frozen=True)
-class _RecommendOptions:
-    """The options for every model."""
-
-    scores: Sequence[TransferScore]
-    data: Any
-    examples: int | None
-    seed: int
-    chunks: int  # 0 for no standard errors
-    device: Any
-    of_each: Mapping[str, Any]  # layer, forward and transform, for all models or by their names
-
-    @property
-    def gradients(self) -> bool:
-        return any(score.needs_gradients for score in self.scores)
-
-    def of(self, model: str) -> dict[str, Any]:
-        """Return layer, forward and transform of one model."""
-        return {name: one.get(model) if isinstance(one, Mapping) else one for name, one in self.of_each.items()}
-
-
 @dataclass
-class _Found:
-    """What is found of one model: numbers by score, or the reasons why there are none."""
+class _ScoredModel:
+    """What is known of one model: numbers by score, or the reasons why there are none."""
 
     name: str
     parameters: int = 0
-    origin: str = ""
+    weights: str = ""
     values: dict[str, float] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     replicates: dict[str, Array] = field(default_factory=dict)
@@ -108,21 +85,19 @@ class _Found:
     caveats: tuple[Caveat, ...] = ()
 
 
+@takes_options(declared=DECLARED)
 def recommend(
     models: Mapping[str, nn.Module | str] | Iterable[str],
     data: Any,
     *,
     score: str | None = None,
     scores: Iterable[str] | None = None,
-    examples: int | None = None,
     errors: bool = True,
     chunks: int = CHUNKS,
     layers: str | Mapping[str, str] | None = None,
     transforms: Transform | Mapping[str, Transform] | None = None,
     forwards: Forward | Mapping[str, Forward] | None = None,
-    device: torch.device | str | None = None,
-    seed: int = 0,
-    progress: ProgressOption = None,
+    **options: Unpack[ExperimentOptions],
 ) -> Ranking:
     """Return pretrained models ranked by a transfer score on labelled data, without training any of them.
 
@@ -139,15 +114,11 @@ def recommend(
             takes it; by name, images and text reach a Hugging Face model as its own folder says.
         score: the score that decides the rank, by default "h_score_regularised", the cheapest of the best ones.
         scores: other scores to show as well; by default "linear_probe", unless `score` is given.
-        examples: how many examples to read; of data by name a sample drawn by `seed`, else the first; None for all.
         errors: whether to take standard errors.
         chunks: how many chunks of examples are left out in turn.
         layers: the layer whose outputs are the features, for all models or by name; by default the one before the last.
         transforms: a function of the inputs of a batch, for all models or by name.
         forwards: a function ``forward(model, batch)`` that runs a model, for all models or by name.
-        device: where the models run; by default where they are.
-        seed: of the sample of examples.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> labels = torch.arange(200) % 3
@@ -158,115 +129,86 @@ def recommend(
         >>> ranking.best, ranking.lead.clear
         ('sees', True)
     """
-    named = _named(models)
+    experiment = Experiment(models=named_models(models), data=data, **options)
     beside = scores if scores is not None else [BESIDE] if score is None else []
-    wanted = [find_score(one) for one in dict.fromkeys([score or DEFAULT, *beside])]
-    of_each = {"layer": layers, "forward": forwards, "transform": transforms}
-    asked = _RecommendOptions(wanted, data, examples, seed, chunks if errors else 0, device, of_each)
-    _refuse(named, asked)
-    with showing(progress):
-        found = [_found(name, named, asked) for name in reported(named, "scoring", "models")]
-    _refuse_unpaired(found, paired=not isinstance(data, str))
-    return _ranking(found, asked)
+    wanted = [find_score(name) for name in dict.fromkeys([score or DEFAULT, *beside])]
+    by_model = {"layers": layers, "transforms": transforms, "forwards": forwards}
+    readings = {argument: experiment.of_each(argument, value) for argument, value in by_model.items()}
+    _refuse_unfit(experiment, count := chunks if errors else 0)
+    scored = []
+    with showing(experiment.progress):
+        for name in reported(experiment.models, "scoring", "models"):
+            layer, transform, forward = (values[name] for values in readings.values())
+            read = partial(evidence_of, layer=layer, transform=transform, forward=forward, examples=experiment.examples)
+            scored.append(_scored(experiment, name, wanted, read, count))
+    _refuse_unpaired(scored, paired=not isinstance(data, str))
+    call = described_call(
+        "nk.recommend", models=list(experiment.models), score=wanted[0].name, scores=[one.name for one in wanted[1:]],
+        layer=layers, forward=forwards, transform=transforms,
+    )  # fmt: skip
+    return _ranking(experiment, scored, wanted, count, call)
 
 
-def _named(models: Any) -> dict[str, Any]:
-    if isinstance(models, Mapping):
-        named = dict(models)
-    else:
-        if isinstance(models, (str, nn.Module)):
-            raise InvalidValue(
-                f"`models` are several; got one {type(models).__name__}. Give a mapping or a list of names.",
-                argument="models",
-            )
-        listed = list(models)
-        strange = next((one for one in listed if not isinstance(one, str)), None)
-        if strange is not None:
-            kind = type(strange).__name__
-            raise InvalidValue(
-                f"a list of `models` holds names; got a {kind}. Give models as a mapping of their names."
-            )
-        named = dict(zip(distinct(listed, "models"), listed, strict=True))
-    if not named:
-        raise InvalidValue("`models` holds no model; give at least one.", argument="models")
-    return named
-
-
-def _refuse(named: Mapping[str, Any], asked: _RecommendOptions) -> None:
+def _refuse_unfit(experiment: Experiment, chunks: int) -> None:
     """Refuse before the work what would end it."""
-    if asked.chunks == 1:
-        raise InvalidValue("standard errors need at least 2 chunks; got 1.")
-    for what, one in asked.of_each.items():
-        stranger = next((name for name in one if name not in named), None) if isinstance(one, Mapping) else None
-        if stranger is not None:
-            raise UnknownName(f"`{what}s` names {stranger!r}, which is none of the models {', '.join(named)}.")
-    if len(named) > 1 and (hasattr(asked.data, "__next__") or reshuffles(asked.data)):
+    if chunks == 1:
+        raise InvalidValue("standard errors need at least 2 chunks; got 1.", argument="chunks", value=1)
+    data = experiment.data
+    if len(experiment.models) > 1 and (hasattr(data, "__next__") or reshuffles(data)):
         raise InvalidValue(
             "every model must see the same examples in the same order, and these data give them once or in another "
             "order each time; pass a list of batches, or a loader with shuffle=False."
         )
 
 
-def _found(name: str, models: Mapping[str, nn.Module | str], asked: _RecommendOptions) -> _Found:
+def _scored(
+    experiment: Experiment, name: str, scores: Sequence[TransferScore], read: Callable[..., Evidence], chunks: int
+) -> _ScoredModel:
     """Return all that one of the models gives; one that can't be run has the fault."""
-    given = models[name]
-    model = load_model(given, seed=list(models).index(name)) if isinstance(given, str) else given
-    refuse_lazy(model)
-    found = _Found(name, sum(weight.numel() for weight in model.parameters()), weights_digest(model))
-    data = _data(given, asked)
-    found.data, random = data_name(data), remark_on(model)
-    found.caveats = tuple(Caveat("data", remark) for remark in getattr(data, "remarks", ()))
-    found.caveats += (Caveat("random-weights", random),) if random else ()
+    model, data = experiment.load_model(name), experiment.load_data(name)
+    random = remark_on(model)
+    caveats = [Caveat("data", remark) for remark in getattr(data, "remarks", ())]
+    scored = _ScoredModel(
+        name, sum(weight.numel() for weight in model.parameters()), weights_digest(model), data=data_name(data),
+        caveats=(*caveats, *([Caveat("random-weights", random)] if random else [])),
+    )  # fmt: skip
     try:
-        with on_device(model, asked.device), loaders_kept(data):
-            evidence, found.missing = _evidence(model, data, asked, asked.of(name))
+        with experiment.lending(model):
+            evidence, scored.missing = _evidence(partial(read, model, data), scores)
     except (SourceError, UnknownName):
         raise
     except NetkinError as fault:
-        found.fault, found.missing = fault, {score.name: str(fault).rstrip(".") for score in asked.scores}
-        return found
-    found.labels, found.digest, found.width = evidence.labels, evidence.digest, evidence.features.shape[1]
-    _take_scores(found, evidence, asked)
-    return found
+        scored.fault, scored.missing = fault, {score.name: str(fault).rstrip(".") for score in scores}
+        return scored
+    scored.labels, scored.digest, scored.width = evidence.labels, evidence.digest, evidence.features.shape[1]
+    _take_scores(scored, evidence, scores, chunks)
+    return scored
 
 
-def _data(given: nn.Module | str, asked: _RecommendOptions) -> Any:
-    """Return the data as a model takes them: those of a name pass through what the model's own folder says."""
-    if not isinstance(asked.data, str):
-        return asked.data
-    return sample(load_data(asked.data, models=[given]), asked.examples, seed=asked.seed)
-
-
-def _evidence(
-    model: nn.Module, data: Any, asked: _RecommendOptions, options: dict[str, Any]
-) -> tuple[Evidence, dict[str, str]]:
+def _evidence(read: Callable[..., Evidence], scores: Sequence[TransferScore]) -> tuple[Evidence, dict[str, str]]:
     """Return the evidence, and why scores that read gradients have no value where the model has no logits."""
-    read = partial(evidence_of, model, data, examples=asked.examples, **options)
-    if not asked.gradients:
-        return read(), {}
+    by_gradients = [score.name for score in scores if score.needs_gradients]
     try:
-        return read(gradients=True), {}
+        return read(gradients=bool(by_gradients)), {}
     except ForwardError as fault:
-        plain = [score for score in asked.scores if not score.needs_gradients]
-        if not plain:
+        if not by_gradients or len(by_gradients) == len(scores):
             raise
-        why = str(fault).rstrip(".")
-        return read(), {score.name: why for score in asked.scores if score.needs_gradients}
+        return read(), dict.fromkeys(by_gradients, str(fault).rstrip("."))
 
 
-def _take_scores(found: _Found, evidence: Evidence, asked: _RecommendOptions) -> None:
+def _take_scores(scored: _ScoredModel, evidence: Evidence, scores: Sequence[TransferScore], chunks: int) -> None:
     """Take every score of all examples, and of all but each chunk."""
     try:
-        parts = _parts(evidence, asked.chunks)
+        parts = _parts(evidence, chunks)
     except NoValue as reason:
-        parts, found.without_error = [], str(reason).rstrip(".")
-    for score in asked.scores:
+        parts, scored.without_error = [], str(reason).rstrip(".")
+    for score in scores:
         try:
-            found.values[score.name] = score.value(evidence)
+            scored.values[score.name] = score.value(evidence)
         except NoValue as reason:
-            found.missing.setdefault(score.name, str(reason).rstrip("."))
+            scored.missing.setdefault(score.name, str(reason).rstrip("."))
             continue
-        found.replicates[score.name] = np.array([_number_or_nan(score, part) for part in parts])
+        scored.replicates[score.name] = np.array([_number_or_nan(score, part) for part in parts])
 
 
 def _parts(evidence: Evidence, chunks: int) -> list[Evidence]:
@@ -274,10 +216,10 @@ def _parts(evidence: Evidence, chunks: int) -> list[Evidence]:
     if not chunks:
         return []
     count = len(evidence.labels)
-    own = chunk_of(np.arange(count), chunks)
-    if len(np.unique(own)) < chunks:
+    chunk = chunk_of(np.arange(count), chunks)
+    if len(np.unique(chunk)) < chunks:
         raise NoValue(f"{count:,} examples do not fill {chunks} chunks.")
-    return [evidence.part(own != chunk) for chunk in range(chunks)]
+    return [evidence.part(chunk != number) for number in range(chunks)]
 
 
 def _number_or_nan(score: TransferScore, evidence: Evidence) -> float:
@@ -287,86 +229,83 @@ def _number_or_nan(score: TransferScore, evidence: Evidence) -> float:
         return np.nan  # the table then states that there is no error, and why
 
 
-def _refuse_unpaired(found: Sequence[_Found], paired: bool) -> None:
+def _refuse_unpaired(scored: Sequence[_ScoredModel], paired: bool) -> None:
     """Refuse models that saw other examples, and a call in which no model could be run."""
-    seen = [one for one in found if len(one.labels)]
-    if not seen:
-        first = next(one for one in found if one.fault is not None)
+    read = [model for model in scored if len(model.labels)]
+    if not read:
+        first = next(model for model in scored if model.fault is not None)
         assert first.fault is not None
         raise type(first.fault)(f"no model could be scored; {first.name}: {first.fault}")
-    for one in seen[1:]:
-        if not np.array_equal(one.labels, seen[0].labels) or (paired and one.digest != seen[0].digest):
+    for model in read[1:]:
+        if not np.array_equal(model.labels, read[0].labels) or (paired and model.digest != read[0].digest):
             raise InvalidValue(
-                f"{one.name!r} was given other examples than {seen[0].name!r}, or the same in another order; pass data "
-                "that come in the same order each time, such as a loader with shuffle=False."
+                f"{model.name!r} was given other examples than {read[0].name!r}, or the same in another order; pass "
+                "data that come in the same order each time, such as a loader with shuffle=False."
             )
 
 
-def _ranking(found: Sequence[_Found], asked: _RecommendOptions) -> Ranking:
-    first = next(one for one in found if len(one.labels))
-    counts = np.bincount(first.labels)
-    sizes = np.bincount(chunk_of(np.arange(len(first.labels)), asked.chunks)) if asked.chunks else np.array([])
-    data = asked.data if isinstance(asked.data, str) else first.data
-    named = first.data if len({one.data for one in found}) == 1 else data  # each processed for its model
-    tables = {score.name: _table(score, found, named, sizes) for score in asked.scores}
+def _ranking(
+    experiment: Experiment, scored: Sequence[_ScoredModel], scores: Sequence[TransferScore], chunks: int, call: str
+) -> Ranking:
+    first = next(model for model in scored if len(model.labels))
+    class_sizes = np.bincount(first.labels)
+    chunk_sizes = np.bincount(chunk_of(np.arange(len(first.labels)), chunks)) if chunks else np.array([])
+    data = experiment.data if isinstance(experiment.data, str) else first.data
+    data = first.data if len({model.data for model in scored}) == 1 else data  # each processed for its model
+    provenance = {"call": call} | {f"weights of {model.name}": model.weights for model in scored}
+    provenance |= {f"features of {model.name}": f"{model.width} wide" for model in scored if model.width}
+    provenance |= {"chunks": str(chunks), "seed": str(experiment.seed), "data digest": scored[0].digest or "not known"}
     return Ranking(
-        score=asked.scores[0].name,
-        tables=tables,
-        costs={score.name: float(score.passes) for score in asked.scores},
-        reliability={score.name: RELIABILITY[score.name] for score in asked.scores if score.name in RELIABILITY},
-        parameters={one.name: one.parameters for one in found},
-        data=named,
+        score=scores[0].name,
+        tables={score.name: _table(score, scored, data, chunk_sizes) for score in scores},
+        costs={score.name: float(score.passes) for score in scores},
+        reliability={score.name: RELIABILITY[score.name] for score in scores if score.name in RELIABILITY},
+        parameters={model.name: model.parameters for model in scored},
+        data=data,
         examples=len(first.labels),
-        classes=len(counts),
+        classes=len(class_sizes),
         version=__version__,
-        caveats=tuple(dict.fromkeys(_caveats(found, asked, counts))),
-        provenance=_provenance(found, asked),
+        caveats=tuple(dict.fromkeys(_caveats(scored, scores, class_sizes))),
+        provenance=provenance,
     )
 
 
-def _table(score: TransferScore, found: Sequence[_Found], data: str, sizes: Array) -> Values:
-    name, models = score.name, tuple(one.name for one in found)
-    whole = len(sizes) > 1 and bool((sizes > 0).all())
-    none = np.full(len(sizes), np.nan)
-    filled = [one.replicates.get(name, none) for one in found]
-    replicates = np.array([own if len(own) else none for own in filled]).T[:, None] if whole else None
-    reasons = {(data, one.name): one.without_error for one in found if one.without_error and name in one.values}
+def _table(score: TransferScore, scored: Sequence[_ScoredModel], data: str, sizes: Array) -> Values:
+    name = score.name
+    filled = len(sizes) > 1 and bool((sizes > 0).all())
+    without = np.full(len(sizes), np.nan)
+    rows = [model.replicates.get(name, without) for model in scored]
+    replicates = np.array([row if len(row) else without for row in rows]).T[:, None] if filled else None
     return Values(
         quantity=score.quantity,
         layers_a=(data,),
-        layers_b=models,
-        values=np.array([[one.values.get(name, np.nan) for one in found]]),
-        missing={(data, one.name): one.missing[name] for one in found if name not in one.values},
+        layers_b=tuple(model.name for model in scored),
+        values=np.array([[model.values.get(name, np.nan) for model in scored]]),
+        missing={(data, model.name): model.missing[name] for model in scored if name not in model.values},
         statistic="Evidence",
         replicates=replicates,
-        chunk_sizes=tuple(sizes.tolist()) if whole else (),
-        error_reasons=reasons,
+        chunk_sizes=tuple(sizes.tolist()) if filled else (),
+        error_reasons={
+            (data, model.name): model.without_error for model in scored if model.without_error and name in model.values
+        },
         axes=("data", "model"),
     )
 
 
-def _caveats(found: Sequence[_Found], asked: _RecommendOptions, counts: Array) -> list[Caveat]:
-    said = [caveat for one in found for caveat in one.caveats]
-    if counts.min() < FEW:
-        rare = int((counts < FEW).sum())
+def _caveats(scored: Sequence[_ScoredModel], scores: Sequence[TransferScore], class_sizes: Array) -> list[Caveat]:
+    caveats = [caveat for model in scored for caveat in model.caveats]
+    if class_sizes.min() < FEW:
+        rare = int((class_sizes < FEW).sum())
         sentence = (
-            f"{rare} of {len(counts)} classes have fewer than {FEW} examples, the rarest {counts.min()}; take more."
+            f"{rare} of {len(class_sizes)} classes have fewer than {FEW} examples, the rarest {class_sizes.min()}; "
+            "take more."
         )
-        said.append(Caveat("rare-classes", sentence))
-    wide = [one.name for one in found if one.width >= counts.sum()]
-    if wide and any(score.name == "h_score" for score in asked.scores):
+        caveats.append(Caveat("rare-classes", sentence))
+    wide = [model.name for model in scored if model.width >= class_sizes.sum()]
+    if wide and any(score.name == "h_score" for score in scores):
         sentence = (
-            f"h_score is the same for all features as wide as there are examples, {counts.sum():,}: those of "
+            f"h_score is the same for all features as wide as there are examples, {class_sizes.sum():,}: those of "
             f"{', '.join(wide)}; take h_score_regularised, or more examples."
         )
-        said.append(Caveat("wide-features", sentence))
-    return said
-
-
-def _provenance(found: Sequence[_Found], asked: _RecommendOptions) -> dict[str, str]:
-    own = {name: one for name, one in asked.of_each.items() if one is not None}
-    scores = [score.name for score in asked.scores]
-    call = described_call("nk.recommend", models=[one.name for one in found], score=scores[0], scores=scores[1:], **own)
-    facts = {"call": call} | {f"weights of {one.name}": one.origin for one in found}
-    facts |= {f"features of {one.name}": f"{one.width} wide" for one in found if one.width}
-    return facts | {"chunks": str(asked.chunks), "seed": str(asked.seed), "data digest": found[0].digest or "not known"}
+        caveats.append(Caveat("wide-features", sentence))
+    return caveats

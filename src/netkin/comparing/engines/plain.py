@@ -24,7 +24,7 @@ from netkin.sources.names import current_directory_importable, find_function
 
 FORMS = {  # in which things are given, by the arguments
     "models": "'module:function@weights.pt', 'hf:DIR' or the path of a '.pt2' file",
-    "data": "'npz:FILE', 'cifar10:DIR' or 'module:function' (see `netkin data`)",
+    "data": "'npz:FILE', 'cifar10:DIR' or 'module:function' (see `netkin list data`)",
     "shape": "'pool'; or put the function into the model",
 }
 COPIED = ("pairs", "examples", "resize", "rows", "seed", "errors", "chunks", "exact_model")  # of a spec, as they are

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from netkin import __version__, errors
 from netkin.comparing.compare import Call
@@ -29,6 +29,7 @@ from netkin.comparing.engines.plain import DataSpec, PlainCall, call_from, measu
 from netkin.comparing.feed import HeldExamples
 from netkin.comparing.many_models import Many, Survey
 from netkin.comparing.plan import memory_limit
+from netkin.comparing.sides import Reads
 from netkin.comparing.stream import KeptLayer, Stream
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import InvalidValue, NetkinError, SourceError, WorkerError, blame
@@ -200,10 +201,7 @@ def _inspected(plain: PlainCall, name: str) -> dict[str, Any]:
         sides = call.sides()
         if data is not None:
             feed = call.feed(sides, measures_from(plain["measures"]))
-            # what is kept of a layer is a number that shows whether its rows are finite
-            stream = Stream(
-                sides, feed, lambda key, rows, *others: KeptLayer(None, witness=rows.sum(), length=len(rows))
-            )
+            stream = Stream(sides, feed, Reads(reduce=_keep_witness))
             with stream.open():
                 stream.learn()
                 next(iter(stream))
@@ -211,6 +209,11 @@ def _inspected(plain: PlainCall, name: str) -> dict[str, Any]:
         (origin,) = (side.origin for side in sides)
     header |= {"weights": origin["weights"], "form": origin["form"], "settings": call.settings()}
     return header | {"limit": _limit(plain)}
+
+
+def _keep_witness(key: Any, rows: Tensor, *_: Any) -> KeptLayer:
+    """Return what is kept of a layer to learn whether its rows are finite."""
+    return KeptLayer(None, witness=rows.sum(), length=len(rows))
 
 
 def plan(plain: PlainCall, task: Task) -> Message:

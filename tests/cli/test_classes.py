@@ -1,4 +1,4 @@
-"""`netkin sensitivity`."""
+"""`netkin classes`."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 import netkin as nk
 
-LINE = "sensitivity netkin:digits --data digits:test --layers relu*"
+LINE = "classes netkin:digits --data digits:test --layers relu*"
 
 
 def test_layers_meet_classes_as_in_the_library(netkin):
@@ -43,7 +43,7 @@ def test_folders_of_images_name_the_classes(netkin):
         Path("photos", name).mkdir(parents=True)
         for which in range(3):
             pillow.fromarray(pixels[3 * place + which]).save(f"photos/{name}/{which}.png")
-    line = "sensitivity netkin:tiny10 --data images:photos --layers conv1 --json"
+    line = "classes netkin:tiny10 --data images:photos --layers conv1 --json"
     columns = {
         "": names,
         "--class '01 bee' --class 2": names[1:3],

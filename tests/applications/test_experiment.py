@@ -1,0 +1,61 @@
+"""An experiment: its options are declared once, and models that it lends come back unchanged."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import netkin as nk
+from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions, named_models
+from netkin.errors import InvalidValue, UnknownName
+
+CALLS = [nk.recommend]
+
+
+def test_type_checkers_are_told_what_is_declared():
+    given = {name: getattr(hint, "__forward_arg__", hint) for name, hint in ExperimentOptions.__annotations__.items()}
+    assert given == {name: option.type for name, option in DECLARED.items()}
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+def test_each_option_is_shown_with_its_default_and_a_sentence(call):
+    parameters = inspect.signature(call).parameters
+    assert {"seed", "progress"} <= parameters.keys()
+    for name in DECLARED.keys() & parameters.keys():
+        assert parameters[name].default == DECLARED[name].default
+        assert f"        {name}: " in call.__doc__
+
+
+@pytest.mark.parametrize(("options", "argument"), [({"examples": 0}, "examples"), ({"seed": 0.5}, "seed")])
+def test_what_can_not_be_is_refused_when_the_experiment_is_made(options, argument):
+    with pytest.raises(InvalidValue) as fault:
+        Experiment(models={"a": nn.Linear(2, 2)}, **options)
+    assert fault.value.argument == argument
+
+
+def test_lent_models_random_states_and_loaders_come_back_unchanged():
+    generator, model = torch.Generator().manual_seed(3), nn.Linear(2, 2)
+    data = torch.utils.data.DataLoader(torch.randn(8, 2), shuffle=True, generator=generator)
+    experiment = Experiment(models={"a": model}, data=data, device="cpu")
+    before = [torch.get_rng_state(), generator.get_state()]
+    with experiment.lending(model):
+        torch.randn(3)
+        list(data)
+    assert all(
+        torch.equal(*states) for states in zip(before, [torch.get_rng_state(), generator.get_state()], strict=True)
+    )
+
+
+def test_an_argument_is_for_all_models_or_for_some_by_name():
+    experiment = Experiment(models={"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    assert experiment.of_each("layers", "0") == {"a": "0", "b": "0"}
+    assert experiment.of_each("layers", {"b": "0"}) == {"a": None, "b": "0"}
+    with pytest.raises(UnknownName, match="`layers` names 'c', which is none of the models a, b"):
+        experiment.of_each("layers", {"c": "0"})
+
+
+def test_models_are_named_by_a_mapping_or_by_their_own_names():
+    model = nn.Linear(2, 2)
+    assert named_models({"a": model}) == {"a": model}
+    assert named_models(["netkin:digits"]) == {"netkin:digits": "netkin:digits"}
