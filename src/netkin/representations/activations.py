@@ -212,50 +212,6 @@ class Recorder:
         batch, mask = self._fed(batch)
         if self.facts is None:
             self._learn(batch)
-        return self._record(batch, mask)
-
-    def learn(self, batch: Any) -> dict[str, LayerFacts]:
-        """Run few examples of a batch, and return what this shows of each layer.
-
-        The axis of an output that has as many entries as examples were run, twice, counts them. A model that runs on
-        batches of one size only, such as an exported program, is run on the whole batch: then the first axis counts
-        the examples, if it alone is as long.
-        """
-        if self._home is None:
-            with self.open():
-                return self.learn(batch)
-        self._learn(self._fed(batch)[0])
-        assert self.facts is not None
-        return self.facts
-
-    def require_finite(self, recorded: Recorded, batch: Any) -> None:
-        """Refuse rows or gradients with NaN or Inf; those that are in the inputs are told as such."""
-        every = [("", recorded.rows), *(("the gradient at ", one) for one in recorded.gradients.values())]
-        if bool(all_finite([rows for _, own in every for rows in own.values()])):
-            return
-        require_finite_inputs(batch, self.transform, self.batches - 1)
-        for what, own in every:
-            for name, rows in own.items():
-                require_finite(rows, f"{what}{layer_label(name)} in batch {self.batches - 1}")
-
-    # --- running ------------------------------------------------------------------------------------------------------
-
-    def _fed(self, batch: Any) -> tuple[Any, TokenMask | None]:
-        """Return a batch as the model gets it, and which of its tokens are valid."""
-        batch = batch if self.transform is None else transformed(batch, self.transform)
-        mask = attention_mask(batch)  # as it came: on the CPU its tokens are counted without waiting for a GPU
-        return to_model(self.model, batch, self._home), None if mask is None else token_mask(copied(mask))
-
-    def _run(self, batch: Any, react: React) -> Any:
-        """Run the model, while `react` is called with what layers give; not with what they give to other callers."""
-        self._watch.react = react
-        try:
-            return run_unwrapped(self._root, batch, self.forward)
-        finally:
-            self._watch.react = _ignore
-
-    def _record(self, batch: Any, mask: TokenMask | None) -> Recorded:
-        """Return what the model gives for a batch, now that its layers are known."""
         assert self.facts is not None
         facts, length, taps, reduce = self.facts, length_if_known(batch), self.taps, self.reduce
         rows: dict[str, Any] = {}
@@ -305,6 +261,46 @@ class Recorder:
             rows = {name: rows[name] for name in self._in_order(rows)}
         valid = {} if mask is None else {name: mask.tokens for name in rows if facts[name].shape == "tokens"}
         return Recorded(rows, gradients, output if self.keeps_output else None, valid)
+
+    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+        """Run few examples of a batch, and return what this shows of each layer.
+
+        The axis of an output that has as many entries as examples were run, twice, counts them. A model that runs on
+        batches of one size only, such as an exported program, is run on the whole batch: then the first axis counts
+        the examples, if it alone is as long.
+        """
+        if self._home is None:
+            with self.open():
+                return self.learn(batch)
+        self._learn(self._fed(batch)[0])
+        assert self.facts is not None
+        return self.facts
+
+    def require_finite(self, recorded: Recorded, batch: Any) -> None:
+        """Refuse rows or gradients with NaN or Inf; those that are in the inputs are told as such."""
+        every = [("", recorded.rows), *(("the gradient at ", one) for one in recorded.gradients.values())]
+        if bool(all_finite([rows for _, own in every for rows in own.values()])):
+            return
+        require_finite_inputs(batch, self.transform, self.batches - 1)
+        for what, own in every:
+            for name, rows in own.items():
+                require_finite(rows, f"{what}{layer_label(name)} in batch {self.batches - 1}")
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def _fed(self, batch: Any) -> tuple[Any, TokenMask | None]:
+        """Return a batch as the model gets it, and which of its tokens are valid."""
+        batch = batch if self.transform is None else transformed(batch, self.transform)
+        mask = attention_mask(batch)  # as it came: on the CPU its tokens are counted without waiting for a GPU
+        return to_model(self.model, batch, self._home), None if mask is None else token_mask(copied(mask))
+
+    def _run(self, batch: Any, react: React) -> Any:
+        """Run the model, while `react` is called with what layers give; not with what they give to other callers."""
+        self._watch.react = react
+        try:
+            return run_unwrapped(self._root, batch, self.forward)
+        finally:
+            self._watch.react = _ignore
 
     def _gradient_rows(self, name: str, gradient: Tensor, mask: TokenMask | None) -> Tensor:
         assert self.facts is not None
