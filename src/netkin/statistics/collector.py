@@ -166,7 +166,7 @@ class Pair:
 class Collector(Statistic):
     """A statistic of many layers, driven by the pass.
 
-    A collector needs `kind`, `update`, `merge`, `pair`, `cost` and `start`; what else stands here suits most.
+    A collector needs `update`, `merge`, `pair`, `cost` and `start`; what else stands here suits most.
     A pass calls ``update({feed: {(model, layer): rows}}, numbers)`` with the numbers
     of the batch's examples, and ``owners={key: places}`` where a layer's examples have different numbers of rows.
     Weights come once and without numbers, as ``{"weights": {(model, layer): {name: tensor}}}``; outputs, of a whole
@@ -259,7 +259,6 @@ class RowCollector(Collector):
         self.counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples in each chunk
         self.next_number = 0  # of an example that comes without one
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
-        self.clear_cache()
 
     @staticmethod
     def as_rows(array: Any, name: str) -> Tensor:

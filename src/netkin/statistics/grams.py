@@ -114,7 +114,6 @@ class LayerGrams(RowCollector):
     rest, also in a file. One that stays incomplete counts as it is, and under four examples it is left out and counted.
     """
 
-    kind = "LayerGrams"
     holds = "Grams"
     reduces = True
 
@@ -135,9 +134,6 @@ class LayerGrams(RowCollector):
         self.rows_each: int | None = None  # of an example; 0 once examples have different numbers of them
         self.scales: dict[Key, float] = {}
         self.centres: dict[Key, bool] = {}
-
-    def clear_cache(self) -> None:
-        self._finished: Self | None = None
 
     @classmethod
     def settings_for(cls, measure: Any) -> GramSettings:
@@ -261,9 +257,10 @@ class LayerGrams(RowCollector):
         """How many rows lie in incomplete mini-batches that are too small for HSIC₁."""
         return sum(len(part.numbers) for part in self.waiting.values() if len(part.numbers) < 4)
 
-    def _with_remainder(self) -> Self:
+    def _with_remainder(self) -> LayerGrams:
         """Return the sums with those incomplete mini-batches that are large enough."""
-        if self._finished is None:
+
+        def finish() -> LayerGrams:
             finished = copy(self)
             finished.sums, finished.counts, finished.weights = (
                 self.sums.clone(),
@@ -275,8 +272,9 @@ class LayerGrams(RowCollector):
                 if len(part.numbers) >= 4:
                     finished._add(place, {name: finished._kernel(name, rows) for name, rows in part.in_order()})
             finished.sums = finished.sums.cpu()  # which are read number by number
-            self._finished = finished
-        return self._finished
+            return finished
+
+        return self.once("finished", finish)
 
     # --- merging ------------------------------------------------------------------------------------------------------
 

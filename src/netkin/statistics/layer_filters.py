@@ -239,7 +239,6 @@ class FilterSettings(Settings):
 class LayerFilters(Collector):
     """The filters of many layers: atoms, a digest of their coefficients, and small Gram matrices; weights if asked."""
 
-    kind = "LayerFilters"
     holds = "Filters"
     feeds = frozenset({"weights"})
     needs = "filters larger than 1 × 1"

@@ -117,11 +117,11 @@ class LayerMoments(RowCollector):
         30
     """
 
-    kind = "LayerMoments"
     holds = "Moments"
     numbers_rows = False
     settings_for = LinearSettings.of
     _first_frame: Mapping[Key, tuple[Tensor, float]] = MappingProxyType({})  # that of another part, to begin with
+    _homes: Mapping[tuple[Key, Key], CrossSums] = MappingProxyType({})  # where pairs are summed, until blocks change
 
     def __init__(
         self,
@@ -230,29 +230,26 @@ class LayerMoments(RowCollector):
             raise ShapeError(f"layers {name_of(a)!r} and {name_of(b)!r} were fed different numbers of rows.")
         return moments.swapped if turned else moments
 
-    def _side(self, key: Key, without: int | None) -> PairSide:
-        if (key, without) not in self._sides:
+    def _side(self, key: Any, without: int | None) -> PairSide:
+        def make() -> PairSide:
             side = self._new_side(key, without)
             total = side.total.detach()
             if not bool(torch.isfinite(total.square())):
                 gave = "numbers whose squares are too large" if bool(torch.isfinite(total)) else "NaN or Inf"
                 raise InvalidValue(f"{side.name} gave {gave}; fix the model or leave out the examples that cause them.")
-            self._sides[key, without] = side
-        return self._sides[key, without]
+            return side
+
+        return self.once((key, without), make)
 
     def _new_side(self, key: Any, without: int | None) -> PairSide:
         return self.layers[key].side(without, torch.finfo(self.precision).eps)
-
-    def clear_cache(self) -> None:
-        self._sides: dict[tuple[Key, int | None], PairSide] = {}
-        self._homes: dict[tuple[Key, Key], CrossSums] = getattr(self, "_homes", {})  # until the blocks change
 
     def _find(self, a: Key, b: Key) -> tuple[CrossSums, bool]:
         if not self.layers:
             raise NoValue("no batch has been folded in yet; call `update` first.")
         if not self._homes:
-            for block in reversed(self.blocks):
-                self._homes |= {(x, y): block for x in block.rows for y in block.columns}
+            blocks = reversed(self.blocks)
+            self._homes = {(x, y): block for block in blocks for x in block.rows for y in block.columns}
         for turned, key in ((False, (a, b)), (True, (b, a))):
             if key in self._homes:
                 return self._homes[key], turned
@@ -345,7 +342,8 @@ class LayerMoments(RowCollector):
 
     def _add_columns(self, columns_of: Callable[[Key], Columns]) -> None:
         """Add the products of some rows, whose columns are made when a pair needs them and held no longer."""
-        self._sides, self._homes = {}, {}
+        self.clear_cache()
+        self._homes = {}
         uses = Counter(key for block in self.blocks for key in block.keys)
         held: dict[Key, Columns] = {}
         for block in self.blocks:

@@ -106,8 +106,6 @@ class LayerEmbeddings(Statistic):
         seed: of the sample and of the buckets.
     """
 
-    kind = "LayerEmbeddings"
-
     def __init__(self, names: Sequence[str], *, sample: int = CAP, buckets: int = 0, seed: int = 0):
         if sample < 2 or buckets < 0:
             raise InvalidValue(

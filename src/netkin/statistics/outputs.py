@@ -28,8 +28,6 @@ class Outputs(Statistic):
         (1.0, 0.5, 0.5)
     """
 
-    kind = "Outputs"
-
     def __init__(self, classes: int):
         if classes < 2:
             raise InvalidValue(f"a classifier has at least 2 classes; got {classes}.")

@@ -2,15 +2,15 @@
 
 A file holds all attributes of an object but those whose names begin with an underscore: numbers, texts, tensors,
 arrays, and lists, tuples, mappings and `Stored` objects of these. Nothing but such classes is made when a file is read,
-and none of their code is run but `clear_cache`.
+and none of their code is run.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from netkin.errors import FileError, ShapeError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+Made = TypeVar("Made")
 _CLASSES: dict[str, type[Stored]] = {}
 
 
@@ -30,7 +31,22 @@ def _name_of_class(kind: type) -> str:
     return f"{'netkin' if package == 'netkin' else kind.__module__}.{kind.__qualname__}"
 
 
-class Stored:
+class Cached:
+    """An object that keeps what was computed from its attributes, by a key, until it is cleared."""
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return the result of `make`, which is called once for each key."""
+        made = vars(self).setdefault("_made", {})
+        if key not in made:
+            made[key] = make()
+        return made[key]
+
+    def clear_cache(self) -> None:
+        """Forget what was computed."""
+        vars(self).pop("_made", None)
+
+
+class Stored(Cached):
     """An object that a file can hold, by its attributes; those that begin with an underscore can be computed again."""
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -39,9 +55,6 @@ class Stored:
 
     def flush(self) -> None:
         """Bring the object into the form in which it is stored."""
-
-    def clear_cache(self) -> None:
-        """Forget what was computed from the stored attributes; attributes with an underscore are set anew here."""
 
     def _copy(self) -> Self:
         tensors: dict[str, Tensor] = {}
@@ -52,7 +65,11 @@ class Stored:
 class Statistic(Stored, ABC):
     """A small, mergeable summary of data, which need not be kept."""
 
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # its name in sentences, by default that of the class
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.kind = vars(cls).get("kind", cls.__name__)
 
     @abstractmethod
     def update(self, *args: Any, **options: Any) -> None:
@@ -122,7 +139,6 @@ def from_plain(written: Any, tensors: Mapping[str, Tensor]) -> Any:
         kind = _CLASSES[written["class"]]
         made = kind.__new__(kind)
         vars(made).update({name: from_plain(part, tensors) for name, part in written["holds"].items()})
-        made.clear_cache()
         return made
     ((kind, value),) = written.items()
     makers = {
