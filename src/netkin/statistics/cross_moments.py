@@ -23,7 +23,7 @@ from netkin.arrays import require_finite, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.moments import Moments
-from netkin.statistics.statistic import Cached
+from netkin.statistics.stored import Cached
 
 ROWS = 1024  # so many are multiplied at a time in float32
 SAMPLE = 8  # times the width: rows by which a layer's shift and precision are chosen
@@ -50,7 +50,7 @@ class CrossMoments:
         """Take a first layer's rows or maps; they are held, shifted, until the batch is over."""
         layer = self._first.setdefault(name, OneSideSums(name, centred=True))
         self._held[name] = rows = layer.take(output.detach())
-        layer.own = layer.own + product(rows, rows)
+        layer.second = layer.second + product(rows, rows)
 
     def second(self, name: str, output: Tensor) -> None:
         """Take a second layer's rows or maps and multiply them with all first ones that it is paired with."""
@@ -133,7 +133,7 @@ class OneSideSums(Cached):
         self.name, self.centred, self.n, self.batches, self.width = name, centred, 0, 0, 0
         self.shift: Tensor | None = None
         self.total: Tensor = torch.zeros(())
-        self.own: Tensor = torch.zeros(())
+        self.second: Tensor = torch.zeros(())
         self.resolution, self.dtype = 0.0, torch.float32
         self._room: Tensor | None = None
 
@@ -183,7 +183,7 @@ class OneSideSums(Cached):
         return self.once(device, lambda: self._side(device))
 
     def _side(self, device: torch.device) -> FirstSide:
-        second = self.own - torch.outer(self.total, self.total) / self.n
+        second = self.second - torch.outer(self.total, self.total) / self.n
         if not bool(torch.isfinite(second).all()):
             precision = str(self.dtype).removeprefix("torch.")
             raise InvalidValue(

@@ -17,7 +17,7 @@ from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.statistics.collector import Collector, CostEstimate, Key, Pair, Settings, Study, keys_of, label
 from netkin.statistics.layer_rows import CAP, LayerRows, SampleSettings
 from netkin.statistics.linear_algebra import power_of_two
-from netkin.statistics.statistic import Cached
+from netkin.statistics.stored import Cached
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -232,17 +232,16 @@ class LayerKernels(LossCollector):
             return "the gradients"
         return self._difference(settings, LOSS if settings.gradients else ())
 
-    def update(self, rows: Mapping[Any, Any], numbers: Any = None, **more: Any) -> None:
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Add rows of features and gradients of the same examples."""
         self.clear_cache()
-        self.features.update({"activations": rows["activations"]}, numbers, **more)
+        self.features.update({"activations": rows["activations"]}, numbers, owners=owners)
         gradients = rows.get("gradients")
         if gradients:
             if self.gradients is None:
                 seed, chunks = self.features.seed, self.features.chunks
                 self.gradients = LayerRows(list(gradients), cap=CAP, seed=seed, chunks=chunks)
-            owners = {key: places for key, places in more.get("owners", {}).items() if key in gradients}
-            self.gradients.update({"activations": gradients}, numbers, **({"owners": owners} if owners else {}))
+            self.gradients.update({"activations": gradients}, numbers, owners=owners)
 
     def merge(self, other: Self) -> Self:
         self._require_alike(other, layers="names", settings="settings")

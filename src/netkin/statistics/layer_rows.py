@@ -35,7 +35,7 @@ from netkin.statistics.layer_moments import LayerMoments, LinearSettings
 from netkin.statistics.linear_algebra import ENTRIES
 from netkin.statistics.moments import Moments
 from netkin.statistics.rows import Rows, SampledRows
-from netkin.statistics.statistic import Stored
+from netkin.statistics.stored import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self

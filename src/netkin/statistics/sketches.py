@@ -47,7 +47,7 @@ from netkin.statistics.kernel_pairs import (
     checked_kernel,
     given_rows,
 )
-from netkin.statistics.statistic import Stored
+from netkin.statistics.stored import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -148,9 +148,7 @@ class LayerSketches(LossCollector):
         lacks = [part for part in settings.parts if part not in self.settings.parts]
         return self._difference(settings, SKETCHING) or (f"the {' and '.join(lacks)}" if lacks else "")
 
-    def update(
-        self, rows: Mapping[Any, Any], numbers: Any = None, owners: Mapping[Key, np.ndarray] | None = None
-    ) -> None:
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Add rows of features and gradients; `numbers` identify the examples in any order.
 
         Labels come as ``{"outputs": {model or layer: (logits, labels)}}``, of which the logits are not examined.

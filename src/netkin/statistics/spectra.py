@@ -234,13 +234,12 @@ class LayerSpectra(LayerMoments):
         self.flush()
         return {name: (shift, 0.0) for name, shift in self.shifts.items()}
 
-    def update(self, maps: Mapping[Any, Any], numbers: Any = None, *, owners: Any = None) -> None:
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Add one batch: maps n × c × space, or a matrix, for every layer, the same examples in each."""
-        maps = one_feed(self, maps)
-        super().update(maps, numbers)
+        super().update(rows, numbers)
         if self.sampled_rows is not None:
-            arrays = {name: as_maps(maps[name]).detach().flatten(1) for name in self.names}
-            self.sampled_rows.update(arrays, numbers)
+            maps = one_feed(self, rows)
+            self.sampled_rows.update({name: as_maps(maps[name]).detach().flatten(1) for name in self.names}, numbers)
 
     def _enough(self, rows: Tensor) -> int:
         return FOLD

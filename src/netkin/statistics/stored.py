@@ -1,4 +1,4 @@
-"""The base of all statistics, which are updated and merged; and what the file of a comparer holds of them.
+"""What the file of a comparer holds of its statistics, and what these compute once and keep.
 
 A file holds all attributes of an object but those whose names begin with an underscore: numbers, texts, tensors,
 arrays, and lists, tuples, mappings and `Stored` objects of these. Nothing but such classes is made when a file is read,
@@ -8,15 +8,14 @@ and none of their code is run.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.errors import FileError, ShapeError
+from netkin.errors import FileError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -60,33 +59,6 @@ class Stored(Cached):
         tensors: dict[str, Tensor] = {}
         written = to_plain(self, tensors, "")
         return from_plain(written, {name: tensor.clone() for name, tensor in tensors.items()})
-
-
-class Statistic(Stored, ABC):
-    """A small, mergeable summary of data, which need not be kept."""
-
-    kind: ClassVar[str]  # its name in sentences, by default that of the class
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.kind = vars(cls).get("kind", cls.__name__)
-
-    @abstractmethod
-    def update(self, *args: Any, **options: Any) -> None:
-        """Fold one batch in."""
-
-    @abstractmethod
-    def merge(self, other: Self) -> Self:
-        """Return the statistic of the data of both; neither is changed."""
-
-    def _require_alike(self, other: Any, **facts: str) -> None:
-        """Refuse to merge with a statistic of another kind, or one that differs in some fact, read off an attribute."""
-        if type(self) is not type(other):
-            raise ShapeError(f"a {self.kind} can't be merged with a {getattr(other, 'kind', type(other).__name__)}.")
-        for what, attribute in facts.items():
-            mine, theirs = getattr(self, attribute), getattr(other, attribute)
-            if mine != theirs:
-                raise ShapeError(f"these statistics can't be merged: their {what} differ, {mine!r} and {theirs!r}.")
 
 
 def to_plain(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
