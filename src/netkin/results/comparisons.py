@@ -17,7 +17,7 @@ from netkin.errors import NameClash, NoValue, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.comparison import NUMBERS, Comparison, clusters_of, distances_of, plane_of, tree_of
 from netkin.results.labels import HOLE, NOT_ASKED, column_label, is_worth, pair_label, plural, same_depth
-from netkin.results.packing import packed_columns, unpacked_columns
+from netkin.results.packing import Result, packed_columns, unpacked_columns
 from netkin.results.records import freeze, frozen_mapping, optional
 from netkin.results.text import grid, summary_as_text, terminal_width, wrapped
 from netkin.results.values import Pair, Values
@@ -167,7 +167,7 @@ def _picked(table: Values, rows: Sequence[str], columns: Sequence[str]) -> Any:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparisons(Mapping[Pair, Comparison]):
+class Comparisons(Mapping[Pair, Comparison], Result):
     """The comparisons of several models with each other, by the names of the two: ``many["seed0", "seed1"]``.
 
     `failed` holds the reasons why models were left out, by name: engines that work in tasks continue with the others.
@@ -396,17 +396,6 @@ class Comparisons(Mapping[Pair, Comparison]):
     def spread(self) -> Spread:
         """Return the mean and the standard deviation over the pairs of models, layer by layer."""
         return Spread.of(list(self.pairs.values()))
-
-    def plot(
-        self,
-        measures: str | Sequence[str] | None = None,
-        path: str | os.PathLike[str] | None = None,
-        ax: Any = None,
-        *,
-        overwrite: bool = False,
-    ) -> Any:
-        """Return the summaries as a matplotlib figure, drawn into `ax` or written to `path` where one is given."""
-        return import_module("netkin.reporting").plot(self, measures, path, ax, overwrite=overwrite)
 
     def _repr_html_(self) -> str:
         """Show the summaries in a notebook."""
