@@ -221,18 +221,6 @@ class Series(Result):
         steps, layers = pandas.Index(self.steps, name=self.unit), pandas.Index(self.layers, name="layer")
         return pandas.DataFrame(self.own(measures), index=steps, columns=layers)
 
-    def to_xarray(self) -> Any:
-        """Return a data set with an array for each measure, steps × layers × layers, and the provenance."""
-        xarray, final = optional("xarray"), self.comparisons[-1]
-        names = {self.unit: list(self.steps), "layer_a": list(final.layers_a), "layer_b": list(final.layers_b)}
-        arrays = {
-            measure: xarray.DataArray(self.to_numpy(measure), coords=names, dims=list(names), attrs=table.facts())
-            for measure, table in final.tables.items()
-        }
-        words = ("data", "examples", "seed", "version", "created")
-        facts = {"run": self.run, "final_step": self.final_step} | {word: getattr(final, word) for word in words}
-        return xarray.Dataset(arrays, attrs=dict(self.provenance) | facts)
-
     def _repr_html_(self) -> str:
         """Show the series in a notebook."""
         return import_module("netkin.reporting").notebook_view(self)

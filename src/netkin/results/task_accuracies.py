@@ -58,7 +58,9 @@ class TaskAccuracies(Result):
     @property
     def quantity(self) -> Quantity:
         """What the accuracies are."""
-        return replace(ACCURACY, convention="task-incremental: among the classes of the task", error="over seeds")
+        return replace(
+            ACCURACY, convention="task-incremental: among the classes of the task", error="standard error over seeds"
+        )
 
     @property
     def acc(self) -> np.ndarray:
