@@ -9,7 +9,6 @@ exported programs of fixed size, the first axis counts them if it alone is as lo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -112,12 +111,14 @@ def learn(
 
 def rows_at(name: str, output: Tensor, axis: int, shape: Shape, mask: Mask) -> tuple[Tensor, str]:
     """Return the rows of a layer's output, whose examples `axis` counts, and the name of the shape that made them."""
-    # the model itself runs in the precision that its user has set; netkin's shapes take no products
-    with exact_products() if is_custom(shape) else nullcontext():
-        try:
-            return rows_of(output.movedim(axis, 0) if axis else output, shape, mask)
-        except NetkinError as fault:
-            raise type(fault)(f"{layer_label(name)}: {fault}") from fault
+    try:
+        if callable(shape) and is_custom(shape):
+            # the model itself runs in the precision that its user has set; netkin's shapes take no products
+            with exact_products():
+                return rows_of(output, shape, mask)
+        return rows_of(output.movedim(axis, 0) if axis else output, shape, mask)
+    except NetkinError as fault:
+        raise type(fault)(f"{layer_label(name)}: {fault}") from fault
 
 
 def without_examples(name: str, output: Tensor, length: int, why: str = "none of its axes counts them") -> str:

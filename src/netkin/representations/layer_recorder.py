@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from netkin.arrays import all_finite, require_finite
@@ -96,10 +97,7 @@ class Recorder:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Put hooks on the model while the `with` lasts, unless they are on it."""
-        if self._watch is not None:
-            yield
-            return
+        """Put hooks on the model while the `with` lasts."""
         with model_lock(), watching(self.model, self.layers, _ignore) as watch:
             self._watch, self._home = watch, (device_of(self.model), dtype_of(self.model))
             try:
@@ -109,17 +107,55 @@ class Recorder:
 
     def __call__(self, batch: Any) -> Recorded:
         """Return what the model gives for one batch; before the first one `learn` is called with it."""
-        with self.open():
-            batch, mask = self._fed(batch)
-            if self.learnt is None:
-                self._learn(batch)
-            return self._record(batch, mask)
+        if self._watch is None:
+            with self.open():
+                return self(batch)
+        batch, mask = self._fed(batch)
+        learnt = self.learnt or self._learn(batch)
+        facts, length, taps = learnt.facts, length_if_known(batch), self.taps
+        tokens = None if mask is None else mask.tokens
+        rows, others = dict[str, Any](), set[str]()
+
+        def take(name: str, output: Any) -> Any:
+            if name not in facts:
+                others.add(name)
+                return None
+            axis = facts[name].axis
+            shape = self._shapes[name] if name in self._shapes else self._shape_of(name)
+            output = output if taps is None else taps.take(name, output)
+            # a dense floating tensor nearly always
+            is_dense = type(output) is Tensor and output.layout == torch.strided and not output.is_nested
+            tensor = output if is_dense and output.is_floating_point() else main_tensor(output, name)
+            tensor = tensor if taps is None else tensor.detach()
+            if length is not None and tensor.shape[axis : axis + 1] != (length,) and not is_custom(shape):
+                raise ShapeError(f"{without_examples(name, tensor, length)}.")
+            matrix, kind = rows_at(name, tensor, axis, shape, mask)
+            kept = matrix if self.reduce is None else self.reduce(name, matrix, tokens if kind == "tokens" else None)
+            rows[name] = apart(kept, tensor)
+            return None if taps is None else output
+
+        gradients: dict[Any, dict[str, Tensor]] = {}
+        with nullcontext() if taps is None else taps.open():
+            batch = batch if taps is None else taps.without_inference(batch)
+            output = self._run(batch, take)
+            if others or rows.keys() != facts.keys():
+                self._refuse_other_calls(facts.keys() - rows.keys(), others)
+            if taps is not None:
+                axes = {name: fact.axis for name, fact in facts.items()}
+                gradients = {
+                    target: {name: self._gradient_rows(name, gradient, mask) for name, gradient in at_layers.items()}
+                    for target, at_layers in taps.pull(output, batch, axes, tokens).items()
+                }
+        self.batches += 1
+        valid = {} if tokens is None else {name: tokens for name in facts if facts[name].shape == "tokens"}
+        return Recorded({name: rows[name] for name in facts}, gradients, output if self.keeps_output else None, valid)
 
     def learn(self, batch: Any) -> Mapping[str, LayerFacts]:
         """Run few examples of a batch, and return what this shows of each layer."""
-        with self.open():
-            self._learn(self._fed(batch)[0])
-        return self.facts
+        if self._watch is None:
+            with self.open():
+                return self.learn(batch)
+        return self._learn(self._fed(batch)[0]).facts
 
     def require_finite(self, recorded: Recorded, batch: Any) -> None:
         """Refuse rows or gradients with NaN or Inf; those that are in the inputs are told as such."""
@@ -151,53 +187,18 @@ class Recorder:
             self._shapes[name] = shape_for(name, self.shape)
         return self._shapes[name]
 
-    def _learn(self, batch: Any) -> None:
+    def _learn(self, batch: Any) -> LearntLayers:
         with random_states_kept(self.model):
             learnt = learn(self._run, batch, self.layers, self._shape_of, is_default=self.by_default)
         names = learnt.facts if self.as_run else self._in_order(learnt.facts)
         self.learnt = LearntLayers({name: learnt.facts[name] for name in names}, learnt.left_out)
+        return self.learnt
 
     def _in_order(self, names: Iterable[str]) -> list[str]:
         """Return names in the order of the chosen layers and of their calls."""
         places = {name: place for place, name in enumerate(self.layers)}
         calls = {name: split_call(name) for name in names}
         return sorted(calls, key=lambda name: (places.get(name, places.get(calls[name][0], 0)), calls[name][1] or 0))
-
-    def _record(self, batch: Any, mask: TokenMask | None) -> Recorded:
-        """Return what the model gives for a batch, now that its layers are known."""
-        assert self.learnt is not None
-        facts, length, taps = self.learnt.facts, length_if_known(batch), self.taps
-        tokens = None if mask is None else mask.tokens
-        rows, others = dict[str, Any](), set[str]()
-
-        def take(name: str, output: Any) -> Any:
-            if name not in facts:
-                others.add(name)
-                return None
-            axis, shape = facts[name].axis, self._shape_of(name)
-            output = output if taps is None else taps.take(name, output)
-            tensor = main_tensor(output, name).detach()
-            if length is not None and tensor.shape[axis : axis + 1] != (length,) and not is_custom(shape):
-                raise ShapeError(f"{without_examples(name, tensor, length)}.")
-            matrix, kind = rows_at(name, tensor, axis, shape, mask)
-            kept = matrix if self.reduce is None else self.reduce(name, matrix, tokens if kind == "tokens" else None)
-            rows[name] = apart(kept, tensor)
-            return None if taps is None else output
-
-        gradients: dict[Any, dict[str, Tensor]] = {}
-        with nullcontext() if taps is None else taps.open():
-            batch = batch if taps is None else taps.without_inference(batch)
-            output = self._run(batch, take)
-            self._refuse_other_calls(facts.keys() - rows.keys(), others)
-            if taps is not None:
-                axes = {name: fact.axis for name, fact in facts.items()}
-                gradients = {
-                    target: {name: self._gradient_rows(name, gradient, mask) for name, gradient in at_layers.items()}
-                    for target, at_layers in taps.pull(output, batch, axes, tokens).items()
-                }
-        self.batches += 1
-        valid = {} if tokens is None else {name: tokens for name in facts if facts[name].shape == "tokens"}
-        return Recorded({name: rows[name] for name in facts}, gradients, output if self.keeps_output else None, valid)
 
     def _gradient_rows(self, name: str, gradient: Tensor, mask: TokenMask | None) -> Tensor:
         axis = self.facts[name].axis

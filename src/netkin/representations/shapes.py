@@ -34,6 +34,7 @@ from torch.nn import functional
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.representations.layers import hint_for, matching_names, modules, split_call
 
+SUMMED = (torch.float32, torch.float64)  # precisions that are summed as they come; others are raised to the first
 PLACES = 32  # maps with fewer places are turned into rows: products of single examples would be too small
 __all__ = ["cls", "dft", "flatten", "last", "mean", "pool", "positions", "resize_to", "tokens"]
 
@@ -190,7 +191,8 @@ def rows_of(output: Tensor, shape: Shape = None, mask: Mask = None) -> tuple[Ten
     if output.ndim == 0:
         raise ShapeError("the output is a single number for the whole batch; choose a layer with one row per example.")
     if output.ndim <= 2:
-        return _raised(output.reshape(len(output), output.shape[1:].numel())), "matrix"
+        rows = output if output.ndim == 2 else output[:, None]
+        return (rows if rows.dtype in SUMMED else rows.float()), "matrix"
     name = name or ("mean" if output.ndim == 3 else "pool")
     function = SHAPES[name]
     return (function(output, mask) if name in FOR_TOKENS else function(output)), name
@@ -299,11 +301,11 @@ def _matrix_from(rows: Any, name: str) -> Tensor:
 
 
 def _raised(tensor: Tensor) -> Tensor:
-    return tensor.to(_summing_dtype(tensor))
+    return tensor if tensor.dtype in SUMMED else tensor.float()
 
 
 def _summing_dtype(tensor: Tensor) -> torch.dtype:
-    return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
+    return tensor.dtype if tensor.dtype in SUMMED else torch.float32
 
 
 def _list(names: Any) -> str:
