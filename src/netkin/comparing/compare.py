@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -26,17 +27,17 @@ from netkin.comparing.plan import (
     weights_alone,
     weights_of,
 )
-from netkin.comparing.sides import ModelInput, ModelSide, Reads, RecordedSide, Side, WeightsSide, function_name
+from netkin.comparing.sides import ModelInput, Reads, RecordedSide, Side, function_name
 from netkin.comparing.spec import (
     Measures,
     Options,
     Run,
     Spec,
-    by_model,
+    functions_by_name,
     layers_by_name,
     split,
     takes_options,
-)  # fmt: skip
+)
 from netkin.comparing.stream import Stream
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import InflatedWarning, InvalidValue, NameClash, outside, refuse_half_characters
@@ -146,7 +147,7 @@ def collect(
     engine = named_engine(run.engine)
     with showing(run.progress), engine.working():
         call = call_of(a, b, data, spec, run, engine)
-        wanted = linear_measures(call.models, spec) if measures is None else found_measures(measures)
+        wanted = linear_measures(call.models) if measures is None else found_measures(measures)
         return engine.collect(call, wanted)
 
 
@@ -182,7 +183,7 @@ class Call:
     """One call: models by their names, the data, which pairs of models are compared, and how.
 
     Args:
-        models: models, mappings of recorded arrays, inputs or sides.
+        models: with all that holds for each of them, as `inputs_of` gives them; sides are taken as they are.
         data: a loader, an iterable of batches or one array of inputs.
         spec: what is compared, and how.
         run: how the call runs.
@@ -192,7 +193,7 @@ class Call:
         limit: the most bytes that statistics may take; None for that of the spec, or of the device.
     """
 
-    models: Mapping[str, Any]
+    models: Mapping[str, ModelInput | Side]
     data: Any
     spec: Spec
     run: Run
@@ -203,62 +204,10 @@ class Call:
 
     def sides(self, keep: float = 0) -> list[Side]:
         """Return what stands for each model in a stream; `keep` bytes of its rows are kept for other passes."""
-        forward, transforms = self.one_each("forward"), self.one_each("transforms")
-        return [self._side(name, forward[name], transforms[name], keep) for name in self.models]
-
-    def _side(self, name: str, forward: Any, transform: Any, keep: float) -> Side:
-        model = self.models[name]
-        if isinstance(model, Side):
-            return model
-        source = model if isinstance(model, ModelInput) else ModelInput(model)
-        layers = self.layers_of(name) if source.layers is None else source.layers
-        shape, side = self.spec.shape if source.shape is None else source.shape, cast(Side, None)
-        if source.model is None and source.weights is not None:
-            side = WeightsSide(name, source.weights, layers)
-        elif isinstance(source.model, nn.Module):
-            side = ModelSide(
-                name, source.model, layers, shape, source.forward or forward, source.transform or transform,
-                source.device or self.run.device, self.spec.exact_model, keep,
-            )  # fmt: skip
-        elif isinstance(source.model, Mapping):
-            side = RecordedSide(name, source.model, layers, shape)
-        else:
-            raise InvalidValue(
-                f"{name!r} must be a torch module or a mapping of layer names to arrays; got "
-                f"{type(source.model).__name__}."
-                + " `torch.export.unflatten` makes a module of it."
-                * isinstance(source.model, torch.export.ExportedProgram)
-            )
-        side.data = source.data
-        return side
-
-    def one_each(self, what: str) -> dict[str, Any]:
-        """Return for each model what is given once for all of them, in their order or by their names."""
-        given, names = getattr(self.spec, what), list(self.models)
-        if given is None or callable(given) or isinstance(given, str):
-            return dict.fromkeys(names, given)
-        if isinstance(given, Mapping):
-            return by_model(what, given, names)
-        if not isinstance(given, Sequence) or len(given) != len(names):
-            got = len(given) if isinstance(given, Sequence) else repr(given)
-            raise InvalidValue(
-                f"`{what}` must be one function or one for each of the {len(names)} models; got {got}.", argument=what
-            )
-        return dict(zip(names, given, strict=True))
-
-    def layers_of(self, name: str) -> Any:
-        """Return the choice of layers for a model."""
-        return layers_by_name(self.spec.layers, list(self.models))[name]
-
-    def of_some(self, models: Mapping[str, Any], of: Sequence[tuple[str, str]]) -> Call:
-        """Return the call for some of its models, loaded or not, and the pairs of them that are compared."""
-        own: dict[str, Any] = {
-            what: {name: function for name, function in self.one_each(what).items() if name in models}
-            for what in ("transforms", "forward")
-        }
-        if isinstance(self.spec.layers, Mapping):
-            own["layers"] = {name: self.layers_of(name) for name in models}
-        return replace(self, models=models, of=of, spec=replace(self.spec, **own))
+        return [
+            source if isinstance(source, Side) else source.side(name, self.spec.exact_model, keep)
+            for name, source in self.models.items()
+        ]
 
     @property
     def pairs(self) -> Pairs:
@@ -381,10 +330,10 @@ class Call:
     def _describe(self, comparer: Comparer, sides: Sequence[Side]) -> None:
         """Let a comparer say of what models and data it is, and what was requested."""
         comparer.finish({side.name: side.origin for side in sides}, {side.name: side.left_out for side in sides})
-        own = {id(side.data): side.data for side in sides if side.data is not None}
-        every = list(own.values()) or [self.data]
-        comparer.data, comparer.settings = " and ".join(map(data_name, every)), self.settings()
-        comparer.warnings += [remark for data in every for remark in getattr(data, "remarks", ())]
+        sources = {id(side.data): side.data for side in sides if side.data is not None}
+        data_sets = list(sources.values()) or [self.data]
+        comparer.data, comparer.settings = " and ".join(map(data_name, data_sets)), self.settings()
+        comparer.warnings += [remark for data in data_sets for remark in getattr(data, "remarks", ())]
         part = self.engine.part if self.spec.part is None else self.spec.part
         comparer.part = "" if part is None else "/".join(map(str, part))
 
@@ -421,13 +370,16 @@ class Call:
 
     def settings(self, digest: Callable[[Any], str] = function_digest) -> dict[str, str]:
         """Return all that changes the numbers, beside weights and data, as text; functions by their digests."""
-        spec = self.spec
-        given = {f"transform of {name}": one for name, one in self.one_each("transforms").items()}
-        given |= {f"forward of {name}": one for name, one in self.one_each("forward").items()}
-        functions = {what: digest(one) for what, one in given.items() if one is not None}
-        shapes = spec.shape.items() if isinstance(spec.shape, Mapping) else [("all", spec.shape)]
-        settings = {f"shape of {layer}": digest(one) if callable(one) else str(one) for layer, one in shapes}
-        return settings | functions | {
+        spec, sources = self.spec, inputs_in(self.models)
+        functions = {f"transform of {name}": source.transform for name, source in sources.items()}
+        functions |= {f"forward of {name}": source.forward for name, source in sources.items()}
+        settings = {what: digest(function) for what, function in functions.items() if function is not None}
+        shapes = {"": spec.shape}
+        shapes |= {f" of {name}": source.shape for name, source in sources.items() if source.shape != spec.shape}
+        for whose, by_layer in shapes.items():
+            for layer, shape in by_layer.items() if isinstance(by_layer, Mapping) else [("all", by_layer)]:
+                settings[f"shape of {layer}{whose}"] = digest(shape) if callable(shape) else str(shape)
+        return settings | {
             "resize": str(bool(spec.resize)), "pairs": self.pairs.words, "chunks": str(spec.chunk_count),
             "seed": str(spec.seed), "exact_model": str(spec.exact_model), "version": __version__,
         }  # fmt: skip
@@ -450,19 +402,52 @@ def call_of(a: Any, b: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> 
     models: dict[str, Any] = {names[0]: a} if alone else {names[0]: a, names[1]: b}
     if not alone and len(models) < 2:
         raise NameClash(f"both models are named {names[0]!r}; give them two `names`.")
-    refuse_strange_layers(spec.shape, *(getattr(thing, "model", thing) for thing in models.values()))
+    refuse_strange_layers(spec.shape, *(getattr(model, "model", model) for model in models.values()))
     of = [(names[0], names[0] if alone else names[1])]
-    return Call(models, data, spec, run, of, engine=engine if isinstance(engine, PassEngine) else Local())
+    sources = inputs_of(models, spec, run)
+    if not isinstance(engine, PassEngine):  # it loads models where it works
+        return Call(sources, data, spec, run, of)
+    sources |= {name: source.loaded() for name, source in inputs_in(sources).items()}
+    return Call(sources, data, spec, run, of, engine=engine)
 
 
-def linear_measures(models: Mapping[str, Any], spec: Spec) -> list[Measure]:
+def inputs_of(models: Mapping[str, Any], spec: Spec, run: Run) -> dict[str, ModelInput | Side]:
+    """Return models by name, each with the layers, shape, functions and device that hold for it; sides as they are."""
+    names, inputs = list(models), dict[str, ModelInput | Side]()
+    layers = layers_by_name(spec.layers, names)
+    forward = functions_by_name("forward", spec.forward, names)
+    transforms = functions_by_name("transforms", spec.transforms, names)
+    for name, model in models.items():
+        source = model if isinstance(model, (ModelInput, Side)) else ModelInput(model)
+        if isinstance(source, ModelInput):
+            source = replace(
+                source,
+                layers=layers[name] if source.layers is None else source.layers,
+                shape=spec.shape if source.shape is None else source.shape,
+                forward=source.forward or forward[name],
+                transform=source.transform or transforms[name],
+                device=source.device or run.device,
+            )
+        inputs[name] = source
+    return inputs
+
+
+def inputs_in(models: Mapping[str, ModelInput | Side]) -> dict[str, ModelInput]:
+    """Return those models that are inputs, and not sides."""
+    return {name: source for name, source in models.items() if isinstance(source, ModelInput)}
+
+
+def linear_measures(models: Mapping[str, ModelInput | Side]) -> list[Measure]:
     """Return all measures that the collectors of `cka` serve, as far as the layers' shape allows."""
-    own = [shape for thing in models.values() if (shape := getattr(thing, "shape", None)) is not None]
-    spectral = any(shape in ("dft", dft) for shape in (*spec.shapes, *own) if shape is not None)
+    shapes = [source.shape for source in inputs_in(models).values()]
+    by_layer = [list(shape.values()) if isinstance(shape, Mapping) else [shape] for shape in shapes]
     collectors = ready_collectors(find("cka"))
-    alike = [one for one in all_measures().values() if getattr(one.facts.reads, "collectors", ()) == collectors]
-    fit = [one for one in alike if "rotation" in one.facts.unchanged_by and not one.facts.debiases]
-    return fit if spectral else alike
+    alike = [
+        measure for measure in all_measures().values() if getattr(measure.facts.reads, "collectors", ()) == collectors
+    ]
+    if not any(shape in ("dft", dft) for shape in chain.from_iterable(by_layer) if shape is not None):
+        return alike
+    return [measure for measure in alike if "rotation" in measure.facts.unchanged_by and not measure.facts.debiases]
 
 
 @by_name(models="a b", data="data")
@@ -509,7 +494,7 @@ def model_directions(
     spec, run = split({**options, "layers": layers, "pairs": [(layer, other)], "measures": ["svcca"]})
     pair = ("a", "a" if alone else "b")
     with showing(run.progress):
-        comparer = Call(models, data, spec, run, [pair]).collect([find("svcca")])
+        comparer = Call(inputs_of(models, spec, run), data, spec, run, [pair]).collect([find("svcca")])
     moments = comparer.pair(find("svcca"), ("a", layer), (pair[1], other))
     if moments.few_examples:
         warnings.warn(str(moments.few_examples), InflatedWarning, stacklevel=outside())

@@ -21,13 +21,13 @@ from torch.utils.data import RandomSampler
 
 from netkin import jobs
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.compare import Call
+from netkin.comparing.compare import Call, inputs_in, inputs_of
 from netkin.comparing.comparer import Comparer, found_measures
 from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import HeldExamples, data_name
 from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study
 from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_alone
-from netkin.comparing.sides import ModelInput, Reads
+from netkin.comparing.sides import ModelInput, Reads, Side
 from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
 from netkin.comparing.stream import Stream
 from netkin.errors import InvalidValue, MemoryLimit, blame, refuse_half_characters
@@ -49,7 +49,6 @@ from netkin.representations.inputs import examples_in, sampler_of
 from netkin.results import Comparison, Comparisons
 from netkin.results.values import Pair
 from netkin.settings import loaders_kept, random_states_kept
-from netkin.sources import load_model
 from netkin.sources.datasets import load_data, refuse_characters
 from netkin.sources.models import refuse_unknown_model
 from netkin.sources.names import numbered
@@ -143,8 +142,8 @@ def _call(models: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> Call:
             if isinstance(thing, str):
                 refuse_unknown_model(thing)
         data = load_data(data, models=list(named.values()))
-    of = list(combinations(named, 2))
-    return Call(named, data, spec, run, of, engine=engine if isinstance(engine, PassEngine) else Local())
+    of, sources = list(combinations(named, 2)), inputs_of(named, spec, run)
+    return Call(sources, data, spec, run, of, engine=engine if isinstance(engine, PassEngine) else Local())
 
 
 def _named(models: Any) -> dict[str, Any]:
@@ -268,8 +267,8 @@ class Survey:
         self.layers: dict[str, list[LayerSize]] = {}
         self.loaded: dict[str, int] = {}  # bytes of the models that are loaded when they are needed
         alike: dict[Any, list[str]] = {}
-        for name, thing in call.models.items():
-            alike.setdefault(_architecture(name, thing, call), []).append(name)
+        for name, source in inputs_in(call.models).items():
+            alike.setdefault(_architecture(name, source), []).append(name)
         self.kinds = {names[0]: names for names in alike.values()}
         self.limit, self.study = 0, call.study([])
         with random_states_kept(data=[call.data]):
@@ -282,9 +281,8 @@ class Survey:
 
     def _inspect(self, first: str, names: Sequence[str]) -> None:
         """Learn the layers of models that are alike from one of them."""
-        thing = self.call.models[first]
-        model = live(self.call, first)
-        call = replace(self.call.of_some({first: model}, []), engine=Local())
+        source = loaded_input(self.call, first)
+        call = replace(self.call, models={first: source}, of=[], engine=Local())
         sides = call.sides()
         self.study = call.study(sides) if sides[0].device is not None else self.study
         feed = call.feed(sides, self.measures)
@@ -297,7 +295,8 @@ class Survey:
             leaf for _, leaf in leaves(list(stream.first.values())) if isinstance(leaf, (torch.Tensor, np.ndarray))
         )
         self.inputs = max(self.inputs, sum(array.nbytes for array in arrays))
-        state = leaves(model.state_dict()) if isinstance(thing, str) else ()
+        is_loaded = source.model is not inputs_in(self.call.models)[first].model
+        state = leaves(source.model.state_dict()) if is_loaded else ()
         held = sum(tensor.nbytes for _, tensor in state if isinstance(tensor, torch.Tensor))
         for name in names:
             self.layers[name] = [replace(size, model=name) for size in sizes]
@@ -373,7 +372,7 @@ class Survey:
         """Why rows can't be kept; empty where they can."""
         if any(need.feeds != {"activations"} for need in needs_of(self.measures)):
             return "the measures read gradients, outputs or weights"
-        if not all(isinstance(thing, (str, nn.Module)) for thing in self.call.models.values()):
+        if not has_one_data(self.call):
             return "some models have data of their own or are recorded already"
         return "" if self.total is not None else "the data do not tell how many they are"
 
@@ -386,22 +385,27 @@ class Survey:
         return (RESULT + TABLE * len(self.measures)) * len(self.call.of) + values
 
 
-def live(call: Call, name: str) -> Any:
-    """Return a model that was given by name, or the object itself; its place seeds random weights."""
-    thing = call.models[name]
-    return load_model(thing, seed=list(call.models).index(name)) if isinstance(thing, str) else thing
+def loaded_input(call: Call, name: str) -> ModelInput:
+    """Return a model that may be given by name; its place seeds random weights."""
+    return inputs_in(call.models)[name].loaded(seed=list(call.models).index(name))
 
 
-def _architecture(name: str, thing: Any, call: Call) -> Any:
+def has_one_data(call: Call) -> bool:
+    """Return whether all models are run, on the same data."""
+    sources = inputs_in(call.models).values()
+    return all(source.data is None and isinstance(source.model, (str, nn.Module)) for source in sources)
+
+
+def _architecture(name: str, source: ModelInput) -> Any:
     """Return a key that models with the same layers share."""
-    functions = (getattr(call.spec, what) for what in ("forward", "transforms"))
-    own = [one.get(name) if isinstance(one, Mapping) else one for one in functions]
-    chosen = repr(call.layers_of(name)), *(id(one) if callable(one) else repr(one) for one in own)
-    if isinstance(thing, str):
-        return thing.partition("@")[0], *chosen
-    if isinstance(thing, nn.Module):
-        return type(thing), tuple((key, tuple(one.shape)) for key, one in thing.state_dict().items()), *chosen
-    return name, *chosen
+    functions = (source.forward, source.transform)
+    options = repr(source.layers), repr(source.shape), *(id(it) if callable(it) else repr(it) for it in functions)
+    if source.data is None and isinstance(source.model, str):
+        return source.model.partition("@")[0], *options
+    if source.data is None and isinstance(source.model, nn.Module):
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in source.model.state_dict().items())
+        return type(source.model), shapes, *options
+    return name, *options
 
 
 # --- the work ---------------------------------------------------------------------------------------------------------
@@ -412,15 +416,12 @@ class Many:
 
     def __init__(self, call: Call, measures: Sequence[Measure]):
         self.call, self.measures = call, measures
-        self._sides: dict[str, Any] = {}  # that run now, or whose rows are kept
+        self._sides: dict[str, ModelInput | Side] = {}  # that run now, or whose rows are kept
         if call.spec.rows is not None:
             self._refuse_other_data("rows")
 
     def _refuse_other_data(self, option: str) -> None:
-        if any(
-            isinstance(thing, ModelInput) or not isinstance(thing, (str, nn.Module))
-            for thing in self.call.models.values()
-        ):
+        if not has_one_data(self.call):
             raise InvalidValue(
                 f"`{option}` goes with models that all see `data`; leave it out, or give them no data of their own.",
                 argument=option,
@@ -429,7 +430,7 @@ class Many:
     @property
     def _is_stream(self) -> bool:
         """Whether some data can be read only once: then one pass is all there is."""
-        own = (thing.data for thing in self.call.models.values() if isinstance(thing, ModelInput))
+        own = (source.data for source in inputs_in(self.call.models).values())
         return any(isinstance(data, Iterator) for data in (self.call.data, *own))
 
     def way(self) -> tuple[PairsWay, int]:
@@ -455,15 +456,17 @@ class Many:
         """Return the comparison of every pair, saved in a file, beside which finished parts lie."""
         run = self.call.run
         self._refuse_keeping()
-        told = {"data": data_name(self.call.data)} if self.call.data is not None else {}
+        data = {"data": data_name(self.call.data)} if self.call.data is not None else {}
         text = described_call(
-            "nk.compare_many", models=list(self.call.models), **told, measures=[one.id for one in self.measures],
+            "nk.compare_many", models=list(self.call.models), **data,
+            measures=[measure.id for measure in self.measures],
             layers=self.call.spec.layers, pairs=self.call.spec.pairs, examples=self.call.spec.examples,
         )  # fmt: skip
         assert run.save is not None
         options: dict[str, Any] = {"call": text, "overwrite": run.overwrite, "compare": COMPARE}
         job = Job.beside(run.save, "comparison", self._identity(), **options)
-        modules = {name: model for name, model in self.call.models.items() if isinstance(model, nn.Module)}
+        sources = inputs_in(self.call.models)
+        modules = {name: source.model for name, source in sources.items() if isinstance(source.model, nn.Module)}
         with job, state_noted(job, modules):
             way, limit = self._planned(job)
             made = self._through(
@@ -491,12 +494,13 @@ class Many:
     def _identity(self) -> dict[str, Any]:
         weights, forms = dict[str, str](), dict[str, Any]()
         for name in self.call.models:
-            model = live(self.call, name)
+            model = loaded_input(self.call, name).model
             weights[name] = weights_digest(model)
-            forms |= forms_by_name({name: model} if isinstance(model, nn.Module) else {})
+            forms |= forms_by_name({name: model})
         data = "none" if weights_alone(self.measures) else data_digest(self.call.data, self.call.spec.examples)
         settings = self.call.settings() | {"rows": str(self.call.spec.rows)}
-        identity = identity_of_study(weights, data, self.call.spec.layers, settings, self.measures)
+        layers = {name: source.layers for name, source in inputs_in(self.call.models).items()}
+        identity = identity_of_study(weights, data, layers, settings, self.measures)
         return identity | {"architecture": forms}
 
     def _planned(self, job: Job) -> tuple[PairsWay, int]:
@@ -553,10 +557,9 @@ class Many:
         self._sides = {name: side for name, side in self._sides.items() if name in keeps}
         for name in block.models:
             if name not in self._sides:
-                self._sides[name] = live(self.call, name)
-                if way.rows:
-                    (self._sides[name],) = call.of_some({name: self._sides[name]}, []).sides(keep=way.rows)
-        return call.of_some({name: self._sides[name] for name in block.models}, list(block.pairs))
+                source = loaded_input(self.call, name)
+                self._sides[name] = source.side(name, call.spec.exact_model, way.rows) if way.rows else source
+        return replace(call, models={name: self._sides[name] for name in block.models}, of=list(block.pairs))
 
     # --- the plan in words --------------------------------------------------------------------------------------------
 

@@ -94,14 +94,18 @@ def _unpacked_sums(shares: int, part: Part) -> tuple[int, Comparer | None]:
 
 
 def identity_of_study(
-    weights: Mapping[str, str], data: str, layers: Any, settings: Mapping[str, str], measures: Sequence[Measure]
+    weights: Mapping[str, str],
+    data: str,
+    layers: Mapping[str, Any],
+    settings: Mapping[str, str],
+    measures: Sequence[Measure],
 ) -> dict[str, Any]:
     """Return all that the numbers of a study depend on, as texts by name, so that a job of another is refused.
 
     Args:
         weights: the digest of each model.
         data: the text that identifies the data.
-        layers: the choice of layers.
+        layers: the choice of layers for each model.
         settings: what else changes the numbers.
         measures: what is read.
     """
@@ -112,7 +116,8 @@ def identity_of_study(
     rest["errors"] = "none" if (chunks := rest.pop("chunks")) == "0" else f"{chunks} chunks"
     named, code = ", ".join(measure.id for measure in measures), [measure.function for measure in measures]
     return {
-        "weights": dict(weights), "data": data, "layers": in_words(layers), **functions, **rest,
+        "weights": dict(weights), "data": data, "layers": {name: in_words(layers[name]) for name in weights},
+        **functions, **rest,
         "measures": f"{named}; digest {settings_digest(code)}",
     }  # fmt: skip
 

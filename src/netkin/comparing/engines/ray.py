@@ -154,7 +154,8 @@ class _Work:
         settings = {what: text for model in self.models.values() for what, text in model["settings"].items()}
         settings |= {} if self.call.spec.rows is None else {"rows": str(self.call.spec.rows)}
         weights = {name: model["weights"] for name, model in self.models.items()}
-        identity = identity_of_study(weights, self.identity, self.call.spec.layers, settings, self.measures)
+        layers = {name: inputs["layers"] for name, inputs in self.plain["inputs"].items()}
+        identity = identity_of_study(weights, self.identity, layers, settings, self.measures)
         identity["architecture"] = {name: json.loads(model["form"]) for name, model in self.models.items()}
         identity["examples"] = str(self.examples)
         data, run = self.plain["data"] and self.plain["data"]["name"], self.call.run
