@@ -15,7 +15,7 @@ from torch import nn
 
 from netkin import __version__
 from netkin.comparing.alignment import Pairs, size_of_weights
-from netkin.comparing.comparer import Comparer, found_measures
+from netkin.comparing.comparer import Comparer, measures_of
 from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import Feed, data_name
 from netkin.comparing.plan import (
@@ -89,7 +89,7 @@ def compare(
     spec, run = split({**options, "measures": measures})
     engine = named_engine(run.engine)
     with showing(run.progress), engine.working():
-        return engine.compare(call_of(a, b, data, spec, run, engine), found_measures(measures))[0]
+        return engine.compare(call_of(a, b, data, spec, run, engine), measures_of(measures))[0]
 
 
 @by_name(models="a b", data="data")
@@ -116,7 +116,7 @@ def explain(
         (2, 50, 0)
     """
     spec, run = split({**options, "measures": measures})
-    return call_of(a, b, data, spec, run, Local()).explained(found_measures(measures))
+    return call_of(a, b, data, spec, run, Local()).explained(measures_of(measures))
 
 
 @with_call
@@ -147,7 +147,7 @@ def collect(
     engine = named_engine(run.engine)
     with showing(run.progress), engine.working():
         call = call_of(a, b, data, spec, run, engine)
-        wanted = linear_measures(call.models) if measures is None else found_measures(measures)
+        wanted = linear_measures(call.models) if measures is None else measures_of(measures)
         return engine.collect(call, wanted)
 
 
@@ -172,7 +172,7 @@ def compare_sides(a: Side, b: Side, data: Any, spec: Spec) -> Comparison:
     `a` is run before `b` on each batch, so that `b` may reuse what `a` has computed.
     """
     call = Call({a.name: a, b.name: b}, data, spec, Run(), [(a.name, b.name)])
-    return call.compare(found_measures(spec.measures))[0]
+    return call.compare(measures_of(spec.measures))[0]
 
 
 # --- one call ---------------------------------------------------------------------------------------------------------

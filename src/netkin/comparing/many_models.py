@@ -22,7 +22,7 @@ from torch.utils.data import RandomSampler
 from netkin import jobs
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.compare import Call, inputs_in, inputs_of
-from netkin.comparing.comparer import Comparer, found_measures
+from netkin.comparing.comparer import Comparer, measures_of
 from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import HeldExamples, data_name
 from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study
@@ -95,7 +95,7 @@ def compare_many(
     spec, run = split({**options, "measures": measures})
     engine = named_engine(run.engine)
     with showing(run.progress), loaders_kept(data):
-        wanted = found_measures(measures)  # which may be misspelt, before data are loaded
+        wanted = measures_of(measures)  # which may be misspelt, before data are loaded
         call = _call(models, data, spec, run, engine)
         if run.save is not None:
             jobs.refuse_output(run.save, overwrite=run.overwrite)
@@ -126,7 +126,7 @@ def explain_many(
     spec, run = split({**options, "measures": measures})
     engine = named_engine(run.engine)
     with showing(run.progress), loaders_kept(data):
-        wanted = found_measures(measures)
+        wanted = measures_of(measures)
         return engine.explain_many(_call(models, data, spec, run, engine), wanted)
 
 
