@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from netkin import __version__
 from netkin.comparing.alignment import Pairs, size_of_weights
@@ -19,6 +19,7 @@ from netkin.comparing.comparer import Comparer, measures_of
 from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import Feed, data_name
 from netkin.comparing.plan import (
+    Need,
     Plan,
     explained,
     memory_limit,
@@ -53,7 +54,7 @@ from netkin.representations.shapes import refuse_strange_layers
 from netkin.results import Comparison
 from netkin.settings import loaders_kept
 from netkin.sources.names import by_name
-from netkin.statistics.collector import LayerSize, Study
+from netkin.statistics.collector import Key, LayerSize, Study
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -153,17 +154,17 @@ def collect(
 
 def merge(parts: Sequence[Comparer]) -> Comparer:
     """Return the comparer of all parts of the data together, in any order."""
-    left = list(parts)
-    if not left:
+    comparers = list(parts)
+    if not comparers:
         raise InvalidValue("there is nothing to merge; pass at least one part.")
-    for part in left:
+    for part in comparers:
         if not isinstance(part, Comparer):
             raise InvalidValue(
                 f"`merge` takes comparers, as `nk.collect` or `nk.load` give them; got {type(part).__name__}."
             )
-    while len(left) > 1:  # by halves, so that no part is added to all others one by one
-        left = [functools.reduce(Comparer.merge, left[i : i + 2]) for i in range(0, len(left), 2)]
-    return left[0]
+    while len(comparers) > 1:  # by halves, so that no part is added to all others one by one
+        comparers = [functools.reduce(Comparer.merge, comparers[i : i + 2]) for i in range(0, len(comparers), 2)]
+    return comparers[0]
 
 
 def compare_sides(a: Side, b: Side, data: Any, spec: Spec) -> Comparison:
@@ -260,28 +261,27 @@ class Call:
         return self.engine.shared(lambda: comparer)
 
     def _collected(self, measures: Sequence[Measure]) -> tuple[Comparer, Interruption]:
-        sides = self.sides()
+        """Return what one pass leaves, on the first of several processes what all of theirs leave together."""
+        sides, interruption = self.sides(), Interruption(self.run.partial)
         with loaders_kept(self.data, *(side.data for side in sides)):
-            comparer, interruption = self._pass(sides, measures)
-        comparer.names = dict(self.names)
-        return comparer, interruption
-
-    def _pass(self, sides: Sequence[Side], measures: Sequence[Measure]) -> tuple[Comparer, Interruption]:
-        interruption = Interruption(self.run.partial)
-        feed = None if weights_alone(measures) else self.feed(sides, measures)
-        with self.engine.prepared(sides, self._terms(measures, feed)):
-            study = self.study(sides)
-            expected = None if feed is None else feed.expected
-            study = replace(study, limit=self.engine.least(study.limit), examples=expected)
-            comparer = Comparer.of(self.spec, measures, self.pairs, study)
-            if feed is None:
-                self._read_weights(comparer, sides, replace(study, examples=None))
-                return comparer, interruption
-            self._read(comparer, sides, feed, interruption)
-            self._describe(comparer, sides)
-            if feed.expected is None and not interruption.ended:  # a stream, which tells its length at the end
-                self._refuse_few(comparer.examples)
-        return self.engine.joined(comparer, feed.length), interruption
+            feed = None if weights_alone(measures) else self.feed(sides, measures)
+            with self.engine.prepared(sides, self._terms(measures, feed)):
+                study = self.study(sides)
+                study = replace(
+                    study, limit=self.engine.least(study.limit), examples=None if feed is None else feed.expected
+                )
+                comparer = Comparer.of(self.spec, measures, self.pairs, study)
+                comparer.names = dict(self.names)
+                if feed is None:  # no measure needs data
+                    comparer.begin(self._sizes_of_weights(sides, comparer.needs))
+                    self._take_weights(comparer, sides)
+                    comparer.finish({side.name: side.origin for side in sides}, {})
+                    return comparer, interruption
+                self._read(comparer, sides, feed, interruption)
+                self._describe(comparer, sides)
+                if feed.expected is None and not interruption.ended:  # a stream, which tells its length at the end
+                    self._refuse_few(comparer.examples)
+            return self.engine.joined(comparer, feed.length), interruption
 
     def _read(self, comparer: Comparer, sides: Sequence[Side], feed: Feed, interruption: Interruption) -> None:
         """Run every model once on each batch, and fold in what they give; Ctrl-C waits for the end of a batch."""
@@ -305,27 +305,22 @@ class Call:
         comparer.ended = set(interruption.ended)
 
     def _take_weights(self, comparer: Comparer, sides: Sequence[Side]) -> None:
+        """Feed the weights of all layers to the collectors that read them."""
         if not any(need.of_weights for need in comparer.needs):
             return
-        names = {side.name: [key[1] for key in comparer.alignment.given if key[0] == side.name] for side in sides}
-        comparer.take_weights(
-            {
-                (side.name, layer): {name: tensor.detach() for name, tensor in own.items()}
-                for side in sides
-                for layer, own in side.weights(names[side.name]).items()
-            }
-        )
+        weights: dict[Key, dict[str, Tensor]] = {}
+        for side in sides:
+            layers = [layer for model, layer in comparer.alignment.given if model == side.name]
+            for layer, tensors in side.weights(layers).items():
+                weights[side.name, layer] = {name: tensor.detach() for name, tensor in tensors.items()}
+        comparer.take_weights(weights)
 
-    def _read_weights(self, comparer: Comparer, sides: Sequence[Side], study: Study) -> None:
-        """Feed the weights alone to their collectors, where no measure needs data."""
-        comparer.study = study
-        comparer.begin(self._sizes_of_weights(sides, comparer.needs))
-        self._take_weights(comparer, sides)
-        comparer.finish({side.name: side.origin for side in sides}, {})
-
-    def _sizes_of_weights(self, sides: Sequence[Side], needs: Any) -> list[LayerSize]:
-        weights = {side.name: weights_of(side, needs) for side in sides}
-        return [size_of_weights(model, name, own) for model, layers in weights.items() for name, own in layers.items()]
+    def _sizes_of_weights(self, sides: Sequence[Side], needs: Sequence[Need]) -> list[LayerSize]:
+        return [
+            size_of_weights(side.name, layer, tensors)
+            for side in sides
+            for layer, tensors in weights_of(side, needs).items()
+        ]
 
     def _describe(self, comparer: Comparer, sides: Sequence[Side]) -> None:
         """Let a comparer say of what models and data it is, and what was requested."""

@@ -219,7 +219,7 @@ def _keep_witness(key: Any, rows: Tensor, *_: Any) -> KeptLayer:
 def plan(plain: PlainCall, task: Task) -> Message:
     """Return the way through some pairs of models that fits a worker's memory."""
     call = _call_of(plain, task)
-    return asdict(Survey(call, measures_from(plain["measures"])).way(task["limit"], keeps=False)), {}
+    return asdict(Survey(call, measures_from(plain["measures"]), keeps_rows=False).way()), {}
 
 
 def explain(plain: PlainCall, task: Task) -> Message:
