@@ -331,8 +331,7 @@ class Comparer:
         repeated = [int(number) for number in places if any(start <= number < stop for start, stop in self.ranges)]
         if repeated or len(np.unique(places)) < len(places):
             raise InvalidValue(
-                f"`numbers` has {repeated[0] if repeated else 'a number'!s} twice; each example is given once, with its "
-                "own.",
+                f"`numbers` has {repeated[0] if repeated else 'a number'!s} twice; give each example once, with its own.",
                 argument="numbers",
             )
         return places
