@@ -330,9 +330,9 @@ class Comparer:
             raise ShapeError(f"`numbers` holds {len(places):,} numbers for {examples:,} examples; give one for each.")
         repeated = [int(number) for number in places if any(start <= number < stop for start, stop in self.ranges)]
         if repeated or len(np.unique(places)) < len(places):
+            which = repeated[0] if repeated else "a number"
             raise InvalidValue(
-                f"`numbers` has {repeated[0] if repeated else 'a number'!s} twice; give each example once, with its own.",
-                argument="numbers",
+                f"`numbers` has {which} twice; each example is given once, with its own.", argument="numbers"
             )
         return places
 
