@@ -543,7 +543,7 @@ class Comparer:
                 "these parts can't be merged: in one of them no layers give rows that pair; take a shape with one row "
                 "for each example, such as 'mean'."
             )
-        for what, mine, theirs in _differences(self, other):
+        for what, (mine, theirs) in _differences(self, other):
             if mine != theirs:
                 raise ShapeError(f"these parts can't be merged: their {what} differ, {mine} and {theirs}.")
         common = self.digest.common(other.digest)
@@ -621,24 +621,24 @@ def _need(header: Mapping[str, Any]) -> Need:
     return Need(ready_collectors(measure), from_plain(header["settings"], {}), tuple(header["measures"]))
 
 
-def _differences(first: Comparer, second: Comparer) -> Iterator[tuple[str, Any, Any]]:
+def _differences(*parts: Comparer) -> Iterator[tuple[str, list[Any]]]:
     """Yield what must be the same in two parts: what it is called, and what each has."""
-    parts = (first, second)
-    yield "models", first.models, second.models
+    first, second = parts
+    yield "models", [part.models for part in parts]
     for name in first.models:
-        yield f"weights of {name!r}", *(part.origins[name].get("weights", "") for part in parts)
-        yield f"layers of {name!r}", *([(layer.name, layer.width) for layer in part.layers[name]] for part in parts)
-        yield f"shapes of {name!r}", *({layer.name: layer.shape for layer in part.layers[name]} for part in parts)
-    yield "pairs", first.pairs.words, second.pairs.words
+        yield f"weights of {name!r}", [part.origins[name].get("weights", "") for part in parts]
+        yield f"layers of {name!r}", [[(layer.name, layer.width) for layer in part.layers[name]] for part in parts]
+        yield f"shapes of {name!r}", [{layer.name: layer.shape for layer in part.layers[name]} for part in parts]
+    yield "pairs", [part.pairs.words for part in parts]
     measures = [[list(need.measures) for need in part.needs] for part in parts]
-    short = list(map(_unshared, measures, measures[::-1]))
-    yield "measures", *(measures if short[0] == short[1] else short)
-    yield "numbers of chunks", first.study.chunks, second.study.chunks
-    yield "seeds", first.study.seed, second.study.seed
+    short: list[Any] = list(map(_unshared, measures, measures[::-1]))
+    yield "measures", measures if short[0] == short[1] else short
+    yield "numbers of chunks", [part.study.chunks for part in parts]
+    yield "seeds", [part.study.seed for part in parts]
     for name in {**first.settings, **second.settings}:
-        yield f"settings of {name!r}", *(part.settings.get(name, "none") for part in parts)
+        yield f"settings of {name!r}", [part.settings.get(name, "none") for part in parts]
     if first.part and second.part:  # parts of one set; separate loaders may go by other names
-        yield "data", first.data, second.data
+        yield "data", [part.data for part in parts]
 
 
 def _unshared(mine: list[list[str]], theirs: list[list[str]]) -> str:
