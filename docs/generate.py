@@ -75,7 +75,7 @@ def row(measure: Measure) -> str:
     facts = measure.facts
     direction = "similarity" if facts.higher_is_closer else "distance"
     unchanged = ", ".join(sorted(facts.unchanged_by)) or "–"
-    unchanged += " (of other settings see `netkin list measures`)" if "unchanged_by" in facts.by_settings else ""
+    unchanged += " (of other settings see `netkin list measures`)" if callable(measure.declared.unchanged_by) else ""
     name = f"[`{measure.name}`](#{measure.name})"
     says = measure.summary.removeprefix("Return ").rstrip(".")
     return (
