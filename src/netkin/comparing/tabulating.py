@@ -324,10 +324,11 @@ class Tables:
                 rough.setdefault(table.sizes, []).append(table.measure)
         for sizes, measures in rough.items():
             batches = self.comparer.collector(measures[0]).reduces
+            names, filled = ", ".join(measure.id for measure in measures), sum(map(bool, sizes))
             sentence = (
-                f"the standard errors of {', '.join(measure.id for measure in measures)} rest on "
-                f"{sum(map(bool, sizes))} chunks, as {sum(sizes):,} {'mini-batches' if batches else 'examples'} do not fill all of the "
-                f"{len(sizes)}; take more examples or {'smaller mini-batches' if batches else 'fewer `chunks=`'}."
+                f"the standard errors of {names} rest on {filled} chunks, as {sum(sizes):,} "
+                f"{'mini-batches' if batches else 'examples'} do not fill all of the {len(sizes)}; take more examples "
+                f"or {'smaller mini-batches' if batches else 'fewer `chunks=`'}."
             )
             yield Caveat("few-chunks", sentence)
         for table in self.of_measures:
