@@ -14,7 +14,7 @@ import pytest
 import netkin as nk
 from docs import site_pages
 from netkin.cli import cli
-from netkin.results import Claim, Measured
+from reproductions.record import Claim, Measured
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import netkin as nk
-from netkin.results.claim import LESS
 from netkin.results.series import kendall
 from netkin.sources.architectures import seeded
 from reproductions.claims import Finding, Measured, all_of, claim, gains, verdict
 from reproductions.laboratory import Lab, Run
+from reproductions.record import LESS
 
 NETWORKS = ("convnet", "resnet")
 SEEDS = {"cpu": 5, "gpu": 5}

@@ -195,7 +195,7 @@ def test_the_same_command_goes_on_where_it_stopped(netkin, monkeypatch):
     "change, code, said",
     [
         ("--tasks 3", 1, "10 classes can't be split into 3 tasks of equally many."),
-        ("--tasks 6", 1, "--tasks: `tasks` is a number of tasks with 2 classes or more each, 1 to 5"),
+        ("--tasks 6", 1, "--tasks: `tasks` must be a whole number from 1 to 5"),
         ("--strength 2", 2, "--strength needs --method ewc."),
         ("--examples 2", 2, "--examples needs --method ewc or replay."),
         ("--method ewc --strength -1", 1, "--strength: `strength` is a number of 0 or more; got -1.0."),

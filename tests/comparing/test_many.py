@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin.comparing import many_models
 from netkin.comparing.feed import HeldExamples
-from netkin.comparing.many_models import ManyPlan, ModelBlock, blocks_of, largest_fit
+from netkin.comparing.many_models import ManyPlan, ModelBlock, blocks_of
 from netkin.comparing.pairs_job import PairsJob
 from netkin.errors import FileError, InvalidValue, MemoryLimit
 from netkin.jobs import Job
@@ -60,16 +60,6 @@ def test_every_pair_is_in_one_block_and_no_block_is_too_large(count, size):
     assert all({name for pair in block.pairs for name in pair} == set(block.models) for block in blocks)
     groups = -(-count // size)
     assert len(blocks) == (1 if groups < 3 else groups * (groups - 1) // 2)
-
-
-@pytest.mark.parametrize("most", [1, 2, 9, 16, 100])
-def test_the_largest_number_that_fits_is_found_to_an_eighth(most):
-    for limit in range(most + 3):
-        found = largest_fit(lambda number, limit=limit: number <= limit, most)
-        best = min(limit, most)
-        assert found <= best
-        assert best - found <= found // 8
-    assert largest_fit(lambda number: True, most) == most
 
 
 def tables(many):

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 import netkin.files as files
 from netkin.errors import FileError, InvalidValue
-from netkin.results import Claim, Comparison, Comparisons, document, load
+from netkin.results import Comparison, Comparisons, document, load
 from table_worlds import as_caveats
 
 
@@ -162,13 +162,6 @@ def test_other_json_is_refused(tmp_path, content):
     (tmp_path / "f.json").write_text(json.dumps(content))
     with pytest.raises(FileError, match="f.json' "):
         load(tmp_path / "f.json")
-
-
-def test_a_claim_is_opened_like_everything_else(tmp_path):
-    facts = {"figure": "Fig. 1", "sentence": "sizes halve", "expected": {}, "criterion": "below 1", "measured": {}}
-    claim = Claim(id="toys/halving", verdict="holds", scale="cpu", **facts)
-    path = claim.save(tmp_path)
-    assert load(path) == claim
 
 
 def test_models_are_for_files_that_need_them(made, tmp_path):

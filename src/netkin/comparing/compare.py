@@ -201,35 +201,35 @@ class Call:
     engine: PassEngine = field(default_factory=Local)
     limit: int | None = None
 
-    def sides(self) -> list[Side]:
-        """Return what stands for each model in a stream."""
-        forward = self.one_each("forward")
-        transforms = self.one_each("transforms")
-        return [self._side(name, thing, forward[name], transforms[name]) for name, thing in self.models.items()]
+    def sides(self, keep: float = 0) -> list[Side]:
+        """Return what stands for each model in a stream; `keep` bytes of its rows are kept for other passes."""
+        forward, transforms = self.one_each("forward"), self.one_each("transforms")
+        return [self._side(name, forward[name], transforms[name], keep) for name in self.models]
 
-    def _side(self, name: str, thing: Any, forward: Any, transform: Any) -> Side:
-        if isinstance(thing, Side):
-            return thing
-        given = thing if isinstance(thing, ModelInput) else ModelInput(thing)
-        layers = self.layers_of(name) if given.layers is None else given.layers
-        shape, side = self.spec.shape if given.shape is None else given.shape, cast(Side, None)
-        if given.model is None and given.weights is not None:
-            side = WeightsSide(name, given.weights, layers)
-        elif isinstance(given.model, nn.Module):
+    def _side(self, name: str, forward: Any, transform: Any, keep: float) -> Side:
+        model = self.models[name]
+        if isinstance(model, Side):
+            return model
+        source = model if isinstance(model, ModelInput) else ModelInput(model)
+        layers = self.layers_of(name) if source.layers is None else source.layers
+        shape, side = self.spec.shape if source.shape is None else source.shape, cast(Side, None)
+        if source.model is None and source.weights is not None:
+            side = WeightsSide(name, source.weights, layers)
+        elif isinstance(source.model, nn.Module):
             side = ModelSide(
-                name, given.model, layers, shape, given.forward or forward, given.transform or transform,
-                given.device or self.run.device, self.spec.exact_model,
+                name, source.model, layers, shape, source.forward or forward, source.transform or transform,
+                source.device or self.run.device, self.spec.exact_model, keep,
             )  # fmt: skip
-        elif isinstance(given.model, Mapping):
-            side = RecordedSide(name, given.model, layers, shape)
+        elif isinstance(source.model, Mapping):
+            side = RecordedSide(name, source.model, layers, shape)
         else:
             raise InvalidValue(
                 f"{name!r} must be a torch module or a mapping of layer names to arrays; got "
-                f"{type(given.model).__name__}."
+                f"{type(source.model).__name__}."
                 + " `torch.export.unflatten` makes a module of it."
-                * isinstance(given.model, torch.export.ExportedProgram)
+                * isinstance(source.model, torch.export.ExportedProgram)
             )
-        side.data = given.data
+        side.data = source.data
         return side
 
     def one_each(self, what: str) -> dict[str, Any]:

@@ -167,12 +167,31 @@ class Comparer:
         before, self._doubt = self._doubt, batch.doubt
         if before is not None:
             before.settle()
+        rows = {key: kept.rows for key, kept in batch.layers.items() if kept.rows is not None}
+        devices = {matrix.device for matrix in rows.values()}
+        if len(devices) > 1:  # all on an accelerator
+            home = next(device for device in devices if device.type != "cpu")
+            rows = {key: matrix.to(home) for key, matrix in rows.items()}
+        rows = self.alignment.resized(rows) if self.resizes else rows
+        place = -1  # among the needs that reduce
         with exact_matrix_products():
-            self._fold(batch)
+            for need, collectors in zip(self.needs, self.collectors, strict=True):
+                if need.of_weights:
+                    continue
+                values: Mapping[Key, Any] = rows
+                if need.reduces and not self.resizes:
+                    place += 1
+                    values = {
+                        key: kept.reduced[place] if kept.reduced else rows[key] for key, kept in batch.layers.items()
+                    }
+                    collectors[:] = [part for whole in collectors for part in _by_rows(whole, batch.layers)]
+                for collector in collectors:
+                    self._feed(need, collector, values, batch)
         if batch.content is not None:
             self.digest.update(batch.content, batch.numbers)
         self.examples += batch.count
-        self._refuse_outgrown()
+        if self.examples > max(self.study.examples or 0, self._fits):
+            self._refuse_outgrown()
         return batch.count
 
     def flush(self) -> None:
@@ -181,28 +200,9 @@ class Comparer:
         if doubt is not None:
             doubt.settle()
 
-    def _fold(self, batch: Batch) -> None:
-        rows = {key: kept.rows for key, kept in batch.layers.items() if kept.rows is not None}
-        devices = {matrix.device for matrix in rows.values()}
-        if len(devices) > 1:  # all on an accelerator
-            home = next(device for device in devices if device.type != "cpu")
-            rows = {key: matrix.to(home) for key, matrix in rows.items()}
-        rows = self.alignment.resized(rows) if self.resizes else rows
-        place = -1  # among the needs that reduce
-        for need, collectors in zip(self.needs, self.collectors, strict=True):
-            if need.of_weights:
-                continue
-            given: Mapping[Key, Any] = rows
-            if need.reduces and not self.resizes:
-                place += 1
-                given = {key: kept.reduced[place] if kept.reduced else rows[key] for key, kept in batch.layers.items()}
-                collectors[:] = [one for collector in collectors for one in _by_rows(collector, batch.layers)]
-            for collector in collectors:
-                self._feed(need, collector, given, batch)
-
-    def _feed(self, need: Need, collector: Collector, given: Mapping[Key, Any], batch: Batch) -> None:
+    def _feed(self, need: Need, collector: Collector, values: Mapping[Key, Any], batch: Batch) -> None:
         names = getattr(collector, "names", self.study.layers)
-        here = {key: given[key] for key in names if key in given}
+        here = {key: values[key] for key in names if key in values}
         owners = self._owners(here, batch) if collector.numbers_rows or self.study.chunks else {}
         fed: dict[str, Any] = {"activations": Owned(here) if batch.owns_rows else here}
         if need.target is not None:
@@ -227,8 +227,6 @@ class Comparer:
 
     def _refuse_outgrown(self) -> None:
         """Refuse to go on where the data give more examples than they said, and these take too much memory."""
-        if self.examples <= max(self.study.examples or 0, self._fits):
-            return
         self._refuse_more_than(self.examples)
         try:  # estimates take a while: where twice as many examples fit, they are not asked for until then
             self._refuse_more_than(2 * self.examples)

@@ -8,7 +8,8 @@ taken, whose rows are kept; else models run again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, cast
@@ -26,7 +27,7 @@ from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import HeldExamples, data_name
 from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study
 from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_alone
-from netkin.comparing.sides import ModelInput, ModelSide, Reads, ReplayedSide
+from netkin.comparing.sides import ModelInput, Reads
 from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
 from netkin.comparing.stream import Stream
 from netkin.errors import InvalidValue, MemoryLimit, blame, refuse_half_characters
@@ -45,15 +46,13 @@ from netkin.memory import format_bytes
 from netkin.progress import reported, showing
 from netkin.representations.hooks import leaves
 from netkin.representations.inputs import examples_in, sampler_of
-from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
 from netkin.results.values import Pair
 from netkin.settings import loaders_kept, random_states_kept
 from netkin.sources import load_model
 from netkin.sources.datasets import load_data, refuse_characters
-from netkin.sources.models import names_weights, refuse_unknown_model
+from netkin.sources.models import refuse_unknown_model
 from netkin.sources.names import numbered
-from netkin.sources.weights import remark_on
 from netkin.statistics.collector import LayerSize
 
 if TYPE_CHECKING:
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
 GROUP = 128  # models of a group at most: larger ones save little, and a pass of two has 24,512 pairs
 SHARES = 8  # into which the data of all passes are split, whose sums a job keeps
 RESULT, TABLE = 7_400, 600  # bytes of a comparison and of each of its tables: 6,900 measured for 500,000, and a reserve
-FILED = 500  # bytes of a comparison in a file beside its values
 
 
 @with_call
@@ -236,8 +234,7 @@ def way_from(values: Mapping[str, Any]) -> PairsWay:
 
 def plan_from(values: Mapping[str, Any]) -> ManyPlan:
     """Return the plan that was taken apart by `asdict`."""
-    texts = {name: tuple(values[name]) for name in ("lines", "warnings")}
-    return ManyPlan(**dict(values) | texts | {"way": way_from(values["way"])})
+    return ManyPlan(**dict(values) | {"lines": tuple(values["lines"]), "way": way_from(values["way"])})
 
 
 def blocks_of(pairs: Sequence[Pair], size: int) -> list[ModelBlock]:
@@ -260,22 +257,6 @@ def blocks_of(pairs: Sequence[Pair], size: int) -> list[ModelBlock]:
         found.setdefault(home, []).append((a, b))
     ordered = sorted(found, key=lambda place: (place[0], place[1] if place[0] % 2 else -place[1]))
     return [ModelBlock(tuple(name for name in names if group[name] in place), tuple(found[place])) for place in ordered]
-
-
-def largest_fit(fits: Callable[[int], bool], most: int) -> int:
-    """Return the largest number from 1 to `most` that fits, to an eighth, 0 if none does."""
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    if high > most and fits(most):
-        return most
-    high = min(high, most)
-    while high - low > max(low // 8, 1):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 class Survey:
@@ -326,17 +307,16 @@ class Survey:
 
     def way(self, limit: int, keeps: bool) -> PairsWay:
         """Return the way that fits `limit` bytes; `keeps` whether rows may be kept."""
-        most = len(self.call.models)
-        blocks = self._way(limit, self.total, most, keeps=False)
+        blocks = self._way(limit, self.total, keeps=False)
         if blocks is not None and blocks.runs_once:
             return blocks
-        if keeps and (kept := self._way(limit, self.total, most, keeps=True)):
-            return kept
+        if keeps and (replayed := self._way(limit, self.total, keeps=True)):
+            return replayed
         rows = self.call.spec.rows
         if rows is not None and self.total is not None and rows < self.total:
-            sampled = self._way(limit, rows, most, keeps=False)
+            sampled = self._way(limit, rows, keeps=False)
             if sampled is not None and not sampled.runs_once and keeps:
-                sampled = self._way(limit, rows, most, keeps=True) or sampled
+                sampled = self._way(limit, rows, keeps=True) or sampled
             if sampled is not None:
                 return sampled
         if blocks is None:
@@ -348,23 +328,18 @@ class Survey:
             )
         return blocks
 
-    def _way(self, limit: int, examples: int | None, most: int, *, keeps: bool) -> PairsWay | None:
+    def _way(self, limit: int, examples: int | None, *, keeps: bool) -> PairsWay | None:
         """Return the blocks of most models that fit beside all else that is held; None where none do."""
-        rows = self._rows(examples) if keeps else 0
-        plans: dict[int, Plan | None] = {}
-
-        def fits(size: int) -> bool:
-            try:
-                plans[size] = self._pass_plan(limit, size, examples, rows)
-            except MemoryLimit:
-                plans[size] = None
-            return plans[size] is not None
-
-        size = largest_fit(fits, min(most // 2 + most % 2, GROUP))
-        if size == 0:
+        rows, count = self._rows(examples) if keeps else 0, len(self.call.models)
+        sizes = dict.fromkeys(min(-(-count // groups), GROUP) for groups in range(2, count + 1))
+        try:
+            plan = self._pass_plan(limit, 1, examples, rows)
+        except MemoryLimit:
             return None
-        plan = plans[size]
-        assert plan is not None
+        for size in sizes:
+            with suppress(MemoryLimit):
+                plan = self._pass_plan(limit, size, examples, rows)
+                break
         batches = -(-(examples or 1) // self.batch)
         return PairsWay(
             tuple(blocks_of(self.call.of, size)), examples, batches, plan.bytes, rows, self._loaded(size, keeps),
@@ -406,21 +381,9 @@ class Survey:
 
     def result(self) -> int:
         """Return the bytes of the result."""
-        return (RESULT + TABLE * len(self.measures)) * len(self.call.of) + self._values
-
-    def disk(self, way: PairsWay) -> tuple[int, int]:
-        """Return the most bytes that a job takes on disk beside its result, and what it and the result take at the end.
-
-        The sums of a pass are written again after each share of the data, before the old file goes.
-        """
-        left = 2 * (self._values + FILED * (len(self.call.of) + 16))
-        return 2 * way.statistics + left, left
-
-    @property
-    def _values(self) -> int:
-        """The bytes of all values with their replicates."""
         cells = sum(len(self.layers[a]) * len(self.layers[b]) for a, b in self.call.of)
-        return 8 * cells * len(self.measures) * (1 + self.call.spec.chunk_count)
+        values = 8 * cells * len(self.measures) * (1 + self.call.spec.chunk_count)
+        return (RESULT + TABLE * len(self.measures)) * len(self.call.of) + values
 
 
 def live(call: Call, name: str) -> Any:
@@ -592,8 +555,7 @@ class Many:
             if name not in self._sides:
                 self._sides[name] = live(self.call, name)
                 if way.rows:
-                    (side,) = call.of_some({name: self._sides[name]}, []).sides()
-                    self._sides[name] = ReplayedSide(cast(ModelSide, side), way.rows)
+                    (self._sides[name],) = call.of_some({name: self._sides[name]}, []).sides(keep=way.rows)
         return call.of_some({name: self._sides[name] for name in block.models}, list(block.pairs))
 
     # --- the plan in words --------------------------------------------------------------------------------------------
@@ -613,17 +575,13 @@ class Many:
             survey = Survey(call, self.measures)
             limit = call.engine.least(survey.study.limit)
         keeps = keeps_rows and isinstance(call.engine, Local) and not survey.keepable
-        remarks = _remarks(call)
         try:
             way = survey.way(limit, keeps)
         except MemoryLimit as fault:
             everything = PairsWay((ModelBlock(tuple(call.models), ()),), survey.total)
             lines = (*_beginning(survey), f"would be refused: {fault}")
-            return ManyPlan(
-                len(call.models), len(call.of), everything, 0, 0, limit, survey.result(), lines, str(fault),
-                warnings=remarks,
-            )  # fmt: skip
-        disk, result, passes = survey.disk(way), survey.result(), way.runs * way.batches
+            return ManyPlan(len(call.models), len(call.of), everything, 0, 0, limit, survey.result(), lines, str(fault))
+        result, passes = survey.result(), way.runs * way.batches
         each = f"{way.runs / len(call.models):.1f} of each model on each batch"
         lines = (
             *_beginning(survey), f"way: {way.words}",
@@ -632,12 +590,8 @@ class Many:
             f"and {format_bytes(result)} for the result",
             f"  statistics of a pass {format_bytes(way.statistics)}, rows that are kept {format_bytes(way.rows)}, "
             f"models that are loaded {format_bytes(way.models)}",
-            in_files(*disk),
         )  # fmt: skip
-        return ManyPlan(
-            len(call.models), len(call.of), way, passes, way.bytes + result, limit, result, lines, disk=disk[0],
-            warnings=remarks,
-        )  # fmt: skip
+        return ManyPlan(len(call.models), len(call.of), way, passes, way.bytes + result, limit, result, lines)
 
 
 @dataclass(frozen=True)
@@ -645,7 +599,7 @@ class ManyPlan:
     """How all pairs of many models will be compared, and the cost; `str` describes it.
 
     `passes` counts forward passes of all models over a batch. `bytes` is all that is held at once, of which the `limit`
-    concerns all but the `result`. `disk` is the most bytes that a job with `save` takes.
+    concerns all but the `result`.
     """
 
     models: int
@@ -657,16 +611,9 @@ class ManyPlan:
     result: int
     lines: tuple[str, ...] = ()
     refused: str = ""
-    disk: int = 0
-    warnings: tuple[str, ...] = ()  # which models have random weights
 
     def __str__(self) -> str:
-        return "\n".join([*self.lines, *(f"warning: {remark}" for remark in self.warnings)])
-
-
-def in_files(most: int, left: int) -> str:
-    """Return how many bytes a job takes on disk, at most and at the end, in words."""
-    return f"disk, with `save`: up to {format_bytes(most)} while it runs, {format_bytes(left)} when it is done"
+        return "\n".join(self.lines)
 
 
 def _beginning(survey: Survey) -> Iterator[str]:
@@ -680,15 +627,6 @@ def _beginning(survey: Survey) -> Iterator[str]:
     yield f"pairs of models: {len(survey.call.of):,}"
     total = "not known before they are read" if survey.total is None else f"{survey.total:,}"
     yield f"examples: {total}, in batches of up to {survey.batch:,}; data {data_name(survey.call.data)}"
-
-
-def _remarks(call: Call) -> tuple[str, ...]:
-    """Return which models have random weights; a model whose name says where its weights are is not loaded."""
-    unsure = [name for name, thing in call.models.items() if not (isinstance(thing, str) and names_weights(thing))]
-    things = (live(call, name) for name in unsure)
-    models = (thing.model if isinstance(thing, ModelInput) else thing for thing in things)
-    remarks = (remark_on(unwrapped(model)) for model in models if isinstance(model, nn.Module))
-    return tuple(dict.fromkeys(filter(None, remarks)))
 
 
 def _same_data(before: str, comparison: Comparison) -> str:

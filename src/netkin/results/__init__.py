@@ -1,7 +1,6 @@
 """Results: labelled, immutable tables with their provenance. NumPy only; torch is never imported here."""
 
 from netkin.results.caveats import Caveat
-from netkin.results.claim import Claim, Measured
 from netkin.results.comparison import Comparison, Values
 from netkin.results.comparisons import Comparisons, Spread
 from netkin.results.federation import Federation
@@ -16,12 +15,10 @@ from netkin.results.weight_sparsity import SparsityStudy
 __all__ = [
     "THRESHOLDS",
     "Caveat",
-    "Claim",
     "Comparison",
     "Comparisons",
     "Federation",
     "Match",
-    "Measured",
     "Quantity",
     "Ranking",
     "Series",

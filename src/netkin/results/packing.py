@@ -166,13 +166,11 @@ READERS: dict[str, tuple[str, str, int]] = {
 def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """Return the result that was saved at `path`, of any kind.
 
-    A `Comparison`, `Comparisons`, `Ranking`, `Series`, `Federation`, `SparsityStudy`, `TaskAccuracies`, `TaskEnsembles`
-    or `Claim`; statistics to compare from; a recording to make series of; a stitch, with the
-    two `models` that it joins; a compressed model, with the original one; and fits of `nk.kernel_ridge`, with their
-    model. Without models a stitch and a compressed model give their records. Torch is imported only for what needs it.
+    A `Comparison`, `Comparisons`, `Ranking`, `Series`, `Federation`, `SparsityStudy`, `TaskAccuracies` or
+    `TaskEnsembles`; statistics to compare from; a recording to make series of; a stitch, with the two `models` that it
+    joins; a compressed model, with the original one; and fits of `nk.kernel_ridge`, with their model. Without models a
+    stitch and a compressed model give their records. Torch is imported only for what needs it.
     """
-    if files.read_start(path, 1) in (b"{", b"["):
-        return import_module("netkin.results.claim").Claim.load(path)
     kind = files.read_header(path)["kind"]
     if kind in READERS:
         module, name, count = READERS[kind]
@@ -189,5 +187,5 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
             f"{str(path)!r} holds where a training stands, which is no result; the same `nk.train(..., save=...)` "
             "goes on from it, and when it is done gives its history and weights at once."
         )
-    known = ", ".join(map(repr, [*RESULTS, *READERS, "claim"]))
+    known = ", ".join(map(repr, [*RESULTS, *READERS]))
     raise FileError(f"{str(path)!r} holds {kind!r}, which is no result; those are {known}.")

@@ -250,7 +250,7 @@ def test_a_client_without_test_examples_is_not_judged_and_named():
         (clients(), {"pull": -1}, "`pull` must be a number of 0 or more; got -1"),
         (clients(), {"coefficients": "pretrained"}, "give `public="),
         (clients(), {"test_every": 2}, "`test_every` needs data to test on; give `test=`"),
-        (clients(), {"test_every": 0, "test": clients()}, "`test_every` is a number of rounds, 1 or more; got 0"),
+        (clients(), {"test_every": 0, "test": clients()}, "`test_every` must be a whole number of 1 or more; got 0"),
         (clients(), {"how": "sideways"}, "no way 'sideways' to train"),
         (clients(), {"speed": 3}, "a recipe has no 'speed'"),
     ],

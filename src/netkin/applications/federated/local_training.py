@@ -262,9 +262,10 @@ def refuse_settings(rounds: Any, share: Any, pull: Any, finetune: Any, head_epoc
 
 def refuse_no_tests(every: Any, tests: Mapping[str, LabelledData]) -> None:
     """Refuse to test every so many rounds where that is no number of rounds, or where there are no tests."""
-    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-        raise InvalidValue(f"`test_every` is a number of rounds, 1 or more; got {every!r}.", argument="test_every")
-    if every is not None and not tests:
+    if every is None:
+        return
+    require_at_least(1, test_every=every)
+    if not tests:
         raise InvalidValue("`test_every` needs data to test on; give `test=`.", argument="test_every")
 
 

@@ -22,7 +22,7 @@ from netkin.comparing.comparer import Comparer, from_arrays
 from netkin.comparing.engines import Engine, worker
 from netkin.comparing.engines.plain import plain_call
 from netkin.comparing.engines.worker import Message, fault_from
-from netkin.comparing.many_models import ManyPlan, ModelBlock, PairsWay, as_sample, in_files, plan_from, way_from
+from netkin.comparing.many_models import ManyPlan, ModelBlock, PairsWay, as_sample, plan_from, way_from
 from netkin.comparing.pairs_job import groups_of, identity_of_study, label_of
 from netkin.comparing.plan import weights_alone
 from netkin.errors import InvalidValue, MissingExtra, NetkinError, SourceError, WorkerError, blame
@@ -230,14 +230,7 @@ class _Work:
     def explained(self) -> ManyPlan:
         """Return the plan that a worker makes for its memory, and how many tasks run at once."""
         plan = plan_from(self._answer("explain", {"pairs": self.call.of, "limit": self.limit}))
-        lines, way = (*plan.lines, self.cluster.words(self.gpus)), plan.way
-        if plan.refused:
-            return replace(plan, lines=lines)
-        # every part of the data is kept until the tables of its block are there
-        usual, left = math.ceil(PARTS * self.cluster.slots(self.gpus) / len(way.blocks)), plan.disk - 2 * way.statistics
-        disk = left + len(way.blocks) * max(1, min(self.engine.shares or usual, way.batches)) * way.statistics
-        lines = tuple(in_files(disk, left) if line == in_files(plan.disk, left) else line for line in lines)
-        return replace(plan, disk=disk, lines=lines)
+        return replace(plan, lines=(*plan.lines, self.cluster.words(self.gpus)))
 
     def _answer(self, function: str, task: Mapping[str, Any]) -> dict[str, Any]:
         """Return what one task says."""
