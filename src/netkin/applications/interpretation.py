@@ -33,9 +33,10 @@ from netkin.identity import with_call
 from netkin.measures import AlignedSide, Directions
 from netkin.progress import ProgressOption, showing
 from netkin.representations import replacing, rows_of
-from netkin.representations.activations import LayerFacts, Recorded
+from netkin.representations.batch_axis import LayerFacts
 from netkin.representations.hooks import main_tensor, unrecordable, watching
 from netkin.representations.inputs import Forward, Transform, call, labels_of
+from netkin.representations.layer_recorder import Recorded
 from netkin.representations.layers import Spec, choose, layer_label, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Values

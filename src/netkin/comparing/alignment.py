@@ -17,10 +17,10 @@ from torch import Tensor
 
 from netkin.comparing.spec import checked_pairs
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
-from netkin.representations.activations import LayerFacts
+from netkin.representations.batch_axis import LayerFacts
 from netkin.representations.shapes import positions, resize_to
-from netkin.statistics.collector import Key, LayerSize, PairBlock, name_of
-from netkin.statistics.frequencies import common_grid, mismatch_in_words, shape_in_words
+from netkin.statistics.collector import Key, LayerSize, PairBlock, name_of, shape_in_words
+from netkin.statistics.frequencies import common_grid, mismatch_in_words
 
 DFT = "dft"
 AVERAGED = "dft, larger maps averaged down"

@@ -21,10 +21,11 @@ from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import Form, form_of, weights_digest
 from netkin.representations import Recorder, inference_mode_of, model_lock, model_precision, rows_of, shape_for
-from netkin.representations.activations import FEW, LayerFacts, Recorded
+from netkin.representations.batch_axis import FEW, LayerFacts
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target
 from netkin.representations.inputs import Forward, Transform, length_if_known, require_finite_inputs
+from netkin.representations.layer_recorder import Recorded
 from netkin.representations.layer_weights import REMEDY, parts_of_computed_weights
 from netkin.representations.layers import (
     Spec,
@@ -120,7 +121,7 @@ class Side(ABC):
         """Return a context in which it may be read."""
 
     @abstractmethod
-    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+    def learn(self, batch: Any) -> Mapping[str, LayerFacts]:
         """Return what few examples of a batch show of each layer."""
 
     @abstractmethod
@@ -209,16 +210,15 @@ class ModelSide(Side):
                 self.model, self._layers, shape=self._shape, forward=self._forward, transform=self.transform,
                 reduce=None if reads.reduce is None or self.keep else partial(reads.reduce, self.name),
                 taps=Taps(self.model, reads.targets) if reads.targets else None,
-                keeps_output=reads.outputs, facts=None if before is None else before.facts,
+                keeps_output=reads.outputs, learnt=None if before is None else before.learnt,
                 as_run=True,  # the order of a comparison
             )  # fmt: skip
-            self._recorder.left_out = before.left_out if before else {}
             self._digest = weights_digest(self.model)
             with self._recorder.open():
                 yield
             self._form = form.after(self.model)
 
-    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+    def learn(self, batch: Any) -> Mapping[str, LayerFacts]:
         assert self._recorder is not None
         return self._recorder.facts or self._recorder.learn(batch)
 
@@ -246,7 +246,7 @@ class ModelSide(Side):
 
     @property
     def left_out(self) -> Mapping[str, str]:  # type: ignore[override]
-        return self._recorder.left_out if self._recorder else {}
+        return self._recorder.learnt.left_out if self._recorder and self._recorder.learnt else {}
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         known = modules(self.model)

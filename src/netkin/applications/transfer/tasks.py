@@ -222,9 +222,11 @@ def _beside(found: Mapping[str, Comparer], measure: Measure, step: int, pairs: P
 
 def _joined(parts: Mapping[str, Any]) -> LayerSketches:
     """Return sketches of several models in one collector, with the settings of the first, whatever others' seeds."""
-    layers: dict[Any, Any] = {(name, key[1]): own for name, one in parts.items() for key, own in one._layers.items()}
+    layers: dict[Any, Any] = {
+        (name, key[1]): sums for name, sketches in parts.items() for key, sums in sketches.layers.items()
+    }
     made = LayerSketches(list(layers), next(iter(parts.values())).settings)
-    made._layers = layers
+    made.layers = layers
     return made
 
 

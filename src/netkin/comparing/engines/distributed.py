@@ -105,7 +105,7 @@ class Distributed(PassEngine):
             return
         header, given = self.ranks.broadcast(lambda: ({}, {}))
         for collector, frame in zip(comparer.every(), from_plain(header["frames"], given), strict=True):
-            collector.given_frame = frame
+            collector.take_frame(frame)
         yield
 
     def joined(self, comparer: Comparer, length: int | None) -> Comparer:
