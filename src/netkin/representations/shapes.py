@@ -18,11 +18,7 @@ A mask (n × tokens, boolean or integer, true for valid tokens) marks padding. H
 raised to float32 before anything is summed. A function from a layer's output to rows also serves as a shape, for
 instance for outputs n × h × w × c or n × c × length, whose dimensions are ambiguous. It gets the output as
 the layer gave it; for all other shapes the axis of the examples comes first.
-
-Mostly the first axis counts the examples. But recurrent nets and transformers may give time × examples × features, and
-a table of positions has no examples at all, whatever its length. So the model is run on two examples and on three
-before the first batch, and the axis that is 2 long in the one run and 3 in the other counts the examples. Where that
-fails, as with exported programs of fixed size, the first axis counts them if it alone is as long as the batch.
+See `batch_axis` for how that axis is found.
 """
 
 from __future__ import annotations
@@ -315,11 +311,6 @@ def _summing_dtype(tensor: Tensor) -> torch.dtype:
 def _list(names: Any) -> str:
     *most, final = [repr(name) for name in names]
     return f"{', '.join(most)} or {final}"
-
-
-def axes_of_length(output: Tensor, length: int) -> list[int]:
-    """Return the axes of `output` that have this length."""
-    return [axis for axis, size in enumerate(output.shape) if size == length]
 
 
 def rows_by_place(output: Tensor, mask: Tensor | None = None) -> Tensor:
