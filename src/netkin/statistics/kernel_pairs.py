@@ -166,19 +166,12 @@ class LossSettings(Settings):
     beta: float = 0.5
     outputs: str = "categorical"
 
-
-class LossCollector(Collector):
-    """A collector of features and gradients."""
-
-    feeds = frozenset({"activations", "gradients"})
-    settings: Any
-
-    def _difference(self, settings: Any, names: Sequence[str]) -> str:
-        """Return the first of the settings `names` that differs here, as text."""
+    def lacking(self, wanted: LossSettings, names: Sequence[str]) -> str:
+        """Return the first of the settings `names` that is wanted otherwise, as text; empty if none is."""
         for name in names:
-            wanted, held = getattr(settings, name), getattr(self.settings, name)
-            if wanted != held:
-                return f"{name}={wanted} (these have {name}={held})"
+            value, held = getattr(wanted, name), getattr(self, name)
+            if value != held:
+                return f"{name}={value} (these have {name}={held})"
         return ""
 
 
@@ -194,10 +187,11 @@ class KernelSettings(LossSettings):
         return self if self == other else None
 
 
-class LayerKernels(LossCollector):
+class LayerKernels(Collector):
     """The rows of features and gradients of many layers, a sample of them, to be read as kernels of both."""
 
     holds = "Kernels"
+    feeds = frozenset({"activations", "gradients"})
 
     def __init__(self, names: Sequence[Key], settings: KernelSettings, *, seed: int = 0, chunks: int = 0):
         self.names, self.settings = list(names), settings
@@ -230,7 +224,7 @@ class LayerKernels(LossCollector):
     def serves(self, settings: KernelSettings) -> str:
         if settings.gradients and not self.settings.gradients:
             return "the gradients"
-        return self._difference(settings, LOSS if settings.gradients else ())
+        return self.settings.lacking(settings, LOSS if settings.gradients else ())
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Add rows of features and gradients of the same examples."""
