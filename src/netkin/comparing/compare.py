@@ -384,7 +384,6 @@ class Call:
         own = {id(side.data): side.data for side in sides if side.data is not None}
         every = list(own.values()) or [self.data]
         comparer.data, comparer.settings = " and ".join(map(data_name, every)), self.settings()
-        comparer.warnings += [remark for data in every for remark in getattr(data, "remarks", ())]
         part = self.engine.part if self.spec.part is None else self.spec.part
         comparer.part = "" if part is None else "/".join(map(str, part))
 
