@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
-from netkin.comparing import many_models
+from netkin.comparing import sides
 from netkin.comparing.feed import HeldExamples
 from netkin.comparing.many_models import ManyPlan, ModelBlock, blocks_of
 from netkin.comparing.pairs_job import PairsJob
@@ -179,14 +179,14 @@ def test_models_given_by_name_are_forgotten_when_no_pass_needs_them(tmp_path, mo
         models[f"seed {seed}"] = f"netkin:digits@{tmp_path / f'{seed}.pt'}"
     data, options = nk.load_data("digits:test"), {"layers": ["fc"], "progress": False, "examples": 60}
     whole = nk.compare_many(models, data, "cka", **options)
-    alive, most, load = weakref.WeakSet(), [], many_models.load_model
+    alive, most, load = weakref.WeakSet(), [], sides.load_model
 
     def counted(*given, **how):
         alive.add(model := load(*given, **how))
         most.append(len(alive))
         return model
 
-    monkeypatch.setattr(many_models, "load_model", counted)
+    monkeypatch.setattr(sides, "load_model", counted)
     two = nk.explain_many(list(models.values())[:2], data, "cka", **options).way
     few = two.statistics + two.models
     told = nk.explain_many(models, data, "cka", memory=few, **options)

@@ -169,13 +169,6 @@ def test_with_several_measures_a_data_frame_has_a_row_for_each_number(world):
     assert list(frame.columns[:3]) == ["step", "measure", "layer_a"]
 
 
-def test_a_labelled_array_holds_all(world):
-    data = world.series(provenance={"model": "toy net"}).to_xarray()
-    assert data["svcca"].sel(step=200, layer_a="conv2", layer_b="conv2").item() == pytest.approx(0.92)
-    assert data["svcca"].attrs["higher_is_closer"] == 1
-    assert (data.attrs["run"], data.attrs["model"], data.attrs["examples"]) == ("toy", "toy net", 1797)
-
-
 def test_the_words_say_what_it_is(world, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert repr(world.series()) == "Series('toy', 5 steps to 400, measures=['svcca'], 3 layers)"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -207,10 +205,6 @@ class Federation(Result):
     def derived(self) -> dict[str, Any]:
         """Return what a document says beside the fields."""
         return {"quantity": self.quantity, "mean_accuracy": self.mean_accuracy, "clusters": self.clusters}
-
-    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
-        """Return the accuracies by round and the similarity as a matplotlib figure, written to `path` if given."""
-        return import_module("netkin.reporting").plot(self, path=path, ax=ax, overwrite=overwrite)
 
 
 def _unwrapped(model: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -271,24 +270,6 @@ class Ranking(Result):
         order = [self._given.index(model) for model in self.models]
         columns = {score: self._row(score)[order] for score in self.scores}
         return pandas.DataFrame(columns, index=pandas.Index(self.models, name="model"))
-
-    def plot(
-        self,
-        score: str | None = None,
-        path: str | os.PathLike[str] | None = None,
-        ax: Any = None,
-        *,
-        overwrite: bool = False,
-    ) -> Any:
-        """Return the scores as a matplotlib figure, drawn into `ax` or written to `path` where one is given.
-
-        Args:
-            score: the only one to draw; all of them if not given, into `ax` that of the rank.
-            path: a file that ends in .png, .svg or .pdf.
-            ax: axes of yours to draw into.
-            overwrite: write also over a file that is no figure of netkin's.
-        """
-        return import_module("netkin.reporting").plot(self, score, path, ax, overwrite=overwrite)
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook."""

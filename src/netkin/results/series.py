@@ -6,7 +6,6 @@ Bottom-up convergence is a number too, a `Trend`: Kendall's rank correlation of 
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -221,38 +220,6 @@ class Series(Result):
             return pandas.DataFrame(rows, columns=[self.unit, *NUMBERS])
         steps, layers = pandas.Index(self.steps, name=self.unit), pandas.Index(self.layers, name="layer")
         return pandas.DataFrame(self.own(measures), index=steps, columns=layers)
-
-    def to_xarray(self) -> Any:
-        """Return a data set with an array for each measure, steps × layers × layers, and the provenance."""
-        xarray, final = optional("xarray"), self.comparisons[-1]
-        names = {self.unit: list(self.steps), "layer_a": list(final.layers_a), "layer_b": list(final.layers_b)}
-        arrays = {
-            measure: xarray.DataArray(self.to_numpy(measure), coords=names, dims=list(names), attrs=table.facts())
-            for measure, table in final.tables.items()
-        }
-        words = ("data", "examples", "seed", "version", "created")
-        facts = {"run": self.run, "final_step": self.final_step} | {word: getattr(final, word) for word in words}
-        return xarray.Dataset(arrays, attrs=dict(self.provenance) | facts)
-
-    def plot(
-        self,
-        measures: str | Sequence[str] | None = None,
-        path: str | os.PathLike[str] | None = None,
-        ax: Any = None,
-        *,
-        steps: Sequence[int] | None = None,
-        overwrite: bool = False,
-    ) -> Any:
-        """Return heatmaps at `steps` above the layers' lines as a matplotlib figure, written to `path` if one is given.
-
-        Args:
-            measures: one measure or several to draw; by default all.
-            path: a file that ends in .png, .svg or .pdf.
-            ax: axes of yours, into which only the lines are drawn.
-            steps: those whose heatmaps are drawn.
-            overwrite: write also over a file that is no figure of netkin's.
-        """
-        return import_module("netkin.reporting").plot(self, measures, path, ax, steps=steps, overwrite=overwrite)
 
     def _repr_html_(self) -> str:
         """Show the series in a notebook."""

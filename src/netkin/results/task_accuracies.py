@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -60,7 +58,9 @@ class TaskAccuracies(Result):
     @property
     def quantity(self) -> Quantity:
         """What the accuracies are."""
-        return replace(ACCURACY, convention="task-incremental: among the classes of the task", error="over seeds")
+        return replace(
+            ACCURACY, convention="task-incremental: among the classes of the task", error="standard error over seeds"
+        )
 
     @property
     def acc(self) -> np.ndarray:
@@ -142,10 +142,6 @@ class TaskAccuracies(Result):
         """Return what a document says beside the fields: what the accuracies are, and ACC, BWT and FWT."""
         metrics = {name: {"mean": mean, "error": error} for name, (mean, error) in self.metrics().items()}
         return {"quantity": self.quantity, "metrics": metrics}
-
-    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
-        """Return the accuracy matrix as a matplotlib figure, written to `path` if given."""
-        return import_module("netkin.reporting").plot(self, path=path, ax=ax, overwrite=overwrite)
 
     @property
     def so_far(self) -> np.ndarray:

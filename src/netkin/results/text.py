@@ -69,11 +69,6 @@ def _tables(comparison: Comparison, width: int) -> Iterator[str]:
         yield _list_as_text(some, pairs, width) if pairs else _matrix_as_text(some[0], width)
 
 
-def heading_as_text(comparison: Comparison) -> str:
-    """Return what was compared on what."""
-    return "\n".join(_heading(comparison, terminal_width()))
-
-
 def values_as_text(table: Values) -> str:
     """Return one measure's table under a line that describes its numbers."""
     width, pairs = terminal_width(), listed_pairs([table])
@@ -100,16 +95,23 @@ def _numbers(table: Values, width: int) -> list[str]:
 
 def _list_as_text(tables: Sequence[Values], pairs: Sequence[tuple[int, int]], width: int) -> str:
     """Return tables of one name side by side, a row for each pair of layers."""
+    missing = {(f"{a} {b}", why): why for t in tables for (a, b), why in t.missing.items() if why != NOT_ASKED}
+    lines = [wrapped(_about(table), width) for table in tables]
+    lines += grid(*list_cells(tables, pairs), width)
+    return "\n".join([*lines, *(wrapped(line, width) for line in [*reasons(missing), *error_lines(tables)])])
+
+
+def list_cells(
+    tables: Sequence[Values], pairs: Sequence[tuple[int, int]]
+) -> tuple[list[str], list[str], list[list[str]]]:
+    """Return the names of the rows, which are pairs of layers, and of the columns, which are tables; and the cells."""
     rows, columns = zip(*pairs, strict=True)
     labels = [pair_label(tables, tables[0].layers_a[i], tables[0].layers_b[j]) for i, j in pairs]
     values, errors = (
         np.array([array[rows, columns] for array in arrays]).T
         for arrays in ([table.values for table in tables], [table.to_errors() for table in tables])
     )
-    missing = {(f"{a} {b}", why): why for t in tables for (a, b), why in t.missing.items() if why != NOT_ASKED}
-    lines = [wrapped(_about(table), width) for table in tables]
-    lines += grid(labels, list(map(column_label, tables)), with_errors(values, errors), width)
-    return "\n".join([*lines, *(wrapped(line, width) for line in [*reasons(missing), *error_lines(tables)])])
+    return labels, list(map(column_label, tables)), with_errors(values, errors)
 
 
 def _about(table: Values) -> str:
