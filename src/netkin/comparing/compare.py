@@ -335,7 +335,6 @@ class Call:
         sources = {id(side.data): side.data for side in sides if side.data is not None}
         data_sets = list(sources.values()) or [self.data]
         comparer.data, comparer.settings = " and ".join(map(data_name, data_sets)), self.settings()
-        comparer.warnings += [remark for data in data_sets for remark in getattr(data, "remarks", ())]
         part = self.engine.part if self.spec.part is None else self.spec.part
         comparer.part = "" if part is None else "/".join(map(str, part))
 
