@@ -13,9 +13,9 @@ from nets import batches, forward_both, nets
 from torch import Tensor
 
 import netkin as nk
-from netkin.representations.activations import Recorder
 from netkin.representations.gradients import Taps, Target
 from netkin.representations.hooks import inference_mode_of
+from netkin.representations.layer_recorder import Recorder
 from netkin.statistics.sketches import Placing, SketchSettings
 
 BLOCKS = ["conv1", *(f"layer{stage}.{block}" for stage in range(1, 5) for block in range(2)), "fc"]

@@ -1,7 +1,7 @@
 """Dropping tokens: multiply-adds and measured time of vision transformers in use, beside the plain ones.
 
-`python bench/token_speed.py` prints the table of docs/sparsity.md in a minute. It runs in one thread and takes the
-time of the processor, so that other work on the machine counts little.
+`python bench/token_speed.py` prints the table of docs/dropping-tokens.md in a minute. It runs in one thread and takes
+the time of the processor, so that other work on the machine counts little.
 """
 
 from __future__ import annotations

@@ -23,10 +23,13 @@ import click
 from netkin.cli import cli, commands
 from netkin.cli.options import grouped_options
 from netkin.measures import Measure, measures
-from netkin.reporting.page.claims_page import grouped, report_claims, tally
-from netkin.results.claim import Claim, later_notes, recorded
 
 FOLDER = Path(__file__).parent
+sys.path.append(str(FOLDER.parent))  # for `reproductions`, which is not installed
+
+from reproductions.page import grouped, report_claims, tally  # noqa: E402
+from reproductions.record import Claim, later_notes, recorded  # noqa: E402
+
 RESULTS = FOLDER.parent / "reproductions" / "results"
 MEASURES = """# Measures
 
@@ -54,7 +57,7 @@ fail, measured by the same code. A time is that of the claim alone, without netw
 the cache. A record names the commit that measured it, if it was made after 18 November 2026; what had to be said of a
 record later is noted below it. Records of another criterion, control or recipe than the present ones are not shown.
 Claims are counted at the largest scale at which they were measured.
-<a href="claims.html">The same with charts</a> is a separate page; `netkin reproduce --page FILE` writes it.
+<a href="claims.html">The same with charts</a> is a separate page; `python -m reproductions --page FILE` writes it.
 """
 
 
@@ -72,7 +75,7 @@ def row(measure: Measure) -> str:
     facts = measure.facts
     direction = "similarity" if facts.higher_is_closer else "distance"
     unchanged = ", ".join(sorted(facts.unchanged_by)) or "–"
-    unchanged += " (of other settings see `netkin list measures`)" if "unchanged_by" in facts.by_settings else ""
+    unchanged += " (of other settings see `netkin list measures`)" if callable(measure.declared.unchanged_by) else ""
     name = f"[`{measure.name}`](#{measure.name})"
     says = measure.summary.removeprefix("Return ").rstrip(".")
     return (
@@ -154,7 +157,6 @@ def records() -> list[Claim]:
     """Return the records of claims that are still judged so; without the claims, all of them."""
     if not (FOLDER.parent / "reproductions" / "running.py").exists():
         return recorded(RESULTS)
-    sys.path.insert(0, str(FOLDER.parent))
     return import_module("reproductions.running").current(RESULTS)
 
 

@@ -1,1 +1,1 @@
-"""The papers' claims as code, one folder a paper, and what we found: `netkin reproduce --list` shows them."""
+"""The papers' claims as code, one folder a paper, and what we found: `python -m reproductions` shows them."""

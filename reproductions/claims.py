@@ -28,7 +28,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from netkin.errors import InvalidValue, NameClash, SourceError, UnknownName, did_you_mean
-from netkin.results.claim import (
+from reproductions.record import (
     EMPIRICAL,
     FAILS,
     HOLDS,
@@ -260,7 +260,7 @@ def named(name: str) -> list[Statement]:
     found = {statement.id: statement for statement in claims(paper)}
     if own and name not in found:
         hint = did_you_mean(name, found) or "."
-        raise UnknownName(f"no claim {name!r}{hint} `netkin reproduce {paper} --list` lists all.")
+        raise UnknownName(f"no claim {name!r}{hint} `python -m reproductions {paper} --list` lists all.")
     return [found[name]] if own else list(found.values())
 
 

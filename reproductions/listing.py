@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from netkin.results.claim import Claim, record_path
 from reproductions import claims
 from reproductions.claims import Statement
+from reproductions.record import Claim, record_path
 from reproductions.running import Outcome, record_of
 
 WIDEST = 44  # letters of a cell

@@ -17,10 +17,10 @@ import torch
 
 from netkin import __version__, files, jobs
 from netkin.errors import FileError, InvalidValue, NetkinError, UnknownName
-from netkin.results.claim import EMPIRICAL, Claim, record_path, recorded
 from reproductions.claims import Finding, Statement, chosen, named, papers
 from reproductions.commit import commit
 from reproductions.keeping import Notes, keeping_in, noting, random_seed
+from reproductions.record import EMPIRICAL, Claim, record_path, recorded
 
 if TYPE_CHECKING:
     from reproductions.laboratory import Lab
@@ -160,7 +160,7 @@ def working(statement: Statement, lab: Lab) -> Iterator[None]:
 def call_of(statement: Statement, lab: Lab) -> str:
     """Return the command that measures a claim as this laboratory does; DIR stands for folders of this machine."""
     folders = [f" --{name} DIR" for name in ("data", "checkpoints") if getattr(lab, name, None) is not None]
-    return f"netkin reproduce {statement.id} --scale {lab.scale}{''.join(folders)} --device {lab.device.type}"
+    return f"python -m reproductions {statement.id} --scale {lab.scale}{''.join(folders)} --device {lab.device.type}"
 
 
 def record_of(statement: Statement, scale: str, out: str | Path) -> Claim | None:

@@ -16,7 +16,7 @@ import netkin as nk
 from netkin.errors import NetkinError
 from netkin.measures.registry import measures, value_of
 from netkin.reporting.page import page
-from netkin.results import Claim, Comparison, Comparisons, Measured, Ranking, Series, document
+from netkin.results import Comparison, Comparisons, Ranking, Series, document
 from netkin.results.compression import Compression
 from netkin.results.weight_sparsity import LinearCost
 from table_worlds import table_of
@@ -75,14 +75,6 @@ def ranking():
     return Ranking(
         score="logme", tables=tables, costs={"logme": 1.0}, parameters={"first": 10, "second": 20}, data="digits",
         examples=33, classes=3, version="0.1.0",
-    )  # fmt: skip
-
-
-def claim():
-    return Claim(
-        id="svcca/bottom-up", figure="Fig. 2", sentence="Layers settle from the bottom up.", expected={"tau": 1},
-        criterion="tau above 0.5", measured={"tau": Measured(0.8, 0.1, 5)}, verdict="holds", scale="cpu",
-        curves={"layers": {"x": [1, 2], "y": [0.1, None]}},
     )  # fmt: skip
 
 
@@ -152,7 +144,6 @@ def write_results(folder):
     made["federation"] = nk.federate(atoms, clients, coefficients="fixed", test=clients, rounds=2)
     for name, one in made.items():
         one.save(folder / name)
-    (folder / "claim").write_text(claim().to_json())
 
 
 def write_networks(folder):
@@ -174,7 +165,7 @@ RECORDED = ("comparison", "comparisons", "series", "series between", "ranking", 
 RECORDED += ("task accuracies", "task ensembles", "compressed")
 OF_NETWORKS = ("stitch", "stitch of rank 2", "sweep of stitches", "recording", "kernel ridge")
 WHOLE = (
-    *RECORDED, "claim", *OF_NETWORKS,
+    *RECORDED, *OF_NETWORKS,
     *(f"statistics of {name}" for name in (*COLLECTED, *OF_MAPS)),
 )  # fmt: skip
 

@@ -277,8 +277,9 @@ def collectors(ledger: Ledger) -> None:
                 label = f"{a}{b} in {precision}{', debiased' if debiased else ''}"
                 for spec in specs:
                     ledger.call("LayerMoments", label, spec, lambda one, f=fed, p=(a, b): one(f[p]))
+    # of None a mini-batch is as large as the first batch
     for batch, kernel in ((None, "linear"), (16, "linear"), (16, "rbf"), (7, "rbf")):
-        make_grams = lambda b=batch, k=kernel: LayerGrams([(["x", "y"], ["z"])], batch=b, kernel=k)  # noqa: E731
+        make_grams = lambda b=batch, k=kernel: LayerGrams([(["x", "y"], ["z"])], batch=b or 20, kernel=k)  # noqa: E731
         fed = _fed(make_grams(), {"x": X, "y": Y, "z": Z}, [(0, 20), (20, 25), (25, 80)])
         for name in ("x", "y"):
             ledger.call(

@@ -55,7 +55,6 @@ class LayerSigns(Collector):
     kind = "LayerSigns"
     holds = "Signs"
     numbers_rows = False
-    stored = ("names", "threshold", "chunks", "sums", "counts")
 
     def __init__(self, names, threshold=0.0, chunks=0):
         self.names, self.threshold, self.chunks = list(names), threshold, chunks
@@ -133,7 +132,6 @@ class LayerKernels(Collector):
     kind = "LayerKernels"
     holds = "weights"
     feeds = frozenset({"weights"})
-    stored = ("weights",)
 
     def __init__(self):
         self.weights = {}

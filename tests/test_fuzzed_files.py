@@ -20,7 +20,6 @@ from tests.file_worlds import WHOLE, network, use, write_harmed, write_whole
 # of each file; as for properties that hypothesis tests, the everyday run tries fewer
 CASES = int(os.environ.get("NETKIN_FUZZ", min(40, settings.default.max_examples)))
 MANY = 100
-IN_ARRAYS = [name for name in WHOLE if name != "claim"]
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +30,6 @@ def whole(tmp_path_factory):
 
 def opened(path):
     """Return what a file gives: without models and, if it belongs to some, with them."""
-    if files.read_start(path, 1) == b"{":
-        return [nk.load(path)]
     kind = files.read_header(path)["kind"]
     count = READERS[kind][2] if kind in READERS else 0
     found = [] if kind == "kernel ridge" else [nk.load(path)]
@@ -41,7 +38,7 @@ def opened(path):
 
 def test_every_kind_that_can_be_loaded_has_a_file_here(whole):
     assert {path.name for path in whole.iterdir()} == {*WHOLE}
-    kinds = {path: files.read_header(path)["kind"] for path in whole.iterdir() if path.name != "claim"}
+    kinds = {path: files.read_header(path)["kind"] for path in whole.iterdir()}
     assert {*kinds.values()} == {*RESULTS, *READERS}
     passes = [nk.load(path) for path, kind in kinds.items() if kind == "statistics"]
     collectors = {kind.kind for measure in nk.measures.measures().values() for kind in measure.facts.reads.collectors}
@@ -141,7 +138,7 @@ def test_whole_files_open_and_can_be_used(whole, name):
     assert found
 
 
-@pytest.mark.parametrize("name", IN_ARRAYS)
+@pytest.mark.parametrize("name", WHOLE)
 def test_a_flipped_bit_is_found_wherever_it_lies(whole, tmp_path, name):
     contents, draw = (whole / name).read_bytes(), random.Random(name)
     start = 8 + int.from_bytes(contents[:8], "little")  # of the arrays

@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import netkin as nk
-from netkin.representations.activations import Recorder
 from netkin.representations.gradients import Taps, Target
 from netkin.representations.hooks import inference_mode_of
+from netkin.representations.layer_recorder import Recorder
 from netkin.sources.architectures import BasicBlock, Bottleneck
 from netkin.statistics.sketches import LayerSketches, SketchSettings
 from reproductions.commit import commit

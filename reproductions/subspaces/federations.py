@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 import netkin as nk
 from netkin.applications.federated import ClientSplit, Federation
-from netkin.applications.federated.ensembles import as_comparison
+from netkin.measures.registry import find
 from netkin.representations.filters import atom_layers
 from netkin.results import Comparison
+from netkin.results.values import Values
 from netkin.training import Recipe
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
 from reproductions.laboratory import Lab
@@ -192,9 +193,19 @@ def similarities(
             alike[name] = nk.user_similarity(found)
         else:
             values = by_features(found, like, probes, MEASURES[name]).cpu().numpy()
-            alike[name] = as_comparison(found.clients, values, name, "Moments", "CIFAR-100", len(probes))
+            alike[name] = _of_all_pairs(found.clients, values, name, len(probes))
         seconds[name] = perf_counter() - started
     return alike, seconds
+
+
+def _of_all_pairs(names: Sequence[str], values: np.ndarray, measure: str, examples: int) -> Comparison:
+    sides, quantity = tuple(names), find(measure).quantity
+    table = Values(quantity=quantity, layers_a=sides, layers_b=sides, values=values, statistic="Moments")
+    nothing: dict[str, Any] = {key: {} for key in ("shapes_a", "shapes_b", "widths_a", "widths_b")}
+    return Comparison(
+        a="clients", b="clients", layers_a=sides, layers_b=sides, tables={measure: table}, data="CIFAR-100",
+        examples=examples, seed=0, version=nk.__version__, **nothing,
+    )  # fmt: skip
 
 
 @torch.no_grad()

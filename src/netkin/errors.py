@@ -25,6 +25,7 @@ import difflib
 import importlib
 import sys
 from collections.abc import Callable, Iterable
+from numbers import Integral
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -128,23 +129,25 @@ def _likeness(name: str, other: str) -> float:
     return difflib.SequenceMatcher(None, other, name).ratio()
 
 
-def require_listed(what: str, name: Any, known: Iterable[str], argument: str = "") -> None:
+def require_listed(what: str, name: Any, known: Iterable[Any], argument: str = "") -> None:
     """Refuse a name that is none of those known, such as that of an optimizer, by the argument `what` or another."""
     names = list(known)
     if name not in names:
-        hint = did_you_mean(str(name), names) or "."
+        hint = did_you_mean(str(name), map(str, names)) or "."
         raise UnknownName(
-            f"no {what} named {name!r}{hint} There are {', '.join(names)}.", argument=argument or what, value=name
+            f"no {what} named {name!r}{hint} There are {', '.join(map(str, names))}.",
+            argument=argument or what,
+            value=name,
         )
 
 
-def require_at_least(least: int, **values: Any) -> None:
-    """Refuse values, given by their names, that are no whole numbers of `least` or more."""
+def require_at_least(least: int, most: int | None = None, /, **values: Any) -> None:
+    """Refuse values, given by their names, that are no whole numbers of `least` or more, and up to `most` if given."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InvalidValue(
-                f"`{name}` must be a whole number of {least} or more; got {value!r}.", argument=name, value=value
-            )
+        whole = isinstance(value, Integral) and not isinstance(value, bool)
+        if not whole or int(value) < least or (most is not None and value > most):
+            range_ = f"of {least} or more" if most is None else f"from {least} to {most:,}"
+            raise InvalidValue(f"`{name}` must be a whole number {range_}; got {value!r}.", argument=name, value=value)
 
 
 def refuse_half_characters(names: Iterable[Any], instead: str = "") -> None:

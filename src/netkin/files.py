@@ -31,7 +31,7 @@ if LOCKS:
 
 Location = str | os.PathLike[str]
 FORMAT = 3
-LARGEST = 2**23  # bytes of a JSON document, of which Python makes up to thirty times as many; claims have some 10,000
+LARGEST = 2**23  # bytes of a JSON document, of which Python makes up to thirty times as many
 UNFINISHED = ".unfinished"
 AGAIN = "take another copy of the file, or make it again"
 _START, _DIGITS, _REST, _OF_ARRAYS = '{"checksum": "', 32, '", ', "checksum of arrays"

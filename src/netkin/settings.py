@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 EXACT, UNSET = "ieee", "none"
+# torch from 2.9 on sets them by name, for all operations and for each
+HAS_PRECISIONS = hasattr(torch.backends, "fp32_precision") and hasattr(torch.backends.cudnn, "conv")
 VMAP_WARNING = "There is a performance drop because .* implemented the batching rule"
 
 
@@ -82,7 +84,7 @@ def exact_matrix_products() -> Any:
     By default torch rounds in convolutions alone.
     """
     products: Any = torch.backends.cuda.matmul
-    rounded = products.fp32_precision == "tf32" if _has_precisions() else products.allow_tf32
+    rounded = products.fp32_precision == "tf32" if HAS_PRECISIONS else products.allow_tf32
     return exact_products() if rounded else nullcontext()
 
 
@@ -90,12 +92,12 @@ def exact_matrix_products() -> Any:
 def rounded_products() -> Iterator[None]:
     """Inside the `with`, products of float32 on a GPU are rounded to TF32, unless another thread needs exact ones."""
     products: Any = torch.backends.cuda.matmul
-    name, rounded, exact = ("fp32_precision", "tf32", EXACT) if _has_precisions() else ("allow_tf32", True, False)
+    name, rounded, exact = ("fp32_precision", "tf32", EXACT) if HAS_PRECISIONS else ("allow_tf32", True, False)
     with _EXACT_PRODUCTS.held() as alone:
         before: Any = exact
         if not _EXACT_PRODUCTS.is_used:
             above: tuple[Any, Any] = (torch.backends.cudnn, torch.backends)
-            before = _own_precision(products, *above) if _has_precisions() else products.allow_tf32
+            before = _own_precision(products, *above) if HAS_PRECISIONS else products.allow_tf32
         try:
             if alone:
                 setattr(products, name, rounded)
@@ -117,14 +119,14 @@ def plain_recurrence() -> Any:
 
 def tf32_in() -> tuple[str, ...]:
     """Return where TF32 is allowed on a GPU now: "products", "convolutions", "recurrent layers"."""
-    if not _has_precisions():
+    if not HAS_PRECISIONS:
         flags = {"products": torch.backends.cuda.matmul, "convolutions": torch.backends.cudnn}
         return tuple(where for where, flag in flags.items() if flag.allow_tf32)  # type: ignore[attr-defined]
     return tuple(where for where, backend in _operations().items() if backend.fp32_precision == "tf32")
 
 
 def _without_tf32() -> Callable[[], None]:
-    return _without_tf32_by_precision() if _has_precisions() else _without_tf32_by_flags()
+    return _without_tf32_by_precision() if HAS_PRECISIONS else _without_tf32_by_flags()
 
 
 def _without_tf32_by_flags() -> Callable[[], None]:
@@ -185,10 +187,6 @@ def _operations() -> dict[str, Any]:
         "convolutions": backends.cudnn.conv,
         "recurrent layers": backends.cudnn.rnn,
     }
-
-
-def _has_precisions() -> bool:
-    return hasattr(torch.backends, "fp32_precision") and hasattr(torch.backends.cudnn, "conv")
 
 
 def _unfuse() -> Callable[[], None]:

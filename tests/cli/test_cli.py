@@ -51,8 +51,8 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def saved_before(netkin, checkout, made):
-    """Those files and a checkout, in the folder at hand."""
+def saved_before(netkin, made):
+    """Those files in the folder at hand."""
     shutil.copytree(made, ".", dirs_exist_ok=True)
 
 

@@ -17,7 +17,7 @@ import netkin as package
 from netkin import files
 from netkin.errors import FileError
 from netkin.jobs import Cancelled, Job
-from netkin.results import Claim, Series
+from netkin.results import Series
 
 
 @pytest.fixture
@@ -164,12 +164,9 @@ def test_a_header_of_any_shape_is_described(netkin):
     assert "a and b" in shown.stdout
 
 
-def test_statistics_and_claims_are_described(netkin, tmp_path):
+def test_statistics_are_described(netkin):
     assert netkin(f"collect {PASS} --out part.stats").exit_code == 0
     assert netkin("show part.stats").stdout.startswith("part.stats: statistics\n")
-    facts = {"figure": "Fig. 1", "sentence": "sizes halve", "expected": {}, "criterion": "below 1", "measured": {}}
-    path = Claim(id="toys/halving", verdict="holds", scale="cpu", **facts).save(tmp_path)
-    assert "sizes halve" in netkin(f"show {path}").stdout
 
 
 def test_a_training_says_how_far_it_is_and_what_it_belongs_to(netkin):

@@ -117,20 +117,20 @@ def test_names_of_algorithms_and_sources_are_those_of_the_library():
 
 
 def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
-    from netkin.applications.federated import Simulation
+    from netkin.applications import federated
 
-    round_of = Simulation._round
+    drawn = federated.sampled
 
-    def stopped(self, standing, number):
+    def stopped(names, share, seed, number):
         if number == 2:
             raise KeyboardInterrupt
-        round_of(self, standing, number)
+        return drawn(names, share, seed, number)
 
-    monkeypatch.setattr(Simulation, "_round", stopped)
+    monkeypatch.setattr(federated, "sampled", stopped)
     result = netkin(f"{FEDERATE} --out u.netkin")
     assert result.exit_code == 130
     assert "1 of 2 parts done in u.netkin; run the same command again to resume." in result.stderr
-    monkeypatch.setattr(Simulation, "_round", round_of)
+    monkeypatch.setattr(federated, "sampled", drawn)
     assert netkin(f"{FEDERATE} --out u.netkin").exit_code == 0
 
 
@@ -195,7 +195,7 @@ def test_the_same_command_goes_on_where_it_stopped(netkin, monkeypatch):
     "change, code, said",
     [
         ("--tasks 3", 1, "10 classes can't be split into 3 tasks of equally many."),
-        ("--tasks 6", 1, "--tasks: `tasks` is a number of tasks with 2 classes or more each, 1 to 5"),
+        ("--tasks 6", 1, "--tasks: `tasks` must be a whole number from 1 to 5"),
         ("--strength 2", 2, "--strength needs --method ewc."),
         ("--examples 2", 2, "--examples needs --method ewc or replay."),
         ("--method ewc --strength -1", 1, "--strength: `strength` is a number of 0 or more; got -1.0."),

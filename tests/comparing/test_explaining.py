@@ -7,10 +7,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import netkin as nk
-from netkin import files
 from netkin.comparing import explain
 from netkin.errors import InvalidValue, MemoryLimit, ShapeError, UnknownName
-from netkin.memory import format_bytes
 
 
 def test_layers_pairs_and_memory_are_those_of_the_comparison(maps, images, layers):
@@ -173,30 +171,6 @@ def test_the_text_names_what_is_widest(maps, images):
         "pairs: 4",
         "examples: 50, in 1 batch",
     ]
-
-
-@pytest.mark.parametrize("errors", [False, True])
-def test_the_disk_that_a_job_takes_is_estimated(tmp_path, monkeypatch, errors):
-    nets = {name: nn.Sequential(nn.Linear(8, 150), nn.ReLU(), nn.Linear(150, 5)) for name in "abc"}
-    asked, data, job = (
-        {"errors": errors, "chunks": 5, "progress": False},
-        torch.randn(1_000, 8),
-        tmp_path / "many.netkin.job",
-    )
-    write, sizes = files.write, []
-
-    def noted(path, *given, **options):
-        before = path.stat().st_size if path.exists() else 0  # the old file stays until the new one is whole
-        write(path, *given, **options)
-        sizes.append(before + sum(one.stat().st_size for one in job.rglob("*")))
-
-    monkeypatch.setattr(files, "write", noted)
-    plan = nk.explain_many(nets, data, **asked)
-    nk.compare_many(nets, data, save=tmp_path / "many.netkin", **asked)
-    assert 0.3 * plan.disk < max(sizes) <= plan.disk
-    left = sum(one.stat().st_size for one in tmp_path.rglob("*") if one.is_file())
-    assert 0.5 * left < plan.disk - 2 * plan.way.statistics < 2 * left
-    assert f"disk, with `save`: up to {format_bytes(plan.disk)} while it runs" in str(plan)
 
 
 def test_models_of_one_name_are_of_one_architecture():

@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
-from netkin.comparing import many_models
+from netkin.comparing import sides
 from netkin.comparing.feed import HeldExamples
-from netkin.comparing.many_models import ManyPlan, ModelBlock, blocks_of, largest_fit
+from netkin.comparing.many_models import ManyPlan, ModelBlock, blocks_of
 from netkin.comparing.pairs_job import PairsJob
 from netkin.errors import FileError, InvalidValue, MemoryLimit
 from netkin.jobs import Job
@@ -60,16 +60,6 @@ def test_every_pair_is_in_one_block_and_no_block_is_too_large(count, size):
     assert all({name for pair in block.pairs for name in pair} == set(block.models) for block in blocks)
     groups = -(-count // size)
     assert len(blocks) == (1 if groups < 3 else groups * (groups - 1) // 2)
-
-
-@pytest.mark.parametrize("most", [1, 2, 9, 16, 100])
-def test_the_largest_number_that_fits_is_found_to_an_eighth(most):
-    for limit in range(most + 3):
-        found = largest_fit(lambda number, limit=limit: number <= limit, most)
-        best = min(limit, most)
-        assert found <= best
-        assert best - found <= found // 8
-    assert largest_fit(lambda number: True, most) == most
 
 
 def tables(many):
@@ -189,14 +179,14 @@ def test_models_given_by_name_are_forgotten_when_no_pass_needs_them(tmp_path, mo
         models[f"seed {seed}"] = f"netkin:digits@{tmp_path / f'{seed}.pt'}"
     data, options = nk.load_data("digits:test"), {"layers": ["fc"], "progress": False, "examples": 60}
     whole = nk.compare_many(models, data, "cka", **options)
-    alive, most, load = weakref.WeakSet(), [], many_models.load_model
+    alive, most, load = weakref.WeakSet(), [], sides.load_model
 
     def counted(*given, **how):
         alive.add(model := load(*given, **how))
         most.append(len(alive))
         return model
 
-    monkeypatch.setattr(many_models, "load_model", counted)
+    monkeypatch.setattr(sides, "load_model", counted)
     two = nk.explain_many(list(models.values())[:2], data, "cka", **options).way
     few = two.statistics + two.models
     told = nk.explain_many(models, data, "cka", memory=few, **options)

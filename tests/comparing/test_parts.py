@@ -253,12 +253,12 @@ def test_parts_that_start_from_the_same_shift_add_up_as_sums():
     X = X + np.linspace(0, 1e3, 400)[:, None]  # so that each part would choose another shift
     one, two, whole = (LayerMoments([(["x"], ["y"])], debiased=True) for _ in range(3))
     one.update({"x": X[:200], "y": Y[:200]}, range(200))
-    two.given_frame = one.frame()
+    two.take_frame(one.frame())
     two.update({"x": X[200:], "y": Y[200:]}, range(200, 400))
     whole.update({"x": X, "y": Y}, range(400))
     assert all(torch.equal(two.frame()[key][0], shift) for key, (shift, _) in one.frame().items())
-    sums = one._blocks[0].sums + two._blocks[0].sums
-    assert torch.equal(one.merge(two)._blocks[0].sums, sums)
+    sums = one.blocks[0].sums + two.blocks[0].sums
+    assert torch.equal(one.merge(two).blocks[0].sums, sums)
     found, wanted = (float(nk.cka_debiased(moments["x", "y"])) for moments in (one.merge(two), whole))
     assert found == pytest.approx(wanted, abs=1e-12)
 

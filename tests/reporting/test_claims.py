@@ -7,9 +7,9 @@ import pytest
 
 from netkin.errors import FileError, InvalidValue
 from netkin.reporting.charts import Axis, axis_across, axis_up, tick_text
-from netkin.reporting.page.claims_page import claims_page, report_claims, tally
 from netkin.reporting.page.svg import figure_of_curve
-from netkin.results import Claim, Measured
+from reproductions.page import claims_page, report_claims, tally
+from reproductions.record import Claim, Measured
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -61,7 +61,7 @@ def test_the_page_says_all_that_is_recorded():
 
 
 def test_the_command_and_the_digests_of_data_are_folded_and_old_records_say_that_they_have_none():
-    call = "netkin reproduce toys/halving --scale cpu --device cpu"
+    call = "python -m reproductions toys/halving --scale cpu --device cpu"
     new = claims_page([claim(call=call, data={"toys, 4 training images": "ab12"})])
     folded = words(new[new.index("<details") :])
     assert f"command {call}" in folded

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName
-from netkin.representations.activations import Recorder, activations
+from netkin.representations import Recorder, activations
 from netkin.representations.hooks import inference_mode_of
 from worlds import data_parallel
 
@@ -255,7 +255,7 @@ def test_default_layers_that_give_no_rows_are_left_out_with_the_reason_and_named
     read = Recorder(model)
     with inference_mode_of(model):
         assert [list(read(batch).rows) for batch in batches] == [["first", "last"]] * 3
-    assert read.left_out == {"aside": f"layer 'aside' {reason}", "idle": "layer 'idle' did not run in batch 0"}
+    assert read.learnt.left_out == {"aside": f"layer 'aside' {reason}", "idle": "layer 'idle' did not run in batch 0"}
     assert set(nk.compare(model, data=list(batches)).layers_a) == {"first", "last"}
     with pytest.raises(NetkinError, match=f"layer 'aside' {re.escape(reason)}; .*choose another layer"):
         activations(model, ["aside", "first"], list(batches))
@@ -275,7 +275,7 @@ def test_no_layer_is_left_out_where_all_give_rows(residual, images):
     read = Recorder(residual)
     with inference_mode_of(residual):
         read(images)
-    assert read.left_out == {}
+    assert read.learnt.left_out == {}
 
 
 def test_a_changing_number_of_calls_is_refused():
@@ -360,11 +360,11 @@ class Block(nn.Module):
         return self.last(self.relu(self.linear(x)))
 
 
-def test_a_glob_lists_a_layer_that_gives_anothers_output_once():
+def test_a_glob_lists_a_module_and_what_is_in_it():
     model, data = nn.ModuleDict({"a": Block(), "b": Block()}), torch.randn(12, 4)
     run = {"forward": lambda model, x: model["b"](model["a"](x))}
     rows = activations(model, "**", data, **run)
-    assert list(rows) == ["a.linear", "a.relu", "a.last", "b.linear", "b.relu", "b.last"]
+    assert list(rows) == ["a", "a.linear", "a.relu", "a.last", "b", "b.linear", "b.relu", "b.last"]
     assert (rows["a.linear"] < 0).any()  # before the ReLU that works in place, which stays a layer of its own
     assert list(activations(model, ["a", "a.last"], data, **run)) == ["a", "a.last"]
     assert list(activations(model, "*", [data[:5], data[5:]], **run)) == ["a", "b"]

@@ -138,7 +138,7 @@ def test_two_runs_of_few_examples_show_the_axes(twins):
         lengths, recorder = lengths_run(model, torch.randn(20, 7, 4).split(10))
         assert lengths == [2, 3, 10, 10]
         assert {name: facts.axis for name, facts in recorder.facts.items()} == {"rnn": axis, "head": 0}
-    lengths, _ = lengths_run(model, torch.randn(20, 7, 4).split(10), facts=recorder.facts)
+    lengths, _ = lengths_run(model, torch.randn(20, 7, 4).split(10), learnt=recorder.learnt)
     assert lengths == [10, 10]
 
 

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 import netkin as nk
 from netkin.errors import InvalidValue
-from netkin.representations.activations import Recorder, activations
+from netkin.representations import Recorder, activations
 from netkin.representations.hooks import inference_mode_of
 from netkin.representations.inputs import model_precision, precision_in_words
 from netkin.settings import frozen, tf32_in

@@ -104,9 +104,9 @@ def test_the_printed_layer_says_what_is_special():
 
 @pytest.mark.parametrize("atoms", [0, -1, 2.0, True])
 def test_a_strange_number_of_atoms_is_refused(atoms):
-    with pytest.raises(InvalidValue, match="`atoms` is a number of atoms, 1 or more; got"):
+    with pytest.raises(InvalidValue, match="`atoms` must be a whole number of 1 or more; got"):
         nk.AtomConv2d(3, 8, 3, atoms=atoms)
-    with pytest.raises(InvalidValue, match="`atoms` is a number of atoms, 1 or more; got"):
+    with pytest.raises(InvalidValue, match="`atoms` must be a whole number of 1 or more; got"):
         nk.decompose(small_net(), atoms=atoms)
 
 

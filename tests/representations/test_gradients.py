@@ -9,8 +9,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 import netkin as nk
 from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName
+from netkin.representations import gradients
 from netkin.representations.cutting import replacing
-from netkin.representations.gradients import Target, gradients
+from netkin.representations.gradients import Target
 from netkin.settings import evaluating
 
 
@@ -202,9 +203,9 @@ def test_a_frozen_model_and_a_caller_in_inference_mode_have_gradients(convnet, p
 
 
 def test_activations_of_the_same_pass_are_those_of_a_pass_without_gradients(convnet, pictures):
-    from netkin.representations.activations import Recorder
     from netkin.representations.gradients import Taps
     from netkin.representations.hooks import inference_mode_of
+    from netkin.representations.layer_recorder import Recorder
 
     record = Recorder(convnet, ["0", "2"], taps=Taps(convnet, [Target(), Target(beta=0.0)]))
     with inference_mode_of(convnet):

@@ -159,22 +159,6 @@ def test_after_a_crash_the_next_forward_starts_afresh(chain):
     assert {name: len(rows) for name, rows in outputs.items()} == {"0": 3}
 
 
-def test_a_model_that_calls_itself_is_one_forward():
-    class Recursive(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.step = nn.Linear(2, 2)
-
-        def forward(self, batch, depth=3):
-            return batch if depth == 0 else self(self.step(batch), depth - 1)
-
-    model = Recursive()
-    with recording(model, "step") as outputs:
-        model(torch.ones(1, 2))
-        model(torch.ones(1, 2))
-    assert list(outputs) == ["step", "step#2", "step#3"]
-
-
 def test_a_forward_function_that_skips_the_model_itself_starts_afresh_too(chain):
     with recording(chain, "0") as outputs:
         for _ in range(2):

@@ -5,8 +5,8 @@ import pytest
 
 import reproductions.claims
 from netkin.errors import InvalidValue, NameClash, SourceError, UnknownName
-from netkin.results.claim import SCALES
 from reproductions.claims import Finding, Measured, all_of, chosen, claim, claims, line, papers, verdict
+from reproductions.record import SCALES
 
 
 def test_the_decorator_files_the_claim_and_leaves_the_function_alone(registry):
@@ -46,7 +46,7 @@ def test_a_paper_or_one_claim_may_be_named(made):
             "toys/smal",
             "cpu",
             UnknownName,
-            "no claim 'toys/smal'; did you mean 'toys/small'. `netkin reproduce toys --li",
+            "no claim 'toys/smal'; did you mean 'toys/small'. `python -m reproductions toys --li",
         ),
         ("toys/small", "gpu", InvalidValue, "the claim 'toys/small' is measured at the scale 'cpu' only; got 'gpu'."),
     ],
@@ -144,7 +144,7 @@ def test_the_measures_of_our_claims_exist():
 
 
 def test_every_record_belongs_to_a_claim():
-    from netkin.results.claim import recorded
+    from reproductions.record import recorded
     from reproductions.running import RESULTS
 
     known = {one.id: one for paper in papers() for one in claims(paper)}
@@ -154,7 +154,7 @@ def test_every_record_belongs_to_a_claim():
 
 def test_every_later_note_is_of_a_measurement_that_is_recorded():
     """A note on a record that was measured again is to be deleted from `notes.json`."""
-    from netkin.results.claim import recorded
+    from reproductions.record import recorded
     from reproductions.running import RESULTS
 
     times = {f"{one.id}.{one.scale}": one.created for one in recorded(RESULTS)}

@@ -15,13 +15,13 @@ from scipy.optimize import minimize
 import netkin as nk
 from netkin.applications.transfer.ridge import RIDGES
 from netkin.errors import SourceError
-from netkin.results.claim import Measured
 from netkin.sources.architectures import architecture, seeded
 from netkin.sources.efficientnets import EfficientNetLite
 from netkin.statistics.sketches import SketchSettings, places
 from reproductions.gradients import lite, lite_nets
 from reproductions.gradients.lite_nets import POOLED, SETS, Setting
 from reproductions.laboratory import Images, Lab
+from reproductions.record import Measured
 
 OWN = Setting(("lite0",), side=32, train=48, test=20, seeds=2, buckets=24, batch=8)
 CLASSES = {"cifar10": 3, "cifar100": 4, "svhn": 3}

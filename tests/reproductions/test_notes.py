@@ -172,7 +172,7 @@ def test_notes_do_not_depend_on_the_order_of_reading():
 def test_the_call_names_no_folder_of_this_machine(made, tmp_path):
     lab = with_data(tmp_path, checkpoints=tmp_path)
     assert call_of(made(), lab) == (
-        "netkin reproduce toys/halving --scale cpu --data DIR --checkpoints DIR --device cpu"
+        "python -m reproductions toys/halving --scale cpu --data DIR --checkpoints DIR --device cpu"
     )
     assert _apart(read_nothing, Lab("cpu", cache=tmp_path)._setting, 1) == (1, Notes())
 

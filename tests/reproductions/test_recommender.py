@@ -13,12 +13,12 @@ from sklearn.linear_model import LogisticRegression
 from netkin.applications.transfer import scores
 from netkin.applications.transfer.scores import SCORES
 from netkin.errors import SourceError
-from netkin.results import Claim
 from netkin.training import Recipe
 from reproductions.claims import named
 from reproductions.gradients import candidates, recommender
 from reproductions.gradients.candidates import Setting
 from reproductions.laboratory import Images, Lab
+from reproductions.record import Claim
 
 DOCS = Path(__file__).parents[2] / "docs"
 JUDGED = ("svhn", "mnist", "cifar100/1")

@@ -1,4 +1,3 @@
-import json
 import re
 import subprocess
 import sys
@@ -9,11 +8,11 @@ import torch
 
 from netkin import __version__, files
 from netkin.errors import FileError, InvalidValue, UnknownName
-from netkin.results.claim import Claim
 from reproductions import claims, laboratory, listing, running
 from reproductions.claims import Finding, Measured, all_of, verdict
 from reproductions.commit import commit
 from reproductions.laboratory import Lab
+from reproductions.record import Claim
 from reproductions.running import current, device_named, device_words, measured, record_of, run, working
 
 CONTROL = {"size": Measured(0.25)}
@@ -38,7 +37,7 @@ def test_a_claim_is_recorded_with_its_provenance(made, lab, tmp_path):
     assert (found.verdict, found.note, found.seeds, found.version) == ("holds", "a note", (0, 1), __version__)
     assert (found.control, found.controls, found.kind) == ("copies of copies", CONTROL, "empirical")
     assert (found.settings, found.measures) == ({"net": "epochs=3"}, ("cka",))
-    assert found.call == "netkin reproduce toys/halving --scale cpu --device cpu"
+    assert found.call == "python -m reproductions toys/halving --scale cpu --device cpu"
     assert found.data == {"toys, 4 training images": "ab12"}
     assert found.provenance == {
         "paper": "Toy (2020), Toys.",
@@ -366,59 +365,5 @@ def test_tables_for_the_terminal(made, lab, tmp_path):
     assert documents[0]["measured"]["size"] == {"value": 0.5, "error": 0.01, "n": 3, "unit": ""}
     assert documents[0]["controls"]["size"]["value"] == 0.25
     assert documents[0]["commit"] == commit()
-    assert documents[0]["call"] == "netkin reproduce toys/a --scale cpu --device cpu"
+    assert documents[0]["call"] == "python -m reproductions toys/a --scale cpu --device cpu"
     assert documents[1]["fault"] == "too small."
-
-
-# as `python -m reproductions` on a machine without the packages of the command line
-PROGRAM = """
-import contextlib, io, json, runpy, sys
-sys.path.insert(0, "src")
-sys.modules["click"] = sys.modules["matplotlib"] = None
-for line in json.loads(sys.argv[1]):
-    sys.argv[:] = ["reproductions", *line]
-    with contextlib.redirect_stderr(io.StringIO()) as told, contextlib.redirect_stdout(io.StringIO()):
-        try:
-            runpy.run_module("reproductions", run_name="__main__")
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-    print(json.dumps([code, told.getvalue()]))
-"""
-LINES = [
-    (["--list", "sparsity"], 0, ""),
-    ([], 2, "name a paper or a claim, or --list"),
-    (["svcca", "--data", "gone"], 2, "there is no folder 'gone'"),
-    (["svcc"], 1, "netkin: no paper 'svcc'; did you mean 'svcca'?"),
-    (["svcca", "--device", "cuda:99"], 1, "netkin: there is no device 'cuda:99' here."),
-]
-
-
-@pytest.fixture(scope="module")
-def outcomes():
-    """The exit code and the words of the module for each line."""
-    asked = json.dumps([arguments for arguments, _, _ in LINES])
-    done = subprocess.run([sys.executable, "-c", PROGRAM, asked], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", range(len(LINES)), ids=[" ".join(line) or "nothing" for line, _, _ in LINES])
-def test_the_module_runs_without_the_packages_of_the_command_line(outcomes, place):
-    (_, code, words), (found, told) = LINES[place], outcomes[place]
-    assert found == code, told
-    assert words in told
-
-
-def test_the_module_gives_1_for_a_failure_and_130_for_an_interruption(made, monkeypatch, tmp_path, capsys):
-    from reproductions.__main__ import main
-
-    made("toys/a", measure=raising(InvalidValue("too small.")))
-    assert main(["toys", "--out", str(tmp_path)]) == 1
-    assert "failed" in capsys.readouterr().out
-    made("toys/b", measure=raising(KeyboardInterrupt()))
-    assert main(["toys/b", "--out", str(tmp_path)]) == 130
-    assert "netkin: interrupted; what was finished is recorded." in capsys.readouterr().err
-    made("toys/c")
-    assert main(["toys/c", "--out", str(tmp_path)]) == 0

@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import netkin.files as files
-from netkin.errors import FileError, InvalidValue
-from netkin.results import Claim, Comparison, Comparisons, document, load
+from netkin.errors import FileError
+from netkin.results import Comparison, Comparisons, document, load
 from table_worlds import as_caveats
 
 
@@ -164,13 +164,6 @@ def test_other_json_is_refused(tmp_path, content):
         load(tmp_path / "f.json")
 
 
-def test_a_claim_is_opened_like_everything_else(tmp_path):
-    facts = {"figure": "Fig. 1", "sentence": "sizes halve", "expected": {}, "criterion": "below 1", "measured": {}}
-    claim = Claim(id="toys/halving", verdict="holds", scale="cpu", **facts)
-    path = claim.save(tmp_path)
-    assert load(path) == claim
-
-
 def test_models_are_for_files_that_need_them(made, tmp_path):
     made.comparison().save(tmp_path / "one")
     with pytest.raises(FileError, match="one' holds 'comparison', which takes no models; got 2"):
@@ -196,5 +189,3 @@ def test_a_table_says_what_its_numbers_are(made, tmp_path):
     made.comparison(angles).save(tmp_path / "ab")
     assert load(tmp_path / "ab").table() == angles
     assert angles.facts()["unit"] == "radians"
-    with pytest.raises(InvalidValue, match="a quantity is of kind 'similarity', 'distance', 'worth'; got 'likeness'"):
-        made.table(kind="likeness")

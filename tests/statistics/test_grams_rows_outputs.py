@@ -41,17 +41,6 @@ def test_every_pair_of_layers_is_right_from_both_sides(worlds, pair_blocks):
                 assert float(minibatch(collector[b, a])) == pytest.approx(expected, abs=1e-9)
 
 
-def test_without_a_size_the_first_batch_sets_it(worlds):
-    X, Y = worlds.related(40, 3, 4)
-    collector = grams(batch=None)
-    for start, end in ((0, 10), (10, 20), (20, 33), (33, 40)):
-        collector.update({"a": X[start:end], "b": Y[start:end]})
-    assert collector.batch == collector["a", "b"].batch == 10
-    assert float(minibatch(collector["a", "b"])) == pytest.approx(
-        TRANSCRIPTIONS["cka_minibatch"](X, Y, batch=10), abs=1e-10
-    )
-
-
 def test_reading_grams_does_not_end_the_stream(worlds):
     X, Y = worlds.related(45, 3, 4)
     collector = grams()
@@ -189,13 +178,6 @@ def test_rows_refuse_what_they_cannot_use(worlds):
     assert collector.n == 5
     with pytest.raises(UnknownName, match="no layer 'frist' in these rows; did you mean 'first'\\?"):
         collector["frist", "second"]
-
-
-def test_the_same_index_twice_is_refused(worlds):
-    collector = LayerRows(["a"], cap=3)
-    collector.update({"a": worlds.normal(4, 2)}, numbers=[0, 1, 2, 3])
-    with pytest.raises(ShapeError, match="same examples"):
-        collector.update({"a": worlds.normal(4, 2)}, numbers=[2, 3, 4, 5])
 
 
 def test_counting_goes_on_after_the_indices_that_were_given(worlds):

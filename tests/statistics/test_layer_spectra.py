@@ -204,7 +204,7 @@ def test_nan_is_refused_and_leaves_no_trace(worlds):
     collector.update({"x": maps, "y": maps})
     broken = maps.copy()
     broken[3, 0, 1, 1] = np.nan
-    with pytest.raises(InvalidValue, match="layer 'y' in batch 1 holds 1 NaN or Inf among 2,240 values"):
+    with pytest.raises(InvalidValue, match="layer 'y' holds 1 NaN or Inf among 2,240 values"):
         collector.update({"x": maps, "y": broken})
     assert collector.n == 70
     with pytest.raises(InvalidValue, match="`Y` holds 1 NaN or Inf"):
@@ -223,14 +223,10 @@ def test_what_a_device_was_not_waited_for_to_tell_is_refused_on_reading(worlds):
 def test_other_sizes_between_batches_are_refused(worlds):
     collector = LayerSpectra([(["x"], ["x"])])
     collector.update({"x": worlds.normal(3, 2, 8, 8)})
-    with pytest.raises(
-        ShapeError, match="layer 'x' gave 2 channels of 4 × 16 in batch 1 and 2 channels of 8 × 8 before"
-    ):
+    with pytest.raises(ShapeError, match="layer 'x' gave 2 channels of 4 × 16 and 2 channels of 8 × 8 before"):
         collector.update({"x": worlds.normal(3, 2, 4, 16)})
     assert collector.n == 3
-    with pytest.raises(
-        ShapeError, match="layer 'x' gave 128 features in batch 1 and 2 channels of 8 × 8 before; bring"
-    ):
+    with pytest.raises(ShapeError, match="layer 'x' gave 128 features and 2 channels of 8 × 8 before; bring"):
         collector.update({"x": worlds.normal(3, 128)})
 
 
@@ -238,10 +234,6 @@ def test_what_does_not_belong_together_is_refused(worlds):
     maps, collector = worlds.normal(5, 2, 8, 8), LayerSpectra([(["x"], ["y"])])
     with pytest.raises(ShapeError, match="this batch lacks rows for 'y'"):
         collector.update({"x": maps})
-    with pytest.raises(
-        ShapeError, match="layers 'x' and 'y' gave 5 and 4 examples in one batch; feed all layers the same"
-    ):
-        collector.update({"x": maps, "y": maps[:4]})
     with pytest.raises(NoValue, match="no batch has been folded in yet"):
         collector["x", "y"]
     collector.update({"x": maps, "y": maps})

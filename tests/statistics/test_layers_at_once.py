@@ -156,11 +156,11 @@ def test_sketches_of_layers_at_once_have_the_gradients_of_finite_differences(wor
         step = torch.zeros_like(F)
         step[i, j] = 1e-5
         assert float(found[i, j]) == pytest.approx(float(value(F + step) - value(F - step)) / 2e-5, abs=1e-7)
-    assert not LayerSketches.of({"x": (F, G)}, buckets=buckets)._layers["x"].parts["features"].requires_grad
+    assert not LayerSketches.of({"x": (F, G)}, buckets=buckets).layers["x"].parts["features"].requires_grad
 
 
 def test_a_streamed_sum_keeps_no_graph(worlds):
     X = torch.tensor(worlds.normal(20, 4), requires_grad=True)
     sketches = LayerSketches(["x"], LayerSketches.of({"x": (X, X)}).settings)
     sketches.update({"activations": {"x": X}, "gradients": {"x": X}}, np.arange(20))
-    assert not sketches._layers["x"].parts["features"].requires_grad
+    assert not sketches.layers["x"].parts["features"].requires_grad

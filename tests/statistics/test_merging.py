@@ -254,16 +254,6 @@ def test_layers_whose_rows_do_not_pair_in_one_part_have_no_value_in_either_order
             assert value == pytest.approx(float(measures()[name](whole)), abs=1e-12)
 
 
-def test_the_same_examples_twice_are_refused(worlds):
-    first, second = LayerRows(["a"]), LayerRows(["a"])
-    first.update({"a": worlds.normal(10, 4)})
-    second.update({"a": worlds.normal(10, 4)})
-    with pytest.raises(
-        ShapeError, match="both statistics hold rows of the same examples; give each part its own `numbers`"
-    ):
-        first.merge(second)
-
-
 def test_merging_parts_of_other_units_changes_neither(worlds):
     X, Y = (Z.astype(np.float32) for Z in worlds.related(32, 4, 3))
     one, other = grams(), grams()

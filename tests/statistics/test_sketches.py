@@ -50,7 +50,7 @@ def test_sums_of_buckets_are_those_of_the_sketching_matrix(stacks, dtype, error)
     S = sketching(settings, 50)
     assert (np.abs(S) > 0).sum(0).tolist() == [stacks] * 50
     assert np.allclose((S**2).sum(0), 1)
-    own = collected(F.astype(np.float32) if dtype == torch.float32 else F, G, settings)._layers["x"]
+    own = collected(F.astype(np.float32) if dtype == torch.float32 else F, G, settings).layers["x"]
     assert np.allclose(own.parts["features"].numpy(), S @ F, atol=error)
     assert np.allclose(own.totals["gradients"].numpy(), G.sum(0))
     assert np.allclose(own.signs.numpy(), S.sum(1))
@@ -92,10 +92,10 @@ def test_order_batches_and_parts_do_not_matter():
     again = {"activations": {"x": torch.tensor(F)}, "gradients": {"x": torch.tensor(G)}}
     whole.merge(LayerSketches(["x"], settings)).update(again, ids)  # which leaves the whole as it was
     for other in (mixed, copied, first.merge(second), second.merge(first), whole.merge(LayerSketches(["x"], settings))):
-        assert other._layers["x"].n == 60
+        assert other.layers["x"].n == 60
         for part in ALL:
-            assert torch.allclose(other._layers["x"].parts[part], whole._layers["x"].parts[part], atol=1e-12)
-            assert torch.allclose(other._layers["x"].totals[part], whole._layers["x"].totals[part], atol=1e-12)
+            assert torch.allclose(other.layers["x"].parts[part], whole.layers["x"].parts[part], atol=1e-12)
+            assert torch.allclose(other.layers["x"].totals[part], whole.layers["x"].totals[part], atol=1e-12)
 
 
 def test_the_order_of_classes_does_not_leak_between_data_sets():
@@ -262,7 +262,7 @@ def test_kernels_of_more_buckets_than_there_is_memory_for_are_refused():
 def test_a_narrow_layer_has_all_numbers_of_psi_and_a_wide_one_more_with_more_buckets():
     F, G = layer(30, 6, 1)
     settings = SketchSettings(buckets=10, parts=("psi",))
-    own = collected(F, G, settings)._layers["x"]
+    own = collected(F, G, settings).layers["x"]
     psi = np.einsum("ni,nj->nij", G, F).reshape(30, -1)
     assert np.allclose(own.parts["psi"].numpy(), sketching(settings, 30) @ psi, atol=1e-14)
     assert np.allclose(own.totals["psi"].numpy(), psi.sum(0))

@@ -2,15 +2,15 @@
 
 from netkin.measures import find
 from netkin.statistics import LayerMoments
-from netkin.statistics.collector import Numbers
+from netkin.statistics.grams import GramSettings
 from netkin.statistics.statistic import Stored, from_plain, to_plain
 
 
 def test_a_file_is_read_whatever_module_its_classes_were_in_when_it_was_written():
     tensors = {}
-    written = to_plain(Numbers(next=7), tensors, "numbers")
-    assert written["class"] == "netkin.Numbers"
-    assert from_plain(written, tensors) == Numbers(next=7)
+    written = to_plain(GramSettings(batch=7), tensors, "settings")
+    assert written["class"] == "netkin.GramSettings"
+    assert from_plain(written, tensors) == GramSettings(batch=7)
 
 
 def test_files_tell_all_classes_of_netkin_apart():

@@ -277,7 +277,7 @@ def test_files_that_hold_no_training_are_refused(tmp_path):
         train(net(), labelled(), epochs=1, save=tmp_path / "other")
     with pytest.raises(FileError, match="cannot write"):
         train(net(), labelled(), epochs=1, save=tmp_path / "no" / "folder")
-    with pytest.raises(InvalidValue, match="`every` is a number of steps, 1 or more, .*got 0"):
+    with pytest.raises(InvalidValue, match="`every` must be a whole number of 1 or more; got 0"):
         train(net(), labelled(), epochs=1, save=tmp_path / "run", every=0)
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
     train(net(), labelled(), epochs=1, save=tmp_path / "other", overwrite=True)

@@ -26,16 +26,17 @@ from torch import Tensor, nn
 
 from netkin.arrays import exact_products, label_tensor, summing_dtype
 from netkin.comparing.compare import compare_sides
-from netkin.comparing.sides import ModelSide, Reads, Side
+from netkin.comparing.sides import ModelInput, ModelSide, Reads, Side
 from netkin.comparing.spec import Spec as CompareSpec
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import with_call
 from netkin.measures import AlignedSide, Directions
 from netkin.progress import ProgressOption, showing
 from netkin.representations import replacing, rows_of
-from netkin.representations.activations import LayerFacts, Recorded
+from netkin.representations.batch_axis import LayerFacts
 from netkin.representations.hooks import main_tensor, unrecordable, watching
 from netkin.representations.inputs import Forward, Transform, call, labels_of
+from netkin.representations.layer_recorder import Recorded
 from netkin.representations.layers import Spec, choose, layer_label, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Values
@@ -250,7 +251,8 @@ def class_sensitivity(
     """
     unwrapped(model)  # refuses what is no module
     logits = Logits(classes, names, class_names(data), layers, forward)
-    rows = ModelSide(name, model, layers, shape, logits.run, transform, device)
+    source = ModelInput(model, layers=layers, shape=shape, forward=logits.run, transform=transform, device=device)
+    rows = ModelSide(name, source)
     spec = CompareSpec(measures=measures, examples=examples, memory=memory, seed=seed)
     with showing(progress):
         comparison = compare_sides(rows, logits, data, spec)

@@ -21,7 +21,7 @@ from click.types import StringParamType
 
 from netkin import __version__
 from netkin.cli.catalogue import listing
-from netkin.cli.checking import doctor, reproduce
+from netkin.cli.checking import doctor
 from netkin.cli.compare import collect, compare, merge
 from netkin.cli.demo import demo
 from netkin.cli.options import KNOWN, QUIET, Commands, GroupedCommand, example
@@ -216,7 +216,7 @@ def with_completion(command: click.Command) -> None:
 
 COMMANDS = (
     demo, compare, collect, merge, dynamics, atoms, stitch, classes, tasks, compress, sparsity,
-    recommend, federate, continual, report, show, listing, reproduce, jobs, doctor, completion,
+    recommend, federate, continual, report, show, listing, jobs, doctor, completion,
 )  # fmt: skip
 for one in COMMANDS:
     cli.add_command(one)

@@ -1,6 +1,6 @@
-"""Checks: `netkin doctor`, the numbers of the measures on this machine, and `netkin reproduce`, the claims of papers.
+"""`netkin doctor`: what is installed, and the numbers of the measures on this machine.
 
-The self-test of the first runs every measure on a stored pair of small layers, against answers that netkin did not
+The self-test runs every measure on a stored pair of small layers, against answers that netkin did not
 compute: `answers.json` was made by `tests/make_answers.py` from slow NumPy transcriptions of the papers.
 """
 
@@ -9,24 +9,21 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 import tempfile
 import warnings
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from netkin import __version__
-from netkin.cli.options import DEVICE, JSON, OVERWRITE, command
-from netkin.cli.outputs import PAGES, REFUSED, OutputFiles, align_columns, as_json
+from netkin.cli.options import DEVICE, JSON, command
+from netkin.cli.outputs import REFUSED, align_columns, as_json
 from netkin.cli.running import devices, require_device
-from netkin.errors import InflatedWarning, NetkinError, PackageWarning, SourceError
+from netkin.errors import InflatedWarning, NetkinError, PackageWarning
 
 if TYPE_CHECKING:
     from netkin.measures import Measure
@@ -37,8 +34,6 @@ EXTRAS = {
     "figures": "matplotlib", "flower": "flwr", "hf": "transformers", "images": "PIL", "lightning": "lightning",
     "mlflow": "mlflow", "pandas": "pandas", "ray": "ray", "tensorboard": "tensorboard", "xarray": "xarray",
 }  # fmt: skip
-FOLDER = click.Path(file_okay=False, path_type=Path)
-DATA = click.Path(exists=True, file_okay=False, path_type=Path)
 TOLERANCE = 1e-9
 COARSE = 1e-4  # for devices without float64
 
@@ -179,119 +174,3 @@ def _answer(measure: Measure, X: Any, Y: Any, expected: float, tolerance: float)
         return Answer(measure.id, float(measure.function(X, Y, **measure.parameters)), expected, tolerance)
     except (NetkinError, RuntimeError) as fault:
         return Answer(measure.id, None, expected, tolerance, str(fault).partition("\n")[0])
-
-
-@command("reproduce --list")
-@click.argument("names", nargs=-1, metavar="PAPER[/CLAIM]...")
-@click.option(
-    "--scale",
-    type=click.Choice(["cpu", "gpu"]),
-    default="cpu",
-    show_default=True,
-    help="cpu: small networks and few images, takes minutes. gpu: larger networks and all images, with "
-    "fewer epochs, rounds and repetitions than in the papers; docs/reproducing.md compares them.",
-)
-@click.option("--data", type=DATA, metavar="DIR", help="Folder of the data sets; by default the variable NETKIN_DATA.")
-@click.option(
-    "--checkpoints",
-    type=DATA,
-    metavar="DIR",
-    help="Folder of networks published by the authors; by default the variable NETKIN_CHECKPOINTS.",
-)
-@click.option(
-    "-o", "--out", type=FOLDER, metavar="DIR", help="Folder for the records; by default reproductions/results."
-)
-@click.option(
-    "--cache", type=FOLDER, metavar="DIR", help="Folder for trained networks; by default reproductions/.cache."
-)
-@DEVICE
-@click.option("--again", is_flag=True, help="Measure recorded claims again.")
-@click.option(
-    "--list", "listing", is_flag=True, help="Show the table of claims with their numbers and verdicts; measure nothing."
-)
-@click.option(
-    "--page",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write an HTML page of all recorded claims to this file.",
-)
-@OVERWRITE
-@JSON
-def reproduce(
-    names: tuple[str, ...], listing: bool, page: Path | None, overwrite: bool, json: bool, **options: Any
-) -> None:
-    """Reproduce claims of papers, each with a control in which it should fail, and record the results.
-
-    Without a name, show the table of recorded claims. Each claim and each trained network is saved as soon as it is
-    finished, so an interrupted run resumes where it stopped; recorded claims are measured again only with --again or if
-    their criterion, control, measures or recipes have changed. The claims are in the folder `reproductions` of netkin's
-    repository; run this command inside a checkout. The exit code is 1 if a claim could not be measured; a claim that is
-    not reproduced is no error.
-    """
-    listing = listing or not (names or page)
-    OutputFiles(overwrite).check("--page", page, PAGES)
-    root = checkout(Path.cwd())
-    out = options.pop("out") or root / "reproductions" / "results"
-    if listing:
-        tables = _part(root, "listing")
-        make = tables.list_as_document if json else tables.list_as_text
-        _print(make(tables.listed(names), out), json)
-    failed = _measure(root, names, out, json, **options) if names and not listing else False
-    if page:
-        _write_page(_part(root, "running").current(out), out, page, overwrite)
-    if failed:
-        raise click.exceptions.Exit(REFUSED)
-
-
-def checkout(start: Path) -> Path:
-    """Return the checkout of netkin that holds the folder `start`, or refuse if none does."""
-    for folder in (start, *start.parents):
-        if (folder / "reproductions" / "claims.py").is_file():
-            return folder
-    raise SourceError(
-        "`netkin reproduce` needs the folder 'reproductions' of netkin's repository, and "
-        f"{str(start)!r} is not in a checkout of it; clone the repository and run this command inside."
-    )
-
-
-def _measure(
-    root: Path,
-    names: tuple[str, ...],
-    out: Path,
-    json: bool,
-    scale: str,
-    data: Path | None,
-    checkpoints: Path | None,
-    device: str,
-    again: bool,
-    cache: Path | None,
-) -> bool:
-    """Measure the claims, print what became of them, and tell whether one failed."""
-    require_device(device)
-    running, tables = _part(root, "running"), _part(root, "listing")
-    lab = _part(root, "laboratory").Lab(scale, device=device, data=data, checkpoints=checkpoints, cache=cache)
-    try:
-        outcomes = running.run(names, lab, out, again=again)
-    except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt("interrupted; run the same command again to resume.") from stop
-    _print((tables.outcomes_as_document if json else tables.outcomes_as_text)(outcomes), json)
-    return any(outcome.fault for outcome in outcomes)
-
-
-def _part(root: Path, name: str) -> Any:
-    """Return a module of the checkout's `reproductions`."""
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    return import_module(f"reproductions.{name}")
-
-
-def _print(content: Any, json: bool) -> None:
-    click.echo(as_json(content) if json else content)
-
-
-def _write_page(found: Any, out: Path, page: Path, overwrite: bool) -> None:
-    from netkin.reporting.page.claims_page import report_claims
-    from netkin.results.claim import later_notes
-
-    written = report_claims(found, page, notes=later_notes(out, found), overwrite=overwrite)
-    click.echo(f"page: open {written}", err=True)

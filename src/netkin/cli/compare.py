@@ -164,8 +164,6 @@ def _print_plan(models: Mapping[str, str], options: dict[str, Any], json: bool) 
     plan, facts = _plan(models, options)
     facts["refused"] = plan.refused
     tell_random_weights(loaded_models())
-    for remark in facts.get("warnings", ()):
-        click.echo(f"warning: {remark}", err=True)
     click.echo(as_json(facts) if json else "\n".join(plan.lines))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)

@@ -41,9 +41,7 @@ def show(file: Path, json: bool) -> None:
     """
     from netkin import files
 
-    is_claim = files.read_start(file, 1) == b"{"
-    header = files.read_json(file) if is_claim else files.read_header(file)
-    arrays = {} if is_claim else files.array_shapes(file)
+    header, arrays = files.read_header(file), files.array_shapes(file)
     shapes = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in arrays.items()}
     click.echo(as_json({**header, "arrays": shapes}) if json else _describe(file, header, arrays))
 

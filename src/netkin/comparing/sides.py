@@ -21,10 +21,11 @@ from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import Form, form_of, weights_digest
 from netkin.representations import Recorder, inference_mode_of, model_lock, model_precision, rows_of, shape_for
-from netkin.representations.activations import FEW, LayerFacts, Recorded
+from netkin.representations.batch_axis import FEW, LayerFacts
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target
-from netkin.representations.inputs import Forward, Transform, length_if_known, require_finite_inputs
+from netkin.representations.inputs import Transform, length_if_known, require_finite_inputs
+from netkin.representations.layer_recorder import Recorded
 from netkin.representations.layer_weights import REMEDY, parts_of_computed_weights
 from netkin.representations.layers import (
     Spec,
@@ -70,12 +71,29 @@ class ModelInput:
     device: Any = None
     weights: Tensors | None = None
 
-    def __post_init__(self) -> None:
-        """Load what is given by its name."""
-        if isinstance(self.model, str):
-            object.__setattr__(self, "model", load_model(self.model))
-        if isinstance(self.data, str):
-            object.__setattr__(self, "data", load_data(self.data))
+    def loaded(self, seed: int = 0) -> ModelInput:
+        """Return it with its model and data loaded, where they are names; random weights are drawn from `seed`."""
+        model = load_model(self.model, seed=seed) if isinstance(self.model, str) else self.model
+        return replace(self, model=model, data=load_data(self.data) if isinstance(self.data, str) else self.data)
+
+    def side(self, name: str, exact: bool = False, keep: float = 0) -> Side:
+        """Return what stands for it in a stream; see `ModelSide` for `exact` and `keep`."""
+        side: Side
+        if self.model is None and self.weights is not None:
+            side = WeightsSide(name, self.weights, self.layers)
+        elif isinstance(self.model, nn.Module):
+            side = ModelSide(name, self, exact, keep)
+        elif isinstance(self.model, Mapping):
+            side = RecordedSide(name, self.model, self.layers, self.shape)
+        else:
+            raise InvalidValue(
+                f"{name!r} must be a torch module or a mapping of layer names to arrays; got "
+                f"{type(self.model).__name__}."
+                + " `torch.export.unflatten` makes a module of it."
+                * isinstance(self.model, torch.export.ExportedProgram)
+            )
+        side.data = self.data
+        return side
 
 
 @dataclass(frozen=True)
@@ -120,7 +138,7 @@ class Side(ABC):
         """Return a context in which it may be read."""
 
     @abstractmethod
-    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+    def learn(self, batch: Any) -> Mapping[str, LayerFacts]:
         """Return what few examples of a batch show of each layer."""
 
     @abstractmethod
@@ -145,34 +163,33 @@ class Side(ABC):
 
 
 class ModelSide(Side):
-    """A model, run once on each batch."""
+    """A model, run once on each batch.
+
+    Rows are kept from pass to pass up to `keep` bytes, of batches that are recognised as the same objects, so that the
+    passes must be fed from one list; beyond them, or where gradients or outputs are read, the model runs in each pass.
+    With `exact` float32 on a GPU is not rounded to TF32.
+    """
 
     owns_rows = True
 
-    def __init__(
-        self,
-        name: str,
-        model: nn.Module,
-        layers: Spec = None,
-        shape: Shape | Mapping[str, Shape] = None,
-        forward: Forward | None = None,
-        transform: Transform | None = None,
-        device: torch.device | str | None = None,
-        exact: bool = False,
-    ):
-        self.name, self.model = name, model
-        self._layers, self._shape, self._device, self._exact = layers, shape, device, exact
-        self._forward, self.transform, self.names_layers = forward, transform, layers is not None
+    def __init__(self, name: str, source: ModelInput, exact: bool = False, keep: float = 0):
+        self.name, self.model, self.keep = name, source.model, keep
+        self._source, self._exact = source, exact
+        self.transform, self.names_layers = source.transform, source.layers is not None
         self._recorder: Recorder | None = None
+        self._reads = Reads()
+        # with the batch itself, as the number of an object is free for others once it is gone
+        self._kept: dict[int, tuple[Any, Recorded]] = {}
+        self._room = keep
         self._digest = ""
         self._form: Form | None = None
-        _refuse_absent(device)
-        self.device = device or next(iter(_devices_of(model)))
+        _refuse_absent(source.device)
+        self.device = source.device or next(iter(_devices_of(self.model)))
 
     @property
     def origin(self) -> dict[str, Any]:
-        device = ", ".join(sorted(map(str, _devices_of(self.model)))) if self._device is None else str(self._device)
-        functions = {"transform": self.transform, "forward": self._forward}
+        devices = _devices_of(self.model) if self._source.device is None else [self._source.device]
+        functions = {"transform": self.transform, "forward": self._source.forward}
         names = {what: "none" if function is None else function_name(function) for what, function in functions.items()}
         self._digest = self._digest or weights_digest(self.model)
         form = self._form or form_of(self.model)
@@ -181,7 +198,7 @@ class ModelSide(Side):
         remarks = {"random weights": random, "one layer": whole}
         return {
             "model": type(self.model).__name__,
-            "device": device,
+            "device": ", ".join(sorted(map(str, devices))),
             **names,
             "precision": model_precision(self.model, exact=self._exact),
             "weights": self._digest,
@@ -193,39 +210,57 @@ class ModelSide(Side):
     @contextmanager
     def open(self, reads: Reads) -> Iterator[None]:
         # the random state of the device is kept, too
-        with model_lock(), on_device(self.model, self._device), inference_mode_of(self.model, exact=self._exact):
+        source = self._source
+        with model_lock(), on_device(self.model, source.device), inference_mode_of(self.model, exact=self._exact):
             form = form_of(self.model)  # before the model runs, which may change its attributes
-            before = self._recorder  # which has learnt the layers, where there was one
+            before, self._reads = self._recorder, reads  # which has learnt the layers, where there was one
             self._recorder = Recorder(
-                self.model, self._layers, shape=self._shape, forward=self._forward, transform=self.transform,
-                reduce=None if reads.reduce is None else partial(reads.reduce, self.name),
+                self.model, source.layers, shape=source.shape, forward=source.forward, transform=self.transform,
+                reduce=None if reads.reduce is None or self.keep else partial(reads.reduce, self.name),
                 taps=Taps(self.model, reads.targets) if reads.targets else None,
-                keeps_output=reads.outputs, facts=None if before is None else before.facts,
+                keeps_output=reads.outputs, learnt=None if before is None else before.learnt,
                 as_run=True,  # the order of a comparison
             )  # fmt: skip
-            self._recorder.left_out = before.left_out if before else {}
             self._digest = weights_digest(self.model)
             with self._recorder.open():
                 yield
             self._form = form.after(self.model)
 
-    def learn(self, batch: Any) -> dict[str, LayerFacts]:
+    def learn(self, batch: Any) -> Mapping[str, LayerFacts]:
         assert self._recorder is not None
         return self._recorder.facts or self._recorder.learn(batch)
 
     def read(self, batch: Any) -> Recorded:
         assert self._recorder is not None
-        return self._recorder(batch)
+        return self._replayed(batch, self._recorder) if self.keep else self._recorder(batch)
+
+    def _replayed(self, batch: Any, recorder: Recorder) -> Recorded:
+        """Return what the model gives for a batch, or gave in an earlier pass."""
+        reduce, runs = self._reads.reduce, self._reads.targets or self._reads.outputs
+        _, recorded = self._kept.get(id(batch), (None, None)) if not runs else (None, None)
+        if recorded is None:
+            recorded = recorder(batch)
+            size = sum(rows.nbytes for rows in recorded.rows.values())
+            if not runs and size <= self._room:
+                self._room -= size
+                self._kept[id(batch)] = (batch, recorded)
+        if reduce is None:
+            return recorded
+        rows = {
+            layer: reduce(self.name, layer, matrix, recorded.valid.get(layer))
+            for layer, matrix in recorded.rows.items()
+        }
+        return replace(recorded, rows=rows)
 
     @property
     def left_out(self) -> Mapping[str, str]:  # type: ignore[override]
-        return self._recorder.left_out if self._recorder else {}
+        return self._recorder.learnt.left_out if self._recorder and self._recorder.learnt else {}
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         known = modules(self.model)
-        if layers is None and self._layers is None:
+        if layers is None and not self.names_layers:
             return {name: tensors for name, module in known.items() if (tensors := layer_weights(module))}
-        names = choose(self.model, self._layers) if layers is None else layers
+        names = choose(self.model, self._source.layers) if layers is None else layers
         return {name: layer_weights(known[split_call(name)[0]]) for name in names}
 
 
@@ -335,57 +370,6 @@ class WeightsSide(Side):
             by_layer.setdefault(layer, {})[parameter] = tensor
         names = _chosen(self.name, list(by_layer), self._layers) if layers is None else layers
         return {layer: by_layer.get(layer, {}) for layer in names}
-
-
-class ReplayedSide(Side):
-    """A model whose rows are kept from pass to pass, up to `limit` bytes; on batches beyond them it runs again.
-
-    A batch is recognised as the same object, so that the passes must be fed from one list. Gradients and outputs are
-    not kept: where they are wanted, the model runs in each pass.
-    """
-
-    def __init__(self, side: ModelSide, limit: float):
-        self._side, self.limit, self.held, self._reads = side, limit, 0, Reads()
-        self.name, self.device, self.names_layers, self.transform = (
-            side.name, side.device, side.names_layers, side.transform
-        )  # fmt: skip
-        # with the batch itself, as the number of an object is free for others once it is gone
-        self._kept: dict[int, tuple[Any, Recorded]] = {}
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        return self._side.origin
-
-    @property
-    def left_out(self) -> Mapping[str, str]:  # type: ignore[override]
-        return self._side.left_out
-
-    @contextmanager
-    def open(self, reads: Reads) -> Iterator[None]:
-        self._reads = reads
-        with self._side.open(replace(reads, reduce=None)):
-            yield
-
-    def learn(self, batch: Any) -> dict[str, LayerFacts]:
-        return self._side.learn(batch)
-
-    def read(self, batch: Any) -> Recorded:
-        runs = bool(self._reads.targets) or self._reads.outputs
-        _, recorded = (None if runs else self._kept.get(id(batch))) or (batch, self._side.read(batch))
-        if not runs and id(batch) not in self._kept:
-            size = sum(rows.nbytes for rows in recorded.rows.values())
-            if self.held + size <= self.limit:
-                self.held += size
-                self._kept[id(batch)] = (batch, recorded)
-        reduce = self._reads.reduce
-        if reduce is None:
-            return recorded
-        valid = recorded.valid
-        rows = {layer: reduce(self.name, layer, matrix, valid.get(layer)) for layer, matrix in recorded.rows.items()}
-        return replace(recorded, rows=rows)
-
-    def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
-        return self._side.weights(layers)
 
 
 def _chosen(name: str, known: list[str], layers: Spec) -> list[str]:

@@ -225,14 +225,14 @@ class Stream:
                 gradients[target] |= {(side.name, layer): rows for layer, rows in at_layers.items()}
             if self.reads.outputs:
                 outputs[side.name] = logits_of(recorded.output).detach(), labels_of(batch)
-        made = make_batch(
+        whole = make_batch(
             layers, self.sizes, known, numbers, partial(self._locate, step, self._batches), valid=valid,
             gradients=gradients, outputs=outputs, hashes=self._hashes_of(step) if self.reads.hashes else NOTHING,
             owns_rows=self._owns_rows, content=None if known is None else content, **fields,
         )  # fmt: skip
         for side in step:
-            self._seen[side.name] += len(made.numbers)
-        return made
+            self._seen[side.name] += len(whole.numbers)
+        return whole
 
     def _hashes_of(self, step: Mapping[Side, Any]) -> dict[str, np.ndarray]:
         lengths = {side: side.length(batch) for side, batch in step.items() if side.has_content}

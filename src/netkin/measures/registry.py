@@ -13,7 +13,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
@@ -44,34 +44,42 @@ Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The declared properties of a measure with its settings; tests check each of them."""
+    """The declared properties of a measure; tests check each of them. What they mean is told at `measure`."""
 
     reads: type[Pair]
     higher_is_closer: bool
     bounds: tuple[float, float]
-    unchanged_by: frozenset[str]
+    unchanged_by: Any  # names, or a function of the settings that returns them
     reference: str
     convention: str = ""
     symmetric: bool = True
     is_metric: bool = False
-    whitens: bool = False  # is inflated by fewer examples than features
-    precise: bool = False  # needs float64 products
-    debiases: bool = False  # needs the debiasing sums
-    needs: str | Callable[[Any, Parameters], Any] = ""  # what is decomposed for many pairs at once
-    shows: tuple[str, ...] = ()  # parameters that stand in the id even at their default
-    smooth: bool | str = True  # else a jackknife has no standard error of it; a text says why
-    debiased_as: str = ""  # the measure that has no bias of small samples
-    unit: str = ""  # of its values: radians or nats; none for shares and correlations
-    means: str = ""  # what a value means, in plain words
+    whitens: bool | Callable[[Parameters], bool] = False
+    precise: bool = False
+    debiases: bool = False
+    needs: str | Callable[[Any, Parameters], Any] = ""
+    shows: tuple[str, ...] = ()
+    smooth: bool | str | Callable[[Parameters], bool | str] = True
+    debiased_as: str = ""
+    unit: str = ""
+    means: str = ""
     cannot_see: str = ""
-    by_settings: Mapping[str, Callable[[Parameters], Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.needs, str) and self.needs not in ("", *self.reads.decompositions):
+            raise InvalidValue(
+                f"`needs` names no decomposition of {self.reads.__name__}.", argument="needs", value=self.needs
+            )
+        if not callable(self.unchanged_by):
+            unknown = set(self.unchanged_by) - set(INVARIANCES)  # which have no test
+            if unknown:
+                raise InvalidValue(f"`unchanged_by` takes {', '.join(INVARIANCES)}; got {', '.join(sorted(unknown))}.")
+            object.__setattr__(self, "unchanged_by", frozenset(self.unchanged_by))
 
     def at(self, settings: Parameters) -> Facts:
-        """Return the facts with these settings."""
-        facts = {fact: rule(settings) for fact, rule in self.by_settings.items()}
-        if "unchanged_by" in facts:
-            facts["unchanged_by"] = _invariances(facts["unchanged_by"])
-        return replace(self, **facts)
+        """Return the facts with these settings, of which those that may be functions are."""
+        rules = {fact: getattr(self, fact) for fact in ("whitens", "smooth", "unchanged_by")}
+        return replace(self, **{fact: rule(settings) for fact, rule in rules.items() if callable(rule)})
 
 
 @dataclass(frozen=True)
@@ -79,8 +87,13 @@ class Measure:
     """A registered measure with the parameters it is to be called with."""
 
     function: Callable[..., Any]
-    facts: Facts
+    declared: Facts
     parameters: dict[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """The declared properties at these settings."""
+        return self.declared.at(self.settings)
 
     @property
     def name(self) -> str:
@@ -173,26 +186,7 @@ class MeasureFunction(Protocol[S, P]):
 _MEASURES: dict[str, Measure] = {}
 
 
-def measure(
-    *,
-    higher_is_closer: bool,
-    bounds: tuple[float, float],
-    unchanged_by: Iterable[str] | Callable[[Parameters], Iterable[str]],
-    reference: str,
-    convention: str = "",
-    symmetric: bool = True,
-    is_metric: bool = False,
-    whitens: bool | Callable[[Parameters], bool] = False,
-    precise: bool = False,
-    debiases: bool = False,
-    needs: str | Callable[[Any, Parameters], Any] = "",
-    shows: tuple[str, ...] = (),
-    smooth: bool | str | Callable[[Parameters], bool | str] = True,
-    debiased_as: str = "",
-    unit: str = "",
-    means: str = "",
-    cannot_see: str = "",
-) -> Callable[[Callable[Concatenate[S, P], Any]], MeasureFunction[S, P]]:
+def measure(**declared: Any) -> Callable[[Callable[Concatenate[S, P], Any]], MeasureFunction[S, P]]:
     """Register a function of one statistic as a measure, callable with two matrices as well.
 
     Its input is given by the annotation of its first argument, a pair type; its parameters are keyword-only.
@@ -215,41 +209,26 @@ def measure(
         smooth: whether a jackknife gives its standard error, or a text that says why not; may be a function of the
             settings.
         debiased_as: the name of the same measure without the bias of small samples.
-        unit: of its values, such as radians; none for shares and correlations.
+        unit: of its values, such as radians or nats; none for shares and correlations.
         means: what a value means, in plain words, for the page.
         cannot_see: what stays hidden from it.
     """
-    declared: dict[str, Any] = dict(locals())
-    if not callable(unchanged_by):
-        declared["unchanged_by"] = _invariances(unchanged_by)
+    if declared.get("whitens"):
+        declared["precise"] = True
+        declared["convention"] = "; ".join(filter(None, [declared.get("convention"), RANK]))
 
     def register(function: Callable[Concatenate[S, P], Any]) -> MeasureFunction[S, P]:
-        reads = _pair_type(function)
-        if isinstance(needs, str) and needs not in ("", *reads.decompositions):
-            raise InvalidValue(f"`needs` names no decomposition of {reads.__name__}.", argument="needs", value=needs)
-        facts = Facts(
-            **declared | {
-                "reads": reads, "whitens": bool(whitens),
-                "convention": "; ".join(filter(None, [convention, RANK if whitens else ""])),
-                "precise": precise or bool(whitens), "smooth": True if callable(smooth) else smooth,
-                "by_settings": {
-                    fact: declared[fact] for fact in ("whitens", "smooth", "unchanged_by") if callable(declared[fact])
-                },
-            },
-        )  # fmt: skip
+        facts = Facts(reads=_pair_type(function), **declared)
         public = _callable_with_matrices(function, facts)
-        _add(Measure(public, facts.at(_defaults_of(public))))
+        _add(Measure(public, facts))
         return cast("MeasureFunction[S, P]", public)
 
     return register
 
 
-def _invariances(changes: Iterable[str]) -> frozenset[str]:
-    """Return the changes that leave a value as it is, or refuse those that have no test."""
-    unknown = set(changes) - set(INVARIANCES)
-    if unknown:
-        raise InvalidValue(f"`unchanged_by` takes {', '.join(INVARIANCES)}; got {', '.join(sorted(unknown))}.")
-    return frozenset(changes)
+measure.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [parameter for name, parameter in inspect.signature(Facts).parameters.items() if name != "reads"]
+)
 
 
 def _pair_type(function: Callable[..., Any]) -> type[Pair]:
@@ -307,7 +286,7 @@ def _with_parameters(base: Measure, parameters: dict[str, Any]) -> Measure:
             has = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
             raise UnknownName(f"{base.name!r} has no parameter {key!r}{did_you_mean(key, known) or ';'} {has}.")
     chosen = {key: _typed(key, value, known[key]) for key, value in parameters.items()}
-    made = Measure(base.function, base.facts.at(base.defaults | chosen), chosen)
+    made = Measure(base.function, base.declared, chosen)
     if chosen and made.takes_matrices and made.function.__module__.startswith("netkin."):  # others may need more rows
         # parameters that the measure itself refuses are refused here, before any data are read
         X = torch.arange(36, dtype=torch.float32, device="cpu").sin().reshape(12, 3)

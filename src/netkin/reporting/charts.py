@@ -24,6 +24,7 @@ NAMED = 18  # names along an axis at most, which are slanted there
 FEW = 8  # steps that are named one by one
 
 Ends = tuple[float, float]
+Curve = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Chart:
         return f"{self.across} (logarithmic)" if getattr(self.along, "logarithmic", False) else self.across
 
 
-def chart_of(title: str, curve: Mapping[str, Sequence[Any]]) -> Chart | None:
+def chart_of(title: str, curve: Curve) -> Chart | None:
     """Return a curve as a chart: its first list is the x axis, the others are lines; None where it holds no value.
 
     A list ``name ±`` holds the standard errors of ``name``.

@@ -9,11 +9,10 @@ from typing import Any
 
 from netkin.errors import NoValue
 from netkin.reporting.blocks import Heatmap, Lines, Name, PageBlock, Scatter, Section, Table, Text, Tree
-from netkin.reporting.charts import chart_of
+from netkin.reporting.charts import Curve, chart_of
 from netkin.reporting.grids import Grid
 from netkin.reporting.words import direction, grouped_reasons, meaning_of, range_of, shortened
 from netkin.results import Comparison, Values
-from netkin.results.claim import Curve
 from netkin.results.comparison import are_angles, branches_of, clusters_of, distances_of, plane_of, tree_of
 from netkin.results.labels import NOT_ASKED, error_summary, has_errors, is_worth, plural
 from netkin.results.text import NO_DATA

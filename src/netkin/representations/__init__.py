@@ -1,11 +1,11 @@
 """Representations of models and data as batches of matrices: the layers, their outputs, and what one example is."""
 
 from netkin.representations import shapes
-from netkin.representations.activations import Recorder, activations
+from netkin.representations.activations import activations, gradients
 from netkin.representations.cutting import replacing, run_from, run_until
-from netkin.representations.gradients import gradients
 from netkin.representations.hooks import inference_mode_of, recording
 from netkin.representations.inputs import batches_of, model_precision
+from netkin.representations.layer_recorder import Recorder
 from netkin.representations.layers import layers
 from netkin.representations.shapes import (
     cls,

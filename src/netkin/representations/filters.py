@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
 from netkin.arrays import require_finite
-from netkin.errors import InvalidValue, UnknownName
+from netkin.errors import InvalidValue, UnknownName, require_at_least
 from netkin.representations.layer_weights import REMEDY, computed_by, copied, own_weights
 from netkin.representations.layers import layer_label, modules, refuse_uncopyable, unwrapped
 from netkin.sources.names import by_name
@@ -142,8 +142,7 @@ class AtomConv2d(nn.Module):
 
 def refuse_atoms(atoms: Any) -> None:
     """Refuse what is no number of atoms."""
-    if isinstance(atoms, bool) or not isinstance(atoms, int) or atoms < 1:
-        raise InvalidValue(f"`atoms` is a number of atoms, 1 or more; got {atoms!r}.")
+    require_at_least(1, atoms=atoms)
 
 
 def _block(block: tuple[int, int] | None, frame: nn.Conv2d) -> tuple[int, int]:

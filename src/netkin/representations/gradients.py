@@ -17,30 +17,16 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from netkin.arrays import HALF, at_least_single, label_tensor
 from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName, did_you_mean
-from netkin.progress import ProgressOption, reported
-from netkin.representations.activations import LayerFacts, Recorder, joined
-from netkin.representations.hooks import (
-    copied,
-    inference_mode_of,
-    leaves,
-    main_tensor,
-    parts,
-    path_to_tensor,
-    replaced_at,
-)
-from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, labels_of
-from netkin.representations.layers import Spec, layer_label, unwrapped
-from netkin.representations.shapes import Shape
+from netkin.representations.hooks import copied, leaves, main_tensor, parts, path_to_tensor, replaced_at
+from netkin.representations.inputs import labels_of
+from netkin.representations.layers import layer_label, unwrapped
 from netkin.settings import plain_recurrence
-from netkin.sources.names import by_name
 
 TARGETS = ("tempered", "labels", "predicted")
 OUTPUTS = ("categorical", "multilabel", "continuous")
 IGNORED = -100  # the label of tokens that have no loss, as in torch
 
 ExampleLosses = Callable[[Tensor, Any], Tensor]
-RowsByLayer = dict[str, Tensor]  # by layer
-Take = Callable[[Any, RowsByLayer, RowsByLayer], None]
 
 
 @dataclass(frozen=True)
@@ -87,17 +73,21 @@ class Target:
     def losses(self, outputs: Tensor, labels: Any, mask: Tensor | None = None) -> Tensor:
         """Return the loss of each example; of tokens the sum, without those that `mask` leaves out."""
         if callable(self.kind):
-            return _one_each(self.kind(outputs, labels), len(outputs), self.name)
+            losses = self.kind(outputs, labels)
+            if not isinstance(losses, Tensor) or losses.shape != (len(outputs),):
+                got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+                raise ShapeError(
+                    f"the target {self.name!r} must give one loss for each of {len(outputs)} examples; it gave {got}."
+                )
+            return losses
         if self.outputs == "categorical":
             outputs = class_logits(_classes_last(outputs))
         outputs = outputs.to(at_least_single(outputs.dtype))
         if self.outputs == "continuous":
-            found = (outputs - _like(labels, outputs)).square().flatten(1).sum(1) / 2
-        elif self.outputs == "multilabel":
-            found = self._of_many(outputs, labels).flatten(1).sum(1)
-        else:
-            found = self._of_classes(outputs, labels, mask)
-        return found
+            return (outputs - _like(labels, outputs)).square().flatten(1).sum(1) / 2
+        if self.outputs == "multilabel":
+            return self._of_many(outputs, labels).flatten(1).sum(1)
+        return self._of_classes(outputs, labels, mask)
 
     def _of_many(self, logits: Tensor, labels: Any) -> Tensor:
         wanted = (self.beta * logits).sigmoid() if self.kind == "tempered" else (logits > 0).to(logits)
@@ -120,109 +110,6 @@ class Target:
         if mask is not None and losses.shape == mask.shape:
             losses = losses.masked_fill(~mask.to(losses.device), 0)
         return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
-
-
-@by_name(models="model", data="data")
-def gradients(
-    model: nn.Module,
-    layers: Spec = None,
-    data: Any = None,
-    *,
-    target: str | ExampleLosses = "tempered",
-    beta: float = 0.5,
-    outputs: str = "categorical",
-    shape: Shape | Mapping[str, Shape] = None,
-    examples: int | None = None,
-    forward: Forward | None = None,
-    transform: Transform | None = None,
-    device: torch.device | str | None = None,
-    exact_model: bool = False,
-    progress: ProgressOption = None,
-) -> dict[str, Tensor]:
-    """Return the gradient of each example's loss at the chosen layers' outputs, one matrix per layer, on the CPU.
-
-    Rows and columns are those of `nk.activations`. Where a shape averages (`pool`, `mean`), gradients are summed: what
-    a step of the averaged feature, made at all places alike, does to the loss. The model is in evaluation mode and left
-    as it was; weights get no gradients.
-
-    Args:
-        model: the model, which is left as it was.
-        layers: names, globs, module types or a list of those; None for the default layers.
-        data: a loader, an iterable of batches, or one array of inputs; with target="labels" batches hold labels.
-        target: "tempered", "labels", "predicted", or a function of (outputs, labels) that gives one loss an example.
-        beta: the exponent by which the prediction is tempered, from 0 (all classes alike) to below 1.
-        outputs: what the model gives: "categorical" logits, "multilabel" logits or "continuous" numbers.
-        shape: what one example is, for all layers or by name; None for `pool` and `mean`.
-        examples: how many examples to read; None for all.
-        forward: a function ``forward(model, batch)`` that runs the model.
-        transform: a function of the inputs of a batch.
-        device: where the matrices are put; None for the CPU.
-        exact_model: whether float32 in the model on a GPU must not be rounded to TF32.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> {name: tuple(rows.shape) for name, rows in gradients(model, ["0", "2"], torch.ones(5, 4)).items()}
-        {'0': (5, 8), '2': (5, 2)}
-    """
-    reading = ModelReading(model, Target(target, beta, outputs), shape, forward, transform, exact_model)
-    kept: dict[str, list[Tensor]] = {}
-
-    def take(batch: Any, features: RowsByLayer, gradients: RowsByLayer) -> None:
-        for name, rows in gradients.items():
-            kept.setdefault(name, []).append(rows.to(device or "cpu"))
-
-    reading.run(take, data, layers, examples, progress)
-    return {name: joined(name, batches) for name, batches in kept.items()}
-
-
-@dataclass(frozen=True)
-class ModelReading:
-    """How a model is read: the loss of the gradients, None for features alone, and what one example is.
-
-    With `one_row` a layer that gives several rows for an example is refused.
-    """
-
-    model: nn.Module
-    target: Target | None
-    shape: Shape | Mapping[str, Shape] = None
-    forward: Forward | None = None
-    transform: Transform | None = None
-    exact_model: bool = False
-    one_row: bool = False
-
-    def run(
-        self, take: Take, data: Any, layers: Spec = None, examples: int | None = None, progress: ProgressOption = None
-    ) -> dict[str, float]:
-        """Run the model over data in evaluation mode, and return the rounding unit of each layer's outputs.
-
-        Args:
-            take: called with each batch, and with the features and gradients of its examples by layer. Default layers
-                from which no path leads to the loss are in neither; named ones are refused.
-            data: a loader, an iterable of batches, or one array of inputs.
-            layers: names, globs, module types or a list of those; None for the default layers.
-            examples: how many examples to read; None for all.
-            progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
-        """
-        taps = None if self.target is None else Taps(self.model, [self.target])
-        recorder = Recorder(
-            self.model, layers, shape=self.shape, forward=self.forward, transform=self.transform, taps=taps
-        )
-        with inference_mode_of(self.model, exact=self.exact_model), recorder.open():
-            for batch in reported(batches_of(data, examples), "reading", "batches", progress):
-                recorded = recorder(batch)
-                recorder.require_finite(recorded, batch)
-                features, gradients = recorded.rows, recorded.gradients.get(self.target, {})
-                if taps is not None:
-                    if taps.severed and not (recorder.by_default and gradients):
-                        why = next(iter(taps.severed.values()))
-                        raise ForwardError(f"{why}; choose layers that the model's output needs.")
-                    features = {name: rows for name, rows in features.items() if name in gradients}
-                facts = recorder.facts or {}
-                if self.one_row:
-                    _refuse_several_rows(features, batch_length(batch), facts)
-                take(batch, features, gradients)
-        return {name: own.resolution for name, own in facts.items()}
 
 
 class Taps:
@@ -270,18 +157,19 @@ class Taps:
 
         `axes` are those of the examples in the layers' outputs.
         """
-        noted, logits, labels, found = self._noted, logits_of(output), labels_of(batch), {}
+        noted, logits, labels = self._noted, logits_of(output), labels_of(batch)
+        gradients: dict[Target, dict[str, Tensor]] = {}
         for target in self.targets:
             losses = target.losses(logits, labels, mask)
             if not losses.requires_grad:
                 raise ForwardError("the model's output has no gradient: a part of it was computed without a graph.")
             if self._unchecked:
                 self._refuse_coupled(losses, noted, axes)
-            found[target] = _gradients_at(losses.sum(), noted)
-            for name in noted.keys() - found[target].keys():
+            gradients[target] = _gradients_at(losses.sum(), noted)
+            for name in noted.keys() - gradients[target].keys():
                 self.severed[name] = f"no path leads from {layer_label(name)} to the loss"
         self._unchecked = self._unchecked and len(logits) < 2
-        return found
+        return gradients
 
     def _refuse_coupled(self, losses: Tensor, noted: Mapping[str, Tensor], axes: Mapping[str, int]) -> None:
         """Refuse a model in which the loss of one example depends on another example."""
@@ -289,8 +177,8 @@ class Taps:
             return  # NaN would look like a mixture; it is refused with its layer when the rows are taken
         # sets between which halves, neighbours and examples at regular distances are parted: the Thue–Morse sequence
         chosen = torch.tensor([place.bit_count() % 2 == 1 for place in range(len(losses))], device=losses.device)
-        for name, one in _gradients_at(losses[chosen].sum(), noted).items() if bool(chosen.any()) else ():
-            rows = one.movedim(axes[name], 0)
+        for name, gradient in _gradients_at(losses[chosen].sum(), noted).items() if bool(chosen.any()) else ():
+            rows = gradient.movedim(axes[name], 0)
             if len(rows) == len(chosen) and bool(rows[~chosen.to(rows.device)].any()):
                 raise ForwardError(
                     f"after {layer_label(name)} the examples of a batch are mixed{_mixers(self.model)}, so that none "
@@ -302,13 +190,13 @@ class Taps:
 def logits_of(output: Any) -> Tensor:
     """Return the logits in a model's output: the tensor itself, the part of that name, or the first floating one."""
     inside = parts(output)
-    found = inside.get("logits") if "logits" in inside else main_tensor(output, "")
-    if not isinstance(found, Tensor) or found.ndim < 1 or "last_hidden_state" in inside:
+    logits = inside.get("logits") if "logits" in inside else main_tensor(output, "")
+    if not isinstance(logits, Tensor) or logits.ndim < 1 or "last_hidden_state" in inside:
         raise ForwardError(
             f"the model gives no logits, but {', '.join(map(str, inside)) or type(output).__name__}; pass a model with "
             "a head, or `forward=`, a function of (model, batch) that returns the logits."
         )
-    return found.unsqueeze(-1) if found.ndim == 1 else found
+    return logits.unsqueeze(-1) if logits.ndim == 1 else logits
 
 
 def class_logits(outputs: Tensor) -> Tensor:
@@ -355,17 +243,8 @@ def pulling() -> Iterator[None]:
 def _gradients_at(total: Tensor, noted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the gradients of `total` at the noted tensors that it depends on."""
     with pulling():
-        found = torch.autograd.grad(total, list(noted.values()), retain_graph=True, allow_unused=True)
-    return {name: one for name, one in zip(noted, found, strict=True) if one is not None}
-
-
-def _refuse_several_rows(rows: RowsByLayer, count: int, facts: Mapping[str, LayerFacts]) -> None:
-    for name, own in rows.items():
-        if len(own) != count:
-            raise ShapeError(
-                f"{layer_label(name)} gives {len(own):,} rows for {count:,} examples with the shape "
-                f"{facts[name].shape!r}, and one row is needed for each; choose 'pool', 'mean', 'cls' or 'flatten'."
-            )
+        gradients = torch.autograd.grad(total, list(noted.values()), retain_graph=True, allow_unused=True)
+    return {name: gradient for name, gradient in zip(noted, gradients, strict=True) if gradient is not None}
 
 
 def _mixers(model: nn.Module) -> str:
@@ -383,38 +262,31 @@ def _classes_last(outputs: Tensor) -> Tensor:
 
 def _classes(labels: Any, logits: Tensor) -> Tensor:
     """Return labels as class numbers that fit the logits, or refuse them."""
-    given = _given(labels).to(logits.device)
-    if given.is_floating_point() or given.is_complex():
-        raise InvalidValue(f"labels of classes are whole numbers; got {given.dtype}.")
-    if given.shape != logits.shape[:-1]:
+    numbers = _require_labels(labels).to(logits.device)
+    if numbers.is_floating_point() or numbers.is_complex():
+        raise InvalidValue(f"labels of classes are whole numbers; got {numbers.dtype}.")
+    if numbers.shape != logits.shape[:-1]:
         raise ShapeError(
-            f"the labels have shape {tuple(given.shape)}, and the logits ask for {tuple(logits.shape[:-1])}."
+            f"the labels have shape {tuple(numbers.shape)}, and the logits ask for {tuple(logits.shape[:-1])}."
         )
-    given, valid = given.long(), given != IGNORED
-    if bool(((given < 0) | (given >= logits.shape[-1]))[valid].any()):
-        low, high = int(given[valid].min()), int(given[valid].max())
+    numbers, valid = numbers.long(), numbers != IGNORED
+    if bool(((numbers < 0) | (numbers >= logits.shape[-1]))[valid].any()):
+        low, high = int(numbers[valid].min()), int(numbers[valid].max())
         raise InvalidValue(
             f"the labels run from {low} to {high}, and the model has {logits.shape[-1]} classes, 0 to "
             f"{logits.shape[-1] - 1}; give labels of its own classes, or another `target`."
         )
-    return given
+    return numbers
 
 
 def _like(labels: Any, outputs: Tensor) -> Tensor:
-    given = _given(labels).to(outputs)
-    if given.numel() != outputs.numel() or len(given) != len(outputs):
-        raise ShapeError(f"the labels have shape {tuple(given.shape)}, and the outputs {tuple(outputs.shape)}.")
-    return given.reshape(outputs.shape)
+    values = _require_labels(labels).to(outputs)
+    if values.numel() != outputs.numel() or len(values) != len(outputs):
+        raise ShapeError(f"the labels have shape {tuple(values.shape)}, and the outputs {tuple(outputs.shape)}.")
+    return values.reshape(outputs.shape)
 
 
-def _given(labels: Any) -> Tensor:
+def _require_labels(labels: Any) -> Tensor:
     if labels is None:
         raise InvalidValue("target='labels' needs labels, and the batches hold none; give batches of (inputs, labels).")
     return label_tensor(labels)
-
-
-def _one_each(losses: Any, count: int, name: str) -> Tensor:
-    if not isinstance(losses, Tensor) or losses.shape != (count,):
-        got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
-        raise ShapeError(f"the target {name!r} must give one loss for each of {count} examples; it gave {got}.")
-    return losses

@@ -47,12 +47,12 @@ KeyPath = tuple[Hashable, ...]
 
 
 class Watch:
-    """Counts each watched module's calls since the outermost forward of the model began, and reacts to those wanted."""
+    """Counts each watched module's calls since the forward of the model began, and reacts to those wanted."""
 
     def __init__(self, names: Iterable[str], react: React, begin: Callable[[], None]):
         self.react = react
         self.on_begin = begin
-        self.depth = 0
+        self.is_within = False  # a forward that `one_forward` has begun
         self.counts: Counter[str] = Counter()
         self.wanted: dict[str, set[int | None]] = {}
         for stem, call in map(split_call, names):
@@ -60,14 +60,9 @@ class Watch:
 
     def begin(self, root: nn.Module, inputs: Any = None) -> None:
         """Forget the last forward, unless this one is a part of it."""
-        if self.depth == 0:
+        if not self.is_within:
             self.counts.clear()
             self.on_begin()
-        self.depth += 1
-
-    def end(self, root: nn.Module, inputs: Any = None, output: Any = None) -> None:
-        """Step out of a forward of the model."""
-        self.depth = max(0, self.depth - 1)
 
     def called(self, stem: str, module: nn.Module, inputs: Any, output: Any) -> Any:
         """Count one call of a watched module and react to it if it is wanted."""
@@ -100,7 +95,6 @@ def watching(
         stack.callback(nn.Module.register_forward_pre_hook(root, watch.begin, prepend=True).remove)
         for stem in watch.wanted:
             stack.callback(after(known[stem], partial(watch.called, stem)).remove)
-        stack.callback(after(root, watch.end, always_call=True).remove)
         yield watch
 
 
@@ -191,47 +185,20 @@ def apart(value: Any, output: Tensor) -> Any:
     return value.clone() if same else value
 
 
-def same_tensors() -> Callable[[Any], bool]:
-    """Return a function of outputs that tells whether one is the very tensor that came before, unchanged since.
-
-    Where tensors do not count their changes (inference mode), none is.
-    """
-    seen: dict[int, tuple[ref[Tensor], int]] = {}
-
-    def is_same(output: Any) -> bool:
-        tensor = None if unrecordable(output) else main_tensor(output, "")
-        if tensor is None or tensor.is_inference():
-            return False
-        earlier, version = seen.get(id(tensor), (None, -1))
-        seen[id(tensor)] = (ref(tensor), tensor._version)
-        return earlier is not None and earlier() is tensor and version == tensor._version
-
-    return is_same
-
-
-def _watches(root: nn.Module) -> list[Watch]:
-    owners = [getattr(hook, "__self__", None) for hook in root._forward_pre_hooks.values()]
-    return [owner for owner in owners if isinstance(owner, Watch)]
-
-
-def end_forward(root: nn.Module) -> None:
-    """Notify the watchers of a model that its forward pass has ended, where torch does not."""
-    for watch in _watches(root):
-        watch.end(root)
-
-
 @contextmanager
 def one_forward(model: nn.Module) -> Iterator[None]:
     """Make all that `model` does inside the `with` count as one forward, however many of its parts are called."""
     root = unwrapped(model)
-    watches = [(watch, watch.depth) for watch in _watches(root)]
-    for watch, _ in watches:
+    owners = [getattr(hook, "__self__", None) for hook in root._forward_pre_hooks.values()]
+    watches = [watch for watch in owners if isinstance(watch, Watch) and not watch.is_within]
+    for watch in watches:
         watch.begin(root)
+        watch.is_within = True
     try:
         yield
     finally:
-        for watch, depth in watches:
-            watch.depth = depth
+        for watch in watches:
+            watch.is_within = False
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from netkin.arrays import plain_array, refuse_masked
 from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError
 from netkin.identity.data import LABELS
 from netkin.progress import reporting
-from netkin.representations.hooks import copied, copied_leaf, end_forward, leaves, mapped, one_forward, parts, rebuilt
+from netkin.representations.hooks import copied, copied_leaf, leaves, mapped, one_forward, parts, rebuilt
 from netkin.representations.layers import fixed_size_refusal, unwrapped
 from netkin.settings import tf32_in
 
@@ -53,14 +53,7 @@ def run_unwrapped(model: nn.Module, batch: Any, forward: Forward | None = None) 
     if forward is not None:
         with one_forward(model):
             return forward(model, batch)
-    inputs = inputs_of(batch)
-    try:
-        return outputs_of(model, inputs)
-    except Exception:
-        raise
-    except BaseException:  # what stops a forward half way: torch calls the hooks after an `Exception` only
-        end_forward(model)
-        raise
+    return outputs_of(model, inputs_of(batch))
 
 
 def outputs_of(model: nn.Module, inputs: Any) -> Any:

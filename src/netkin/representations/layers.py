@@ -105,11 +105,6 @@ def choose(model: nn.Module, spec: Spec = None) -> list[str]:
     return [name for name in chosen if split_call(name)[1] is None or split_call(name)[0] not in chosen]
 
 
-def named_outright(spec: Spec) -> list[str]:
-    """Return the texts of a spec, of which some may be names and others globs."""
-    return [spec] if isinstance(spec, str) else [one for one in _listed(spec) if isinstance(one, str)]
-
-
 def modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return every module of the model inside its wrappers, by name, the model itself as ``""``."""
     return dict(_walk(unwrapped(model), ""))

@@ -18,11 +18,7 @@ A mask (n × tokens, boolean or integer, true for valid tokens) marks padding. H
 raised to float32 before anything is summed. A function from a layer's output to rows also serves as a shape, for
 instance for outputs n × h × w × c or n × c × length, whose dimensions are ambiguous. It gets the output as
 the layer gave it; for all other shapes the axis of the examples comes first.
-
-Mostly the first axis counts the examples. But recurrent nets and transformers may give time × examples × features, and
-a table of positions has no examples at all, whatever its length. So the model is run on two examples and on three
-before the first batch, and the axis that is 2 long in the one run and 3 in the other counts the examples. Where that
-fails, as with exported programs of fixed size, the first axis counts them if it alone is as long as the batch.
+See `batch_axis` for how that axis is found.
 """
 
 from __future__ import annotations
@@ -38,6 +34,7 @@ from torch.nn import functional
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.representations.layers import hint_for, matching_names, modules, split_call
 
+SUMMED = (torch.float32, torch.float64)  # precisions that are summed as they come; others are raised to the first
 PLACES = 32  # maps with fewer places are turned into rows: products of single examples would be too small
 __all__ = ["cls", "dft", "flatten", "last", "mean", "pool", "positions", "resize_to", "tokens"]
 
@@ -194,7 +191,8 @@ def rows_of(output: Tensor, shape: Shape = None, mask: Mask = None) -> tuple[Ten
     if output.ndim == 0:
         raise ShapeError("the output is a single number for the whole batch; choose a layer with one row per example.")
     if output.ndim <= 2:
-        return _raised(output.reshape(len(output), output.shape[1:].numel())), "matrix"
+        rows = output if output.ndim == 2 else output[:, None]
+        return (rows if rows.dtype in SUMMED else rows.float()), "matrix"
     name = name or ("mean" if output.ndim == 3 else "pool")
     function = SHAPES[name]
     return (function(output, mask) if name in FOR_TOKENS else function(output)), name
@@ -303,21 +301,16 @@ def _matrix_from(rows: Any, name: str) -> Tensor:
 
 
 def _raised(tensor: Tensor) -> Tensor:
-    return tensor.to(_summing_dtype(tensor))
+    return tensor if tensor.dtype in SUMMED else tensor.float()
 
 
 def _summing_dtype(tensor: Tensor) -> torch.dtype:
-    return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
+    return tensor.dtype if tensor.dtype in SUMMED else torch.float32
 
 
 def _list(names: Any) -> str:
     *most, final = [repr(name) for name in names]
     return f"{', '.join(most)} or {final}"
-
-
-def axes_of_length(output: Tensor, length: int) -> list[int]:
-    """Return the axes of `output` that have this length."""
-    return [axis for axis, size in enumerate(output.shape) if size == length]
 
 
 def rows_by_place(output: Tensor, mask: Tensor | None = None) -> Tensor:

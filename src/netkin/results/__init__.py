@@ -1,9 +1,8 @@
 """Results: labelled, immutable tables with their provenance. NumPy only; torch is never imported here."""
 
 from netkin.results.caveats import Caveat
-from netkin.results.claim import Claim, Measured
 from netkin.results.comparison import Comparison, Values
-from netkin.results.comparisons import Comparisons, Spread
+from netkin.results.comparisons import Comparisons
 from netkin.results.federation import Federation
 from netkin.results.packing import document, load
 from netkin.results.quantity import Quantity
@@ -16,17 +15,14 @@ from netkin.results.weight_sparsity import SparsityStudy
 __all__ = [
     "THRESHOLDS",
     "Caveat",
-    "Claim",
     "Comparison",
     "Comparisons",
     "Federation",
     "Match",
-    "Measured",
     "Quantity",
     "Ranking",
     "Series",
     "SparsityStudy",
-    "Spread",
     "TaskAccuracies",
     "TaskEnsembles",
     "Trend",

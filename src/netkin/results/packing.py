@@ -54,6 +54,30 @@ class Result(FrozenRecord):
         with files.damage_reported(path):
             return unpacked(cls, header, arrays)
 
+    def plot(
+        self,
+        measures: str | Sequence[str] | None = None,
+        path: str | os.PathLike[str] | None = None,
+        ax: Any = None,
+        *,
+        steps: Sequence[int] | None = None,
+        profile: bool | None = None,
+        overwrite: bool = False,
+    ) -> Any:
+        """Return the result as a matplotlib figure, drawn into `ax` or written to `path` where one is given.
+
+        Args:
+            measures: One measure or score to draw, or several; by default all.
+            path: A file that ends in .png, .svg or .pdf.
+            ax: Axes of yours to draw into: one heatmap, or the lines of a series or a federation alone.
+            steps: Steps of a series whose heatmaps are drawn above its lines; by default a few spread over the run.
+            profile: Whether the profile of corresponding layers is drawn below the heatmaps of a comparison; by default
+                where there are standard errors.
+            overwrite: Write also over a file that is there.
+        """
+        draw = import_module("netkin.reporting").plot
+        return draw(self, measures, path, ax, steps=steps, profile=profile, overwrite=overwrite)
+
 
 def document(result: Any) -> Header:
     """Return everything a result holds, and what is read off it, as lists, mappings, texts and numbers.
@@ -166,13 +190,11 @@ READERS: dict[str, tuple[str, str, int]] = {
 def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """Return the result that was saved at `path`, of any kind.
 
-    A `Comparison`, `Comparisons`, `Ranking`, `Series`, `Federation`, `SparsityStudy`, `TaskAccuracies`, `TaskEnsembles`
-    or `Claim`; statistics to compare from; a recording to make series of; a stitch, with the
-    two `models` that it joins; a compressed model, with the original one; and fits of `nk.kernel_ridge`, with their
-    model. Without models a stitch and a compressed model give their records. Torch is imported only for what needs it.
+    A `Comparison`, `Comparisons`, `Ranking`, `Series`, `Federation`, `SparsityStudy`, `TaskAccuracies` or
+    `TaskEnsembles`; statistics to compare from; a recording to make series of; a stitch, with the two `models` that it
+    joins; a compressed model, with the original one; and fits of `nk.kernel_ridge`, with their model. Without models a
+    stitch and a compressed model give their records. Torch is imported only for what needs it.
     """
-    if files.read_start(path, 1) in (b"{", b"["):
-        return import_module("netkin.results.claim").Claim.load(path)
     kind = files.read_header(path)["kind"]
     if kind in READERS:
         module, name, count = READERS[kind]
@@ -189,5 +211,5 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
             f"{str(path)!r} holds where a training stands, which is no result; the same `nk.train(..., save=...)` "
             "goes on from it, and when it is done gives its history and weights at once."
         )
-    known = ", ".join(map(repr, [*RESULTS, *READERS, "claim"]))
+    known = ", ".join(map(repr, [*RESULTS, *READERS]))
     raise FileError(f"{str(path)!r} holds {kind!r}, which is no result; those are {known}.")

@@ -7,12 +7,12 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
+from netkin.arrays import as_matrix, require_finite
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat
 from netkin.statistics.statistic import Statistic, Stored
@@ -166,7 +166,7 @@ class Pair:
 class Collector(Statistic):
     """A statistic of many layers, driven by the pass.
 
-    A collector needs `kind`, `stored`, `update`, `merge`, `pair`, `cost` and `start`; what else stands here suits most.
+    A collector needs `kind`, `update`, `merge`, `pair`, `cost` and `start`; what else stands here suits most.
     A pass calls ``update({feed: {(model, layer): rows}}, numbers)`` with the numbers
     of the batch's examples, and ``owners={key: places}`` where a layer's examples have different numbers of rows.
     Weights come once and without numbers, as ``{"weights": {(model, layer): {name: tensor}}}``; outputs, of a whole
@@ -180,7 +180,6 @@ class Collector(Statistic):
     numbers_rows: ClassVar[bool] = True  # whether each row needs a number, and not each example alone
     reduces: ClassVar[bool] = False  # whether `reduce` makes a layer smaller as soon as it has fired
     needs: ClassVar[str] = "weights"  # what a layer must have to be compared by its weights when none are named
-    given_frame: Mapping[Key, tuple[Tensor, float]] = MappingProxyType({})  # that of another part, if set at the start
 
     @classmethod
     def settings_for(cls, measure: Any) -> Settings:
@@ -234,6 +233,9 @@ class Collector(Statistic):
         """Return the shift and the scale of each layer, with which other parts of the data add up as plain sums."""
         return {}
 
+    def take_frame(self, frame: Mapping[Key, tuple[Tensor, float]]) -> None:
+        """Begin with the shifts and scales of another part."""
+
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         """Return how exact the values of these pairs are, as text."""
         return "exact"
@@ -242,6 +244,62 @@ class Collector(Statistic):
     def chunk_sizes(self) -> tuple[int, ...]:
         """The number of examples, or of mini-batches, in each chunk; empty where no chunks are kept."""
         return ()
+
+
+class RowCollector(Collector):
+    """A collector of rows, given for all its layers at once and of the same examples.
+
+    An example's number identifies it in every batch and part of the data; which chunk it falls in, and whether its rows
+    are among those sampled, follow from the number alone.
+    """
+
+    def __init__(self, names: Sequence[Key], chunks: int = 0):
+        self.names, self.chunks = list(names), chunks
+        self.sizes: dict[Key, tuple[int, ...]] = {}  # of one row of every layer seen so far
+        self.counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples in each chunk
+        self.next_number = 0  # of an example that comes without one
+        self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
+        self.clear_cache()
+
+    @staticmethod
+    def as_rows(array: Any, name: str) -> Tensor:
+        """Return what a layer gave in the form that is collected."""
+        return as_matrix(array, name, check=False)
+
+    def checked(self, rows: Mapping[Any, Any], names: Sequence[Key] | None = None) -> dict[Key, Tensor]:
+        """Return the rows of all layers in one batch, or of those of these `names`, of the sizes seen before.
+
+        On the CPU NaN and Inf are refused, unless the pass has looked for them; a GPU is not waited for.
+        """
+        rows, names = one_feed(self, rows), self.names if names is None else names
+        missing = [name for name in names if name not in rows]
+        if missing:
+            raise ShapeError(
+                f"this batch lacks rows for {name_of(missing[0])!r}; every update needs all {len(self.names)} layers."
+            )
+        layers = {name: self.as_rows(rows[name], name_of(name)).detach() for name in names}
+        sizes = {name: tuple(layer.shape[1:]) for name, layer in layers.items()}
+        for name, layer in layers.items():
+            require_size(name, sizes[name], self.sizes.get(name, sizes[name]))
+            if layer.device.type == "cpu" and not isinstance(rows, Owned):
+                require_finite(layer, label(name))
+        self.sizes |= sizes
+        return layers
+
+    def numbered(self, numbers: Any, count: int) -> np.ndarray:
+        """Return the numbers of `count` examples, counted as they come unless given."""
+        places = self.next_number + np.arange(count) if numbers is None else np.asarray(numbers, dtype=np.int64)
+        self.next_number = max(self.next_number, int(places.max(initial=-1)) + 1)
+        return places
+
+    @property
+    def widths(self) -> dict[Key, int]:
+        """The number of features of every layer seen so far."""
+        return {name: size[0] for name, size in self.sizes.items()}
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        return tuple(self.counts.tolist()) if self.chunks else ()
 
 
 def unfit_for_spectra(measure: str) -> str:
@@ -290,41 +348,27 @@ def require_pair(a: Key, b: Key, known: Sequence[Key], where: str, pair_blocks: 
         raise NoValue(f"the pair {name_of(a)!r}, {name_of(b)!r} was not collected.")
 
 
-def require_layers(names: Sequence[Key], rows: Mapping[Any, Any]) -> None:
-    """Refuse a batch that lacks a layer."""
-    missing = [name for name in names if name not in rows]
-    if missing:
+def require_size(key: Key, size: tuple[int, ...], before: tuple[int, ...]) -> None:
+    """Refuse a layer whose rows are not of the size that they had `before`."""
+    if size != before:
         raise ShapeError(
-            f"this batch lacks rows for {name_of(missing[0])!r}; every update needs all {len(names)} layers."
+            f"{label(key)} gave {size_in_words(size)} and {size_in_words(before)} before; bring all inputs to one "
+            "size, or choose a shape whose size does not change, such as 'pool'."
         )
 
 
-def require_width(key: Key, width: int, before: int, when: str = "") -> None:
-    """Refuse a layer whose width is not what it was `before`; `when` names the batch in the sentence."""
-    if width != before:
-        raise ShapeError(
-            f"{label(key)} gave {width} features{when} and {before} before; choose a shape whose width does not change."
-        )
+def size_in_words(size: Sequence[int]) -> str:
+    """Return the size of a row, or of a map with its channels: 3 channels of 8 × 8."""
+    channels, *space = size
+    return f"{channels} channels of {shape_in_words(space)}" if space else f"{channels} features"
+
+
+def shape_in_words(shape: Sequence[int]) -> str:
+    """Return a shape as people write it: 8 × 8."""
+    return " × ".join(map(str, shape))
 
 
 # --- numbers of examples ----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Numbers(Stored):
-    """The numbers of the examples and rows that a collector has seen: counted as they come, unless given.
-
-    An example's number identifies it in every batch and part of the data; which chunk it falls in, and whether its rows
-    are among those sampled, follow from the number alone.
-    """
-
-    next: int = 0
-
-    def take(self, numbers: Any, count: int) -> np.ndarray:
-        """Return the numbers of `count` examples, given or counted."""
-        places = self.next + np.arange(count) if numbers is None else np.asarray(numbers, dtype=np.int64)
-        self.next = max(self.next, int(places.max(initial=-1)) + 1)
-        return places
 
 
 def row_numbers(numbers: np.ndarray, count: int, owners: np.ndarray | None = None) -> np.ndarray:

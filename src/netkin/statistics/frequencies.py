@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +20,8 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import as_maps, summing_dtype
-from netkin.errors import NoValue, ShapeError
-from netkin.statistics.collector import Key, name_of
+from netkin.errors import NoValue
+from netkin.statistics.collector import shape_in_words
 from netkin.statistics.linear_algebra import power_of_two
 
 Grid = tuple[int, ...]  # the size of a map; empty for a layer without space
@@ -93,28 +92,6 @@ def mismatch_in_words(a: str, size_a: Grid, b: str, size_b: Grid) -> str:
         f"{a} has maps of {shape_in_words(size_a)} and {b} of {shape_in_words(size_b)}, of which neither divides the "
         """other, so they share no frequencies; say resize="average" to average maps down to one size."""
     )
-
-
-def shape_in_words(shape: Sequence[int]) -> str:
-    """Return a shape as people write it: 8 × 8."""
-    return " × ".join(map(str, shape))
-
-
-def channels_in_words(size: Sequence[int]) -> str:
-    """Return the size of a map with its channels: 3 channels of 8 × 8."""
-    channels, *space = size
-    return f"{channels} channels of {shape_in_words(space)}" if space else f"{channels} features"
-
-
-def require_same_examples(maps: Mapping[Key, Tensor]) -> None:
-    """Refuse layers that gave different numbers of examples in one batch."""
-    first, *others = maps
-    for name in others:
-        if len(maps[name]) != len(maps[first]):
-            raise ShapeError(
-                f"layers {name_of(first)!r} and {name_of(name)!r} gave {len(maps[first]):,} and {len(maps[name]):,} "
-                "examples in one batch; feed all layers the same examples."
-            )
 
 
 def placed(maps: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,15 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_matrix, at_least_single, paired, require_finite, summing_dtype, to_device
+from netkin.arrays import at_least_single, paired, require_finite, summing_dtype, to_device
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.statistics.collector import (
-    Collector,
     CostEstimate,
     Key,
-    Numbers,
     Pair,
     PairBlock,
+    RowCollector,
     Settings,
     Study,
     chunk_of,
@@ -26,9 +26,8 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
-    require_layers,
     require_pair,
-    require_width,
+    require_size,
     row_numbers,
     summed,
 )
@@ -80,12 +79,8 @@ class IncompleteBatch(Stored):
         return IncompleteBatch(self.numbers, {key: self.rows[key] for key in keys})
 
     def joined(self, other: IncompleteBatch) -> IncompleteBatch:
-        """Return the rows of both, none of which may be the same."""
+        """Return the rows of both, which are of different examples."""
         numbers = np.concatenate([self.numbers, other.numbers])
-        if len(np.unique(numbers)) < len(numbers):
-            raise ShapeError(
-                "two batches hold the same examples by their numbers; give each example a number of its own."
-            )
         return IncompleteBatch(numbers, {name: [*parts, *other.rows[name]] for name, parts in self.rows.items()})
 
     def in_order(self) -> Iterator[tuple[Key, Tensor]]:
@@ -111,47 +106,38 @@ class GramSettings(Settings):
     fraction: float = 0.4
 
 
-class LayerGrams(Collector):
+class LayerGrams(RowCollector):
     """HSIC₁ of many pairs of layers, summed over mini-batches; `collector[a, b]` is the pair that a measure reads.
 
     Each mini-batch's Gram matrices are U-centred (Song 2012) and flattened to rows, so that one product holds the
-    HSIC of all pairs. A mini-batch is a range of `batch` example numbers (None: as many as come first); rows of one
-    that is not complete wait for the rest, also in a file. One that stays incomplete counts as it is, and under four
-    examples it is left out and counted.
+    HSIC of all pairs. A mini-batch is a range of `batch` example numbers; rows of one that is not complete wait for the
+    rest, also in a file. One that stays incomplete counts as it is, and under four examples it is left out and counted.
     """
 
     kind = "LayerGrams"
     holds = "Grams"
     reduces = True
-    stored = (
-        "pair_blocks", "names", "batch", "kernel", "fraction", "chunks", "widths", "_sums", "_counts", "_weights",
-        "_numbers", "_waiting", "_each", "_scales", "_centres",
-    )  # fmt: skip
 
     def __init__(
-        self, pair_blocks: Sequence[PairBlock], *, batch: int | None = None, kernel: str = "linear",
-        fraction: float = 0.4, chunks: int = 0,
+        self, pair_blocks: Sequence[PairBlock], *, batch: int = 128, kernel: str = "linear", fraction: float = 0.4,
+        chunks: int = 0,
     ):  # fmt: skip
         if kernel not in KERNELS:
             raise UnknownName(f"no kernel named {kernel!r}; choose one of {', '.join(KERNELS)}.")
-        if batch is not None and batch < 4:
+        if batch < 4:
             raise InvalidValue(f"a mini-batch needs at least 4 examples for HSIC₁; got batch={batch}.")
-        self.batch, self.kernel, self.fraction, self.chunks = batch, kernel, fraction, chunks
+        self.batch, self.kernel, self.fraction = batch, kernel, fraction
         self.pair_blocks = [(list(left), list(right)) for left, right in pair_blocks]
-        self.names = keys_of(self.pair_blocks)
-        self._sums = torch.zeros(max(chunks, 1), len(self.names), len(self.names), dtype=torch.float64)
-        self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of mini-batches
-        self._weights = np.zeros(max(chunks, 1))  # the sum of their m(m - 3)
-        self._waiting: dict[int, IncompleteBatch] = {}
-        self._numbers = Numbers()  # of rows
-        self._each: int | None = None  # the rows of an example; 0 once examples have different numbers of them
-        self.widths: dict[Key, int] = {}
-        self._scales: dict[Key, float] = {}
-        self._centres: dict[Key, bool] = {}
-        self.clear_cache()
+        super().__init__(keys_of(self.pair_blocks), chunks)  # whose `counts` are of mini-batches here
+        self.sums = torch.zeros(max(chunks, 1), len(self.names), len(self.names), dtype=torch.float64)
+        self.weights = np.zeros(max(chunks, 1))  # the sum of the mini-batches' m(m - 3)
+        self.waiting: dict[int, IncompleteBatch] = {}
+        self.rows_each: int | None = None  # of an example; 0 once examples have different numbers of them
+        self.scales: dict[Key, float] = {}
+        self.centres: dict[Key, bool] = {}
 
     def clear_cache(self) -> None:
-        self._finished: tuple[Tensor, np.ndarray, np.ndarray] | None = None
+        self._finished: Self | None = None
 
     @classmethod
     def settings_for(cls, measure: Any) -> GramSettings:
@@ -180,22 +166,21 @@ class LayerGrams(Collector):
     def of(cls, rows: Mapping[Key, Any], **options: Any) -> Self:
         """Return the statistic of all pairs of some layers' rows, differentiably; `options` are those of the class."""
         collector = cls([(list(rows), list(rows))], **options)
-        collector._take({key: as_matrix(matrix, name_of(key), check=False) for key, matrix in rows.items()}, None)
+        collector._take({key: cls.as_rows(matrix, name_of(key)) for key, matrix in rows.items()}, {}, None)
         return collector
 
     def serves(self, settings: GramSettings) -> str:
-        mine = GramSettings(self.batch or 0, self.kernel, self.fraction)
+        mine = GramSettings(self.batch, self.kernel, self.fraction)
         return "" if settings == mine else f"mini-batches of {settings.batch} with a {settings.kernel} kernel"
 
     def reduce(self, key: Key, rows: Tensor, numbers: np.ndarray) -> Any:
         """Return a layer's kernel matrix at once, if its rows make up exactly one mini-batch; else the rows."""
-        if self.batch is None:
-            self.batch = max(4, len(rows))
         each = divmod(len(rows), len(numbers)) if len(numbers) else (0, 0)
-        regular = each[1] == 0 and self._each in (None, each[0])
-        whole = regular and self._is_whole(row_numbers(numbers, len(rows)))
-        require_width(key, rows.shape[1], self.widths.setdefault(key, rows.shape[1]))
-        return Kernel(self._kernel(key, rows)) if whole else rows
+        is_regular = each[1] == 0 and self.rows_each in (None, each[0])
+        require_size(key, tuple(rows.shape[1:]), self.sizes.setdefault(key, tuple(rows.shape[1:])))
+        if is_regular and self._is_whole(row_numbers(numbers, len(rows))):
+            return Kernel(self._kernel(key, rows))
+        return rows
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Add one batch: for every layer a matrix of rows, or what `reduce` made of it, of the same examples.
@@ -204,23 +189,18 @@ class LayerGrams(Collector):
         are all that come after them.
         """
         rows = one_feed(self, rows)
-        require_layers(self.names, rows)
-        layers = dict[Key, Tensor | Kernel]()
-        for name in self.names:
-            is_kernel = isinstance(matrix := rows[name], Kernel)
-            layers[name] = matrix if is_kernel else as_matrix(matrix, name_of(name), check=False).detach()
-        self._take(layers, numbers, bool(owners))
+        kernels = {name: reduced.matrix for name, reduced in rows.items() if isinstance(reduced, Kernel)}
+        matrices = self.checked(rows, [name for name in self.names if name not in kernels])
+        self._take(matrices, kernels, numbers, bool(owners))
 
-    def _take(self, rows: Mapping[Key, Tensor | Kernel], numbers: Any, uneven: bool = False) -> None:
-        counts = {len(matrix.matrix if isinstance(matrix, Kernel) else matrix) for matrix in rows.values()}
+    def _take(
+        self, matrices: Mapping[Key, Tensor], kernels: dict[Key, Tensor], numbers: Any, uneven: bool = False
+    ) -> None:
+        counts = {len(matrix) for matrix in (*matrices.values(), *kernels.values())}
         if len(counts) > 1:
             raise ShapeError(f"the layers gave different numbers of rows for one batch: {sorted(counts)}.")
-        places = self._numbered(numbers, count := counts.pop(), uneven)
-        self._finished, self.batch = None, self.batch or max(4, count)
-        kernels = {name: matrix.matrix for name, matrix in rows.items() if isinstance(matrix, Kernel)}
-        matrices = {name: matrix for name, matrix in rows.items() if not isinstance(matrix, Kernel)}
-        for name, matrix in matrices.items():
-            require_width(name, matrix.shape[1], self.widths.setdefault(name, matrix.shape[1]))
+        places = self._row_numbers(numbers, counts.pop(), uneven)
+        self.clear_cache()
         if self._is_whole(places):
             kernels |= {name: self._kernel(name, matrix) for name, matrix in matrices.items()}
             self._add(int(places[0]) // self.batch, kernels)
@@ -231,96 +211,100 @@ class LayerGrams(Collector):
             part = {name: [matrix[torch.from_numpy(here).to(matrix.device)]] for name, matrix in matrices.items()}
             self._wait(place, IncompleteBatch(places[here], part))
 
-    def _numbered(self, numbers: Any, count: int, uneven: bool) -> np.ndarray:
+    def _row_numbers(self, numbers: Any, count: int, uneven: bool) -> np.ndarray:
         """Return the numbers of rows: they follow from those of their examples while all have as many rows."""
         if numbers is not None:
             each = 0 if uneven or count % len(numbers) else count // len(numbers)
-            self._each = each if self._each in (None, each) else 0
-        if numbers is None or not self._each:
-            return self._numbers.take(None, count)
-        return self._numbers.take(row_numbers(np.asarray(numbers, dtype=np.int64), count), count)
+            self.rows_each = each if self.rows_each in (None, each) else 0
+        if numbers is None or not self.rows_each:
+            return self.numbered(None, count)
+        return self.numbered(row_numbers(np.asarray(numbers, dtype=np.int64), count), count)
 
     def _is_whole(self, places: np.ndarray) -> bool:
         """Return whether rows of these numbers are one mini-batch in its order."""
-        batch = self.batch or 0
-        return len(places) == batch and places[0] % batch == 0 and bool((np.diff(places) == 1).all())
+        return len(places) == self.batch and places[0] % self.batch == 0 and bool((np.diff(places) == 1).all())
 
     def _wait(self, place: int, part: IncompleteBatch) -> None:
         """Add rows to an incomplete mini-batch, and fold it in once it is complete."""
-        if place in self._waiting:
-            part = self._waiting[place].joined(part)
+        if place in self.waiting:
+            part = self.waiting[place].joined(part)
         if len(part.numbers) == self.batch:
-            self._waiting.pop(place, None)
+            self.waiting.pop(place, None)
             self._add(place, {name: self._kernel(name, rows) for name, rows in part.in_order()})
         else:
-            self._waiting[place] = part
+            self.waiting[place] = part
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Grams:
         require_pair(a, b, self.names, "Gram matrices", self.pair_blocks)
-        sums, counts, weights = self._with_remainder()
-        stays = np.arange(len(counts)) != (-1 if without is None else without)
-        batches, weight = int(counts[stays].sum()), float(weights[stays].sum())
-        if batches == 0 or self.batch is None:
-            waiting = sum(len(part.numbers) for part in self._waiting.values())
+        finished = self._with_remainder()
+        stays = np.arange(len(finished.counts)) != (-1 if without is None else without)
+        batches, weight = int(finished.counts[stays].sum()), float(finished.weights[stays].sum())
+        if batches == 0:
+            waiting = sum(len(part.numbers) for part in self.waiting.values())
             raise NoValue(f"HSIC₁ needs at least 4 examples in a mini-batch; {waiting} were seen.")
-        x, y, means = self.names.index(a), self.names.index(b), summed(sums, without) / weight
+        x, y, means = self.names.index(a), self.names.index(b), summed(finished.sums, without) / weight
         return Grams(means[x, y], means[x, x], means[y, y], self.batch, batches, self._left_out)
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
-        count = int(self._with_remainder()[1].sum())
+        count = int(self._with_remainder().counts.sum())
         left_out = f"; {self._left_out} examples left out" if self._left_out else ""
         return f"mini-batch estimate ({count:,} batch{'es' * (count != 1)} of up to {self.batch}{left_out})"
 
     @property
     def chunk_sizes(self) -> tuple[int, ...]:
-        return tuple(self._with_remainder()[1].tolist()) if self.chunks else ()
+        return tuple(self._with_remainder().counts.tolist()) if self.chunks else ()
 
     @property
     def _left_out(self) -> int:
         """How many rows lie in incomplete mini-batches that are too small for HSIC₁."""
-        return sum(len(part.numbers) for part in self._waiting.values() if len(part.numbers) < 4)
+        return sum(len(part.numbers) for part in self.waiting.values() if len(part.numbers) < 4)
 
-    def _with_remainder(self) -> tuple[Tensor, np.ndarray, np.ndarray]:
-        """Return the sums and counts with those incomplete mini-batches that are large enough."""
+    def _with_remainder(self) -> Self:
+        """Return the sums with those incomplete mini-batches that are large enough."""
         if self._finished is None:
-            before = self._sums, self._counts, self._weights
-            self._sums, self._counts, self._weights = self._sums.clone(), self._counts.copy(), self._weights.copy()
-            for place, part in sorted(self._waiting.items()):
+            finished = copy(self)
+            finished.sums, finished.counts, finished.weights = (
+                self.sums.clone(),
+                self.counts.copy(),
+                self.weights.copy(),
+            )
+            finished.scales, finished.centres = dict(self.scales), dict(self.centres)
+            for place, part in sorted(self.waiting.items()):
                 if len(part.numbers) >= 4:
-                    self._add(place, {name: self._kernel(name, rows) for name, rows in part.in_order()})
-            # read number by number, so on the CPU
-            self._finished = (self._sums.cpu(), self._counts, self._weights)
-            self._sums, self._counts, self._weights = before
+                    finished._add(place, {name: finished._kernel(name, rows) for name, rows in part.in_order()})
+            finished.sums = finished.sums.cpu()  # which are read number by number
+            self._finished = finished
         return self._finished
 
     # --- merging ------------------------------------------------------------------------------------------------------
 
     def merge(self, other: Self) -> Self:
         """Return the sums of both; incomplete mini-batches of one range are put together."""
-        self._require_alike(other, layers="pair_blocks", kernel="kernel", fraction="fraction", chunks="chunks")
-        for fact in ("batch", "widths"):
-            if getattr(self, fact) and getattr(other, fact):
-                self._require_alike(other, **{fact: fact})
+        self._require_alike(
+            other, layers="pair_blocks", kernel="kernel", fraction="fraction", batch="batch", chunks="chunks"
+        )
+        if self.sizes and other.sizes:
+            self._require_alike(other, widths="sizes")
         self._require_even(other)
         merged, theirs = self._copy(), other._copy()
-        merged.batch, merged.widths = self.batch or other.batch, self.widths or dict(other.widths)
+        merged.sizes = self.sizes | other.sizes
         for name in self.names:
-            scales = [side._scales[name] for side in (merged, theirs) if name in side._scales]
+            scales = [side.scales[name] for side in (merged, theirs) if name in side.scales]
             for side in (merged, theirs) if scales else ():
                 side._rescale(name, min(scales))
-        merged._sums = merged._sums + theirs._sums.to(merged._sums.device)
-        merged._counts, merged._weights = self._counts + other._counts, self._weights + other._weights
-        merged._numbers = Numbers(max(self._numbers.next, other._numbers.next))
-        merged._each = self._each if other._each is None else other._each
-        for place, part in theirs._waiting.items():
+        merged.sums = merged.sums + theirs.sums.to(merged.sums.device)
+        merged.counts, merged.weights = self.counts + other.counts, self.weights + other.weights
+        merged.next_number = max(self.next_number, other.next_number)
+        merged.rows_each = self.rows_each if other.rows_each is None else other.rows_each
+        for place, part in theirs.waiting.items():
             merged._wait(place, part)
         return merged
 
     def _require_even(self, other: LayerGrams) -> None:
         """Refuse parts whose mini-batches depend on what came before them."""
-        known = {collector._each for collector in (self, other)} - {None}
+        known = {collector.rows_each for collector in (self, other)} - {None}
         if 0 in known or len(known) > 1:
             raise ShapeError(
                 "mini-batches of rows can't be merged where examples have different numbers of rows, as which rows a "
@@ -335,8 +319,8 @@ class LayerGrams(Collector):
         part.pair_blocks = [(left, right) for left, right in sides if left and right]
         part.names = keys_of(part.pair_blocks)
         places = [self.names.index(key) for key in part.names]
-        part._sums = self._sums[:, places][:, :, places]
-        part._waiting = {place: batch.restricted(part.names) for place, batch in self._waiting.items()}
+        part.sums = self.sums[:, places][:, :, places]
+        part.waiting = {place: batch.restricted(part.names) for place, batch in self.waiting.items()}
         return part
 
     # --- one mini-batch -----------------------------------------------------------------------------------------------
@@ -346,15 +330,15 @@ class LayerGrams(Collector):
         rows = rows.to(at_least_single(rows.dtype))
         if self.kernel == "rbf":
             return self._rbf(name, rows)
-        gram = self._gram(name, rows, centred=self._centres.get(name, False))
-        if name not in self._centres or (gram.device.type == "cpu" and not self._centres[name]):
-            self._centres[name] = offset_is_large(gram)
-            gram = self._gram(name, rows, centred=True) if self._centres[name] else gram
+        gram = self._gram(name, rows, centred=self.centres.get(name, False))
+        if name not in self.centres or (gram.device.type == "cpu" and not self.centres[name]):
+            self.centres[name] = offset_is_large(gram)
+            gram = self._gram(name, rows, centred=True) if self.centres[name] else gram
         return gram
 
     def _rbf(self, name: Key, rows: Tensor) -> Tensor:
         """Return the RBF kernel; nothing but zeros where it has no width, so that this layer alone has no value."""
-        require_finite(rows, f"{label(name)} in mini-batch {self._counts.sum()}")
+        require_finite(rows, f"{label(name)} in mini-batch {self.counts.sum()}")  # of which zeros would tell nothing
         try:
             return rbf_kernel(rows, self.fraction)
         except NoValue:
@@ -362,18 +346,16 @@ class LayerGrams(Collector):
 
     def _gram(self, name: Key, rows: Tensor, centred: bool) -> Tensor:
         """Return ``XXᵀ`` in this layer's scale, which is chosen again if squares would leave the range of float32."""
-        as_given = rows
         if centred:
             rows = rows - rows.mean(0, dtype=summing_dtype(rows.device)).to(rows.dtype)
-        scale = self._scales.get(name, 1.0)
+        scale = self.scales.get(name, 1.0)
         gram = gram_product(rows if scale == 1 else rows * scale)
-        if name in self._scales and gram.device.type != "cpu":
+        if name in self.scales and gram.device.type != "cpu":
             return gram
         size = float(torch.diagonal(gram.detach()).sum())
-        if 1e-20 < size < 1e25 or (name in self._scales and size <= 1e-20):
-            self._scales[name] = scale
+        if 1e-20 < size < 1e25 or (name in self.scales and size <= 1e-20):
+            self.scales[name] = scale
             return gram
-        require_finite(as_given, f"{label(name)} in mini-batch {self._counts.sum()}")
         scale = power_of_two(rows)
         if not scale:  # all zero so far: the scale is still free
             return gram
@@ -388,16 +370,16 @@ class LayerGrams(Collector):
         first = kernels[self.names[0]]
         flat = u_centred(torch.stack([kernels[name].to(first.device) for name in self.names])).flatten(1)
         chunk = int(chunk_of(np.array([place]), self.chunks)[0])
-        self._sums = to_device(self._sums, flat.device)
-        self._sums[chunk] += flat @ flat.T
-        self._counts[chunk] += 1
-        self._weights[chunk] += len(first) * (len(first) - 3)
+        self.sums = to_device(self.sums, flat.device)
+        self.sums[chunk] += flat @ flat.T
+        self.counts[chunk] += 1
+        self.weights[chunk] += len(first) * (len(first) - 3)
 
     def _rescale(self, name: Key, scale: float) -> None:
         """Count layer `name` in another scale from now on; HSIC is quadratic in the features of either side."""
-        ratio = scale / self._scales.get(name, scale)  # until one is chosen the sums are zero
-        self._scales[name], factor = scale, ratio**2 if self.kernel == "linear" else 1.0
+        ratio = scale / self.scales.get(name, scale)  # until one is chosen the sums are zero
+        self.scales[name], factor = scale, ratio**2 if self.kernel == "linear" else 1.0
         if name in self.names:
             place = self.names.index(name)
-            self._sums[:, place] *= factor
-            self._sums[:, :, place] *= factor
+            self.sums[:, place] *= factor
+            self.sums[:, :, place] *= factor

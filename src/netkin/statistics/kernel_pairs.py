@@ -198,7 +198,6 @@ class LayerKernels(LossCollector):
 
     kind = "LayerKernels"
     holds = "Kernels"
-    stored = ("names", "settings", "features", "gradients")
 
     def __init__(self, names: Sequence[Key], settings: KernelSettings, *, seed: int = 0, chunks: int = 0):
         self.names, self.settings = list(names), settings

@@ -15,8 +15,16 @@ from netkin.arrays import as_tensor, at_least_single, require_finite
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.identity import weights_digest
 from netkin.results.caveats import Caveat
-from netkin.statistics.collector import Collector, CostEstimate, Key, Pair, Settings, Study, require_pair
-from netkin.statistics.frequencies import shape_in_words
+from netkin.statistics.collector import (
+    Collector,
+    CostEstimate,
+    Key,
+    Pair,
+    Settings,
+    Study,
+    require_pair,
+    shape_in_words,
+)
 from netkin.statistics.statistic import Stored
 
 GAUGES = ("stored", "orthonormal")
@@ -234,7 +242,6 @@ class LayerFilters(Collector):
     kind = "LayerFilters"
     holds = "Filters"
     feeds = frozenset({"weights"})
-    stored = ("whole", "sides")
     needs = "filters larger than 1 × 1"
 
     def __init__(self, whole: bool = False):

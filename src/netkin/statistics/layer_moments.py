@@ -15,22 +15,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_matrix, require_finite, summing_dtype
+from netkin.arrays import summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.memory import is_cuda
 from netkin.statistics.collector import (
-    Collector,
     CostEstimate,
     Key,
-    Numbers,
     Owned,
     PairBlock,
+    RowCollector,
     Settings,
     Study,
     chunk_of,
@@ -38,9 +38,7 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
-    require_layers,
     require_pair,
-    require_width,
     row_examples,
     summed,
 )  # fmt: skip
@@ -104,7 +102,7 @@ class LinearSettings(Settings):
         return (6 if self.rotates else 1) + (2 if self.uncentred else 0)
 
 
-class LayerMoments(Collector):
+class LayerMoments(RowCollector):
     """Moments of many layers; `collector[a, b]` is the pair that a measure reads.
 
     `pair_blocks` are the wanted pairs: each is (names, names), and all of the first are paired with all of the
@@ -123,10 +121,7 @@ class LayerMoments(Collector):
     holds = "Moments"
     numbers_rows = False
     settings_for = LinearSettings.of
-    stored: ClassVar[tuple[str, ...]] = (
-        "pair_blocks", "names", "precision", "debiased", "chunks", "resolutions", "_layers", "_blocks", "_waiting",
-        "_batches", "_numbers", "_counts", "sizes",
-    )  # fmt: skip
+    _first_frame: Mapping[Key, tuple[Tensor, float]] = MappingProxyType({})  # that of another part, to begin with
 
     def __init__(
         self,
@@ -137,16 +132,11 @@ class LayerMoments(Collector):
         chunks: int = 0,
     ):
         self.pair_blocks = [(list(left), list(right)) for left, right in pair_blocks]
-        self.names = keys_of(self.pair_blocks)
-        self.precision, self.debiased, self.chunks = precision, debiased, chunks
-        self._layers: dict[Key, LayerSums] = {}
-        self._blocks: list[CrossSums] = []
-        self._waiting: list[tuple[dict[Key, Tensor], dict[Key, np.ndarray]]] = []  # rows, and the chunk of each
-        self._batches, self._numbers = 0, Numbers()
-        self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
-        self.sizes: dict[Key, tuple[int, ...]] = {}  # of one row of every layer seen so far
-        self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
-        self.clear_cache()
+        self.precision, self.debiased = precision, debiased
+        self.layers: dict[Key, LayerSums] = {}
+        self.blocks: list[CrossSums] = []
+        self.waiting: list[tuple[dict[Key, Tensor], dict[Key, np.ndarray]]] = []  # rows, and the chunk of each
+        super().__init__(keys_of(self.pair_blocks), chunks)
 
     @classmethod
     def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:
@@ -188,7 +178,7 @@ class LayerMoments(Collector):
     def add_rows(self, rows: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]], counts: Any) -> None:
         """Add rows of all layers and the chunk of each row; `counts` are their examples. The lists are emptied."""
         self.sizes = {name: tuple(parts[0].shape[1:]) for name, parts in rows.items()}
-        self._counts += counts
+        self.counts += counts
         self._fold(rows, chunks)
 
     def serves(self, settings: LinearSettings) -> str:
@@ -200,25 +190,17 @@ class LayerMoments(Collector):
         `numbers` are those of the examples, counted as they come unless given; `owners` tells for layers whose examples
         have different numbers of rows the place of each row's example in the batch.
         """
-        rows = one_feed(self, rows)
-        owned = isinstance(rows, Owned)  # matrices that the pass has looked at
-        as_before = owned and {name: tuple(matrix.shape[1:]) for name, matrix in rows.items()} == self.sizes
-        matrices = dict(rows) if as_before else self._matrices(rows, owned)
-        self.sizes = {name: tuple(matrix.shape[1:]) for name, matrix in matrices.items()}
-        places = self._numbers.take(numbers, min(map(len, matrices.values())))
+        is_owned, matrices = isinstance(one_feed(self, rows), Owned), self.checked(rows)
+        places = self.numbered(numbers, min(map(len, matrices.values())))
+        self.counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self.counts))
         chunks: dict[Key, np.ndarray] = {}
-        if self.chunks:
-            self._counts += np.bincount(chunk_of(places, self.chunks), minlength=self.chunks)
-            for name, matrix in matrices.items():
-                chunks[name] = chunk_of(row_examples(places, len(matrix), (owners or {}).get(name)), self.chunks)
-        else:
-            self._counts += len(places)
-        self._batches += 1
-        enough, waiting = self._enough(matrices[self.names[0]]), [*(parts for parts, _ in self._waiting), matrices]
+        for name, matrix in matrices.items() if self.chunks else ():
+            chunks[name] = chunk_of(row_examples(places, len(matrix), (owners or {}).get(name)), self.chunks)
+        enough, waiting = self._enough(matrices[self.names[0]]), [*(parts for parts, _ in self.waiting), matrices]
         fold = any(sum(len(parts[name]) for parts in waiting) >= enough for name in self.names)
-        if not (fold or owned):  # what waits must not change when the caller's array does
+        if not (fold or is_owned):  # what waits must not change when the caller's array does
             matrices = {name: matrix.clone() for name, matrix in matrices.items()}
-        self._waiting.append((matrices, chunks))
+        self.waiting.append((matrices, chunks))
         if fold:
             self.flush()
 
@@ -226,21 +208,10 @@ class LayerMoments(Collector):
         """Return how many rows are worth a product."""
         return (CHUNKED_FOLD if self.chunks else FOLD) * (ON_GPU if rows.is_cuda else 1)
 
-    def _matrices(self, rows: Mapping[Key, Any], owned: bool) -> dict[Key, Tensor]:
-        """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
-        require_layers(self.names, rows)
-        widths, matrices = self.widths, {}
-        for name in self.names:
-            matrix = matrices[name] = as_matrix(rows[name], name_of(name), check=False).detach()
-            require_width(name, matrix.shape[1], widths.get(name, matrix.shape[1]), f" in batch {self._batches}")
-            if matrix.device.type == "cpu" and not owned:
-                require_finite(matrix, f"{label(name)} in batch {self._batches}")
-        return matrices
-
     def flush(self) -> None:
         """Take the products of the rows that wait."""
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
+        if self.waiting:
+            waiting, self.waiting = self.waiting, []
             chunks = {name: [chunks[name] for _, chunks in waiting] for name in self.names if self.chunks}
             # nothing else holds the rows then, so that they go as they are folded in
             self._fold({name: [parts.pop(name) for parts, _ in waiting] for name in self.names}, chunks)
@@ -270,33 +241,28 @@ class LayerMoments(Collector):
         return self._sides[key, without]
 
     def _new_side(self, key: Any, without: int | None) -> PairSide:
-        return self._layers[key].side(without, torch.finfo(self.precision).eps)
+        return self.layers[key].side(without, torch.finfo(self.precision).eps)
 
     def clear_cache(self) -> None:
         self._sides: dict[tuple[Key, int | None], PairSide] = {}
         self._homes: dict[tuple[Key, Key], CrossSums] = getattr(self, "_homes", {})  # until the blocks change
 
     def _find(self, a: Key, b: Key) -> tuple[CrossSums, bool]:
-        if not self._layers:
+        if not self.layers:
             raise NoValue("no batch has been folded in yet; call `update` first.")
         if not self._homes:
-            for block in reversed(self._blocks):
+            for block in reversed(self.blocks):
                 self._homes |= {(x, y): block for x in block.rows for y in block.columns}
         for turned, key in ((False, (a, b)), (True, (b, a))):
             if key in self._homes:
                 return self._homes[key], turned
-        counts = [self._layers[key].n for key in (a, b)]
+        counts = [self.layers[key].n for key in (a, b)]
         if counts[0] != counts[1]:
             raise NoValue(
                 f"{label(a)} gives {counts[0]:,} rows and {label(b)} {counts[1]:,} "
                 "for the same examples; compare layers of the same size, or choose another shape."
             )
         raise NoValue(f"the rows of {name_of(a)!r} and {name_of(b)!r} did not pair up batch by batch.")
-
-    @property
-    def widths(self) -> dict[Key, int]:
-        """The number of features of every layer seen so far."""
-        return {name: size[0] for name, size in self.sizes.items()}
 
     @property
     def n(self) -> int:
@@ -306,11 +272,7 @@ class LayerMoments(Collector):
     def rows_of(self, name: Key) -> int:
         """Return how many rows layer `name` has given so far."""
         self.flush()
-        return self._layers[name].n if name in self._layers else 0
-
-    @property
-    def chunk_sizes(self) -> tuple[int, ...]:
-        return tuple(self._counts.tolist()) if self.chunks else ()
+        return self.layers[name].n if name in self.layers else 0
 
     # --- merging ------------------------------------------------------------------------------------------------------
 
@@ -318,40 +280,42 @@ class LayerMoments(Collector):
         self._require_alike(other, layers="pair_blocks", precision="precision", debiased="debiased", chunks="chunks")
         self.flush()
         other.flush()
-        first, second = (self, other) if self._layers else (other, self)
+        first, second = (self, other) if self.layers else (other, self)
         merged = first._copy()
-        if first._layers and second._layers:
+        if first.layers and second.layers:
             merged._add(second)
         return merged
 
     def _add(self, other: LayerMoments) -> None:
         self._require_alike(other, widths="widths")
-        self._blocks, self._homes = common_blocks(self._blocks, other._blocks, self._layers), {}
-        other_blocks = common_blocks(other._blocks, self._blocks, other._layers)
-        for name, mine in self._layers.items():
-            if other._layers[name].varies and not mine.varies:
-                self._rescale(name, other._layers[name].scale)
-        add_sums(self._layers, self._blocks, other._layers, other_blocks)
-        self._batches += other._batches
-        self._counts = self._counts + other._counts
-        self._numbers.next = max(self._numbers.next, other._numbers.next)
+        self.blocks, self._homes = common_blocks(self.blocks, other.blocks, self.layers), {}
+        other_blocks = common_blocks(other.blocks, self.blocks, other.layers)
+        for name, mine in self.layers.items():
+            if other.layers[name].varies and not mine.varies:
+                self._rescale(name, other.layers[name].scale)
+        add_sums(self.layers, self.blocks, other.layers, other_blocks)
+        self.counts = self.counts + other.counts
+        self.next_number = max(self.next_number, other.next_number)
 
     def frame(self) -> dict[Key, tuple[Tensor, float]]:
         self.flush()
-        return {key: (layer.shift, layer.scale if layer.varies else 0.0) for key, layer in self._layers.items()}
+        return {key: (layer.shift, layer.scale if layer.varies else 0.0) for key, layer in self.layers.items()}
+
+    def take_frame(self, frame: Mapping[Key, tuple[Tensor, float]]) -> None:
+        self._first_frame = frame
 
     # --- folding ------------------------------------------------------------------------------------------------------
 
     def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
         lengths = {name: tuple(map(len, parts)) for name, parts in waiting.items()}
         rows = {name: joined(parts) for name, parts in waiting.items()}
-        if not self._layers:
+        if not self.layers:
             for name, matrix in rows.items():
-                shift, scale = self.given_frame.get(name) or (first_shift(matrix, self.precision).unsqueeze(0), 0.0)
+                shift, scale = self._first_frame.get(name) or (first_shift(matrix, self.precision).unsqueeze(0), 0.0)
                 layer = self._open_layer(name, shift.to(matrix.device), self.resolutions.get(name, 0.0))
                 layer.scale, layer.varies = scale or 1.0, scale > 0
             self._open_blocks(self.pair_blocks, lengths)
-        self._blocks = [part for block in self._blocks for part in block.split(lengths, self._layers)]
+        self.blocks = [part for block in self.blocks for part in block.split(lengths, self.layers)]
         sorted_rows = {name: by_chunk(chunks[name]) for name in self.names} if self.chunks else {}
 
         def columns_of(name: Key) -> Columns:
@@ -367,8 +331,8 @@ class LayerMoments(Collector):
         columns, double = shift.shape[1] + (2 if self.debiased else 1), summing_dtype(shift.device)
         double = double.to_complex() if shift.is_complex() else double
         sums = torch.zeros(max(self.chunks, 1), len(shift), columns, columns, dtype=double, device=shift.device)
-        self._layers[key] = LayerSums(key, shift, 1.0, resolution, sums, self.debiased)
-        return self._layers[key]
+        self.layers[key] = LayerSums(key, shift, 1.0, resolution, sums, self.debiased)
+        return self.layers[key]
 
     def _open_blocks(self, pair_blocks: Sequence[PairBlock], groups: Mapping[Key, Any]) -> None:
         """Begin the sums of all wanted pairs of layers that are alike in `groups`."""
@@ -377,21 +341,21 @@ class LayerMoments(Collector):
                 here = [name for name in left if groups[name] == group]
                 there = [name for name in right if groups[name] == group]
                 if there:
-                    self._blocks.append(CrossSums.starting(here, there, self._layers))
+                    self.blocks.append(CrossSums.starting(here, there, self.layers))
 
     def _add_columns(self, columns_of: Callable[[Key], Columns]) -> None:
         """Add the products of some rows, whose columns are made when a pair needs them and held no longer."""
         self._sides, self._homes = {}, {}
-        uses = Counter(key for block in self._blocks for key in block.keys)
+        uses = Counter(key for block in self.blocks for key in block.keys)
         held: dict[Key, Columns] = {}
-        for block in self._blocks:
+        for block in self.blocks:
             for key in block.keys:
                 if key not in held:
                     held[key] = self._own(key, columns_of)
             block.add(held)
             uses.subtract(block.keys)
             held = {key: columns for key, columns in held.items() if uses[key]}
-        for key in self._layers:
+        for key in self.layers:
             if key not in uses:
                 self._own(key, columns_of)
 
@@ -400,11 +364,11 @@ class LayerMoments(Collector):
         made = columns_of(key)
         for i, (chunk, rows) in enumerate(made.parts):
             totals = [] if made.totals is None else [made.totals[:, i].conj(), made.totals[:, i]]
-            add_product(self._layers[key].own[chunk], made.conjugate[:, rows], made.values[:, rows], totals)
+            add_product(self.layers[key].own[chunk], made.conjugate[:, rows], made.values[:, rows], totals)
         return made
 
     def _columns(self, name: Key, matrix: Tensor) -> Tensor:
-        layer = self._layers[name]
+        layer = self.layers[name]
         layer.resolution = max(layer.resolution, torch.finfo(matrix.dtype).eps)
         double = self.precision == torch.float64
         shift = layer.shift[0] if double else layer.shift[0].to(matrix)
@@ -425,7 +389,7 @@ class LayerMoments(Collector):
 
     def _rescale(self, key: Key, scale: float) -> None:
         """Count a layer in another scale: when it varies for the first time, or outgrows the scale it had."""
-        rescale(self._layers[key], self._blocks, scale)
+        rescale(self.layers[key], self.blocks, scale)
 
 
 # --- the sums ---------------------------------------------------------------------------------------------------------
@@ -454,8 +418,6 @@ class Columns(NamedTuple):
 
 class LayerSums(Stored):
     """One layer's shift (blocks, width), scale and own sums (chunks, blocks, columns, columns)."""
-
-    stored = ("key", "shift", "scale", "resolution", "own", "width", "debiased", "varies")
 
     def __init__(self, key: Key, shift: Tensor, scale: float, resolution: float, own: Tensor, debiased: bool):
         self.key, self.shift, self.scale, self.resolution, self.own = key, shift, scale, resolution, own
@@ -502,8 +464,6 @@ class LayerSums(Stored):
 
 class CrossSums(Stored):
     """The sums of some layers against some others, filled by one product; (chunks, blocks, columns, columns)."""
-
-    stored = ("sums", "keys", "rows", "columns")
 
     def __init__(self, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums], sums: Tensor):
         self.sums = sums

@@ -5,33 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_matrix, require_finite
-from netkin.errors import InvalidValue, NoValue, ShapeError
+from netkin.errors import InvalidValue, NoValue
 from netkin.memory import format_bytes
 from netkin.statistics.collector import (
     Collector,
     CostEstimate,
     Key,
     LayerSize,
-    Numbers,
     PairBlock,
+    RowCollector,
     Settings,
     Study,
     chunk_of,
     hashes,
     keys_of,
     label,
-    name_of,
-    one_feed,
-    require_layers,
     require_pair,
-    require_width,
+    require_size,
     row_examples,
     row_numbers,
 )
@@ -49,8 +45,6 @@ CAP = 2048  # rows that measures on rows use: their distance matrices grow with 
 
 class KeptRows(Stored):
     """The rows of one layer, part by part, with their own numbers and, if chunks are kept, those of their examples."""
-
-    stored = ("parts", "numbers", "examples", "seen", "held", "bar")
 
     def __init__(self) -> None:
         self.parts: list[Tensor] = []
@@ -76,14 +70,11 @@ class KeptRows(Stored):
         self.seen, self.held = self.seen + len(rows), self.held + len(rows)
 
     def joined(self, other: KeptRows) -> KeptRows:
-        """Return the rows of both, none of which may be the same."""
+        """Return the rows of both, which are of different examples."""
         both = KeptRows()
         both.parts, both.numbers = [*self.parts, *other.parts], [*self.numbers, *other.numbers]
         both.examples = [*self.examples, *other.examples]
         both.seen, both.held = self.seen + other.seen, self.held + other.held
-        numbers = np.concatenate(both.numbers) if both.numbers else np.empty(0)
-        if len(np.unique(numbers)) < len(numbers):
-            raise ShapeError("both statistics hold rows of the same examples; give each part its own `numbers`.")
         return both
 
     def shrink(self, cap: int, seed: int) -> None:
@@ -124,7 +115,7 @@ class SampleSettings(Settings):
         return SampleSettings(max(self.cap, other.cap), self.kernels + other.kernels)
 
 
-class LayerRows(Collector):
+class LayerRows(RowCollector):
     """The rows of many layers; `collector[a, b]` is the pair that a measure reads.
 
     Without a `cap` every row is kept, and a layer may have several rows an example (positions, tokens). With one the
@@ -134,19 +125,13 @@ class LayerRows(Collector):
 
     kind = "LayerRows"
     holds = "Rows"
-    stored: ClassVar[tuple[str, ...]] = (
-        "names", "cap", "seed", "chunks", "resolutions", "_numbers", "_counts", "_layers",
-    )  # fmt: skip
 
     def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
         if cap is not None and cap < 1:
             raise InvalidValue(f"`cap` must be at least 1; got {cap}.")
-        self.names, self.cap, self.seed, self.chunks = list(names), cap, seed, chunks
-        self._numbers = Numbers()
-        self._layers = {name: KeptRows() for name in self.names}
-        self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
-        self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
-        self.clear_cache()
+        self.cap, self.seed = cap, seed
+        self.layers = {name: KeptRows() for name in names}
+        super().__init__(names, chunks)
 
     @classmethod
     def settings_for(cls, measure: Any) -> Settings:
@@ -180,13 +165,11 @@ class LayerRows(Collector):
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Add one batch: a matrix of rows for every layer; `numbers` are those of the examples."""
-        matrices = self._checked(one_feed(self, rows))
-        fresh = self._numbers.next
-        places = self._numbers.take(numbers, min(map(len, matrices.values())))
-        self._require_new(places, fresh)
-        self._counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self._counts))
+        matrices = self.checked(rows)
+        places = self.numbered(numbers, min(map(len, matrices.values())))
+        self.counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self.counts))
         for name, matrix in matrices.items():
-            owner, layer = (owners or {}).get(name), self._layers[name]
+            owner, layer = (owners or {}).get(name), self.layers[name]
             if owner is None and len(matrix) > len(places) and len(matrix) % len(places) == 0:
                 # a row's number must not depend on how many rows other examples have, in this part or in another
                 owner = np.repeat(np.arange(len(places)), len(matrix) // len(places))
@@ -196,50 +179,23 @@ class LayerRows(Collector):
                 layer.shrink(self.cap, self.seed)
         self.clear_cache()
 
-    def _checked(self, rows: Mapping[Key, Any]) -> dict[Key, Tensor]:
-        """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
-        require_layers(self.names, rows)
-        matrices = {name: as_matrix(rows[name], name_of(name), check=False).detach() for name in self.names}
-        for name, matrix in matrices.items():
-            if matrix.device.type == "cpu":  # a GPU is not waited for: NaN is refused when the rows are read
-                require_finite(matrix, label(name))
-        self._require_widths({name: matrix.shape[1] for name, matrix in matrices.items()})
-        return matrices
-
-    def _require_new(self, places: np.ndarray, fresh: int) -> None:
-        """Refuse examples that are there already; numbers from `fresh` on can't be."""
-        known = np.concatenate(self._layers[self.names[0]].numbers or [places[:0]])
-        if len(np.unique(places)) < len(places) or (places.min() < fresh and np.isin(places, known).any()):
-            raise ShapeError(
-                "two batches hold the same examples by their `numbers`; give each example a number of its own."
-            )
-
-    @property
-    def widths(self) -> dict[Key, int]:
-        """The number of features of every layer seen so far."""
-        return {name: layer.parts[0].shape[1] for name, layer in self._layers.items() if layer.parts}
-
-    def _require_widths(self, widths: Mapping[Key, int]) -> None:
-        for name, width in self.widths.items():
-            require_width(name, widths.get(name, width), width)
-
     @property
     def n(self) -> int:
         """The number of rows kept of the first layer."""
-        held = self._layers[self.names[0]].held
+        held = self.layers[self.names[0]].held
         return held if self.cap is None else min(held, self.cap)
 
     @property
     def seen(self) -> int:
         """The number of rows of the layer with most of them, kept or not."""
-        return max(layer.seen for layer in self._layers.values())
+        return max(layer.seen for layer in self.layers.values())
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Any:
         require_pair(a, b, self.names, "rows")
         rows = Rows(self.sample(a, without), self.sample(b, without))
-        x, y = self._layers[a], self._layers[b]
+        x, y = self.layers[a], self.layers[b]
         if not np.array_equal(x.numbers[0], y.numbers[0]):
             raise NoValue(
                 f"{label(a)} gives {x.seen:,} rows and {label(b)} {y.seen:,} for the same examples, which do not pair "
@@ -249,7 +205,7 @@ class LayerRows(Collector):
 
     def sample(self, name: Key, without: int | None = None) -> SampledRows:
         """Return the kept rows of one layer, without those of one chunk."""
-        layer = self._layers[name]
+        layer = self.layers[name]
         if not layer.parts:
             raise NoValue("no batch has been folded in yet; call `update` first.")
         if (name, without) not in self._samples:
@@ -264,7 +220,7 @@ class LayerRows(Collector):
 
     def flush(self) -> None:
         """Put the rows of each layer in order, at most as many as are to be kept."""
-        for layer in self._layers.values():
+        for layer in self.layers.values():
             if layer.parts:
                 layer.in_order(self.cap, self.seed)
 
@@ -274,7 +230,7 @@ class LayerRows(Collector):
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         if self.cap is None or self.seen <= self.cap:
             return "exact"
-        unit = "examples" if self.seen == self._counts.sum() else "rows"
+        unit = "examples" if self.seen == self.counts.sum() else "rows"
         return f"a sample of {self.cap:,} of {self.seen:,} {unit}"
 
     @property
@@ -282,22 +238,24 @@ class LayerRows(Collector):
         if not self.chunks:
             return ()
         self.flush()
-        examples = np.unique(np.concatenate(self._layers[self.names[0]].examples))
+        examples = np.unique(np.concatenate(self.layers[self.names[0]].examples))
         return tuple(np.bincount(chunk_of(examples, self.chunks), minlength=self.chunks).tolist())
 
     # --- merging and files --------------------------------------------------------------------------------------------
 
     def merge(self, other: Self) -> Self:
         self._require_alike(other, layers="names", cap="cap", seed="seed", chunks="chunks")
-        self._require_widths(other.widths)
+        for name in self.sizes.keys() & other.sizes.keys():
+            require_size(name, other.sizes[name], self.sizes[name])
         merged = copy(self)
         merged.clear_cache()
-        merged._counts, merged._layers = self._counts + other._counts, {}
-        merged._numbers = Numbers(max(self._numbers.next, other._numbers.next))
+        merged.sizes = self.sizes | other.sizes
+        merged.counts, merged.layers = self.counts + other.counts, {}
+        merged.next_number = max(self.next_number, other.next_number)
         for name in self.names:
-            merged._layers[name] = self._layers[name].joined(other._layers[name])
+            merged.layers[name] = self.layers[name].joined(other.layers[name])
             if self.cap is not None:
-                merged._layers[name].shrink(self.cap, self.seed)
+                merged.layers[name].shrink(self.cap, self.seed)
         return merged
 
 
@@ -306,7 +264,6 @@ class LinearRows(LayerRows):
 
     kind = "LinearRows"
     settings_for = LinearSettings.of
-    stored: ClassVar[tuple[str, ...]] = ("pair_blocks", "precision", *LayerRows.stored)
 
     def __init__(self, pair_blocks: Sequence[PairBlock], *, precision: torch.dtype = torch.float64, chunks: int = 0):
         self.pair_blocks, self.precision = [(list(left), list(right)) for left, right in pair_blocks], precision
@@ -359,11 +316,11 @@ class LinearRows(LayerRows):
         if not isinstance(other, LayerMoments):
             return self
         moments = LayerMoments(self.pair_blocks, precision=other.precision, debiased=other.debiased, chunks=self.chunks)
-        moments.resolutions, layers = self.resolutions, self._layers
+        moments.resolutions, layers = self.resolutions, self.layers
         if all(layer.parts for layer in layers.values()):
             self.flush()
             chunks = {name: [chunk_of(part, self.chunks) for part in layer.examples] for name, layer in layers.items()}
-            moments.add_rows({name: list(layer.parts) for name, layer in layers.items()}, chunks, self._counts)
+            moments.add_rows({name: list(layer.parts) for name, layer in layers.items()}, chunks, self.counts)
         return moments
 
     def merge(self, other: Self) -> Self:

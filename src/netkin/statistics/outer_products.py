@@ -15,7 +15,7 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
-from netkin.statistics.collector import label, name_of, require_layers
+from netkin.statistics.collector import label, name_of
 from netkin.statistics.layer_rows import CAP, LayerRows
 from netkin.statistics.sketches import Placing, SketchSettings
 from netkin.statistics.statistic import Statistic
@@ -133,8 +133,6 @@ class LayerEmbeddings(Statistic):
         `numbers` are those of its examples, by default counted on. Buckets follow from `contents`, numbers that tell
         what the examples are, so that their order does not matter; without them from `numbers`.
         """
-        for rows in (features, gradients):
-            require_layers(self.names, rows)
         count = len(next(iter(features.values())))
         ids = self._layers[self.names[0]].n + np.arange(count) if numbers is None else np.asarray(numbers)
         pairs = {name: _paired(features[name], gradients[name], name, len(ids)) for name in self.names}

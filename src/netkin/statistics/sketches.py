@@ -33,7 +33,7 @@ from netkin.statistics.collector import (
     hashes,
     label,
     name_of,
-    require_width,
+    require_size,
     row_examples,
     row_numbers,
 )
@@ -98,11 +98,10 @@ class LayerSketches(LossCollector):
     kind = "LayerSketches"
     holds = "Sketch"
     by_content = True
-    stored = ("names", "settings", "_layers")
 
     def __init__(self, names: Sequence[Key], settings: SketchSettings):
         self.names, self.settings = list(names), settings
-        self._layers = {name: BucketSums(settings.buckets) for name in self.names}
+        self.layers = {name: BucketSums(settings.buckets) for name in self.names}
         self.clear_cache()
 
     @classmethod
@@ -131,7 +130,7 @@ class LayerSketches(LossCollector):
     @classmethod
     def start(cls, settings: SketchSettings, study: Study) -> Self:
         made = cls(list(study.layers), settings)
-        for key, sums in made._layers.items():
+        for key, sums in made.layers.items():
             sums.resolution = study.resolutions.get(key, 0.0)
         return made
 
@@ -176,16 +175,16 @@ class LayerSketches(LossCollector):
                 placings[form] = Placing(self.settings, row_numbers(ids, len(first), owner), first.device)
             if "labels" in self.settings.parts:  # refused, if so, before anything is added
                 labels = _labels_of_rows(rows.get("outputs", {}), key, len(first), owner)
-                self._layers[key].add_labels(labels, placings[form])
-            self._layers[key].add(parts, placings[form])
+                self.layers[key].add_labels(labels, placings[form])
+            self.layers[key].add(parts, placings[form])
 
     def _parts(self, key: Key, features: Any, gradients: Any) -> dict[str, Tensor]:
         """Return what is summed of a batch; without gradients no path leads from the layer to the loss."""
         f, g = (rows if rows is None else as_matrix(rows, name_of(key), check=False) for rows in (features, gradients))
         if f is None and g is None:
             return {}
-        sums, width = self._layers[key], (g if f is None else f).shape[1]  # type: ignore[union-attr]
-        require_width(key, width, sums.width or width)
+        sums, width = self.layers[key], (g if f is None else f).shape[1]  # type: ignore[union-attr]
+        require_size(key, (width,), (sums.width or width,))
         sums.width = width
         there = {"features": f is not None, "gradients": g is not None}
         parts = [part for part in self.settings.parts if part != "labels" and there.get(part, all(there.values()))]
@@ -194,7 +193,7 @@ class LayerSketches(LossCollector):
     def merge(self, other: Self) -> Self:
         self._require_alike(other, layers="names", settings="settings")
         made = type(self)(self.names, self.settings)
-        made._layers = {name: sums.merged(other._layers[name]) for name, sums in self._layers.items()}
+        made.layers = {name: sums.merged(other.layers[name]) for name, sums in self.layers.items()}
         return made
 
     def side(self, key: Key) -> KernelSide:
@@ -207,10 +206,10 @@ class LayerSketches(LossCollector):
 
     def sums(self, key: Key) -> BucketSums:
         """Return what was summed of one layer."""
-        if key not in self._layers:
+        if key not in self.layers:
             hint = did_you_mean(name_of(key), map(name_of, self.names))
             raise UnknownName(f"no layer {name_of(key)!r} in these sketches{hint}")
-        sums = self._layers[key]
+        sums = self.layers[key]
         if not sums.n:
             raise NoValue(f"{label(key)} was fed no rows, or no path leads from it to the loss.")
         for part, total in sums.totals.items():  # seen here and not batch by batch, for which a GPU would be waited for
@@ -234,11 +233,9 @@ class LayerSketches(LossCollector):
 class BucketSums(Stored):
     """What is summed of one layer."""
 
-    stored = ("buckets", "n", "width", "parts", "totals", "resolution", "signs")
-    resolution = 0.0  # the rounding unit of the rows as they came
-
     def __init__(self, buckets: int):
         self.buckets, self.n, self.width = buckets, 0, 0
+        self.resolution = 0.0  # the rounding unit of the rows as they came
         self.parts: dict[str, Tensor] = {}
         self.totals: dict[str, Tensor] = {}
         self.signs: Any = None  # until the device is known from the first batch

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -28,23 +28,19 @@ from netkin.statistics.collector import (
     Study,
     keys_of,
     label,
-    name_of,
     one_feed,
-    require_layers,
     require_pair,
     unfit_for_spectra,
 )
 from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.frequencies import (
     Grid,
-    channels_in_words,
     common_grid,
     frequencies,
     mismatch_in_words,
     off_block_share,
     placed,
     regrouped,
-    require_same_examples,
 )
 from netkin.statistics.layer_moments import (
     Columns,
@@ -115,7 +111,6 @@ class LayerSpectra(LayerMoments):
 
     kind = "LayerSpectra"
     holds = "Spectra"
-    stored: ClassVar[tuple[str, ...]] = (*LayerMoments.stored, "sample", "seed", "_shifts", "_kept")
 
     def __init__(
         self,
@@ -128,8 +123,8 @@ class LayerSpectra(LayerMoments):
     ):
         super().__init__(pair_blocks, precision=precision, chunks=chunks)
         self.sample, self.seed = sample, seed
-        self._shifts: dict[Key, Tensor] = {}  # what is taken off the maps of each layer
-        self._kept = LayerRows(self.names, cap=sample, seed=seed) if sample else None
+        self.shifts: dict[Key, Tensor] = {}  # what is taken off the maps of each layer
+        self.sampled_rows = LayerRows(self.names, cap=sample, seed=seed) if sample else None
 
     @classmethod
     def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:
@@ -168,7 +163,7 @@ class LayerSpectra(LayerMoments):
     def pair(self, a: Key, b: Key, without: int | None = None) -> Spectra:
         self.flush()
         require_pair(a, b, self.names, "spectra", self.pair_blocks)
-        if not self._shifts:
+        if not self.shifts:
             raise NoValue("no batch has been folded in yet; call `update` first.")
         grid = common_grid(self._grid(a), self._grid(b))
         if grid is None:
@@ -184,11 +179,11 @@ class LayerSpectra(LayerMoments):
         return Spectra(first, second, frequencies(grid, cross.device).whole(cross))
 
     def _grid(self, key: Key) -> Grid:
-        return tuple(self._shifts[key].shape[1:])
+        return tuple(self.shifts[key].shape[1:])
 
     def _new_side(self, key: Any, without: int | None) -> CovarianceSide:
         view, in_complex = key
-        layer, here = self._layers[view], frequencies(view[1], self._shifts[view[0]].device)
+        layer, here = self.layers[view], frequencies(view[1], self.shifts[view[0]].device)
         n, mean, half = layer.centred(without)
         side = CovarianceSide(
             label(view[0]), n, here.whole(mean), half, scale=layer.scale, resolution=layer.resolution,
@@ -204,12 +199,12 @@ class LayerSpectra(LayerMoments):
     @property
     def n(self) -> int:
         """The number of examples so far."""
-        return int(self._counts.sum())
+        return int(self.counts.sum())
 
     @property
     def sampled(self) -> int:
         """The number of examples whose maps are kept."""
-        return self._kept.n if self._kept else 0
+        return self.sampled_rows.n if self.sampled_rows else 0
 
     def off_block_share(self, name: Key, other: Key | None = None) -> float:
         """Return which share of the energy of a layer's covariance lies off its blocks, from the sample.
@@ -218,13 +213,13 @@ class LayerSpectra(LayerMoments):
         grid.
         """
         self.flush()
-        if self._kept is None or not self._kept.n:
+        if self.sampled_rows is None or not self.sampled_rows.n:
             raise NoValue("no examples have been kept; collect with `sample=64`, and call `update` first.")
         size = self._grid(name)
         grid = size if other is None else common_grid(size, self._grid(other)) or size
         if (name, grid) not in self._shares:
-            rows = self._kept.sample(name).X
-            self._shares[name, grid] = off_block_share(rows.reshape(len(rows), *self._shifts[name].shape), grid)
+            rows = self.sampled_rows.sample(name).X
+            self._shares[name, grid] = off_block_share(rows.reshape(len(rows), *self.shifts[name].shape), grid)
         return self._shares[name, grid]
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
@@ -243,41 +238,28 @@ class LayerSpectra(LayerMoments):
 
     def frame(self) -> dict[Key, tuple[Tensor, float]]:
         self.flush()
-        return {name: (shift, 0.0) for name, shift in self._shifts.items()}
+        return {name: (shift, 0.0) for name, shift in self.shifts.items()}
 
     def update(self, maps: Mapping[Any, Any], numbers: Any = None, *, owners: Any = None) -> None:
         """Add one batch: maps n × c × space, or a matrix, for every layer, the same examples in each."""
         maps = one_feed(self, maps)
         super().update(maps, numbers)
-        if self._kept is not None:
+        if self.sampled_rows is not None:
             arrays = {name: as_maps(maps[name]).detach().flatten(1) for name in self.names}
-            self._kept.update(arrays, numbers)
+            self.sampled_rows.update(arrays, numbers)
 
     def _enough(self, rows: Tensor) -> int:
         return FOLD
 
-    def _matrices(self, rows: Mapping[Key, Any], owned: bool) -> dict[Key, Tensor]:
-        """Return one batch as maps of the sizes seen before, free of NaN and Inf."""
-        require_layers(self.names, rows)
-        maps = {name: placed(as_maps(rows[name], name_of(name)).detach()) for name in self.names}
-        for name, array in maps.items():
-            size, before = tuple(array.shape[1:]), self.sizes.get(name)
-            if before not in (None, size):
-                raise ShapeError(
-                    f"{label(name)} gave {channels_in_words(size)} in batch {self._batches} and "
-                    f"{channels_in_words(before)} before; "
-                    "bring all inputs to one size, or choose the shape 'pool'."
-                )
-            if array.device.type == "cpu" and not owned:
-                require_finite(array, f"{label(name)} in batch {self._batches}")
-        require_same_examples(maps)
-        return maps
+    @staticmethod
+    def as_rows(array: Any, name: str) -> Tensor:
+        return placed(as_maps(array, name))
 
     def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
         """Transform what waits, some examples at a time."""
         maps = {name: joined(parts) for name, parts in waiting.items()}
         self.clear_cache()
-        if not self._shifts:
+        if not self.shifts:
             self._begin(maps)
         of_examples = np.concatenate(chunks[self.names[0]]) if self.chunks else np.zeros(0)
         step = self._step(maps[self.names[0]].device)
@@ -301,11 +283,11 @@ class LayerSpectra(LayerMoments):
 
     def _centred(self, name: Key, view: View, maps: Tensor) -> Tensor:
         """Return maps about the shift, in the layer's scale: before the transform, which would spread their offset."""
-        layer = self._layers[view]
+        layer = self.layers[view]
         layer.resolution = max(layer.resolution, torch.finfo(maps.dtype).eps)
         single = torch.promote_types(maps.dtype, torch.float32)  # never less precise than the data
         working = summing_dtype(maps.device) if self.precision == torch.float64 else single
-        centred = self._difference(maps, self._shifts[name].to(working))
+        centred = self._difference(maps, self.shifts[name].to(working))
         if not layer.varies:
             scale = power_of_two(centred)
             usual = 2.0**-20 < scale < 2.0**20  # ordinary numbers are left as they are
@@ -325,15 +307,15 @@ class LayerSpectra(LayerMoments):
         """Return how many examples to take at a time."""
         if device.type != "cpu":
             return 8 * CHUNK
-        widest = max((layer.width for layer in self._layers.values()), default=0)
-        step = examples_at_once(max(shift.numel() for shift in self._shifts.values()), widest)
+        widest = max((layer.width for layer in self.layers.values()), default=0)
+        step = examples_at_once(max(shift.numel() for shift in self.shifts.values()), widest)
         # sums are kept in float64, and adding to them costs float32 more than its caches save
         return step if self.precision == torch.float64 else 2 * step
 
     def _begin(self, maps: Mapping[Key, Tensor]) -> None:
         """Find out, now that sizes are known, on which grids the layers are compared."""
-        shifts = {name: shift.to(maps[name].device) for name, (shift, _) in self.given_frame.items()}
-        self._shifts = shifts or {name: first_shift(array, self.precision) for name, array in maps.items()}
+        shifts = {name: shift.to(maps[name].device) for name, (shift, _) in self._first_frame.items()}
+        self.shifts = shifts or {name: first_shift(array, self.precision) for name, array in maps.items()}
         self._open(self._rectangles_of_views())
 
     def _rectangles_of_views(self) -> list[PairBlock]:
@@ -344,10 +326,10 @@ class LayerSpectra(LayerMoments):
     def _open(self, pair_blocks: list[PairBlock]) -> None:
         for view in keys_of(pair_blocks):
             name, grid = cast(View, view)
-            shift, here = self._shifts[name], frequencies(grid, self._shifts[name].device)
+            shift, here = self.shifts[name], frequencies(grid, self.shifts[name].device)
             blocks = here.blocks(regrouped(shift.unsqueeze(0), grid))
             self._open_layer(view, blocks[:, 0], self.resolutions.get(name, 0.0))
-        self._open_blocks(pair_blocks, dict.fromkeys(self._layers))
+        self._open_blocks(pair_blocks, dict.fromkeys(self.layers))
 
     def _by_size(self, names: Sequence[Key]) -> list[list[Key]]:
         sizes = {name: self._grid(name) for name in names}
@@ -370,9 +352,9 @@ class LayerSpectra(LayerMoments):
     def merge(self, other: Self) -> Self:
         self._require_alike(other, sample="sample", seed="seed")
         merged = super().merge(other)
-        first, second = (self, other) if self._shifts else (other, self)
-        if first._kept is not None and second._kept is not None and second._shifts:
-            merged._kept = first._kept.merge(second._kept)
+        first, second = (self, other) if self.shifts else (other, self)
+        if first.sampled_rows is not None and second.sampled_rows is not None and second.shifts:
+            merged.sampled_rows = first.sampled_rows.merge(second.sampled_rows)
         return merged
 
 

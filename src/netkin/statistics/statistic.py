@@ -1,7 +1,8 @@
 """The base of all statistics, which are updated and merged; and what the file of a comparer holds of them.
 
-A file holds the attributes that a class names in `stored`: numbers, texts, tensors, arrays, and lists, tuples, mappings
-and `Stored` objects of these. Nothing but such classes is made when a file is read, and none of their code is run.
+A file holds all attributes of an object but those whose names begin with an underscore: numbers, texts, tensors,
+arrays, and lists, tuples, mappings and `Stored` objects of these. Nothing but such classes is made when a file is read,
+and none of their code is run but `clear_cache`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -31,9 +31,7 @@ def _name_of_class(kind: type) -> str:
 
 
 class Stored:
-    """An object that a file can hold, by the attributes that its class names; by the fields of a dataclass."""
-
-    stored: ClassVar[tuple[str, ...]] = ()
+    """An object that a file can hold, by its attributes; those that begin with an underscore can be computed again."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -43,7 +41,7 @@ class Stored:
         """Bring the object into the form in which it is stored."""
 
     def clear_cache(self) -> None:
-        """Forget what was computed from the stored attributes, and can be computed again."""
+        """Forget what was computed from the stored attributes; attributes with an underscore are set anew here."""
 
     def _copy(self) -> Self:
         tensors: dict[str, Tensor] = {}
@@ -74,10 +72,6 @@ class Statistic(Stored, ABC):
                 raise ShapeError(f"these statistics can't be merged: their {what} differ, {mine!r} and {theirs!r}.")
 
 
-def _attributes(kind: type[Stored]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else kind.stored
-
-
 def to_plain(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     """Return `value` as JSON; tensors and arrays are put into `tensors` under their `path`."""
     if isinstance(value, Tensor):
@@ -92,7 +86,8 @@ def to_plain(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
         return {"slice": [value.start, value.stop]}
     if isinstance(value, Stored):
         value.flush()
-        holds = {name: to_plain(getattr(value, name), tensors, f"{path}.{name}") for name in _attributes(type(value))}
+        attributes = {name: part for name, part in vars(value).items() if not name.startswith("_")}
+        holds = {name: to_plain(part, tensors, f"{path}.{name}") for name, part in attributes.items()}
         return {"class": _name_of_class(type(value)), "holds": holds}
     if isinstance(value, Mapping):
         items = enumerate(value.items())
@@ -126,8 +121,7 @@ def from_plain(written: Any, tensors: Mapping[str, Tensor]) -> Any:
     if "class" in written:
         kind = _CLASSES[written["class"]]
         made = kind.__new__(kind)
-        for name in _attributes(kind):
-            vars(made)[name] = from_plain(written["holds"][name], tensors)
+        vars(made).update({name: from_plain(part, tensors) for name, part in written["holds"].items()})
         made.clear_cache()
         return made
     ((kind, value),) = written.items()

@@ -62,12 +62,7 @@ def split_tasks(train: Any, test: Any, tasks: int = 5, *, seed: int | None = Non
     """
     parts = labelled_arrays(train, "`train`"), labelled_arrays(test, "`test`")
     classes = parts[0][1].unique()
-    if isinstance(tasks, bool) or not isinstance(tasks, int) or not 1 <= tasks <= len(classes) // 2:
-        raise InvalidValue(
-            f"`tasks` is a number of tasks with 2 classes or more each, 1 to {len(classes) // 2} for {len(classes)} "
-            f"classes; got {tasks!r}.",
-            argument="tasks",
-        )
+    require_at_least(1, len(classes) // 2, tasks=tasks)  # of 2 classes or more each
     if len(classes) % tasks:
         raise InvalidValue(f"{len(classes)} classes can't be split into {tasks} tasks of equally many.")
     if seed is not None:

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LinearLR
 
 from netkin.arrays import label_tensor, refuse_beyond_classes
-from netkin.errors import FileError, ForwardError, InvalidValue, ShapeError
+from netkin.errors import FileError, ForwardError, InvalidValue, ShapeError, require_at_least
 from netkin.files import Location, damage_reported
 from netkin.identity import described_call
 from netkin.progress import ProgressOption, Report, reporting
@@ -390,12 +390,10 @@ def _refuse_settings(recipe: Recipe, loss: Loss | None, save: Location | None, e
         raise InvalidValue(
             "`smoothing` belongs to the cross entropy; build it into your own `loss`.", argument="smoothing"
         )
-    if every is not None and save is None:
-        raise InvalidValue(f"every={every!r} says how often a training is saved; say where with `save=FILE`.")
-    if every is not None and every < 1:
-        raise InvalidValue(
-            f"`every` is a number of steps, 1 or more, between two saves; got {every!r}.", argument="every"
-        )
+    if every is not None:
+        require_at_least(1, every=every)
+        if save is None:
+            raise InvalidValue(f"every={every!r} says how often a training is saved; say where with `save=FILE`.")
 
 
 def untrained_digits_net(seed: int) -> nn.Module:

@@ -169,7 +169,7 @@ def test_networks_without_convolutions_have_no_atoms(tasks):
     ("finetune", {"strength": 1}, "'finetune' has no option 'strength'; it has none"),
     ("replay", {"strength": 1}, "'replay' has no option 'strength'; it has examples"),
     ("ewc", {"strength": -1}, "`strength` is a number of 0 or more; got -1"),
-    ("replay", {"examples": 0}, "`examples` is a number of examples of each task, 1 or more; got 0"),
+    ("replay", {"examples": 0}, "`examples` must be a whole number of 1 or more; got 0"),
 ])  # fmt: skip
 def test_ways_and_options_that_there_are_not_are_refused(method, options, words):
     with pytest.raises((UnknownName, InvalidValue), match=words):

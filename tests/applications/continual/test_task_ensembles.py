@@ -103,15 +103,15 @@ def test_it_is_told_in_a_table(together):
     assert "with (seed 0)" in str(together)
     assert len(together.to_pandas()) == 6
     assert set(together.metrics()) == {"alone", "together", "further"}
-    with pytest.raises(UnknownName, match="no task 'x'"):
+    with pytest.raises(UnknownName, match="no task named 'x'"):
         together.members_of("x")
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"k": 3}, "`k` is a number of other tasks, 1 to 2; got 3"),
-    ({"k": True}, "`k` is a number"),
-    ({"k": 1, "choice": "best"}, "`choice` is 'most similar' or"),
-    ({"k": 1, "candidates": "later"}, "`candidates` is 'earlier tasks' or"),
+    ({"k": 3}, "`k` must be a whole number from 1 to 2; got 3"),
+    ({"k": True}, "`k` must be a whole number"),
+    ({"k": 1, "choice": "best"}, "no choice named 'best'"),
+    ({"k": 1, "candidates": "later"}, "no candidates named 'later'"),
     ({"k": 1, "similarity": "cka"}, "data"),
     ({"k": 1, "similarity": "pwcca"}, "'pwcca' gives each direction a value of its own"),
 ])  # fmt: skip

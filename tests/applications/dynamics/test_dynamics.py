@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.applications.dynamics import dynamics, steps
-from netkin.comparing.sides import ReplayedSide
 from netkin.errors import FileError, InvalidValue, MemoryLimit, SourceError, UnknownName
 from netkin.representations.shapes import dft
 from run_worlds import LAYERS, WIDTH, Fan, run_of
@@ -73,7 +72,7 @@ def test_every_checkpoint_takes_one_pass_and_the_final_model_one_in_all(rows):
 
 def test_a_final_model_whose_rows_do_not_fit_runs_again(rows, monkeypatch):
     expected = dynamics({step: Fan(seed=step) for step in (0, 10, 20)}, rows)
-    monkeypatch.setattr(ReplayedSide, "limit", property(lambda self: 0, lambda self, limit: None), False)
+    monkeypatch.setattr("netkin.applications.dynamics.spare_memory", lambda device: 1)
     models = {step: Fan(seed=step) for step in (0, 10, 20)}
     series = dynamics(models, rows)
     assert [model.calls for model in models.values()] == [6, 6, 14]

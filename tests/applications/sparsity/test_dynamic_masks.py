@@ -257,9 +257,9 @@ def test_masks_stay_from_the_given_step_on():
 
 
 def test_settings_that_make_no_sense_are_refused():
-    with pytest.raises(UnknownName, match="no dynamic method 'rigel'; did you mean 'rigl'"):
+    with pytest.raises(UnknownName, match="no dynamic method named 'rigel'; did you mean 'rigl'"):
         DynamicMasks("rigel", until=5)
-    with pytest.raises(InvalidValue, match="`every` must be a whole number of steps, 1 or more; got 0"):
+    with pytest.raises(InvalidValue, match="`every` must be a whole number of 1 or more; got 0"):
         DynamicMasks(every=0, until=5)
     with pytest.raises(InvalidValue, match="between 0 and 1; got 1.5"):
         DynamicMasks(until=5, fraction=1.5)

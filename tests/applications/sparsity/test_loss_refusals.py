@@ -14,9 +14,9 @@ from sparsity_worlds import batches, hooks_on, staged, term_of
     [
         ({"beta": -1e-3}, "`beta` is a number of 0 or more; got -0.001"),
         ({"beta": float("nan")}, "`beta` is a number of 0 or more; got nan"),
-        ({"samples": 1}, "`samples` is a whole number of 2 or more for the biased CKA; got 1"),
-        ({"samples": 3, "estimator": "debiased"}, "of 4 or more for the debiased CKA; got 3"),
-        ({"every": 0}, "`every` is a whole number of batches, 1 or more; got 0"),
+        ({"samples": 1}, "`samples` must be a whole number of 2 or more; got 1"),
+        ({"samples": 3, "estimator": "debiased"}, "of 4 or more; got 3"),
+        ({"every": 0}, "`every` must be a whole number of 1 or more; got 0"),
         ({"variant": "cca", "estimator": "debiased"}, "variant='cca' has none; leave it out"),
         ({"stages": [["layer1.0"]]}, r"a stage needs two layers or more; \['layer1.0'\] has 1: layer1.0"),
         ({"stages": ["stem"]}, r"a stage needs two layers or more; 'stem' has 1: stem.*list of their own, as \[\["),

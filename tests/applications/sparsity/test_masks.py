@@ -306,7 +306,7 @@ def test_what_cannot_be_pruned_is_refused_in_a_sentence():
         sparsify(net(), 0.5, layers="1")
     with pytest.raises(InvalidValue, match="would leave none of 4 weights"):
         sparsify(nn.Linear(2, 2), 0.99)
-    with pytest.raises(UnknownName, match="no method 'erkk' to choose weights; did you mean 'erk'"):
+    with pytest.raises(UnknownName, match="no method of choosing weights named 'erkk'; did you mean 'erk'"):
         sparsify(net(), 0.5, method="erkk")
     with pytest.raises(InvalidValue, match="`examples` must be a whole number of 1 or more; got 0"):
         sparsify(net(), 0.5, examples=0)

@@ -178,5 +178,5 @@ def test_strange_options_are_refused():
     with pytest.raises(UnknownName, match="`gauge` is 'stored' or 'orthonormal'; got 'other'"):
         nk.atom_similarity(nets, gauge="other")
     for k in (0, 3, True):
-        with pytest.raises(InvalidValue, match="`k` is a number of other networks, 1 to 2; got"):
+        with pytest.raises(InvalidValue, match="`k` must be a whole number from 1 to 2; got"):
             nk.nearest_networks(nets, k)

@@ -192,9 +192,9 @@ def test_networks_that_cannot_share_are_refused(relatives):
         nk.share_coefficients(relatives | {"joint": relatives["a"]})
     with pytest.raises(InvalidValue, match="`models` are several networks, by name or in a row; got one"):
         nk.share_coefficients(relatives["a"])
-    with pytest.raises(InvalidValue, match="`atoms` is a number of atoms, 1 or more; got 0"):
+    with pytest.raises(InvalidValue, match="`atoms` must be a whole number of 1 or more; got 0"):
         nk.share_coefficients(relatives, atoms=0)
-    with pytest.raises(InvalidValue, match="`block` is a number of channels, 1 or more; got -2"):
+    with pytest.raises(InvalidValue, match="`block` must be a whole number of 1 or more; got -2"):
         nk.share_coefficients(relatives, block=-2)
     with pytest.raises(InvalidValue, match="no convolution whose filters could be made of atoms"):
         nk.share_coefficients([nn.Linear(2, 2), nn.Linear(2, 2)])

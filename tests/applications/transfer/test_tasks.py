@@ -379,7 +379,7 @@ def test_tasks_are_a_mapping(tasks, got):
 
 @pytest.mark.parametrize("seeds", [0, -1, True, 2.5])
 def test_a_number_of_seeds_that_is_none_is_refused(seeds):
-    with pytest.raises(InvalidValue, match=f"`seeds` is a number of seeds, at least 1; got {seeds}"):
+    with pytest.raises(InvalidValue, match=f"`seeds` must be a whole number of 1 or more; got {seeds}"):
         nk.compare_tasks({"t": (net(0), inputs(8))}, PSI, seeds=seeds)
 
 

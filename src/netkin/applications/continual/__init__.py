@@ -13,37 +13,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from netkin import __version__, jobs
-from netkin.applications.continual.learners import (
-    LEARNERS,
-    AtomLearner,
-    Learner,
-    SeparateLearner,
-    TaskHeads,
-    refuse_options,
-)
+from netkin.applications.continual.learners import LEARNERS, AtomLearner, Learner, SeparateLearner, refuse_options
 from netkin.comparing.many_models import compare_many
-from netkin.errors import ForwardError, InvalidValue, NoValue, UnknownName, did_you_mean
+from netkin.errors import (
+    ForwardError,
+    InvalidValue,
+    NoValue,
+    UnknownName,
+    did_you_mean,
+    require_at_least,
+    require_listed,
+)
 from netkin.identity import COMPARE, described_call, forms_by_name, settings_digest, weights_digest
 from netkin.jobs import Job, Part
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.filters import atom_layers
-from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layer_weights import copied
 from netkin.representations.layers import refuse_uncopyable, unwrapped
 from netkin.results.caveats import Caveat
 from netkin.results.task_accuracies import NO_FORGETTING, TaskAccuracies, TaskEnsembles
-from netkin.settings import evaluating, model_lock, random_states_kept
+from netkin.settings import model_lock, random_states_kept
 from netkin.sources.architectures import seeded
 from netkin.sources.batches import LabelledData
 from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy, train
 from netkin.training.class_splits import Task, refuse_tasks, split_tasks
-from netkin.training.example_order import TEST_BATCH
+from netkin.training.heads import before_head, ensemble_accuracy, probabilities
 from netkin.training.recipe import recipe_of
 from netkin.training.saving import pack_state, unpack_state
 
@@ -242,14 +241,13 @@ def _built(model: Model, seed: int, device: str | None) -> nn.Module:
 
 
 def _seeds(seeds: Sequence[int]) -> tuple[int, ...]:
-    found = tuple(seeds) if isinstance(seeds, (list, tuple, range)) else None
-    if not found or any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in found):
-        raise InvalidValue(
-            f"`seeds` are whole numbers of 0 or more, at least one, as (0, 1, 2); got {seeds!r}.", argument="seeds"
-        )
-    if len(set(found)) < len(found):
-        raise InvalidValue(f"`seeds` must be distinct; got {seeds!r}.", argument="seeds")
-    return found
+    numbers = tuple(seeds) if isinstance(seeds, (list, tuple, range)) else ()
+    if not numbers or len(set(numbers)) < len(numbers):
+        sentence = f"`seeds` are one or more distinct whole numbers, as (0, 1, 2); got {seeds!r}."
+        raise InvalidValue(sentence, argument="seeds", value=seeds)
+    for number in numbers:
+        require_at_least(0, seeds=number)
+    return numbers
 
 
 # --- ensembles of tasks -----------------------------------------------------------------------------------------------
@@ -291,12 +289,11 @@ def ensemble_tasks(
     with reporting(len(seeds) * len(names), "ensembles", "tasks", progress) as report:
         for seed in seeds:
             learner = learnt.learner(seed)
-            bodies = [_body(learner, task) for task in range(len(names))]
-            networks = {name: learner.network(task) for task, name in enumerate(names)}
-            table, sign = _similarities(networks, similarity, data)
+            networks = [learner.network(task) for task in range(len(names))]
+            table, sign = _similarities(dict(zip(names, networks, strict=True)), similarity, data)
             groups = [_members(sign * table, task, k, choice, candidates, seed) for task in range(len(names))]
             for task, group in enumerate(groups):
-                found.append(_accuracies(learner, bodies, task, group, chosen))
+                found.append(_accuracies(learner, networks, task, group, chosen))
                 report.update()
             tables.append(table)
             members.append(tuple(tuple(names[one] for one in group) for group in groups))
@@ -319,7 +316,7 @@ def _similarities(networks: Mapping[str, nn.Module], measure: str, data: Any) ->
         )
     many = compare_many(networks, data, [measure], layers=layers, pairs="corresponding", progress=False)
     for (a, b), comparison in many.items():
-        why = next((why for (one, other), why in comparison.table().missing.items() if one == other), None)
+        why = next((why for (x, y), why in comparison.table().missing.items() if x == y), None)
         if why is not None:
             raise NoValue(f"{measure!r} has no value for tasks {a!r} and {b!r}: {why}")
     return many.summary(), 1 if facts.higher_is_closer else -1
@@ -335,22 +332,25 @@ def _members(closeness: np.ndarray, task: int, k: int, choice: str, candidates: 
 
 
 def _accuracies(
-    learner: Learner, bodies: Sequence[nn.Module], task: int, group: Sequence[int], recipe: Recipe
+    learner: Learner, networks: Sequence[nn.Module], task: int, group: Sequence[int], recipe: Recipe
 ) -> tuple[float, float, float]:
     """Return the accuracy of a task's own network, of the ensemble, and of the own one trained further."""
     own, (inputs, labels) = learner.tasks[task], learner.tasks[task].test
-    head = learner.network(task).get_submodule(learner.head)[task]  # type: ignore[index]
-    features = _features(bodies[task], inputs)
-    parts = [head(features).softmax(-1)]
+    network = networks[task]
+    head = network.get_submodule(learner.head)[task]  # type: ignore[index]
+    features = before_head(network, learner.head, inputs)
+    answers = [probabilities(head, features)]
     for position, member in enumerate(group):
-        other = _fitted(_features(bodies[member], own.train[0]), own.train, head, recipe, learner.seed + position)
-        parts.append(other(_features(bodies[member], inputs)).softmax(-1))
+        body = networks[member]
+        other = _fitted(before_head(body, learner.head, own.train[0]), own.train, head, recipe, learner.seed + position)
+        answers.append(probabilities(other, before_head(body, learner.head, inputs)))
     times = max(len(group), 1)
     longer = recipe.but(epochs=recipe.epochs and recipe.epochs * times, steps=recipe.steps and recipe.steps * times)
-    further = _fitted(_features(bodies[task], own.train[0]), own.train, head, longer, learner.seed) if group else head
-    answers = parts[0], torch.stack(parts).mean(0), further(features)
-    right = [float((one.argmax(-1).cpu() == labels.cpu()).double().mean()) for one in answers]
-    return right[0], right[1], right[2]
+    seen = before_head(network, learner.head, own.train[0])
+    further = _fitted(seen, own.train, head, longer, learner.seed) if group else head
+    kinds = answers[:1], answers, [probabilities(further, features)]
+    alone, together, control = (ensemble_accuracy(kind, labels) for kind in kinds)
+    return alone, together, control
 
 
 def _fitted(features: Tensor, train_part: LabelledData, head: nn.Module, recipe: Recipe, seed: int) -> nn.Module:
@@ -358,20 +358,6 @@ def _fitted(features: Tensor, train_part: LabelledData, head: nn.Module, recipe:
     made = copy.deepcopy(head).requires_grad_(True)
     train(made, (features, train_part[1].to(features.device)), recipe, seed=seed, progress=False)
     return made.requires_grad_(False)
-
-
-def _body(learner: Learner, task: int) -> nn.Module:
-    """Return the network of a task without its head."""
-    network = learner.network(task).requires_grad_(False)
-    next(one for one in network.modules() if isinstance(one, TaskHeads)).active = -1
-    return network
-
-
-@torch.no_grad()
-def _features(body: nn.Module, inputs: Tensor) -> Tensor:
-    place, dtype = device_of(body), dtype_of(body)
-    with evaluating(body):
-        return torch.cat([body(part.to(place, dtype)) for part in inputs.split(TEST_BATCH)])
 
 
 def _head_size(learner: Learner, task: int) -> int:
@@ -386,8 +372,6 @@ def _refuse(learnt: LearntTasks, k: int, choice: str, candidates: str) -> None:
         )
     if len(learnt.tasks) < 2:
         raise InvalidValue("an ensemble needs the networks of two tasks or more; there is 1.")
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < len(learnt.tasks):
-        raise InvalidValue(f"`k` is a number of other tasks, 1 to {len(learnt.tasks) - 1}; got {k!r}.", argument="k")
-    for name, value, known in (("choice", choice, CHOICES), ("candidates", candidates, CANDIDATES)):
-        if value not in known:
-            raise UnknownName(f"`{name}` is {' or '.join(map(repr, known))}; got {value!r}.")
+    require_at_least(1, len(learnt.tasks) - 1, k=k)
+    require_listed("choice", choice, CHOICES)
+    require_listed("candidates", candidates, CANDIDATES)

@@ -14,7 +14,7 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy, log_softmax
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from netkin.errors import InvalidValue, UnknownName, require_listed
+from netkin.errors import InvalidValue, UnknownName, require_at_least, require_listed
 from netkin.progress import ProgressOption
 from netkin.representations.filters import atom_layers, decompose, put
 from netkin.representations.hooks import main_tensor
@@ -395,10 +395,8 @@ def refuse_options(method: str, options: Mapping[str, Any]) -> None:
             raise UnknownName(f"{method!r} has no option {name!r}; {offer}.")
         if name == "strength" and (not isinstance(value, (int, float)) or not 0 <= value < float("inf")):
             raise InvalidValue(f"`strength` is a number of 0 or more; got {value!r}.", argument="strength")
-        if name == "examples" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InvalidValue(
-                f"`examples` is a number of examples of each task, 1 or more; got {value!r}.", argument="examples"
-            )
+        if name == "examples":
+            require_at_least(1, examples=value)
 
 
 def _count(state: StateDict) -> int:

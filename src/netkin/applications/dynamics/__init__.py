@@ -23,7 +23,7 @@ from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.engines.ray import Ray
 from netkin.comparing.feed import data_name
 from netkin.comparing.plan import Plan, weights_alone
-from netkin.comparing.sides import ModelSide, ReplayedSide
+from netkin.comparing.sides import ModelInput, ModelSide
 from netkin.errors import InvalidValue
 from netkin.identity import (
     COMPARE,
@@ -372,14 +372,17 @@ class RunStudy:
         return f"{self.run.unit} {step}, weights {self.weights[step]}"
 
     @cached_property
-    def _final(self) -> nn.Module | ReplayedSide:
+    def _final(self) -> nn.Module | ModelSide:
         """The final model, whose rows are kept where the batches are the same in each pass."""
         model, others = self.run.final, self.options.others
         if self.data is None or not self.data.is_held:
             return model
-        how = (others["layers"], others["shape"], others["forward"], self.options.transform, others["device"])
-        side = ModelSide(f"{self.run.unit} {self.run.steps[-1]}", model, *how)
-        return ReplayedSide(side, spare_memory(torch.device(others["device"] or device_of(model))) // self.sharers)
+        source = ModelInput(
+            model, layers=others["layers"], shape=others["shape"], forward=others["forward"],
+            transform=self.options.transform, device=others["device"],
+        )  # fmt: skip
+        room = spare_memory(torch.device(others["device"] or device_of(model))) // self.sharers
+        return ModelSide(f"{self.run.unit} {self.run.steps[-1]}", source, keep=room)
 
     def compared(self, step: int) -> Comparison:
         """Return the comparison of a step with the final one."""

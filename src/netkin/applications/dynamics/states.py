@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.comparer import Comparer, found_measures
+from netkin.comparing.comparer import Comparer, measures_of
 from netkin.comparing.spec import Spec as CompareSpec
 from netkin.errors import ForwardError, InvalidValue, NoValue
 from netkin.identity import settings_digest
 from netkin.measures.registry import Measure
 from netkin.representations import Recorder, batches_of, inference_mode_of
-from netkin.representations.activations import LayerFacts
+from netkin.representations.batch_axis import LearntLayers
 from netkin.representations.hooks import mapped
 from netkin.representations.inputs import Forward, Transform, device_of, length_if_known
 from netkin.representations.layers import Spec
@@ -262,7 +262,7 @@ class Probe:
         self.model, self._layers, self._shape = model, layers, shape
         self.settings = {"layers": layers, "shape": shape, "forward": forward, "transform": transform}
         self._forward, self._transform = forward, transform
-        self._facts: Mapping[str, LayerFacts] | None = None  # learnt by the first probe, for all that follow
+        self._learnt: LearntLayers | None = None  # by the first probe, for all that follow
         Recorder(model, layers, shape=shape)  # refuses unknown layers and shapes before training begins
 
     def states(self, examples: ProbeExamples) -> dict[str, LayerState]:
@@ -273,7 +273,7 @@ class Probe:
         whole = len(examples.batches) == 1
 
         def state(name: str, rows: Tensor, valid: Tensor | None = None) -> LayerState:
-            facts = (recorder.facts or {})[name]
+            facts = recorder.facts[name]
             return state_of(rows, facts.shape, facts.resolution)
 
         recorder = self._recorder(state if whole else None)
@@ -282,7 +282,7 @@ class Probe:
             for batch in examples.batches:
                 for name, part in recorder(batch).rows.items():
                     kept.setdefault(name, []).append(part)
-            self._facts = recorder.facts
+            self._learnt = recorder.learnt
             if whole:
                 return {name: state for name, (state,) in kept.items()}
             return {name: state(name, torch.cat(kept.pop(name))) for name in list(kept)}
@@ -306,7 +306,7 @@ class Probe:
             forward=self._forward,
             transform=self._transform,
             reduce=reduce,
-            facts=self._facts,
+            learnt=self._learnt,
         )
 
     @contextmanager
@@ -365,7 +365,7 @@ def _name_of(data: Any) -> str:
 
 def state_measures(measures: Any) -> list[Measure]:
     """Return the measures requested, each once, if what a recorder keeps is enough for them."""
-    found = found_measures(measures)
+    found = measures_of(measures)
     for measure in found:
         refuse_unfit(measure.id, measure.facts.unchanged_by, linear=reads_states(measure))
     return found

@@ -10,36 +10,30 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from netkin import __version__
 from netkin.applications.federated.algorithms import head_of, mixed
 from netkin.applications.federated.local_training import (
     LocalTraining,
     checked_clients,
     load_state,
-    refuse_way,
     state_of,
 )
 from netkin.comparing.many_models import compare_many
-from netkin.errors import ForwardError, InvalidValue, NoValue, UnknownName
+from netkin.comparing.networks import ATOM_MEASURES, atom_similarity
+from netkin.errors import ForwardError, InvalidValue, NoValue, UnknownName, require_at_least, require_listed
 from netkin.identity import with_call
-from netkin.measures.linear import angles, mean_cosines
 from netkin.measures.registry import find
-from netkin.progress import ProgressOption, command, reported, showing
-from netkin.representations.inputs import device_of, dtype_of
+from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.layers import unwrapped
-from netkin.results import Comparison, Values
-from netkin.results.caveats import Caveat, grouped
+from netkin.results import Comparison
 from netkin.results.federation import Federation
 from netkin.results.records import FrozenRecord
-from netkin.settings import evaluating
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
-from netkin.statistics.layer_filters import gauge_caveat, orthonormal_gauge, require_gauge
 from netkin.training import Recipe
-from netkin.training.example_order import in_order, placed
+from netkin.training.heads import before_head, ensemble_accuracy, probabilities
+from netkin.training.many import require_method
 from netkin.training.recipe import recipe_of
 
-BY_ATOMS = ("atom_cosine", "atom_angular")
 CHOICES = ("similar", "random", "dissimilar")
 ClientMember = tuple[str, str]  # a client, and a member of its ensemble
 USUAL = Recipe(epochs=100, rate=0.01, batch=32)  # section A.2: 100 epochs
@@ -71,118 +65,47 @@ def user_similarity(
     """
     if len(federation.clients) < 2:
         raise InvalidValue(f"a similarity needs two clients or more; got {len(federation.clients)}.")
-    measure = measures
-    if measure not in BY_ATOMS:
-        return _by_networks(federation, measure, like, data, progress)
-    require_gauge(gauge)
-    federation.refuse_without_weights()
-    name = measure if gauge == "stored" else f"{measure}(gauge={gauge})"
-    caveat = _caveat(federation) if gauge == "stored" else None
-    values = _by_atoms(federation, measure, gauge)
-    return as_comparison(federation.clients, values, name, "Filters", caveats=() if caveat is None else (caveat,))
-
-
-def as_comparison(
-    names: Sequence[str], values: np.ndarray, measure: str, statistic: str, data: str = "", examples: int = 0,
-    *, caveats: tuple[Caveat, ...] = (),
-) -> Comparison:  # fmt: skip
-    """Return values of all pairs of clients as a comparison, and on which data they were found, if on any."""
-    found = find(measure)
-    convention = f"{found.quantity.convention}; mean over the layers".lstrip("; ")
-    quantity = replace(found.quantity, id=measure, parameters=found.parameters, symmetric=True, convention=convention)
-    table = Values(
-        quantity=quantity, layers_a=tuple(names), layers_b=tuple(names), values=values, statistic=statistic,
-        axes=("network", "network"),
-    )  # fmt: skip
-    widths = dict.fromkeys(names, 0)
-    return Comparison(
-        a="clients", b="clients", layers_a=tuple(names), layers_b=tuple(names), tables={measure: table}, shapes_a={},
-        shapes_b={}, widths_a=widths, widths_b=widths, data=data, examples=examples, seed=0, version=__version__,
-        caveats=caveats, provenance={"call": command()} if command() else {},
-    )  # fmt: skip
-
-
-def _by_atoms(federation: Federation, measure: str, gauge: str) -> np.ndarray:
-    layers = [_unit(name, federation, gauge) for name, part in federation.parts.items() if part == "atoms"]
-    if not layers:
+    if measures in ATOM_MEASURES:
+        return atom_similarity(_atoms_of_clients(federation), measures, gauge=gauge, progress=progress)
+    if like is None:
         raise InvalidValue(
-            f"the clients' networks have no atoms that {measure!r} could compare; federate a network made by "
-            "`nk.decompose`, or name another measure."
+            f"{measures!r} compares the clients' networks; give `like=`, the network that was federated."
         )
-    own = next((n for n, part in federation.parts.items() if part == "coefficients" and n in federation.personal), None)
+    if not find(measures).facts.symmetric:
+        raise InvalidValue(
+            f"{measures!r} gives each direction a value of its own, and clients are compared by one number for each "
+            "pair; take 'cka'."
+        )
+    models = {name: federation.model(name, like).eval() for name in federation.clients}
+    return compare_many(models, data, measures, pairs="corresponding", progress=progress).summaries()
+
+
+def _atoms_of_clients(federation: Federation) -> dict[str, dict[str, Tensor]]:
+    """Return the atoms of each client, and the coefficients that all share; what can't be compared is refused."""
+    kinds = {name: part for name, part in federation.parts.items() if part in ("atoms", "coefficients")}
+    if "atoms" not in kinds.values():
+        raise InvalidValue(
+            "the clients' networks have no atoms that could be compared; federate a network made by `nk.decompose`, or "
+            "name a measure of other things."
+        )
+    personal = {name: part for name, part in kinds.items() if name in federation.personal}
+    own = next((name for name, part in personal.items() if part == "coefficients"), None)
     if own is not None:
         raise NoValue(
             f"the clients have coefficients of their own, as {own!r}, so that their atoms can't be compared; federate "
             "with `coefficients=`, by which they are shared."
         )
-    if not any(federation.parts[name] == "atoms" for name in federation.personal):
+    if not personal:
         raise NoValue(
             "all clients have the same atoms, which tell nothing of them; federate with `coefficients=`, by which they "
             "are personal, or with `finetune=`."
         )
-    if measure == "atom_cosine":
-        return mean_cosines(torch.cat(layers, 1), len(layers)).numpy()
-    return torch.stack([angles(x) for x in layers]).mean(0).numpy()
-
-
-def _caveat(federation: Federation) -> Caveat | None:
-    """Return a caveat where coefficients that all share are far from orthonormal."""
-    known = {name: one for name, one in federation.shared.items() if federation.parts[name] == "coefficients"}
-    flat = {name: torch.from_numpy(np.array(one, dtype=np.float64)).flatten(1) for name, one in known.items()}
-    return gauge_caveat({f"layer {name.rpartition('.')[0]!r}": A @ A.T for name, A in flat.items()})
-
-
-def _unit(name: str, federation: Federation, gauge: str) -> Tensor:
-    """Return the atoms of one layer of all clients as unit vectors, a row each."""
-    count = len(federation.clients)
-    held = federation.personal.get(name)
-    rows = np.broadcast_to(federation.shared[name], (count, *federation.shared[name].shape)) if held is None else held
-    found = torch.from_numpy(np.array(rows, dtype=np.float64)).flatten(2)
-    alpha = federation.shared.get(f"{name.removesuffix('atoms')}coefficients")
-    if gauge == "orthonormal" and alpha is not None:
-        found = orthonormal_gauge(found, torch.from_numpy(np.array(alpha)))
-    found = found.flatten(1)
-    size = found.norm(dim=1, keepdim=True)
-    if not bool((size > 0).all()):
-        client = federation.clients[int((~(size.flatten() > 0)).nonzero()[0])]
-        why = "are all zero or not finite, and have no cosine with others"
-        raise NoValue(f"the atoms {name!r} of client {client!r} {why}.")
-    return found / size
-
-
-def _by_networks(
-    federation: Federation, measure: str, like: nn.Module | None, data: Any, progress: ProgressOption
-) -> Comparison:
-    if like is None:
-        raise InvalidValue(f"{measure!r} compares the clients' networks; give `like=`, the network that was federated.")
-    names, facts = federation.clients, find(measure).facts
-    itself = facts.bounds[1] if facts.higher_is_closer else facts.bounds[0]
-    if not facts.symmetric or not np.isfinite(itself):
-        why = (
-            "gives each direction a value of its own"
-            if not facts.symmetric
-            else "has no value of a network with itself"
-        )
-        raise InvalidValue(f"{measure!r} {why}, and clients are compared by one number for each pair; take 'cka'.")
-    models = {name: federation.model(name, like).eval() for name in names}
-    many = compare_many(models, data, measure, pairs="corresponding", progress=progress)
-    found = many.summary()
-    np.fill_diagonal(found, itself)
-    if np.isnan(found).any():
-        i, j = np.argwhere(np.isnan(found))[0]
-        raise NoValue(f"{measure!r} has no value for {names[i]!r} and {names[j]!r} at any layer.")
-    one = next(iter(many.values()))
-    caveats = grouped(caveat for pair in many.values() for caveat in (*_left_out(pair), *pair.caveats))[:3]
-    return as_comparison(
-        names, found, measure, one.table().statistic, data=one.data, examples=one.examples, caveats=caveats
-    )
-
-
-def _left_out(pair: Comparison) -> list[Caveat]:
-    """Return which layer the mean is taken without, if any has no value."""
-    missing = [(layer, why) for (layer, other), why in pair.table().missing.items() if layer == other]
-    sentences = [f"means are without layer {layer!r}, where there is no value: {why}" for layer, why in missing[:1]]
-    return [Caveat("layer-without-value", sentence) for sentence in sentences]
+    shared = {name: torch.tensor(federation.shared[name]) for name in kinds if name not in personal}
+    atoms = {name: torch.tensor(federation.personal[name]) for name in personal}
+    return {
+        client: {name: atoms[name][row] if name in atoms else shared[name] for name in kinds}
+        for row, client in enumerate(federation.clients)
+    }
 
 
 def with_similarity(found: Federation) -> Federation:
@@ -262,7 +185,7 @@ def similar_users_ensemble(
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         **settings: settings of the recipe.
     """
-    refuse_way(how)
+    require_method(how)
     like = unwrapped(like)
     train, tests = checked_clients(clients, test)
     _refuse_others(federation, train, tests, members, choose)
@@ -298,11 +221,8 @@ def _refuse_others(
     if set(train) != set(federation.clients):
         apart = sorted(set(train) ^ set(federation.clients))
         raise UnknownName(f"the clients must be those of the federation; they differ in {apart[0]!r}.")
-    most = len(federation.clients) - 1
-    if isinstance(members, bool) or not isinstance(members, int) or not 0 <= members <= most:
-        raise InvalidValue(f"`members` is a number of other clients, 0 to {most}; got {members!r}.", argument="members")
-    if choose not in CHOICES:
-        raise UnknownName(f"members are chosen as {', '.join(map(repr, CHOICES))}; got {choose!r}.")
+    require_at_least(0, len(federation.clients) - 1, members=members)
+    require_listed("choice of members", choose, CHOICES, "choose")
     if not tests:
         raise InvalidValue("ensembles are judged on the clients' test data; give `test`.")
 
@@ -345,47 +265,17 @@ def _accuracies(
             seen[pair] = before_head(network, layer, tests[pair[0]][0])
     training, seeds = LocalTraining(like.get_submodule(layer), recipe, how), [mixed(seed, *p, "head") for p in pairs]
     found = training.train([starts[p] for p in pairs], [features[p] for p in pairs], seeds, list(starts[pairs[0]]))
-    heads = dict(zip(pairs, found, strict=True))
-    failed = next((f"{pair[0]!r} with {pair[1]!r}: {one}" for pair, one in heads.items() if isinstance(one, str)), None)
-    if failed is not None:
-        raise ForwardError(f"the head of client {failed}")
+    tuned = dict[ClientMember, StateDict]()
+    for pair, outcome in zip(pairs, found, strict=True):
+        if isinstance(outcome, str):
+            raise ForwardError(f"the head of client {pair[0]!r} with {pair[1]!r}: {outcome}")
+        tuned[pair], _ = outcome
     (head,) = training.copies(1)
-    return {name: _accuracies_of(head, [(heads[name, member], seen[name, member]) for member in chosen[name]], labels)
-            for name, (_, labels) in tests.items()}  # fmt: skip
-
-
-@torch.no_grad()
-def _accuracies_of(head: nn.Module, members: Sequence[tuple[Any, Tensor]], labels: Tensor) -> tuple[float, float]:
-    """Return the accuracy of the first member, and of the mean of all members' probabilities."""
-    shares = []
-    for (state, _), features in members:
-        load_state(head, state)
-        with evaluating(head):
-            shares.append(head(features).double().softmax(-1).cpu())
-    return _share(shares[0].argmax(-1), labels), _share(torch.stack(shares).mean(0).argmax(-1), labels)
-
-
-def _share(predicted: Tensor, labels: Tensor) -> float:
-    return float((predicted == labels.cpu()).double().mean())
-
-
-@torch.no_grad()
-def before_head(model: nn.Module, head: str, inputs: Tensor) -> Tensor:
-    """Return what a model gives to its head, in evaluation mode; a layer whose output is not the model's is refused."""
-    seen: dict[str, Any] = {}
-
-    def see(module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
-        seen["input"], seen["output"] = given[0], output
-
-    handle, found = model.get_submodule(head).register_forward_hook(see), list[Tensor]()
-    try:
-        with evaluating(model):
-            for batch in in_order(inputs):
-                seen.clear()
-                output = model(placed(batch, device_of(model), dtype_of(model)))
-                if not seen or not torch.equal(seen["output"], output):
-                    raise InvalidValue(f"the head must be the last layer of the network, and {head!r} is not.")
-                found.append(seen["input"])
-    finally:
-        handle.remove()
-    return torch.cat(found)
+    accuracies = dict[str, tuple[float, float]]()
+    for name, (_, labels) in tests.items():
+        answers = []
+        for member in chosen[name]:
+            load_state(head, tuned[name, member])
+            answers.append(probabilities(head, seen[name, member]))
+        accuracies[name] = ensemble_accuracy(answers[:1], labels), ensemble_accuracy(answers, labels)
+    return accuracies

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from numbers import Integral
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch.optim import Optimizer
 
 from netkin.applications.freezing.layer_groups import FirstStep, LayerGroups, inner_model
 from netkin.applications.freezing.schedules import FreezePlan, Schedule, Settling, fractions, linear
-from netkin.errors import InvalidValue, UnknownName, did_you_mean
+from netkin.errors import InvalidValue, UnknownName, did_you_mean, require_at_least
 from netkin.representations.inputs import Forward
 from netkin.representations.layers import Spec, choose, modules, split_call
 from netkin.representations.shapes import Shape
@@ -223,7 +222,7 @@ class FreezeTraining:
         if not isinstance(schedule, Mapping) and schedule != "linear":
             near = did_you_mean(schedule, SCHEDULES) or ";"
             raise UnknownName(f"no schedule {schedule!r}{near} give 'linear', 'similarity' or fractions by name.")
-        self.steps = steps = _count(self.steps, "steps", "the number of steps that the optimizer will take in all")
+        self.steps = steps = _whole(self.steps)  # all those that the optimizer will take
         if isinstance(schedule, Mapping):
             return fractions(self.groups, schedule, steps)
         return linear(self.groups, steps)
@@ -234,12 +233,10 @@ class FreezeTraining:
                 "'similarity' needs `probe=`, some examples on which groups are compared with their past."
             )
         if options["every"] is None or self.steps is not None:
-            self.steps = _count(self.steps, "steps", "the number of steps in all, of which each hundredth is a probe")
+            self.steps = _whole(self.steps)
             options["every"] = max(1, self.steps // 100) if options["every"] is None else options["every"]
-        counts = {
-            name: _count(options[name], name, "a whole number") for name in ("every", "patience", "past", "examples")
-        }
-        return Settling(self.model, self.groups, **options | counts)
+        require_at_least(1, **{name: options[name] for name in ("every", "patience", "past", "examples")})
+        return Settling(self.model, self.groups, **options)
 
     def _settle(self, first_step: FirstStep) -> None:
         """Let what the first training step has shown decide what goes with which group."""
@@ -416,10 +413,10 @@ def _as_registered(model: nn.Module, names: Iterable[str]) -> list[str]:
     return sorted(choose(model, list(names)), key=lambda name: order.index(split_call(name)[0]))
 
 
-def _count(value: Any, name: str, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise InvalidValue(f"`{name}` must be {what}, at least 1; got {value!r}.")
-    return int(value)
+def _whole(steps: int | None) -> int:
+    require_at_least(1, steps=steps)
+    assert steps is not None
+    return int(steps)  # of NumPy, perhaps
 
 
 def _refuse_wrapper(model: nn.Module) -> None:

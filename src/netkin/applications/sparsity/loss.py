@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from netkin.arrays import at_least_single, summing_dtype
-from netkin.errors import ForwardError, InvalidValue, ShapeError, require_listed
+from netkin.errors import ForwardError, InvalidValue, ShapeError, require_at_least, require_listed
 from netkin.measures import cca_mean_squared
 from netkin.measures.kernels import batch_gram, gram_cosines
 from netkin.representations import shapes
@@ -333,11 +333,6 @@ def _refuse_settings(beta: Any, samples: Any, every: Any, variant: str, estimato
     require_listed("estimator", estimator, LEAST)
     if variant == "cca" and estimator == "debiased":
         raise InvalidValue("estimator='debiased' is that of CKA, and variant='cca' has none; leave it out.")
-    least = LEAST[estimator]
-    if samples is not None and not (isinstance(samples, Integral) and int(samples) >= least):
-        raise InvalidValue(
-            f"`samples` is a whole number of {least} or more for the {estimator} CKA; got {samples!r}.",
-            argument="samples",
-        )
-    if not (isinstance(every, Integral) and int(every) >= 1):
-        raise InvalidValue(f"`every` is a whole number of batches, 1 or more; got {every!r}.", argument="every")
+    if samples is not None:
+        require_at_least(LEAST[estimator], samples=samples)
+    require_at_least(1, every=every)

@@ -34,7 +34,7 @@ from netkin.applications.sparsity.masks import (
     weight_behind,
 )
 from netkin.applications.sparsity.sparsify import magnitude_masks, refuse_sparsity
-from netkin.errors import InvalidValue, UnknownName, did_you_mean, require_at_least
+from netkin.errors import InvalidValue, require_at_least, require_listed
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import Spec, unwrapped
 from netkin.sources.names import by_name
@@ -78,12 +78,8 @@ class DynamicMasks(Hook):
     def __init__(
         self, method: str = "rigl", *, every: int = 100, until: int, fraction: float = 0.3, seed: int = 0
     ) -> None:
-        if method not in METHODS:
-            hint = did_you_mean(str(method), METHODS) or "."
-            raise UnknownName(f"no dynamic method {method!r}{hint} There are {' and '.join(METHODS)}.")
-        for name, value in (("every", every), ("until", until)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidValue(f"`{name}` must be a whole number of steps, 1 or more; got {value!r}.")
+        require_listed("dynamic method", method, METHODS, "method")
+        require_at_least(1, every=every, until=until)
         if not 0 < fraction < 1:
             raise InvalidValue(
                 f"`fraction` is a share of the weights that are left, between 0 and 1; got {fraction!r}.",
@@ -403,7 +399,6 @@ def _refuse_settings(model: nn.Module, rewind: int, recipe: Recipe) -> None:
         raise InvalidValue(
             "tickets begin with a dense network, and this model has masks; `nk.bake_masks` takes them off."
         )
-    if isinstance(rewind, bool) or not isinstance(rewind, int) or rewind < 0:
-        raise InvalidValue(f"`rewind` is the step to go back to, 0 or more; got {rewind!r}.", argument="rewind")
+    require_at_least(0, rewind=rewind)
     if recipe.steps is not None and rewind > recipe.steps:
         raise InvalidValue(f"rewind={rewind:,} lies beyond the last step, {recipe.steps:,}.")

@@ -28,7 +28,7 @@ from netkin.applications.sparsity.masks import (
     put_masks,
     weight_behind,
 )
-from netkin.errors import EmptyLayerWarning, InvalidValue, UnknownName, did_you_mean, outside, require_at_least
+from netkin.errors import EmptyLayerWarning, InvalidValue, outside, require_at_least, require_listed
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import device_of, dtype_of, inputs_of, labels_of, outputs_of
@@ -242,9 +242,7 @@ def warn_of_empty(table: WeightSparsity) -> None:
 
 def _refuse_settings(sparsity: float, method: str, examples: int) -> None:
     refuse_sparsity(sparsity)
-    if method not in METHODS:
-        hint = did_you_mean(str(method), METHODS) or "."
-        raise UnknownName(f"no method {method!r} to choose weights{hint} There are {', '.join(METHODS)}.")
+    require_listed("method of choosing weights", method, METHODS, "method")
     require_at_least(1, examples=examples)
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from netkin.applications.sparsity.token_encoder import LastPass, TokenEncoder, TokenPredictor, tokens_in
 from netkin.arrays import at_least_single
-from netkin.errors import ForwardError, InvalidValue, ShapeError, UnknownName, did_you_mean
+from netkin.errors import ForwardError, InvalidValue, ShapeError, UnknownName, did_you_mean, require_at_least
 from netkin.identity import weights_digest
 from netkin.representations.hooks import inference_mode_of, main_tensor, recording
 from netkin.representations.inputs import batch_length, device_of, dtype_of, outputs_of
@@ -355,8 +355,8 @@ def _refuse_settings(keep: Any, similarity: Any, prefix: Any) -> None:
         raise InvalidValue(
             f"`similarity` is True, False or a factor of 0 or more; got {similarity!r}.", argument="similarity"
         )
-    if prefix is not None and (isinstance(prefix, bool) or not isinstance(prefix, int) or prefix < 0):
-        raise InvalidValue(f"`prefix` is a number of tokens, 0 or more; got {prefix!r}.", argument="prefix")
+    if prefix is not None:
+        require_at_least(0, prefix=prefix)
 
 
 @torch.no_grad()

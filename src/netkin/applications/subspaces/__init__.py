@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.subspaces.networks import NearestNetworks, atom_similarity, nearest_networks
-from netkin.errors import InvalidValue, NameClash, ShapeError, UnknownName, did_you_mean
+from netkin.comparing.networks import NearestNetworks, atom_similarity, nearest_networks, times
+from netkin.errors import InvalidValue, NameClash, ShapeError, UnknownName, did_you_mean, require_at_least
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.filters import (
     AtomConv2d,
@@ -222,25 +222,20 @@ def _block_of(layer: str, own: Mapping[str, FilterLayer], block: int | None) -> 
     for name, other in shapes.items():
         if other[2:] != shape[2:]:
             raise ShapeError(
-                f"layer {layer!r} has kernels of {_times(shape[2:])} in {first!r} and of {_times(other[2:])} in "
+                f"layer {layer!r} has kernels of {times(shape[2:])} in {first!r} and of {times(other[2:])} in "
                 f"{name!r}; atoms are shared among kernels of one size."
             )
         if block is None and other != shape:
             raise ShapeError(
-                f"layer {layer!r} is {_times(shape[:2])} channels in {first!r} and {_times(other[:2])} in {name!r}; "
+                f"layer {layer!r} is {times(shape[:2])} channels in {first!r} and {times(other[:2])} in {name!r}; "
                 "pass `block=`, the side of a block of coefficients that is repeated over channels, or use "
                 "'grassmann(atoms=4)', which needs no shared coefficients."
             )
     if block is None:
         return shape[1], shape[0]
-    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-        raise InvalidValue(f"`block` is a number of channels, 1 or more; got {block!r}.", argument="block")
+    require_at_least(1, block=block)
     sizes = list(shapes.values())
     return math.gcd(block, *(size[1] for size in sizes)), math.gcd(block, *(size[0] for size in sizes))
-
-
-def _times(shape: Iterable[int]) -> str:
-    return " × ".join(map(str, shape))
 
 
 def channel_correlation(maps: Tensor) -> Tensor:

@@ -19,14 +19,8 @@ from netkin.errors import ForwardError, InvalidValue, NetkinError, NoValue, Shap
 from netkin.identity.data import DataDigest, contents
 from netkin.progress import ProgressOption
 from netkin.representations import layers
-from netkin.representations.gradients import (
-    ExampleLosses,
-    ModelReading,
-    RowsByLayer,
-    Target,
-    are_probabilities,
-    logits_of,
-)
+from netkin.representations.activations import ModelReading, RowsByLayer
+from netkin.representations.gradients import ExampleLosses, Target, are_probabilities, logits_of
 from netkin.representations.inputs import Forward, Transform, batch_length, call, inputs_of, labels_of
 from netkin.representations.layers import Spec, modules
 from netkin.representations.shapes import Shape

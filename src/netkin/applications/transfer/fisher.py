@@ -21,10 +21,10 @@ from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_yo
 from netkin.identity import weights_digest
 from netkin.memory import free_memory, is_cuda
 from netkin.progress import ProgressOption, reported
-from netkin.representations.activations import Recorder
 from netkin.representations.gradients import Taps, Target, are_probabilities, class_logits, logits_of, pulling
 from netkin.representations.hooks import inference_mode_of, mapped, watching
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, labels_of, prepared, take
+from netkin.representations.layer_recorder import Recorder
 from netkin.representations.layer_weights import own_weights, with_plain_weights
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
 from netkin.settings import called_with

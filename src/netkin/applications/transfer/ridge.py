@@ -28,7 +28,8 @@ from netkin.identity import weights_digest
 from netkin.identity.data import contents
 from netkin.memory import format_bytes, free_memory
 from netkin.progress import ProgressOption
-from netkin.representations.gradients import ModelReading, RowsByLayer, Target
+from netkin.representations.activations import ModelReading, RowsByLayer
+from netkin.representations.gradients import Target
 from netkin.representations.inputs import Forward, Transform, batch_length, labels_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape

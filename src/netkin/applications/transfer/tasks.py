@@ -13,10 +13,10 @@ import torch
 
 from netkin.comparing import Comparer, ModelInput, collect
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.comparer import found_measures
+from netkin.comparing.comparer import measures_of
 from netkin.comparing.spec import Spec as CompareSpec
 from netkin.comparing.tabulating import comparisons_of
-from netkin.errors import InvalidValue, NetkinError, NoValue, UnknownName, did_you_mean
+from netkin.errors import InvalidValue, NetkinError, NoValue, UnknownName, did_you_mean, require_at_least
 from netkin.identity import with_call
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, reported, showing
@@ -123,8 +123,7 @@ def seed_values(table: Values) -> np.ndarray:
 
 def _replicates(tasks: Mapping[str, Any], measures: Any, seeds: int) -> list[list[Measure]]:
     """Return for each measure that measure with each seed: those of the first sketches where none are requested."""
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
-        raise InvalidValue(f"`seeds` is a number of seeds, at least 1; got {seeds!r}.", argument="seeds")
+    require_at_least(1, seeds=seeds)
     made = next((task for task in tasks.values() if isinstance(task, Comparer)), None)
     if measures is None and made is not None:
         groups: dict[str, list[Measure]] = {}
@@ -132,7 +131,7 @@ def _replicates(tasks: Mapping[str, Any], measures: Any, seeds: int) -> list[lis
             groups.setdefault(_shifted(one, -one.settings["seed"]).id, []).append(one)
         if groups:
             return list(groups.values())
-    found = found_measures(MEASURES if measures is None else measures)
+    found = measures_of(MEASURES if measures is None else measures)
     for one in found:
         if not _is_sketched(one):
             raise InvalidValue(
@@ -223,9 +222,11 @@ def _beside(found: Mapping[str, Comparer], measure: Measure, step: int, pairs: P
 
 def _joined(parts: Mapping[str, Any]) -> LayerSketches:
     """Return sketches of several models in one collector, with the settings of the first, whatever others' seeds."""
-    layers: dict[Any, Any] = {(name, key[1]): own for name, one in parts.items() for key, own in one._layers.items()}
+    layers: dict[Any, Any] = {
+        (name, key[1]): sums for name, sketches in parts.items() for key, sums in sketches.layers.items()
+    }
     made = LayerSketches(list(layers), next(iter(parts.values())).settings)
-    made._layers = layers
+    made.layers = layers
     return made
 
 

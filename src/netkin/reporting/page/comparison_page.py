@@ -29,9 +29,9 @@ from netkin.reporting.parts import (
     shared_reasons,
 )
 from netkin.reporting.words import closest_and_farthest, headline, number_with_error, short_names
-from netkin.results import Comparison, Comparisons, Spread, Values
+from netkin.results import Comparison, Comparisons, Values
 from netkin.results.caveats import Caveat
-from netkin.results.comparisons import SAME_MODEL
+from netkin.results.comparisons import SAME_MODEL, spread_of
 from netkin.results.labels import (
     bare_names,
     bias_note,
@@ -47,9 +47,10 @@ from netkin.results.labels import (
     pair_label,
     partners,
     plural,
+    tables_by_name,
 )
 from netkin.results.packing import document
-from netkin.results.text import NO_DATA, match_note
+from netkin.results.text import NO_DATA, list_cells, match_note, with_errors
 
 MEANS = (
     "Each cell is the mean over {counted} at the same relative depth, by one rule for all models: layer i of a model "
@@ -59,7 +60,10 @@ MEANS = (
 BLOCKS = (
     "Each cell is a layer of one task with a layer of another. Colours of one picture can't be compared with another's."
 )
-SPREAD = "Mean ± standard deviation over {counted}. Layers that not all models have are left out."
+SPREAD = (
+    "Mean ± standard deviation over {counted} of models, fewer where values are missing. Layers that not all models "
+    "have are left out."
+)
 UNNAMED = "layers"  # a model of class sensitivity that was given no name
 MATCHES = "Best matches, and how far the second is behind"
 FEW = 12  # models, up to which their means always stand in the cells
@@ -225,23 +229,25 @@ def spread_section(comparisons: Sequence[Comparison]) -> Section | None:
     if not any(is_worth(table) for one in comparisons for table in one.tables.values()):
         return None
     try:
-        spread = Spread.of(comparisons)
+        spread = spread_of(comparisons)
     except NoValue:  # no names of layers in common
         return None
-    words = Text(SPREAD.format(counted=spread.count_text()))
+    words = Text(SPREAD.format(counted=plural(len(comparisons), "pair")))
     cards = Section("", list(_spread_tables(spread)), "cards")
     return Section("Layer by layer, over all pairs of models", [words, cards], style="spread")
 
 
-def _spread_tables(spread: Spread) -> Iterator[Table]:
-    """Yield a table of layers by methods for the similarities and each score, else of layers by layers by measure."""
-    for word, side_by_side in spread.blocks().items() if spread.is_profile else ():
-        rows = [[Name(spread.label(i, j)), *(cells.written(i, j) for cells in side_by_side)] for i, j in spread.pairs]
-        yield Table(["layer", *(Name(cells.column) for cells in side_by_side)], rows, word, style="numbers")
-    for id_, cells in () if spread.is_profile else spread.tables.items():
-        columns = range(len(spread.layers_b))
-        rows = [[Name(a), *(cells.written(i, j) for j in columns)] for i, a in enumerate(spread.layers_a)]
-        yield Table(["from ↓ into →", *map(Name, spread.layers_b)], rows, id_, style="numbers")
+def _spread_tables(spread: Comparison) -> Iterator[Table]:
+    """Yield a matrix for each measure or, where each layer meets one other at most, a list for all of one name."""
+    pairs = listing(spread)
+    for name, tables in tables_by_name(spread.tables.values()).items() if pairs else ():
+        labels, columns, cells = list_cells(tables, pairs)
+        rows = [[Name(label), *line] for label, line in zip(labels, cells, strict=True)]
+        yield Table(["layer", *map(Name, columns)], rows, name, style="numbers")
+    for table in () if pairs else spread.tables.values():
+        lines = zip(table.layers_a, with_errors(table.values, table.to_errors()), strict=True)
+        rows = [[Name(layer), *line] for layer, line in lines]
+        yield Table(["from ↓ into →", *map(Name, table.layers_b)], rows, table.id, style="numbers")
 
 
 # --- one comparison ---------------------------------------------------------------------------------------------------

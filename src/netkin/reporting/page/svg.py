@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from netkin.errors import NoValue
-from netkin.reporting.charts import Axis, Chart, Line, chart_of, tick_text
+from netkin.reporting.charts import Axis, Chart, Curve, Line, chart_of, tick_text
 from netkin.reporting.page.document import Markup, folded, joined, name, tag
 from netkin.reporting.words import shortened
 from netkin.results import Comparison, Comparisons, Values
-from netkin.results.claim import Curve
 from netkin.results.comparison import are_angles, branches_of, distances_of, plane_of, tree_of
 from netkin.results.labels import is_of_tasks, is_worth
 

@@ -13,7 +13,7 @@ from netkin.errors import InvalidValue
 from netkin.reporting.page.document import CHARTS, Markup, document, folded_note, plain_table, tag
 from netkin.reporting.page.svg import figure_of_curve
 from netkin.reporting.words import sentence
-from netkin.results.claim import EMPIRICAL, FAILS, HOLDS, IDENTITY, IN_PART, UNDECIDED, Claim
+from reproductions.record import EMPIRICAL, FAILS, HOLDS, IDENTITY, IN_PART, UNDECIDED, Claim
 
 SIGNS = {HOLDS: ("●", "whole"), IN_PART: ("◐", "part"), UNDECIDED: ("?", "open"), FAILS: ("○", "not")}
 NOT_RECORDED = "not recorded"  # in records before format 3

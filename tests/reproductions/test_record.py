@@ -11,8 +11,7 @@ import pytest
 
 import netkin
 from netkin.errors import FileError, InvalidValue, ShapeError
-from netkin.results import Claim, Measured
-from netkin.results.claim import figure_order, later_notes, record_path, recorded
+from reproductions.record import Claim, Measured, figure_order, later_notes, record_path, recorded
 
 
 def claim(**changes):
@@ -27,7 +26,7 @@ def claim(**changes):
         "scale": "cpu",
         "control": "as many random neurons",
         "controls": {"accuracy kept": Measured(0.5, 0.01, 3)},
-        "call": "netkin reproduce svcca/few-directions --scale cpu --data DIR --device cpu",
+        "call": "python -m reproductions svcca/few-directions --scale cpu --data DIR --device cpu",
         "data": {"CIFAR-10, 5,000 training images": "5c1e"},
         "settings": {"net": "epochs=3"},
         "measures": ("svcca",),
@@ -204,7 +203,7 @@ def test_curves_are_short_plain_numbers_and_a_nan_is_a_hole():
         ("{", "is damaged: JSONDecodeError"),
         ("[]", "is damaged: TypeError|is damaged: AttributeError"),
         ('{"kind": "claim", "format": 1, "id": "a/b", "measured": {}}', "is damaged: TypeError"),
-        ('{"kind": "ranking", "format": 1}', "is a JSON document of kind 'ranking', and of JSON"),
+        ('{"kind": "ranking", "format": 1}', "is a JSON document of kind 'ranking', and no record"),
         ('{"kind": "claim", "format": 9}', "has format 9; this netkin reads claims up to format 3"),
     ],
 )
@@ -335,7 +334,9 @@ def test_a_difference_of_other_runs_has_both_errors_and_the_fewer_degrees_of_fre
 
 def test_a_record_is_read_without_torch(tmp_path):
     path = claim().save(tmp_path)
-    program = "import sys; from netkin.results import Claim; Claim.load(sys.argv[1]); sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys; from reproductions.record import Claim; Claim.load(sys.argv[1]); sys.exit('torch' in sys.modules)"
+    )
     environment = os.environ | {"PYTHONPATH": str(Path(netkin.__file__).parents[1])}
     assert subprocess.run([sys.executable, "-c", program, path], env=environment).returncode == 0
 

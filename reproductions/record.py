@@ -267,10 +267,7 @@ class Claim(FrozenRecord):
             content = files.mapping_of(files.read_json(path))
             kind, version = content.pop("kind", None), content.pop("format", 0)
             if kind != "claim":
-                raise FileError(
-                    f"{str(path)!r} is a JSON document of kind {kind!r}, and of JSON netkin reads only records of "
-                    "claims; save results with `--save` or `.save`."
-                )
+                raise FileError(f"{str(path)!r} is a JSON document of kind {kind!r}, and no record of a claim.")
             if version > FORMAT:
                 raise FileError(f"{str(path)!r} has format {version}; this netkin reads claims up to format {FORMAT}.")
             content.pop("digest", None)  # of code, in records of before commits were named

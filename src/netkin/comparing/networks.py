@@ -1,4 +1,4 @@
-"""Similarity of many networks: all pairs from one product of their atoms, or the nearest neighbours of each."""
+"""Similarity of many networks by their atoms: all pairs from one product, or the nearest neighbours of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from netkin import __version__
 from netkin.arrays import require_finite
-from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean, require_at_least
 from netkin.identity import with_call
 from netkin.measures.linear import angles, mean_cosines, nearest
 from netkin.measures.registry import find
@@ -24,7 +24,7 @@ from netkin.sources.names import by_name
 from netkin.sources.weights import random_weights
 from netkin.statistics.layer_filters import gauge_caveat, orthonormal_gauge, require_gauge
 
-MEASURES = ("atom_cosine", "atom_angular")
+ATOM_MEASURES = ("atom_cosine", "atom_angular")
 AtomParts = tuple[Tensor, Tensor | None]  # atoms, and coefficients where they are known
 
 
@@ -97,9 +97,9 @@ def atom_similarity(
         1.0
     """
     measure = measures
-    if measure not in MEASURES:
+    if measure not in ATOM_MEASURES:
         raise UnknownName(
-            f"all pairs at once are there by {' or '.join(map(repr, MEASURES))}; got {measure!r}. "
+            f"all pairs at once are there by {' or '.join(map(repr, ATOM_MEASURES))}; got {measure!r}. "
             "`nk.compare_many` takes any measure."
         )
     vectors = atom_vectors(models, gauge=gauge, progress=progress)
@@ -124,10 +124,7 @@ def nearest_networks(
     `models` and `gauge` are as in `atom_similarity`.
     """
     vectors = atom_vectors(models, gauge=gauge, progress=progress)
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < len(vectors.names):
-        raise InvalidValue(
-            f"`k` is a number of other networks, 1 to {len(vectors.names) - 1}; got {k!r}.", argument="k"
-        )
+    require_at_least(1, len(vectors.names) - 1, k=k)
     places, values = nearest(vectors.rows, len(vectors.layers), k)
     return NearestNetworks(vectors.names, vectors.layers, places.numpy(), values.numpy())
 
@@ -200,7 +197,7 @@ def _refuse_unlike(name: str, own: Mapping[str, Any], before: str, first: Mappin
         D, A = first[layer]
         if atoms.shape != D.shape:
             raise ShapeError(
-                f"layer {layer!r} has atoms of {_times(atoms.shape)} in {name!r} and {_times(D.shape)} in {before!r}; "
+                f"layer {layer!r} has atoms of {times(atoms.shape)} in {name!r} and {times(D.shape)} in {before!r}; "
                 "compare networks with as many atoms of one kernel size."
             )
         if not _same(alpha, A):
@@ -252,5 +249,6 @@ def _table(name: str, values: np.ndarray, vectors: AtomVectors, measure: str, ga
     )  # fmt: skip
 
 
-def _times(shape: Iterable[int]) -> str:
+def times(shape: Iterable[int]) -> str:
+    """Return a shape as text, such as "3 × 3"."""
     return " × ".join(map(str, shape))
