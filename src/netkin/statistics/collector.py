@@ -124,7 +124,7 @@ class CostEstimate:
     """What a collector would cost: bytes at its peak, and the text that a plan shows.
 
     Of the candidates that fit the memory the one of the lowest `rank` is taken. `why` follows the words where a
-    measure's collector is explained, and `held` of the bytes are taken for longer than a moment.
+    measure's collector is explained.
     """
 
     bytes: int
@@ -133,7 +133,6 @@ class CostEstimate:
     rank: int = 0
     why: str = ""
     ways: str = WAYS
-    held: int = 0
 
 
 @dataclass(frozen=True)

@@ -160,12 +160,10 @@ class LayerMoments(RowCollector):
         sides = twice * squares * (3 if settings.whitens else 1)
         reading = 8 * (sides + pairs * settings.matrices + 3 * widest**2)
         decomposing = 8 * twice * (4 * squares + pairs) if settings.whitens else 0
-        waiting = sum(fold * layer.width * layer.itemsize for layer in study.sizes)
         return CostEstimate(
             sums + max(folding, reading, decomposing),
             f"Moments, streamed, products in {settings.precision_name(study)}", "moments", 1,
             ", as they hold any number of examples",
-            held=sums + max(waiting, 8 * sides),
         )  # fmt: skip
 
     @classmethod

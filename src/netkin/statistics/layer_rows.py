@@ -292,7 +292,7 @@ class LinearRows(LayerRows):
         why = "some layers are wider than that" if wide else f"moments would need {format_bytes(streamed.bytes)}"
         return CostEstimate(
             size, f"Rows, all {n:,} examples, as {why}", f"the rows of {'the first ' * study.seen}{n:,} examples",
-            0 if wide and held < streamed.held else 2,
+            0 if wide and size < streamed.bytes else 2,
         )  # fmt: skip
 
     @classmethod
