@@ -151,7 +151,7 @@ class OneSideSums(Cached):
         """Choose the shift and the precision by some of the first examples; any shift near the mean will do."""
         self.width, self.resolution = output.shape[1], torch.finfo(output.dtype).eps
         double = summing_dtype(output.device)
-        some = _some(output.detach(), SAMPLE * self.width).to(double)
+        some = _first_rows(output.detach(), SAMPLE * self.width).to(double)
         if not bool(torch.isfinite(some).all()):
             require_finite(output, f"{self.name} in batch 0")
         mean = some.mean(0)
@@ -201,7 +201,7 @@ def product(x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([(a.mT @ b).to(double) for a, b in parts]).sum(0)
 
 
-def _some(output: Tensor, rows: int) -> Tensor:
+def _first_rows(output: Tensor, rows: int) -> Tensor:
     """Return some first activations as rows."""
     if output.ndim == 2:
         return output[:rows]

@@ -152,7 +152,7 @@ class Kernels(KernelPair):
     @classmethod
     def of(cls, X: Any, Y: Any, *, kernel: str = "hadamard", **unused: Any) -> Kernels:
         """Return the pair of two layers, each given as (features, gradients), or as features alone."""
-        x, y = (exact_side(name, *given_rows(Z, name, kernel)) for Z, name in ((X, "`X`"), (Y, "`Y`")))
+        x, y = (exact_side(name, *features_and_gradients(Z, name, kernel)) for Z, name in ((X, "`X`"), (Y, "`Y`")))
         if x.n != y.n:
             raise ShapeError(f"`X` and `Y` must describe the same examples; got {x.n} rows and {y.n} rows.")
         return cls(x, y)
@@ -277,7 +277,7 @@ def checked_kernel(kernel: str) -> str:
     return kernel
 
 
-def given_rows(layer: Any, name: str, kernel: str) -> tuple[Tensor, Tensor | None]:
+def features_and_gradients(layer: Any, name: str, kernel: str) -> tuple[Tensor, Tensor | None]:
     """Return the features and gradients of a layer, as matrices of one shape; gradients may be absent."""
     needs = "gradients" in KERNELS[checked_kernel(kernel)] or kernel in ("product", "psi")
     pair = layer if isinstance(layer, tuple) else (layer, None)

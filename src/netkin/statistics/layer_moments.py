@@ -347,15 +347,15 @@ class LayerMoments(RowCollector):
         for block in self.blocks:
             for key in block.keys:
                 if key not in held:
-                    held[key] = self._own(key, columns_of)
+                    held[key] = self._add_square(key, columns_of)
             block.add(held)
             uses.subtract(block.keys)
             held = {key: columns for key, columns in held.items() if uses[key]}
         for key in self.layers:
             if key not in uses:
-                self._own(key, columns_of)
+                self._add_square(key, columns_of)
 
-    def _own(self, key: Key, columns_of: Callable[[Key], Columns]) -> Columns:
+    def _add_square(self, key: Key, columns_of: Callable[[Key], Columns]) -> Columns:
         """Add a layer's product with itself; return its columns."""
         made = columns_of(key)
         for i, (chunk, rows) in enumerate(made.parts):

@@ -45,7 +45,7 @@ from netkin.statistics.kernel_pairs import (
     KernelSide,
     LossSettings,
     checked_kernel,
-    given_rows,
+    features_and_gradients,
 )
 from netkin.statistics.stored import Stored
 
@@ -139,7 +139,7 @@ class LayerSketches(Collector):
     ) -> Self:
         """Return sketches of layers given as (features, gradients) or features; rows of one number are one example."""
         made = cls(list(rows), SketchSettings(buckets, stacks, seed, KERNELS[checked_kernel(kernel)]))
-        pairs = {key: given_rows(layer, name_of(key), kernel) for key, layer in rows.items()}
+        pairs = {key: features_and_gradients(layer, name_of(key), kernel) for key, layer in rows.items()}
         for key, (features, gradients) in pairs.items():  # which may be of different data
             fed = {"activations": {key: features}} | ({} if gradients is None else {"gradients": {key: gradients}})
             made._take(fed, np.arange(len(features)))
