@@ -373,6 +373,15 @@ def require_pair(a: Key, b: Key, known: Sequence[Key], where: str, pair_blocks: 
         raise NoValue(f"the pair {name_of(a)!r}, {name_of(b)!r} was not collected.")
 
 
+def require_as_many_rows(a: Key, rows_a: int, b: Key, rows_b: int) -> None:
+    """Refuse a pair of layers that gave different numbers of rows."""
+    if rows_a != rows_b:
+        raise NoValue(
+            f"{label(a)} gives {rows_a:,} rows and {label(b)} {rows_b:,} for the same examples; compare layers of the "
+            "same size, or choose another shape."
+        )
+
+
 def require_size(key: Key, size: tuple[int, ...], before: tuple[int, ...]) -> None:
     """Refuse a layer whose rows are not of the size that they had `before`."""
     if size != before:

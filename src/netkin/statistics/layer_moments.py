@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import summing_dtype
-from netkin.errors import InvalidValue, NoValue, ShapeError
+from netkin.errors import InvalidValue, NoValue
 from netkin.memory import is_cuda
 from netkin.statistics.collector import (
     CostEstimate,
@@ -38,6 +38,7 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
+    require_as_many_rows,
     require_pair,
     row_examples,
     summed,
@@ -224,8 +225,6 @@ class LayerMoments(RowCollector):
         x, y = (b, a) if turned else (a, b)
         cross, norm_product = block.centred(x, y, without, self.debiased)
         moments = Moments(self._side(x, without), self._side(y, without), cross, norm_product)
-        if moments.x.n != moments.y.n:
-            raise ShapeError(f"layers {name_of(a)!r} and {name_of(b)!r} were fed different numbers of rows.")
         return moments.swapped if turned else moments
 
     def _side(self, key: Any, without: int | None) -> PairSide:
@@ -251,12 +250,7 @@ class LayerMoments(RowCollector):
         for turned, key in ((False, (a, b)), (True, (b, a))):
             if key in self._homes:
                 return self._homes[key], turned
-        counts = [self.layers[key].n for key in (a, b)]
-        if counts[0] != counts[1]:
-            raise NoValue(
-                f"{label(a)} gives {counts[0]:,} rows and {label(b)} {counts[1]:,} "
-                "for the same examples; compare layers of the same size, or choose another shape."
-            )
+        require_as_many_rows(a, self.layers[a].n, b, self.layers[b].n)
         raise NoValue(f"the rows of {name_of(a)!r} and {name_of(b)!r} did not pair up batch by batch.")
 
     @property
