@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import netkin as nk
 from docs import site_pages
+from netkin.cli import cli
 from reproductions.record import Claim, Measured
 
 ROOT = Path(__file__).parent.parent
@@ -106,6 +108,44 @@ def test_the_readme_names_only_measures_that_exist():
     assert named <= set(measures())
 
 
+GUIDES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(set(DOCS.glob("*.md")) - {DOCS / "reproductions.md"})]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_names_of_python_on_a_page_exist(page):
+    named = set(re.findall(r"\bnk\.(\w+)", page.read_text()))
+    assert [name for name in sorted(named) if not hasattr(nk, name)] == []
+
+
+def unknown_parts(line):
+    """Return which words of a command line are no command or option of netkin."""
+    command, unknown = cli, []
+    for word in line.split()[1:]:
+        if word.startswith("--"):
+            options = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+            unknown += [word] if word.partition("=")[0].strip(",") not in options | {"--help"} else []
+        elif isinstance(command, click.Group) and word.islower():
+            unknown += [] if word in command.commands else [word]
+            command = command.commands.get(word, command)
+    return unknown
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_commands_on_a_page_exist_with_their_options(page):
+    text = page.read_text().replace("\\\n", " ")
+    blocks = "".join(re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S))
+    lines = [*re.findall(r"`(netkin [^`]+)`", text), *re.findall(r"^netkin .+$", blocks, re.M)]
+    wrong = {line: unknown for line in lines if (unknown := unknown_parts(line))}
+    assert wrong == {}
+
+
+def test_the_glossary_has_the_nouns_of_the_house():
+    text = (DOCS / "glossary.md").read_text()
+    nouns = ["Spec", "Run", "ModelInput", "Batch", "Comparer", "Quantity", "Experiment", "Job", "Moments", "Rows",
+             "Grams", "Comparison", "Comparisons", "Series", "Ranking", "Recipe", "DynamicsRecorder"]  # fmt: skip
+    assert [noun for noun in nouns if f"`{noun}`" not in text] == []
+
+
 def linked(page):
     """Return the files that a page links to, as paths."""
     targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text())
@@ -115,6 +155,19 @@ def linked(page):
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     assert [target for target in linked(page) if not target.exists()] == []
+
+
+def anchors(page):
+    """Return the anchors of a page's headings, as MkDocs makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_links_to_a_part_of_a_page_lead_to_a_heading(page):
+    links = re.findall(r"\]\(([^)#:\s]*\.md)?#([^)\s]+)\)", page.read_text())
+    wrong = [link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)]
+    assert wrong == []
 
 
 def test_every_page_stands_in_the_navigation():

@@ -246,6 +246,10 @@ class Job:
         """Return whether a part is finished."""
         return name in self._in_memory or (self.folder is not None and self._path(name).exists())
 
+    def is_written(self, name: str) -> bool:
+        """Return whether a part lies in the folder as it was kept last."""
+        return name not in self._in_memory and self.has(name)
+
     def _read(self, name: str) -> Part:
         header, arrays = files.read(path := self._path(name), "part", AGAIN)
         with files.damage_reported(path, AGAIN):

@@ -117,20 +117,20 @@ def test_names_of_algorithms_and_sources_are_those_of_the_library():
 
 
 def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
-    from netkin.applications.federated import Simulation
+    from netkin.applications import federated
 
-    round_of = Simulation._round
+    drawn = federated.sampled
 
-    def stopped(self, standing, number):
+    def stopped(names, share, seed, number):
         if number == 2:
             raise KeyboardInterrupt
-        round_of(self, standing, number)
+        return drawn(names, share, seed, number)
 
-    monkeypatch.setattr(Simulation, "_round", stopped)
+    monkeypatch.setattr(federated, "sampled", stopped)
     result = netkin(f"{FEDERATE} --out u.netkin")
     assert result.exit_code == 130
     assert "1 of 2 parts done in u.netkin; run the same command again to resume." in result.stderr
-    monkeypatch.setattr(Simulation, "_round", round_of)
+    monkeypatch.setattr(federated, "sampled", drawn)
     assert netkin(f"{FEDERATE} --out u.netkin").exit_code == 0
 
 

@@ -175,7 +175,7 @@ def test_hostile_names_break_nothing():
 
 def test_a_figure_has_the_lines_of_all_clients_and_the_similarity(tmp_path):
     found = federation()
-    figure = found.plot(tmp_path / "users.svg")
+    figure = found.plot(path=tmp_path / "users.svg")
     lines = figure.axes[0].lines
     assert [list(line.get_ydata()) for line in lines[:-1]] == [[accuracy(k, n) for n in (1, 2, 3)] for k in range(4)]
     assert list(lines[-1].get_ydata()) == pytest.approx([0.115, 0.215, 0.315])

@@ -143,7 +143,7 @@ def test_a_figure_has_a_heatmap_for_each_way(tmp_path):
     images = [ax.images[0] for ax in figure.axes if ax.images]
     np.testing.assert_allclose(images[0].get_array(), FINETUNE.mean(0))
     assert images[1].get_array().mask.sum() == 6
-    alone = way().plot(tmp_path / "one.svg")
+    alone = way().plot(path=tmp_path / "one.svg")
     assert alone.axes[0].get_xlabel() == "on task"
     with pytest.raises(ShapeError, match="one pair of axes takes one heatmap, and here are 2"):
         plot([way(), way("joint", JOINT)], ax=alone.axes[0])

@@ -8,7 +8,7 @@ import pytest
 from netkin.errors import NameClash, NoValue, UnknownName
 from netkin.results import Comparisons
 from netkin.results.labels import NOT_ASKED
-from table_worlds import as_caveats, changed, sentences
+from table_worlds import as_caveats, sentences
 
 
 @pytest.fixture
@@ -111,31 +111,6 @@ def test_networks_that_happen_to_share_a_few_names_are_not_read_at_these_alone(m
     assert "mean over 3 pairs of layers at the same relative depth" in many.summaries()["cka"].quantity.convention
 
 
-def test_best_matches_are_a_choice_and_differ_by_direction(made):
-    values = np.array([[0.9, 0.8, 0.1], [0.3, 0.7, 0.2]])
-    table = made.table(rows=("p", "q"), columns=("r", "s", "t"), values=values)
-    many = Comparisons([made.comparison(table)])
-    np.testing.assert_allclose(many.summary(match="best"), [[np.nan, 0.8], [(0.9 + 0.8 + 0.2) / 3, np.nan]])
-    np.testing.assert_array_equal(many.layer_counts(match="best"), [[0, 2], [3, 0]])
-    both = many.summaries(match="best")
-    assert not both["cka"].quantity.symmetric
-    assert "grow with the number of layers" in both["cka"].quantity.convention
-    assert many.tree(match="best")[0, 2] == pytest.approx((np.arccos(0.8) + np.arccos(1.9 / 3)) / 2)
-    apart = Comparisons([made.comparison(changed(table, higher_is_closer=False, kind="distance"))])
-    np.testing.assert_allclose(apart.summary(match="best"), [[np.nan, 0.15], [(0.3 + 0.7 + 0.1) / 3, np.nan]])
-    with pytest.raises(UnknownName, match="`match` is 'depth' or 'best'; got 'name'"):
-        many.summary(match="name")
-
-
-def test_best_matches_grow_with_the_number_of_layers_to_choose_from_and_means_at_one_depth_do_not(made):
-    draw = np.random.default_rng(0)
-    tables = [made.table(rows=layers(8, "p"), columns=layers(n, "q"), values=draw.random((8, n))) for n in (8, 64)]
-    few, many = (Comparisons([made.comparison(table)]) for table in tables)
-    assert many.summary(match="best")[0, 1] - few.summary(match="best")[0, 1] > 0.05
-    assert abs(few.summary()[0, 1] - 0.5) < 0.25
-    assert abs(many.summary()[0, 1] - 0.5) < 0.25
-
-
 def test_a_pair_whose_layers_at_one_depth_were_not_all_asked_for_is_a_hole_with_that_reason(made, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     names = {"small": ("in", "mid", "out"), "deep": ("in", "a", "b", "c", "out"), "twin": ("in", "mid", "out")}
@@ -150,7 +125,6 @@ def test_a_pair_whose_layers_at_one_depth_were_not_all_asked_for_is_a_hole_with_
     with pytest.raises(NoValue, match="1 of the 3 pairs of layers at the same relative depth were not asked for"):
         many.summaries()["small", "deep"]
     assert "1 of the 3 pairs of layers at the same relative depth were not asked for" in str(many)
-    assert np.isnan(many.summary(match="best")).all()
 
 
 def test_the_text_has_the_number_of_layers_behind_each_mean_where_they_differ(made, monkeypatch):

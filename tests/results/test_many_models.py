@@ -134,19 +134,3 @@ def test_several_measures_come_back_number_by_number(made):
     many = Comparisons([made.comparison(made.table(), made.table("nbs"), a="x", b="y")])
     assert set(many.to_pandas().measure) == {"cka", "nbs"}
     assert many.to_pandas("nbs").shape == (2, 2)
-
-
-def test_a_data_set_has_an_array_for_each_measure_and_its_errors(made):
-    pytest.importorskip("xarray")
-    wide = made.jackknifed(rows=("in", "out"), columns=("out", "last"), values=[[0.1, 0.2], [0.3, 0.4]])
-    many = Comparisons([made.comparison(made.jackknifed(), a="x", b="y"), made.comparison(wide, a="x", b="z")])
-    found = many.to_xarray()
-    assert found["cka"].dims == ("model_a", "model_b", "layer_a", "layer_b")
-    own = found["cka"].sel(model_a="x", model_b="z")
-    assert own.sel(layer_a="out", layer_b="last") == 0.4
-    assert np.isnan(own.sel(layer_a="conv1", layer_b="last"))
-    errors = found["cka standard error"].sel(model_a="x", model_b="y", layer_a="conv1", layer_b="conv2")
-    assert float(errors) == pytest.approx(float(many["x", "y"]["cka"].errors[0, 1]))
-    assert float(found["cka summary"].sel(model_a="z", model_b="x")) == pytest.approx(0.25)  # 0.1 and 0.4
-    assert found["cka layers"].values.tolist() == [[0, 3, 2], [3, 0, 0], [2, 0, 0]]
-    assert np.isnan(found["cka"].sel(model_a="y", model_b="x")).all()

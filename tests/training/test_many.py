@@ -310,7 +310,7 @@ def test_networks_that_cannot_be_stacked_are_trained_one_by_one_with_the_reason(
     for model, seed in zip(plain, (1, 2), strict=True):
         train(model, labelled(), recipe, seed=seed)
     assert furthest(models, plain) == 0
-    with pytest.raises(ForwardError, match="can't be trained stacked into one"):
+    with pytest.raises(InvalidValue, match="can't be trained stacked into one"):
         train_many(models, labelled(), recipe, how="stacked")
 
 
@@ -365,7 +365,7 @@ def test_what_cannot_be_trained_at_once_is_refused():
         train_many(models, labelled(), epochs=1, save="many.netkin")
     with pytest.raises(InvalidValue, match="share weights"):
         train_many([models[0]] * 2, labelled(), epochs=1)
-    with pytest.raises(UnknownName, match="no way 'stackd' to train; did you mean 'stacked'?"):
+    with pytest.raises(UnknownName, match="no way to train named 'stackd'; did you mean 'stacked'?"):
         train_many(models, labelled(), epochs=1, how="stackd")
     with pytest.raises(InvalidValue, match="as CUDA graphs: CUDA graphs need a GPU, and they lie on cpu"):
         train_many(models, labelled(), epochs=1, how="graphs")

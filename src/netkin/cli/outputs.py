@@ -169,12 +169,11 @@ def as_json(content: Any) -> str:
 
     Where stdout is not UTF-8, which has all characters, those beyond ASCII are escaped.
     """
-    from netkin.results import Comparisons
     from netkin.results.compression import Compression
     from netkin.results.packing import Result, document
     from netkin.results.records import plain
 
-    found = document(content) if isinstance(content, (Result, Comparisons, Compression)) else plain(content)
+    found = document(content) if isinstance(content, (Result, Compression)) else plain(content)
     escaped = codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name != "utf-8"
     return json.dumps(found, indent=2, ensure_ascii=escaped)
 

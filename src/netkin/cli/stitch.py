@@ -243,26 +243,23 @@ def _comparisons(found: Comparison | Comparisons) -> list[Comparison]:
 
 
 def _as_text(found: Comparison | Comparisons) -> str:
-    """Return a table of layers by methods, and what to know before it is read."""
-    from netkin.results.text import heading_as_text, terminal_width, wrapped
+    """Return the tables, of several pairs of models their means, and what to know before they are read."""
+    from netkin.results import Comparison
+    from netkin.results.text import terminal_width, wrapped
 
-    each, width = _comparisons(found), terminal_width()
-    heading = heading_as_text(each[0]) if len(each) == 1 else f"{len(each)} ordered pairs of models"
-    lines = [heading, _table(each), *(wrapped(reason, width) for reason in _missing(each))]
-    sentences = [f"warning: {one.a} into {one.b}: {caveat}" for one in each for caveat in one.caveats]
+    if isinstance(found, Comparison):
+        return str(found)
+    try:
+        means = str(found.spread())
+    except NoValue as reason:
+        means = str(reason)
+    width, each = terminal_width(), list(found.values())
+    lines = [f"{len(each)} ordered pairs of models", means, *(wrapped(reason, width) for reason in _missing(each))]
+    sentences = [f"warning: {pair.a} into {pair.b}: {caveat}" for pair in each for caveat in pair.caveats]
     lines += ["\n" + wrapped(sentence, width) for sentence in sentences[:MOST]]
     if len(sentences) > MOST:
         lines.append(f"\nand {len(sentences) - MOST} more warnings, which a report and --json show")
     return "\n".join(lines)
-
-
-def _table(found: Sequence[Comparison]) -> str:
-    from netkin.results import Spread
-
-    try:
-        return str(Spread.of(found))
-    except NoValue as reason:
-        return f"\n{reason}"
 
 
 def _missing(found: Sequence[Comparison]) -> list[str]:

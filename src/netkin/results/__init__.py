@@ -2,7 +2,7 @@
 
 from netkin.results.caveats import Caveat
 from netkin.results.comparison import Comparison, Values
-from netkin.results.comparisons import Comparisons, Spread
+from netkin.results.comparisons import Comparisons
 from netkin.results.federation import Federation
 from netkin.results.packing import document, load
 from netkin.results.quantity import Quantity
@@ -23,7 +23,6 @@ __all__ = [
     "Ranking",
     "Series",
     "SparsityStudy",
-    "Spread",
     "TaskAccuracies",
     "TaskEnsembles",
     "Trend",

@@ -5,7 +5,6 @@ Below it what is read from a table of all pairs of networks: distances, clusters
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -131,28 +130,6 @@ class Comparison(Result):
         words = ("a", "b", "data", "examples", "seed", "version", "created")
         facts = dict(self.provenance) | {word: getattr(self, word) for word in words}
         return optional("xarray").Dataset(arrays, attrs=facts)
-
-    def plot(
-        self,
-        measures: str | Sequence[str] | None = None,
-        path: str | os.PathLike[str] | None = None,
-        ax: Any = None,
-        *,
-        profile: bool | None = None,
-        overwrite: bool = False,
-    ) -> Any:
-        """Return the heatmaps as a matplotlib figure, drawn into `ax` or written to `path` where one is given.
-
-        With standard errors, or where `profile` is True, the profile of corresponding layers is drawn below them.
-
-        Args:
-            measures: one measure or several to draw; by default all.
-            path: a file that ends in .png, .svg or .pdf.
-            ax: axes of yours to draw into.
-            profile: whether the profile is drawn.
-            overwrite: write also over a file that is no figure of netkin's.
-        """
-        return import_module("netkin.reporting").plot(self, measures, path, ax, profile=profile, overwrite=overwrite)
 
     def _repr_html_(self) -> str:
         """Show the heatmaps in a notebook."""

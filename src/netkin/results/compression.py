@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from importlib import import_module
 from typing import Any, ClassVar
 
 from netkin import __version__
-from netkin.errors import UnknownName, did_you_mean
+from netkin.errors import require_listed
+from netkin.results.packing import Result
 from netkin.results.quantity import ACCURACY, Quantity
 from netkin.results.records import now, optional
 from netkin.results.text import aligned
@@ -54,6 +53,7 @@ class Compression:
     """
 
     kind: ClassVar[str] = "compressed"
+    plot = Result.plot
 
     layers: tuple[CompressedLayer, ...]
     against: str
@@ -74,8 +74,7 @@ class Compression:
     def __getitem__(self, layer: str) -> CompressedLayer:
         """Return the row of a layer."""
         names = [row.layer for row in self.layers]
-        if layer not in names:
-            raise UnknownName(f"no layer {layer!r} in this table{did_you_mean(str(layer), names) or '.'}")
+        require_listed("layer", layer, names)
         return self.layers[names.index(layer)]
 
     def __iter__(self) -> Iterator[CompressedLayer]:
@@ -111,10 +110,6 @@ class Compression:
     def derived(self) -> dict[str, Any]:
         """Return what a document says beside the fields: what the accuracies are."""
         return {"quantity": self.quantity}
-
-    def plot(self, path: str | os.PathLike[str] | None = None, *, overwrite: bool = False) -> Any:
-        """Return what layers keep, and the accuracy after each, as a matplotlib figure, written to `path` if given."""
-        return import_module("netkin.reporting").plot(self, path=path, overwrite=overwrite)
 
     @property
     def what(self) -> str:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
 
 from netkin import __version__
-from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.errors import ShapeError, require_listed
 from netkin.results.comparison import Comparison, user_clusters
 from netkin.results.labels import plural
 from netkin.results.packing import Result
@@ -129,16 +127,9 @@ class Federation(Result):
 
     def state(self, client: str) -> dict[str, np.ndarray]:
         """Return all weights and buffers of a client's network."""
-        if client not in self.clients:
-            raise UnknownName(f"no client {client!r} here{did_you_mean(str(client), self.clients) or '.'}")
-        self.refuse_without_weights()
+        require_listed("client", client, self.clients)
         row = self.clients.index(client)
         return {**self.shared, **{name: rows[row] for name, rows in self.personal.items()}}
-
-    def refuse_without_weights(self) -> None:
-        """Refuse a federation of a JSON document where weights are needed."""
-        if not (self.shared or self.personal):
-            raise NoValue("this federation has no weights: JSON leaves them out. Open the file that `save` wrote.")
 
     def model(self, client: str, like: Any) -> Any:
         """Return the network of a client: a copy of `like`, the network that was federated, with its weights."""
@@ -207,10 +198,6 @@ class Federation(Result):
     def derived(self) -> dict[str, Any]:
         """Return what a document says beside the fields."""
         return {"quantity": self.quantity, "mean_accuracy": self.mean_accuracy, "clusters": self.clusters}
-
-    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
-        """Return the accuracies by round and the similarity as a matplotlib figure, written to `path` if given."""
-        return import_module("netkin.reporting").plot(self, path=path, ax=ax, overwrite=overwrite)
 
 
 def _unwrapped(model: Any) -> Any:

@@ -321,7 +321,7 @@ def error_lines(tables: Sequence[Values]) -> Iterator[str]:
     for table in tables:
         of = f" of {column_label(table)}" if len(tables) > 1 else ""
         if has_errors(table):
-            yield f"standard errors{of}: {error_summary(table)}"
+            yield f"{'±' if table.quantity.error else 'standard errors'}{of}: {error_summary(table)}"
         for reason, count in Counter(table.error_reasons.values()).most_common(5):
             yield f"no standard error{of}: {reason} ({plural(count, 'pair')})"
         if note := bias_note(table):

@@ -54,6 +54,30 @@ class Result(FrozenRecord):
         with files.damage_reported(path):
             return unpacked(cls, header, arrays)
 
+    def plot(
+        self,
+        measures: str | Sequence[str] | None = None,
+        path: str | os.PathLike[str] | None = None,
+        ax: Any = None,
+        *,
+        steps: Sequence[int] | None = None,
+        profile: bool | None = None,
+        overwrite: bool = False,
+    ) -> Any:
+        """Return the result as a matplotlib figure, drawn into `ax` or written to `path` where one is given.
+
+        Args:
+            measures: One measure or score to draw, or several; by default all.
+            path: A file that ends in .png, .svg or .pdf.
+            ax: Axes of yours to draw into: one heatmap, or the lines of a series or a federation alone.
+            steps: Steps of a series whose heatmaps are drawn above its lines; by default a few spread over the run.
+            profile: Whether the profile of corresponding layers is drawn below the heatmaps of a comparison; by default
+                where there are standard errors.
+            overwrite: Write also over a file that is there.
+        """
+        draw = import_module("netkin.reporting").plot
+        return draw(self, measures, path, ax, steps=steps, profile=profile, overwrite=overwrite)
+
 
 def document(result: Any) -> Header:
     """Return everything a result holds, and what is read off it, as lists, mappings, texts and numbers.

@@ -6,7 +6,6 @@ Bottom-up convergence is a number too, a `Trend`: Kendall's rank correlation of 
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from netkin.errors import InvalidValue, NoValue, UnknownName, did_you_mean
+from netkin.errors import InvalidValue, NoValue, UnknownName, require_listed
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.comparison import NUMBERS, Comparison
 from netkin.results.packing import Result
@@ -23,7 +22,6 @@ from netkin.results.records import optional
 from netkin.results.text import series_as_text
 from netkin.results.values import Values
 
-RULES = ("stays", "first")
 THRESHOLDS = (0.9, 0.99, 0.999)  # of a similarity to the final state
 
 
@@ -144,19 +142,14 @@ class Series(Result):
             )
         return self.between.tables[name].to_numpy()
 
-    def reached(self, threshold: float, measures: str | None = None, *, rule: str = "stays") -> dict[str, int | None]:
-        """Return for each layer the step at which it has reached `threshold` of its final state, or None.
+    def reached(self, threshold: float, measures: str | None = None) -> dict[str, int | None]:
+        """Return for each layer the step from which on it stays at `threshold` of its final state, or None.
 
-        With ``rule="stays"`` that is the first step from which on it stays there, so that a single high value does not
-        count; with ``rule="first"`` the first step that is there at all. A similarity is there at or above the
-        threshold, a distance at or below it, a missing value never. The final step does not count: there every layer
-        equals itself.
+        A similarity is there at or above the threshold, a distance at or below it, a missing value never. The final
+        step does not count: there every layer equals itself.
         """
         there = self._there(threshold, measures)[:-1]
-        if rule not in RULES:
-            raise UnknownName(f"`rule` is 'stays' or 'first'; got {rule!r}.")
-        if rule == "stays":
-            there = np.logical_and.accumulate(there[::-1])[::-1]
+        there = np.logical_and.accumulate(there[::-1])[::-1]
         places = there.argmax(axis=0) if len(there) else np.zeros(len(self.layers), dtype=int)
         return {
             layer: self.steps[place] if there[:, i].any() else None
@@ -168,35 +161,21 @@ class Series(Result):
         table = self.table(measures)
         return THRESHOLDS if table.higher_is_closer and math.isclose(table.bounds[1], 1) else ()
 
-    def bottom_up(
-        self, threshold: float, measures: str | None = None, *, layers: Sequence[str] | None = None, rule: str = "stays"
-    ) -> Trend:
+    def bottom_up(self, threshold: float, measures: str | None = None, *, layers: Sequence[str] | None = None) -> Trend:
         """Return Kendall's τ-b between the depth of the layers and the step at which they reach `threshold`.
 
         Depth is the order of the layers, or of those named in `layers`. Those that never reach the threshold tie at the
         final step and are counted in `never`. Those that are there at the first step, before anything could be seen to
         settle, are left out and counted in `early`.
         """
-        reached = self.reached(threshold, measures, rule=rule)
+        reached = self.reached(threshold, measures)
         strange = [layer for layer in layers or () if layer not in reached]
         if strange:
-            hint = did_you_mean(strange[0], reached) or "."
-            raise UnknownName(f"no layer named {strange[0]!r} in this series{hint} `layers` lists all.")
+            require_listed("layer", strange[0], reached)
         steps = [reached[layer] for layer in layers or self.layers]
         settling = [step for step in steps if step != self.steps[0]]
         late = [self.final_step if step is None else step for step in settling]
         return trend(late, never=settling.count(None), early=len(steps) - len(settling))
-
-    def mean_over_time(self, measures: str | None = None) -> dict[str, float]:
-        """Return each layer's mean value against its own final state over the run, by the trapezium rule.
-
-        A layer that settles early has a high mean similarity, whatever threshold one would choose. A layer with a
-        missing value has none and is left out.
-        """
-        steps, values = np.array(self.steps, dtype=float), self.own(measures)
-        gaps = np.diff(steps)[:, None]
-        means = ((values[1:] + values[:-1]) / 2 * gaps).sum(0) / gaps.sum() if len(steps) > 1 else values[0]
-        return {layer: float(mean) for layer, mean in zip(self.layers, means, strict=True) if np.isfinite(mean)}
 
     def derived(self) -> dict[str, Any]:
         """Return what a document says beside the fields: the layers, the caveats, and when which layer settles."""
@@ -221,38 +200,6 @@ class Series(Result):
             return pandas.DataFrame(rows, columns=[self.unit, *NUMBERS])
         steps, layers = pandas.Index(self.steps, name=self.unit), pandas.Index(self.layers, name="layer")
         return pandas.DataFrame(self.own(measures), index=steps, columns=layers)
-
-    def to_xarray(self) -> Any:
-        """Return a data set with an array for each measure, steps × layers × layers, and the provenance."""
-        xarray, final = optional("xarray"), self.comparisons[-1]
-        names = {self.unit: list(self.steps), "layer_a": list(final.layers_a), "layer_b": list(final.layers_b)}
-        arrays = {
-            measure: xarray.DataArray(self.to_numpy(measure), coords=names, dims=list(names), attrs=table.facts())
-            for measure, table in final.tables.items()
-        }
-        words = ("data", "examples", "seed", "version", "created")
-        facts = {"run": self.run, "final_step": self.final_step} | {word: getattr(final, word) for word in words}
-        return xarray.Dataset(arrays, attrs=dict(self.provenance) | facts)
-
-    def plot(
-        self,
-        measures: str | Sequence[str] | None = None,
-        path: str | os.PathLike[str] | None = None,
-        ax: Any = None,
-        *,
-        steps: Sequence[int] | None = None,
-        overwrite: bool = False,
-    ) -> Any:
-        """Return heatmaps at `steps` above the layers' lines as a matplotlib figure, written to `path` if one is given.
-
-        Args:
-            measures: one measure or several to draw; by default all.
-            path: a file that ends in .png, .svg or .pdf.
-            ax: axes of yours, into which only the lines are drawn.
-            steps: those whose heatmaps are drawn.
-            overwrite: write also over a file that is no figure of netkin's.
-        """
-        return import_module("netkin.reporting").plot(self, measures, path, ax, steps=steps, overwrite=overwrite)
 
     def _repr_html_(self) -> str:
         """Show the series in a notebook."""

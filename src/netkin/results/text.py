@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -69,11 +68,6 @@ def _tables(comparison: Comparison, width: int) -> Iterator[str]:
         yield _list_as_text(some, pairs, width) if pairs else _matrix_as_text(some[0], width)
 
 
-def heading_as_text(comparison: Comparison) -> str:
-    """Return what was compared on what."""
-    return "\n".join(_heading(comparison, terminal_width()))
-
-
 def values_as_text(table: Values) -> str:
     """Return one measure's table under a line that describes its numbers."""
     width, pairs = terminal_width(), listed_pairs([table])
@@ -100,16 +94,23 @@ def _numbers(table: Values, width: int) -> list[str]:
 
 def _list_as_text(tables: Sequence[Values], pairs: Sequence[tuple[int, int]], width: int) -> str:
     """Return tables of one name side by side, a row for each pair of layers."""
+    missing = {(f"{a} {b}", why): why for t in tables for (a, b), why in t.missing.items() if why != NOT_ASKED}
+    lines = [wrapped(_about(table), width) for table in tables]
+    lines += grid(*list_cells(tables, pairs), width)
+    return "\n".join([*lines, *(wrapped(line, width) for line in [*reasons(missing), *error_lines(tables)])])
+
+
+def list_cells(
+    tables: Sequence[Values], pairs: Sequence[tuple[int, int]]
+) -> tuple[list[str], list[str], list[list[str]]]:
+    """Return the names of the rows, which are pairs of layers, and of the columns, which are tables; and the cells."""
     rows, columns = zip(*pairs, strict=True)
     labels = [pair_label(tables, tables[0].layers_a[i], tables[0].layers_b[j]) for i, j in pairs]
     values, errors = (
         np.array([array[rows, columns] for array in arrays]).T
         for arrays in ([table.values for table in tables], [table.to_errors() for table in tables])
     )
-    missing = {(f"{a} {b}", why): why for t in tables for (a, b), why in t.missing.items() if why != NOT_ASKED}
-    lines = [wrapped(_about(table), width) for table in tables]
-    lines += grid(labels, list(map(column_label, tables)), with_errors(values, errors), width)
-    return "\n".join([*lines, *(wrapped(line, width) for line in [*reasons(missing), *error_lines(tables)])])
+    return labels, list(map(column_label, tables)), with_errors(values, errors)
 
 
 def _about(table: Values) -> str:
@@ -340,53 +341,31 @@ def grid(rows: Sequence[str], columns: Sequence[str], entries: list[list[str]], 
 
 
 def _numbered(rows: Sequence[str], columns: Sequence[str], entries: list[list[str]], width: int) -> Iterator[str]:
-    """Number the layers; where the table is still too wide, show its columns in several blocks, one below the other."""
+    """Number the layers; where the table is still too wide, leave out the columns in the middle."""
     cell = max(len(str(len(columns))), *(len(entry) for line in entries for entry in line)) + 2
     whole, limit = _listed(brief(rows)), max(width // 3, 12)
     short = whole if max(map(len, whole)) <= limit else _listed(map(short_names(rows).__getitem__, rows))
     labels = [cut_short(label, limit) for label in short]
-    named = _block(labels, list(columns), entries)
-    if len(named[0]) <= width:  # columns keep their names where only those of the rows are too long
-        yield from named
+    lines = _block(labels, list(columns), entries)
+    if len(lines[0]) <= width:  # columns keep their names where only those of the rows are too long
+        yield from lines
         yield from [] if labels == whole else [wrapped(f"rows: {', '.join(_listed(rows))}", width)]
         return
-    many = max((width - max(map(len, labels))) // cell, 1)
-    if many < len(columns) and sys.stdout.isatty():
-        shown_places = _ends(len(columns), max(many - 1, 1))
-        yield from _middle_left_out(labels, entries, shown_places, cell)
-        yield from _legend(rows, columns, labels == whole, width, shown_places)
-        shown = f"{len(shown_places)} of {len(columns)} columns are shown; `| less` behind the command"
-        yield wrapped(f"{shown}, --json, --report or, in Python, `to_pandas()` show all", width)
-        return
-    for start in range(0, len(columns), many):
-        numbers = [str(i + 1) for i in range(start, min(start + many, len(columns)))]
-        yield from _block(labels, numbers, [line[start : start + many] for line in entries], cell)
-    yield from _legend(rows, columns, labels == whole, width)
-
-
-def _ends(count: int, many: int) -> list[int]:
-    """Return the places of the first and the last columns, as many as fit."""
-    last = many // 2
-    return [*range(many - last), *range(count - last, count)]
-
-
-def _middle_left_out(labels: list[str], entries: list[list[str]], places: list[int], cell: int) -> list[str]:
-    """Return the table with some columns, and an ellipsis for those between the first and the last of them."""
-    lines = [[str(i + 1) for i in places], *([line[i] for i in places] for line in entries)]
-    for line in lines:
-        line.insert(len(places) - len(places) // 2, "…")
-    return _block(labels, lines[0], lines[1:], cell)
-
-
-def _legend(
-    rows: Sequence[str], columns: Sequence[str], readable: bool, width: int, places: Sequence[int] | None = None
-) -> Iterator[str]:
-    """Say what the numbers stand for, unless the rows' labels say it; of the columns those that are `kept`."""
-    if not readable:
-        yield wrapped(f"rows: {', '.join(_listed(rows))}", width)
-    same, named = tuple(rows) == tuple(columns), _listed(columns)
-    named = named if places is None else [named[i] for i in places]
-    yield wrapped("columns have the numbers of the rows" if same else f"columns: {', '.join(named)}", width)
+    count, room = len(columns), max((width - max(map(len, labels))) // cell, 1)
+    last = count if room >= count else max(room - 1, 1) // 2
+    first = 0 if room >= count else max(room - 1, 1) - last
+    places = [*range(first), *range(count - last, count)]
+    numbers = [[str(i + 1) for i in places], *([line[i] for i in places] for line in entries)]
+    if room < count:
+        for line in numbers:
+            line.insert(first, "…")
+    yield from _block(labels, numbers[0], numbers[1:], cell)
+    yield from [] if labels == whole else [wrapped(f"rows: {', '.join(_listed(rows))}", width)]
+    named = "columns: " + ", ".join(f"{i + 1} {columns[i]}" for i in places)
+    yield wrapped("columns have the numbers of the rows" if tuple(rows) == tuple(columns) else named, width)
+    if room < count:
+        shown = f"{len(places)} of {count} columns are shown"
+        yield wrapped(f"{shown}; --json, --report or, in Python, `to_pandas()` show all", width)
 
 
 def _listed(names: Iterable[str]) -> list[str]:

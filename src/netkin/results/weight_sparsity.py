@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, ClassVar
 
 from netkin.errors import InvalidValue
@@ -194,10 +192,6 @@ class SparsityStudy(Result):
         values = [float(table.values[i, j]) for i in range(len(table.values)) for j in range(i)]
         known = [value for value in values if math.isfinite(value)]
         return sum(known) / len(known) if known else math.nan
-
-    def plot(self, path: str | os.PathLike[str] | None = None, *, overwrite: bool = False) -> Any:
-        """Return weights, similarity and accuracy as a matplotlib figure, written to `path` if given."""
-        return import_module("netkin.reporting").plot(self, path=path, overwrite=overwrite)
 
     def derived(self) -> dict[str, Any]:
         """Return what a document says beside the fields: mean similarities, and accuracies without pruning."""

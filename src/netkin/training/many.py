@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName, did_you_mean, outside
+from netkin.errors import InvalidValue, NetkinError, ShapeError, outside, require_listed
 from netkin.identity import form_difference, form_of
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.inputs import device_of, dtype_of
@@ -108,18 +108,16 @@ class Trainings:
         """Train in the requested way, or the fastest that works."""
         if how == "auto":
             return self._first_that_works()
-        if how not in WAYS:
-            hint = did_you_mean(how, WAYS) or "."
-            raise UnknownName(f"no way {how!r} to train{hint} There are auto, {', '.join(WAYS)}.")
+        require_method(how)
         reason = self.reason_against(how)
         if reason:
-            raise InvalidValue(
+            raise UnfitMethod(
                 f"these networks can't be trained {WAYS[how]}: {reason}; how='auto' takes another way.", argument="how"
             )
         try:
             return self._by(how)
         except _Unfit as fault:
-            raise ForwardError(f"these networks can't be trained {WAYS[how]}: {fault}", argument="how") from fault
+            raise UnfitMethod(f"these networks can't be trained {WAYS[how]}: {fault}", argument="how") from fault
 
     def again(
         self, states: Sequence[Mapping[str, Tensor]], data: Sequence[tuple[Tensor, Tensor]], seeds: Sequence[int]
@@ -330,6 +328,15 @@ class Trainings:
         loss, dtype = self.loss or default_loss(self.recipe), self.recipe.dtype(self.device)
         record |= loss_and_accuracy(student.model, self.test, loss, dtype, by_classes=self.loss is None)
         record["seconds"] = seconds
+
+
+class UnfitMethod(InvalidValue):
+    """Networks can't be trained in the way that was requested."""
+
+
+def require_method(how: str) -> None:
+    """Refuse a way to train that there is not."""
+    require_listed("way to train", how, ("auto", *WAYS), "how")
 
 
 class _Unfit(Exception):

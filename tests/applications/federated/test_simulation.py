@@ -13,7 +13,7 @@ from torch import nn
 
 import netkin as nk
 from federated_worlds import OPTIONS, clients, network, same
-from netkin.applications.federated import ALGORITHMS, Simulation, federate, local_training
+from netkin.applications.federated import ALGORITHMS, federate, local_training
 from netkin.applications.federated.algorithms import sampled
 from netkin.errors import FileError, ForwardError, NetkinError, ShapeError, UnknownName
 from processes import ended, started
@@ -85,15 +85,15 @@ def test_bfloat16_networks_can_be_federated_and_saved(tmp_path):
 
 
 def stopping(monkeypatch, at, stop):
-    """Let a federation be stopped after it has kept its round `at`."""
-    keep = Simulation._keep
+    """Let a federation be stopped when it keeps its round after `at`."""
+    keep = nk.Job.keep
 
-    def keep_and_stop(self, standing):
-        keep(self, standing)
-        if len(standing.records) == at:
+    def keep_or_stop(self, name, *given, **options):
+        if name == f"round {at + 1}":
             stop()
+        return keep(self, name, *given, **options)
 
-    monkeypatch.setattr(Simulation, "_keep", keep_and_stop)
+    monkeypatch.setattr(nk.Job, "keep", keep_or_stop)
 
 
 def interrupt():
@@ -145,23 +145,57 @@ def test_a_killed_federation_goes_on_as_if_it_had_not_been_killed(tmp_path):
     assert same(found, federate(network(), clients(120), **OPTIONS | {"rounds": 4}))
 
 
-def test_a_stop_between_the_standing_and_the_record_of_a_round_loses_neither(tmp_path, monkeypatch):
-    keep = nk.Job.keep
+@pytest.mark.parametrize("part", ["round 3", "clients after round 3", "standing"])
+def test_a_stop_between_two_parts_of_a_round_loses_nothing(tmp_path, monkeypatch, part):
+    keep, written = nk.Job.keep, []
 
     def keep_or_stop(self, name, *given, **options):
-        if name == "round 2":
+        written.append(name)
+        if name == part and "round 3" in written:
             raise KeyboardInterrupt
         return keep(self, name, *given, **options)
 
-    options = OPTIONS | {"save": tmp_path / "f.netkin"}
+    whole = OPTIONS | {"rounds": 5, "share": 0.4}
+    options = whole | {"save": tmp_path / "f.netkin"}
     with monkeypatch.context() as patch:
         patch.setattr(nk.Job, "keep", keep_or_stop)
         with pytest.raises(KeyboardInterrupt):
             federate(network(), clients(), **options)
     found = federate(network(), clients(), **options)
-    assert same(found, federate(network(), clients(), **OPTIONS))
-    assert [one.round for one in found.rounds] == [1, 2, 3]
-    assert nk.jobs.read(tmp_path / "f.netkin").done == 3
+    assert same(found, federate(network(), clients(), **whole))
+    assert [one.round for one in found.rounds] == [1, 2, 3, 4, 5]
+    assert nk.jobs.read(tmp_path / "f.netkin").done == 5
+
+
+def test_clients_that_do_not_work_in_a_round_are_not_written_again(tmp_path, monkeypatch):
+    keep, places = nk.Job.keep, {}
+
+    def noted(self, name, values, arrays=None, **options):
+        if name.startswith("clients after"):
+            places[name] = [f"c{place}" for place in values["places"]]
+        return keep(self, name, values, arrays, **options)
+
+    monkeypatch.setattr(nk.Job, "keep", noted)
+    found = federate(network(), clients(), save=tmp_path / "f.netkin", share=0.4, **OPTIONS)
+    assert places == {f"clients after round {one.round}": list(one.asked) for one in found.rounds}
+
+
+def test_a_full_disk_leaves_a_state_from_which_the_same_call_continues(tmp_path, monkeypatch):
+    write = nk.files.write
+
+    def write_or_not(path, kind, header, *given, **options):
+        if header.get("name") == "clients after round 2":
+            raise FileError("the disk is full")
+        return write(path, kind, header, *given, **options)
+
+    options = OPTIONS | {"share": 0.4, "save": tmp_path / "f.netkin"}
+    with monkeypatch.context() as patch:
+        patch.setattr("netkin.jobs.files.write", write_or_not)
+        with pytest.warns(nk.UnsavedWarning):
+            federate(network(), clients(), **options)
+    (tmp_path / "f.netkin").unlink()
+    found = federate(network(), clients(), **options)
+    assert same(found, federate(network(), clients(), share=0.4, **OPTIONS))
 
 
 def test_more_rounds_go_on_from_those_that_are_done_and_fewer_are_refused(tmp_path):
@@ -212,7 +246,7 @@ def test_a_clients_network_has_its_weights_and_its_accuracy():
     with torch.no_grad():
         right = (made(data["c2"][0]).argmax(1) == data["c2"][1]).double().mean()
     assert found.accuracy["c2"] == pytest.approx(float(right))
-    with pytest.raises(UnknownName, match="no client 'c9' here"):
+    with pytest.raises(UnknownName, match="no client named 'c9'"):
         found.model("c9", net)
     with pytest.raises(
         ShapeError, match=r"`like` has a weight '0.weight' of shape \(3, 1, 3, 3\), and the federation none"
@@ -251,7 +285,7 @@ def test_a_client_without_test_examples_is_not_judged_and_named():
         (clients(), {"coefficients": "pretrained"}, "give `public="),
         (clients(), {"test_every": 2}, "`test_every` needs data to test on; give `test=`"),
         (clients(), {"test_every": 0, "test": clients()}, "`test_every` must be a whole number of 1 or more; got 0"),
-        (clients(), {"how": "sideways"}, "no way 'sideways' to train"),
+        (clients(), {"how": "sideways"}, "no way to train named 'sideways'"),
         (clients(), {"speed": 3}, "a recipe has no 'speed'"),
     ],
 )  # fmt: skip

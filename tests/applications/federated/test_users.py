@@ -272,7 +272,7 @@ def test_a_head_that_is_not_last_is_refused():
         ({"members": 10}, "`members` must be a whole number from 0 to 9; got 10"),
         ({"choose": "best"}, "no choice of members named 'best'"),
         ({"test": None}, "ensembles are judged on the clients' test data; give `test`"),
-        ({"how": "sideways"}, "no way 'sideways' to train"),
+        ({"how": "sideways"}, "no way to train named 'sideways'"),
     ],
 )
 def test_ensembles_that_can_not_be_are_refused(federation, digits, options, fault):

@@ -266,21 +266,16 @@ def test_all_ordered_pairs_of_several_models_and_their_spread(world):
     many = nk.stitch_many({"a": a, "b": b, "c": perceptron(7)}, data, data, layers="1", scores="agreement")
     assert list(many) == [("a", "b"), ("a", "c"), ("b", "a"), ("b", "c"), ("c", "a"), ("c", "b")]
     values = [one["agreement"]["1", "1"] for one in many.values()]
-    cells = many.spread()["agreement(how=least_squares)"]
-    assert cells.means[0, 0] == pytest.approx(np.mean(values))
-    assert cells.deviations[0, 0] == pytest.approx(np.std(values, ddof=1))
-    text = str(many.spread())
-    assert f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}" in text
-    assert "standard deviation over 6 pairs of models" in text
-    with pytest.raises(NoValue, match="no measure 'cca' here; there are cka, agreement"):
-        many.spread()["cca"]
+    table = many.spread()["agreement(how=least_squares)"]
+    assert table["1", "1"] == pytest.approx(np.mean(values))
+    assert table.errors[0, 0] == pytest.approx(np.std(values, ddof=1))
+    assert "standard deviation over 6 pairs of models" in str(many.spread())
 
 
 def test_a_matrix_for_each_measure_where_layers_meet_many(world):
     a, b, data = world
     many = nk.stitch_many([a, b], data, data, pairs="all", scores="agreement")
-    assert not many.spread().is_profile
-    assert "agreement(how=least_squares)\n" in str(many.spread())
+    assert "agreement(how=least_squares): score of a stitch" in str(many.spread())
 
 
 def test_models_without_a_common_layer_have_no_spread(world):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -43,12 +43,11 @@ from netkin.applications.federated.local_training import (
     refuse_misfits,
     refuse_no_tests,
     refuse_settings,
-    refuse_way,
     state_of,
 )
 from netkin.errors import FileError, ForwardError
 from netkin.identity import COMPARE, described_call, forms_by_name, function_digest, settings_digest
-from netkin.jobs import Job, Part
+from netkin.jobs import Computed, Job, Part
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import refuse_uncopyable, unwrapped
 from netkin.results.comparison import adjusted_rand, user_clusters
@@ -61,13 +60,14 @@ from netkin.sources.weights import StateDict
 from netkin.training import Recipe, accuracy, train
 from netkin.training.class_splits import ClientSplit, split_by_classes
 from netkin.training.example_order import Arrays
+from netkin.training.many import require_method
 
 __all__ = [
     "ALGORITHMS", "SOURCES", "ClientSplit", "ClientUpdate", "Ensembles", "Federation", "adjusted_rand", "federate",
     "plan_for", "similar_users_ensemble", "split_by_classes", "user_clusters", "user_similarity",
 ]  # fmt: skip
 
-REACHED, PRETRAINING = "standing", "pretraining"
+STANDING, PRETRAINING = "standing", "pretraining"
 
 
 @by_name(models="model")
@@ -141,31 +141,33 @@ def federate(
         >>> found.numbers, len(found.rounds)
         (10, 2)
     """
-    refuse_uncopyable(unwrapped(model))
+    model = unwrapped(model)
+    refuse_uncopyable(model)
     refuse_settings(rounds, share, pull, finetune, head_epochs, pretrain_epochs)
-    refuse_way(how)
+    require_method(how)
     train_data, tests = checked_clients(clients, test)
     refuse_no_tests(test_every, tests)
-    plan = plan_for(unwrapped(model), algorithm, coefficients, head)
+    plan = plan_for(model, algorithm, coefficients, head)
     pretrains = plan.algorithm.pretrains or coefficients == "pretrained"
-    asked = FederationRequest(
-        model=unwrapped(model), plan=plan, clients=train_data, tests=tests, rounds=rounds, share=share,
+    request = FederationRequest(
+        model=model, plan=plan, clients=train_data, tests=tests, rounds=rounds, share=share,
         recipe=local_recipe(recipe, settings), pull=pull, head_epochs=head_epochs,
         public=public_examples(public) if pretrains else None, pretrain_epochs=pretrain_epochs, finetune=finetune,
-        test_every=test_every, wire=wire or plain_wire, how=how, seed=seed,
+        test_every=test_every, wire=wire or plain_wire, method=how, seed=seed,
     )  # fmt: skip
-    refuse_misfits(asked.model, train_data, tests)
+    refuse_misfits(model, train_data, tests)
     jobs.refuse_output(save, overwrite=overwrite)
-    identity = {} if save is None else asked.identity
+    identity = {} if save is None else request.identity
     call = described_call("nk.federate", model=model, algorithm=algorithm, coefficients=coefficients, rounds=rounds,
                           share=share, finetune=finetune or None, seed=seed)  # fmt: skip
     with (
         showing(progress),
+        without_vmap_warnings(),
         Job.beside(save, Federation.kind, identity, call=call, overwrite=overwrite, compare=COMPARE) as job,
     ):
-        found = Simulation(asked, job).run(call)
-        job.save(lambda: found)
-    return found
+        federation = _federated(request, job, call)
+        job.save(lambda: federation)
+    return federation
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,217 +188,285 @@ class FederationRequest:
     finetune: int
     test_every: int | None
     wire: Wire
-    how: str
+    method: str
     seed: int
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the clients, in their order."""
+        return list(self.clients)
+
+    @property
+    def examples(self) -> dict[str, int]:
+        """How many examples each client has."""
+        return {name: len(labels) for name, (_, labels) in self.clients.items()}
+
+    def is_tested(self, number: int) -> bool:
+        """Return whether all clients are tested after a round."""
+        return bool(self.test_every) and (number % (self.test_every or 1) == 0 or number == self.rounds)
 
     @property
     def identity(self) -> dict[str, Any]:
         """What all rounds depend on; more of them may follow."""
         still = [name for name, weight in self.model.named_parameters() if not weight.requires_grad]
-        source = self.plan.coefficients or "none"
-        every = {"public": self.public, **{f"client {name}": own for name, own in self.clients.items()}}
-        digests = {name: Arrays(own, self.recipe, 0).digest() for name, own in every.items() if own is not None}
-        return self._tested | {
+        data = {"public": self.public, **{f"client {name}": examples for name, examples in self.clients.items()}}
+        tested: dict[str, Any] = {}
+        if self.test_every:  # the accuracies in the records depend on it
+            whole = self.recipe.but(drop_last=False, shift=0, flip=False)
+            tested = {"tested every": self.test_every, "test data": _digest(self.tests, whole)}
+        return tested | {
             "model": settings_digest([state_of(self.model), still, self.plan.parts]),
             "architecture": forms_by_name({"model": self.model}),
-            "algorithm": self.plan.algorithm.name, "coefficients": source, "recipe": settings_digest(self.recipe),
-            "share": self.share, "pull": self.pull, "head epochs": self.head_epochs or 0, "seed": self.seed,
+            "algorithm": self.plan.algorithm.name, "coefficients": self.plan.coefficients or "none",
+            "recipe": settings_digest(self.recipe), "share": self.share, "pull": self.pull,
+            "head epochs": self.head_epochs or 0, "seed": self.seed,
             "pretraining epochs": self.pretrain_epochs if self.public is not None else 0,
-            "set of data": settings_digest(digests), "wire": function_digest(self.wire),
+            "set of data": _digest(data, self.recipe), "wire": function_digest(self.wire),
         }  # fmt: skip
 
-    @property
-    def _tested(self) -> dict[str, Any]:
-        """What the accuracies in the records depend on."""
-        if not self.test_every:
-            return {}
-        whole = self.recipe.but(drop_last=False, shift=0, flip=False)
-        digests = {name: Arrays(own, whole, 0).digest() for name, own in self.tests.items()}
-        return {"tested every": self.test_every, "test data": settings_digest(digests)}
+
+def _digest(data: Mapping[str, LabelledData | None], recipe: Recipe) -> str:
+    digests = {name: Arrays(arrays, recipe, 0).digest() for name, arrays in data.items() if arrays is not None}
+    return settings_digest(digests)
 
 
 @dataclass
-class _Progress:
-    """The state of a federation: the round, what is shared, what each client keeps, and what was recorded."""
+class FederationState:
+    """Where a federation stands: the weights that are shared, those that each client keeps, and the rounds so far.
 
+    `base` are the weights that no round changes, with which all begin. `changed_in` holds for each client the round in
+    which it changed its weights last, 0 for none.
+    """
+
+    base: StateDict
     shared: StateDict
     kept: list[StateDict]
+    changed_in: list[int]
     records: list[RoundRecord] = field(default_factory=list)
-    untuned: Mapping[str, str] = field(default_factory=dict)
+
+    def of_client(self, place: int) -> StateDict:
+        """Return all weights of a client."""
+        return self.base | self.shared | self.kept[place]
 
 
-class Simulation:
-    """A federation in one process, as a job whose rounds are its parts."""
+def _federated(request: FederationRequest, job: Job, call: str) -> Federation:
+    """Return the federation, from its first round or from where it stopped."""
+    tuning = f"fine-tuning after round {request.rounds}"
+    numbers = range(1, request.rounds + 1)
+    pretraining, finetuning = [PRETRAINING] * (request.public is not None), [tuning] * bool(request.finetune)
+    job.expect([*pretraining, *(f"round {number}" for number in numbers), *finetuning])
+    base = state_of(request.model)
+    if request.public is not None:
+        base |= _tensors(job.part(PRETRAINING, lambda: _pretrained(request)).arrays, base)
+    state = _resumed(job, request, base) or _beginning(request, base)
+    training = LocalTraining(copy.deepcopy(request.model), request.recipe, request.method)
+    with reporting(request.rounds, "federating", "rounds", done=len(state.records)) as report:
+        for _ in rounds_of(request, training, state):
+            _keep(job, request, state)
+            report.update()
+            job.check()
+    untuned: Mapping[str, str] = {}
+    if request.finetune:
+        tuned = job.part(tuning, lambda: _finetuned(request, training, state))
+        untuned = tuned.values.get("failed", {})
+        state.kept = _unstacked(_tensors(tuned.arrays, base), len(request.clients))
+    return _finished(request, training, state, untuned, call)
 
-    def __init__(self, asked: FederationRequest, job: Job):
-        self.asked, self.job, self.plan, self.names = asked, job, asked.plan, list(asked.clients)
-        self.training = LocalTraining(copy.deepcopy(asked.model), asked.recipe, asked.how)
-        self.base = state_of(asked.model)
 
-    @without_vmap_warnings()
-    def run(self, call: str) -> Federation:
-        """Return the federation, from its first round or from where it stopped."""
-        last = [f"fine-tuning after round {self.asked.rounds}"] * bool(self.asked.finetune)
-        first = [PRETRAINING] * (self.asked.public is not None)
-        self.job.expect([*first, *(f"round {number}" for number in range(1, self.asked.rounds + 1)), *last])
-        if self.asked.public is not None:
-            part = self.job.part(PRETRAINING, self._pretrained)
-            self.base |= self._restored(part.arrays, "base")
-        reached = self._start()
-        with reporting(self.asked.rounds, "federating", "rounds", done=len(reached.records)) as report:
-            for number in range(len(reached.records) + 1, self.asked.rounds + 1):
-                self.job.check()
-                self._round(reached, number)
-                self._keep(reached)
-                report.update()
-        for name in last:
-            tuned = self.job.part(name, lambda: self._finetuned(reached))
-            reached.kept = self._unstacked(self._restored(tuned.arrays, "kept"))
-            reached.untuned = tuned.values.get("failed", {})
-        return self._finished(reached, call)
+def _beginning(request: FederationRequest, base: StateDict) -> FederationState:
+    count = len(request.clients)
+    kept = {name: base[name] for name in request.plan.kept}
+    return FederationState(base, {name: base[name] for name in request.plan.travelling}, [kept] * count, [0] * count)
 
-    def _start(self) -> _Progress:
-        """Return where the federation stood, or its beginning."""
-        held = self.job.recall(REACHED, self._unpacked)
-        if held is None:
-            own = {name: self.base[name] for name in self.plan.kept}
-            return _Progress({name: self.base[name] for name in self.plan.travelling}, [own] * len(self.names))
-        if len(held.records) > self.asked.rounds:
-            raise FileError(
-                f"{str(self.job.folder)!r} holds {len(held.records)} rounds, more than the {self.asked.rounds} asked "
-                "for; ask for as many or more, or give another path."
-            )
-        for one in held.records:  # the process may have been killed between the two writings
-            self.job.part(f"round {one.round}", partial(plain_fields, one))
-        return held
 
-    def _unpacked(self, part: Part) -> _Progress:
-        records = [as_record(RoundRecord, one) for one in part.values["records"]]
-        kept = self._unstacked(self._restored(part.arrays, "kept"))
-        return _Progress(self._restored(part.arrays, "shared"), kept, records)
-
-    def _keep(self, reached: _Progress) -> None:
-        if self.job.folder is not None:
-            shared = {f"shared/{name}": as_array(one) for name, one in reached.shared.items()}
-            records = {"records": [plain_fields(one) for one in reached.records]}
-            self.job.keep(REACHED, records, self._packed(reached.kept) | shared)
-        self.job.keep(f"round {reached.records[-1].round}", plain_fields(reached.records[-1]))
-
-    def _round(self, reached: _Progress, number: int) -> None:
-        """Let the clients of a round work, and change the state by what arrives."""
-        asked = sampled(self.names, self.asked.share, self.asked.seed, number)
-        places = [self.names.index(name) for name in asked]
-        work = self._work(asked, number)
-        sent, own = self.plan.algorithm.local(reached.shared, [reached.kept[place] for place in places], work)
-        for place, (number_in_round, state) in zip(places, enumerate(own), strict=True):
-            if number_in_round not in work.failed:
-                few = len(asked) < len(self.names)  # a view would keep the weights of all clients of the round
-                reached.kept[place] = {name: state[name].clone() if few else state[name] for name in self.plan.kept}
-        failed = {asked[place]: why for place, why in work.failed.items()}
-        working = [(name, state) for name, state in zip(asked, sent, strict=True) if name not in failed]
-        counted, faults = self._exchange(reached, working, number) if self.plan.travelling else (
-            [name for name, _ in working], {})  # fmt: skip
-        self._refuse_nobody(reached, asked, failed)
+def rounds_of(request: FederationRequest, training: LocalTraining, state: FederationState) -> Iterator[RoundRecord]:
+    """Let the clients of each further round work, change the state by what arrives, and yield the round's record."""
+    plan = request.plan
+    for number in range(len(state.records) + 1, request.rounds + 1):
+        asked = sampled(request.names, request.share, request.seed, number)
+        places = [request.names.index(name) for name in asked]
+        work = _work(request, training, state, asked, number)
+        sent, own = plan.algorithm.local(state.shared, [state.kept[place] for place in places], work)
+        few = len(asked) < len(request.names)  # a view would keep the weights of all clients of the round
+        for turn, (place, weights) in enumerate(zip(places, own, strict=True)):
+            if turn not in work.failed:
+                state.kept[place] = {name: weights[name].clone() if few else weights[name] for name in plan.kept}
+                state.changed_in[place] = number
+        faults = {asked[turn]: why for turn, why in work.failed.items()}
+        working = {name: weights for name, weights in zip(asked, sent, strict=True) if name not in faults}
+        counted = list(working)
+        if plan.travelling:
+            counted, lost = _exchange(request, state, working, number)
+            faults |= lost
+        _refuse_nobody(request, state, asked, work)
         loss = mean_loss([work.losses[asked.index(name)] for name in counted])
-        tested = self.asked.test_every and (number % self.asked.test_every == 0 or number == self.asked.rounds)
-        accuracies = self._accuracies(reached)[0] if tested else {}
-        reached.records.append(RoundRecord(number, tuple(asked), tuple(counted), failed | faults, loss, accuracies))
+        accuracies = _accuracies(request, training, state)[0] if request.is_tested(number) else {}
+        state.records.append(RoundRecord(number, tuple(asked), tuple(counted), faults, loss, accuracies))
+        yield state.records[-1]
 
-    def _exchange(
-        self, reached: _Progress, working: Sequence[tuple[str, StateDict]], number: int
-    ) -> tuple[list[str], dict[str, str]]:
-        """Send the clients' weights over the wire, and take the mean of those that count."""
-        arriving: list[ClientUpdate] = []
-        examples = {name: len(labels) for name, (_, labels) in self.asked.clients.items()}
-        for name, state in working:
-            weights = {key: state[key] for key in self.plan.travelling}
-            came = self.asked.wire(ClientUpdate(name, number, weights, examples[name]))
-            arriving += read_updates(came)
-        good, faults = received_updates(arriving, [name for name, _ in working], number, reached.shared, examples)
-        if good:
-            reached.shared = averaged(good, reached.shared)
-        return [one.client for one in good], faults
 
-    def _work(self, asked: Sequence[str], number: int) -> RoundWork:
-        clients = [(name, self.asked.clients[name]) for name in asked]
-        return RoundWork(
-            self.training, self.plan, self.base, clients, seed=self.asked.seed, number=number, pull=self.asked.pull,
-            head_epochs=self.asked.head_epochs,
-        )  # fmt: skip
+def _work(
+    request: FederationRequest, training: LocalTraining, state: FederationState, names: Sequence[str], number: int
+) -> RoundWork:
+    clients = [(name, request.clients[name]) for name in names]
+    return RoundWork(
+        training, request.plan, state.base, clients, seed=request.seed, number=number, pull=request.pull,
+        head_epochs=request.head_epochs,
+    )  # fmt: skip
 
-    def _refuse_nobody(self, reached: _Progress, asked: Sequence[str], failed: Mapping[str, str]) -> None:
-        """Refuse to go on where no client has ever worked: that is no client's fault."""
-        several = len(asked) > 1 or len(self.names) == 1
-        if several and len(failed) == len(asked) and not any(one.counted for one in reached.records):
-            name, why = next(iter(failed.items()))
-            raise ForwardError(f"all {len(asked)} clients of the round failed; of client {name!r}, {why}")
 
-    def _finetuned(self, reached: _Progress) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return why the training of some clients by themselves failed, and what each client keeps after it."""
-        work = self._work(self.names, self.asked.rounds + 1)
-        starts = [self._whole(reached, place) for place in range(len(self.names))]
-        only = self.plan.personal_at_last
-        found = work.train(starts, only, epochs=self.asked.finetune)
-        buffers = [name for name, _ in self.asked.model.named_buffers()]
-        kept = [{name: state[name] for name in {*self.plan.kept, *only, *buffers}} for state in found]
-        return {"failed": {self.names[place]: why for place, why in work.failed.items()}}, self._packed(kept)
+def _exchange(
+    request: FederationRequest, state: FederationState, working: Mapping[str, StateDict], number: int
+) -> tuple[list[str], dict[str, str]]:
+    """Send the clients' weights over the wire, take the mean of those that count, and say why others do not."""
+    arriving: list[ClientUpdate] = []
+    for name, weights in working.items():
+        travelling = {key: weights[key] for key in request.plan.travelling}
+        arriving += read_updates(request.wire(ClientUpdate(name, number, travelling, request.examples[name])))
+    good, faults = received_updates(arriving, list(working), number, state.shared, request.examples)
+    if good:
+        state.shared = averaged(good, state.shared)
+    return [update.client for update in good], faults
 
-    def _whole(self, reached: _Progress, place: int) -> StateDict:
-        return self.base | reached.shared | reached.kept[place]
 
-    def _pretrained(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return the weights to begin with: all of them, or the coefficients alone, after training on public data."""
-        made = copy.deepcopy(self.asked.model)
-        if self.plan.coefficients == "fixed":
-            for name, weight in made.named_parameters():
-                weight.requires_grad_(weight.requires_grad and self.plan.parts[name] != "coefficients")
-        recipe = self.asked.recipe.but(epochs=self.asked.pretrain_epochs, steps=None)
-        history = train(made, self.asked.public, recipe, seed=self.asked.seed, progress=False)
-        state, whole = state_of(made), self.plan.algorithm.pretrains
-        names = [name for name in state if whole or self.plan.parts[name] == "coefficients"]
-        return {"loss": history[-1]["loss"]}, {f"base/{name}": as_array(state[name]) for name in names}
+def _refuse_nobody(request: FederationRequest, state: FederationState, asked: Sequence[str], work: RoundWork) -> None:
+    """Refuse to go on where no client has ever worked: that is no client's fault."""
+    several = len(asked) > 1 or len(request.names) == 1
+    if several and len(work.failed) == len(asked) and not any(record.counted for record in state.records):
+        turn, why = next(iter(work.failed.items()))
+        raise ForwardError(f"all {len(asked)} clients of the round failed; of client {asked[turn]!r}, {why}")
 
-    # --- to and from files --------------------------------------------------------------------------------------------
 
-    def _packed(self, kept: Sequence[StateDict]) -> dict[str, np.ndarray]:
-        return {f"kept/{name}": as_array(torch.stack([own[name] for own in kept])) for name in kept[0]}
+def _pretrained(request: FederationRequest) -> Computed:
+    """Return the weights to begin with: all of them, or the coefficients alone, after training on public data."""
+    plan, model = request.plan, copy.deepcopy(request.model)
+    if plan.coefficients == "fixed":
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(weight.requires_grad and plan.parts[name] != "coefficients")
+    recipe = request.recipe.but(epochs=request.pretrain_epochs, steps=None)
+    history = train(model, request.public, recipe, seed=request.seed, progress=False)
+    state = state_of(model)
+    names = [name for name in state if plan.algorithm.pretrains or plan.parts[name] == "coefficients"]
+    return {"loss": history[-1]["loss"]}, {name: as_array(state[name]) for name in names}
 
-    def _restored(self, arrays: Mapping[str, np.ndarray], kind: str) -> StateDict:
-        """Return the tensors of one kind in their own precision, where they lay."""
-        found = {}
-        for key, array in arrays.items():
-            own, _, name = key.partition("/")
-            if own == kind:
-                found[name] = torch.from_numpy(np.array(array)).to(self.base[name].device, self.base[name].dtype)
-        return found
 
-    def _unstacked(self, stacked: StateDict) -> list[StateDict]:
-        return [{name: one[place] for name, one in stacked.items()} for place in range(len(self.names))]
+def _finetuned(request: FederationRequest, training: LocalTraining, state: FederationState) -> Computed:
+    """Return why the training of some clients by themselves failed, and what each client keeps after it."""
+    work = _work(request, training, state, request.names, request.rounds + 1)
+    starts = [state.of_client(place) for place in range(len(request.names))]
+    personal = request.plan.personal_at_last
+    tuned = work.train(starts, personal, epochs=request.finetune)
+    buffers = [name for name, _ in request.model.named_buffers()]
+    names = {*request.plan.kept, *personal, *buffers}
+    kept = [{name: weights[name] for name in names} for weights in tuned]
+    return {"failed": {request.names[turn]: why for turn, why in work.failed.items()}}, _stacked(kept)
 
-    def _finished(self, reached: _Progress, call: str) -> Federation:
-        accuracies, unknown = self._accuracies(reached)
-        personal = reached.kept[0].keys()
-        common = {name: as_array(one) for name, one in (self.base | reached.shared).items() if name not in personal}
-        found = Federation(
-            algorithm=self.plan.algorithm.name, coefficients=self.plan.coefficients, clients=tuple(self.names),
-            examples={name: len(labels) for name, (_, labels) in self.asked.clients.items()}, accuracy=accuracies,
-            unjudged=unknown, untuned=reached.untuned, rounds=tuple(reached.records), parts=self.plan.parts,
-            travels=self.plan.travelling, numbers=sum(self.base[name].numel() for name in self.plan.travelling),
-            personal={key.partition("/")[2]: one for key, one in self._packed(reached.kept).items()}, shared=common,
-            leaks=self.plan.leaks, seed=self.asked.seed, provenance={"call": call, "recipe": self.asked.recipe.words},
-        )  # fmt: skip
-        return with_similarity(found)
 
-    def _accuracies(self, reached: _Progress) -> tuple[dict[str, float], dict[str, str]]:
-        (model,) = self.training.copies(1)
-        accuracies, unknown = dict[str, float](), dict[str, str]()
-        for place, name in enumerate(self.names):
-            if name not in self.asked.tests:
-                unknown |= {name: "it has no test examples"} if self.asked.tests else {}
-                continue
-            load_state(model, self._whole(reached, place))
-            try:
-                accuracies[name] = accuracy(model, self.asked.tests[name])
-            except Exception as fault:  # its data do not fit the network, as its training has said too
-                unknown[name] = f"{type(fault).__name__}: {(str(fault).splitlines() or [''])[0]}"
-        return accuracies, unknown
+# --- a state in parts of a job ----------------------------------------------------------------------------------------
+
+
+def _keep(job: Job, request: FederationRequest, state: FederationState) -> None:
+    """Keep the state after a round: of the clients those alone that have changed in it."""
+    number = len(state.records)
+    job.keep(f"round {number}", plain_fields(state.records[-1]))
+    if job.folder is None:
+        return
+    changed = [place for place, last in enumerate(state.changed_in) if last == number]
+    if changed and request.plan.kept:
+        job.keep(_clients_after(number), {"places": changed}, _stacked([state.kept[place] for place in changed]))
+    needed = {_clients_after(last) for last in state.changed_in if last and request.plan.kept}
+    if not all(map(job.is_written, needed)):
+        return  # the state of an earlier round is whole, and stays
+    records = [plain_fields(record) for record in state.records]
+    shared = {name: as_array(weight) for name, weight in state.shared.items()}
+    job.keep(STANDING, {"records": records, "changed in": state.changed_in}, shared)
+    for earlier in {_clients_after(earlier) for earlier in range(1, number)} - needed:
+        if job.has(earlier):
+            job.drop(earlier)
+
+
+def _resumed(job: Job, request: FederationRequest, base: StateDict) -> FederationState | None:
+    """Return where the federation stood, or None where it is new."""
+
+    def unpacked(part: Part) -> FederationState:
+        state = _beginning(request, base)
+        state.shared = _tensors(part.arrays, base)
+        state.records = [as_record(RoundRecord, record) for record in part.values["records"]]
+        state.changed_in = list(part.values["changed in"])
+        return state
+
+    def put_back(part: Part, number: int) -> None:
+        places = part.values["places"]
+        for place, weights in zip(places, _unstacked(_tensors(part.arrays, base), len(places)), strict=True):
+            if state.changed_in[place] == number:
+                state.kept[place] = weights
+
+    found = job.recall(STANDING, unpacked)
+    if found is None:
+        return None
+    state = found
+    if len(state.records) > request.rounds:
+        raise FileError(
+            f"{str(job.folder)!r} holds {len(state.records)} rounds, more than the {request.rounds} asked for; ask for "
+            "as many or more, or give another path."
+        )
+    for number in {*state.changed_in} - {0} if request.plan.kept else ():
+        job.recall(_clients_after(number), partial(put_back, number=number))
+    return state
+
+
+def _clients_after(number: int) -> str:
+    return f"clients after round {number}"
+
+
+def _stacked(states: Sequence[StateDict]) -> dict[str, np.ndarray]:
+    return {name: as_array(torch.stack([state[name] for state in states])) for name in states[0]}
+
+
+def _unstacked(stacked: StateDict, count: int) -> list[StateDict]:
+    return [{name: rows[row] for name, rows in stacked.items()} for row in range(count)]
+
+
+def _tensors(arrays: Mapping[str, np.ndarray], base: StateDict) -> StateDict:
+    """Return arrays as tensors in the precision and at the place of the network's own."""
+    return {
+        name: torch.from_numpy(np.array(array)).to(base[name].device, base[name].dtype)
+        for name, array in arrays.items()
+    }
+
+
+# --- the result -------------------------------------------------------------------------------------------------------
+
+
+def _finished(
+    request: FederationRequest, training: LocalTraining, state: FederationState, untuned: Mapping[str, str], call: str
+) -> Federation:
+    plan, personal = request.plan, _stacked(state.kept)
+    accuracies, unjudged = _accuracies(request, training, state)
+    common = {name: as_array(weight) for name, weight in (state.base | state.shared).items() if name not in personal}
+    federation = Federation(
+        algorithm=plan.algorithm.name, coefficients=plan.coefficients, clients=tuple(request.names),
+        examples=request.examples, accuracy=accuracies, unjudged=unjudged, untuned=untuned,
+        rounds=tuple(state.records), parts=plan.parts, travels=plan.travelling,
+        numbers=sum(state.base[name].numel() for name in plan.travelling), personal=personal, shared=common,
+        leaks=plan.leaks, seed=request.seed, provenance={"call": call, "recipe": request.recipe.words},
+    )  # fmt: skip
+    return with_similarity(federation)
+
+
+def _accuracies(
+    request: FederationRequest, training: LocalTraining, state: FederationState
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the accuracy of each client on its test data, and why others have none."""
+    (model,) = training.copies(1)
+    accuracies, unjudged = dict[str, float](), dict[str, str]()
+    for place, name in enumerate(request.names):
+        if name not in request.tests:
+            unjudged |= {name: "it has no test examples"} if request.tests else {}
+            continue
+        load_state(model, state.of_client(place))
+        try:
+            accuracies[name] = accuracy(model, request.tests[name])
+        except Exception as fault:  # its data do not fit the network, as its training has said too
+            unjudged[name] = f"{type(fault).__name__}: {(str(fault).splitlines() or [''])[0]}"
+    return accuracies, unjudged

@@ -15,7 +15,6 @@ from netkin.applications.federated.local_training import (
     LocalTraining,
     checked_clients,
     load_state,
-    refuse_way,
     state_of,
 )
 from netkin.comparing.many_models import compare_many
@@ -32,6 +31,7 @@ from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.training import Recipe
 from netkin.training.heads import before_head, ensemble_accuracy, probabilities
+from netkin.training.many import require_method
 from netkin.training.recipe import recipe_of
 
 CHOICES = ("similar", "random", "dissimilar")
@@ -82,7 +82,6 @@ def user_similarity(
 
 def _atoms_of_clients(federation: Federation) -> dict[str, dict[str, Tensor]]:
     """Return the atoms of each client, and the coefficients that all share; what can't be compared is refused."""
-    federation.refuse_without_weights()
     kinds = {name: part for name, part in federation.parts.items() if part in ("atoms", "coefficients")}
     if "atoms" not in kinds.values():
         raise InvalidValue(
@@ -186,7 +185,7 @@ def similar_users_ensemble(
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         **settings: settings of the recipe.
     """
-    refuse_way(how)
+    require_method(how)
     like = unwrapped(like)
     train, tests = checked_clients(clients, test)
     _refuse_others(federation, train, tests, members, choose)

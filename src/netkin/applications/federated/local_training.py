@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,16 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.federated.algorithms import FederatedPlan, mixed
-from netkin.errors import (
-    ForwardError,
-    InvalidValue,
-    NameClash,
-    NetkinError,
-    ShapeError,
-    UnknownName,
-    did_you_mean,
-    require_at_least,
-)
+from netkin.errors import ForwardError, InvalidValue, NameClash, ShapeError, UnknownName, require_at_least
 from netkin.progress import showing
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.settings import evaluating
@@ -36,10 +27,11 @@ from netkin.training import Recipe
 from netkin.training.class_splits import as_examples
 from netkin.training.example_order import placed
 from netkin.training.loop import default_loss
-from netkin.training.many import WAYS, Trainings
+from netkin.training.many import Trainings, UnfitMethod
 from netkin.training.recipe import recipe_of
 
-Trained = list[tuple[StateDict, bool, float]]  # weights, whether they are finite, and the last loss
+Client = tuple[StateDict, LabelledData, int]  # the weights it begins with, its examples, its seed
+Trained = tuple[StateDict, bool, float]  # weights, whether they are finite, and the last loss
 USUAL = Recipe(epochs=1, rate=0.01, momentum=0.9, batch=32)  # rate and momentum of section A.2
 HELD = 4  # stacked networks that are held at a time, for the phases of a round
 
@@ -47,9 +39,9 @@ HELD = 4  # stacked networks that are held at a time, for the phases of a round
 class LocalTraining:
     """Trains copies of a model from given weights; copies, and their recordings on a GPU, are used again."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, how: str = "auto"):
-        self.model, self.recipe, self.how = model, recipe, how
-        self.held: dict[Any, Trainings] = {}  # by what they train, how many and on what
+    def __init__(self, model: nn.Module, recipe: Recipe, method: str = "auto"):
+        self.model, self.recipe, self.method = model, recipe, method
+        self._stacked: dict[Any, Trainings] = {}  # by what they train, how many and on what
         self._copies: list[nn.Module] = []
         self._finite: dict[int, tuple[Tensor, bool]] = {}
 
@@ -68,31 +60,15 @@ class LocalTraining:
             toward: weights to which those that are trained are pulled.
             pull: the factor of ``½ ‖w − toward‖²`` in the loss.
         """
-        recipe = self.recipe if epochs is None else self.recipe.but(epochs=epochs, steps=None)
-        call = _Call(self, list(starts), list(data), list(seeds), frozenset(only), recipe, toward, pull)
-        if not any(name in call.only for name, _ in self.model.named_parameters()):
+        if not any(name in only for name, _ in self.model.named_parameters()):
             return [(start, float("nan")) for start in starts]
-        for key, places in self._alike(call.data, recipe).items():
-            call.run(places, key)
-        return call.found
-
-    def _alike(self, data: Sequence[LabelledData], recipe: Recipe) -> dict[Any, list[int]]:
-        """Return the places of clients whose data are of one form, so that they can be stacked, by that form."""
-        found: dict[Any, list[int]] = {}
-        whole = recipe.drop_last or recipe.order == "drawn"  # all batches are of one size, however many examples
-        for place, (inputs, _) in enumerate(data):
-            if id(inputs) not in self._finite:  # data with NaN are apart, since their training will fail
-                finite = not inputs.is_floating_point() or bool(inputs.isfinite().all())
-                self._finite[id(inputs)] = inputs, finite
-            key = tuple(inputs.shape[whole:]), inputs.dtype, self._finite[id(inputs)][1]
-            found.setdefault(key, []).append(place)
-        return found
-
-    def hold(self, key: Any, call: Trainings) -> None:
-        """Keep networks that were stacked, for the next time; the oldest give way."""
-        self.held[key] = call
-        while len(self.held) > HELD:
-            self.held.pop(next(iter(self.held)))
+        recipe = self.recipe if epochs is None else self.recipe.but(epochs=epochs, steps=None)
+        phase = Phase(frozenset(only), recipe, toward if pull else None, pull)
+        clients = list(zip(starts, data, seeds, strict=True))
+        outcomes: dict[int, tuple[StateDict, float] | str] = {}
+        for form, places in self._places_by_form(data, recipe).items():
+            outcomes |= zip(places, self._outcomes([clients[place] for place in places], phase, form), strict=True)
+        return [outcomes[place] for place in range(len(clients))]
 
     def copies(self, count: int) -> list[nn.Module]:
         """Return so many copies of the model."""
@@ -100,80 +76,92 @@ class LocalTraining:
             self._copies.append(copy.deepcopy(self.model))
         return self._copies[:count]
 
+    def _places_by_form(self, data: Sequence[LabelledData], recipe: Recipe) -> dict[Any, list[int]]:
+        """Return the places of clients whose data are of one form, so that they can be stacked, by that form."""
+        places: dict[Any, list[int]] = {}
+        whole = recipe.drop_last or recipe.order == "drawn"  # all batches are of one size, however many examples
+        for place, (inputs, _) in enumerate(data):
+            if id(inputs) not in self._finite:  # data with NaN are apart, since their training will fail
+                finite = not inputs.is_floating_point() or bool(inputs.isfinite().all())
+                self._finite[id(inputs)] = inputs, finite
+            form = tuple(inputs.shape[whole:]), inputs.dtype, self._finite[id(inputs)][1]
+            places.setdefault(form, []).append(place)
+        return places
 
-@dataclass
-class _Call:
-    training: LocalTraining
-    starts: list[StateDict]
-    data: list[LabelledData]
-    seeds: list[int]
+    def _outcomes(self, clients: list[Client], phase: Phase, form: Any) -> list[tuple[StateDict, float] | str]:
+        """Train clients whose data are of one form, at once; where that fails, each half by itself."""
+        try:
+            trained = self._again(clients, phase, form) or self._anew(clients, phase, form)
+        except UnfitMethod:
+            raise
+        except Exception as fault:  # whatever it is, it is one client's; where it is all clients', the round says so
+            if len(clients) == 1:
+                return [_in_words(fault)]
+            middle = len(clients) // 2
+            return [*self._outcomes(clients[:middle], phase, form), *self._outcomes(clients[middle:], phase, form)]
+        return [
+            (state, loss) if finite else f"its weights are not finite after a mean loss of {loss:.3g}"
+            for state, finite, loss in trained
+        ]
+
+    def _anew(self, clients: list[Client], phase: Phase, form: Any) -> list[Trained]:
+        """Train copies of the model, and hold them where they were stacked."""
+        starts, data, seeds = (list(part) for part in zip(*clients, strict=True))
+        models = self.copies(len(clients))
+        for model, start in zip(models, starts, strict=True):
+            load_state(model, start)
+            for name, weight in model.named_parameters():
+                weight.requires_grad_(name in phase.only)
+        recipe, loss, networks = phase.recipe, None, models
+        if phase.toward is not None:
+            networks = [_Pulled(model, phase.toward, phase.only, phase.pull) for model in models]
+            recipe, loss = recipe.but(smoothing=0.0), _WithPull(default_loss(recipe))
+        trainings = Trainings(networks, data, recipe, None, seeds, loss)
+        with showing(False):
+            histories = trainings.run(self.method if len(clients) > 1 else "one by one")
+        if trainings.stacked is not None:
+            self._stacked[len(clients), form, phase.key] = trainings
+            while len(self._stacked) > HELD:  # the oldest give way
+                self._stacked.pop(next(iter(self._stacked)))
+        states = [state_of(model) for model in models]
+        return [(state, _is_finite(state), own[-1]["loss"]) for state, own in zip(states, histories, strict=True)]
+
+    def _again(self, clients: list[Client], phase: Phase, form: Any) -> list[Trained] | None:
+        """Train as networks did that are held, by their recording; None where there are none for it."""
+        trainings = self._stacked.get((len(clients), form, phase.key))
+        if trainings is None:
+            return None
+        starts, data, seeds = (list(part) for part in zip(*clients, strict=True))
+        inner = ""
+        if phase.toward is not None:
+            inner, pulled = "net.", trainings.models[0]
+            anchors = {f"anchor{k}": phase.toward[name] for k, name in enumerate(pulled.names)}  # type: ignore[arg-type]
+            starts = [anchors | {f"net.{name}": weight for name, weight in start.items()} for start in starts]
+        with showing(False):
+            trained = trainings.again(starts, data, seeds)
+        if trained is None:
+            return None
+        states, finite, histories = trained
+        states = [
+            {name.removeprefix(inner): weight for name, weight in state.items() if name.startswith(inner)}
+            for state in states
+        ]
+        return list(zip(states, finite, (history[-1]["loss"] for history in histories), strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Phase:
+    """What is trained in a phase of a round: the names of the weights, and weights that they are pulled to."""
+
     only: frozenset[str]
     recipe: Recipe
     toward: StateDict | None
     pull: float
-    found: list[Any] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.found = [""] * len(self.starts)
-        self.toward = self.toward if self.pull else None
-
-    def run(self, places: list[int], form: Any) -> None:
-        """Train clients whose data are of one form, at once; where that fails, each half by itself."""
-        try:
-            found = self._again(places, form) or self._anew(places, form)
-        except Exception as fault:  # whatever it is, it is one client's; where it is all clients', the round says so
-            if _is_asked_for(fault):
-                raise
-            if len(places) == 1:
-                self.found[places[0]] = _in_words(fault)
-                return
-            middle = len(places) // 2
-            self.run(places[:middle], form)
-            self.run(places[middle:], form)
-            return
-        for place, (state, fine, loss) in zip(places, found, strict=True):
-            self.found[place] = (state, loss) if fine else f"its weights are not finite after a mean loss of {loss:.3g}"
-
-    def _anew(self, places: list[int], form: Any) -> Trained:
-        """Train copies of the model, and hold them where they were stacked."""
-        models = self.training.copies(len(places))
-        for model, place in zip(models, places, strict=True):
-            load_state(model, self.starts[place])
-            for name, weight in model.named_parameters():
-                weight.requires_grad_(name in self.only)
-        recipe, loss, trained = self.recipe, None, models
-        if self.toward is not None:
-            trained = [_Pulled(model, self.toward, self.only, self.pull) for model in models]
-            recipe, loss = recipe.but(smoothing=0.0), _WithPull(default_loss(recipe))
-        data, seeds = [self.data[place] for place in places], [self.seeds[place] for place in places]
-        call = Trainings(trained, data, recipe, None, seeds, loss)
-        with showing(False):
-            histories = call.run(self.training.how if len(places) > 1 else "one by one")
-        if call.stacked is not None:
-            self.training.hold(self._key(places, form), call)
-        states = [state_of(model) for model in models]
-        return [(state, _is_finite(state), own[-1]["loss"]) for state, own in zip(states, histories, strict=True)]
-
-    def _again(self, places: list[int], form: Any) -> Trained | None:
-        """Train as networks did that are held, by their recording; None where there are none for it."""
-        call = self.training.held.get(self._key(places, form))
-        if call is None:
-            return None
-        starts, inner = [self.starts[place] for place in places], ""
-        if self.toward is not None:
-            inner, pulled = "net.", call.models[0]
-            anchors = {f"anchor{k}": self.toward[name] for k, name in enumerate(pulled.names)}  # type: ignore[arg-type]
-            starts = [anchors | {f"net.{name}": one for name, one in start.items()} for start in starts]
-        with showing(False):
-            found = call.again(starts, [self.data[place] for place in places], [self.seeds[place] for place in places])
-        if found is None:
-            return None
-        states = [{name.removeprefix(inner): one for name, one in own.items() if name.startswith(inner)}
-                  for own in found[0]]  # fmt: skip
-        return list(zip(states, found[1], (history[-1]["loss"] for history in found[2]), strict=True))
-
-    def _key(self, places: list[int], form: Any) -> Any:
-        return len(places), form, self.only, self.recipe, self.pull if self.toward is not None else None
+    @property
+    def key(self) -> Any:
+        """By what stacked networks are known that were trained in such a phase."""
+        return self.only, self.recipe, None if self.toward is None else self.pull
 
 
 class _Pulled(nn.Module):
@@ -269,12 +257,6 @@ def refuse_no_tests(every: Any, tests: Mapping[str, LabelledData]) -> None:
         raise InvalidValue("`test_every` needs data to test on; give `test=`.", argument="test_every")
 
 
-def refuse_way(how: str) -> None:
-    """Refuse a way to train that `nk.train_many` does not have, before it is reported as a failure of clients."""
-    if how not in ("auto", *WAYS):
-        raise UnknownName(f"no way {how!r} to train{did_you_mean(how, WAYS) or '.'} There are auto, {', '.join(WAYS)}.")
-
-
 def state_of(model: nn.Module) -> StateDict:
     """Return copies of all weights and buffers of a model."""
     return {name: one.detach().clone() for name, one in (*model.named_parameters(), *model.named_buffers())}
@@ -296,11 +278,6 @@ def as_array(tensor: Tensor) -> np.ndarray:
 
 def _is_finite(state: StateDict) -> bool:
     return bool(torch.stack([one.isfinite().all() for one in state.values() if one.is_floating_point()]).all())
-
-
-def _is_asked_for(fault: Exception) -> bool:
-    """Return whether networks could not be trained in the way that was requested, which is no client's fault."""
-    return isinstance(fault, NetkinError) and fault.argument == "how"
 
 
 def _in_words(fault: Exception) -> str:

@@ -34,9 +34,9 @@ from netkin.reporting.page.document import (
 from netkin.reporting.page.heatmap import FEW, card, embedded, figure_of, missing_values, shared_reasons, values_class
 from netkin.reporting.page.svg import key, line_chart, map_figures, maps_by_measure, maps_section
 from netkin.reporting.words import closest_and_farthest, headline, number_with_error, short_names
-from netkin.results import Comparison, Spread, Values
+from netkin.results import Comparison, Values
 from netkin.results.caveats import Caveat
-from netkin.results.comparisons import SAME_MODEL
+from netkin.results.comparisons import SAME_MODEL, spread_of
 from netkin.results.labels import (
     bare_names,
     bias_note,
@@ -52,9 +52,10 @@ from netkin.results.labels import (
     pair_label,
     partners,
     plural,
+    tables_by_name,
 )
 from netkin.results.packing import document as described
-from netkin.results.text import NO_DATA, match_note
+from netkin.results.text import NO_DATA, list_cells, match_note, with_errors
 
 MEANS = (
     "Each cell is the mean over {counted} at the same relative depth, by one rule for all models: layer i of a model "
@@ -64,7 +65,10 @@ MEANS = (
 BLOCKS = (
     "Each cell is a layer of one task with a layer of another. Colours of one picture can't be compared with another's."
 )
-SPREAD = "Mean ± standard deviation over {counted}. Layers that not all models have are left out."
+SPREAD = (
+    "Mean ± standard deviation over {counted} of models, fewer where values are missing. Layers that not all models "
+    "have are left out."
+)
 UNNAMED = "layers"  # a model of class sensitivity that was given no name
 MATCHES = "Best matches, and how far the second is behind"
 MOST = 5  # reasons why errors are missing, shown in one place
@@ -208,10 +212,10 @@ def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:
     if len(comparisons) < 2 or not any(is_worth(t) for c in comparisons for t in c.tables.values()):
         return None
     try:
-        spread = Spread.of(comparisons)
+        spread = spread_of(comparisons)
     except NoValue:  # no names of layers in common
         return None
-    words = tag("p", SPREAD.format(counted=spread.count_text()))
+    words = tag("p", SPREAD.format(counted=plural(len(comparisons), "pair")))
     cards = [tag("div", tag("h3", title), table, class_="card") for title, table in _spread_tables(spread)]
     return tag(
         "section",
@@ -222,14 +226,16 @@ def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:
     )
 
 
-def _spread_tables(spread: Spread) -> Iterator[tuple[str, Markup]]:
-    """Yield a table of layers by methods for the similarities and each score, else of layers by layers by measure."""
-    for word, side_by_side in spread.blocks().items() if spread.is_profile else ():
-        rows = [(spread.label(i, j), [cells.written(i, j) for cells in side_by_side]) for i, j in spread.pairs]
-        yield word, _spread_table("layer", [cells.column for cells in side_by_side], rows)
-    for id_, cells in () if spread.is_profile else spread.tables.items():
-        rows = [(a, [cells.written(i, j) for j in range(len(spread.layers_b))]) for i, a in enumerate(spread.layers_a)]
-        yield id_, _spread_table("from ↓ into →", spread.layers_b, rows)
+def _spread_tables(spread: Comparison) -> Iterator[tuple[str, Markup]]:
+    """Yield a matrix for each measure or, where each layer meets one other at most, a list for all of one name."""
+    pairs = listing(spread)
+    for name_, tables in tables_by_name(spread.tables.values()).items() if pairs else ():
+        labels, columns, cells = list_cells(tables, pairs)
+        yield name_, _spread_table("layer", columns, list(zip(labels, cells, strict=True)))
+    for table in () if pairs else spread.tables.values():
+        cells = with_errors(table.values, table.to_errors())
+        rows = list(zip(table.layers_a, cells, strict=True))
+        yield table.id, _spread_table("from ↓ into →", table.layers_b, rows)
 
 
 def _spread_table(corner: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> Markup:
