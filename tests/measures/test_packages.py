@@ -169,13 +169,13 @@ def test_help_shows_matrices_and_the_parameters_of_the_measure():
 
 
 def test_an_unknown_invariance_is_refused():
-    def mirrored(pair: Moments):
-        return torch.tensor(0.0)
-
     with pytest.raises(
         InvalidValue, match="`unchanged_by` takes rotation, scaling, translation, invertible; got mirrors\\."
     ):
-        measure(**PLAIN | {"unchanged_by": {"rotation", "mirrors"}})(mirrored)
+
+        @measure(**PLAIN | {"unchanged_by": {"rotation", "mirrors"}})
+        def mirrored(moments: Moments):
+            """Return nothing."""
 
 
 def test_a_measure_must_say_what_it_reads(own_registry):
