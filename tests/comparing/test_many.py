@@ -387,3 +387,14 @@ def test_options_of_each_model_hold_in_every_pass(nets, inputs):
     assert len(plan.way.blocks) == 3
     for pair, comparison in whole.items():
         np.testing.assert_allclose(few[pair]["cka"].values, comparison["cka"].values, atol=1e-6)
+
+
+def test_what_one_model_is_given_alone_belongs_to_a_job(tmp_path, inputs):
+    first, second = (nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)) for _ in range(2))
+    options = {"save": tmp_path / "many.netkin", "progress": False}
+    many = nk.compare_many({"a": nk.ModelInput(first, layers="0"), "b": second}, inputs, **options)
+    assert (many["a", "b"].layers_a, many["a", "b"].layers_b) == (("0",), ("0", "1", "2"))
+    with pytest.raises(FileError, match="layers of 'a'|differs in layers"):
+        nk.compare_many({"a": nk.ModelInput(first, layers="2"), "b": second}, inputs, **options)
+    with pytest.raises(FileError, match="differs in"):
+        nk.compare_many({"a": nk.ModelInput(first, layers="0", shape="flatten"), "b": second}, inputs, **options)

@@ -203,10 +203,10 @@ class Call:
     engine: PassEngine = field(default_factory=Local)
     limit: int | None = None
 
-    def sides(self, keep: float = 0) -> list[Side]:
-        """Return what stands for each model in a stream; `keep` bytes of its rows are kept for other passes."""
+    def sides(self) -> list[Side]:
+        """Return what stands for each model in a stream."""
         return [
-            source if isinstance(source, Side) else source.side(name, self.spec.exact_model, keep)
+            source if isinstance(source, Side) else source.side(name, self.spec.exact_model)
             for name, source in self.models.items()
         ]
 
@@ -238,6 +238,13 @@ class Call:
         if feed.expected is not None:
             self._refuse_few(feed.expected)
         return feed
+
+    def learned(self, sides: Sequence[Side], measures: Sequence[Measure]) -> Stream:
+        """Return a stream that has run few examples of its first batch, which show the layers."""
+        stream = Stream(sides, self.feed(sides, measures), Reads(resizes=bool(self.spec.resize)))
+        with stream.open():
+            stream.learn()
+        return stream
 
     def _refuse_few(self, examples: int) -> None:
         """Refuse more chunks than examples, but of a part that is given apart, which may be small."""
@@ -328,7 +335,6 @@ class Call:
         sources = {id(side.data): side.data for side in sides if side.data is not None}
         data_sets = list(sources.values()) or [self.data]
         comparer.data, comparer.settings = " and ".join(map(data_name, data_sets)), self.settings()
-        comparer.warnings += [remark for data in data_sets for remark in getattr(data, "remarks", ())]
         part = self.engine.part if self.spec.part is None else self.spec.part
         comparer.part = "" if part is None else "/".join(map(str, part))
 
@@ -346,12 +352,10 @@ class Call:
                     "list."
                 )
         with loaders_kept(self.data, *(side.data for side in sides)):
-            feed = self.feed(sides, measures)
-            stream = Stream(sides, feed, Reads(resizes=bool(self.spec.resize)))
-            with stream.open():
-                sizes = list(stream.learn().values())
+            stream = self.learned(sides, measures)
+        feed = stream.feed
         return explained(
-            sizes,
+            list(stream.sizes.values()),
             measures,
             self.pairs,
             replace(study, examples=feed.expected),

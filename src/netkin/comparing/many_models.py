@@ -27,9 +27,8 @@ from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import HeldExamples, data_name
 from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study
 from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_alone
-from netkin.comparing.sides import ModelInput, Reads, Side
+from netkin.comparing.sides import ModelInput, Side
 from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
-from netkin.comparing.stream import Stream
 from netkin.errors import InvalidValue, MemoryLimit, blame, refuse_half_characters
 from netkin.identity import (
     COMPARE,
@@ -298,12 +297,8 @@ class Survey:
         call = replace(self.call, models={first: source}, of=[], engine=Local())
         sides = call.sides()
         self.study = call.study(sides) if sides[0].device is not None else self.study
-        feed = call.feed(sides, self.measures)
-        self.total = feed.expected
-        stream = Stream(sides, feed, Reads(resizes=bool(self.call.spec.resize)))
-        with stream.open():
-            sizes = list(stream.learn().values())
-        self.batch = stream.batch_length
+        stream = call.learned(sides, self.measures)
+        self.total, self.batch = stream.feed.expected, stream.batch_length
         arrays = (
             leaf for _, leaf in leaves(list(stream.first.values())) if isinstance(leaf, (torch.Tensor, np.ndarray))
         )
@@ -312,7 +307,7 @@ class Survey:
         state = leaves(source.model.state_dict()) if is_by_name else ()
         size_of_model = sum(tensor.nbytes for _, tensor in state if isinstance(tensor, torch.Tensor))
         for name in names:
-            self.layers[name] = [replace(size, model=name) for size in sizes]
+            self.layers[name] = [replace(size, model=name) for size in stream.sizes.values()]
             self.loaded[name] = size_of_model
 
     # --- the way ------------------------------------------------------------------------------------------------------

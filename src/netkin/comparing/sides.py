@@ -123,7 +123,6 @@ class Side(ABC):
     data: Any = None  # its own, where it has some
     device: Any = None  # where its rows are made, if it is known beforehand
     owns_rows = False  # whether its rows are its own, and so need no copy to be kept
-    has_content = True  # whether its batches identify the examples
     names_layers = True  # whether its layers were chosen by the user
     transform: Transform | None = None
     left_out: Mapping[str, str] = MappingProxyType({})  # why default layers give no rows, by their names
@@ -148,10 +147,6 @@ class Side(ABC):
     def length(self, batch: Any) -> int | None:
         """Return the number of examples in a batch, if it is known."""
         return length_if_known(batch)
-
-    def content(self, batch: Any) -> Any:
-        """Return what of a batch the digest of the data is taken of."""
-        return batch
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         """Return the tensors of each layer, by their names in it, in the order of modules; of `layers` if given."""
@@ -267,8 +262,6 @@ class ModelSide(Side):
 class RecordedSide(Side):
     """A mapping of layer names to arrays whose first axis is the examples; its batches are slices of them."""
 
-    has_content = False
-
     def __init__(
         self, name: str, arrays: Mapping[str, Any], layers: Spec = None, shape: Shape | Mapping[str, Shape] = None
     ):
@@ -333,7 +326,8 @@ class RecordedSide(Side):
         except ShapeError as fault:
             raise ShapeError(f"layer {layer!r} of {self.name!r}: {fault}") from fault
 
-    def content(self, batch: slice) -> Any:
+    def content(self, batch: slice) -> dict[str, Tensor]:
+        """Return the rows of a batch, which identify its examples."""
         return {f"layer {layer}": array[batch] for layer, array in self._arrays.items()}
 
     def require_finite_inputs(self, batch: Any, number: int) -> None:

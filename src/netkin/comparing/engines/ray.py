@@ -256,9 +256,20 @@ class _Work:
         return from_arrays(*message)
 
     def _through(self, split: Split, job: Job, last: str) -> list[Message]:
-        """Return what the `last` task leaves of each group of pairs; a block with a model that fails begins again."""
-        blocks, running = [self._block(block.pairs, split, last) for block in split.way.blocks], dict[Any, Running]()
+        """Return what the `last` task leaves of each group of pairs; blocks with a model that fails begin again."""
+        failed: set[str] | None = None
+        while failed != set(self.failed):
+            failed = set(self.failed)
+            blocks = [self._block(self._sound(block.pairs), split, last) for block in split.way.blocks]
+            self._expect(blocks, job)
+            self._finish(blocks, split, job, last)
         self._expect(blocks, job)
+        parts = [job.find(name) for block in blocks for name in block.groups]
+        return [(dict(part.values), part.arrays) for part in parts if part is not None]
+
+    def _finish(self, blocks: Sequence[BlockWork], split: Split, job: Job, last: str) -> None:
+        """Do what is missing of some blocks; those with a model that fails are left."""
+        running = dict[Any, Running]()
         for block in blocks:
             self._start(block, split, job, last, running)
         with closing(self.cluster.finished(running, "comparing", job)) as finished:
@@ -266,18 +277,10 @@ class _Work:
                 assert task.block is not None
                 if isinstance(result, NetkinError):
                     self._set_aside(result)
-                    for place, block in enumerate(blocks):
-                        if self.failed.keys() & block.models and not _is_done(block, job):
-                            self.cluster.cancel(running, [ref for ref, task in running.items() if task.block is block])
-                            blocks[place] = self._block(self._sound(block.pairs), split, last)
-                            self._start(blocks[place], split, job, last, running)
-                    self._expect(blocks, job)
+                    self.cluster.cancel(running, [ref for ref, other in running.items() if other.block is task.block])
                 elif job.folder is not None or task.name in task.block.groups:
                     job.keep(task.name, *self.cluster.ray.get(task.message), seconds=result["seconds"])
                     _drop_parts(task.block, job)
-        self._expect(blocks, job)
-        parts = [job.find(name) for block in blocks for name in block.groups]
-        return [(dict(part.values), part.arrays) for part in parts if part is not None]
 
     def _block(self, pairs: Sequence[Pair], split: Split, last: str) -> BlockWork:
         sample, label = split.way.sample, label_of(pairs, split.way.sample)
