@@ -111,10 +111,12 @@ RANDOM = (
 
 def data_parallel(model):
     """Return a model in `nn.DataParallel` that runs where the model is, also on a machine with GPUs."""
+    import sys
     from unittest import mock
 
     from torch import nn
 
     # with GPUs in sight the wrapper moves the model there, and its numbers could not be those of the CPU to the bit
-    with mock.patch("torch.nn.parallel.data_parallel._get_available_device_type", return_value=None):
+    wrappers = sys.modules["torch.nn.parallel.data_parallel"]  # the package has a function of this name
+    with mock.patch.object(wrappers, "_get_available_device_type", return_value=None):
         return nn.DataParallel(model)

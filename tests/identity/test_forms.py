@@ -82,7 +82,8 @@ def with_state(extra):
         (Net(act=torch.tanh), Net(act=torch.relu), "act"),
         (Net(act=nn.functional.relu), Net(act=nn.functional.gelu), "act"),
         (Net(act=functools.partial(torch.clamp, min=0)), Net(act=functools.partial(torch.clamp, min=1)), "act"),
-        (Net(act=lambda x: x + 1), Net(act=lambda x: x + 2), "act"),
+        (Net(act=lambda x: x + 1),
+         Net(act=lambda x: x + 2), "act"),  # in two lines, as Python 3.10 does not tell where in a line one begins
         (Net(act="abc".upper), Net(act="abd".upper), "act"),
         (Net(kind=nn.Linear), Net(kind=nn.Conv2d), "kind"),
         (encoder(), encoder(nhead=4), "self_attn.num_heads"),

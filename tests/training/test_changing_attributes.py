@@ -6,7 +6,7 @@ from torch import nn
 
 import netkin as nk
 from netkin import jobs
-from netkin.errors import FileError, ForwardError
+from netkin.errors import FileError, InvalidValue
 from netkin.training import Hook, train
 
 INPUTS = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
@@ -80,7 +80,7 @@ def test_a_model_that_changes_its_attributes_resumes_bit_for_bit(tmp_path, way):
 @pytest.mark.parametrize("way", WAYS[:5])
 def test_models_that_change_their_attributes_are_not_stacked(way):
     given = {"epochs": 1, "batch": 50, "seeds": [5, 6, 7], "progress": False}
-    with pytest.raises(ForwardError, match="the forward pass changes '(count|factor|seen|by_name)' of the model"):
+    with pytest.raises(InvalidValue, match="the forward pass changes '(count|factor|seen|by_name)' of the model"):
         nk.train_many([Changing(way) for _ in range(3)], (INPUTS, LABELS), how="stacked", **given)
 
 

@@ -23,6 +23,10 @@ def labelled(n=40, seed=1):
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8, torch.uint16, torch.bool])
 def test_class_numbers_of_any_whole_type_train_like_those_of_64_bits(dtype):
     inputs, labels = labelled()
+    try:
+        labels.to(dtype)[:1][torch.tensor([0])]
+    except RuntimeError:
+        pytest.skip(f"torch {torch.__version__} takes no elements of {dtype}")
     found = []
     for own in (labels % 2, (labels % 2).to(dtype)):
         data, models = (inputs, own), [net(), net(), net(1), net(2)]

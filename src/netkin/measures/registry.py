@@ -300,7 +300,7 @@ def _parsed(spec: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the parameters that a text such as ``"svcca(variance=0.95)"`` gives."""
     try:
         node = ast.parse(spec.strip(), mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, ValueError):  # Python 3.10 has the second for a null character
         node = ast.Constant(None)
     if isinstance(node, ast.Name):
         return node.id, {}

@@ -102,6 +102,8 @@ def vetted(archive: bytes) -> io.BytesIO:
         names = source.namelist()
         if len(set(names)) < len(names):
             raise Refused("two entries of one name")
+        if "serialized_exported_program.json" in names:  # of torch below 2.8, which has no folder at the top
+            raise Refused("an older layout")
         return _copied({name.partition("/")[2]: source.read(name) for name in names})  # below the folder at the top
 
 
@@ -110,7 +112,7 @@ def _copied(entries: dict[str, bytes]) -> io.BytesIO:
     if compiled:
         raise Refused("compiled code")
     if "models/model.json" not in entries:
-        raise Refused(f"{'an older layout' if 'serialized_exported_program.json' in entries else 'no program'}")
+        raise Refused("no program")
     copies = {name: entries[name] for name in _MARKS if name in entries}
     copies["models/model.json"] = json.dumps(clean_program(json.loads(entries["models/model.json"]))).encode()
     for kind in ("weights", "constants"):

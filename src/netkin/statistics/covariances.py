@@ -233,7 +233,8 @@ class PairSide(Cached, ABC):
         if self.needs_gradient:
             gaps = values[..., None, :widest] - values[..., :, None]
             across = (self.kept & ~keep).unsqueeze(-1) & real.unsqueeze(-2)
-            basis = basis + vectors @ ((vectors.mH @ self.second @ basis) / torch.where(across, gaps, torch.inf))
+            turning = vectors.mH @ self.second @ basis / torch.where(across, gaps, 1)
+            basis = basis + vectors @ torch.where(across, turning, 0)
         return basis, real
 
     def factor(self, basis: Tensor, real: Tensor) -> Tensor:

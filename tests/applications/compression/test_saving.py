@@ -120,7 +120,13 @@ def test_the_file_says_of_what_weights_data_and_settings_it_is(digits_net, digit
     assert first["weights"] == nk.identity.weights_digest(digits_net)
     assert origin(data=digits_data[0])["data digest"] != first["data digest"]
     assert origin(k=4)["settings digest"] != first["settings digest"]
-    forward, other = (lambda model, batch: model(batch[0])), (lambda model, batch: model(batch[0]) + 0)
+
+    def forward(model, batch):
+        return model(batch[0])
+
+    def other(model, batch):
+        return model(batch[0]) + 0
+
     assert origin(forward=forward)["settings digest"] != origin(forward=other)["settings digest"]
     assert origin(digits().eval())["weights"] != first["weights"]
 
