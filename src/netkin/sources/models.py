@@ -78,6 +78,11 @@ def refuse_unknown_model(spec: str) -> None:
                 refuse_absent(Path(weights).expanduser(), "weights file")
 
 
+def names_weights(spec: str) -> bool:
+    """Return whether the name of a model says where its weights are; else they are drawn, or its function has them."""
+    return "@" in spec or spec.startswith("hf:") or spec.endswith(".pt2")
+
+
 def in_evaluation(model: nn.Module) -> nn.Module:
     """Return a model in evaluation mode; the module of an exported program stays in the mode of its export."""
     return model if "_guards_fn" in model._modules else model.eval()  # there, `eval` raises an error
