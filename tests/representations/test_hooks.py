@@ -324,6 +324,8 @@ GRAPHS = {
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_the_output_of_a_compiled_or_flattened_model_is_recorded_and_compared(steps, kind):
+    if kind == "exported" and torch.__version__ < "2.8":
+        pytest.skip("torch below 2.8 can't export a model that calls itself")
     graph, inputs = GRAPHS[kind](steps), torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
     assert nk.layers(graph) == [""]
     assert torch.allclose(nk.activations(graph, data=[inputs])[""], steps(inputs))

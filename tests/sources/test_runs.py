@@ -143,6 +143,7 @@ def test_folders_of_the_hugging_face_trainer_give_whole_models(tmp_path):
     assert type(open_run(tmp_path).at(10)).__name__ == "BertModel"
 
 
+@pytest.mark.skipif(torch.__version__ < "2.8", reason="torch below 2.8 makes other programs")
 def test_exported_programs_need_no_network(tmp_path):
     for step in (1, 2):
         program = torch.export.export(net(), (torch.ones(4, 2),), dynamic_shapes=[{0: torch.export.Dim("n")}])

@@ -198,6 +198,7 @@ def test_it_pickles_copies_and_loads_its_state(small, images):
     assert torch.equal(blank(images), small(images))
 
 
+@pytest.mark.skipif(torch.__version__ < "2.8", reason="torch below 2.8 can't export a model that reads `get_submodule`")
 def test_it_can_be_exported(small, images):
     exported = torch.export.export(small, (images,)).module()
     torch.testing.assert_close(exported(images), small(images))

@@ -8,9 +8,8 @@ from torch import nn
 
 import netkin as nk
 from netkin import files
-from netkin.errors import FileError, InvalidValue, SourceError
+from netkin.errors import FileError, InvalidValue
 from netkin.sources.architectures import digits
-from netkin.sources.weights import load_weights
 
 
 @pytest.fixture(scope="module")
@@ -161,12 +160,6 @@ def test_a_damaged_file_of_a_compressed_model_is_refused(small, tmp_path):
     (tmp_path / "small.netkin").write_bytes(contents)
     with pytest.raises(FileError, match="is damaged"):
         nk.load_model(f"netkin:digits@{tmp_path / 'small.netkin'}")
-
-
-def test_a_compressed_model_among_the_weights_of_a_run_is_refused_by_what_it_is(small, tmp_path):
-    nk.save_compressed(small, tmp_path / "step_1.pt")
-    with pytest.raises(SourceError, match=r"step_1.pt' is a compressed model, not weights; .* as BUILDER@FILE"):
-        load_weights(digits(), tmp_path / "step_1.pt")
 
 
 def test_a_compressed_model_notes_test_examples_that_are_among_the_data(tmp_path):
