@@ -177,12 +177,9 @@ def _is_in_sequence(model: nn.Module, layer: str) -> bool:
     if layer not in known:
         return False
     above = [known[name] for name in _names_above(layer)]
+    are_hooked = any(module._forward_hooks or module._forward_pre_hooks for module in above)
     once = sum(module is known[layer] for module in known.values()) == 1
-    return once and all(type(module).forward is nn.Sequential.forward and not _is_hooked(module) for module in above)
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return once and not are_hooked and all(type(module).forward is nn.Sequential.forward for module in above)
 
 
 def _names_above(layer: str) -> list[str]:
@@ -268,10 +265,10 @@ def reaches_around(model: nn.Module, layer: str, output: Tensor, batch: Any, for
     return not _same(first, second, tolerance=0.0)
 
 
-def agrees(found: Tail, output: Tensor, batch: Any, whole: Any) -> bool:
+def agrees(tail: Tail, output: Tensor, batch: Any, whole: Any) -> bool:
     """Return whether a tail, given the layer's own output, gives `whole`, as the whole model does."""
     try:
-        answers = found(output.clone(), batch)
+        answers = tail(output.clone(), batch)
     except (RuntimeError, ValueError, IndexError):  # the layer has another number of examples than the model's input
         return False
     return _same(answers, whole, tolerance=1e-4)
@@ -319,10 +316,10 @@ def _traced(model: nn.Module, tracer: fx.Tracer) -> fx.Graph:
 
 def _call(graph: fx.Graph, model: nn.Module, module: nn.Module, call: int) -> fx.Node:
     known = dict(model.named_modules(remove_duplicate=False))
-    found = [n for n in graph.nodes if n.op == "call_module" and known[str(n.target)] is module]
-    if len(found) < call:
+    nodes = [node for node in graph.nodes if node.op == "call_module" and known[str(node.target)] is module]
+    if len(nodes) < call:
         raise _Uncut("the layer is not called as a module")
-    return found[call - 1]
+    return nodes[call - 1]
 
 
 def _begin_at(graph: fx.Graph, layer: fx.Node) -> None:

@@ -34,7 +34,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
-from netkin.errors import ForwardError, InvalidValue, UnknownName, did_you_mean
+from netkin.errors import InvalidValue, UnknownName, did_you_mean
 from netkin.identity.weight_hash import LAZY, without_wrappers
 from netkin.sources.names import by_name
 
@@ -56,10 +56,10 @@ def layers(model: nn.Module) -> list[str]:
     """
     known = modules(model)
     root = known[""]
-    found = _distinct(known, _default(root, "")) if _encloses(root) else []
-    if len(found) < 2:
-        found = _distinct(known, (name for key, child in children(root).items() for name in _runnable(child, key)))
-    return found or [""]
+    names = _distinct(known, _default(root, "")) if _encloses(root) else []
+    if len(names) < 2:
+        names = _distinct(known, (name for key, child in children(root).items() for name in _runnable(child, key)))
+    return names or [""]
 
 
 def stages(model: nn.Module) -> dict[str, list[str]]:
@@ -71,17 +71,17 @@ def stages(model: nn.Module) -> dict[str, list[str]]:
         >>> stages(nn.ModuleDict({"stem": nn.Linear(2, 2), "body": nn.Sequential(nn.ReLU(), nn.ReLU())}))
         {'body': ['body.0', 'body.1']}
     """
-    known, found = modules(model), dict[str, list[str]]()
+    known, by_container = modules(model), dict[str, list[str]]()
     for name in layers(model):
         above = name.split(".")
         inside = [".".join(above[:end]) for end in range(len(above)) if _is_container(known[".".join(above[:end])])]
         if inside:
-            found.setdefault(inside[-1], []).append(name)
-    if found:
-        return found
+            by_container.setdefault(inside[-1], []).append(name)
+    if by_container:
+        return by_container
     learnt = [name for name in layers(model) if name and next(known[name].parameters(), None) is not None]
     if len(learnt) == 1 and children(known[learnt[0]]):
-        return {"": [_joined(learnt[0], one) for inside in stages(known[learnt[0]]).values() for one in inside]}
+        return {"": [_joined(learnt[0], name) for names in stages(known[learnt[0]]).values() for name in names]}
     return {"": layers(model)}
 
 
@@ -98,8 +98,8 @@ def choose(model: nn.Module, spec: Spec = None) -> list[str]:
         return layers(model)
     known = modules(model)
     wanted = [spec] if isinstance(spec, (str, type)) else _listed(spec)
-    chosen = list(dict.fromkeys(name for one in wanted for name in _matching(known, one)))
-    if not all(isinstance(one, str) and split_call(one)[0] in known for one in wanted):
+    chosen = list(dict.fromkeys(name for pattern in wanted for name in _matching(known, pattern)))
+    if not all(isinstance(pattern, str) and split_call(pattern)[0] in known for pattern in wanted):
         order = {name: place for place, name in enumerate(known)}
         chosen.sort(key=lambda name: (order[split_call(name)[0]], split_call(name)[1] or 0))
     return [name for name in chosen if split_call(name)[1] is None or split_call(name)[0] not in chosen]
@@ -113,10 +113,12 @@ def modules(model: nn.Module) -> dict[str, nn.Module]:
 def children(module: nn.Module) -> dict[str, nn.Module]:
     """Return the direct children of `module` by name, each without its wrappers; what runs as a whole has none."""
     inside = {} if _runs_whole(module) else module._modules
-    own = {name: child for name, child in inside.items() if child is not None}
-    if is_parametrized(module):  # what computes a weight, as a mask, is no layer
-        del own["parametrizations"]
-    return {name: unwrapped(child) for name, child in own.items()}
+    is_masked = is_parametrized(module)  # what computes a weight, as a mask, is no layer
+    return {
+        name: unwrapped(child)
+        for name, child in inside.items()
+        if child is not None and not (is_masked and name == "parametrizations")
+    }
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -125,7 +127,7 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     A parametrized weight has them, as under ``parametrizations.weight.original``.
     """
     inside, named = children(module), module.named_parameters(remove_duplicate=False)
-    return {name: one for name, one in named if name.partition(".")[0] not in inside}
+    return {name: parameter for name, parameter in named if name.partition(".")[0] not in inside}
 
 
 def _runs_whole(module: nn.Module) -> str:
@@ -172,27 +174,12 @@ def refuse_lazy(*models: nn.Module) -> None:
 def refuse_uncopyable(model: nn.Module) -> None:
     """Refuse a model of which work needs a copy with weights: a lazy one, or one of an exported program."""
     refuse_lazy(model)
-    kinds = {kind.__name__ for one in model.modules() for kind in type(one).__mro__}
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     if "InterpreterModule" in kinds:  # a class of torch that takes long to import
         raise InvalidValue(
             "torch can't copy a network that was made of an exported program, so it can't be trained or decomposed "
             "here; give the model that was exported."
         )
-
-
-def fixed_size_refusal(model: nn.Module, fault: Exception, inputs: Any) -> ForwardError | None:
-    """Return the refusal of inputs whose sizes are not those with which a program was exported; None for other faults.
-
-    `fault` is what the program raised.
-    """
-    if not str(fault).startswith(("Guard failed", "Expected input at")):
-        return None
-    got = f", not of shape {tuple(inputs.shape)}" if isinstance(inputs, torch.Tensor) else ""
-    said = str(fault).splitlines()[0].split(". ")[0]
-    return ForwardError(
-        f"{type(model).__name__} was exported for inputs of fixed sizes{got} ({said}). Export it with `dynamic_shapes` "
-        "for the axis of the examples, or give batches that all have that size."
-    )
 
 
 def split_call(name: str) -> tuple[str, int | None]:
@@ -267,33 +254,33 @@ def _listed(spec: Any) -> list[Any]:
     return wanted
 
 
-def _matching(known: dict[str, nn.Module], one: Any) -> list[str]:
-    if not isinstance(one, (str, type)):
+def _matching(known: dict[str, nn.Module], pattern: Any) -> list[str]:
+    if not isinstance(pattern, (str, type)):
         raise InvalidValue(
-            f"a layer is chosen by name, glob or module type; got {type(one).__name__}. Data go after `data=`."
+            f"a layer is chosen by name, glob or module type; got {type(pattern).__name__}. Data go after `data=`."
         )
-    if isinstance(one, str) and split_call(one)[0] in known:
-        return [one]
+    if isinstance(pattern, str) and split_call(pattern)[0] in known:
+        return [pattern]
     names = _distinct(known, [name for name in known if name or len(known) == 1])
-    if isinstance(one, type):
-        return _of_type(known, names, one)
+    if isinstance(pattern, type):
+        return _of_type(known, names, pattern)
     # the name of a type, for those who can't pass the type itself: the command line
-    of_type = [name for name in names if _type_name(known[name]) == one.rpartition(".")[2]]
+    of_type = [name for name in names if _type_name(known[name]) == pattern.rpartition(".")[2]]
     if not of_type and _runs_whole(known[""]):
         raise UnknownName(
-            f"no layer named {one!r}: {_runs_whole(known[''])} runs as a whole, and only its own output, '', can be "
-            "recorded; pass the model it was made from, or `torch.export.unflatten(torch.export.export(model, ...))`."
+            f"no layer named {pattern!r}: {_runs_whole(known[''])} runs as a whole, and only its own output, '', can "
+            "be recorded; pass the model it was made of, or `torch.export.unflatten(torch.export.export(model, ...))`."
         )
-    return of_type or _globbed(known, names, one)
+    return of_type or _globbed(known, names, pattern)
 
 
 def _globbed(known: dict[str, nn.Module], names: list[str], glob: str) -> list[str]:
     stem, call = split_call(glob)
-    found = matching_names(names, stem)
-    if not found:
+    matching = matching_names(names, stem)
+    if not matching:
         raise UnknownName(f"no layer named {glob!r}{hint_for(names, stem)}", argument="layers")
-    found = [name for name in found if _source(known, name) not in found]
-    return [name if call is None else f"{name}#{call}" for name in found]
+    matching = [name for name in matching if _source(known, name) not in matching]
+    return [name if call is None else f"{name}#{call}" for name in matching]
 
 
 def matching_names(names: Iterable[str], glob: str) -> list[str]:
@@ -315,19 +302,19 @@ def hint_for(names: list[str], glob: str) -> str:
     """Return how a refusal of a glob goes on: what comes close, and where all names are."""
     deeper = [name for name in names if fnmatchcase(name, glob)] if "**" not in glob else []
     if deeper:
-        every = re.sub(r"\*+", "**", glob)
-        return f" at that level; {every!r}, which crosses dots, matches {len(deeper)}, such as {deeper[0]!r}."
+        crossing = re.sub(r"\*+", "**", glob)
+        return f" at that level; {crossing!r}, which crosses dots, matches {len(deeper)}, such as {deeper[0]!r}."
     return f"{did_you_mean(glob, names) or ';'} `nk.layers(model)` lists them."
 
 
 def _source(known: dict[str, nn.Module], name: str) -> str | None:
     """Return the layer whose output a plain `nn.Sequential` passes on, or a part of one that computes nothing."""
-    module, (above, _, own) = known[name], name.rpartition(".")
+    module, (above, _, key) = known[name], name.rpartition(".")
     if _is_chain(module):
-        return next((_source(known, one) or one for one in _working(module, name)), None)
+        return next((_source(known, part) or part for part in _working(module, name)), None)
     if isinstance(module, IDLE) and _is_chain(known[above]):
-        before = list(children(known[above])).index(own)
-        return next((_source(known, one) or one for one in _working(known[above], above, before)), None)
+        before = list(children(known[above])).index(key)
+        return next((_source(known, part) or part for part in _working(known[above], above, before)), None)
     return None
 
 
@@ -368,13 +355,13 @@ def _working(chain: nn.Module, name: str, stop: int | None = None) -> list[str]:
 
 
 def _of_type(known: dict[str, nn.Module], names: list[str], kind: type) -> list[str]:
-    found = [name for name in names if isinstance(known[name], kind)]
-    if not found:
+    names = [name for name in names if isinstance(known[name], kind)]
+    if not names:
         raise UnknownName(
             f"no layer of type {kind.__name__!r}; the model has {', '.join(_types(known))}. "
             "`nk.layers(model)` lists the default layers."
         )
-    return found
+    return names
 
 
 def _types(known: dict[str, nn.Module]) -> list[str]:

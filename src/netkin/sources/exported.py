@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from netkin.errors import ForwardError, SourceError
+from netkin.errors import SourceError
 from netkin.sources.names import Refused, content, reading
 
 
@@ -58,7 +58,6 @@ def load_exported(path: Path) -> nn.Module:
         ) from error
     finally:
         logger.setLevel(level)
-    _explain_fixed_batches(model, program, path)
     _give_types_back(model)
     return model
 
@@ -74,23 +73,6 @@ def _give_types_back(model: nn.Module) -> None:
         elif isinstance(name, str) and module is not model:
             bases = (kind, nn.Sequential) if name == "torch.nn.modules.container.Sequential" else (kind,)
             module.__class__ = kinds.setdefault(name, type(name.rpartition(".")[2], bases, {}))
-
-
-def _explain_fixed_batches(model: nn.Module, program: Any, path: Path) -> None:
-    sizes = [node.meta["val"].shape for node in program.graph.nodes if node.name in program.graph_signature.user_inputs]
-    first = next((shape[0] for shape in sizes if len(shape)), None)
-    if not isinstance(first, int):
-        return
-
-    def check(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        inputs = [value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor) and value.ndim]
-        if inputs and len(inputs[0]) != first:
-            raise ForwardError(
-                f"{str(path)!r} was exported for batches of exactly {first} and met one of {len(inputs[0])}; export it "
-                f"with a dynamic first dimension (`dynamic_shapes=`), or give it batches of {first}, all of them full."
-            )
-
-    model.register_forward_pre_hook(check, with_kwargs=True)
 
 
 _WORD = re.compile(r"[\w.@-]*")
@@ -130,7 +112,7 @@ def _copied(entries: dict[str, bytes]) -> io.BytesIO:
     if "models/model.json" not in entries:
         raise Refused(f"{'an older layout' if 'serialized_exported_program.json' in entries else 'no program'}")
     copies = {name: entries[name] for name in _MARKS if name in entries}
-    copies["models/model.json"] = json.dumps(clean_program(json.loads(entries["models/model.json"]))).encode()
+    copies["models/model.json"] = json.dumps(cleaned(json.loads(entries["models/model.json"]))).encode()
     for kind in ("weights", "constants"):
         copies |= _tensors(entries, kind)
     copies["data/sample_inputs/model.pt"] = b""
@@ -155,15 +137,11 @@ def _tensors(entries: dict[str, bytes], kind: str) -> dict[str, bytes]:
             # torch would make zeros of any size that is written there
             raise Refused("a tensor without its numbers")
     files = {f"data/{kind}/{meta['path_name']}" for meta in config["config"].values()}
-    return {table: json.dumps(_clean("", config)).encode()} | {name: entries[name] for name in sorted(files)}
+    return {table: json.dumps(cleaned(config)).encode()} | {name: entries[name] for name in sorted(files)}
 
 
-def clean_program(program: Any) -> Any:
-    """Return the JSON of a program with every part of it examined, and without what it does not need."""
-    return _clean("", program)
-
-
-def _clean(key: str, value: Any) -> Any:
+def cleaned(value: Any, key: str = "") -> Any:
+    """Return a part of a program's JSON, which stands under `key`, examined and without what it does not need."""
     if key in _REFUSED_ARGUMENTS:
         raise Refused(_REFUSED_ARGUMENTS[key])
     if key == "metadata":
@@ -171,9 +149,9 @@ def _clean(key: str, value: Any) -> Any:
     if key == "guards_code":
         return []
     if isinstance(value, dict):
-        return {_word(inner): _clean(inner, part) for inner, part in value.items()}
+        return {_word(inner): cleaned(part, inner) for inner, part in value.items()}
     if isinstance(value, list):
-        return [_clean(key, part) for part in value]
+        return [cleaned(part, key) for part in value]
     return _CHECKS.get(key, _word)(value) if isinstance(value, str) else value
 
 
