@@ -50,7 +50,7 @@ from netkin.identity import COMPARE, described_call, forms_by_name, function_dig
 from netkin.jobs import Computed, Job, Part
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import refuse_uncopyable, unwrapped
-from netkin.results.comparison import adjusted_rand, user_clusters
+from netkin.results.distances import adjusted_rand, user_clusters
 from netkin.results.federation import Federation, RoundRecord
 from netkin.results.records import as_record, plain_fields
 from netkin.settings import without_vmap_warnings
