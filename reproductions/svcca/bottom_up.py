@@ -143,10 +143,22 @@ def _settled(lab: Lab, run: Run, state: State) -> dict[str, Tensor]:
     return {name: value.cpu() for name, value in lab.settled(model).state_dict().items()}
 
 
+def mean_over_time(series: nk.Series) -> dict[str, float]:
+    """Return each layer's mean value against its own final state over the run, by the trapezium rule.
+
+    A layer that settles early has a high mean similarity, whatever threshold one would choose. A layer with a missing
+    value has none and is left out.
+    """
+    steps, values = np.array(series.steps, dtype=float), series.own()
+    gaps = np.diff(steps)[:, None]
+    means = ((values[1:] + values[:-1]) / 2 * gaps).sum(0) / gaps.sum() if len(steps) > 1 else values[0]
+    return {layer: float(mean) for layer, mean in zip(series.layers, means, strict=True) if np.isfinite(mean)}
+
+
 def order(series: nk.Series, threshold: float | None, layers: Sequence[str]) -> float:
     """Return τ of depth and the step of reaching `threshold`, or of depth and the mean distance over time."""
     if threshold is None:
-        means = series.mean_over_time()
+        means = mean_over_time(series)
         return kendall([-means.get(layer, 0.0) for layer in layers])  # a layer that was ever constant comes last
     reached = series.reached(threshold)
     return kendall([series.final_step if reached[layer] is None else reached[layer] or 0 for layer in layers])
@@ -230,7 +242,7 @@ def followed_text(lab: Lab, task: Task) -> nk.Series:
 
 
 def _of_text(runs: Sequence[nk.Series], layers: Sequence[str]) -> dict[str, Measured]:
-    means = [series.mean_over_time() for series in runs]
+    means = [mean_over_time(series) for series in runs]
     measured: dict[str, Any] = {TAU: Measured.over(order(one, MARK, layers) for one in runs)}
     measured["τ of depth and the mean over time"] = Measured.over(order(one, None, layers) for one in runs)
     return measured | {

@@ -129,13 +129,15 @@ def _likeness(name: str, other: str) -> float:
     return difflib.SequenceMatcher(None, other, name).ratio()
 
 
-def require_listed(what: str, name: Any, known: Iterable[str], argument: str = "") -> None:
+def require_listed(what: str, name: Any, known: Iterable[Any], argument: str = "") -> None:
     """Refuse a name that is none of those known, such as that of an optimizer, by the argument `what` or another."""
     names = list(known)
     if name not in names:
-        hint = did_you_mean(str(name), names) or "."
+        hint = did_you_mean(str(name), map(str, names)) or "."
         raise UnknownName(
-            f"no {what} named {name!r}{hint} There are {', '.join(names)}.", argument=argument or what, value=name
+            f"no {what} named {name!r}{hint} There are {', '.join(map(str, names))}.",
+            argument=argument or what,
+            value=name,
         )
 
 

@@ -99,7 +99,7 @@ WRONG = [
     ("nk_own:number --data nk_own:rows", "must return a torch.nn.Module"),
     ("nk_own:net@gone.pt --data nk_own:rows", "found no weights file 'gone.pt'"),
     ("nk_own:net@other.pt --data nk_own:rows", "'other.pt'"),
-    ("nk_own:net@cut.safetensors --data nk_own:rows", "is damaged or not a safetensors file"),
+    ("nk_own:net@cut.safetensors --data nk_own:rows", "is damaged or no safetensors file"),
     ("nk_own:net --data nk_own:rowz", "did you mean 'rows'?"),
     ("nk_own:net --data nk_own:number", "must return an iterable of batches"),
     ("nk_own:net --data npz:gone.npz", "gone.npz"),

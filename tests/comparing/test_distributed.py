@@ -254,9 +254,7 @@ def test_a_part_that_is_withdrawn_over_a_fault_is_not_waited_for():
 
 def feed_of(*data, examples=None, part=(1, 2)):
     """Return the feed of some models with a loader each, on one process of several."""
-    runners = [
-        ModelSide(name, nn.Identity(), None, None, None, None, None) for name, _ in zip("ab", data, strict=False)
-    ]
+    runners = [ModelSide(name, nk.ModelInput(nn.Identity())) for name, _ in zip("ab", data, strict=False)]
     for runner, own in zip(runners, data, strict=True):
         runner.data = own
     return Feed(runners, None, examples, part, shared=True)

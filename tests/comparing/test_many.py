@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
-from netkin.comparing import many_models
+from netkin.comparing import sides
 from netkin.comparing.feed import HeldExamples
 from netkin.comparing.many_models import ManyPlan, ModelBlock, blocks_of
 from netkin.comparing.pairs_job import PairsJob
@@ -179,14 +179,14 @@ def test_models_given_by_name_are_forgotten_when_no_pass_needs_them(tmp_path, mo
         models[f"seed {seed}"] = f"netkin:digits@{tmp_path / f'{seed}.pt'}"
     data, options = nk.load_data("digits:test"), {"layers": ["fc"], "progress": False, "examples": 60}
     whole = nk.compare_many(models, data, "cka", **options)
-    alive, most, load = weakref.WeakSet(), [], many_models.load_model
+    alive, most, load = weakref.WeakSet(), [], sides.load_model
 
     def counted(*given, **how):
         alive.add(model := load(*given, **how))
         most.append(len(alive))
         return model
 
-    monkeypatch.setattr(many_models, "load_model", counted)
+    monkeypatch.setattr(sides, "load_model", counted)
     two = nk.explain_many(list(models.values())[:2], data, "cka", **options).way
     few = two.statistics + two.models
     told = nk.explain_many(models, data, "cka", memory=few, **options)
@@ -387,3 +387,14 @@ def test_options_of_each_model_hold_in_every_pass(nets, inputs):
     assert len(plan.way.blocks) == 3
     for pair, comparison in whole.items():
         np.testing.assert_allclose(few[pair]["cka"].values, comparison["cka"].values, atol=1e-6)
+
+
+def test_what_one_model_is_given_alone_belongs_to_a_job(tmp_path, inputs):
+    first, second = (nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)) for _ in range(2))
+    options = {"save": tmp_path / "many.netkin", "progress": False}
+    many = nk.compare_many({"a": nk.ModelInput(first, layers="0"), "b": second}, inputs, **options)
+    assert (many["a", "b"].layers_a, many["a", "b"].layers_b) == (("0",), ("0", "1", "2"))
+    with pytest.raises(FileError, match="layers of 'a'|differs in layers"):
+        nk.compare_many({"a": nk.ModelInput(first, layers="2"), "b": second}, inputs, **options)
+    with pytest.raises(FileError, match="differs in"):
+        nk.compare_many({"a": nk.ModelInput(first, layers="0", shape="flatten"), "b": second}, inputs, **options)

@@ -1,6 +1,7 @@
 """The claims about learning dynamics, on toys: what they measure is what they say."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -183,3 +184,12 @@ def test_without_the_text_the_claim_is_refused(monkeypatch):
     monkeypatch.delenv("NETKIN_DATA", raising=False)
     with pytest.raises(SourceError, match="this claim reads tiny Shakespeare"):
         bottom_up.recurrent(Lab("cpu"))
+
+
+def test_the_mean_over_time_weighs_steps_by_their_distance():
+    values = np.array([[0.0, 0.2, np.nan], [0.5, 0.2, 1.0], [1.0, 1.0, 1.0]])
+    series = SimpleNamespace(steps=(0, 10, 40), layers=("conv1", "conv2", "head"), own=lambda: values)
+    expected = {"conv1": pytest.approx((2.5 + 22.5) / 40), "conv2": pytest.approx((2 + 18) / 40)}
+    assert bottom_up.mean_over_time(series) == expected
+    alone = SimpleNamespace(steps=(400,), layers=("conv1",), own=lambda: values[-1:, :1])
+    assert bottom_up.mean_over_time(alone) == {"conv1": 1}

@@ -6,7 +6,6 @@ import pytest
 
 from netkin.applications.stitching.evaluating import SCORES
 from netkin.applications.transfer.scores import SCORES as TRANSFER
-from netkin.errors import InvalidValue
 from netkin.measures import measures
 from netkin.measures.registry import find
 from netkin.results import Quantity
@@ -35,9 +34,3 @@ def test_a_quantity_is_frozen_hashed_and_copied():
     assert len({one, ACCURACY}) == 2
     with pytest.raises(TypeError):
         one.parameters["variance"] = 0.5
-
-
-def test_another_kind_is_refused():
-    with pytest.raises(InvalidValue) as refusal:
-        Quantity(id="x", kind="likeness")
-    assert (refusal.value.argument, refusal.value.value) == ("kind", "likeness")

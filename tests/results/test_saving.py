@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import netkin.files as files
-from netkin.errors import FileError, InvalidValue
+from netkin.errors import FileError
 from netkin.results import Comparison, Comparisons, document, load
 from table_worlds import as_caveats
 
@@ -189,5 +189,3 @@ def test_a_table_says_what_its_numbers_are(made, tmp_path):
     made.comparison(angles).save(tmp_path / "ab")
     assert load(tmp_path / "ab").table() == angles
     assert angles.facts()["unit"] == "radians"
-    with pytest.raises(InvalidValue, match="a quantity is of kind 'similarity', 'distance', 'worth'; got 'likeness'"):
-        made.table(kind="likeness")

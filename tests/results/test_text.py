@@ -55,24 +55,13 @@ def test_many_long_names_fit_the_terminal(made, width):
     assert "columns have the numbers of the rows" in text
 
 
-def test_numbered_columns_are_all_listed_once(made, width):
+def test_numbered_columns_that_are_shown_are_listed_once(made, width):
     columns = tuple(f"block{i}.conv" for i in range(30))
     text = str(made.table(rows=LONG, columns=columns, values=np.arange(720).reshape(24, 30) / 720))
     listed = " ".join(text[text.index("columns: ") :].split())
-    assert listed == "columns: " + ", ".join(f"{i} {name}" for i, name in enumerate(columns, start=1))
+    assert listed.startswith("columns: 1 block0.conv, 2 block1.conv, ")
+    assert ", 30 block29.conv " in listed
     assert max(map(len, text.splitlines())) <= width
-
-
-def test_numbered_blocks_hold_every_number_in_its_place(made, width):
-    values = np.arange(24 * 30).reshape(24, 30) / 100
-    lines = str(made.table(rows=LONG, columns=tuple(map(str, range(30))), values=values, bounds=(0, 9))).splitlines()
-    heads = [i for i, line in enumerate(lines) if line.replace(" ", "").isdigit()]
-    seen = {}
-    for head in heads:
-        for row, line in enumerate(lines[head + 1 : head + 25]):
-            entries = line.split()[-len(lines[head].split()) :]
-            seen |= {(row, int(column) - 1): float(e) for column, e in zip(lines[head].split(), entries, strict=True)}
-    assert seen == {(i, j): pytest.approx(values[i, j]) for i in range(24) for j in range(30)}
 
 
 def test_rows_that_had_to_be_cut_are_listed_in_full(made, width):
@@ -252,8 +241,7 @@ def test_a_comparison_without_layers_says_so(made, wide):
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_in_a_terminal_a_wide_table_shows_its_ends_and_how_to_see_all(monkeypatch, same):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+def test_a_wide_table_shows_its_ends_and_how_to_see_all(same):
     rows, columns = [f"a{i}" for i in range(30)], [f"{'a' if same else 'b'}{i}" for i in range(30)]
     entries = [[f"{i}.{j:02}" for j in range(30)] for i in range(30)]
     head, *lines = "\n".join(grid(rows, columns, entries, 60)).splitlines()
@@ -264,4 +252,4 @@ def test_in_a_terminal_a_wide_table_shows_its_ends_and_how_to_see_all(monkeypatc
     told = " ".join(" ".join(lines[30:]).split())
     named = "columns have the numbers of the rows" if same else ", ".join(f"{j + 1} b{j}" for j in kept)
     assert named in told
-    assert f"{len(kept)} of 30 columns are shown; `| less` behind the command, --json, --report or, in Python" in told
+    assert f"{len(kept)} of 30 columns are shown; --json, --report or, in Python" in told

@@ -2,12 +2,9 @@ import sys
 
 import numpy as np
 import pytest
-from torch import nn
 
-import netkin
-from netkin.errors import InvalidValue, MissingExtra, SourceError
+from netkin.errors import MissingExtra, SourceError
 from netkin.sources import load_data
-from table_worlds import sentences
 
 pillow = pytest.importorskip("PIL.Image", reason="image files need Pillow: pip install 'netkin[images]'")
 
@@ -56,7 +53,7 @@ def test_a_picture_of_too_many_pixels_is_refused(tmp_path, monkeypatch):
     write(tmp_path / "a.png", 20, 20)
     for limit in (300, 100):  # Pillow warns above its limit and raises above twice its limit
         monkeypatch.setattr(pillow, "MAX_IMAGE_PIXELS", limit)
-        with pytest.raises(SourceError, match="has too many pixels to be opened safely: .*decompression bomb"):
+        with pytest.raises(SourceError, match="could be decompression bomb"):
             load_data(f"images:{tmp_path}")
 
 
@@ -99,95 +96,14 @@ def test_without_pillow_the_extra_is_named(tmp_path, monkeypatch):
         load_data(f"images:{tmp_path}")
 
 
-# images finer than bytes, and broken ones
-
-
-def save_grey(path, values, dtype):
-    pillow.fromarray(np.array(values, dtype)).save(path)
-
-
-@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
-def test_grey_images_of_16_bits_keep_their_values(tmp_path, name):
-    save_grey(tmp_path / name, [[0, 30000], [257, 65535]], np.uint16)
-    (images,) = load_data(f"images:{tmp_path}")
-    expected = np.array([[0, 30000], [257, 65535]]) / 65535
-    assert images.shape == (1, 3, 2, 2)
-    assert np.allclose(images.numpy(), expected, atol=1e-6)
+@pytest.mark.parametrize("name, dtype", [("a.png", np.uint16), ("a.pgm", np.uint16), ("a.tif", np.float32)])
+def test_grey_images_finer_than_bytes_are_refused(tmp_path, name, dtype):
+    pillow.fromarray(np.zeros((2, 2), dtype)).save(tmp_path / name)
+    with pytest.raises(SourceError, match=r"holds numbers finer than bytes \(mode .*; save it with 8 bits, or give"):
+        load_data(f"images:{tmp_path}")
 
 
 def test_of_colours_of_16_bits_the_upper_eight_are_read(tmp_path):
     colours = np.array([[[0x1234, 0x5678, 0xFFFF]]], ">u2")
     (tmp_path / "a.ppm").write_bytes(b"P6 1 1 65535\n" + colours.tobytes())
     assert load_data(f"images:{tmp_path}").stored.flatten().tolist() == [0x12, 0x56, 0xFF]
-
-
-def test_float_images_from_0_to_1_keep_their_values_and_others_are_refused(tmp_path):
-    save_grey(tmp_path / "a.tif", [[0, 0.25], [0.5, 1]], np.float32)
-    (images,) = load_data(f"images:{tmp_path}")
-    assert np.allclose(images.numpy(), [[0, 0.25], [0.5, 1]], atol=1e-6)
-    save_grey(tmp_path / "a.tif", [[0, 0.25], [0.5, 700]], np.float32)
-    with pytest.raises(SourceError, match=r"a\.tif' holds numbers from 0 to 700; .* from 0 for black to 1 for white"):
-        load_data(f"images:{tmp_path}")
-    save_grey(tmp_path / "a.tif", [[0, np.nan]], np.float32)
-    with pytest.raises(SourceError, match="holds numbers from nan to nan"):
-        load_data(f"images:{tmp_path}")
-
-
-def test_whole_numbers_of_32_bits_are_refused(tmp_path):
-    save_grey(tmp_path / "a.tif", [[0, 100_000]], np.int32)
-    with pytest.raises(SourceError, match="holds whole numbers of 32 bits, whose white is unknown; save it with 16"):
-        load_data(f"images:{tmp_path}")
-
-
-def test_fine_and_plain_images_of_a_folder_are_on_one_scale(tmp_path):
-    write(tmp_path / "a.png", 2, 2, value=255, mode="L")
-    save_grey(tmp_path / "b.png", [[65535, 13107], [0, 0]], np.uint16)
-    (images,) = load_data(f"images:{tmp_path}")
-    assert images[0].unique().tolist() == [1]
-    assert np.allclose(images[1, 0].numpy(), [[1, 0.2], [0, 0]], atol=1e-6)
-
-
-def test_fine_images_are_resized_as_others_are(tmp_path):
-    save_grey(tmp_path / "a.png", np.full((6, 6), 30000), np.uint16)
-    (images,) = load_data(f"images,size=3:{tmp_path}")
-    assert images.shape == (1, 3, 3, 3)
-    assert np.allclose(images.numpy(), 30000 / 65535, atol=1e-6)
-
-
-def test_edges_of_fine_images_stay_in_range_when_they_are_resized(tmp_path):
-    save_grey(tmp_path / "a.png", np.kron([[0, 1], [1, 0]], np.full((6, 6), 65535)), np.uint16)
-    (images,) = load_data(f"images,size=7:{tmp_path}")
-    assert (images.min(), images.max()) == (0, 1)
-
-
-def test_broken_images_are_skipped_on_request_counted_and_named(tmp_path):
-    for name, value in (("cat/1.png", 1), ("cat/2.png", 2), ("dog/3.png", 3)):
-        write(tmp_path / name, value=value)
-    (tmp_path / "cat/1.png").write_bytes(b"no image")
-    (tmp_path / "dog/0.jpg").write_bytes(b"")
-    advice = rf"1\.png' is damaged or no image of a kind that is read here\. `images,broken=skip:{tmp_path}` leaves"
-    with pytest.raises(SourceError, match=advice):
-        load_data(f"images:{tmp_path}")
-    data = load_data(f"images,broken=skip:{tmp_path}")
-    assert data.stored[:, 0, 0, 0].tolist() == [2, 3]
-    assert data.labels.tolist() == [0, 1]
-    (remark,) = data.remarks
-    assert remark == (f"2 of 4 images were left out as broken: {tmp_path / 'cat/1.png'}, {tmp_path / 'dog/0.jpg'}.")
-    assert "broken=skip" in data.name
-
-
-def test_what_was_skipped_is_among_the_warnings_of_a_comparison(tmp_path):
-    for name in "abcdefgh":
-        write(tmp_path / f"{name}.png", value=ord(name))
-    (tmp_path / "a.png").write_bytes(b"no image")
-    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU())
-    comparison = netkin.compare(model, data=load_data(f"images,broken=skip:{tmp_path}"))
-    assert any("1 of 8 images were left out as broken: " in warning for warning in sentences(comparison))
-
-
-def test_a_folder_of_broken_images_alone_is_refused_and_so_is_another_word_than_skip(tmp_path):
-    (tmp_path / "a.png").write_bytes(b"no image")
-    with pytest.raises(SourceError, match="none of the 1 images in .* could be read: .*a.png' is damaged"):
-        load_data(f"images,broken=skip:{tmp_path}")
-    with pytest.raises(InvalidValue, match="`broken` must be 'refuse' or 'skip'; got 'yes'"):
-        load_data(f"images,broken=yes:{tmp_path}")

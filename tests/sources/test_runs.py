@@ -249,7 +249,7 @@ def test_a_change_of_architecture_within_the_run_is_named(folder):
 def test_a_damaged_file_is_named(folder):
     place = folder("step_1.pt", "step_2.pt")
     (place / "step_1.pt").write_bytes(b"nothing of the kind")
-    with pytest.raises(SourceError, match="step_1.pt' is damaged or not a weights file"):
+    with pytest.raises(SourceError, match="step_1.pt' is damaged or no weights file"):
         open_run(place, net).at(1)
 
 

@@ -1,5 +1,4 @@
 import pickle
-import re
 import struct
 import warnings
 import zipfile
@@ -11,7 +10,6 @@ from torch import nn
 
 from netkin.errors import SourceError
 from netkin.sources.weights import load_weights, read_state, renamed
-from netkin.training import train
 
 
 @pytest.fixture
@@ -138,7 +136,7 @@ def test_a_hostile_pickle_is_refused_and_nothing_in_it_runs(tmp_path, hostile, w
 
 def test_a_hostile_pickle_is_refused_even_if_the_environment_asks_for_unpickling(tmp_path, hostile, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    with pytest.raises(SourceError, match="holds more than tensors"):
+    with pytest.raises(SourceError, match="holds or asks for more than tensors"):
         read_state(saved({"weight": hostile}, tmp_path / "net.pt"))
 
 
@@ -215,14 +213,8 @@ def test_an_archive_of_two_folders_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_whole_pickled_model_is_refused_with_what_to_save_instead(model, tmp_path):
-    with pytest.raises(SourceError, match=r"holds more than tensors \(\S+\), .* save `model.state_dict\(\)` alone"):
+    with pytest.raises(SourceError, match=r"holds or asks for more than tensors, .* save `model.state_dict\(\)` alone"):
         read_state(saved(model, tmp_path / "net.pt"))
-
-
-def test_a_file_of_netkin_is_called_what_it_is(model, tmp_path):
-    train(model, (torch.ones(4, 3), torch.zeros(4, dtype=torch.long)), steps=1, save=tmp_path / "t.netkin")
-    with pytest.raises(SourceError, match=r"t.netkin' is a file of netkin's and no weights file; save `model.state_d"):
-        read_state(tmp_path / "t.netkin")
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, 0.5, 0.99])
@@ -231,7 +223,7 @@ def test_a_torch_file_cut_short_is_refused(state, tmp_path, kept, zipped):
     torch.save(state, tmp_path / "net.pt", _use_new_zipfile_serialization=zipped)
     content = (tmp_path / "net.pt").read_bytes()
     (tmp_path / "net.pt").write_bytes(content[: int(kept * len(content)) if isinstance(kept, float) else kept])
-    with pytest.raises(SourceError, match="is damaged or not a weights file; save"):
+    with pytest.raises(SourceError, match="is damaged or no weights file.*; save"):
         read_state(tmp_path / "net.pt")
 
 
@@ -241,7 +233,7 @@ def test_a_safetensors_file_cut_short_is_refused(state, tmp_path, kept):
     content = (tmp_path / "net.safetensors").read_bytes()
     kept = int(kept * len(content)) if isinstance(kept, float) else kept
     (tmp_path / "net.safetensors").write_bytes(content[:kept])
-    with pytest.raises(SourceError, match="is damaged or not a safetensors file"):
+    with pytest.raises(SourceError, match="is damaged or no safetensors file"):
         read_state(tmp_path / "net.safetensors")
 
 
@@ -278,25 +270,17 @@ def test_weights_in_an_unknown_wrapper_are_refused_with_where_we_look(state, tmp
 
 
 @pytest.mark.parametrize(
-    "weight, kind, advice",
+    "weight, words",
     [
-        (lambda: torch.full((2, 3), 1 + 2j), "complex", "Choose the builder these weights were trained with"),
-        (lambda: torch.eye(2, 3).to_sparse(), "sparse", "Save sparse tensors as `tensor.to_dense()`"),
-        (lambda: torch.eye(2, 3, device="meta"), "without values", "Save the weights of a model that is not on the"),
-        (
-            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-            "nested",
-            "Save nested tensors as `tensor.to_padded_tensor(0)`",
-        ),
+        (lambda: torch.full((2, 3), 1 + 2j), r"of another shape: 0.weight \(2 × 3 complex in the file, 2 × 3 in the"),
+        (lambda: torch.eye(2, 3).to_sparse(), "is damaged or no file of weights for my:net .*; save `model.state_dict"),
+        (lambda: torch.eye(2, 3, device="meta"), "is damaged or no file of weights for my:net .*; save `model.state_d"),
     ],
 )
-def test_weights_of_another_kind_are_refused(model, state, tmp_path, weight, kind, advice):
+def test_weights_that_can_not_be_copied_are_refused(model, state, tmp_path, weight, words):
     before = model[0].weight.clone()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls nested tensors a prototype
-        saved(dict(state) | {"0.weight": weight()}, tmp_path / "net.pt")
-    words = f"do not fit my:net: 1 of another kind: 0.weight ({kind} in the file, real in the model). {advice}"
-    with pytest.raises(SourceError, match=re.escape(words)):
+    saved(dict(state) | {"0.weight": weight()}, tmp_path / "net.pt")
+    with pytest.raises(SourceError, match=words):
         load_weights(model, tmp_path / "net.pt", name="my:net")
     assert torch.equal(model[0].weight, before)
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from netkin.arrays import exact_products, label_tensor, summing_dtype
 from netkin.comparing.compare import compare_sides
-from netkin.comparing.sides import ModelSide, Reads, Side
+from netkin.comparing.sides import ModelInput, ModelSide, Reads, Side
 from netkin.comparing.spec import Spec as CompareSpec
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import with_call
@@ -251,7 +251,8 @@ def class_sensitivity(
     """
     unwrapped(model)  # refuses what is no module
     logits = Logits(classes, names, class_names(data), layers, forward)
-    rows = ModelSide(name, model, layers, shape, logits.run, transform, device)
+    source = ModelInput(model, layers=layers, shape=shape, forward=logits.run, transform=transform, device=device)
+    rows = ModelSide(name, source)
     spec = CompareSpec(measures=measures, examples=examples, memory=memory, seed=seed)
     with showing(progress):
         comparison = compare_sides(rows, logits, data, spec)

@@ -69,11 +69,11 @@ def call_for_many(
 
 def refuse_unknown_names(options: Mapping[str, Any], specs: Sequence[str]) -> None:
     """Refuse what is misspelt, a measure, a device or a model, before data are loaded, which may take long."""
-    from netkin.comparing.comparer import found_measures
+    from netkin.comparing.comparer import measures_of
     from netkin.sources.models import refuse_unknown_model
 
     if options["measures"]:
-        found_measures(list(options["measures"]))
+        measures_of(list(options["measures"]))
     if options.get("engine") != "ray":  # whose workers may have others
         require_device(options["device"] if options.get("engine") != "distributed" else None)
         for spec in dict.fromkeys(specs):
@@ -118,10 +118,10 @@ def _ray_engine(address: str | None, gpus: float, place: Destination | None) -> 
 
 def read_from_weights(measures: Sequence[str]) -> bool:
     """Return whether some measures need the weights alone, and no data."""
-    from netkin.comparing.comparer import found_measures
+    from netkin.comparing.comparer import measures_of
     from netkin.comparing.plan import weights_alone
 
-    return weights_alone(found_measures(list(measures)))
+    return weights_alone(measures_of(list(measures)))
 
 
 def load_models(specs: Sequence[str]) -> list[nn.Module]:

@@ -100,10 +100,10 @@ class Alignment:
     """The alignment of the layers of the wanted pairs: `layers` by key, averaged ones too, and their `pair_blocks`."""
 
     def __init__(self, layers: Iterable[LayerSize], pair_blocks: Iterable[PairBlock]):
-        given = list(layers)
+        sizes = list(layers)
         # beside layers taken by their frequencies all others count as layers without space
-        spectral = any(layer.spectral for layer in given)
-        self.given: dict[Key, LayerSize] = {layer.key: replace(layer, spectral=spectral) for layer in given}
+        spectral = any(layer.spectral for layer in sizes)
+        self.given: dict[Key, LayerSize] = {layer.key: replace(layer, spectral=spectral) for layer in sizes}
         self.layers: dict[Key, LayerSize] = {}
         self.pair_blocks: list[PairBlock] = []
         self._averaged: dict[Key, tuple[LayerSize, LayerSize]] = {}
@@ -136,7 +136,7 @@ class Alignment:
             return list(self.given.values())
         sides = [(x, y) for left, right in self.pair_blocks for x in left for y in right if {x, y} <= spaces.keys()]
         common = {key for x, y in sides if spaces[x] != spaces[y] for key in (x, y)}
-        return [replace(one, shape=COMMON) if key in common else one for key, one in self.given.items()]
+        return [replace(layer, shape=COMMON) if key in common else layer for key, layer in self.given.items()]
 
     def resized(self, rows: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         """Return the rows as the models gave them, and those of averaged maps."""

@@ -7,17 +7,19 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from netkin import __version__
 from netkin.comparing.alignment import Pairs, size_of_weights
-from netkin.comparing.comparer import Comparer, found_measures
+from netkin.comparing.comparer import Comparer, measures_of
 from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import Feed, data_name
 from netkin.comparing.plan import (
+    Need,
     Plan,
     explained,
     memory_limit,
@@ -26,17 +28,17 @@ from netkin.comparing.plan import (
     weights_alone,
     weights_of,
 )
-from netkin.comparing.sides import ModelInput, ModelSide, Reads, RecordedSide, Side, WeightsSide, function_name
+from netkin.comparing.sides import ModelInput, Reads, RecordedSide, Side, function_name
 from netkin.comparing.spec import (
     Measures,
     Options,
     Run,
     Spec,
-    by_model,
+    functions_by_name,
     layers_by_name,
     split,
     takes_options,
-)  # fmt: skip
+)
 from netkin.comparing.stream import Stream
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import InflatedWarning, InvalidValue, NameClash, outside, refuse_half_characters
@@ -52,7 +54,7 @@ from netkin.representations.shapes import refuse_strange_layers
 from netkin.results import Comparison
 from netkin.settings import loaders_kept
 from netkin.sources.names import by_name
-from netkin.statistics.collector import LayerSize, Study
+from netkin.statistics.collector import Key, LayerSize, Study
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -88,7 +90,7 @@ def compare(
     spec, run = split({**options, "measures": measures})
     engine = named_engine(run.engine)
     with showing(run.progress), engine.working():
-        return engine.compare(call_of(a, b, data, spec, run, engine), found_measures(measures))[0]
+        return engine.compare(call_of(a, b, data, spec, run, engine), measures_of(measures))[0]
 
 
 @by_name(models="a b", data="data")
@@ -115,7 +117,7 @@ def explain(
         (2, 50, 0)
     """
     spec, run = split({**options, "measures": measures})
-    return call_of(a, b, data, spec, run, Local()).explained(found_measures(measures))
+    return call_of(a, b, data, spec, run, Local()).explained(measures_of(measures))
 
 
 @with_call
@@ -146,23 +148,23 @@ def collect(
     engine = named_engine(run.engine)
     with showing(run.progress), engine.working():
         call = call_of(a, b, data, spec, run, engine)
-        wanted = linear_measures(call.models, spec) if measures is None else found_measures(measures)
+        wanted = linear_measures(call.models) if measures is None else measures_of(measures)
         return engine.collect(call, wanted)
 
 
 def merge(parts: Sequence[Comparer]) -> Comparer:
     """Return the comparer of all parts of the data together, in any order."""
-    left = list(parts)
-    if not left:
+    comparers = list(parts)
+    if not comparers:
         raise InvalidValue("there is nothing to merge; pass at least one part.")
-    for part in left:
+    for part in comparers:
         if not isinstance(part, Comparer):
             raise InvalidValue(
                 f"`merge` takes comparers, as `nk.collect` or `nk.load` give them; got {type(part).__name__}."
             )
-    while len(left) > 1:  # by halves, so that no part is added to all others one by one
-        left = [functools.reduce(Comparer.merge, left[i : i + 2]) for i in range(0, len(left), 2)]
-    return left[0]
+    while len(comparers) > 1:  # by halves, so that no part is added to all others one by one
+        comparers = [functools.reduce(Comparer.merge, comparers[i : i + 2]) for i in range(0, len(comparers), 2)]
+    return comparers[0]
 
 
 def compare_sides(a: Side, b: Side, data: Any, spec: Spec) -> Comparison:
@@ -171,7 +173,7 @@ def compare_sides(a: Side, b: Side, data: Any, spec: Spec) -> Comparison:
     `a` is run before `b` on each batch, so that `b` may reuse what `a` has computed.
     """
     call = Call({a.name: a, b.name: b}, data, spec, Run(), [(a.name, b.name)])
-    return call.compare(found_measures(spec.measures))[0]
+    return call.compare(measures_of(spec.measures))[0]
 
 
 # --- one call ---------------------------------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ class Call:
     """One call: models by their names, the data, which pairs of models are compared, and how.
 
     Args:
-        models: models, mappings of recorded arrays, inputs or sides.
+        models: with all that holds for each of them, as `inputs_of` gives them; sides are taken as they are.
         data: a loader, an iterable of batches or one array of inputs.
         spec: what is compared, and how.
         run: how the call runs.
@@ -192,7 +194,7 @@ class Call:
         limit: the most bytes that statistics may take; None for that of the spec, or of the device.
     """
 
-    models: Mapping[str, Any]
+    models: Mapping[str, ModelInput | Side]
     data: Any
     spec: Spec
     run: Run
@@ -201,64 +203,12 @@ class Call:
     engine: PassEngine = field(default_factory=Local)
     limit: int | None = None
 
-    def sides(self, keep: float = 0) -> list[Side]:
-        """Return what stands for each model in a stream; `keep` bytes of its rows are kept for other passes."""
-        forward, transforms = self.one_each("forward"), self.one_each("transforms")
-        return [self._side(name, forward[name], transforms[name], keep) for name in self.models]
-
-    def _side(self, name: str, forward: Any, transform: Any, keep: float) -> Side:
-        model = self.models[name]
-        if isinstance(model, Side):
-            return model
-        source = model if isinstance(model, ModelInput) else ModelInput(model)
-        layers = self.layers_of(name) if source.layers is None else source.layers
-        shape, side = self.spec.shape if source.shape is None else source.shape, cast(Side, None)
-        if source.model is None and source.weights is not None:
-            side = WeightsSide(name, source.weights, layers)
-        elif isinstance(source.model, nn.Module):
-            side = ModelSide(
-                name, source.model, layers, shape, source.forward or forward, source.transform or transform,
-                source.device or self.run.device, self.spec.exact_model, keep,
-            )  # fmt: skip
-        elif isinstance(source.model, Mapping):
-            side = RecordedSide(name, source.model, layers, shape)
-        else:
-            raise InvalidValue(
-                f"{name!r} must be a torch module or a mapping of layer names to arrays; got "
-                f"{type(source.model).__name__}."
-                + " `torch.export.unflatten` makes a module of it."
-                * isinstance(source.model, torch.export.ExportedProgram)
-            )
-        side.data = source.data
-        return side
-
-    def one_each(self, what: str) -> dict[str, Any]:
-        """Return for each model what is given once for all of them, in their order or by their names."""
-        given, names = getattr(self.spec, what), list(self.models)
-        if given is None or callable(given) or isinstance(given, str):
-            return dict.fromkeys(names, given)
-        if isinstance(given, Mapping):
-            return by_model(what, given, names)
-        if not isinstance(given, Sequence) or len(given) != len(names):
-            got = len(given) if isinstance(given, Sequence) else repr(given)
-            raise InvalidValue(
-                f"`{what}` must be one function or one for each of the {len(names)} models; got {got}.", argument=what
-            )
-        return dict(zip(names, given, strict=True))
-
-    def layers_of(self, name: str) -> Any:
-        """Return the choice of layers for a model."""
-        return layers_by_name(self.spec.layers, list(self.models))[name]
-
-    def of_some(self, models: Mapping[str, Any], of: Sequence[tuple[str, str]]) -> Call:
-        """Return the call for some of its models, loaded or not, and the pairs of them that are compared."""
-        own: dict[str, Any] = {
-            what: {name: function for name, function in self.one_each(what).items() if name in models}
-            for what in ("transforms", "forward")
-        }
-        if isinstance(self.spec.layers, Mapping):
-            own["layers"] = {name: self.layers_of(name) for name in models}
-        return replace(self, models=models, of=of, spec=replace(self.spec, **own))
+    def sides(self) -> list[Side]:
+        """Return what stands for each model in a stream."""
+        return [
+            source if isinstance(source, Side) else source.side(name, self.spec.exact_model)
+            for name, source in self.models.items()
+        ]
 
     @property
     def pairs(self) -> Pairs:
@@ -289,6 +239,13 @@ class Call:
             self._refuse_few(feed.expected)
         return feed
 
+    def learned(self, sides: Sequence[Side], measures: Sequence[Measure]) -> Stream:
+        """Return a stream that has run few examples of its first batch, which show the layers."""
+        stream = Stream(sides, self.feed(sides, measures), Reads(resizes=bool(self.spec.resize)))
+        with stream.open():
+            stream.learn()
+        return stream
+
     def _refuse_few(self, examples: int) -> None:
         """Refuse more chunks than examples, but of a part that is given apart, which may be small."""
         if self.spec.start is None and examples < self.spec.chunk_count:
@@ -311,28 +268,27 @@ class Call:
         return self.engine.shared(lambda: comparer)
 
     def _collected(self, measures: Sequence[Measure]) -> tuple[Comparer, Interruption]:
-        sides = self.sides()
+        """Return what one pass leaves, on the first of several processes what all of theirs leave together."""
+        sides, interruption = self.sides(), Interruption(self.run.partial)
         with loaders_kept(self.data, *(side.data for side in sides)):
-            comparer, interruption = self._pass(sides, measures)
-        comparer.names = dict(self.names)
-        return comparer, interruption
-
-    def _pass(self, sides: Sequence[Side], measures: Sequence[Measure]) -> tuple[Comparer, Interruption]:
-        interruption = Interruption(self.run.partial)
-        feed = None if weights_alone(measures) else self.feed(sides, measures)
-        with self.engine.prepared(sides, self._terms(measures, feed)):
-            study = self.study(sides)
-            expected = None if feed is None else feed.expected
-            study = replace(study, limit=self.engine.least(study.limit), examples=expected)
-            comparer = Comparer.of(self.spec, measures, self.pairs, study)
-            if feed is None:
-                self._read_weights(comparer, sides, replace(study, examples=None))
-                return comparer, interruption
-            self._read(comparer, sides, feed, interruption)
-            self._describe(comparer, sides)
-            if feed.expected is None and not interruption.ended:  # a stream, which tells its length at the end
-                self._refuse_few(comparer.examples)
-        return self.engine.joined(comparer, feed.length), interruption
+            feed = None if weights_alone(measures) else self.feed(sides, measures)
+            with self.engine.prepared(sides, self._terms(measures, feed)):
+                study = self.study(sides)
+                study = replace(
+                    study, limit=self.engine.least(study.limit), examples=None if feed is None else feed.expected
+                )
+                comparer = Comparer.of(self.spec, measures, self.pairs, study)
+                comparer.names = dict(self.names)
+                if feed is None:  # no measure needs data
+                    comparer.begin(self._sizes_of_weights(sides, comparer.needs))
+                    self._take_weights(comparer, sides)
+                    comparer.finish({side.name: side.origin for side in sides}, {})
+                    return comparer, interruption
+                self._read(comparer, sides, feed, interruption)
+                self._describe(comparer, sides)
+                if feed.expected is None and not interruption.ended:  # a stream, which tells its length at the end
+                    self._refuse_few(comparer.examples)
+            return self.engine.joined(comparer, feed.length), interruption
 
     def _read(self, comparer: Comparer, sides: Sequence[Side], feed: Feed, interruption: Interruption) -> None:
         """Run every model once on each batch, and fold in what they give; Ctrl-C waits for the end of a batch."""
@@ -356,35 +312,29 @@ class Call:
         comparer.ended = set(interruption.ended)
 
     def _take_weights(self, comparer: Comparer, sides: Sequence[Side]) -> None:
+        """Feed the weights of all layers to the collectors that read them."""
         if not any(need.of_weights for need in comparer.needs):
             return
-        names = {side.name: [key[1] for key in comparer.alignment.given if key[0] == side.name] for side in sides}
-        comparer.take_weights(
-            {
-                (side.name, layer): {name: tensor.detach() for name, tensor in own.items()}
-                for side in sides
-                for layer, own in side.weights(names[side.name]).items()
-            }
-        )
+        weights: dict[Key, dict[str, Tensor]] = {}
+        for side in sides:
+            layers = [layer for model, layer in comparer.alignment.given if model == side.name]
+            for layer, tensors in side.weights(layers).items():
+                weights[side.name, layer] = {name: tensor.detach() for name, tensor in tensors.items()}
+        comparer.take_weights(weights)
 
-    def _read_weights(self, comparer: Comparer, sides: Sequence[Side], study: Study) -> None:
-        """Feed the weights alone to their collectors, where no measure needs data."""
-        comparer.study = study
-        comparer.begin(self._sizes_of_weights(sides, comparer.needs))
-        self._take_weights(comparer, sides)
-        comparer.finish({side.name: side.origin for side in sides}, {})
-
-    def _sizes_of_weights(self, sides: Sequence[Side], needs: Any) -> list[LayerSize]:
-        weights = {side.name: weights_of(side, needs) for side in sides}
-        return [size_of_weights(model, name, own) for model, layers in weights.items() for name, own in layers.items()]
+    def _sizes_of_weights(self, sides: Sequence[Side], needs: Sequence[Need]) -> list[LayerSize]:
+        return [
+            size_of_weights(side.name, layer, tensors)
+            for side in sides
+            for layer, tensors in weights_of(side, needs).items()
+        ]
 
     def _describe(self, comparer: Comparer, sides: Sequence[Side]) -> None:
         """Let a comparer say of what models and data it is, and what was requested."""
         comparer.finish({side.name: side.origin for side in sides}, {side.name: side.left_out for side in sides})
-        own = {id(side.data): side.data for side in sides if side.data is not None}
-        every = list(own.values()) or [self.data]
-        comparer.data, comparer.settings = " and ".join(map(data_name, every)), self.settings()
-        comparer.warnings += [remark for data in every for remark in getattr(data, "remarks", ())]
+        sources = {id(side.data): side.data for side in sides if side.data is not None}
+        data_sets = list(sources.values()) or [self.data]
+        comparer.data, comparer.settings = " and ".join(map(data_name, data_sets)), self.settings()
         part = self.engine.part if self.spec.part is None else self.spec.part
         comparer.part = "" if part is None else "/".join(map(str, part))
 
@@ -402,12 +352,10 @@ class Call:
                     "list."
                 )
         with loaders_kept(self.data, *(side.data for side in sides)):
-            feed = self.feed(sides, measures)
-            stream = Stream(sides, feed, Reads(resizes=bool(self.spec.resize)))
-            with stream.open():
-                sizes = list(stream.learn().values())
+            stream = self.learned(sides, measures)
+        feed = stream.feed
         return explained(
-            sizes,
+            list(stream.sizes.values()),
             measures,
             self.pairs,
             replace(study, examples=feed.expected),
@@ -421,13 +369,16 @@ class Call:
 
     def settings(self, digest: Callable[[Any], str] = function_digest) -> dict[str, str]:
         """Return all that changes the numbers, beside weights and data, as text; functions by their digests."""
-        spec = self.spec
-        given = {f"transform of {name}": one for name, one in self.one_each("transforms").items()}
-        given |= {f"forward of {name}": one for name, one in self.one_each("forward").items()}
-        functions = {what: digest(one) for what, one in given.items() if one is not None}
-        shapes = spec.shape.items() if isinstance(spec.shape, Mapping) else [("all", spec.shape)]
-        settings = {f"shape of {layer}": digest(one) if callable(one) else str(one) for layer, one in shapes}
-        return settings | functions | {
+        spec, sources = self.spec, inputs_in(self.models)
+        functions = {f"transform of {name}": source.transform for name, source in sources.items()}
+        functions |= {f"forward of {name}": source.forward for name, source in sources.items()}
+        settings = {what: digest(function) for what, function in functions.items() if function is not None}
+        shapes = {"": spec.shape}
+        shapes |= {f" of {name}": source.shape for name, source in sources.items() if source.shape != spec.shape}
+        for whose, by_layer in shapes.items():
+            for layer, shape in by_layer.items() if isinstance(by_layer, Mapping) else [("all", by_layer)]:
+                settings[f"shape of {layer}{whose}"] = digest(shape) if callable(shape) else str(shape)
+        return settings | {
             "resize": str(bool(spec.resize)), "pairs": self.pairs.words, "chunks": str(spec.chunk_count),
             "seed": str(spec.seed), "exact_model": str(spec.exact_model), "version": __version__,
         }  # fmt: skip
@@ -450,19 +401,52 @@ def call_of(a: Any, b: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> 
     models: dict[str, Any] = {names[0]: a} if alone else {names[0]: a, names[1]: b}
     if not alone and len(models) < 2:
         raise NameClash(f"both models are named {names[0]!r}; give them two `names`.")
-    refuse_strange_layers(spec.shape, *(getattr(thing, "model", thing) for thing in models.values()))
+    refuse_strange_layers(spec.shape, *(getattr(model, "model", model) for model in models.values()))
     of = [(names[0], names[0] if alone else names[1])]
-    return Call(models, data, spec, run, of, engine=engine if isinstance(engine, PassEngine) else Local())
+    sources = inputs_of(models, spec, run)
+    if not isinstance(engine, PassEngine):  # it loads models where it works
+        return Call(sources, data, spec, run, of)
+    sources |= {name: source.loaded() for name, source in inputs_in(sources).items()}
+    return Call(sources, data, spec, run, of, engine=engine)
 
 
-def linear_measures(models: Mapping[str, Any], spec: Spec) -> list[Measure]:
+def inputs_of(models: Mapping[str, Any], spec: Spec, run: Run) -> dict[str, ModelInput | Side]:
+    """Return models by name, each with the layers, shape, functions and device that hold for it; sides as they are."""
+    names, inputs = list(models), dict[str, ModelInput | Side]()
+    layers = layers_by_name(spec.layers, names)
+    forward = functions_by_name("forward", spec.forward, names)
+    transforms = functions_by_name("transforms", spec.transforms, names)
+    for name, model in models.items():
+        source = model if isinstance(model, (ModelInput, Side)) else ModelInput(model)
+        if isinstance(source, ModelInput):
+            source = replace(
+                source,
+                layers=layers[name] if source.layers is None else source.layers,
+                shape=spec.shape if source.shape is None else source.shape,
+                forward=source.forward or forward[name],
+                transform=source.transform or transforms[name],
+                device=source.device or run.device,
+            )
+        inputs[name] = source
+    return inputs
+
+
+def inputs_in(models: Mapping[str, ModelInput | Side]) -> dict[str, ModelInput]:
+    """Return those models that are inputs, and not sides."""
+    return {name: source for name, source in models.items() if isinstance(source, ModelInput)}
+
+
+def linear_measures(models: Mapping[str, ModelInput | Side]) -> list[Measure]:
     """Return all measures that the collectors of `cka` serve, as far as the layers' shape allows."""
-    own = [shape for thing in models.values() if (shape := getattr(thing, "shape", None)) is not None]
-    spectral = any(shape in ("dft", dft) for shape in (*spec.shapes, *own) if shape is not None)
+    shapes = [source.shape for source in inputs_in(models).values()]
+    by_layer = [list(shape.values()) if isinstance(shape, Mapping) else [shape] for shape in shapes]
     collectors = ready_collectors(find("cka"))
-    alike = [one for one in all_measures().values() if getattr(one.facts.reads, "collectors", ()) == collectors]
-    fit = [one for one in alike if "rotation" in one.facts.unchanged_by and not one.facts.debiases]
-    return fit if spectral else alike
+    alike = [
+        measure for measure in all_measures().values() if getattr(measure.facts.reads, "collectors", ()) == collectors
+    ]
+    if not any(shape in ("dft", dft) for shape in chain.from_iterable(by_layer) if shape is not None):
+        return alike
+    return [measure for measure in alike if "rotation" in measure.facts.unchanged_by and not measure.facts.debiases]
 
 
 @by_name(models="a b", data="data")
@@ -509,7 +493,7 @@ def model_directions(
     spec, run = split({**options, "layers": layers, "pairs": [(layer, other)], "measures": ["svcca"]})
     pair = ("a", "a" if alone else "b")
     with showing(run.progress):
-        comparer = Call(models, data, spec, run, [pair]).collect([find("svcca")])
+        comparer = Call(inputs_of(models, spec, run), data, spec, run, [pair]).collect([find("svcca")])
     moments = comparer.pair(find("svcca"), ("a", layer), (pair[1], other))
     if moments.few_examples:
         warnings.warn(str(moments.few_examples), InflatedWarning, stacklevel=outside())

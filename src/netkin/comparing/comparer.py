@@ -70,7 +70,7 @@ class Comparer:
     @takes_options(without=" ".join(name for name in DECLARED if name not in FED))
     def __init__(self, measures: Any = ("cka",), **options: Unpack[Options]):
         spec, _ = split({**options, "measures": measures})
-        self._set(spec, found_measures(measures), Pairs([], spec.pairs), None)
+        self._set(spec, measures_of(measures), Pairs([], spec.pairs), None)
 
     @classmethod
     def of(cls, spec: Spec, measures: Sequence[Measure], pairs: Pairs, study: Study) -> Self:
@@ -124,7 +124,7 @@ class Comparer:
             return
         plan = make_plan(self.needs, self.study)
         self.plan_text = str(plan)
-        self.collectors = [self._started(*one) for one in zip(self.needs, plan.kinds, strict=True)]
+        self.collectors = [self._started(need, kind) for need, kind in zip(self.needs, plan.kinds, strict=True)]
         for need, collectors in zip(self.needs, self.collectors, strict=True):
             for collector in collectors if need.reduces else ():
                 for key in collector.names:  # type: ignore[attr-defined]
@@ -214,10 +214,10 @@ class Comparer:
         for part, numbers in parts:
             collector.update(part, numbers, **({"owners": owners} if owners else {}))
 
-    def _owners(self, given: Mapping[Key, Any], batch: Batch) -> dict[Key, np.ndarray]:
+    def _owners(self, values: Mapping[Key, Any], batch: Batch) -> dict[Key, np.ndarray]:
         """Return for layers whose examples have different numbers of rows the place of each row's example."""
         n, owners = len(batch.numbers), {}
-        for key, rows in given.items():
+        for key, rows in values.items():
             valid = batch.valid.get(key)
             if valid is not None:
                 owners[key] = valid.nonzero()[:, 0].cpu().numpy()
@@ -277,12 +277,12 @@ class Comparer:
             raise
 
     def _update(self, rows: Mapping[str, Mapping[str, Any]], valid: Any, numbers: Any) -> None:
-        if not isinstance(rows, Mapping) or not all(isinstance(own, Mapping) for own in rows.values()):
+        if not isinstance(rows, Mapping) or not all(isinstance(of_model, Mapping) for of_model in rows.values()):
             raise InvalidValue("`rows` are given by model and layer, as {'a': {'layer': rows}}.", argument="rows")
         outputs = {
             (model, layer): as_tensor(output, f"{model}/{layer}").detach()
-            for model, own in rows.items()
-            for layer, output in own.items()
+            for model, of_model in rows.items()
+            for layer, output in of_model.items()
         }
         if not outputs:
             raise InvalidValue("`rows` are given by model and layer, as {'a': {'layer': rows}}; got none.")
@@ -318,8 +318,8 @@ class Comparer:
                 require_finite(kept.rows, f"layer {name_of(key)!r}")
 
         content = {name_of(key): output for key, output in outputs.items()}
-        given = self.alignment.given
-        self.take(make_batch(layers, given, examples, lambda _: places, locate, valid=masks, content=content))
+        sizes_before = self.alignment.given
+        self.take(make_batch(layers, sizes_before, examples, lambda _: places, locate, valid=masks, content=content))
 
     def _numbered(self, numbers: Any, examples: int) -> np.ndarray:
         """Return the numbers of the next examples; those that were given before are refused."""
@@ -328,11 +328,11 @@ class Comparer:
         places = np.asarray(numbers, dtype=np.int64)
         if len(places) != examples:
             raise ShapeError(f"`numbers` holds {len(places):,} numbers for {examples:,} examples; give one for each.")
-        again = [int(one) for one in places if any(start <= one < stop for start, stop in self.ranges)]
-        if again or len(np.unique(places)) < len(places):
+        repeated = [int(number) for number in places if any(start <= number < stop for start, stop in self.ranges)]
+        if repeated or len(np.unique(places)) < len(places):
+            which = repeated[0] if repeated else "a number"
             raise InvalidValue(
-                f"`numbers` has {again[0] if again else 'a number'!s} twice; each example is given once, with its own.",
-                argument="numbers",
+                f"`numbers` has {which} twice; each example is given once, with its own.", argument="numbers"
             )
         return places
 
@@ -364,16 +364,16 @@ class Comparer:
                 keep = recording(model, choices[name], lambda _, output: output.detach().clone())
                 outputs[name] = stack.enter_context(keep)
 
-                def before(_: Any, given: Any, keywords: Any, name: str = name) -> None:
+                def before(_: Any, inputs: Any, keywords: Any, name: str = name) -> None:
                     if name in fed:
                         raise ForwardError(
                             f"{name!r} ran twice inside one `watching`; give each run a `with` of its own."
                         )
-                    fed[name] = (given, keywords)
+                    fed[name] = (inputs, keywords)
 
                 stack.callback(unwrapped(model).register_forward_pre_hook(before, with_kwargs=True).remove)
             yield
-            rows = {name: dict(own) for name, own in outputs.items()}
+            rows = {name: dict(of_model) for name, of_model in outputs.items()}
         absent = [name for name in models if name not in fed]
         if absent:
             raise ForwardError(f"{absent[0]!r} did not run inside `watching`; run each model once in every `with`.")
@@ -387,8 +387,8 @@ class Comparer:
                 for name, model in models.items()
             }
         masks = {name: mask for name, (_, keywords) in fed.items() if (mask := attention_mask(keywords)) is not None}
-        for name, (given, keywords) in fed.items():
-            length = length_if_known(given or keywords)
+        for name, (inputs, keywords) in fed.items():
+            length = length_if_known(inputs or keywords)
             rows[name] = _of_examples(name, rows[name], length, is_default=choices[name] is None)
         self.update(rows, valid=masks)
 
@@ -404,19 +404,21 @@ class Comparer:
 
         self.flush()
         collected = self.asked or [name for need in self.needs for name in need.measures]
-        found = found_measures(collected if measures is None else measures)
+        wanted = measures_of(collected if measures is None else measures)
         if not self.models:
             raise InvalidValue("nothing was compared yet; call `update`, or run models inside `watching`.")
         with showing(progress):
-            for measure in found if any(self.collectors) else ():
+            for measure in wanted if any(self.collectors) else ():
                 self.collector(measure)
-            made = comparisons_of(self, found, self.pairs.of)
-        return made[0] if len(made) == 1 else Comparisons(made)
+            comparisons = comparisons_of(self, wanted, self.pairs.of)
+        return comparisons[0] if len(comparisons) == 1 else Comparisons(comparisons)
 
     def finish(self, origins: Mapping[str, dict[str, Any]], left_out: Mapping[str, Mapping[str, str]]) -> None:
         """Record of what models the statistics are, and which of their default layers were left out, at the end."""
         self.origins = dict(origins)
-        reasons = {f"{layer!r} of {model!r}": why for model, own in left_out.items() for layer, why in own.items()}
+        reasons = {
+            f"{layer!r} of {model!r}": why for model, layers in left_out.items() for layer, why in layers.items()
+        }
         if reasons:
             named = ", ".join(list(reasons)[:NAMED])
             more = f" and {len(reasons) - NAMED} others" if len(reasons) > NAMED else ""
@@ -464,8 +466,8 @@ class Comparer:
     @property
     def products(self) -> str:
         """The precision of the products."""
-        found = {str(getattr(one, "precision", "")).removeprefix("torch.") for one in self.every()} - {""}
-        return ", ".join(sorted(found)) or ("float64" if self.study.doubles else "float32")
+        precisions = {str(getattr(collector, "precision", "")).removeprefix("torch.") for collector in self.every()}
+        return ", ".join(sorted(precisions - {""})) or ("float64" if self.study.doubles else "float32")
 
     def every(self) -> Iterator[Collector]:
         """Yield all collectors."""
@@ -496,13 +498,13 @@ class Comparer:
                 lacking.append(f"{collector.kind} without {missing}")
             elif key is None or key in getattr(collector, "names", [key]):
                 return collector
-        held = ", ".join(dict.fromkeys(lacking or [one.kind for one in self.every()])) or "nothing"
+        held = ", ".join(dict.fromkeys(lacking or [collector.kind for collector in self.every()])) or "nothing"
         raise InvalidValue(
             f"these statistics can't serve {measure.id!r}: they hold {held}. Collect with measures=[{measure.id!r}]."
         )
 
     def __repr__(self) -> str:
-        kinds = ", ".join(dict.fromkeys(one.kind for one in self.every())) or "nothing"
+        kinds = ", ".join(dict.fromkeys(collector.kind for collector in self.every())) or "nothing"
         chunks = f" in {self.study.chunks} chunks" if self.study.chunks else ""
         return f"Comparer({', '.join(map(repr, self.models))}; {self.examples:,} examples{chunks}; {kinds})"
 
@@ -536,12 +538,12 @@ class Comparer:
             forms = [str(part.origins.get(name, {}).get("form", "")) for part in (self, other)]
             if all(forms) and (difference := form_difference(*map(Form.from_json, forms))):
                 raise ShapeError(f"these parts can't be merged: the architecture of {name!r} differs in {difference}.")
-        if [bool(own) for own in self.collectors] != [bool(own) for own in other.collectors]:
+        if list(map(bool, self.collectors)) != list(map(bool, other.collectors)):
             raise ShapeError(
                 "these parts can't be merged: in one of them no layers give rows that pair; take a shape with one row "
                 "for each example, such as 'mean'."
             )
-        for what, mine, theirs in _differences(self, other):
+        for what, (mine, theirs) in _differences(self, other):
             if mine != theirs:
                 raise ShapeError(f"these parts can't be merged: their {what} differ, {mine} and {theirs}.")
         common = self.digest.common(other.digest)
@@ -563,14 +565,9 @@ class Comparer:
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return all that `from_arrays` needs: a header for JSON, and named arrays in the host's memory."""
-        header, tensors = self.to_parts()
-        return header, {name: one.detach().cpu().numpy() for name, one in tensors.items()}
-
-    def to_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return all that `from_parts` needs: a header for JSON, and named tensors."""
         self.flush()
         tensors: dict[str, Tensor] = {}
-        held = to_plain(self.collectors, tensors, "collectors")
+        collectors = to_plain(self.collectors, tensors, "collectors")
         header = {name: getattr(self, name) for name in PLAIN} | {
             "version": __version__,
             "digest": self.digest.to_json(),
@@ -579,9 +576,9 @@ class Comparer:
             "layers": [asdict(layer) for layer in self.alignment.given.values()],
             "needs": [{"measures": need.measures, "settings": to_plain(need.settings, {}, "")} for need in self.needs],
             "study": {name: getattr(self.study, name) for name in STUDY},
-            "collectors": held,
+            "collectors": collectors,
         }
-        return header, tensors
+        return header, {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
 
 
 Comparer.__doc__ = documented(Comparer.__doc__ or "", FED)
@@ -602,20 +599,15 @@ def load_comparer(path: str | os.PathLike[str]) -> Comparer:
 
 
 def from_arrays(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Comparer:
-    """Return the comparer of a header and arrays; these may be shared with other processes, and are copied."""
-    return from_parts(header, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
-
-
-def from_parts(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Comparer:
-    """Return the comparer that `to_parts` took apart."""
+    """Return the comparer that `to_arrays` took apart; arrays may be shared with other processes, and are copied."""
     of, which = header["pairs"]
     which = which if isinstance(which, str) else [tuple(pair) for pair in which]
-    study, asked = Study({}, [], **header["study"]), header["asked"]
+    study, tensors = Study({}, [], **header["study"]), {name: torch.from_numpy(arrays[name].copy()) for name in arrays}
     errors: dict[str, Any] = {"errors": True, "chunks": study.chunks} if study.chunks else {}
-    spec = Spec(measures=asked, pairs=which, seed=study.seed, **errors)
+    spec = Spec(measures=header["asked"], pairs=which, seed=study.seed, **errors)
     comparer = Comparer.of(spec, [], Pairs(of, which), study)
-    given = [LayerSize(**layer | {"space": tuple(layer["space"])}) for layer in header["layers"]]
-    comparer.alignment, comparer.study = aligned(given, comparer.pairs, study)
+    sizes = [LayerSize(**layer | {"space": tuple(layer["space"])}) for layer in header["layers"]]
+    comparer.alignment, comparer.study = aligned(sizes, comparer.pairs, study)
     comparer.needs = [_need(need) for need in header["needs"]]
     for name in PLAIN:
         setattr(comparer, name, header[name])
@@ -629,41 +621,40 @@ def _need(header: Mapping[str, Any]) -> Need:
     return Need(ready_collectors(measure), from_plain(header["settings"], {}), tuple(header["measures"]))
 
 
-def _differences(one: Comparer, other: Comparer) -> Iterator[tuple[str, Any, Any]]:
-    yield "models", one.models, other.models
-    for name in one.models:
-        weights = [part.origins[name].get("weights", "") for part in (one, other)]
-        yield f"weights of {name!r}", weights[0], weights[1]
-        mine, theirs = ([(layer.name, layer.width) for layer in part.layers[name]] for part in (one, other))
-        yield f"layers of {name!r}", mine, theirs
-        shapes = [{layer.name: layer.shape for layer in part.layers[name]} for part in (one, other)]
-        yield f"shapes of {name!r}", shapes[0], shapes[1]
-    yield "pairs", one.pairs.words, other.pairs.words
-    asked = [[list(need.measures) for need in need_list] for need_list in (one.needs, other.needs)]
-    short = list(map(_unshared, asked, asked[::-1]))
-    yield ("measures", *(asked if short[0] == short[1] else short))
-    yield "numbers of chunks", one.study.chunks, other.study.chunks
-    yield "seeds", one.study.seed, other.study.seed
-    for name in {**one.settings, **other.settings}:
-        yield f"settings of {name!r}", one.settings.get(name, "none"), other.settings.get(name, "none")
-    if one.part and other.part:  # parts of one set; separate loaders may go by other names
-        yield "data", one.data, other.data
+def _differences(*parts: Comparer) -> Iterator[tuple[str, list[Any]]]:
+    """Yield what must be the same in two parts: what it is called, and what each has."""
+    first, second = parts
+    yield "models", [part.models for part in parts]
+    for name in first.models:
+        yield f"weights of {name!r}", [part.origins[name].get("weights", "") for part in parts]
+        yield f"layers of {name!r}", [[(layer.name, layer.width) for layer in part.layers[name]] for part in parts]
+        yield f"shapes of {name!r}", [{layer.name: layer.shape for layer in part.layers[name]} for part in parts]
+    yield "pairs", [part.pairs.words for part in parts]
+    measures = [[list(need.measures) for need in part.needs] for part in parts]
+    short: list[Any] = list(map(_unshared, measures, measures[::-1]))
+    yield "measures", measures if short[0] == short[1] else short
+    yield "numbers of chunks", [part.study.chunks for part in parts]
+    yield "seeds", [part.study.seed for part in parts]
+    for name in {**first.settings, **second.settings}:
+        yield f"settings of {name!r}", [part.settings.get(name, "none") for part in parts]
+    if first.part and second.part:  # parts of one set; separate loaders may go by other names
+        yield "data", [part.data for part in parts]
 
 
 def _unshared(mine: list[list[str]], theirs: list[list[str]]) -> str:
     """Return as text the measures of one part that the other lacks; all of them where it lacks none."""
-    every, others = (list(chain.from_iterable(asked)) for asked in (mine, theirs))
-    lacking = [name for name in every if name not in others] or every
+    names, others = (list(chain.from_iterable(measures)) for measures in (mine, theirs))
+    lacking = [name for name in names if name not in others] or names
     return ", ".join(lacking[:NAMED]) + (f" and {len(lacking) - NAMED} others" if len(lacking) > NAMED else "")
 
 
-def found_measures(measures: Any) -> list[Measure]:
+def measures_of(measures: Any) -> list[Measure]:
     """Return the measures requested, each once."""
-    listed = [measures] if isinstance(measures, str) or not isinstance(measures, Iterable) else measures
-    found = list({measure.id: measure for measure in map(find, listed)}.values())
-    if not found:
+    requested = [measures] if isinstance(measures, str) or not isinstance(measures, Iterable) else measures
+    by_id = {measure.id: measure for measure in map(find, requested)}
+    if not by_id:
         raise InvalidValue("`measures` is empty; name at least one, e.g. 'cka'.", argument="measures")
-    return found
+    return list(by_id.values())
 
 
 def provenance_of_all(comparer: Comparer) -> dict[str, str]:
@@ -693,17 +684,17 @@ def _by_model(fed: Mapping[str, Any], batch: Batch) -> Iterator[tuple[dict[str, 
     """Yield the rows of each model with hashes of what its examples are."""
     for model in dict.fromkeys(key[0] for key in fed["activations"]):
         keys = {key: key for key in fed.get("outputs", ())} | {key: key[0] for key in fed["activations"]}
-        own = {feed: {key: one for key, one in rows.items() if keys[key] == model} for feed, rows in fed.items()}
-        yield own, batch.hashes.get(model, batch.numbers)
+        of_model = {feed: {key: rows[key] for key in rows if keys[key] == model} for feed, rows in fed.items()}
+        yield of_model, batch.hashes.get(model, batch.numbers)
 
 
 def _of_examples(name: str, outputs: Mapping[str, Tensor], length: int | None, is_default: bool) -> dict[str, Tensor]:
     """Return the outputs of layers whose first axis counts the examples; others are left out, or refused if named."""
-    held = {layer: out for layer, out in outputs.items() if length is None or out.shape[:1] == (length,)}
-    strange = [layer for layer in outputs if layer not in held]
-    if strange and not (is_default and held):
+    with_examples = {layer: out for layer, out in outputs.items() if length is None or out.shape[:1] == (length,)}
+    strange = [layer for layer in outputs if layer not in with_examples]
+    if strange and not (is_default and with_examples):
         raise ShapeError(
             f"layer {strange[0]!r} of {name!r} gives an output of shape {tuple(outputs[strange[0]].shape)} for a batch "
             f"of {length} examples, whose first axis does not count them; choose other `layers=`."
         )
-    return held
+    return with_examples

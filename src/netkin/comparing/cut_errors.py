@@ -49,8 +49,8 @@ class CutMargins:
         from scipy.special import ndtr
 
         steady = steady_error(replicates)
-        held = [size > 0 for size in sizes]
-        errors = jackknife_error(self.margins, self.replicates[held], [size for size in sizes if size])
+        has_examples = [size > 0 for size in sizes]
+        errors = jackknife_error(self.margins, self.replicates[has_examples], [size for size in sizes if size])
         known = errors > 0
         chances = np.where(known, ndtr(-self.margins / np.where(known, errors, 1)), 0)  # of a margin below zero
         chances = np.vstack([chances, chances.min(axis=0)])  # of x, of y, of both

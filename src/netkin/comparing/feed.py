@@ -235,7 +235,7 @@ class HeldExamples:
     """
 
     def __init__(self, data: Any, examples: int | None, count: int | None = None, seed: int = 0):
-        self.name, self.remarks = data_name(data), tuple(getattr(data, "remarks", ()))
+        self.name = data_name(data)
         total = examples_in(data, examples)
         if count is None or total is None or count >= total:
             self.batches = list(batches_of(data, examples))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -21,15 +21,14 @@ from torch.utils.data import RandomSampler
 
 from netkin import jobs
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.compare import Call
-from netkin.comparing.comparer import Comparer, found_measures
+from netkin.comparing.compare import Call, inputs_in, inputs_of
+from netkin.comparing.comparer import Comparer, measures_of
 from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import HeldExamples, data_name
 from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study
 from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_alone
-from netkin.comparing.sides import ModelInput, Reads
+from netkin.comparing.sides import ModelInput, Side
 from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
-from netkin.comparing.stream import Stream
 from netkin.errors import InvalidValue, MemoryLimit, blame, refuse_half_characters
 from netkin.identity import (
     COMPARE,
@@ -49,7 +48,6 @@ from netkin.representations.inputs import examples_in, sampler_of
 from netkin.results import Comparison, Comparisons
 from netkin.results.values import Pair
 from netkin.settings import loaders_kept, random_states_kept
-from netkin.sources import load_model
 from netkin.sources.datasets import load_data, refuse_characters
 from netkin.sources.models import refuse_unknown_model
 from netkin.sources.names import numbered
@@ -94,9 +92,8 @@ def compare_many(
         1.0
     """
     spec, run = split({**options, "measures": measures})
-    engine = named_engine(run.engine)
+    engine, wanted = named_engine(run.engine), measures_of(measures)  # which may be misspelt, before data are loaded
     with showing(run.progress), loaders_kept(data):
-        wanted = found_measures(measures)  # which may be misspelt, before data are loaded
         call = _call(models, data, spec, run, engine)
         if run.save is not None:
             jobs.refuse_output(run.save, overwrite=run.overwrite)
@@ -125,9 +122,8 @@ def explain_many(
         (45, 10, 1)
     """
     spec, run = split({**options, "measures": measures})
-    engine = named_engine(run.engine)
+    engine, wanted = named_engine(run.engine), measures_of(measures)
     with showing(run.progress), loaders_kept(data):
-        wanted = found_measures(measures)
         return engine.explain_many(_call(models, data, spec, run, engine), wanted)
 
 
@@ -139,12 +135,12 @@ def _call(models: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> Call:
     refuse_half_characters(named)
     refuse_characters(data, list(named.values()))
     if isinstance(data, str) and isinstance(engine, PassEngine):  # others load where they work
-        for thing in named.values():
-            if isinstance(thing, str):
-                refuse_unknown_model(thing)
+        for model in named.values():
+            if isinstance(model, str):
+                refuse_unknown_model(model)
         data = load_data(data, models=list(named.values()))
-    of = list(combinations(named, 2))
-    return Call(named, data, spec, run, of, engine=engine if isinstance(engine, PassEngine) else Local())
+    of, sources = list(combinations(named, 2)), inputs_of(named, spec, run)
+    return Call(sources, data, spec, run, of, engine=engine if isinstance(engine, PassEngine) else Local())
 
 
 def _named(models: Any) -> dict[str, Any]:
@@ -156,7 +152,7 @@ def _named(models: Any) -> dict[str, Any]:
             f"`models` must be a mapping from names to models, or a list; got {models!r}.", argument="models"
         )
     listed = list(models)
-    if listed and all(isinstance(thing, str) for thing in listed):
+    if listed and all(isinstance(model, str) for model in listed):
         return dict(zip(numbered(listed), listed, strict=True))
     return {str(place): model for place, model in enumerate(listed)}
 
@@ -202,8 +198,8 @@ class PairsWay:
     @property
     def runs(self) -> int:
         """How often models run on all examples, taken together."""
-        every = [name for block in self.blocks for name in block.models]
-        return len(set(every)) if self.rows else len(every)
+        names = [name for block in self.blocks for name in block.models]
+        return len(set(names)) if self.rows else len(names)
 
     @property
     def runs_once(self) -> bool:
@@ -218,10 +214,9 @@ class PairsWay:
     def words(self) -> str:
         """What is done, in a few words."""
         count, most = len(self.blocks), max(len(block.models) for block in self.blocks)
-        one = "1 pass of all models together"
+        passes = "1 pass of all models together" if count == 1 else f"{count:,} passes of up to {most:,} models"
         rows = ", rows kept from the first" if self.rows else ""
-        sample = f", on a sample of {self.examples:,} examples" if self.is_sample else ""
-        return (one if count == 1 else f"{count:,} passes of up to {most:,} models") + rows + sample
+        return passes + rows + (f", on a sample of {self.examples:,} examples" if self.is_sample else "")
 
 
 def way_from(values: Mapping[str, Any]) -> PairsWay:
@@ -249,96 +244,105 @@ def blocks_of(pairs: Sequence[Pair], size: int) -> list[ModelBlock]:
     if count < 3:
         return [ModelBlock(tuple(names), tuple(pairs))]
     group = {name: place * count // len(names) for place, name in enumerate(names)}
-    found: dict[tuple[int, int], list[Pair]] = {}
+    pairs_at: dict[tuple[int, int], list[Pair]] = {}  # by the two groups of a pass
     for a, b in pairs:
         i, j = sorted((group[a], group[b]))
         # the pairs inside a group go with the pass of this group and the next, so that no pass has two such sets
         home = (i, j) if i != j else (min(i, (i + 1) % count), max(i, (i + 1) % count))
-        found.setdefault(home, []).append((a, b))
-    ordered = sorted(found, key=lambda place: (place[0], place[1] if place[0] % 2 else -place[1]))
-    return [ModelBlock(tuple(name for name in names if group[name] in place), tuple(found[place])) for place in ordered]
+        pairs_at.setdefault(home, []).append((a, b))
+    ordered = sorted(pairs_at, key=lambda groups: (groups[0], groups[1] if groups[0] % 2 else -groups[1]))
+    return [
+        ModelBlock(tuple(name for name in names if group[name] in groups), tuple(pairs_at[groups]))
+        for groups in ordered
+    ]
 
 
 class Survey:
-    """The sizes of models, and of the data, from a few examples of one model of each architecture."""
+    """The sizes of models, and of the data, from a few examples of one model of each architecture.
 
-    def __init__(self, call: Call, measures: Sequence[Measure]):
+    The ways that it finds keep rows from pass to pass only with `keeps_rows`, and where one process runs all passes on
+    data that are the same in each.
+    """
+
+    def __init__(self, call: Call, measures: Sequence[Measure], keeps_rows: bool = True):
         self.call, self.measures, self.total = call, measures, cast("int | None", None)
         self.inputs, self.batch = 0, 1  # bytes and examples of the first batch
         self.layers: dict[str, list[LayerSize]] = {}
         self.loaded: dict[str, int] = {}  # bytes of the models that are loaded when they are needed
         alike: dict[Any, list[str]] = {}
-        for name, thing in call.models.items():
-            alike.setdefault(_architecture(name, thing, call), []).append(name)
+        for name, source in inputs_in(call.models).items():
+            alike.setdefault(_architecture(name, source), []).append(name)
         self.kinds = {names[0]: names for names in alike.values()}
-        self.limit, self.study = 0, call.study([])
-        with random_states_kept(data=[call.data]):
+        self.study = call.study([])
+        with call.engine.working(), random_states_kept(data=[call.data]):
             for first, names in self.kinds.items():
                 try:
                     self._inspect(first, names)
                 except Exception as fault:
                     blame(fault, first)
                     raise
+            self.limit = call.engine.least(self.study.limit)
+        reads_rows = all(need.feeds == {"activations"} for need in needs_of(measures))
+        self.keeps_rows = (
+            keeps_rows
+            and isinstance(call.engine, Local)
+            and reads_rows
+            and has_one_data(call)
+            and self.total is not None
+        )
 
     def _inspect(self, first: str, names: Sequence[str]) -> None:
         """Learn the layers of models that are alike from one of them."""
-        thing = self.call.models[first]
-        model = live(self.call, first)
-        call = replace(self.call.of_some({first: model}, []), engine=Local())
+        source = loaded_input(self.call, first)
+        call = replace(self.call, models={first: source}, of=[], engine=Local())
         sides = call.sides()
         self.study = call.study(sides) if sides[0].device is not None else self.study
-        feed = call.feed(sides, self.measures)
-        self.total = feed.expected
-        stream = Stream(sides, feed, Reads(resizes=bool(self.call.spec.resize)))
-        with stream.open():
-            sizes = list(stream.learn().values())
-        self.batch = stream.batch_length
+        stream = call.learned(sides, self.measures)
+        self.total, self.batch = stream.feed.expected, stream.batch_length
         arrays = (
             leaf for _, leaf in leaves(list(stream.first.values())) if isinstance(leaf, (torch.Tensor, np.ndarray))
         )
         self.inputs = max(self.inputs, sum(array.nbytes for array in arrays))
-        state = leaves(model.state_dict()) if isinstance(thing, str) else ()
-        held = sum(tensor.nbytes for _, tensor in state if isinstance(tensor, torch.Tensor))
+        is_by_name = isinstance(inputs_in(self.call.models)[first].model, str)
+        state = leaves(source.model.state_dict()) if is_by_name else ()
+        size_of_model = sum(tensor.nbytes for _, tensor in state if isinstance(tensor, torch.Tensor))
         for name in names:
-            self.layers[name] = [replace(size, model=name) for size in sizes]
-            self.loaded[name] = held
+            self.layers[name] = [replace(size, model=name) for size in stream.sizes.values()]
+            self.loaded[name] = size_of_model
 
     # --- the way ------------------------------------------------------------------------------------------------------
 
-    def way(self, limit: int, keeps: bool) -> PairsWay:
-        """Return the way that fits `limit` bytes; `keeps` whether rows may be kept."""
-        blocks = self._way(limit, self.total, keeps=False)
-        if blocks is not None and blocks.runs_once:
-            return blocks
-        if keeps and (replayed := self._way(limit, self.total, keeps=True)):
-            return replayed
-        rows = self.call.spec.rows
-        if rows is not None and self.total is not None and rows < self.total:
-            sampled = self._way(limit, rows, keeps=False)
-            if sampled is not None and not sampled.runs_once and keeps:
-                sampled = self._way(limit, rows, keeps=True) or sampled
-            if sampled is not None:
-                return sampled
-        if blocks is None:
-            self._pass_plan(limit, 1, self.total, 0)  # which refuses
+    def way(self) -> PairsWay:
+        """Return the first that fits the memory: one pass, rows kept, a sample, models that run again."""
+        whole, sample = self._way(self.total), self.call.spec.rows
+        if whole is not None and whole.runs_once:
+            return whole
+        replayed = self._way(self.total, keeps=True) if self.keeps_rows else None
+        if replayed is None and sample is not None and self.total is not None and sample < self.total:
+            sampled = self._way(sample)
+            if sampled is not None and not sampled.runs_once and self.keeps_rows:
+                sampled = self._way(sample, keeps=True) or sampled
+            replayed = sampled
+        if whole is None and replayed is None:
+            self._pass_plan(1, self.total, 0)  # which refuses
             raise MemoryLimit(
-                f"two models need {format_bytes(self._loaded(1, False))} and the limit is {format_bytes(limit)}; "
+                f"two models need {format_bytes(self._loaded(1, False))} and the limit is {format_bytes(self.limit)}; "
                 "use a higher `memory=`.",
                 argument="memory",
             )
-        return blocks
+        return cast("PairsWay", replayed or whole)
 
-    def _way(self, limit: int, examples: int | None, *, keeps: bool) -> PairsWay | None:
+    def _way(self, examples: int | None, *, keeps: bool = False) -> PairsWay | None:
         """Return the blocks of most models that fit beside all else that is held; None where none do."""
         rows, count = self._rows(examples) if keeps else 0, len(self.call.models)
         sizes = dict.fromkeys(min(-(-count // groups), GROUP) for groups in range(2, count + 1))
         try:
-            plan = self._pass_plan(limit, 1, examples, rows)
+            plan = self._pass_plan(1, examples, rows)
         except MemoryLimit:
             return None
         for size in sizes:
             with suppress(MemoryLimit):
-                plan = self._pass_plan(limit, size, examples, rows)
+                plan = self._pass_plan(size, examples, rows)
                 break
         batches = -(-(examples or 1) // self.batch)
         return PairsWay(
@@ -349,35 +353,25 @@ class Survey:
     def _rows(self, examples: int | None) -> int:
         """Return the bytes of all rows of all models, and of the inputs."""
         count = examples or 0
-        each = sum(size.rows_of(count) * size.width * size.itemsize for own in self.layers.values() for size in own)
-        return each + self.inputs * count // self.batch
+        sizes = chain.from_iterable(self.layers.values())
+        rows = sum(size.rows_of(count) * size.width * size.itemsize for size in sizes)
+        return rows + self.inputs * count // self.batch
 
     def _loaded(self, size: int, keeps: bool) -> int:
         heavy = sorted(self.loaded.values(), reverse=True)
         return sum(heavy if keeps else heavy[: 2 * size])
 
-    def _pass_plan(self, limit: int, size: int, examples: int | None, rows: int) -> Plan:
+    def _pass_plan(self, size: int, examples: int | None, rows: int) -> Plan:
         """Return the plan of the largest pass of two groups of models; refuse one that does not fit."""
-        left = limit - rows - self._loaded(size, rows > 0)
-        heavy = sorted(self.layers, key=lambda name: -sum(one.width**2 for one in self.layers[name]))[: 2 * size]
-        whole = len(heavy) == len(self.layers)
-        own = heavy if whole else heavy[:size]
-        pairs = list(combinations(own, 2)) + ([] if whole else [(a, b) for a in own for b in heavy[size:]])
-        sizes = [one for name in heavy for one in self.layers[name]]
+        left = self.limit - rows - self._loaded(size, rows > 0)
+        heavy = sorted(self.layers, key=lambda name: -sum(layer.width**2 for layer in self.layers[name]))[: 2 * size]
+        pairs = list(combinations(heavy, 2))
+        if len(heavy) < len(self.layers):  # the second group is compared among itself in another pass
+            pairs = [(a, b) for a, b in pairs if a in heavy[:size]]
+        sizes = [layer for name in heavy for layer in self.layers[name]]
         study = replace(self.study, examples=examples, limit=left)
         _, study = aligned(sizes, Pairs(pairs, self.call.spec.pairs), study)
         return make_plan(needs_of(self.measures), study)
-
-    @property
-    def keepable(self) -> str:
-        """Why rows can't be kept; empty where they can."""
-        if any(need.feeds != {"activations"} for need in needs_of(self.measures)):
-            return "the measures read gradients, outputs or weights"
-        if not all(isinstance(thing, (str, nn.Module)) for thing in self.call.models.values()):
-            return "some models have data of their own or are recorded already"
-        return "" if self.total is not None else "the data do not tell how many they are"
-
-    # --- what it leaves -----------------------------------------------------------------------------------------------
 
     def result(self) -> int:
         """Return the bytes of the result."""
@@ -386,22 +380,27 @@ class Survey:
         return (RESULT + TABLE * len(self.measures)) * len(self.call.of) + values
 
 
-def live(call: Call, name: str) -> Any:
-    """Return a model that was given by name, or the object itself; its place seeds random weights."""
-    thing = call.models[name]
-    return load_model(thing, seed=list(call.models).index(name)) if isinstance(thing, str) else thing
+def loaded_input(call: Call, name: str) -> ModelInput:
+    """Return a model that may be given by name; its place seeds random weights."""
+    return inputs_in(call.models)[name].loaded(seed=list(call.models).index(name))
 
 
-def _architecture(name: str, thing: Any, call: Call) -> Any:
+def has_one_data(call: Call) -> bool:
+    """Return whether all models are run, on the same data."""
+    sources = inputs_in(call.models).values()
+    return all(source.data is None and isinstance(source.model, (str, nn.Module)) for source in sources)
+
+
+def _architecture(name: str, source: ModelInput) -> Any:
     """Return a key that models with the same layers share."""
-    functions = (getattr(call.spec, what) for what in ("forward", "transforms"))
-    own = [one.get(name) if isinstance(one, Mapping) else one for one in functions]
-    chosen = repr(call.layers_of(name)), *(id(one) if callable(one) else repr(one) for one in own)
-    if isinstance(thing, str):
-        return thing.partition("@")[0], *chosen
-    if isinstance(thing, nn.Module):
-        return type(thing), tuple((key, tuple(one.shape)) for key, one in thing.state_dict().items()), *chosen
-    return name, *chosen
+    functions = (source.forward, source.transform)
+    options = repr(source.layers), repr(source.shape), *(id(it) if callable(it) else repr(it) for it in functions)
+    if source.data is None and isinstance(source.model, str):
+        return source.model.partition("@")[0], *options
+    if source.data is None and isinstance(source.model, nn.Module):
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in source.model.state_dict().items())
+        return type(source.model), shapes, *options
+    return name, *options
 
 
 # --- the work ---------------------------------------------------------------------------------------------------------
@@ -412,15 +411,12 @@ class Many:
 
     def __init__(self, call: Call, measures: Sequence[Measure]):
         self.call, self.measures = call, measures
-        self._sides: dict[str, Any] = {}  # that run now, or whose rows are kept
+        self._sides: dict[str, ModelInput | Side] = {}  # that run now, or whose rows are kept
         if call.spec.rows is not None:
             self._refuse_other_data("rows")
 
     def _refuse_other_data(self, option: str) -> None:
-        if any(
-            isinstance(thing, ModelInput) or not isinstance(thing, (str, nn.Module))
-            for thing in self.call.models.values()
-        ):
+        if not has_one_data(self.call):
             raise InvalidValue(
                 f"`{option}` goes with models that all see `data`; leave it out, or give them no data of their own.",
                 argument=option,
@@ -429,51 +425,42 @@ class Many:
     @property
     def _is_stream(self) -> bool:
         """Whether some data can be read only once: then one pass is all there is."""
-        own = (thing.data for thing in self.call.models.values() if isinstance(thing, ModelInput))
-        return any(isinstance(data, Iterator) for data in (self.call.data, *own))
+        of_models = (source.data for source in inputs_in(self.call.models).values())
+        return any(isinstance(data, Iterator) for data in (self.call.data, *of_models))
 
     def way(self) -> tuple[PairsWay, int]:
         """Return the way through all pairs, and the memory limit that it keeps."""
         everything = PairsWay((ModelBlock(tuple(self.call.models), tuple(self.call.of)),))
         if self._is_stream or weights_alone(self.measures):
             return everything, self.call.study([]).limit
-        with self.call.engine.working():
-            survey = Survey(self.call, self.measures)
-            limit = self.call.engine.least(survey.study.limit)
-        return survey.way(limit, keeps=isinstance(self.call.engine, Local) and not survey.keepable), limit
+        survey = Survey(self.call, self.measures)
+        return survey.way(), survey.limit
 
-    def comparisons(self) -> Comparisons:
-        """Return the comparison of every pair, saved where that is asked for."""
-        return Comparisons(self.compare()) if self.call.run.save is None else self.keep()
-
-    def compare(self) -> list[Comparison]:
-        """Return the comparison of every pair, in the order of the pairs."""
-        way, limit = self.way()
-        return self._through(way, replace(self.call, limit=limit))
-
-    def keep(self) -> Comparisons:
-        """Return the comparison of every pair, saved in a file, beside which finished parts lie."""
+    def compare(self) -> Comparisons:
+        """Return the comparison of every pair; with `save` in a file, beside which finished parts lie."""
         run = self.call.run
-        self._refuse_keeping()
-        told = {"data": data_name(self.call.data)} if self.call.data is not None else {}
+        if run.save is None:
+            way, limit = self.way()
+            return Comparisons(self._through(way, replace(self.call, limit=limit)))
+        self._refuse_saving()
+        data = {"data": data_name(self.call.data)} if self.call.data is not None else {}
         text = described_call(
-            "nk.compare_many", models=list(self.call.models), **told, measures=[one.id for one in self.measures],
+            "nk.compare_many", models=list(self.call.models), **data,
+            measures=[measure.id for measure in self.measures],
             layers=self.call.spec.layers, pairs=self.call.spec.pairs, examples=self.call.spec.examples,
         )  # fmt: skip
-        assert run.save is not None
         options: dict[str, Any] = {"call": text, "overwrite": run.overwrite, "compare": COMPARE}
         job = Job.beside(run.save, "comparison", self._identity(), **options)
-        modules = {name: model for name, model in self.call.models.items() if isinstance(model, nn.Module)}
+        sources = inputs_in(self.call.models)
+        modules = {name: source.model for name, source in sources.items() if isinstance(source.model, nn.Module)}
         with job, state_noted(job, modules):
             way, limit = self._planned(job)
-            made = self._through(
-                way, replace(self.call, limit=limit), PairsJob(job, self.measures, way.blocks, way.sample)
-            )
-            result = Comparisons(made)
+            parts = PairsJob(job, self.measures, way.blocks, way.sample)
+            result = Comparisons(self._through(way, replace(self.call, limit=limit), parts))
             job.save(lambda: result)
             return result
 
-    def _refuse_keeping(self) -> None:
+    def _refuse_saving(self) -> None:
         if not isinstance(self.call.engine, Local):
             raise InvalidValue(
                 "`save` is for one process and for engine='ray'; under torchrun leave it out, and let one rank call "
@@ -491,12 +478,13 @@ class Many:
     def _identity(self) -> dict[str, Any]:
         weights, forms = dict[str, str](), dict[str, Any]()
         for name in self.call.models:
-            model = live(self.call, name)
+            model = loaded_input(self.call, name).model
             weights[name] = weights_digest(model)
-            forms |= forms_by_name({name: model} if isinstance(model, nn.Module) else {})
+            forms |= forms_by_name({name: model})
         data = "none" if weights_alone(self.measures) else data_digest(self.call.data, self.call.spec.examples)
         settings = self.call.settings() | {"rows": str(self.call.spec.rows)}
-        identity = identity_of_study(weights, data, self.call.spec.layers, settings, self.measures)
+        layers = {name: source.layers for name, source in inputs_in(self.call.models).items()}
+        identity = identity_of_study(weights, data, layers, settings, self.measures)
         return identity | {"architecture": forms}
 
     def _planned(self, job: Job) -> tuple[PairsWay, int]:
@@ -517,16 +505,16 @@ class Many:
         if way.rows or way.is_sample:
             call = replace(call, data=HeldExamples(call.data, call.spec.examples, way.sample, call.spec.seed))
             call = replace(call, spec=replace(call.spec, examples=None))
-        made: dict[Pair, Comparison] = {}
+        by_pair: dict[Pair, Comparison] = {}
         total = examples_in(self.call.data, self.call.spec.examples) if way.is_sample else None
         digest = ""
         for block in reported(way.blocks, "comparing", "passes"):
-            found = self._compared(block, way, call, parts)
-            digest = _same_data(digest, found[0])
-            made |= {(one.a, one.b): as_sample(one, total) for one in found}
-            if not all(one.complete for one in found):
+            comparisons = self._compared(block, way, call, parts)
+            digest = _same_data(digest, comparisons[0])
+            by_pair |= {(comparison.a, comparison.b): as_sample(comparison, total) for comparison in comparisons}
+            if not all(comparison.complete for comparison in comparisons):
                 break
-        return [made[pair] for pair in self.call.of if pair in made]
+        return [by_pair[pair] for pair in self.call.of if pair in by_pair]
 
     def _compared(self, block: ModelBlock, way: PairsWay, call: Call, parts: PairsJob | None) -> list[Comparison]:
         if parts is None:
@@ -534,9 +522,9 @@ class Many:
                 return self._block_call(block, way, call).compare(self.measures)
 
         def collect(share: int, shares: int) -> Comparer:
-            own = self._block_call(block, way, call)
+            of_block = self._block_call(block, way, call)
             part = None if shares == 1 else (share, shares)
-            return replace(own, spec=replace(own.spec, part=part)).collect(self.measures)
+            return replace(of_block, spec=replace(call.spec, part=part)).collect(self.measures)
 
         return parts.compared(block, self._shares(way), collect)
 
@@ -553,10 +541,9 @@ class Many:
         self._sides = {name: side for name, side in self._sides.items() if name in keeps}
         for name in block.models:
             if name not in self._sides:
-                self._sides[name] = live(self.call, name)
-                if way.rows:
-                    (self._sides[name],) = call.of_some({name: self._sides[name]}, []).sides(keep=way.rows)
-        return call.of_some({name: self._sides[name] for name in block.models}, list(block.pairs))
+                source = loaded_input(self.call, name)
+                self._sides[name] = source.side(name, call.spec.exact_model, way.rows) if way.rows else source
+        return replace(call, models={name: self._sides[name] for name in block.models}, of=list(block.pairs))
 
     # --- the plan in words --------------------------------------------------------------------------------------------
 
@@ -571,17 +558,15 @@ class Many:
                 "`explain_many` reads the first batch, and what it takes from an iterator is gone; pass a loader or a "
                 "list."
             )
-        with call.engine.working():
-            survey = Survey(call, self.measures)
-            limit = call.engine.least(survey.study.limit)
-        keeps = keeps_rows and isinstance(call.engine, Local) and not survey.keepable
+        survey = Survey(call, self.measures, keeps_rows)
+        limit, result = survey.limit, survey.result()
         try:
-            way = survey.way(limit, keeps)
+            way = survey.way()
         except MemoryLimit as fault:
             everything = PairsWay((ModelBlock(tuple(call.models), ()),), survey.total)
             lines = (*_beginning(survey), f"would be refused: {fault}")
-            return ManyPlan(len(call.models), len(call.of), everything, 0, 0, limit, survey.result(), lines, str(fault))
-        result, passes = survey.result(), way.runs * way.batches
+            return ManyPlan(len(call.models), len(call.of), everything, 0, 0, limit, result, lines, str(fault))
+        passes = way.runs * way.batches
         each = f"{way.runs / len(call.models):.1f} of each model on each batch"
         lines = (
             *_beginning(survey), f"way: {way.words}",

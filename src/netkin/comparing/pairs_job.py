@@ -42,23 +42,23 @@ class PairsJob:
     def compared(self, block: ModelBlock, shares: int, collect: Collect) -> list[Comparison]:
         """Return the comparisons of a block; what is missing is collected, share by share, and read."""
         groups = groups_of(block.pairs, self.sample)
-        found = {
+        comparisons = {
             name: self.job.recall(name, lambda part: unpacked_columns(part.values, part.arrays)) for name in groups
         }
-        missing = [name for name, own in found.items() if own is None]
+        missing = [name for name, of_group in comparisons.items() if of_group is None]
         if missing:
             whole = self._whole(block, shares, collect)
-            found |= {name: self._read(name, whole, groups[name]) for name in missing}
+            comparisons |= {name: self._read(name, whole, groups[name]) for name in missing}
         self.job.drop(f"sums of {label_of(block.pairs, self.sample)}")
-        return list(chain.from_iterable(own or () for own in found.values()))
+        return list(chain.from_iterable(of_group or () for of_group in comparisons.values()))
 
     def _whole(self, block: ModelBlock, shares: int, collect: Collect) -> Comparer:
         """Return the statistics of all shares, which are kept after each."""
         name = f"sums of {label_of(block.pairs, self.sample)}"
         done, whole = self.job.recall(name, partial(_unpacked_sums, shares)) or (0, None)
         for share in range(done + 1, shares + 1):
-            own = collect(share, shares)
-            whole = own if whole is None else whole.merge(own)
+            part = collect(share, shares)
+            whole = part if whole is None else whole.merge(part)
             header, arrays = whole.to_arrays()
             self.job.keep(name, {"shares": share, "of": shares, "statistics": header}, arrays)
         assert whole is not None
@@ -66,9 +66,9 @@ class PairsJob:
         return whole
 
     def _read(self, name: str, whole: Comparer, pairs: Sequence[Pair]) -> list[Comparison]:
-        made = comparisons_of(whole, self.measures, pairs)
-        self.job.keep(name, *packed_columns(made))
-        return made
+        comparisons = comparisons_of(whole, self.measures, pairs)
+        self.job.keep(name, *packed_columns(comparisons))
+        return comparisons
 
 
 def groups_of(pairs: Sequence[Pair], sample: int | None = None) -> dict[str, Sequence[Pair]]:
@@ -76,7 +76,7 @@ def groups_of(pairs: Sequence[Pair], sample: int | None = None) -> dict[str, Seq
     size = max(LEAST, -(-len(pairs) // PARTS))
     groups = [pairs[place : place + size] for place in range(0, len(pairs), size)]
     label = label_of(pairs, sample)
-    return {f"values of {label}, {i} of {len(groups)}": own for i, own in enumerate(groups, start=1)}
+    return {f"values of {label}, {i} of {len(groups)}": group for i, group in enumerate(groups, start=1)}
 
 
 def label_of(pairs: Sequence[Pair], sample: int | None = None) -> str:
@@ -94,14 +94,18 @@ def _unpacked_sums(shares: int, part: Part) -> tuple[int, Comparer | None]:
 
 
 def identity_of_study(
-    weights: Mapping[str, str], data: str, layers: Any, settings: Mapping[str, str], measures: Sequence[Measure]
+    weights: Mapping[str, str],
+    data: str,
+    layers: Mapping[str, Any],
+    settings: Mapping[str, str],
+    measures: Sequence[Measure],
 ) -> dict[str, Any]:
     """Return all that the numbers of a study depend on, as texts by name, so that a job of another is refused.
 
     Args:
         weights: the digest of each model.
         data: the text that identifies the data.
-        layers: the choice of layers.
+        layers: the choice of layers for each model.
         settings: what else changes the numbers.
         measures: what is read.
     """
@@ -112,7 +116,8 @@ def identity_of_study(
     rest["errors"] = "none" if (chunks := rest.pop("chunks")) == "0" else f"{chunks} chunks"
     named, code = ", ".join(measure.id for measure in measures), [measure.function for measure in measures]
     return {
-        "weights": dict(weights), "data": data, "layers": in_words(layers), **functions, **rest,
+        "weights": dict(weights), "data": data, "layers": {name: in_words(layers[name]) for name in weights},
+        **functions, **rest,
         "measures": f"{named}; digest {settings_digest(code)}",
     }  # fmt: skip
 

@@ -24,7 +24,7 @@ from netkin.representations import Recorder, inference_mode_of, model_lock, mode
 from netkin.representations.batch_axis import FEW, LayerFacts
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target
-from netkin.representations.inputs import Forward, Transform, length_if_known, require_finite_inputs
+from netkin.representations.inputs import Transform, length_if_known, require_finite_inputs
 from netkin.representations.layer_recorder import Recorded
 from netkin.representations.layer_weights import REMEDY, parts_of_computed_weights
 from netkin.representations.layers import (
@@ -71,12 +71,29 @@ class ModelInput:
     device: Any = None
     weights: Tensors | None = None
 
-    def __post_init__(self) -> None:
-        """Load what is given by its name."""
-        if isinstance(self.model, str):
-            object.__setattr__(self, "model", load_model(self.model))
-        if isinstance(self.data, str):
-            object.__setattr__(self, "data", load_data(self.data))
+    def loaded(self, seed: int = 0) -> ModelInput:
+        """Return it with its model and data loaded, where they are names; random weights are drawn from `seed`."""
+        model = load_model(self.model, seed=seed) if isinstance(self.model, str) else self.model
+        return replace(self, model=model, data=load_data(self.data) if isinstance(self.data, str) else self.data)
+
+    def side(self, name: str, exact: bool = False, keep: float = 0) -> Side:
+        """Return what stands for it in a stream; see `ModelSide` for `exact` and `keep`."""
+        side: Side
+        if self.model is None and self.weights is not None:
+            side = WeightsSide(name, self.weights, self.layers)
+        elif isinstance(self.model, nn.Module):
+            side = ModelSide(name, self, exact, keep)
+        elif isinstance(self.model, Mapping):
+            side = RecordedSide(name, self.model, self.layers, self.shape)
+        else:
+            raise InvalidValue(
+                f"{name!r} must be a torch module or a mapping of layer names to arrays; got "
+                f"{type(self.model).__name__}."
+                + " `torch.export.unflatten` makes a module of it."
+                * isinstance(self.model, torch.export.ExportedProgram)
+            )
+        side.data = self.data
+        return side
 
 
 @dataclass(frozen=True)
@@ -106,7 +123,6 @@ class Side(ABC):
     data: Any = None  # its own, where it has some
     device: Any = None  # where its rows are made, if it is known beforehand
     owns_rows = False  # whether its rows are its own, and so need no copy to be kept
-    has_content = True  # whether its batches identify the examples
     names_layers = True  # whether its layers were chosen by the user
     transform: Transform | None = None
     left_out: Mapping[str, str] = MappingProxyType({})  # why default layers give no rows, by their names
@@ -132,10 +148,6 @@ class Side(ABC):
         """Return the number of examples in a batch, if it is known."""
         return length_if_known(batch)
 
-    def content(self, batch: Any) -> Any:
-        """Return what of a batch the digest of the data is taken of."""
-        return batch
-
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         """Return the tensors of each layer, by their names in it, in the order of modules; of `layers` if given."""
         raise InvalidValue(f"{self.name!r} has no weights; pass the model, or `nk.ModelInput(weights=...)`.")
@@ -150,25 +162,15 @@ class ModelSide(Side):
 
     Rows are kept from pass to pass up to `keep` bytes, of batches that are recognised as the same objects, so that the
     passes must be fed from one list; beyond them, or where gradients or outputs are read, the model runs in each pass.
+    With `exact` float32 on a GPU is not rounded to TF32.
     """
 
     owns_rows = True
 
-    def __init__(
-        self,
-        name: str,
-        model: nn.Module,
-        layers: Spec = None,
-        shape: Shape | Mapping[str, Shape] = None,
-        forward: Forward | None = None,
-        transform: Transform | None = None,
-        device: torch.device | str | None = None,
-        exact: bool = False,
-        keep: float = 0,
-    ):
-        self.name, self.model, self.keep = name, model, keep
-        self._layers, self._shape, self._device, self._exact = layers, shape, device, exact
-        self._forward, self.transform, self.names_layers = forward, transform, layers is not None
+    def __init__(self, name: str, source: ModelInput, exact: bool = False, keep: float = 0):
+        self.name, self.model, self.keep = name, source.model, keep
+        self._source, self._exact = source, exact
+        self.transform, self.names_layers = source.transform, source.layers is not None
         self._recorder: Recorder | None = None
         self._reads = Reads()
         # with the batch itself, as the number of an object is free for others once it is gone
@@ -176,13 +178,13 @@ class ModelSide(Side):
         self._room = keep
         self._digest = ""
         self._form: Form | None = None
-        _refuse_absent(device)
-        self.device = device or next(iter(_devices_of(model)))
+        _refuse_absent(source.device)
+        self.device = source.device or next(iter(_devices_of(self.model)))
 
     @property
     def origin(self) -> dict[str, Any]:
-        device = ", ".join(sorted(map(str, _devices_of(self.model)))) if self._device is None else str(self._device)
-        functions = {"transform": self.transform, "forward": self._forward}
+        devices = _devices_of(self.model) if self._source.device is None else [self._source.device]
+        functions = {"transform": self.transform, "forward": self._source.forward}
         names = {what: "none" if function is None else function_name(function) for what, function in functions.items()}
         self._digest = self._digest or weights_digest(self.model)
         form = self._form or form_of(self.model)
@@ -191,7 +193,7 @@ class ModelSide(Side):
         remarks = {"random weights": random, "one layer": whole}
         return {
             "model": type(self.model).__name__,
-            "device": device,
+            "device": ", ".join(sorted(map(str, devices))),
             **names,
             "precision": model_precision(self.model, exact=self._exact),
             "weights": self._digest,
@@ -203,11 +205,12 @@ class ModelSide(Side):
     @contextmanager
     def open(self, reads: Reads) -> Iterator[None]:
         # the random state of the device is kept, too
-        with model_lock(), on_device(self.model, self._device), inference_mode_of(self.model, exact=self._exact):
+        source = self._source
+        with model_lock(), on_device(self.model, source.device), inference_mode_of(self.model, exact=self._exact):
             form = form_of(self.model)  # before the model runs, which may change its attributes
             before, self._reads = self._recorder, reads  # which has learnt the layers, where there was one
             self._recorder = Recorder(
-                self.model, self._layers, shape=self._shape, forward=self._forward, transform=self.transform,
+                self.model, source.layers, shape=source.shape, forward=source.forward, transform=self.transform,
                 reduce=None if reads.reduce is None or self.keep else partial(reads.reduce, self.name),
                 taps=Taps(self.model, reads.targets) if reads.targets else None,
                 keeps_output=reads.outputs, learnt=None if before is None else before.learnt,
@@ -250,16 +253,14 @@ class ModelSide(Side):
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         known = modules(self.model)
-        if layers is None and self._layers is None:
+        if layers is None and not self.names_layers:
             return {name: tensors for name, module in known.items() if (tensors := layer_weights(module))}
-        names = choose(self.model, self._layers) if layers is None else layers
+        names = choose(self.model, self._source.layers) if layers is None else layers
         return {name: layer_weights(known[split_call(name)[0]]) for name in names}
 
 
 class RecordedSide(Side):
     """A mapping of layer names to arrays whose first axis is the examples; its batches are slices of them."""
-
-    has_content = False
 
     def __init__(
         self, name: str, arrays: Mapping[str, Any], layers: Spec = None, shape: Shape | Mapping[str, Shape] = None
@@ -325,7 +326,8 @@ class RecordedSide(Side):
         except ShapeError as fault:
             raise ShapeError(f"layer {layer!r} of {self.name!r}: {fault}") from fault
 
-    def content(self, batch: slice) -> Any:
+    def content(self, batch: slice) -> dict[str, Tensor]:
+        """Return the rows of a batch, which identify its examples."""
         return {f"layer {layer}": array[batch] for layer, array in self._arrays.items()}
 
     def require_finite_inputs(self, batch: Any, number: int) -> None:

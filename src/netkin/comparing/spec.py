@@ -140,11 +140,6 @@ class Spec:
         """The most bytes that statistics may take; None where the device decides."""
         return None if self.memory is None else int(min(float(self.memory), MOST))
 
-    @property
-    def shapes(self) -> list[Any]:
-        """The shapes asked for, without the layers that they are for."""
-        return list(self.shape.values()) if isinstance(self.shape, Mapping) else [self.shape]
-
 
 @dataclass(frozen=True)
 class Run:
@@ -283,6 +278,20 @@ def by_model(option: str, values: Mapping[str, Any], names: Sequence[str]) -> di
 def layers_by_name(layers: Any, names: Sequence[str]) -> dict[str, Any]:
     """Return the choice of layers for each model, given for all of them or by their names."""
     return by_model("layers", layers, names) if isinstance(layers, Mapping) else dict.fromkeys(names, layers)
+
+
+def functions_by_name(option: str, functions: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return the function of each model, given for all of them, in their order or by their names."""
+    if functions is None or callable(functions) or isinstance(functions, str):
+        return dict.fromkeys(names, functions)
+    if isinstance(functions, Mapping):
+        return by_model(option, functions, names)
+    if not isinstance(functions, Sequence) or len(functions) != len(names):
+        got = len(functions) if isinstance(functions, Sequence) else repr(functions)
+        raise InvalidValue(
+            f"`{option}` must be one function or one for each of the {len(names)} models; got {got}.", argument=option
+        )
+    return dict(zip(names, functions, strict=True))
 
 
 def parse_part(part: Any) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from netkin.arrays import all_finite, require_finite
 from netkin.comparing.alignment import ONE_ROW, size_of_layer
 from netkin.comparing.feed import Feed
-from netkin.comparing.sides import Reads, Side
+from netkin.comparing.sides import Reads, RecordedSide, Side
 from netkin.errors import InvalidValue, ShapeError, blame
 from netkin.identity.data import contents
 from netkin.representations.gradients import Target, logits_of
@@ -225,19 +225,19 @@ class Stream:
                 gradients[target] |= {(side.name, layer): rows for layer, rows in at_layers.items()}
             if self.reads.outputs:
                 outputs[side.name] = logits_of(recorded.output).detach(), labels_of(batch)
-        made = make_batch(
+        whole = make_batch(
             layers, self.sizes, known, numbers, partial(self._locate, step, self._batches), valid=valid,
             gradients=gradients, outputs=outputs, hashes=self._hashes_of(step) if self.reads.hashes else NOTHING,
             owns_rows=self._owns_rows, content=None if known is None else content, **fields,
         )  # fmt: skip
         for side in step:
-            self._seen[side.name] += len(made.numbers)
-        return made
+            self._seen[side.name] += len(whole.numbers)
+        return whole
 
     def _hashes_of(self, step: Mapping[Side, Any]) -> dict[str, np.ndarray]:
-        lengths = {side: side.length(batch) for side, batch in step.items() if side.has_content}
+        lengths = {side: side.length(batch) for side, batch in step.items() if not isinstance(side, RecordedSide)}
         return {
-            side.name: contents(side.content(step[side]), length).cpu().numpy()
+            side.name: contents(step[side], length).cpu().numpy()
             for side, length in lengths.items()
             if length is not None
         }
@@ -283,9 +283,14 @@ class Stream:
             side.require_finite_inputs(batch, number)
 
 
-def content_of(batches: Mapping[Side, Any]) -> Any:
-    """Return what of the batches of all sides the digest of the data is taken of, each thing once."""
-    contents = {id(content): content for content in (side.content(batch) for side, batch in batches.items())}
+def content_of(step: Mapping[Side, Any]) -> Any:
+    """Return what the digest of the data is taken of: the batches of all sides, each once, or recorded rows."""
+    contents: dict[int, Any] = {}
+    for side, batch in step.items():
+        if isinstance(side, RecordedSide):
+            contents[id(side)] = side.content(batch)
+        else:
+            contents[id(batch)] = batch
     if len(contents) == 1:
         return next(iter(contents.values()))
     return {f"data {place}": content for place, content in enumerate(contents.values())}

@@ -37,7 +37,7 @@ def comparisons_of(
     interruption: Interruption | None = None,
 ) -> list[Comparison]:
     """Return the comparisons of some pairs of models; what is computed of a layer serves all its pairs."""
-    interruption, made = interruption or Interruption(False), list[Comparison]()
+    interruption, comparisons = interruption or Interruption(False), list[Comparison]()
     chunks, shared = comparer.study.chunks, provenance_of_all(comparer)
     step = TOGETHER if chunks else 1
     for start in range(0, len(pairs), step):
@@ -49,8 +49,8 @@ def comparisons_of(
         if chunks and any(comparer.collectors) and "measuring" not in interruption.ended:
             with interruption.ending("measuring"):
                 _replicate(comparer, several)
-        made += [tables.comparison(shared, comparer.ended | interruption.ended) for tables in several]
-    return made
+        comparisons += [tables.comparison(shared, comparer.ended | interruption.ended) for tables in several]
+    return comparisons
 
 
 def _replicate(comparer: Comparer, several: Sequence[Tables]) -> None:
@@ -181,17 +181,17 @@ class Tables:
     ) -> list[dict[int, Any]]:
         """Return what collectors gave for some pairs, prepared for the measures that are `able` to share work."""
         reads: list[dict[int, Any]] = [{} for _ in block]
-        given: dict[int, tuple[Any, list[Measure]]] = {}
+        prepared: dict[int, tuple[Any, list[Measure]]] = {}  # each pair with the measures that it is prepared for
         for (x, y), read in zip(block, reads, strict=True):
             for table in able:
                 if self._is_mirrored(table.measure) and (y, x) in seen:
                     continue  # its value is there already
                 with suppress(NetkinError):  # which is reported when the pair is measured
                     pair = self._read(table, x, y, read, without)
-                    given.setdefault(id(pair), (pair, []))[1].append(table.measure)
+                    prepared.setdefault(id(pair), (pair, []))[1].append(table.measure)
             seen.add((x, y))
-        for prepare in dict.fromkeys(type(pair).prepare for pair, _ in given.values()):
-            prepare([(pair, asked) for pair, asked in given.values() if type(pair).prepare is prepare])
+        for prepare in dict.fromkeys(type(pair).prepare for pair, _ in prepared.values()):
+            prepare([(pair, measures) for pair, measures in prepared.values() if type(pair).prepare is prepare])
         return reads
 
     def _read(self, table: MeasureTable, x: str, y: str, read: dict[int, Any], without: int | None) -> Any:
@@ -208,9 +208,9 @@ class Tables:
 
     def _extents(self, model: str) -> dict[str, int]:
         """Return how many rows or columns each layer of a model has in the matrices of its pairs."""
-        held = list(self.comparer.every())
+        collectors, count = list(self.comparer.every()), self.comparer.examples
         return {
-            layer.name: max((one.extent(layer, self.comparer.examples) for one in held), default=layer.width)
+            layer.name: max((collector.extent(layer, count) for collector in collectors), default=layer.width)
             for layer in self.comparer.layers[model]
         }
 
@@ -225,7 +225,12 @@ class Tables:
         remarks = ((what, origin.get(what)) for origin in origins.values() for what in ("random weights", "one layer"))
         models = [Caveat(what.replace(" ", "-"), sentence) for what, sentence in remarks if sentence]
         # forms are for merges; a result names their digest
-        known = {f"{what} {side}": own[what] for side, own in origins.items() for what in own if what != "form"}
+        provenance = {
+            f"{what} {side}": text
+            for side, origin in origins.items()
+            for what, text in origin.items()
+            if what != "form"
+        }
         return Comparison(
             a=comparer.names.get(a, a),
             b=comparer.names.get(b, b),
@@ -241,7 +246,7 @@ class Tables:
             seed=comparer.study.seed,
             caveats=tuple(dict.fromkeys([*comparer.caveats, *models, *self._caveats(ended)])),
             version=__version__,
-            provenance=known | dict(shared) | self._ranks_in_words(),
+            provenance=provenance | dict(shared) | self._ranks_in_words(),
             complete=not ended,
         )
 
@@ -277,9 +282,9 @@ class Tables:
         """Return the replicates of a table and its chunks, or why it has none, where standard errors are requested."""
         if not self.comparer.study.chunks:
             return {}
-        held = [size > 0 for size in table.sizes]
-        if sum(held) > 1:
-            sizes, replicates = tuple(size for size in table.sizes if size), table.replicates[held]
+        has_examples = [size > 0 for size in table.sizes]
+        if sum(has_examples) > 1:
+            sizes, replicates = tuple(size for size in table.sizes if size), table.replicates[has_examples]
             reasons = self._doubts_of_cuts(table, replicates, sizes) if table.measure.facts.whitens else {}
             return {"replicates": replicates, "chunk_sizes": sizes, "error_reasons": reasons}
         reason = table.measure.jackknife_reason or (
@@ -291,24 +296,24 @@ class Tables:
 
     def _doubts_of_cuts(self, table: MeasureTable, replicates: np.ndarray, sizes: Sequence[int]) -> dict[Pair, str]:
         """Return why pairs have no error: their value hangs on where spectra are cut, by a share or at rounding."""
-        values, found, layers = table.values, dict[Pair, str](), (list(self.rows), list(self.columns))
+        values, reasons, layers = table.values, dict[Pair, str](), (list(self.rows), list(self.columns))
         errors = jackknife_error(values, replicates, sizes)
         for i, j in np.argwhere(np.isfinite(errors)).tolist():
             pair = layers[0][i], layers[1][j]
             is_mirrored = self._is_mirrored(table.measure) and pair not in table.cuts
             cut = table.cuts.get(pair[::-1] if is_mirrored else pair)
             reason = cut.reason(values[i, j], errors[i, j], replicates[:, i, j], table.sizes) if cut else ""
-            found[pair] = reason or reason_of_one(values[i, j], replicates[:, i, j], sizes)
-        return {pair: reason for pair, reason in found.items() if reason}
+            reasons[pair] = reason or reason_of_one(values[i, j], replicates[:, i, j], sizes)
+        return {pair: reason for pair, reason in reasons.items() if reason}
 
     def _ranks_in_words(self) -> dict[str, str]:
         """Return how many directions each layer was cut to by measures that whiten, for the provenance."""
-        found: dict[str, str] = {}
+        words: dict[str, str] = {}
         for side, model in (("a", self.a), ("b", self.b)):
             widths = {layer.name: layer.width for layer in self.comparer.layers[model]}
             cut = [f"{layer} {rank:,} of {widths[layer]:,}" for layer, rank in self.ranks[side].items()]
-            found |= {f"directions {side}": ", ".join(cut)} if cut else {}
-        return found
+            words |= {f"directions {side}": ", ".join(cut)} if cut else {}
+        return words
 
     def _caveats(self, ended: Set[str]) -> Iterator[Caveat]:
         """Yield the caveats of values, of rough standard errors and of an interruption."""
@@ -319,10 +324,11 @@ class Tables:
                 rough.setdefault(table.sizes, []).append(table.measure)
         for sizes, measures in rough.items():
             batches = self.comparer.collector(measures[0]).reduces
+            names, filled = ", ".join(measure.id for measure in measures), sum(map(bool, sizes))
             sentence = (
-                f"the standard errors of {', '.join(one.id for one in measures)} rest on {sum(map(bool, sizes))} "
-                f"chunks, as {sum(sizes):,} {'mini-batches' if batches else 'examples'} do not fill all of the "
-                f"{len(sizes)}; take more examples or {'smaller mini-batches' if batches else 'fewer `chunks=`'}."
+                f"the standard errors of {names} rest on {filled} chunks, as {sum(sizes):,} "
+                f"{'mini-batches' if batches else 'examples'} do not fill all of the {len(sizes)}; take more examples "
+                f"or {'smaller mini-batches' if batches else 'fewer `chunks=`'}."
             )
             yield Caveat("few-chunks", sentence)
         for table in self.of_measures:

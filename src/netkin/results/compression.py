@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from netkin import __version__
-from netkin.errors import UnknownName, did_you_mean
+from netkin.errors import require_listed
 from netkin.results.packing import Result
 from netkin.results.quantity import ACCURACY, Quantity
 from netkin.results.records import now, optional
@@ -74,8 +74,7 @@ class Compression:
     def __getitem__(self, layer: str) -> CompressedLayer:
         """Return the row of a layer."""
         names = [row.layer for row in self.layers]
-        if layer not in names:
-            raise UnknownName(f"no layer {layer!r} in this table{did_you_mean(str(layer), names) or '.'}")
+        require_listed("layer", layer, names)
         return self.layers[names.index(layer)]
 
     def __iter__(self) -> Iterator[CompressedLayer]:

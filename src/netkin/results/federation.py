@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from netkin import __version__
-from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.errors import ShapeError, require_listed
 from netkin.results.comparison import Comparison, user_clusters
 from netkin.results.labels import plural
 from netkin.results.packing import Result
@@ -127,16 +127,9 @@ class Federation(Result):
 
     def state(self, client: str) -> dict[str, np.ndarray]:
         """Return all weights and buffers of a client's network."""
-        if client not in self.clients:
-            raise UnknownName(f"no client {client!r} here{did_you_mean(str(client), self.clients) or '.'}")
-        self.refuse_without_weights()
+        require_listed("client", client, self.clients)
         row = self.clients.index(client)
         return {**self.shared, **{name: rows[row] for name, rows in self.personal.items()}}
-
-    def refuse_without_weights(self) -> None:
-        """Refuse a federation of a JSON document where weights are needed."""
-        if not (self.shared or self.personal):
-            raise NoValue("this federation has no weights: JSON leaves them out. Open the file that `save` wrote.")
 
     def model(self, client: str, like: Any) -> Any:
         """Return the network of a client: a copy of `like`, the network that was federated, with its weights."""

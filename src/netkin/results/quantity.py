@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from netkin.errors import InvalidValue
 from netkin.results.records import FrozenRecord, freeze
 
 Parameter = bool | int | float | str | None
-KINDS = ("similarity", "distance", "worth")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +45,6 @@ class Quantity(FrozenRecord):
         super().__post_init__()
         freeze(self, name=self.name or self.id.partition("(")[0])
         freeze(self, kind=self.kind or ("similarity" if self.higher_is_closer else "distance"))
-        if self.kind not in KINDS:
-            raise InvalidValue(
-                f"a quantity is of kind {', '.join(map(repr, KINDS))}; got {self.kind!r}.",
-                argument="kind", value=self.kind,
-            )  # fmt: skip
 
     @property
     def is_worth(self) -> bool:

@@ -10,29 +10,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from netkin.errors import NoValue, UnknownName, did_you_mean
+from netkin.errors import NoValue, require_listed
 from netkin.results.caveats import Caveat
 from netkin.results.labels import HOLE, plural, short_names
 from netkin.results.packing import Result
 from netkin.results.records import now, optional
 from netkin.results.text import cells, grid, terminal_width, wrapped
-from netkin.results.values import Match, Values, jackknife_error, student_quantile
+from netkin.results.values import Difference, Match, Values
 
 COLUMNS = ("model", "score", "value", "error", "behind", "behind_error", "clear", "reason")  # of the long form
 SENTENCE = 40  # letters of a name of a model, up to which sentences hold it whole
-
-
-@dataclass(frozen=True)
-class Behind:
-    """How far a model is behind the first: the difference, its standard error, and whether it is significant.
-
-    The difference is taken chunk by chunk, so that what moves both models alike does not count. `clear` is whether the
-    95 % interval of the difference leaves out zero; None where there is no error.
-    """
-
-    value: float
-    error: float | None = None
-    clear: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -64,11 +51,6 @@ class Ranking(Result):
     provenance: Mapping[str, str] = field(default_factory=dict)
     reliability: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.score not in self.tables:
-            raise UnknownName(f"{self.score!r}, by which models are ranked, is none of {', '.join(self.tables)}.")
-
     @property
     def models(self) -> tuple[str, ...]:
         """The models by rank, the best first; those without a value come last."""
@@ -97,7 +79,8 @@ class Ranking(Result):
     def __getitem__(self, key: str | tuple[str, str]) -> float:
         """Return a model's value by the score of the rank, or by another of the scores."""
         model, score = (key, self.score) if isinstance(key, str) else key
-        return self.table(score)[self.data, self._known(model)]
+        require_listed("model", model, self._given)
+        return self.table(score)[self.data, model]
 
     def __len__(self) -> int:
         return len(self._given)
@@ -111,22 +94,20 @@ class Ranking(Result):
     def table(self, score: str | None = None) -> Values:
         """Return the table of a score, by default that of the rank."""
         name = self.score if score is None else score
-        if name not in self.tables:
-            hint = did_you_mean(name, self.tables) or "."
-            raise UnknownName(f"no score {name!r} in this ranking{hint} It holds {', '.join(self.tables)}.")
+        require_listed("score", name, self.tables)
         return self.tables[name]
 
     def by(self, score: str) -> Ranking:
         """Return the ranking of the same models by another of its scores."""
         return replace(self, score=self.table(score).id)
 
-    def behind(self, score: str | None = None) -> dict[str, Behind]:
+    def behind(self, score: str | None = None) -> dict[str, Difference]:
         """Return how far each model with a value is behind the first of that score, which is 0 behind."""
         ranking = self if score is None else self.by(score)
         if np.isnan(ranking._row(ranking.score)).all():
             return {}
         table, best = ranking.table(), self._given.index(ranking.best)
-        differences = {model: ranking._difference(table, best, self._given.index(model)) for model in ranking.models}
+        differences = {model: table.difference(0, best, self._given.index(model)) for model in ranking.models}
         return {model: behind for model, behind in differences.items() if not math.isnan(behind.value)}
 
     def unclear(self) -> tuple[str, ...]:
@@ -235,7 +216,7 @@ class Ranking(Result):
         """Return the content of these columns, a row for each model by rank."""
         order = [self._given.index(model) for model in self.models]
         known = self.behind()
-        behind = [known.get(model, Behind(math.nan)) for model in self.models]
+        behind = [known.get(model, Difference(math.nan)) for model in self.models]
         differences = np.array([[each.value, _nan(each.error)] for each in behind])
         first, *others = (_texts(self._row(s)[order], self.tables[s].to_errors()[0][order]) for s in self.scores)
         parameters = [f"{self.parameters[model]:,}" if model in self.parameters else HOLE for model in self.models]
@@ -251,7 +232,7 @@ class Ranking(Result):
                 place = self._given.index(model)
                 value, error = float(table.values[0, place]), float(table.to_errors()[0, place])
                 why = table.missing.get((self.data, model), table.error_reasons.get((self.data, model), ""))
-                difference = behind.get(model, Behind(math.nan))
+                difference = behind.get(model, Difference(math.nan))
                 known = (None if math.isnan(number) else number for number in (value, error, difference.value))
                 yield model, score, *known, difference.error, difference.clear, why
 
@@ -285,23 +266,6 @@ class Ranking(Result):
 
     def _sign(self, score: str) -> int:
         return 1 if self.tables[score].higher_is_closer else -1
-
-    def _known(self, model: str) -> str:
-        if model not in self._given:
-            hint = did_you_mean(str(model), self._given) or "."
-            raise UnknownName(f"no model {model!r} in this ranking{hint} It holds {', '.join(self._given)}.")
-        return model
-
-    def _difference(self, table: Values, best: int, other: int) -> Behind:
-        sign = self._sign(table.id)
-        value = sign * float(table.values[0, best] - table.values[0, other])
-        if table.replicates is None or best == other:
-            return Behind(value)
-        apart = sign * (table.replicates[:, 0, best] - table.replicates[:, 0, other])
-        error = float(jackknife_error(value, apart, table.chunk_sizes))
-        if math.isnan(error):
-            return Behind(value)
-        return Behind(value, error, value > student_quantile(len(table.chunk_sizes)) * error)
 
 
 def _nan(value: float | None) -> float:

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
-from importlib import import_module
+from functools import partial
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from netkin.errors import MissingExtra, NameClash, refuse_half_characters
+from netkin.errors import NameClash, needed, refuse_half_characters
 
 MOST = 4096  # values that are shared at once
 PLAIN = frozenset({str, int, float, bool, NoneType})
@@ -39,12 +39,7 @@ def now() -> str:
 
 def optional(package: str) -> Any:
     """Return the optional `package`, or refuse with the name of the extra that brings it."""
-    try:
-        return import_module(package)
-    except ImportError as fault:
-        raise MissingExtra(
-            f"`to_{package}` needs the package {package!r}; install it with `pip install 'netkin[{package}]'`."
-        ) from fault
+    return needed(package, package, f"`to_{package}`")
 
 
 # --- immutable records ------------------------------------------------------------------------------------------------
@@ -60,12 +55,12 @@ class FrozenRecord:
         freeze(self, **{name: _frozen(getattr(self, name), hint) for name, hint in field_types(type(self)).items()})
 
     def __eq__(self, other: object) -> bool:
-        return same_fields(self, other) if isinstance(other, type(self)) else NotImplemented
+        return _same(plain_fields(self), plain_fields(other)) if isinstance(other, type(self)) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild, (type(self), plain_fields(self))
+        return partial(type(self), **plain_fields(self)), ()
 
 
 def freeze(record: Any, **values: Any) -> None:
@@ -141,17 +136,8 @@ def _thawed(value: Any) -> Any:
     return {key: _thawed(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
-def rebuild(kind: type[RecordType], values: dict[str, Any]) -> RecordType:
-    """Make a record again from its plain fields; pickle and copy call this."""
-    return kind(**values)
-
-
-def same_fields(first: Any, second: Any) -> bool:
-    """Return whether two records hold the same, where a hole equals a hole."""
-    return _same(plain_fields(first), plain_fields(second))
-
-
 def _same(first: Any, second: Any) -> bool:
+    """Return whether two fields hold the same, where a hole equals a hole."""
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         return np.array_equal(first, second, equal_nan=True)
     if isinstance(first, dict) and isinstance(second, dict):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from netkin.errors import InvalidValue, NoValue, UnknownName, did_you_mean
+from netkin.errors import InvalidValue, NoValue, UnknownName, require_listed
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.comparison import NUMBERS, Comparison
 from netkin.results.packing import Result
@@ -22,7 +22,6 @@ from netkin.results.records import optional
 from netkin.results.text import series_as_text
 from netkin.results.values import Values
 
-RULES = ("stays", "first")
 THRESHOLDS = (0.9, 0.99, 0.999)  # of a similarity to the final state
 
 
@@ -143,19 +142,14 @@ class Series(Result):
             )
         return self.between.tables[name].to_numpy()
 
-    def reached(self, threshold: float, measures: str | None = None, *, rule: str = "stays") -> dict[str, int | None]:
-        """Return for each layer the step at which it has reached `threshold` of its final state, or None.
+    def reached(self, threshold: float, measures: str | None = None) -> dict[str, int | None]:
+        """Return for each layer the step from which on it stays at `threshold` of its final state, or None.
 
-        With ``rule="stays"`` that is the first step from which on it stays there, so that a single high value does not
-        count; with ``rule="first"`` the first step that is there at all. A similarity is there at or above the
-        threshold, a distance at or below it, a missing value never. The final step does not count: there every layer
-        equals itself.
+        A similarity is there at or above the threshold, a distance at or below it, a missing value never. The final
+        step does not count: there every layer equals itself.
         """
         there = self._there(threshold, measures)[:-1]
-        if rule not in RULES:
-            raise UnknownName(f"`rule` is 'stays' or 'first'; got {rule!r}.")
-        if rule == "stays":
-            there = np.logical_and.accumulate(there[::-1])[::-1]
+        there = np.logical_and.accumulate(there[::-1])[::-1]
         places = there.argmax(axis=0) if len(there) else np.zeros(len(self.layers), dtype=int)
         return {
             layer: self.steps[place] if there[:, i].any() else None
@@ -167,35 +161,21 @@ class Series(Result):
         table = self.table(measures)
         return THRESHOLDS if table.higher_is_closer and math.isclose(table.bounds[1], 1) else ()
 
-    def bottom_up(
-        self, threshold: float, measures: str | None = None, *, layers: Sequence[str] | None = None, rule: str = "stays"
-    ) -> Trend:
+    def bottom_up(self, threshold: float, measures: str | None = None, *, layers: Sequence[str] | None = None) -> Trend:
         """Return Kendall's τ-b between the depth of the layers and the step at which they reach `threshold`.
 
         Depth is the order of the layers, or of those named in `layers`. Those that never reach the threshold tie at the
         final step and are counted in `never`. Those that are there at the first step, before anything could be seen to
         settle, are left out and counted in `early`.
         """
-        reached = self.reached(threshold, measures, rule=rule)
+        reached = self.reached(threshold, measures)
         strange = [layer for layer in layers or () if layer not in reached]
         if strange:
-            hint = did_you_mean(strange[0], reached) or "."
-            raise UnknownName(f"no layer named {strange[0]!r} in this series{hint} `layers` lists all.")
+            require_listed("layer", strange[0], reached)
         steps = [reached[layer] for layer in layers or self.layers]
         settling = [step for step in steps if step != self.steps[0]]
         late = [self.final_step if step is None else step for step in settling]
         return trend(late, never=settling.count(None), early=len(steps) - len(settling))
-
-    def mean_over_time(self, measures: str | None = None) -> dict[str, float]:
-        """Return each layer's mean value against its own final state over the run, by the trapezium rule.
-
-        A layer that settles early has a high mean similarity, whatever threshold one would choose. A layer with a
-        missing value has none and is left out.
-        """
-        steps, values = np.array(self.steps, dtype=float), self.own(measures)
-        gaps = np.diff(steps)[:, None]
-        means = ((values[1:] + values[:-1]) / 2 * gaps).sum(0) / gaps.sum() if len(steps) > 1 else values[0]
-        return {layer: float(mean) for layer, mean in zip(self.layers, means, strict=True) if np.isfinite(mean)}
 
     def derived(self) -> dict[str, Any]:
         """Return what a document says beside the fields: the layers, the caveats, and when which layer settles."""

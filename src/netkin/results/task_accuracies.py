@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from netkin.errors import UnknownName, did_you_mean
+from netkin.errors import require_listed
 from netkin.results.caveats import Caveat
 from netkin.results.labels import HOLE, plural
 from netkin.results.packing import Result
@@ -95,8 +95,7 @@ class TaskAccuracies(Result):
         """Return the accuracy on the second task after the first, or at the "start", the mean over seeds."""
         sides = ((START, *self.tasks), self.tasks) if isinstance(key, tuple) and len(key) == 2 else ()
         for name, known in zip(key, sides, strict=False):
-            if name not in known:
-                raise UnknownName(f"no task {name!r} here{did_you_mean(str(name), known) or '.'}")
+            require_listed("task", name, known)
         return self.table()[key]
 
     def __repr__(self) -> str:
@@ -104,8 +103,8 @@ class TaskAccuracies(Result):
 
     def table(self, seed: int | None = None) -> Values:
         """Return the accuracy matrix of a seed, or the mean over all: trained tasks in rows, tested in columns."""
-        if seed is not None and seed not in self.seeds:
-            raise UnknownName(f"no seed {seed!r} here; there are {', '.join(map(str, self.seeds))}.")
+        if seed is not None:
+            require_listed("seed", seed, self.seeds)
         chosen = self.accuracies if seed is None else self.accuracies[[self.seeds.index(seed)]]
         values, rows = chosen.mean(0), (START, *self.tasks)
         missing = {
@@ -189,8 +188,8 @@ class TaskEnsembles(Result):
     def members_of(self, task: str, seed: int | None = None) -> tuple[str, ...]:
         """Return the tasks whose networks are in the ensemble of a task, for a seed, by default the first."""
         chosen = self.seeds[0] if seed is None else seed
-        if task not in self.tasks or chosen not in self.seeds:
-            raise UnknownName(f"no task {task!r} of seed {chosen!r} here{did_you_mean(task, self.tasks) or '.'}")
+        require_listed("task", task, self.tasks)
+        require_listed("seed", chosen, self.seeds)
         return self.members[self.seeds.index(chosen)][self.tasks.index(task)]
 
     def metrics(self) -> dict[str, tuple[float, float]]:

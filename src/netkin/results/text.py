@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -342,53 +341,31 @@ def grid(rows: Sequence[str], columns: Sequence[str], entries: list[list[str]], 
 
 
 def _numbered(rows: Sequence[str], columns: Sequence[str], entries: list[list[str]], width: int) -> Iterator[str]:
-    """Number the layers; where the table is still too wide, show its columns in several blocks, one below the other."""
+    """Number the layers; where the table is still too wide, leave out the columns in the middle."""
     cell = max(len(str(len(columns))), *(len(entry) for line in entries for entry in line)) + 2
     whole, limit = _listed(brief(rows)), max(width // 3, 12)
     short = whole if max(map(len, whole)) <= limit else _listed(map(short_names(rows).__getitem__, rows))
     labels = [cut_short(label, limit) for label in short]
-    named = _block(labels, list(columns), entries)
-    if len(named[0]) <= width:  # columns keep their names where only those of the rows are too long
-        yield from named
+    lines = _block(labels, list(columns), entries)
+    if len(lines[0]) <= width:  # columns keep their names where only those of the rows are too long
+        yield from lines
         yield from [] if labels == whole else [wrapped(f"rows: {', '.join(_listed(rows))}", width)]
         return
-    many = max((width - max(map(len, labels))) // cell, 1)
-    if many < len(columns) and sys.stdout.isatty():
-        shown_places = _ends(len(columns), max(many - 1, 1))
-        yield from _middle_left_out(labels, entries, shown_places, cell)
-        yield from _legend(rows, columns, labels == whole, width, shown_places)
-        shown = f"{len(shown_places)} of {len(columns)} columns are shown; `| less` behind the command"
-        yield wrapped(f"{shown}, --json, --report or, in Python, `to_pandas()` show all", width)
-        return
-    for start in range(0, len(columns), many):
-        numbers = [str(i + 1) for i in range(start, min(start + many, len(columns)))]
-        yield from _block(labels, numbers, [line[start : start + many] for line in entries], cell)
-    yield from _legend(rows, columns, labels == whole, width)
-
-
-def _ends(count: int, many: int) -> list[int]:
-    """Return the places of the first and the last columns, as many as fit."""
-    last = many // 2
-    return [*range(many - last), *range(count - last, count)]
-
-
-def _middle_left_out(labels: list[str], entries: list[list[str]], places: list[int], cell: int) -> list[str]:
-    """Return the table with some columns, and an ellipsis for those between the first and the last of them."""
-    lines = [[str(i + 1) for i in places], *([line[i] for i in places] for line in entries)]
-    for line in lines:
-        line.insert(len(places) - len(places) // 2, "…")
-    return _block(labels, lines[0], lines[1:], cell)
-
-
-def _legend(
-    rows: Sequence[str], columns: Sequence[str], readable: bool, width: int, places: Sequence[int] | None = None
-) -> Iterator[str]:
-    """Say what the numbers stand for, unless the rows' labels say it; of the columns those that are `kept`."""
-    if not readable:
-        yield wrapped(f"rows: {', '.join(_listed(rows))}", width)
-    same, named = tuple(rows) == tuple(columns), _listed(columns)
-    named = named if places is None else [named[i] for i in places]
-    yield wrapped("columns have the numbers of the rows" if same else f"columns: {', '.join(named)}", width)
+    count, room = len(columns), max((width - max(map(len, labels))) // cell, 1)
+    last = count if room >= count else max(room - 1, 1) // 2
+    first = 0 if room >= count else max(room - 1, 1) - last
+    places = [*range(first), *range(count - last, count)]
+    numbers = [[str(i + 1) for i in places], *([line[i] for i in places] for line in entries)]
+    if room < count:
+        for line in numbers:
+            line.insert(first, "…")
+    yield from _block(labels, numbers[0], numbers[1:], cell)
+    yield from [] if labels == whole else [wrapped(f"rows: {', '.join(_listed(rows))}", width)]
+    named = "columns: " + ", ".join(f"{i + 1} {columns[i]}" for i in places)
+    yield wrapped("columns have the numbers of the rows" if tuple(rows) == tuple(columns) else named, width)
+    if room < count:
+        shown = f"{len(places)} of {count} columns are shown"
+        yield wrapped(f"{shown}; --json, --report or, in Python, `to_pandas()` show all", width)
 
 
 def _listed(names: Iterable[str]) -> list[str]:

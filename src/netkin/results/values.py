@@ -23,8 +23,20 @@ from netkin.results.text import values_as_text
 
 Pair = tuple[str, str]  # the names of two layers, or of two models
 
-LARGEST = 1e300  # of the numbers in a table, so that their differences are finite
 NEAR = 1e-6  # of a measure's range: a value as near as this to a bound lies at it
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much closer, or better, one value of a table is than another, with the standard error of the difference.
+
+    It is taken chunk by chunk, so that what moves both values alike does not count. `clear` is whether its 95 %
+    interval leaves out zero; None where there is no error.
+    """
+
+    value: float
+    error: float | None = None
+    clear: bool | None = None
 
 
 class Match(tuple[str, float]):
@@ -152,16 +164,23 @@ class Values(FrozenRecord):
         known = None if error is None or math.isnan(error) else error
         if second is None:
             return Match(self.layers_b[best], value, known)
-        margin, name = abs(value - float(self.values[i, second])), self.layers_b[second]
+        lead, name = self.difference(i, best, second), self.layers_b[second]
         doubtful = np.isnan(self.to_errors()[i]) & ~self._at_bound()[i]  # the jackknife does not serve these
-        if self.replicates is None or doubtful[best] or doubtful[second]:
-            return Match(self.layers_b[best], value, known, name, margin)
-        apart = (self.replicates[:, i, best] - self.replicates[:, i, second]) * (1 if self.higher_is_closer else -1)
-        spread = float(jackknife_error(margin, apart, self.chunk_sizes))
-        if not math.isfinite(spread):
-            return Match(self.layers_b[best], value, known, name, margin)
-        clear = margin > student_quantile(len(self.chunk_sizes)) * spread
-        return Match(self.layers_b[best], value, known, name, margin, spread, clear)
+        if doubtful[best] or doubtful[second]:
+            return Match(self.layers_b[best], value, known, name, lead.value)
+        return Match(self.layers_b[best], value, known, name, lead.value, lead.error, lead.clear)
+
+    def difference(self, row: int, best: int, other: int) -> Difference:
+        """Return how much closer, or better, the value at one column of a row is than that at another."""
+        value = abs(float(self.values[row, best] - self.values[row, other]))
+        if self.replicates is None or best == other:
+            return Difference(value)
+        sign = 1 if self.higher_is_closer else -1
+        apart = sign * (self.replicates[:, row, best] - self.replicates[:, row, other])
+        error = float(jackknife_error(value, apart, self.chunk_sizes))
+        if not math.isfinite(error):
+            return Difference(value)
+        return Difference(value, error, value > student_quantile(len(self.chunk_sizes)) * error)
 
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """Return the ends of every value's interval by Student's t, clipped to the bounds.
@@ -240,10 +259,6 @@ class Values(FrozenRecord):
         if array.shape != shape:
             sides = "chunks by layers by layers" if chunks else "layers by layers"
             raise ShapeError(f"the {what} of {self.id!r} must have shape {shape}, {sides}; got {array.shape}.")
-        ends = [abs(end) for end in self.bounds if math.isfinite(end)]
-        largest = float(np.max(np.abs(array), initial=max(ends, default=0), where=np.isfinite(array)))
-        if largest > LARGEST:
-            raise InvalidValue(f"the {what} and bounds of {self.id!r} must lie within ±{LARGEST:g}; got {largest:g}.")
 
     def _complete_errors(self) -> None:
         """Check errors, replicates and reasons; compute the errors where only replicates are given."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +24,9 @@ from netkin.errors import InvalidValue, NetkinError, SourceError
 from netkin.identity.data import contents
 from netkin.sources.names import in_short
 
-# what is stored, its labels, how a batch of the stored becomes what a model is fed, and what to remark on the data
 LabelledData = tuple[Tensor, Tensor]  # inputs and labels
-LoadedExamples = tuple[Unpack[tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]], Unpack[tuple[str, ...]]]
+# what is stored, its labels, and how a batch of the stored becomes what a model is fed
+LoadedExamples = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Batches:
     """Examples with their labels, handed out batch by batch, in the same order each time.
 
     `stored` holds all examples as compactly as they came; `prepare` makes of some of them what a model is fed. Without
-    labels a batch is the examples alone. `remarks` say what a reader of results should know: they become warnings.
+    labels a batch is the examples alone.
     """
 
     name: str
@@ -42,7 +42,6 @@ class Batches:
     labels: Tensor | None = None
     batch_size: int = 128
     prepare: Callable[[Tensor], Tensor] = torch.Tensor.float
-    remarks: tuple[str, ...] = ()
     are_characters: bool = False  # of a text that no tokenizer has split
     classes: tuple[str, ...] = ()  # their names, in the order of the labels, where the data have any
 

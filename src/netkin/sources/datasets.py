@@ -97,8 +97,7 @@ CATALOGUE: list[DataSource] = [
         "DIR: images, or one folder of images for each class",
         "images,size=64,normalise=imagenet:photos",
         image_folder,
-        options="size=PIXELS (the shorter side, then the centre); broken=refuse (default) or skip; "
-        f"{_NORMALISE}; processor=DIR of a Hugging Face model",
+        options=f"size=PIXELS (the shorter side, then the centre); {_NORMALISE}; processor=DIR of a Hugging Face model",
         has_images=True,
     ),
     DataSource(
@@ -189,7 +188,7 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
     others = {option: value for option, value in options.items() if option not in processor}
     chosen = typed_options(source.load, others, source.name, skip=1)
     with refusing_unreadable(place):
-        stored, labels, prepare, *remarks = source.load(place, **chosen)
+        stored, labels, prepare = source.load(place, **chosen)
         if processor:
             prepare = _processing(stored, processor["processor"], spec)
     head = ",".join([source.name, *(f"{option}={value}" for option, value in (chosen | processor).items())])
@@ -197,7 +196,7 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
     name = f"{head}:{place}" if place else head
     folders = class_folders(Path(place).expanduser()) if source.name == "images" and labels is not None else []
     classes = tuple(folder.name for folder in folders)
-    return Batches(name, stored, labels, batch_size, prepare, tuple(remarks), by_character, classes)
+    return Batches(name, stored, labels, batch_size, prepare, by_character, classes)
 
 
 def refuse_characters(data: Any, models: Sequence[Any]) -> None:

@@ -6,13 +6,11 @@ Images are fed as pixels of the mean and standard deviation that a network was t
 from __future__ import annotations
 
 import io
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +20,7 @@ from netkin.arrays import label_tensor, plain_array
 from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean, needed
 from netkin.sources.batches import LoadedExamples, as_they_are
 from netkin.sources.models import load_tokenizer
-from netkin.sources.names import content, in_short, near, refuse_absent, unreadable
+from netkin.sources.names import content, near, reading, refuse_absent
 
 # mean and standard deviation of each channel of the training images, or what nets take for them; from 0 to 1
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -78,111 +76,55 @@ def digits(part: str = "") -> LoadedExamples:
 
 # formats read in Pillow itself; others call programs of the system
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-BITS_PER_SAMPLE = 258  # a tag of TIFF
 
 
-def image_folder(directory: str, normalise: str = "none", size: int = 0, broken: str = "refuse") -> LoadedExamples:
+def image_folder(directory: str, normalise: str = "none", size: int = 0) -> LoadedExamples:
     """Return the images of a folder in sorted order, 3 × height × width; its folders are the classes, in sorted order.
 
     All must be of one size, unless `size` says to which their shorter side is brought before the middle is cut out. A
-    folder without folders gives images without labels. With `broken=skip` files that cannot be read as images are left
-    out, and a remark on the data names them. Grey images of 16 bits, or of floating numbers from 0 to 1, keep their
-    precision; of colours of 16 bits the upper eight are read.
+    folder without folders gives images without labels. Of colours of 16 bits the upper eight are read.
     """
     prepare = normalisation(normalise)
-    if broken not in ("refuse", "skip"):
-        raise InvalidValue(f"`broken` must be 'refuse' or 'skip'; got {broken!r}.")
     paths, labels = _image_paths(Path(directory).expanduser())
-    images, places, faults = _read(paths, size, broken == "skip", directory)
-    stored = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
-    remarks = [f"{len(faults):,} of {len(paths):,} images were left out as broken: {_named(faults)}."] if faults else []
-    return stored, torch.tensor(labels)[places] if labels else None, prepare, *remarks
-
-
-def _read(paths: list[Path], size: int, skips: bool, directory: str) -> tuple[np.ndarray, list[int], list[str]]:
-    """Return all images, the places of those that could be read, and why the others could not."""
-    images, places, faults = list[np.ndarray](), list[int](), list[str]()
-    for place, path in enumerate(paths):
-        try:
-            image = _pixels(path, size)
-        except SourceError as fault:
-            if not skips:
-                raise SourceError(f"{fault} `images,broken=skip:{directory}` leaves such files out.") from fault
-            faults.append(str(fault))
-            continue
-        images.append(_of_one_size(image, images[0], path, paths[places[0]]) if images else image)
-        places.append(place)
-    if not images:
-        raise SourceError(f"none of the {len(paths):,} images in {directory!r} could be read: {faults[0]}")
-    return np.stack(images), places, faults
+    images = list[np.ndarray]()
+    for path in paths:
+        images.append(_pixels(path, size))
+        (height, width), (first_height, first_width) = images[-1].shape[:2], images[0].shape[:2]
+        if (height, width) != (first_height, first_width):
+            raise SourceError(
+                f"{str(paths[0])!r} has {first_height} × {first_width} pixels and {str(path)!r} {height} × {width}; "
+                f"choose one size, as in `images,size={min(first_height, first_width)}:DIR`."
+            )
+    stored = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
+    return stored, torch.tensor(labels) if labels else None, prepare
 
 
 def _pixels(path: Path, size: int) -> np.ndarray:
-    """Return an image as height × width × 3 values from 0 to 255: bytes, or floats where it is grey and finer.
-
-    With a `size` its shorter side is brought to that and the middle cut out.
-    """
+    """Return an image as height × width × 3 bytes; with a `size` its shorter side, of which the middle is cut out."""
     pillow, operations = (needed(name, "images", "reading image files") for name in ("PIL.Image", "PIL.ImageOps"))
     stored = content(path, "image")  # from a file, Pillow would take memory for chunks of any announced length
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # beyond its limit of pixels Pillow warns, and we refuse
-            warnings.simplefilter("error", pillow.DecompressionBombWarning)
-            with pillow.open(io.BytesIO(stored), formats=FORMATS) as image:
-                white = _white(image, path)
-                plain = image.convert("F" if white else "RGB")
-                if white:
-                    _refuse_out_of_range(np.asarray(plain), white, path)
-                values = np.asarray(operations.fit(plain, (size, size)) if size else plain)
-    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
-        raise SourceError(f"{str(path)!r} has too many pixels to be opened safely: {error}") from error
-    except SourceError:
-        raise
-    except Exception as error:  # the bytes may be anything, and so may be the error
-        # of what it does not know Pillow says only at which address it lies in memory
-        why = "." if isinstance(error, pillow.UnidentifiedImageError) else f": {in_short(error)}"
-        raise SourceError(f"{str(path)!r} is damaged or no image of a kind that is read here{why}") from error
-    if not white:
-        return values
-    values = values.clip(0, white) * (255 / white)  # edges overshoot when they are resized
-    return np.repeat(values.astype(np.float32)[:, :, None], 3, axis=2)
-
-
-def _white(image: Any, path: Path) -> float:
-    """Return the value of white in a grey image finer than bytes; 0 for all others, which Pillow makes bytes of."""
-    if image.mode == "F":
-        return 1.0
-    if image.mode == "I" and image.format not in ("PNG", "PPM"):  # which have 16 bits and may come as 32
-        raise SourceError(
-            f"{str(path)!r} holds whole numbers of 32 bits, whose white is unknown; save it with 16 bits."
-        )
-    bits = max(image.tag_v2.get(BITS_PER_SAMPLE, (16,))) if image.format == "TIFF" else 16
-    return 2.0**bits - 1 if image.mode.startswith("I") else 0.0
-
-
-def _refuse_out_of_range(values: np.ndarray, white: float, path: Path) -> None:
-    low, high = float(values.min()), float(values.max())
-    if not 0 <= low <= high <= white:  # false for NaN, too
-        raise SourceError(
-            f"{str(path)!r} holds numbers from {low:g} to {high:g}; a grey image goes from 0 for black to {white:g} "
-            "for white, so scale it first."
-        )
-
-
-def _named(faults: list[str], most: int = 3) -> str:
-    names = [fault.split("'")[1] if "'" in fault else fault for fault in faults]
-    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+    with reading(path, "image of a kind that is read here", "leave it out"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # beyond its limit of pixels Pillow warns, and we refuse
+        warnings.simplefilter("error", pillow.DecompressionBombWarning)
+        try:
+            image = pillow.open(io.BytesIO(stored), formats=FORMATS)
+        except pillow.UnidentifiedImageError:
+            raise ValueError("none of " + ", ".join(FORMATS)) from None
+        if image.mode == "F" or image.mode.startswith("I"):  # of which Pillow would cut off all above 255
+            raise SourceError(
+                f"{str(path)!r} holds numbers finer than bytes (mode {image.mode}); save it with 8 bits, or give "
+                "arrays as `npz:FILE`."
+            )
+        plain = image.convert("RGB")
+        return np.asarray(operations.fit(plain, (size, size)) if size else plain)
 
 
 def _image_paths(folder: Path) -> tuple[list[Path], list[int]]:
     if not folder.is_dir():
         raise SourceError(f"{str(folder)!r} is no folder{near(folder) or '; name the one that holds the images.'}")
-    try:
-        labelled = [(path, label) for label, inner in enumerate(class_folders(folder)) for path in _images_under(inner)]
-        paths = [path for path, _ in labelled] or [path for path in sorted(folder.iterdir()) if _is_image(path)]
-    except OSError as error:
-        raise SourceError(unreadable(folder, error)) from error
+    labelled = [(path, label) for label, inner in enumerate(class_folders(folder)) for path in _images_under(inner)]
+    paths = [path for path, _ in labelled] or [path for path in sorted(folder.iterdir()) if _is_image(path)]
     if not paths:
         raise SourceError(
             f"found no images in {str(folder)!r}; they must end in {', '.join(sorted(SUFFIXES))} and lie in it or in "
@@ -197,25 +139,11 @@ def class_folders(folder: Path) -> list[Path]:
 
 
 def _images_under(folder: Path) -> list[Path]:
-    def refuse(error: OSError) -> None:
-        raise error
-
-    walk = os.walk(folder, onerror=refuse)
-    return sorted(Path(root) / name for root, _, names in walk for name in names if _is_image(Path(name)))
+    return sorted(path for path in folder.rglob("*") if _is_image(path))
 
 
 def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-
-
-def _of_one_size(image: np.ndarray, first: np.ndarray, path: Path, first_path: Path) -> np.ndarray:
-    if image.shape != first.shape:
-        (height, width), (other_height, other_width) = first.shape[:2], image.shape[:2]
-        raise SourceError(
-            f"{str(first_path)!r} has {height} × {width} pixels and {str(path)!r} {other_height} × {other_width}; "
-            f"choose one size, as in `images,size={min(height, width)}:DIR`."
-        )
-    return image
 
 
 def npz(file: str, channels: str = "first", normalise: str = "none") -> LoadedExamples:
@@ -239,18 +167,13 @@ def npz(file: str, channels: str = "first", normalise: str = "none") -> LoadedEx
 
 def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     refuse_absent(path, "npz file")
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            inputs, labels = _chosen(archive.files, path)
-            return _numbers(archive[inputs], inputs, path), _numbers(archive[labels], labels, path) if labels else None
-    except SourceError:
-        raise
-    except PermissionError as error:
-        raise SourceError(unreadable(path, error)) from error
-    except Exception as error:  # the bytes may be anything, and so may be the error
-        raise SourceError(
-            f"{str(path)!r} is damaged or no npz file of numbers; write it with `numpy.savez`. Nothing is unpickled."
-        ) from error
+    with (
+        reading(path, "npz file of numbers", "write it with `numpy.savez`; nothing is unpickled"),
+        path.open("rb") as file,
+        np.load(file, allow_pickle=False) as archive,
+    ):
+        inputs, labels = _chosen(archive.files, path)
+        return _numbers(archive[inputs], inputs, path), _numbers(archive[labels], labels, path) if labels else None
 
 
 def _chosen(keys: Sequence[str], path: Path) -> tuple[str, str | None]:
@@ -281,10 +204,8 @@ def _refuse_unpaired(inputs: np.ndarray, labels: np.ndarray | None, path: Path) 
             f"the examples in {str(path)!r} have shape {inputs.shape}; the first axis must be the examples, and there "
             "must be another, none of them empty."
         )
-    if labels is not None and not labels.ndim:
-        raise SourceError(f"the labels in {str(path)!r} are a single number; there must be one for each example.")
-    if labels is not None and len(labels) != len(inputs):
-        raise SourceError(f"{str(path)!r} holds {len(inputs):,} examples and {len(labels):,} labels.")
+    if labels is not None and labels.shape[:1] != inputs.shape[:1]:
+        raise SourceError(f"{str(path)!r} holds {len(inputs):,} examples and labels of shape {labels.shape}.")
 
 
 def text(file: str, window: int = 64, tokenizer: str = "") -> LoadedExamples:

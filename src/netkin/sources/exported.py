@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError, SourceError
-from netkin.sources.names import content
+from netkin.sources.names import Refused, content, reading
 
 
 def load_exported(path: Path) -> nn.Module:
@@ -39,7 +39,8 @@ def load_exported(path: Path) -> nn.Module:
     The file is vetted first, see `vetted`: nothing in it is unpickled or evaluated. A program that was exported with a
     fixed number of examples in a batch refuses any other number.
     """
-    copy = vetted(content(path, "exported program"), str(path))
+    with reading(path, "exported program", "export the network alone with `torch.export.save` of torch 2.8 or newer"):
+        copy = vetted(content(path, "exported program"))
     logger = logging.getLogger("torch.export")
     level = logger.level
     try:
@@ -113,35 +114,21 @@ _TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 _REFUSED_ARGUMENTS = {"as_operator": "a function as argument", "as_custom_obj": "an object of its own"}
 
 
-class _Refused(Exception):
-    """The archive holds something that an exported network does not need."""
-
-
-def vetted(archive: bytes, name: str) -> io.BytesIO:
+def vetted(archive: bytes) -> io.BytesIO:
     """Return a copy of a `.pt2` archive that torch can load without running anything of the file's own."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(archive)) as source:
-            names = source.namelist()
-            if len(set(names)) < len(names):
-                raise _Refused("two entries of one name")
-            return _copied({name.partition("/")[2]: source.read(name) for name in names})  # below the folder at the top
-    except SourceError:
-        raise
-    except _Refused as refusal:
-        raise SourceError(
-            f"{name!r} holds {refusal}, and netkin runs nothing of a file's own; export the network alone with "
-            "`torch.export.save` of torch 2.8 or newer."
-        ) from None
-    except Exception as error:  # the bytes may be anything, and so may be the error
-        raise SourceError(f"{name!r} is damaged or no exported program; write it with `torch.export.save`.") from error
+    with zipfile.ZipFile(io.BytesIO(archive)) as source:
+        names = source.namelist()
+        if len(set(names)) < len(names):
+            raise Refused("two entries of one name")
+        return _copied({name.partition("/")[2]: source.read(name) for name in names})  # below the folder at the top
 
 
 def _copied(entries: dict[str, bytes]) -> io.BytesIO:
     compiled = [name for name in entries if name.startswith(("data/aotinductor/", "data/executorch/"))]
     if compiled:
-        raise _Refused("compiled code")
+        raise Refused("compiled code")
     if "models/model.json" not in entries:
-        raise _Refused(f"{'an older layout' if 'serialized_exported_program.json' in entries else 'no program'}")
+        raise Refused(f"{'an older layout' if 'serialized_exported_program.json' in entries else 'no program'}")
     copies = {name: entries[name] for name in _MARKS if name in entries}
     copies["models/model.json"] = json.dumps(clean_program(json.loads(entries["models/model.json"]))).encode()
     for kind in ("weights", "constants"):
@@ -158,15 +145,15 @@ def _copied(entries: dict[str, bytes]) -> io.BytesIO:
 def _tensors(entries: dict[str, bytes], kind: str) -> dict[str, bytes]:
     table = f"data/{kind}/model_{kind}_config.json"
     if table not in entries:
-        raise _Refused(f"{kind} in an older layout")
+        raise Refused(f"{kind} in an older layout")
     config = json.loads(entries[table])
     for meta in config["config"].values():
         if meta.get("use_pickle") is not False or not re.fullmatch(r"(weight|tensor)_\d+", meta["path_name"]):
-            raise _Refused(f"{kind} that are pickled")
+            raise Refused(f"{kind} that are pickled")
         sizes = [size.get("as_int") for size in meta["tensor_meta"]["sizes"]]
         if not entries[f"data/{kind}/{meta['path_name']}"] and 0 not in sizes:
             # torch would make zeros of any size that is written there
-            raise _Refused("a tensor without its numbers")
+            raise Refused("a tensor without its numbers")
     files = {f"data/{kind}/{meta['path_name']}" for meta in config["config"].values()}
     return {table: json.dumps(_clean("", config)).encode()} | {name: entries[name] for name in sorted(files)}
 
@@ -178,7 +165,7 @@ def clean_program(program: Any) -> Any:
 
 def _clean(key: str, value: Any) -> Any:
     if key in _REFUSED_ARGUMENTS:
-        raise _Refused(_REFUSED_ARGUMENTS[key])
+        raise Refused(_REFUSED_ARGUMENTS[key])
     if key == "metadata":
         return _module_stack(value)
     if key == "guards_code":
@@ -196,31 +183,31 @@ def _module_stack(metadata: dict[str, Any]) -> dict[str, str]:
     if stack is None:
         return {}
     if not all(_STACK.fullmatch(part) for part in stack.split(";")):
-        raise _Refused(f"a module of the name {_short(stack)}")
+        raise Refused(f"a module of the name {_short(stack)}")
     return {"nn_module_stack": stack}
 
 
 def _word(text: str) -> str:
     if not _WORD.fullmatch(text):
-        raise _Refused(f"the name {_short(text)}")
+        raise Refused(f"the name {_short(text)}")
     return text
 
 
 def _plain_text(text: str) -> str:
     if not _TEXT.fullmatch(text):
-        raise _Refused(f"the text {_short(text)}")
+        raise Refused(f"the text {_short(text)}")
     return text
 
 
 def _operator(target: str) -> str:
     if not _OPERATOR.fullmatch(target) or _WITH_FILES.match(target):
-        raise _Refused(f"a call of {_short(target)}")
+        raise Refused(f"a call of {_short(target)}")
     return target
 
 
 def _expression(text: str) -> str:
     if not all(map(_is_arithmetic, ast.walk(ast.parse(text, mode="eval")))):
-        raise _Refused(f"the size {_short(text)}")
+        raise Refused(f"the size {_short(text)}")
     return text
 
 
@@ -244,7 +231,7 @@ def _tree(text: str) -> str:
         context = json.loads(node["context"]) if isinstance(node["context"], str) else node["context"]
         plain = context is None or (isinstance(context, list) and all(isinstance(key, str) for key in context))
         if node["type"] not in _TREES or not plain:
-            raise _Refused(f"inputs or outputs of type {_short(str(node['type']))}")
+            raise Refused(f"inputs or outputs of type {_short(str(node['type']))}")
         waiting += node["children_spec"]
     return json.dumps([protocol, top])
 

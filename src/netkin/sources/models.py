@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from netkin.sources.names import (
     call_named,
     content,
     find_function,
+    in_short,
     near,
     read_json,
     refuse_absent,
@@ -104,10 +104,7 @@ def _loaded(spec: str, seed: int) -> nn.Module:
         load_weights(model, Path(weights).expanduser(), name=builder)
     elif drawn_from is not None:
         unless = "" if builder.startswith("netkin:") else ", unless its function reads some"
-        if drawn_from != seed:
-            unless = ", which its function sets each time, unless it reads some"
-        remark = f"{spec!r} was given no weights, so they are random, drawn from seed {drawn_from}{unless}."
-        keep_note(model, remark)
+        keep_note(model, f"{spec!r} was given no weights, so they are random, drawn from seed {drawn_from}{unless}.")
     return model
 
 
@@ -194,7 +191,7 @@ def load_huggingface(directory: str) -> nn.Module:
                 output_loading_info=True,
             )
     except Exception as error:  # its errors have no common root but Exception
-        raise SourceError(f"{str(folder)!r} could not be loaded by transformers: {_in_short(error)}") from error
+        raise SourceError(f"{str(folder)!r} could not be loaded by transformers: {in_short(error)}") from error
     _refuse_incomplete(loading, folder, type(model).__name__)
     return model
 
@@ -275,7 +272,7 @@ def _from_folder(kind: str, folder: Path) -> Any:
                 str(folder), local_files_only=True, trust_remote_code=False
             )
     except Exception as error:  # its errors have no common root but Exception
-        raise SourceError(f"{str(folder)!r} could not be loaded by transformers: {_in_short(error)}") from error
+        raise SourceError(f"{str(folder)!r} could not be loaded by transformers: {in_short(error)}") from error
 
 
 def _has_safetensors(folder: Path) -> bool:
@@ -333,7 +330,3 @@ def _quiet(transformers: Any) -> Iterator[None]:
         log.set_verbosity(verbosity)
         if bars:
             log.enable_progress_bar()
-
-
-def _in_short(error: Exception) -> str:
-    return f"{shorten(str(error), 300, placeholder='...').rstrip('.')}."

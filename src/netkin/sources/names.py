@@ -260,6 +260,31 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     return document
 
 
+class Refused(Exception):
+    """What a file holds, or asks for, that is not read: `reading` makes a refusal of it that names the file."""
+
+
+@contextmanager
+def reading(path: Path, what: str, advice: str) -> Iterator[None]:
+    """Turn whatever goes wrong inside the `with`, where the file at `path` is read, into one refusal.
+
+    Its bytes may be anything, and so may be the error.
+    """
+    try:
+        yield
+    except SourceError:
+        raise
+    except Refused as refusal:
+        raise SourceError(
+            f"{str(path)!r} holds or asks for {refusal}, and netkin runs nothing that comes in a file; {advice}."
+        ) from None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno:
+            raise SourceError(unreadable(path, error)) from error
+        said = "" if isinstance(error, LookupError) else str(error).strip().partition("\n")[0].rstrip(".")
+        raise SourceError(f"{str(path)!r} is damaged or no {what}{said and f' ({said})'}; {advice}.") from error
+
+
 def unreadable(path: Path, error: OSError) -> str:
     """Return the sentence for a file that the system does not let us read."""
     return f"{str(path)!r} cannot be read: {(error.strerror or type(error).__name__).lower()}."

@@ -21,8 +21,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from netkin.errors import SourceError
-from netkin.sources.names import content
+from netkin.sources.names import Refused
 
 _INSTRUCTIONS = (
     *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1"),
@@ -39,25 +38,12 @@ _ITEM_SIZES = {
 }
 
 
-class Refused(Exception):
-    """The pickle needs more than the reader supports."""
-
-
-def read_plain_pickle(path: Path) -> dict[str, Any]:
-    """Return the dictionary pickled at `path`: its arrays of bytes as NumPy arrays, all else plain."""
-    pickled = content(path, "file of the Python version")
-    try:
-        value = _Reader(io.BytesIO(pickled), _array_name, _refuse_outside).load()
-        if isinstance(value, dict):
-            return {_text(key): part.values if isinstance(part, _Array) else part for key, part in value.items()}
-    except Refused as refusal:
-        raise SourceError(
-            f"{str(path)!r} asks for {refusal}, which no CIFAR file needs, and netkin runs nothing that comes in a "
-            "file; get the published one again."
-        ) from None
-    except Exception as error:  # the bytes may be anything, and so may be the error
-        raise SourceError(f"{str(path)!r} is damaged or no pickle; get the published file again.") from error
-    raise SourceError(f"{str(path)!r} holds a {type(value).__name__} instead of a dictionary.")
+def read_plain_pickle(pickled: bytes) -> dict[str, Any]:
+    """Return a pickled dictionary: its arrays of bytes as NumPy arrays, all else plain."""
+    value = _Reader(io.BytesIO(pickled), _array_name, _refuse_outside).load()
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds a {type(value).__name__} instead of a dictionary")
+    return {_text(key): part.values if isinstance(part, _Array) else part for key, part in value.items()}
 
 
 def vet_torch_file(path: Path) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import math
 import struct
-import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
 
 import numpy as np
 import torch
@@ -17,7 +15,7 @@ from torch import Tensor
 from netkin.errors import InvalidValue, SourceError
 from netkin.sources.batches import LoadedExamples
 from netkin.sources.examples import normalisation
-from netkin.sources.names import content, refuse_absent
+from netkin.sources.names import content, reading
 from netkin.sources.pickles import read_plain_pickle
 
 _PIXELS = 3 * 32 * 32
@@ -71,14 +69,11 @@ def cifar100(
 def _records(directory: Path, layout: Layout, part: str) -> Tensor:
     """Return one row of bytes for each image: its labels, then its pixels."""
     names = layout.files[part]
-    for folder in (directory, directory / layout.binary):
-        if (folder / f"{names[0]}.bin").is_file():
-            paths = _all_there(folder, [f"{name}.bin" for name in names])
-            return torch.from_numpy(np.concatenate([_binary(path, layout) for path in paths]))
-    for folder in (directory, directory / layout.python):
-        if (folder / names[0]).is_file():
-            paths = _all_there(folder, names)
-            return torch.from_numpy(np.concatenate([_pickled(path, layout) for path in paths]))
+    for read, ending, inner in ((_binary, ".bin", layout.binary), (_pickled, "", layout.python)):
+        for folder in (directory, directory / inner):
+            if (folder / f"{names[0]}{ending}").is_file():
+                paths = [folder / f"{name}{ending}" for name in names]
+                return torch.from_numpy(np.concatenate([_file_records(path, layout, read) for path in paths]))
     raise SourceError(
         f"found no {layout.title} in {str(directory)!r}: {names[0] + '.bin'!r} must lie in it or in its folder "
         f"{layout.binary}, or {names[0]!r} in it or in {layout.python}. Unpack the binary or the Python version and "
@@ -86,66 +81,46 @@ def _records(directory: Path, layout: Layout, part: str) -> Tensor:
     )
 
 
-def _all_there(folder: Path, names: list[str]) -> list[Path]:
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise SourceError(f"{str(folder)!r} lacks {', '.join(missing)}; unpack all of the archive again.")
-    return [folder / name for name in names]
+def _file_records(path: Path, layout: Layout, read: Callable[[bytes, Layout], np.ndarray]) -> np.ndarray:
+    stored = content(path, f"file of {layout.title}")
+    with reading(path, f"file of {layout.title}", "unpack the published archive again"):
+        records = read(stored, layout)
+        for column, classes in enumerate(layout.labels.values()):
+            largest = records[:, column].max()
+            if largest >= classes:
+                raise ValueError(f"a label of {largest}, where there are labels from 0 to {classes - 1}")
+        return records
 
 
-def _binary(path: Path, layout: Layout) -> np.ndarray:
+def _binary(stored: bytes, layout: Layout) -> np.ndarray:
     size = len(layout.labels) + _PIXELS
-    stored = np.frombuffer(bytearray(content(path)), dtype=np.uint8)
-    if len(stored) == 0 or len(stored) % size:
-        raise SourceError(
-            f"{str(path)!r} holds {len(stored):,} bytes, no multiple of the {size:,} bytes of a {layout.title} image; "
-            f"the file is cut short or not {layout.title}."
-        )
-    return _checked(stored.reshape(-1, size), path, layout)
+    if not stored or len(stored) % size:
+        raise ValueError(f"{len(stored):,} bytes, no multiple of the {size:,} bytes of an image")
+    return np.frombuffer(bytearray(stored), dtype=np.uint8).reshape(-1, size)
 
 
-def _pickled(path: Path, layout: Layout) -> np.ndarray:
-    pickled = read_plain_pickle(path)
-    pixels = pickled.get("data")
-    if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != _PIXELS or not len(pixels):
-        raise SourceError(f"{str(path)!r} has no 'data' of n × {_PIXELS:,} bytes; it is not {layout.title}.")
-    columns = [_labels(pickled.get(key), len(pixels), key, path) for key in layout.labels]
-    return _checked(np.column_stack([*columns, pixels]), path, layout)
+def _pickled(stored: bytes, layout: Layout) -> np.ndarray:
+    pickled = read_plain_pickle(stored)
+    labels = [np.frombuffer(bytes(pickled[key]), dtype=np.uint8) for key in layout.labels]
+    return np.column_stack([*labels, np.reshape(pickled["data"], (len(labels[0]), _PIXELS))])
 
 
-def _labels(values: Any, count: int, key: str, path: Path) -> np.ndarray:
-    plain = isinstance(values, list) and all(type(value) is int and 0 <= value < 256 for value in values)
-    if not plain or len(values) != count:
-        raise SourceError(f"{str(path)!r} has no {key!r} of {count:,} whole numbers, one for each image.")
-    return np.array(values, dtype=np.uint8)
-
-
-def _checked(records: np.ndarray, path: Path, layout: Layout) -> np.ndarray:
-    for column, classes in enumerate(layout.labels.values()):
-        largest = records[:, column].max()
-        if largest >= classes:
-            raise SourceError(
-                f"{str(path)!r} has a label of {largest}; {layout.title} has labels from 0 to {classes - 1}."
-            )
-    return records
-
-
-_NAMES = {"train": "train", "test": "t10k"}
-_MAGIC = {"images": 2051, "labels": 2049}
+_MNIST = {"train": "train", "test": "t10k"}
 
 
 def mnist(directory: str, normalise: str = "mnist", *, _part: str = "test") -> LoadedExamples:
     """Return MNIST's `test` or `train` images, 1 × 28 × 28, from its idx files, gzipped or not."""
     prepare = normalisation(normalise, channels=1)
     folder = Path(directory).expanduser()
-    images = _idx(folder, f"{_NAMES[_part]}-images-idx3-ubyte", "images", (28, 28))
-    labels = _idx(folder, f"{_NAMES[_part]}-labels-idx1-ubyte", "labels", ())
+    images = _idx(folder, f"{_MNIST[_part]}-images-idx3-ubyte", 28, 28)
+    labels = _idx(folder, f"{_MNIST[_part]}-labels-idx1-ubyte")
     if len(images) != len(labels):
         raise SourceError(f"MNIST in {directory!r} has {len(images):,} images and {len(labels):,} labels.")
     return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels).long(), prepare
 
 
-def _idx(folder: Path, name: str, what: str, sizes: tuple[int, ...]) -> np.ndarray:
+def _idx(folder: Path, name: str, *sizes: int) -> np.ndarray:
+    """Return the bytes of an idx file as n × sizes, after a number for their kind and one for each axis."""
     places = [inner / (name + end) for inner in (folder, folder / "MNIST/raw", folder / "mnist") for end in ("", ".gz")]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
@@ -153,31 +128,19 @@ def _idx(folder: Path, name: str, what: str, sizes: tuple[int, ...]) -> np.ndarr
             f"found no MNIST in {str(folder)!r}: {name!r} or {name + '.gz'!r} must lie in it. Name the folder that "
             "holds the four idx files."
         )
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return _idx_array(cast(BinaryIO, file), path, what, sizes)
-    except (OSError, EOFError, zlib.error) as error:
-        raise SourceError(f"{str(path)!r} is damaged or cannot be read: {error}.") from error
-
-
-def _idx_array(file: BinaryIO, path: Path, what: str, sizes: tuple[int, ...]) -> np.ndarray:
-    header = file.read(8 + 4 * len(sizes))
-    numbers = struct.unpack(f">{len(header) // 4}I", header[: len(header) // 4 * 4])
-    if numbers[:1] != (_MAGIC[what],) or numbers[2:] != sizes:
-        raise SourceError(
-            f"{str(path)!r} does not begin as MNIST's {what} do; it needs the magic number {_MAGIC[what]}"
-            + (f" and images of {' × '.join(map(str, sizes))}." if sizes else ".")
-        )
-    expected = math.prod((numbers[1], *sizes))
-    stored = file.read(expected + 1)
-    if len(stored) != expected or not expected:
-        held = "more" if len(stored) > expected else f"{len(stored):,}"
-        raise SourceError(f"{str(path)!r} promises {expected:,} bytes of {what} and holds {held}.")
-    return np.frombuffer(bytearray(stored), dtype=np.uint8).reshape(numbers[1], *sizes)
+    with reading(path, "file of MNIST", "get the published one again"):
+        stored = gzip.decompress(content(path)) if path.suffix == ".gz" else content(path)
+        kind, count, *inner_sizes = struct.unpack_from(f">{2 + len(sizes)}I", stored)
+        if (kind, *inner_sizes) != (2049 + len(sizes), *sizes) or not count:
+            raise ValueError(f"it begins with the numbers {kind}, {count}" + "".join(f", {n}" for n in inner_sizes))
+        values = np.frombuffer(bytearray(stored), dtype=np.uint8, offset=8 + 4 * len(sizes))
+        return values.reshape(count, *sizes)
 
 
 def svhn(directory: str, normalise: str = "svhn", *, _part: str = "test") -> LoadedExamples:
     """Return SVHN's `test` or `train` crops, 3 × 32 × 32; the label 10 of the files stands for the digit 0."""
+    from scipy.io import loadmat
+
     prepare = normalisation(normalise)
     name, folder = f"{_part}_32x32.mat", Path(directory).expanduser()
     path = next((place / name for place in (folder, folder / "svhn") if (place / name).is_file()), None)
@@ -186,31 +149,10 @@ def svhn(directory: str, normalise: str = "svhn", *, _part: str = "test") -> Loa
             f"found no SVHN in {str(folder)!r}: {name!r} must lie in it. Name the folder of the "
             "cropped digits (format 2)."
         )
-    images, labels = _matlab(path)
-    return (
-        torch.from_numpy(np.ascontiguousarray(images.transpose(3, 2, 0, 1))),
-        torch.from_numpy(labels.astype(np.int64) % 10),
-        prepare,
-    )
-
-
-def _matlab(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    from scipy.io import loadmat, whosmat
-
-    refuse_absent(path)
-    try:
-        kinds = {name: (shape, kind) for name, shape, kind in whosmat(path, appendmat=False)}
-        (shape, kind), (of_labels, _) = (kinds.get(name, ((), "")) for name in ("X", "y"))
-        if not (len(shape) == 4 and shape[:3] == (32, 32, 3) and kind == "uint8" and of_labels == (shape[3], 1)):
-            raise SourceError(
-                f"{str(path)!r} must hold X of 32 × 32 × 3 × n and y of n × 1; it holds {kinds or 'nothing'}."
-            )
+    with reading(path, "file of SVHN", "get the published one again"):
         arrays = loadmat(path, appendmat=False, variable_names=["X", "y"])
-    except SourceError:
-        raise
-    except Exception as error:  # the bytes may be anything, and so may be the error
-        raise SourceError(f"{str(path)!r} is damaged or no MATLAB file of version 5; get it again.") from error
-    images, labels = arrays["X"], arrays["y"].ravel()
-    if images.dtype != np.uint8 or not np.isin(labels, range(11)).all():
-        raise SourceError(f"{str(path)!r} must hold bytes as images and labels from 1 to 10; it is not SVHN.")
-    return images, labels
+        images, labels = arrays["X"], arrays["y"].ravel()
+        if images.dtype != np.uint8 or images.shape != (32, 32, 3, len(labels)) or not np.isin(labels, range(11)).all():
+            raise ValueError("X must be bytes of 32 × 32 × 3 × n, and y must be n labels from 1 to 10")
+    stored = torch.from_numpy(np.ascontiguousarray(images.transpose(3, 2, 0, 1)))
+    return stored, torch.from_numpy(labels.astype(np.int64) % 10), prepare

@@ -16,21 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from netkin.errors import FileError, SourceError
-from netkin.files import read_header
-from netkin.sources.names import refuse_absent, unreadable
-from netkin.sources.pickles import Refused, vet_torch_file
+from netkin.errors import SourceError
+from netkin.sources.names import Refused, reading, refuse_absent
+from netkin.sources.pickles import vet_torch_file
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 _PREFIXES = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+")
 _MARKS = re.compile(r"(^|\.)_")  # EfficientNet has `_blocks.0._bn1`
 _SHOWN = 5
-_TRAINED_WITH = "Choose the builder these weights were trained with"
-_SAVED_AS = {
-    "sparse": "Save sparse tensors as `tensor.to_dense()`",
-    "nested": "Save nested tensors as `tensor.to_padded_tensor(0)`",
-    "without values": "Save the weights of a model that is not on the device 'meta'",
-}
+_TO_SAVE = "save `model.state_dict()` alone with torch, or as safetensors"
 
 StateDict = dict[str, Tensor]  # weights and buffers by name
 
@@ -46,9 +40,10 @@ def load_weights(model: nn.Module, path: str | Path, name: str = "the model") ->
     if faults:
         raise SourceError(
             f"the weights in {str(path)!r} do not fit {name}: {'; '.join(faults)}. "
-            f"{next((_SAVED_AS[kind] for kind in map(_kind, state.values()) if kind in _SAVED_AS), _TRAINED_WITH)}."
+            "Choose the builder these weights were trained with."
         )
-    model.load_state_dict(state)
+    with reading(Path(path), f"file of weights for {name}", _TO_SAVE):  # sparse ones, or such without values
+        model.load_state_dict(state, strict=False)  # counts of batches may be absent, which `mismatches` allows
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
@@ -76,35 +71,18 @@ def _bare(name: str) -> str:
 
 
 def mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """Return as text what is missing, unexpected, of another kind or shape in `state`; nothing where it fits."""
+    """Return as text what is missing, unexpected or of another shape in `state`; nothing where it fits."""
     # files older than torch 0.4.1 do not count batches, and no evaluation reads that count
     missing = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in state if name not in wanted]
-    strange, differing = list[str](), list[str]()
-    for name in (name for name in wanted if name in state):
-        held, needed = _kind(state[name]), _kind(wanted[name])
-        if held != needed:
-            strange.append(f"{name} ({held} in the file, {needed} in the model)")
-        elif held in ("nested", "no tensor") or is_lazy(wanted[name]) or is_lazy(state[name]):
-            continue  # a lazy weight takes the shape of the other
-        elif state[name].shape != wanted[name].shape:
-            shapes = _shape(state[name]), _shape(wanted[name])
-            differing.append(f"{name} ({shapes[0]} in the file, {shapes[1]} in the model)")
-    faults = {"missing": missing, "unexpected": unexpected, "of another kind": strange, "of another shape": differing}
+    shapes = {name: (_shape(state[name]), _shape(wanted[name])) for name in wanted if name in state}
+    differing = [
+        f"{name} ({held} in the file, {needed} in the model)"
+        for name, (held, needed) in shapes.items()
+        if held and needed and held != needed
+    ]
+    faults = {"missing": missing, "unexpected": unexpected, "of another shape": differing}
     return [f"{len(names)} {fault}: {listed(names)}" for fault, names in faults.items() if names]
-
-
-def _kind(tensor: Any) -> str:
-    """Return what sort of numbers a tensor holds, as far as copying one sort into another would lose something."""
-    if not isinstance(tensor, Tensor):  # quantised modules keep their weights packed, and `get_extra_state` gives any
-        return "no tensor"
-    if tensor.is_nested:
-        return "nested"
-    if tensor.is_meta:
-        return "without values"
-    if tensor.layout != torch.strided:
-        return "sparse"
-    return "quantised" if tensor.is_quantized else "complex" if tensor.is_complex() else "real"
 
 
 def listed(names: list[str]) -> str:
@@ -113,62 +91,33 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _shape(tensor: Tensor) -> str:
-    return " × ".join(str(size) for size in tensor.shape) or "one number"
+def _shape(tensor: Any) -> str:
+    """Return a weight's shape as text; empty for what fits any: a lazy weight, and the state of a module's own kind."""
+    if not isinstance(tensor, Tensor) or is_lazy(tensor):
+        return ""
+    shape = " × ".join(str(size) for size in tensor.shape) or "one number"
+    return f"{shape} complex" if tensor.is_complex() else shape  # a real weight would take the real parts
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
+    with reading(path, "safetensors file", _TO_SAVE):
         return safetensors.torch.load_file(path)
-    except PermissionError as error:
-        raise SourceError(unreadable(path, error)) from error
-    except Exception as error:  # its errors have no common root but Exception
-        raise SourceError(f"{str(path)!r} is damaged or not a safetensors file: {error}.") from error
 
 
 def _read_torch(path: Path) -> Any:
     refuse_hostile(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with reading(path, "weights file", _TO_SAVE), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # the bytes may be anything, and so may be the error
-        raise SourceError(_why_unreadable(path, error)) from error
+        except pickle.UnpicklingError as error:
+            raise Refused("more than tensors") from error
 
 
 def refuse_hostile(path: Path) -> None:
     """Refuse a file saved by torch that is not safe even for `torch.load(weights_only=True)`."""
-    try:
+    with reading(path, "weights file", _TO_SAVE):
         vet_torch_file(path)
-    except SourceError:
-        raise
-    except Refused as refusal:
-        raise SourceError(
-            f"{str(path)!r} holds or asks for {refusal}; netkin reads plain state dicts: save `model.state_dict()` "
-            "alone, or as safetensors."
-        ) from None
-    except OSError as error:
-        raise SourceError(unreadable(path, error)) from error
-    except Exception as error:  # the bytes may be anything, and so may be the error
-        raise SourceError(_why_unreadable(path, error)) from error
-
-
-def _why_unreadable(path: Path, error: Exception) -> str:
-    refused = re.search(r"GLOBAL (\S+) was not|(\S+) whose module \S+ is blocked", str(error))
-    if isinstance(error, pickle.UnpicklingError) and refused:
-        what = refused.group(1) or refused.group(2)
-        return (
-            f"{str(path)!r} holds more than tensors ({what}), and netkin runs nothing that comes in a file; "
-            "save `model.state_dict()` alone, or as safetensors."
-        )
-    try:
-        kind = str(read_header(path)["kind"])
-    except FileError:  # a file of others
-        kind = ""
-    if kind == "compressed":
-        return f"{str(path)!r} is a compressed model, not weights; name it where a model is asked for, as BUILDER@FILE."
-    what = "a file of netkin's and no" if kind or path.suffix == ".netkin" else "damaged or not a"
-    return f"{str(path)!r} is {what} weights file; save `model.state_dict()` with torch or as safetensors."
 
 
 def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:

@@ -277,12 +277,17 @@ class RowCollector(Collector):
             raise ShapeError(
                 f"this batch lacks rows for {name_of(missing[0])!r}; every update needs all {len(self.names)} layers."
             )
-        layers = {name: self.as_rows(rows[name], name_of(name)).detach() for name in names}
+        if isinstance(rows, Owned):  # the pass has made them, and looked at them
+            layers = {name: rows[name] for name in names}
+        else:
+            layers = {name: self.as_rows(rows[name], name_of(name)).detach() for name in names}
+            for name, layer in layers.items():
+                if layer.device.type == "cpu":
+                    require_finite(layer, label(name))
         sizes = {name: tuple(layer.shape[1:]) for name, layer in layers.items()}
-        for name, layer in layers.items():
-            require_size(name, sizes[name], self.sizes.get(name, sizes[name]))
-            if layer.device.type == "cpu" and not isinstance(rows, Owned):
-                require_finite(layer, label(name))
+        if any(self.sizes.get(name, size) != size for name, size in sizes.items()):
+            for name, size in sizes.items():
+                require_size(name, size, self.sizes.get(name, size))
         self.sizes |= sizes
         return layers
 

@@ -247,7 +247,7 @@ def test_the_table_as_a_frame(small):
     assert frame.loc["fc", "notes"] == "saves no parameters: that takes k of at most 8."
     with pytest.raises(AttributeError):
         small.compression.layers[0].kept = 3
-    with pytest.raises(UnknownName, match="no layer 'conv5' in this table; did you mean 'conv4'?"):
+    with pytest.raises(UnknownName, match="no layer named 'conv5'; did you mean 'conv4'?"):
         small.compression["conv5"]
 
 

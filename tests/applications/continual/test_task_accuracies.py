@@ -74,11 +74,11 @@ def test_the_matrix_is_labelled(learnt):
     assert record["2-3", "0-1"] == pytest.approx(record.accuracies[:, 2, 0].mean())
     assert record.table(1)["4-5", "2-3"] == record.accuracies[1, 3, 1]
     for pair in (("0-2", "0-1"), ("0-1", "start")):
-        with pytest.raises(UnknownName, match="no task '(0-2|start)' here"):
+        with pytest.raises(UnknownName, match="no task named '(0-2|start)'"):
             record[pair]
     with pytest.raises(UnknownName, match="ask for a pair"):
         record["0-1"]
-    with pytest.raises(UnknownName, match="no seed 5 here; there are 0, 1"):
+    with pytest.raises(UnknownName, match="no seed named 5"):
         record.table(5)
 
 

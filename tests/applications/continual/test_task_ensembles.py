@@ -103,7 +103,7 @@ def test_it_is_told_in_a_table(together):
     assert "with (seed 0)" in str(together)
     assert len(together.to_pandas()) == 6
     assert set(together.metrics()) == {"alone", "together", "further"}
-    with pytest.raises(UnknownName, match="no task 'x'"):
+    with pytest.raises(UnknownName, match="no task named 'x'"):
         together.members_of("x")
 
 

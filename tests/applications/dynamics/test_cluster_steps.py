@@ -77,7 +77,7 @@ def test_steps_that_fail_are_named_and_the_others_compared(run):
     torch.save(ray_worlds.broken().state_dict(), run / "step_20.pt")
     found = nk.dynamics("run", engine="ray", save="run.netkin", **CALL)
     assert (found.steps, found.missing) == ((0, 30), (10, 20))
-    assert found.provenance["failed step 10"].startswith("'run/step_10.pt' is damaged or not a weights file")
+    assert found.provenance["failed step 10"].startswith("'run/step_10.pt' is damaged or no weights file")
     assert "layer 'fc' of 'step 20' in batch 0 holds 21 NaN or Inf" in found.provenance["failed step 20"]
     assert [warning.partition(":")[0] for warning in sentences(nk.load("run.netkin")) if "failed" in warning] == [
         "step 10 has failed and is left out", "step 20 has failed and is left out",
@@ -97,7 +97,7 @@ def test_a_step_is_left_out_only_if_no_node_can_read_it(run):
 
 def test_without_the_final_step_nothing_is_compared(run):
     (run / "step_30.pt").write_bytes(b"no weights")
-    with pytest.raises(SourceError, match="'run/step_30.pt' is damaged or not a weights file"):
+    with pytest.raises(SourceError, match="'run/step_30.pt' is damaged or no weights file"):
         nk.dynamics("run", engine="ray", **CALL)
 
 

@@ -246,7 +246,7 @@ def test_a_clients_network_has_its_weights_and_its_accuracy():
     with torch.no_grad():
         right = (made(data["c2"][0]).argmax(1) == data["c2"][1]).double().mean()
     assert found.accuracy["c2"] == pytest.approx(float(right))
-    with pytest.raises(UnknownName, match="no client 'c9' here"):
+    with pytest.raises(UnknownName, match="no client named 'c9'"):
         found.model("c9", net)
     with pytest.raises(
         ShapeError, match=r"`like` has a weight '0.weight' of shape \(3, 1, 3, 3\), and the federation none"

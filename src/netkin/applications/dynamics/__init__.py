@@ -23,7 +23,7 @@ from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.engines.ray import Ray
 from netkin.comparing.feed import data_name
 from netkin.comparing.plan import Plan, weights_alone
-from netkin.comparing.sides import ModelSide
+from netkin.comparing.sides import ModelInput, ModelSide
 from netkin.errors import InvalidValue
 from netkin.identity import (
     COMPARE,
@@ -377,9 +377,12 @@ class RunStudy:
         model, others = self.run.final, self.options.others
         if self.data is None or not self.data.is_held:
             return model
-        how = (others["layers"], others["shape"], others["forward"], self.options.transform, others["device"])
+        source = ModelInput(
+            model, layers=others["layers"], shape=others["shape"], forward=others["forward"],
+            transform=self.options.transform, device=others["device"],
+        )  # fmt: skip
         room = spare_memory(torch.device(others["device"] or device_of(model))) // self.sharers
-        return ModelSide(f"{self.run.unit} {self.run.steps[-1]}", model, *how, keep=room)
+        return ModelSide(f"{self.run.unit} {self.run.steps[-1]}", source, keep=room)
 
     def compared(self, step: int) -> Comparison:
         """Return the comparison of a step with the final one."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.comparer import Comparer, found_measures
+from netkin.comparing.comparer import Comparer, measures_of
 from netkin.comparing.spec import Spec as CompareSpec
 from netkin.errors import ForwardError, InvalidValue, NoValue
 from netkin.identity import settings_digest
@@ -365,7 +365,7 @@ def _name_of(data: Any) -> str:
 
 def state_measures(measures: Any) -> list[Measure]:
     """Return the measures requested, each once, if what a recorder keeps is enough for them."""
-    found = found_measures(measures)
+    found = measures_of(measures)
     for measure in found:
         refuse_unfit(measure.id, measure.facts.unchanged_by, linear=reads_states(measure))
     return found

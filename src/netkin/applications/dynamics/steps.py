@@ -34,7 +34,7 @@ from netkin.comparing.engines.ray import Cluster, Ray
 from netkin.comparing.engines.worker import Message, Task
 from netkin.comparing.feed import data_name
 from netkin.comparing.plan import Plan, needs_of
-from netkin.comparing.sides import ModelSide
+from netkin.comparing.sides import ModelInput, ModelSide
 from netkin.errors import InvalidValue, MemoryLimit, NetkinError, NoValue, SourceError
 from netkin.identity import DataDigest, Form, settings_digest
 from netkin.jobs import Job
@@ -159,7 +159,7 @@ def _collected(run: TrainingRun, measure: Measure, layers: Sequence[str]) -> Col
     (need,) = needs_of([measure])
     kind, rows = need.candidates[0], dict[Key, Mapping[str, Tensor]]()
     for step in run.steps:
-        side = ModelSide(str(step), run.at(step), list(layers))
+        side = ModelSide(str(step), ModelInput(run.at(step), layers=list(layers)))
         weights = {name: {key: one.detach() for key, one in own.items()} for name, own in side.weights(layers).items()}
         if not rows:
             sizes = [size_of_weights(str(one), name, own) for one in run.steps for name, own in weights.items()]

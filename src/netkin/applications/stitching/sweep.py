@@ -37,7 +37,7 @@ from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.structure import contrasts
 from netkin.applications.stitching.task_loss import Way
 from netkin.comparing.compare import compare
-from netkin.comparing.comparer import found_measures
+from netkin.comparing.comparer import measures_of
 from netkin.comparing.feed import data_name
 from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import FileError, ForwardError, InvalidValue, NetkinError, NoValue, ShapeError
@@ -222,7 +222,7 @@ class Sweep:
     @cached_property
     def similarity_part(self) -> str:
         """The name of the part of the job that holds the similarities."""
-        measures = [(measure.id, measure.function) for measure in found_measures(self.asked.measures)]
+        measures = [(measure.id, measure.function) for measure in measures_of(self.asked.measures)]
         settings = settings_digest({"measures": measures, **self._asked_of_similarity})
         return f"{self.names[0]} into {self.names[1]}: similarity {settings}"
 

@@ -167,10 +167,9 @@ def _scored(
     """Return all that one of the models gives; one that can't be run has the fault."""
     model, data = experiment.load_model(name), experiment.load_data(name)
     random = remark_on(model)
-    caveats = [Caveat("data", remark) for remark in getattr(data, "remarks", ())]
     scored = _ScoredModel(
         name, sum(weight.numel() for weight in model.parameters()), weights_digest(model), data=data_name(data),
-        caveats=(*caveats, *([Caveat("random-weights", random)] if random else [])),
+        caveats=(Caveat("random-weights", random),) if random else (),
     )  # fmt: skip
     try:
         with experiment.lending(model):

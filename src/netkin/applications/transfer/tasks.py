@@ -13,7 +13,7 @@ import torch
 
 from netkin.comparing import Comparer, ModelInput, collect
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.comparer import found_measures
+from netkin.comparing.comparer import measures_of
 from netkin.comparing.spec import Spec as CompareSpec
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import InvalidValue, NetkinError, NoValue, UnknownName, did_you_mean, require_at_least
@@ -131,7 +131,7 @@ def _replicates(tasks: Mapping[str, Any], measures: Any, seeds: int) -> list[lis
             groups.setdefault(_shifted(one, -one.settings["seed"]).id, []).append(one)
         if groups:
             return list(groups.values())
-    found = found_measures(MEASURES if measures is None else measures)
+    found = measures_of(MEASURES if measures is None else measures)
     for one in found:
         if not _is_sketched(one):
             raise InvalidValue(

@@ -69,7 +69,7 @@ class PassEngine(Engine):
     def compare_many(self, call: Call, measures: Sequence[Measure]) -> Comparisons:
         from netkin.comparing.many_models import Many  # which knows engines
 
-        return Many(call, measures).comparisons()
+        return Many(call, measures).compare()
 
     def explain_many(self, call: Call, measures: Sequence[Measure]) -> ManyPlan:
         from netkin.comparing.many_models import Many

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from netkin.comparing.comparer import Comparer, from_parts
+from netkin.comparing.comparer import Comparer, from_arrays
 from netkin.comparing.engines import PassEngine, Result
 from netkin.comparing.sides import ModelSide, Side
 from netkin.errors import InvalidValue, NetkinError, ShapeError, WorkerError
@@ -78,13 +78,13 @@ class Distributed(PassEngine):
     @contextmanager
     def _first_buffers(self, model: nn.Module) -> Iterator[None]:
         """Lend a model the buffers of rank 0, as training by `DistributedDataParallel` leaves each rank its own."""
-        own = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        _, first = self.ranks.broadcast(lambda: ({}, own))
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        _, first = self.ranks.broadcast(lambda: ({}, buffers))
         try:
             _fill(model, first)
             yield
         finally:
-            _fill(model, own)
+            _fill(model, buffers)
 
     def least(self, number: int) -> int:
         return int(min(self.ranks.gathered(number)))
@@ -95,16 +95,18 @@ class Distributed(PassEngine):
     @contextmanager
     def opening(self, comparer: Comparer) -> Iterator[None]:
         sizes = {model: {layer.name: layer.width for layer in layers} for model, layers in comparer.layers.items()}
-        kinds = [[type(one).kind for one in own] for own in comparer.collectors]
-        self.ranks.refuse_unlike({f"layers of {model!r}": own for model, own in sizes.items()} | {"collectors": kinds})
+        kinds = [[collector.kind for collector in collectors] for collectors in comparer.collectors]
+        self.ranks.refuse_unlike(
+            {f"layers of {model!r}": widths for model, widths in sizes.items()} | {"collectors": kinds}
+        )
         if self.ranks.is_first:
             yield
             tensors: dict[str, Tensor] = {}
-            frames = to_plain([dict(one.frame()) for one in comparer.every()], tensors, "frames")
+            frames = to_plain([dict(collector.frame()) for collector in comparer.every()], tensors, "frames")
             self.ranks.broadcast(lambda: ({"frames": frames}, tensors))
             return
-        header, given = self.ranks.broadcast(lambda: ({}, {}))
-        for collector, frame in zip(comparer.every(), from_plain(header["frames"], given), strict=True):
+        header, tensors = self.ranks.broadcast(lambda: ({}, {}))
+        for collector, frame in zip(comparer.every(), from_plain(header["frames"], tensors), strict=True):
             collector.take_frame(frame)
         yield
 
@@ -115,7 +117,7 @@ class Distributed(PassEngine):
                 f"the data gave rank {rank} {comparer.examples:,} examples and its share is {length:,}; they must "
                 "give as many examples as their length says."
             )
-        whole = self.ranks.reduced(comparer, Comparer.to_parts, self._merged)
+        whole = self.ranks.reduced(comparer, _to_message, self._merged)
         whole.part = ""
         if self.ranks.is_first and whole.examples != whole.expected:
             raise InvalidValue(
@@ -126,12 +128,10 @@ class Distributed(PassEngine):
 
     def _merged(self, mine: Comparer, message: TensorMessage) -> Comparer:
         """Return the statistics of this rank and of one that has sent its own, both in the host's memory."""
-        theirs = from_parts(*message)
-        header, tensors = mine.to_parts()
-        if any(one.device.type != "cpu" for one in tensors.values()):
-            moved = from_parts(header, {name: one.cpu() for name, one in tensors.items()})
-            moved.study = mine.study
-            mine = moved
+        theirs = _from_message(*message)
+        if mine.study.device is not None:
+            on_host = from_arrays(*mine.to_arrays())
+            on_host.study, mine = mine.study, on_host
         common = mine.digest.common(theirs.digest)
         if common:
             raise InvalidValue(
@@ -145,14 +145,14 @@ class Distributed(PassEngine):
             raise ShapeError(f"the shares of two ranks do not fit: {fault}") from fault
 
     def shared(self, make: Callable[[], Result]) -> Result:
-        made: list[Result] = []
+        results: list[Result] = []
 
         def message() -> TensorMessage:
-            made.append(make())
-            return _to_message(made[0])
+            results.append(make())
+            return _to_message(results[0])
 
-        found = self.ranks.broadcast(message)
-        return made[0] if made else _from_message(*found)
+        sent = self.ranks.broadcast(message)
+        return results[0] if results else _from_message(*sent)
 
 
 def _fill(model: nn.Module, buffers: dict[str, Tensor]) -> None:
@@ -162,22 +162,19 @@ def _fill(model: nn.Module, buffers: dict[str, Tensor]) -> None:
 
 
 def _to_message(result: Comparer | list[Comparison]) -> TensorMessage:
-    if isinstance(result, Comparer):
-        return result.to_parts()
-    header, arrays = packed_columns(result)
+    header, arrays = result.to_arrays() if isinstance(result, Comparer) else packed_columns(result)
     return header, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _from_message(header: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-    if "comparisons" not in header:
-        return from_parts(header, tensors)
-    return unpacked_columns(header, {name: one.numpy() for name, one in tensors.items()})
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    return unpacked_columns(header, arrays) if "comparisons" in header else from_arrays(header, arrays)
 
 
 def _refuse_sharded(name: str, model: nn.Module) -> None:
     """Refuse a model of which each rank holds a piece: it runs only if all ranks run it at once, and shares differ."""
-    tensors = (type(one).__name__ for one in model.parameters())
-    wrappers = (type(one).__name__ for one in model.modules())
+    tensors = (type(parameter).__name__ for parameter in model.parameters())
+    wrappers = (type(module).__name__ for module in model.modules())
     if "DTensor" in tensors or "FullyShardedDataParallel" in wrappers:
         raise InvalidValue(
             f"the weights of {name!r} are sharded over the ranks (FSDP), so that every forward needs all ranks at "
@@ -227,10 +224,10 @@ class Ranks:
         if self._ask_store("check", ["fault"]):
             raise WorkerError(self._ask_store("get", "fault").decode())
 
-    def _ask_store(self, what: str, *given: Any) -> Any:
+    def _ask_store(self, what: str, *arguments: Any) -> Any:
         """Return an answer of the store, which another process keeps; that may be gone."""
         try:
-            return getattr(self._store, what)(*given)
+            return getattr(self._store, what)(*arguments)
         except (dist.DistError, RuntimeError) as fault:
             raise WorkerError(
                 f"rank {self.rank} has lost the other ranks, as the process that kept them together has ended "
@@ -299,23 +296,23 @@ class Ranks:
     # --- tensors ------------------------------------------------------------------------------------------------------
 
     def reduced(
-        self, own: Any, to_message: Callable[[Any], TensorMessage], merged: Callable[[Any, TensorMessage], Any]
+        self, mine: Any, to_message: Callable[[Any], TensorMessage], merged: Callable[[Any, TensorMessage], Any]
     ) -> Any:
         """Return on rank 0 what all ranks hold, merged two by two; on others what they had when they gave it away."""
         step = 1
         while step < self.count:
             partner = self.rank ^ step
             if self.rank & step:
-                message = to_message(own)
+                message = to_message(mine)
                 self._await_taker()
                 for tensor in _as_bytes(*message):
                     dist.send(tensor.to(self._device), partner)
-                return own
+                return mine
             if partner < self.count:
                 self._take_from(partner)
-                own = merged(own, self._read(partial(dist.recv, src=partner)))
+                mine = merged(mine, self._read(partial(dist.recv, src=partner)))
             step *= 2
-        return own
+        return mine
 
     # a rank that reads a fault sends no part, unless the other has begun to take it: the first to add decides
 
@@ -367,11 +364,11 @@ class Ranks:
 
 def _as_bytes(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """Yield the length of a text, the text and the tensors, as bytes; empty ones travel in the text alone."""
-    sizes = [[name, str(one.dtype).removeprefix("torch."), list(one.shape)] for name, one in tensors.items()]
+    sizes = [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()]
     text = json.dumps([header, sizes], default=lambda number: number.item()).encode()
     yield torch.tensor([len(text)])
     yield torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    yield from (one.contiguous().reshape(-1).view(torch.uint8) for one in tensors.values() if one.nbytes)
+    yield from (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values() if tensor.nbytes)
 
 
 def _join_group() -> None:

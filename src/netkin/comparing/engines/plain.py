@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from netkin.comparing.compare import Call
+from netkin.comparing.compare import Call, inputs_in
+from netkin.comparing.sides import ModelInput, Side
 from netkin.comparing.spec import Run, Spec
 from netkin.errors import InvalidValue
 from netkin.measures.registry import Measure, find
@@ -63,19 +64,26 @@ def plain_call(call: Call, measures: Sequence[Measure]) -> PlainCall:
             raise InvalidValue(
                 f"`{name}` is for one process, and engine='ray' shares the data by itself; leave it out.", argument=name
             )
-    models = {name: by_name("models", model, repr(name)) for name, model in call.models.items()}
-    functions = {
-        what: {name: by_name(what, function) for name, function in call.one_each(what).items()}
-        for what in ("transforms", "forward")
-    }
+    models: dict[str, str] = {}
+    for name, source in inputs_in(call.models).items():
+        # what all models do not share is not sent
+        has_more = source.data is not None or source.weights is not None or source.device != call.run.device
+        models[name] = by_name("models", source if has_more else source.model, repr(name))
     return {
         "models": models,
         "seeds": {name: place for place, name in enumerate(models)},  # of random weights
         "data": None if call.data is None else asdict(plain_data(call.data)),
         "data_for": [model for model in models.values() if model.startswith("hf:")],  # also in a block without them
         "measures": plain_measures(measures),
-        "layers": {name: plain_layers(call.layers_of(name)) for name in models},
-        **functions,
+        "inputs": {
+            name: {
+                "layers": plain_layers(source.layers),
+                "shape": plain_shape(source.shape),
+                "forward": by_name("forward", source.forward),
+                "transform": by_name("transforms", source.transform),
+            }
+            for name, source in inputs_in(call.models).items()
+        },
         "spec": {name: getattr(call.spec, name) for name in COPIED} | {"shape": plain_shape(call.spec.shape)},
         "device": plain_device(call.run.device),
         "names": dict(call.names),
@@ -91,13 +99,13 @@ def call_from(
     part: Any = None,
 ) -> Call:
     """Return the call for some of its models, and the pairs of them that are compared."""
-    chosen: dict[str, Any] = {
-        what: {name: plain[what][name] and find_function(plain[what][name]) for name in models}
-        for what in ("transforms", "forward")
-    }
-    chosen |= plain["spec"] | {"layers": {name: plain["layers"][name] for name in models}, "part": part}
-    spec = Spec(measures=[name for _, name in plain["measures"]], **chosen)
-    return Call(models, data, spec, Run(device=plain["device"]), of, names=plain["names"], limit=limit)
+    inputs: dict[str, ModelInput | Side] = {}
+    for name, model in models.items():
+        options = dict(plain["inputs"][name])
+        functions = {what: options[what] and find_function(options[what]) for what in ("forward", "transform")}
+        inputs[name] = ModelInput(model, **options | functions, device=plain["device"])
+    spec = Spec(measures=[name for _, name in plain["measures"]], part=part, **plain["spec"])
+    return Call(inputs, data, spec, Run(device=plain["device"]), of, names=plain["names"], limit=limit)
 
 
 # --- its parts --------------------------------------------------------------------------------------------------------

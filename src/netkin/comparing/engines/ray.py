@@ -15,6 +15,7 @@ import socket
 from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,6 @@ WORKER = worker.__name__  # where tasks are found
 ANSWER = 10  # seconds in which a cluster must answer
 ATTEMPTS = 4  # of a task whose worker, or node, fails
 PARTS = 2  # of the data, for each task that can run at once
-TOGETHER = 8  # models that one task inspects
 PAUSE = 1.0  # seconds between two checks of the job
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # by 0 Ray keeps to the loopback address, on any system
 
@@ -154,7 +154,8 @@ class _Work:
         settings = {what: text for model in self.models.values() for what, text in model["settings"].items()}
         settings |= {} if self.call.spec.rows is None else {"rows": str(self.call.spec.rows)}
         weights = {name: model["weights"] for name, model in self.models.items()}
-        identity = identity_of_study(weights, self.identity, self.call.spec.layers, settings, self.measures)
+        layers = {name: inputs["layers"] for name, inputs in self.plain["inputs"].items()}
+        identity = identity_of_study(weights, self.identity, layers, settings, self.measures)
         identity["architecture"] = {name: json.loads(model["form"]) for name, model in self.models.items()}
         identity["examples"] = str(self.examples)
         data, run = self.plain["data"] and self.plain["data"]["name"], self.call.run
@@ -172,26 +173,21 @@ class _Work:
 
     def _inspect(self) -> None:
         """Let workers run each model on the first batch; those that fail are left out."""
-        found: dict[str, dict[str, Any]] = {}
-        names = list(self.plain["models"])
-        groups = [names[place : place + TOGETHER] for place in range(0, len(names), TOGETHER)]
-        while groups:
-            tasks, groups = {" and ".join(group): {"models": group} for group in groups}, []
-            for name, result in self._results("inspect", tasks, "inspecting models"):
-                if not isinstance(result, NetkinError):
-                    found |= result[0]
-                elif len(group := tasks[name]["models"]) == 1:
-                    self._set_aside(result)
-                else:  # one of them fails
-                    groups += [[model] for model in group]
-        self.models = {name: found[name] for name in names if name in found}
-        first = next(iter(self.models.values()))
+        tasks, inspected = {name: {"model": name} for name in self.plain["models"]}, dict[str, dict[str, Any]]()
+        for name, result in self._results("inspect", tasks, "inspecting models"):
+            if isinstance(result, NetkinError):
+                self._set_aside(result)
+            else:
+                inspected[name] = result[0]
+        self.models = {name: inspected[name] for name in tasks if name in inspected}
+        first, *others = self.models.values()
         self.identity, self.examples, self.is_ordered = first["identity"], first["examples"], first["ordered"]
-        other = next((model["identity"] for model in found.values() if model["identity"] != self.identity), None)
-        if other is not None:
-            raise SourceError(
-                f"the data are not the same on all machines: {self.identity} on one and {other} on another."
-            )
+        for other in others:
+            if other["identity"] != self.identity:
+                raise SourceError(
+                    f"the data are not the same on all machines: {self.identity} on one and {other['identity']} on "
+                    "another."
+                )
 
     def _set_aside(self, fault: NetkinError) -> None:
         """Leave a model out that failed; where two are compared, or it is no model's fault, the fault is raised."""
@@ -249,10 +245,10 @@ class _Work:
     def compared(self, job: Job, *, plans: bool = False) -> list[Comparison]:
         """Return the comparison of every pair of models but those that failed."""
         split = self._planned(job, plans)
-        messages = self._through(split, job, "tables")
-        made = {(one.a, one.b): one for message in messages for one in unpacked_columns(*message)}
+        comparisons = chain.from_iterable(unpacked_columns(*message) for message in self._through(split, job, "tables"))
+        by_pair = {(comparison.a, comparison.b): comparison for comparison in comparisons}
         total = self.examples if split.way.is_sample else None
-        return [as_sample(made[pair], total) for pair in self._sound(self.call.of)]
+        return [as_sample(by_pair[pair], total) for pair in self._sound(self.call.of)]
 
     def collected(self, job: Job) -> Comparer:
         """Return what a pass over all data leaves."""
@@ -260,9 +256,20 @@ class _Work:
         return from_arrays(*message)
 
     def _through(self, split: Split, job: Job, last: str) -> list[Message]:
-        """Return what the `last` task leaves of each group of pairs; a block with a model that fails begins again."""
-        blocks, running = [self._block(block.pairs, split, last) for block in split.way.blocks], dict[Any, Running]()
+        """Return what the `last` task leaves of each group of pairs; blocks with a model that fails begin again."""
+        failed: set[str] | None = None
+        while failed != set(self.failed):
+            failed = set(self.failed)
+            blocks = [self._block(self._sound(block.pairs), split, last) for block in split.way.blocks]
+            self._expect(blocks, job)
+            self._finish(blocks, split, job, last)
         self._expect(blocks, job)
+        parts = [job.find(name) for block in blocks for name in block.groups]
+        return [(dict(part.values), part.arrays) for part in parts if part is not None]
+
+    def _finish(self, blocks: Sequence[BlockWork], split: Split, job: Job, last: str) -> None:
+        """Do what is missing of some blocks; those with a model that fails are left."""
+        running = dict[Any, Running]()
         for block in blocks:
             self._start(block, split, job, last, running)
         with closing(self.cluster.finished(running, "comparing", job)) as finished:
@@ -270,18 +277,10 @@ class _Work:
                 assert task.block is not None
                 if isinstance(result, NetkinError):
                     self._set_aside(result)
-                    for place, block in enumerate(blocks):
-                        if self.failed.keys() & block.models and not _is_done(block, job):
-                            self.cluster.cancel(running, [ref for ref, task in running.items() if task.block is block])
-                            blocks[place] = self._block(self._sound(block.pairs), split, last)
-                            self._start(blocks[place], split, job, last, running)
-                    self._expect(blocks, job)
+                    self.cluster.cancel(running, [ref for ref, other in running.items() if other.block is task.block])
                 elif job.folder is not None or task.name in task.block.groups:
                     job.keep(task.name, *self.cluster.ray.get(task.message), seconds=result["seconds"])
                     _drop_parts(task.block, job)
-        self._expect(blocks, job)
-        found = [job.find(name) for block in blocks for name in block.groups]
-        return [(dict(part.values), part.arrays) for part in found if part is not None]
 
     def _block(self, pairs: Sequence[Pair], split: Split, last: str) -> BlockWork:
         sample, label = split.way.sample, label_of(pairs, split.way.sample)
@@ -296,9 +295,9 @@ class _Work:
     ) -> None:
         """Start what is missing of a block: parts, a tree of merges that is the same whichever ends first, tables."""
 
-        def start(function: str, task: Mapping[str, Any], *given: Any, name: str = "") -> Any:
+        def start(function: str, task: Mapping[str, Any], *messages: Any, name: str = "") -> Any:
             gpus = self.gpus if function in ("collect", "compare") else 0.0
-            status, message = self.cluster.start(f"{WORKER}:{function}", self.plain_here, task, *given, gpus=gpus)
+            status, message = self.cluster.start(f"{WORKER}:{function}", self.plain_here, task, *messages, gpus=gpus)
             running.update({status: Running(name, message, block)} if name else {})
             return message
 
@@ -317,9 +316,11 @@ class _Work:
         merged = []
         for place, name in enumerate(block.shares, start=1):
             part = job.find(name)
-            which = {} if split.shares == 1 else {"part": (place, split.shares)}
-            found = None if part is None else self.cluster.ray.put((dict(part.values), part.arrays))
-            merged.append(start("collect", shared | which, name=name) if found is None else found)
+            if part is not None:
+                merged.append(self.cluster.ray.put((dict(part.values), part.arrays)))
+            else:
+                which = {} if split.shares == 1 else {"part": (place, split.shares)}
+                merged.append(start("collect", shared | which, name=name))
         while len(merged) > 1:
             twos = [merged[i : i + 2] for i in range(0, len(merged), 2)]
             merged = [start("merge", {}, *two) if len(two) == 2 else two[0] for two in twos]
@@ -389,14 +390,14 @@ class Cluster:
             raise InvalidValue(f"this Ray cluster has no node with {what}; start one that has.")
 
     def start(
-        self, function: str, plain: Any, task: Mapping[str, Any], *given: ObjectRef, gpus: float = 0.0
+        self, function: str, plain: Any, task: Mapping[str, Any], *messages: ObjectRef, gpus: float = 0.0
     ) -> list[ObjectRef]:
         """Start a task, a function of `netkin.comparing.engines.worker` or another module; return what it will leave.
 
-        That is its status, which tells of its end, and its message, which other tasks may be `given`.
+        That is its status, which tells of its end, and its message, which other tasks may take as `messages`.
         """
         context = self._context | {"command": command()}
-        return list(_remote(self.ray, gpus).remote(function, context, plain, dict(task), gpus, [], *given))
+        return list(_remote(self.ray, gpus).remote(function, context, plain, dict(task), gpus, [], *messages))
 
     def results(
         self,
@@ -449,7 +450,7 @@ class Cluster:
         """Return the status of a task that has ended, or its fault; one that is lost is that of its only model."""
         lost = self.ray.exceptions.RayError
         try:
-            found: dict[str, Any] = self.ray.get(status)
+            values: dict[str, Any] = self.ray.get(status)
         except lost as fault:
             cause = getattr(fault, "cause", fault)
             if not isinstance(cause, lost):  # all that a task of the same netkin may raise is in its status
@@ -460,7 +461,7 @@ class Cluster:
             error = WorkerError(f"a task was lost {ATTEMPTS} times, the last time so: {in_short(fault)}")
             blame(error, model)
             return error
-        return fault_from(found["fault"]) if "fault" in found else found
+        return fault_from(values["fault"]) if "fault" in values else values
 
     def cancel(self, running: MutableMapping[ObjectRef, Running], status: Iterable[ObjectRef]) -> None:
         """End some tasks."""
@@ -472,18 +473,18 @@ class Cluster:
 
 def run(
     function: str, context: Mapping[str, Any], plain: Any, task: Mapping[str, Any], gpus: float, avoided: list[str],
-    *given: Message,
+    *sent: Message,
 ) -> tuple[dict[str, Any], Message]:  # fmt: skip
     """Do a task, in a worker of Ray; where this node is at fault, another one does it, whose results are named."""
     import ray
 
-    messages = list(given)
-    for place, message in enumerate(messages):
+    messages = []
+    for message in sent:
         while "elsewhere" in message[0]:
             message = ray.get(message[0]["elsewhere"][1])
-        messages[place] = message
         if "fault" in message[0]:
             return message[0], message
+        messages.append(message)
     status, message = worker.run_task(function, context, plain, task, messages)
     if not status.get("of_node"):
         return status, message
@@ -501,12 +502,12 @@ def run(
 
 def _remote(ray: Any, gpus: float, node: str | None = None) -> Any:
     """Return `run` as a function of Ray, on that node if it has room."""
-    how: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "num_returns": 2, "max_retries": ATTEMPTS - 1}
+    options: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "num_returns": 2, "max_retries": ATTEMPTS - 1}
     if node is not None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        how["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
-    return ray.remote(run).options(**how)
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
+    return ray.remote(run).options(**options)
 
 
 def _slots(node: Mapping[str, Any], gpus: float = 0.0) -> int:

@@ -53,7 +53,7 @@ def versions() -> dict[str, str]:
 
 
 def run_task(
-    function: str, context: Mapping[str, Any], plain: PlainCall, task: Task, given: Sequence[Message]
+    function: str, context: Mapping[str, Any], plain: PlainCall, task: Task, messages: Sequence[Message]
 ) -> tuple[dict[str, Any], Message]:
     """Return the seconds that a task took, or its fault, and its result.
 
@@ -63,7 +63,7 @@ def run_task(
             a `token`, as long as which lasts models and data are kept.
         plain: the call.
         task: what it is told.
-        given: the results of the tasks that it follows.
+        messages: the results of the tasks that it follows.
     """
     begin = time.perf_counter()
     try:
@@ -72,7 +72,7 @@ def run_task(
         cache.start_call(context["token"])
         module, _, name = function.partition(":")
         with commanded(context["command"]), showing(False):
-            message = getattr(importlib.import_module(module), name)(plain, task, *given)
+            message = getattr(importlib.import_module(module), name)(plain, task, *messages)
     except Exception as fault:
         status = plain_fault(fault)
         return status, (status, {})
@@ -82,7 +82,7 @@ def run_task(
 def plain_fault(fault: Exception) -> dict[str, Any]:
     """Return a fault as plain values, and whether its node is to blame."""
     model, chain = getattr(fault, "model", None), [fault, fault.__cause__, fault.__context__]
-    of_node = any(isinstance(one, OSError) and one.errno in OF_ITS_NODE for one in chain)
+    of_node = any(isinstance(error, OSError) and error.errno in OF_ITS_NODE for error in chain)
     kind, argument = "WorkerError", None
     if isinstance(fault, NetkinError):
         is_named = model is None or repr(model) in str(fault)
@@ -103,7 +103,9 @@ def fault_from(plain: Mapping[str, Any]) -> NetkinError:
 
 
 def _refuse_other_versions(wanted: Mapping[str, str]) -> None:
-    here, there = (" and ".join(f"{name} {number}" for name, number in own.items()) for own in (versions(), wanted))
+    here, there = (
+        " and ".join(f"{name} {number}" for name, number in numbers.items()) for numbers in (versions(), wanted)
+    )
     if here != there:
         raise WorkerError(
             f"the worker on {platform.node()} runs {here}, and this process {there}; install the same on all."
@@ -189,11 +191,8 @@ def is_ordered(data: Any) -> bool:
 
 
 def inspect(plain: PlainCall, task: Task) -> Message:
-    """Load some models and run each on the first batch; return their digests, and what the data are."""
-    return {name: _inspected(plain, name) for name in task["models"]}, {}
-
-
-def _inspected(plain: PlainCall, name: str) -> dict[str, Any]:
+    """Load a model and run it on the first batch; return its digests, and what the data are."""
+    name = task["model"]
     header: dict[str, Any] = {"identity": "", "examples": None, "ordered": False}
     data, identity = data_of(plain)
     with about(name):
@@ -208,7 +207,7 @@ def _inspected(plain: PlainCall, name: str) -> dict[str, Any]:
             header |= {"identity": identity, "examples": feed.expected, "ordered": is_ordered(data)}
         (origin,) = (side.origin for side in sides)
     header |= {"weights": origin["weights"], "form": origin["form"], "settings": call.settings()}
-    return header | {"limit": _limit(plain)}
+    return header | {"limit": _limit(plain)}, {}
 
 
 def _keep_witness(key: Any, rows: Tensor, *_: Any) -> KeptLayer:
@@ -219,7 +218,7 @@ def _keep_witness(key: Any, rows: Tensor, *_: Any) -> KeptLayer:
 def plan(plain: PlainCall, task: Task) -> Message:
     """Return the way through some pairs of models that fits a worker's memory."""
     call = _call_of(plain, task)
-    return asdict(Survey(call, measures_from(plain["measures"])).way(task["limit"], keeps=False)), {}
+    return asdict(Survey(call, measures_from(plain["measures"]), keeps_rows=False).way()), {}
 
 
 def explain(plain: PlainCall, task: Task) -> Message:
