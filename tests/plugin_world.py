@@ -52,7 +52,6 @@ class SignSettings(Settings):
 class LayerSigns(Collector):
     """Σ s t of all pairs of layers, chunk by chunk."""
 
-    kind = "LayerSigns"
     holds = "Signs"
     numbers_rows = False
 
@@ -129,7 +128,6 @@ class Kernels(Pair):
 class LayerKernels(Collector):
     """The weights of every layer, as they are."""
 
-    kind = "LayerKernels"
     holds = "weights"
     feeds = frozenset({"weights"})
 

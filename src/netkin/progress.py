@@ -87,10 +87,10 @@ def reporting(
     with showing(progress):
         chosen = _chosen.get()
     what = f"{what} ({_subject.get()})" if _subject.get() else what
-    others = [_Calls(partial(function, unit=unit), total, what, done) for function in _functions.get()]
+    others = [_Calls(partial(function, unit=unit), total, what, done).add for function in _functions.get()]
     if callable(chosen):
         calls = _Calls(chosen, total, what, done)
-        yield _Several([calls, *others]) if others else calls
+        yield Report([calls.add, *others])
         calls.finish()
     else:
         hidden = chosen is False or not sys.stderr.isatty()
@@ -98,7 +98,7 @@ def reporting(
         with tqdm(
             total=total, desc=what, unit=f" {unit}", initial=done, delay=DELAY, leave=False, disable=hidden, **shown
         ) as bar:
-            yield _Several([Report(bar.update), *others]) if others else Report(bar.update)
+            yield Report([bar.update, *others])
 
 
 @contextmanager
@@ -132,33 +132,25 @@ def reported(
 
 
 class Report:
-    """The receiver of progress updates."""
+    """The receiver of progress updates, which it forwards."""
 
-    def __init__(self, update: Callable[..., object]):
-        self.update = update  # called with how many more are done, 1 by default
+    def __init__(self, receivers: Sequence[Callable[[int], object]]):
+        self._receivers = receivers
 
-
-class _Several(Report):
-    """Forwards to several receivers."""
-
-    def __init__(self, reports: Sequence[Report]):
-        super().__init__(self._tell_all)
-        self._reports = reports
-
-    def _tell_all(self, count: int = 1) -> None:
-        for report in self._reports:
-            report.update(count)
+    def update(self, count: int = 1) -> None:
+        """Report that so many more are done."""
+        for receive in self._receivers:
+            receive(count)
 
 
-class _Calls(Report):
+class _Calls:
     """Calls a function, ten times a second at most, and once more at the end if that was not reported."""
 
     def __init__(self, function: Callable[[int, int | None, str], object], total: int | None, what: str, done: int):
-        super().__init__(self._add)
         self._function, self._total, self._what, self._done = function, total, what, done
         self._last, self._at = -1, monotonic()
 
-    def _add(self, count: int = 1) -> None:
+    def add(self, count: int) -> None:
         self._done += count
         if monotonic() - self._at >= PAUSE:
             self._tell()

@@ -285,13 +285,12 @@ def loaders_kept(*data: Any) -> Iterator[None]:
 
     Those of the process stay alone, which other threads may draw from: they belong to whoever holds the `model_lock`.
     """
-    generators = [generator for loader in data for generator in loader_generators(loader)]
-    states = [(generator, generator.get_state()) for generator in generators]
+    states = [generator_states(loader) for loader in data]
     try:
         yield
     finally:
-        for generator, state in states:
-            generator.set_state(state)
+        for loader, state in zip(data, states, strict=True):
+            load_generator_states(loader, state)
 
 
 def loader_generators(data: Any) -> list[torch.Generator]:

@@ -285,7 +285,7 @@ def test_the_document_is_json(netkin, weights):
 def test_a_model_that_does_not_fit_the_data_is_listed_last(netkin, weights):
     result = netkin(f"recommend netkin:tiny10 {weights} --data digits:test --score knn --examples 100 --chunks 3")
     assert result.exit_code == 0, result.stderr
-    assert "'netkin:tiny10' has no value by any score: it could not be run on inputs of shape" in " ".join(
+    assert "'netkin:tiny10' has no value by any score: ConvNet could not be run on inputs of type float32" in " ".join(
         result.stdout.split()
     )
 

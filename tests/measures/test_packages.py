@@ -172,7 +172,10 @@ def test_an_unknown_invariance_is_refused():
     with pytest.raises(
         InvalidValue, match="`unchanged_by` takes rotation, scaling, translation, invertible; got mirrors\\."
     ):
-        measure(**PLAIN | {"unchanged_by": {"rotation", "mirrors"}})
+
+        @measure(**PLAIN | {"unchanged_by": {"rotation", "mirrors"}})
+        def mirrored(moments: Moments):
+            """Return nothing."""
 
 
 def test_a_measure_must_say_what_it_reads(own_registry):

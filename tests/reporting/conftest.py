@@ -164,16 +164,59 @@ def large_series(layers=30, steps=50):
     return series(tuple(range(0, 1000 * steps, 1000)), tuple(f"stage{i // 10}.block{i % 10}" for i in range(layers)))
 
 
+def page_in(text):
+    """Return the JSON document of a page, its packed numbers as lists."""
+    return whole(json.loads(re.search(r'id="data">([^<]*)</script>', text)[1]))
+
+
+def whole(part):
+    if isinstance(part, list):
+        return list(map(whole, part))
+    if not isinstance(part, dict):
+        return part
+    if "float64" in part:
+        numbers = np.frombuffer(b64decode(part["float64"]), "<f8").reshape(part["shape"])
+        return np.where(np.isnan(numbers), None, numbers).tolist()
+    return {name: whole(own) for name, own in part.items()}
+
+
+def blocks_in(text, kind=None):
+    """Return all blocks of a page, or those of one kind, in their order."""
+
+    def gather(own):
+        inside = [block for name in ("blocks", "origins", "choices") for block in own.get(name, [])]
+        return [own, *(block for one in inside for block in gather(one))]
+
+    return [block for block in gather(page_in(text)) if kind in (None, block.get("kind"))]
+
+
+def numbers_of(text, numbers):
+    """Return numbers that stand in a block, or where it points."""
+    if not isinstance(numbers, str):
+        return numbers
+    found = page_in(text)
+    for part in numbers.split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        found = found[int(part) if isinstance(found, list) else part]
+    return found
+
+
 def documents_in(text):
     """Return the texts that a page saves as JSON, one for each of its choices."""
+    if 'id="documents">' not in text:
+        return list(map(json.dumps, page_in(text)["results"]))
     return json.loads(gzip.decompress(b64decode(re.search(r'id="documents">([^<]*)</script>', text)[1])))
 
 
 def charts_in(text):
     """Return what the line charts of a page hold, each as a mapping, with the paths of its lines and of their bars."""
     found = []
+    charts = {block["key"]: block["chart"] for block in blocks_in(text, "lines")} if '"blocks":' in text else {}
     for field in re.split(r'(?=<div class="field")', text)[1:]:
-        chart = json.loads(html.unescape(re.search(r'data-chart="([^"]*)"', field)[1]))
+        told = re.search(r'data-chart="([^"]*)"', field)
+        if told is None:  # a histogram
+            continue
+        chart = dict(charts[told[1]] if charts else json.loads(html.unescape(told[1])))
         drawn = field.partition("</svg>")[0]
         chart["paths"] = re.findall(r'<path d="([^"]*)" class="way"', drawn)
         chart["bars"] = re.findall(r'<path d="M([\d.]+) ([\d.]+)V([\d.]+)" class="whisker"', drawn)
@@ -188,7 +231,7 @@ def made():
     return SimpleNamespace(
         table=table, distance=distance, holed=holed, comparison=comparison, hostile=hostile, large=large, NAME=HOSTILE,
         series=series, large_series=large_series, diagonal=diagonal, stitched=stitched, sweep=sweep,
-        jackknifed=jackknifed, charts_in=charts_in,
+        jackknifed=jackknifed, charts_in=charts_in, page_in=page_in, blocks_in=blocks_in, numbers_of=numbers_of,
     )  # fmt: skip
 
 

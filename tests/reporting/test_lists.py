@@ -7,7 +7,6 @@ import pytest
 
 from netkin.reporting.grids import grids_of, summary_grids
 from netkin.reporting.page import notebook_view, page
-from netkin.reporting.page.comparison_page import profile
 from netkin.reporting.words import headline
 from netkin.results import Comparisons
 
@@ -51,7 +50,7 @@ def test_pairs_of_other_names_are_listed_and_drawn(made):
     values = [[0.9, np.nan], [np.nan, 0.8]]
     found = made.comparison(made.table(rows=rows, columns=columns, values=values, missing=holes))
     assert grids_of(found)[0].rows == ("a × b", "b × c")
-    assert made.charts_in(profile(found))[0]["names"] == ["a × b", "b × c"]
+    assert made.charts_in(page(found))[0]["names"] == ["a × b", "b × c"]
     assert headline(found).endswith("the pairs that were compared are at 0.85 on average.")
 
 
@@ -64,17 +63,18 @@ def test_a_row_with_one_value_has_no_best_match(made):
 def test_tables_of_one_score_share_their_scale(made):
     sweep = made.sweep()
     assert {(g.scale.low, g.scale.high) for g in grids_of(sweep) if g.id == "cross_entropy"} == {(0.4, 1.06)}
-    titles = re.findall(r'<p class="facts-line">([^<]*)</p>', profile(sweep))
+    drawn = page(sweep).partition("</section>")[0]
+    titles = re.findall(r'<figure class="curve"><p class="facts-line">([^<]*)</p>', drawn)
     assert titles == [
         "relative_accuracy (higher is better)",
         "cross_entropy (lower is better)",
         "cka (higher is closer)",
     ]
-    _, last, _ = made.charts_in(profile(sweep))
+    _, last, _ = made.charts_in(page(sweep))
     assert last["up"] == [1.06, 0.4]  # 0.85 is better than 1.06
     heights = [float(path.split("L")[1].split()[1]) for path in last["paths"]]
     assert heights == pytest.approx([1000, 1000 * (0.85 - 0.4) / 0.66], abs=0.6)
-    kinds = re.findall(r'class="line (k\d)"[^>]*><path d="M0 8H28"', profile(sweep))
+    kinds = re.findall(r'class="line (k\d)"[^>]*><path d="M0 8H28"', drawn)
     assert kinds == ["k0", "k1", "k0", "k1", "k2"]  # a method has one colour in all charts
     matrices = [
         made.distance(f"gulp(ridge={r})", bounds=(0, np.inf), values=np.full((3, 3), r) + np.eye(3)) for r in (1, 3)

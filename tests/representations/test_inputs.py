@@ -274,10 +274,10 @@ IMAGES = torch.randint(256, (6, 3, 4, 4), dtype=torch.uint8, generator=torch.Gen
 @pytest.mark.parametrize(
     "model, data, words",
     [
-        (convnet(), IMAGES, "inputs of type uint8 .* by a function given as `transform`"),
+        (convnet(), IMAGES, r"inputs of type uint8 and shape \(6, 3, 4, 4\) .* by a function given as `transform`"),
         (convnet(), [(IMAGES.numpy(), Y[:6])], "inputs of type uint8"),
         (convnet(), IMAGES > 9, "inputs of type bool"),
-        (convnet(), [torch.zeros(6, 3, 0, 4)], r"shape \(6, 3, 0, 4\), which holds no values"),
+        (convnet(), [torch.zeros(6, 3, 0, 4)], r"float32 and shape \(6, 3, 0, 4\) .RuntimeError"),
         (convnet(), ["a first text", "a second"], "a batch holds text .'a first text'., and Sequential takes numbers"),
         (convnet(), [(["cat", "dog"], Y[:2])], "a batch holds text .'cat'."),
         (convnet(), [{"input": ["cat", "dog"]}], "a batch holds text .'cat'."),
@@ -348,9 +348,7 @@ def test_an_encoder_decoder_without_inputs_for_its_decoder_is_refused(t5):
         (t5[0], tokens),
         (t5[1], {"input_ids": tokens, "labels": tokens}),
     ):
-        with pytest.raises(
-            ForwardError, match=f"{type(model).__name__} is an encoder with a decoder.*decoder_input_ids"
-        ):
+        with pytest.raises(ForwardError, match=f"{type(model).__name__} is an encoder with a decoder.*decoder_input"):
             nk.activations(model, data=[batch])
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import Dim, export, save
 
 import netkin
-from netkin.errors import ForwardError, SourceError
+from netkin.errors import SourceError
 from netkin.representations import layers, recording
 from netkin.sources import load_model
 from netkin.sources.exported import clean_program
@@ -89,16 +89,6 @@ def test_its_layers_can_be_recorded_and_compared(net, path):
     assert outputs["blocks.1.0"].shape == (50, 6)
     comparison = netkin.compare(net, loaded, data=[inputs], measures=["cka"])
     assert all(comparison[layer, layer] == pytest.approx(1) for layer in comparison.layers_a)
-
-
-def test_a_fixed_batch_size_is_explained_when_another_comes(net, tmp_path):
-    save(export(net, (torch.ones(2, 4),)), tmp_path / "fixed.pt2")
-    model = load_model(str(tmp_path / "fixed.pt2"))
-    assert model(torch.ones(2, 4)).shape == (2, 3)
-    with pytest.raises(
-        ForwardError, match=r"was exported for batches of exactly 2 and met one of 5; export it with a dynamic first"
-    ):
-        model(torch.ones(5, 4))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Collectors fed by hand: rows that wait are copied, and `of` gives all pairs at once, differentiably."""
+"""Collectors fed by hand: rows that wait are copied, chunks are left out, and gradients are exact."""
 
 import numpy as np
 import pytest
@@ -19,54 +19,12 @@ from netkin.statistics import (
 from netkin.statistics.collector import chunk_of, summed
 
 
-@pytest.fixture
-def layers(worlds):
-    """Three layers of the same examples, two of them related."""
-    X, Y = worlds.related(20, 4, 3)
-    return {key: torch.tensor(Z) for key, Z in {"x": X, "y": Y, "z": worlds.normal(20, 5)}.items()}
+def test_the_gradients_of_mini_batches_are_those_of_small_steps(worlds):
+    def value(X, Y):
+        return find("cka_minibatch(batch=8)")(Grams.of(X, Y, batch=8))
 
-
-def with_gradients(layers):
-    return {key: matrix.clone().requires_grad_() for key, matrix in layers.items()}
-
-
-def gradients(value, layers):
-    found = torch.autograd.grad(value, list(layers.values()), allow_unused=True)
-    return [torch.zeros_like(one) if g is None else g for one, g in zip(layers.values(), found, strict=True)]
-
-
-WAYS = {
-    "grams": (
-        lambda rows: LayerGrams.of(rows, batch=8),
-        lambda X, Y: Grams.of(X, Y, batch=8),
-        ["cka_minibatch(batch=8)"],
-    ),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_all_pairs_at_once_have_the_values_and_gradients_of_each_pair(layers, way):
-    together, alone, asked = WAYS[way]
-    for measure in map(find, asked):
-        for x, y in (("x", "y"), ("y", "x"), ("z", "x"), ("y", "z")):
-            here, there = with_gradients(layers), with_gradients(layers)
-            value, expected = measure(together(here)[x, y]), measure(alone(there[x], there[y]))
-            assert value.item() == pytest.approx(expected.item(), abs=1e-10), measure.id
-            for mine, theirs in zip(gradients(value, here), gradients(expected, there), strict=True):
-                assert mine.numpy() == pytest.approx(theirs.numpy(), abs=1e-8), measure.id
-
-
-@pytest.mark.parametrize("way, measure", [("grams", "cka_minibatch(batch=8)")])
-def test_the_gradients_are_those_of_small_steps(layers, way, measure):
-    together, _, _ = WAYS[way]
-    reads = find(measure)
-
-    def summed_pairs(*matrices):
-        collector = together(dict(zip("xyz", matrices, strict=True)))
-        return reads(collector["x", "y"]) + 2 * reads(collector["y", "z"]) + 3 * reads(collector["z", "x"])
-
-    few = {key: matrix[:11, :3] for key, matrix in layers.items()}  # a whole mini-batch and some rows
-    assert torch.autograd.gradcheck(summed_pairs, tuple(with_gradients(few).values()))
+    X, Y = (torch.tensor(Z[:11, :3]).requires_grad_() for Z in worlds.related(20, 4, 3))  # and some rows beside
+    assert torch.autograd.gradcheck(value, (X, Y))
 
 
 # --- memory that is used again ----------------------------------------------------------------------------------------

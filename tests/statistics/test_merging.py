@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from netkin.errors import NoValue, ShapeError
 from netkin.measures import measures
-from netkin.statistics import Grams, LayerGrams, LayerMoments, LayerRows, Moments, Outputs, Rows
+from netkin.statistics import Grams, LayerGrams, LayerMoments, LayerRows, Moments, Rows
 from worlds import Worlds
 
 pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")  # few examples will do here
@@ -214,8 +214,6 @@ def grams(**options):
         (LayerRows(["a"]), LayerRows(["b"]), "their layers differ, \\['a'\\] and \\['b'\\]"),
         (LayerRows(["a"], cap=5), LayerRows(["a"], cap=6), "their cap differ, 5 and 6"),
         (LayerRows(["a"], seed=1), LayerRows(["a"], seed=2), "their seed differ, 1 and 2"),
-        (Outputs(3), Outputs(4), "their classes differ, 3 and 4"),
-        (Outputs(3), LayerRows(["a"]), "a Outputs can't be merged with a LayerRows"),
     ],
 )
 def test_unlike_statistics_are_refused(one, other, sentence):

@@ -120,29 +120,17 @@ def test_the_sketched_norm_is_too_large_by_what_falls_into_one_bucket():
     assert squares.mean() - K.mean() > 10 * spread
 
 
-def test_parts_in_any_order_merge_to_the_whole():
+def test_batches_in_any_order_give_the_same():
     f, g = drawn()
     options = {"sample": 10, "buckets": 8}
-    whole, parts = fed(f, g, **options), []
+    whole, backwards = fed(f, g, **options), LayerEmbeddings(["layer"], **options)
     for rows in (np.arange(35, 60), np.arange(35)):
-        part = LayerEmbeddings(["layer"], **options)
-        part.update({"layer": torch.from_numpy(f[rows])}, {"layer": torch.from_numpy(g[rows])}, rows)
-        parts.append(part)
-    merged = parts[0].merge(parts[1])
+        backwards.update({"layer": torch.from_numpy(f[rows])}, {"layer": torch.from_numpy(g[rows])}, rows)
     for read in ("embedding", "sketched"):
-        mine, theirs = (vars(getattr(one, read)("layer")) for one in (merged, whole))
+        mine, theirs = (vars(getattr(embeddings, read)("layer")) for embeddings in (backwards, whole))
         assert mine.keys() == theirs.keys()
         for name in mine:
             assert mine[name] == (theirs[name] if name == "exactness" else pytest.approx(theirs[name], nan_ok=True))
-    empty = LayerEmbeddings(["layer"], **options)
-    assert merged.merge(empty).embedding("layer").norm == merged.embedding("layer").norm
-
-
-def test_statistics_that_differ_do_not_merge():
-    with pytest.raises(ShapeError, match="their samples differ, 10 and 20"):
-        LayerEmbeddings(["layer"], sample=10).merge(LayerEmbeddings(["layer"], sample=20))
-    with pytest.raises(ShapeError, match="their buckets differ, 8 and 0"):
-        LayerEmbeddings(["layer"], buckets=8).merge(LayerEmbeddings(["layer"]))
 
 
 def test_half_precision_is_summed_in_full():

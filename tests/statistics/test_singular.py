@@ -150,7 +150,7 @@ def test_a_measure_may_declare_what_it_needs_or_not(collector, monkeypatch, need
 
     pair = collector["a", "c"]
     Moments.prepare([(pair, [find("mean_correlation")])])
-    assert [*pair.found] == {"": [], "cross spectrum": ["cross spectrum"]}.get(needs, ["correlations"])
+    assert [*pair.results] == {"": [], "cross spectrum": ["cross spectrum"]}.get(needs, ["correlations"])
     assert mean_correlation(pair) == pytest.approx(float(collector["a", "c"].correlations.mean()), rel=1e-12)
     with pytest.raises(InvalidValue) as refusal:
         registry.measure(**facts, needs="an answer")(mean_correlation.__wrapped__)

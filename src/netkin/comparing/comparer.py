@@ -35,7 +35,7 @@ from netkin.results.caveats import Caveat
 from netkin.results.records import now
 from netkin.settings import exact_matrix_products
 from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, name_of
-from netkin.statistics.statistic import from_plain, to_plain
+from netkin.statistics.stored import from_plain, to_plain
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

@@ -352,18 +352,17 @@ def _keywords_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(X: Any, Y: Any = None, /, **parameters: Any) -> Any:
-        if isinstance(X, facts.reads) and Y is None:
+        if Y is None and isinstance(X, facts.reads):
             with exact_matrix_products():
                 return function(X, **parameters)
         if Y is None:
             raise InvalidValue(
                 f"`{function.__name__}` takes two matrices, or one `{facts.reads.__name__}`; got {type(X).__name__}."
             )
-        settings = _defaults_of(function) | parameters
-        here = facts.at(settings)
+        called = Measure(function, facts, parameters)
         with exact_matrix_products():
-            pair = facts.reads.of(X, Y, **facts.reads.options(here, settings))
-            caveats = pair.caveats(here, settings)
+            pair = called.pair(X, Y)
+            caveats = called.caveats(pair)
             if caveats:
                 warnings.warn(" ".join(map(str, caveats)), InflatedWarning, stacklevel=2)
             value = function(pair, **parameters)

@@ -268,10 +268,10 @@ def reaches_around(model: nn.Module, layer: str, output: Tensor, batch: Any, for
     return not _same(first, second, tolerance=0.0)
 
 
-def agrees(found: Tail, output: Tensor, batch: Any, whole: Any) -> bool:
+def agrees(tail: Tail, output: Tensor, batch: Any, whole: Any) -> bool:
     """Return whether a tail, given the layer's own output, gives `whole`, as the whole model does."""
     try:
-        answers = found(output.clone(), batch)
+        answers = tail(output.clone(), batch)
     except (RuntimeError, ValueError, IndexError):  # the layer has another number of examples than the model's input
         return False
     return _same(answers, whole, tolerance=1e-4)
@@ -319,10 +319,10 @@ def _traced(model: nn.Module, tracer: fx.Tracer) -> fx.Graph:
 
 def _call(graph: fx.Graph, model: nn.Module, module: nn.Module, call: int) -> fx.Node:
     known = dict(model.named_modules(remove_duplicate=False))
-    found = [n for n in graph.nodes if n.op == "call_module" and known[str(n.target)] is module]
-    if len(found) < call:
+    nodes = [node for node in graph.nodes if node.op == "call_module" and known[str(node.target)] is module]
+    if len(nodes) < call:
         raise _Uncut("the layer is not called as a module")
-    return found[call - 1]
+    return nodes[call - 1]
 
 
 def _begin_at(graph: fx.Graph, layer: fx.Node) -> None:

@@ -89,10 +89,8 @@ class AtomConv2d(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw new weights: those of the filters have the variance that `nn.Conv2d` would give them."""
-        if (
-            self.atoms.is_meta
-        ):  # there is nothing to draw, and torch would load its compiler for it, which takes seconds
-            return
+        if self.atoms.is_meta:
+            return  # there is nothing to draw, and torch would load its compiler for it, which takes seconds
         m, fan_in = len(self.atoms), self.in_channels // self.groups * self.atoms[0].numel()
         nn.init.normal_(self.atoms, std=m**-0.5)
         bound = fan_in**-0.5
@@ -117,8 +115,8 @@ class AtomConv2d(nn.Module):
         maps = self._convolved(alone, self.atoms.unsqueeze(1), None, 1)
         maps = maps.reshape(n, channels * len(self.atoms), *maps.shape[2:])
         mixing = self._repeated().permute(2, 1, 0).reshape(self.out_channels, -1, 1, 1)
-        found = conv2d(maps, mixing, self.bias, groups=self.groups)
-        return found if x.ndim == 4 else found.squeeze(0)
+        outputs = conv2d(maps, mixing, self.bias, groups=self.groups)
+        return outputs if x.ndim == 4 else outputs.squeeze(0)
 
     def extra_repr(self) -> str:
         """Return what is not a default, as `nn.Conv2d` does."""
@@ -147,10 +145,10 @@ def refuse_atoms(atoms: Any) -> None:
 
 def _block(block: tuple[int, int] | None, frame: nn.Conv2d) -> tuple[int, int]:
     whole = (frame.in_channels // frame.groups, frame.out_channels)
-    found = whole if block is None else tuple(block)
-    if len(found) != 2 or min(found) < 1 or any(size % part for size, part in zip(whole, found, strict=True)):
-        raise InvalidValue(f"a block of {found} coefficients can't be repeated over {whole[0]} × {whole[1]} channels.")
-    return found[0], found[1]
+    sizes = whole if block is None else tuple(block)
+    if len(sizes) != 2 or min(sizes) < 1 or any(size % part for size, part in zip(whole, sizes, strict=True)):
+        raise InvalidValue(f"a block of {sizes} coefficients can't be repeated over {whole[0]} × {whole[1]} channels.")
+    return sizes[0], sizes[1]
 
 
 def _padding_around(frame: nn.Conv2d) -> list[int]:
@@ -161,8 +159,8 @@ def _padding_around(frame: nn.Conv2d) -> list[int]:
         ]
         sides = [(total // 2, total - total // 2) for total in spread]
     else:
-        sides = [(one, one) for one in frame.padding]
-    return [one for side in reversed(sides) for one in side]
+        sides = [(width, width) for width in frame.padding]
+    return [width for side in reversed(sides) for width in side]
 
 
 # --- from filters to atoms and back -----------------------------------------------------------------------------------
@@ -221,9 +219,9 @@ def decompose(
     for name, layer in layers.items():
         F = filter_matrix(layer)
         U, D = leading_atoms(F, exact_count(layer) if atoms is None else atoms)
-        found = with_atoms(layer, U, D, fused=fused)
-        errors[name] = float((F - filter_matrix(found)).norm() / F.norm()) if bool(F.any()) else 0.0
-        put(made, layer, found)
+        composed = with_atoms(layer, U, D, fused=fused)
+        errors[name] = float((F - filter_matrix(composed)).norm() / F.norm()) if bool(F.any()) else 0.0
+        put(made, layer, composed)
     return Decomposed(freeze_except(made, train_only) if train_only else made, errors, left)
 
 
@@ -233,7 +231,7 @@ def recompose(model: nn.Module) -> nn.Module:
     Those with hooks, and subclasses of it, do more than that and stay as they are.
     """
     made = copied(unwrapped(model))
-    for layer in [one for _, one in atom_layers(made) if not _why_left(one)]:
+    for layer in [layer for _, layer in atom_layers(made) if not _why_left(layer)]:
         put(made, layer, _plain(layer))
     return made
 
@@ -244,12 +242,13 @@ def freeze_except(model: nn.Module, parts: str | Sequence[str]) -> nn.Module:
     strange = [name for name in wanted if name != "atoms" and name not in known]
     if strange:
         raise UnknownName(f"no part {strange[0]!r} to be trained: name 'atoms', or layers of the model.")
-    if "atoms" in wanted and not any(isinstance(one, AtomConv2d) for one in known.values()):
+    if "atoms" in wanted and not any(isinstance(module, AtomConv2d) for module in known.values()):
         raise InvalidValue("the model has no atoms to be trained; `nk.decompose` makes some of its filters.")
     model.requires_grad_(False)
     for name in wanted:
-        for part in [one.atoms for _, one in atom_layers(model)] if name == "atoms" else known[name].parameters():
-            part.requires_grad_(True)
+        atoms = [layer.atoms for _, layer in atom_layers(model)]
+        for parameter in atoms if name == "atoms" else known[name].parameters():
+            parameter.requires_grad_(True)
     return model
 
 
@@ -257,20 +256,20 @@ def filters_in(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Conv2d | AtomC
     """Return a copy of a model, its layers with filters by name, and which convolutions have none."""
     refuse_uncopyable(unwrapped(model))
     made, left = copied(unwrapped(model)), dict[str, str]()
-    found: dict[str, nn.Conv2d | AtomConv2d] = {}
-    users = Counter(id(one) for _, module in _distinct(made) for one in module.parameters(recurse=False))
+    convolutions: dict[str, nn.Conv2d | AtomConv2d] = {}
+    users = Counter(id(weight) for _, module in _distinct(made) for weight in module.parameters(recurse=False))
     for name, module in _distinct(made):
         if isinstance(module, (AtomConv2d, nn.modules.conv._ConvNd)):
             tied = users[id(module._parameters.get("weight"))] > 1
             why = "its filters belong to another module too" if tied else _why_left(module)
             left |= {name: why} if why else {}
-            found |= {} if why else {name: module}  # type: ignore[dict-item]
-    if not found:
+            convolutions |= {} if why else {name: module}  # type: ignore[dict-item]
+    if not convolutions:
         reason = "".join(f"; {layer_label(name)} is left: {why}" for name, why in list(left.items())[:1])
         raise InvalidValue(f"the model has no convolution whose filters could be made of atoms{reason}.")
-    for name, module in found.items():
+    for name, module in convolutions.items():
         require_finite(module.weight.detach(), f"the filters of {layer_label(name)}")
-    return made, found, left
+    return made, convolutions, left
 
 
 def _distinct(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -320,14 +319,14 @@ def with_atoms(
     values = {"atoms": D, "coefficients": U.T} | ({} if layer.bias is None else {"bias": layer.bias})
     for name, parameter in list(made.named_parameters()):
         # of a plain layer atoms and coefficients learn as its filters do
-        own = values[name].detach().reshape(parameter.shape).to(**_place(layer), copy=True)
-        setattr(made, name, nn.Parameter(own.contiguous(), getattr(layer, name, layer.weight).requires_grad))
+        value = values[name].detach().reshape(parameter.shape).to(**_place(layer), copy=True)
+        setattr(made, name, nn.Parameter(value.contiguous(), getattr(layer, name, layer.weight).requires_grad))
     return made.train(layer.training)
 
 
 def put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Replace a module by another everywhere in the model."""
-    places = [(one, key) for one in model.modules() for key, child in one._modules.items() if child is old]
+    places = [(module, key) for module in model.modules() for key, child in module._modules.items() if child is old]
     if not places:
         raise InvalidValue("the model is itself the convolution; put it into an `nn.Sequential`.")
     for module, key in places:
@@ -356,10 +355,10 @@ def _place(layer: nn.Conv2d | AtomConv2d) -> dict[str, Any]:
 
 def layer_weights(module: nn.Module) -> dict[str, Tensor]:
     """Return a layer's own weights by name, and its filters too where coefficients are repeated over channels."""
-    found = own_weights(module)
+    weights = own_weights(module)
     if isinstance(module, AtomConv2d) and module._repeated() is not module.coefficients:
-        found["weight"] = module.weight
-    return found
+        weights["weight"] = module.weight
+    return weights
 
 
 def atom_layers(model: nn.Module) -> Iterator[tuple[str, AtomConv2d]]:

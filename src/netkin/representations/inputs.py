@@ -10,7 +10,6 @@ one that writes into its input changes neither the caller's data nor what the ne
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError
 from netkin.identity.data import LABELS
 from netkin.progress import reporting
 from netkin.representations.hooks import copied, copied_leaf, leaves, mapped, one_forward, parts, rebuilt
-from netkin.representations.layers import fixed_size_refusal, unwrapped
+from netkin.representations.layers import unwrapped
 from netkin.settings import tf32_in
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -59,69 +58,61 @@ def run_unwrapped(model: nn.Module, batch: Any, forward: Forward | None = None) 
 def outputs_of(model: nn.Module, inputs: Any) -> Any:
     """Return what `model` gives for its inputs; a mapping is given as keywords, without labels, that must fit.
 
-    Inputs that do not fit the model are refused where the reason is known; whatever else it raises is left as it is.
+    What a model raises that may be due to its inputs is refused with their form; all else is left as it is.
     """
     keywords = _keywords(model, inputs) if isinstance(inputs, Mapping) else None
     try:
         return model(inputs) if keywords is None else model(**keywords)
-    except NetkinError:
+    except (NetkinError, torch.OutOfMemoryError):
         raise
     except Exception as fault:
-        refusal = fixed_size_refusal(model, fault, inputs) or _input_refusal(model, fault, inputs, keywords)
-        if refusal is None:
-            raise
-        raise refusal from fault
+        if reason := _misfit(model, fault, inputs, keywords):
+            raise ForwardError(reason) from fault
+        raise
 
 
 def _keywords(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords with which a model is called: all but the labels, with what its decoder reads of these."""
-    keywords = {key: one for key, one in inputs.items() if key not in LABELS}
+    keywords = {key: value for key, value in inputs.items() if key not in LABELS}
     shifted = getattr(model, "prepare_decoder_input_ids_from_labels", None)  # of encoder-decoders of transformers
     if callable(shifted) and "labels" in inputs and not keywords.keys() & DECODER_INPUTS:
         keywords["decoder_input_ids"] = shifted(inputs["labels"])
     return keywords
 
 
-def _input_refusal(
-    model: nn.Module, fault: Exception, inputs: Any, keywords: dict[str, Any] | None
-) -> ForwardError | None:
-    """Return the refusal of inputs that can't fit the model, which raised `fault`; None where no reason is known."""
-    name, fed = type(model).__name__, [leaf for _, leaf in leaves(inputs if keywords is None else keywords)]
-    arrays = [leaf for leaf in fed if _is_array(leaf)]
-    if texts := [leaf for leaf in fed if isinstance(leaf, str) and not arrays]:
-        return ForwardError(
+def _misfit(model: nn.Module, fault: Exception, inputs: Any, keywords: dict[str, Any] | None) -> str:
+    """Return as a sentence why a model does not take its inputs, if they may be why it raised `fault`."""
+    name, values = type(model).__name__, [leaf for _, leaf in leaves(inputs if keywords is None else keywords)]
+    arrays, texts = [leaf for leaf in values if _is_array(leaf)], [leaf for leaf in values if isinstance(leaf, str)]
+    if texts and not arrays:
+        return (
             f"a batch holds text ({texts[0][:30]!r}), and {name} takes numbers; make tokens of it, in the data or in a "
             "function given as `transform`, or run the model on text in one given as `forward`."
         )
-    if empty := [leaf for leaf in arrays if leaf.ndim and len(leaf) and 0 in leaf.shape]:
-        return ForwardError(f"the inputs have shape {tuple(empty[0].shape)}, which holds no values; {name} needs some.")
-    if misfit := _misfit(model, inputs, keywords):
-        return ForwardError(misfit)
+    if reason := _unbound(model, inputs, keywords):
+        return reason
+    if not isinstance(fault, (RuntimeError, ValueError, AssertionError)):
+        return ""
+    form = f"type {type(inputs).__name__}"
+    if arrays:
+        form = f"type {str(arrays[0].dtype).removeprefix('torch.')} and shape {tuple(arrays[0].shape)}"
+    first = str(fault).strip().partition("\n")[0].rstrip(".")
+    said = f"{type(fault).__name__}: {first}"
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False) and not (keywords or {}).keys() & DECODER_INPUTS:
-        return ForwardError(
+        return (
             f"{name} is an encoder with a decoder, which needs inputs of its own: give batches with 'input_ids' and "
-            f"'decoder_input_ids', or run a part of it in a function given as `forward`. ({_in_short(fault)})"
+            f"'decoder_input_ids', or run a part of it in a function given as `forward`. ({said})"
         )
-    whole = [leaf for leaf in arrays if not str(leaf.dtype).removeprefix("torch.").startswith(("float", "bf"))]
-    if whole and re.search(r"dtype|scalar type|data type|not implemented for|bias type", str(fault)):
-        kind = str(whole[0].dtype).removeprefix("torch.")
-        pixels = ", such as `x.float() / 255`," * (kind == "uint8")
-        return ForwardError(
-            f"{name} could not be run on inputs of type {kind} and shape {tuple(whole[0].shape)} ({_in_short(fault)}). "
-            f"Give values of the type that the model takes{pixels} in the data or by a function given as `transform` "
-            "(`transforms` for several models)."
-        )
-    return None
+    return (
+        f"{name} could not be run on inputs of {form} ({said}); give "
+        "values of the size and type that it takes, in the data or by a function given as `transform` (`transforms` "
+        "for several models)."
+    )
 
 
-def _in_short(fault: Exception) -> str:
-    first = next(iter(str(fault).strip().splitlines()), "").rstrip(".")
-    return f"{type(fault).__name__}: {first}"
-
-
-def _misfit(model: nn.Module, inputs: Any, keywords: dict[str, Any] | None) -> str:
-    """Return as a sentence why the model's `forward` does not take these inputs, or nothing if it does."""
+def _unbound(model: nn.Module, inputs: Any, keywords: dict[str, Any] | None) -> str:
+    """Return as a sentence why the signature of the model's `forward` does not take these inputs, or nothing."""
     try:
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):  # no signature available
@@ -135,7 +126,7 @@ def _misfit(model: nn.Module, inputs: Any, keywords: dict[str, Any] | None) -> s
                 f"{type(model).__name__}: {fault}; choose the inputs in a function given as `transform` (`transforms` "
                 "for several models) or `forward`."
             )
-        needs = [name for name, one in signature.parameters.items() if one.default is one.empty]
+        needs = [name for name, parameter in signature.parameters.items() if parameter.default is parameter.empty]
         return (
             f"{type(model).__name__} takes {', '.join(map(repr, needs)) or 'no inputs'}, and is given one input, the "
             "first element of a batch; give batches that are mappings with these keys, or a function such as "

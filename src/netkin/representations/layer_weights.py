@@ -34,17 +34,17 @@ def own_weights(module: nn.Module) -> dict[str, Tensor]:
         >>> own_weights(nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)))["weight"].shape
         torch.Size([3, 2])
     """
-    found = _computed(module)
-    raw = {f"{name}_{part}" for name in found for part in PARTS}
-    return found | {name: one for name, one in module.named_parameters(recurse=False) if name not in raw}
+    computed = _computed(module)
+    raw = {f"{name}_{part}" for name in computed for part in PARTS}
+    return computed | {name: weight for name, weight in module.named_parameters(recurse=False) if name not in raw}
 
 
 def computed_by(module: nn.Module) -> dict[str, str]:
     """Return which weights of a module are computed, by name, each with the name of what computes it."""
-    found = {_name_of(hook): type(hook).__name__ for hook in _hooks(module).values()}
+    makers = {_name_of(hook): type(hook).__name__ for hook in _hooks(module).values()}
     for name, steps in module.parametrizations.items() if is_parametrized(module) else ():  # type: ignore[operator,union-attr]
-        found[name] = " and ".join(type(one).__name__.lstrip("_") for one in steps)
-    return found
+        makers[name] = " and ".join(type(step).__name__.lstrip("_") for step in steps)
+    return makers
 
 
 def with_plain_weights(model: nn.Module) -> nn.Module:
@@ -66,7 +66,7 @@ def with_plain_weights(model: nn.Module) -> nn.Module:
 def copied(model: nn.Module) -> nn.Module:
     """Return a copy of a model, also where hooks compute weights, which `copy.deepcopy` by itself refuses."""
     results = (value for module in model.modules() for value in vars(module).values())
-    return copy.deepcopy(model, {id(one): one.detach().clone() for one in results if isinstance(one, Tensor)})
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in results if isinstance(value, Tensor)})
 
 
 def parts_of_computed_weights(names: Iterable[str]) -> dict[str, list[str]]:
@@ -76,26 +76,26 @@ def parts_of_computed_weights(names: Iterable[str]) -> dict[str, list[str]]:
         >>> parts_of_computed_weights(["0.weight", "0.bias", "1.weight_g", "1.weight_v", "1.bias"])
         {'1.weight': ['1.weight_g', '1.weight_v']}
     """
-    known, found = dict.fromkeys(names), dict[str, list[str]]()
+    known, parts = dict.fromkeys(names), dict[str, list[str]]()
     for name in known:
-        above, mark, own = f".{name}".rpartition(".parametrizations.")
+        above, mark, inside = f".{name}".rpartition(".parametrizations.")
         weight, _, part = name.rpartition("_")
         if mark:
-            found.setdefault(f"{above}.{own.partition('.')[0]}".strip("."), []).append(name)
+            parts.setdefault(f"{above}.{inside.partition('.')[0]}".strip("."), []).append(name)
         elif part == "orig" or (part in ("g", "v") and {f"{weight}_g", f"{weight}_v"} <= known.keys()):
-            found.setdefault(weight, []).append(name)
-    return {weight: parts for weight, parts in found.items() if weight not in known}
+            parts.setdefault(weight, []).append(name)
+    return {weight: names for weight, names in parts.items() if weight not in known}
 
 
 def _computed(module: nn.Module) -> dict[str, Tensor]:
     """Return the computed weights of a module; vectors of spectral norm stay where they are."""
-    found = dict[str, Tensor]()
+    computed = dict[str, Tensor]()
     with evaluating(module), torch.no_grad():
         for hook in _hooks(module).values():
-            found[_name_of(hook)] = _value(hook, module).detach()
+            computed[_name_of(hook)] = _value(hook, module).detach()
         for name in module.parametrizations if is_parametrized(module) else ():  # type: ignore[union-attr]
-            found[name] = getattr(module, name).detach()
-    return found
+            computed[name] = getattr(module, name).detach()
+    return computed
 
 
 def _hooks(module: nn.Module) -> dict[int, WeightHook]:

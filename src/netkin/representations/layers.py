@@ -34,7 +34,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
-from netkin.errors import ForwardError, InvalidValue, UnknownName, did_you_mean
+from netkin.errors import InvalidValue, UnknownName, did_you_mean
 from netkin.identity.weight_hash import LAZY, without_wrappers
 from netkin.sources.names import by_name
 
@@ -56,10 +56,10 @@ def layers(model: nn.Module) -> list[str]:
     """
     known = modules(model)
     root = known[""]
-    found = _distinct(known, _default(root, "")) if _encloses(root) else []
-    if len(found) < 2:
-        found = _distinct(known, (name for key, child in children(root).items() for name in _runnable(child, key)))
-    return found or [""]
+    names = _distinct(known, _default(root, "")) if _encloses(root) else []
+    if len(names) < 2:
+        names = _distinct(known, (name for key, child in children(root).items() for name in _runnable(child, key)))
+    return names or [""]
 
 
 def stages(model: nn.Module) -> dict[str, list[str]]:
@@ -71,17 +71,17 @@ def stages(model: nn.Module) -> dict[str, list[str]]:
         >>> stages(nn.ModuleDict({"stem": nn.Linear(2, 2), "body": nn.Sequential(nn.ReLU(), nn.ReLU())}))
         {'body': ['body.0', 'body.1']}
     """
-    known, found = modules(model), dict[str, list[str]]()
+    known, by_container = modules(model), dict[str, list[str]]()
     for name in layers(model):
         above = name.split(".")
         inside = [".".join(above[:end]) for end in range(len(above)) if _is_container(known[".".join(above[:end])])]
         if inside:
-            found.setdefault(inside[-1], []).append(name)
-    if found:
-        return found
+            by_container.setdefault(inside[-1], []).append(name)
+    if by_container:
+        return by_container
     learnt = [name for name in layers(model) if name and next(known[name].parameters(), None) is not None]
     if len(learnt) == 1 and children(known[learnt[0]]):
-        return {"": [_joined(learnt[0], one) for inside in stages(known[learnt[0]]).values() for one in inside]}
+        return {"": [_joined(learnt[0], name) for names in stages(known[learnt[0]]).values() for name in names]}
     return {"": layers(model)}
 
 
@@ -98,8 +98,8 @@ def choose(model: nn.Module, spec: Spec = None) -> list[str]:
         return layers(model)
     known = modules(model)
     wanted = [spec] if isinstance(spec, (str, type)) else _listed(spec)
-    chosen = list(dict.fromkeys(name for one in wanted for name in _matching(known, one)))
-    if not all(isinstance(one, str) and split_call(one)[0] in known for one in wanted):
+    chosen = list(dict.fromkeys(name for pattern in wanted for name in _matching(known, pattern)))
+    if not all(isinstance(pattern, str) and split_call(pattern)[0] in known for pattern in wanted):
         order = {name: place for place, name in enumerate(known)}
         chosen.sort(key=lambda name: (order[split_call(name)[0]], split_call(name)[1] or 0))
     return [name for name in chosen if split_call(name)[1] is None or split_call(name)[0] not in chosen]
@@ -113,10 +113,12 @@ def modules(model: nn.Module) -> dict[str, nn.Module]:
 def children(module: nn.Module) -> dict[str, nn.Module]:
     """Return the direct children of `module` by name, each without its wrappers; what runs as a whole has none."""
     inside = {} if _runs_whole(module) else module._modules
-    own = {name: child for name, child in inside.items() if child is not None}
-    if is_parametrized(module):  # what computes a weight, as a mask, is no layer
-        del own["parametrizations"]
-    return {name: unwrapped(child) for name, child in own.items()}
+    is_masked = is_parametrized(module)  # what computes a weight, as a mask, is no layer
+    return {
+        name: unwrapped(child)
+        for name, child in inside.items()
+        if child is not None and not (is_masked and name == "parametrizations")
+    }
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -125,7 +127,7 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     A parametrized weight has them, as under ``parametrizations.weight.original``.
     """
     inside, named = children(module), module.named_parameters(remove_duplicate=False)
-    return {name: one for name, one in named if name.partition(".")[0] not in inside}
+    return {name: parameter for name, parameter in named if name.partition(".")[0] not in inside}
 
 
 def _runs_whole(module: nn.Module) -> str:
@@ -172,27 +174,12 @@ def refuse_lazy(*models: nn.Module) -> None:
 def refuse_uncopyable(model: nn.Module) -> None:
     """Refuse a model of which work needs a copy with weights: a lazy one, or one of an exported program."""
     refuse_lazy(model)
-    kinds = {kind.__name__ for one in model.modules() for kind in type(one).__mro__}
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     if "InterpreterModule" in kinds:  # a class of torch that takes long to import
         raise InvalidValue(
             "torch can't copy a network that was made of an exported program, so it can't be trained or decomposed "
             "here; give the model that was exported."
         )
-
-
-def fixed_size_refusal(model: nn.Module, fault: Exception, inputs: Any) -> ForwardError | None:
-    """Return the refusal of inputs whose sizes are not those with which a program was exported; None for other faults.
-
-    `fault` is what the program raised.
-    """
-    if not str(fault).startswith(("Guard failed", "Expected input at")):
-        return None
-    got = f", not of shape {tuple(inputs.shape)}" if isinstance(inputs, torch.Tensor) else ""
-    said = str(fault).splitlines()[0].split(". ")[0]
-    return ForwardError(
-        f"{type(model).__name__} was exported for inputs of fixed sizes{got} ({said}). Export it with `dynamic_shapes` "
-        "for the axis of the examples, or give batches that all have that size."
-    )
 
 
 def split_call(name: str) -> tuple[str, int | None]:

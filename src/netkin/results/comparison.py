@@ -15,7 +15,7 @@ import numpy as np
 
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat
-from netkin.results.labels import NOT_ASKED, asks_for, fits
+from netkin.results.labels import NOT_ASKED, fits
 from netkin.results.packing import Result
 from netkin.results.records import distinct, freeze, now, optional
 from netkin.results.text import comparison_as_text
@@ -136,11 +136,10 @@ class Comparison(Result):
         return import_module("netkin.reporting").notebook_view(self)
 
     def _found(self, measure: str) -> list[Values]:
-        """Return the table of that id, else of an id that says the same, else all that fit what is asked."""
+        """Return the table of that id, else all that fit what is asked."""
         if measure in self.tables:
             return [self.tables[measure]]
-        same = [t for t in self.tables.values() if asks_for(measure, t.id, t.quantity.parameters)]
-        return same[:1] or [t for t in self.tables.values() if fits(measure, t.id, t.quantity.parameters)]
+        return [table for table in self.tables.values() if fits(measure, table.id, table.quantity.parameters)]
 
     def _named(self, measure: str) -> Values:
         tables = self._found(measure)

@@ -48,16 +48,6 @@ def parse_id(identifier: str) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
-def asks_for(identifier: str, table_id: str, parameters: Mapping[str, Any]) -> bool:
-    """Return whether `identifier` means the table called `table_id`, whose full `parameters` are known.
-
-    What either id leaves out is a default; so all that the table's id spells out must be requested, and all that
-    is requested must be what the table has.
-    """
-    wanted, held = parse_id(identifier), parse_id(table_id)
-    return fits(identifier, table_id, parameters) and bool(wanted and held and held[1].keys() <= wanted[1].keys())
-
-
 def fits(identifier: str, table_id: str, parameters: Mapping[str, Any]) -> bool:
     """Return whether the table has the name that `identifier` requests, and the parameters as far as it names them.
 

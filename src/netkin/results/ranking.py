@@ -15,7 +15,7 @@ from netkin.results.caveats import Caveat
 from netkin.results.labels import HOLE, plural, short_names
 from netkin.results.packing import Result
 from netkin.results.records import now, optional
-from netkin.results.text import cells, grid, terminal_width, wrapped
+from netkin.results.text import grid, number_text, number_texts, terminal_width, wrapped
 from netkin.results.values import Difference, Match, Values
 
 COLUMNS = ("model", "score", "value", "error", "behind", "behind_error", "clear", "reason")  # of the long form
@@ -129,7 +129,7 @@ class Ranking(Result):
         first = f"Of {plural(len(self), 'model')} {names[lead.layer]!r} comes first by {self.score}"
         if lead.second is None:
             return f"{first}, the only one with a value." if len(self) > 1 else f"{first}; there is no other."
-        margin = _number_text(lead.margin or 0.0, lead.margin_error)
+        margin = number_text(lead.margin or 0.0, lead.margin_error)
         by = f"its lead over {names[lead.second]!r} by this score is {margin}"
         if lead.clear is None:
             return f"{first}: {by}. Without standard errors nothing tells whether that is more than chance."
@@ -154,7 +154,7 @@ class Ranking(Result):
             if behind.value <= 0:
                 same.append(score)
                 continue
-            first, by = names[self.by(score).best], _number_text(behind.value, behind.error)
+            first, by = names[self.by(score).best], number_text(behind.value, behind.error)
             within = {True: ", more than its error", False: ", not more than its error", None: ""}[behind.clear]
             apart.append(f"by {score} {first!r} comes first, {by} before {names[self.best]!r}{within}")
         agree = f"{names[self.best]!r} comes first by {', '.join(same)}, too." if same else ""
@@ -217,10 +217,10 @@ class Ranking(Result):
         order = [self._given.index(model) for model in self.models]
         known = self.behind()
         behind = [known.get(model, Difference(math.nan)) for model in self.models]
-        differences = np.array([[each.value, _nan(each.error)] for each in behind])
-        first, *others = (_texts(self._row(s)[order], self.tables[s].to_errors()[0][order]) for s in self.scores)
+        differences = number_texts([each.value for each in behind], [each.error for each in behind])
+        first, *others = (number_texts(self._row(s)[order], self.tables[s].to_errors()[0][order]) for s in self.scores)
         parameters = [f"{self.parameters[model]:,}" if model in self.parameters else HOLE for model in self.models]
-        columns = [first, _texts(differences[:, 0], differences[:, 1]), *others, parameters]
+        columns = [first, differences, *others, parameters]
         return [list(row) for row in zip(*columns, strict=True)]
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
@@ -266,29 +266,3 @@ class Ranking(Result):
 
     def _sign(self, score: str) -> int:
         return 1 if self.tables[score].higher_is_closer else -1
-
-
-def _nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _texts(values: np.ndarray, errors: np.ndarray) -> list[str]:
-    """Return values with their errors as texts, to two digits of the median error.
-
-    Example:
-        >>> _texts(np.array([0.91234, 0.5, np.nan]), np.array([0.0312, np.nan, np.nan]))
-        ['0.912 ±0.031', '0.500', '–']
-    """
-    known = errors[np.isfinite(errors) & (errors > 0)]
-    if not known.size:
-        return [row[0] for row in cells(values[:, None])]
-    places = max(1 - math.floor(math.log10(float(np.median(known)))), 0)
-    style = f".{places}f" if places <= 6 else ".2e"
-    shown = [HOLE if math.isnan(value) else f"{value:{style}}" for value in values.tolist()]
-    return [
-        f"{text} ±{error:{style}}" if error > 0 else text for text, error in zip(shown, errors.tolist(), strict=True)
-    ]
-
-
-def _number_text(value: float, error: float | None) -> str:
-    return _texts(np.array([value]), np.array([_nan(error)]))[0]

@@ -322,9 +322,31 @@ def margin_text(match: Match) -> str:
         >>> margin_text(Match("conv1", 0.9, 0.01, "conv2", 0.004, 0.012, False))
         'conv1 over conv2 by 0.004 ±0.012'
     """
-    margin, error = match.margin or 0.0, match.margin_error or 0.0
-    style = f".{_decimals(np.array([error])) + 1}f" if margin < 1e5 and (error > 1e-4 or not error) else ".1e"
-    return f"{match.layer} over {match.second} by {margin:{style}} ±{error:{style}}"
+    return f"{match.layer} over {match.second} by {number_text(match.margin or 0.0, match.margin_error)}"
+
+
+def number_text(value: float, error: float | None) -> str:
+    """Return a number with its error, if it has one, to two digits of the error."""
+    return number_texts([value], [error])[0]
+
+
+def number_texts(values: Iterable[float], errors: Iterable[float | None]) -> list[str]:
+    """Return numbers with their errors as texts, to two digits of the median error.
+
+    Example:
+        >>> number_texts([0.91234, 0.5, math.nan], [0.0312, None, None])
+        ['0.912 ±0.031', '0.500', '–']
+    """
+    numbers, spreads = np.array([*values], dtype=float), np.array([*errors], dtype=float)
+    known = spreads[np.isfinite(spreads) & (spreads > 0)]
+    if not known.size:
+        return [row[0] for row in cells(numbers[:, None])]
+    places = max(1 - math.floor(math.log10(float(np.median(known)))), 0)
+    style = f".{places}f" if places <= 6 else ".2e"
+    shown = [HOLE if math.isnan(value) else f"{value:{style}}" for value in numbers.tolist()]
+    return [
+        f"{text} ±{error:{style}}" if error > 0 else text for text, error in zip(shown, spreads.tolist(), strict=True)
+    ]
 
 
 def _cell(value: float, style: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from netkin.errors import InvalidValue
 from netkin.results.comparison import Comparison
 from netkin.results.packing import Result
+from netkin.results.quantity import ACCURACY
 from netkin.results.records import now
 from netkin.results.text import aligned
 
@@ -194,12 +195,10 @@ class SparsityStudy(Result):
         return sum(known) / len(known) if known else math.nan
 
     def derived(self) -> dict[str, Any]:
-        """Return what a document says beside the fields: mean similarities, and accuracies without pruning."""
+        """Return what a document says beside the fields: mean similarities, accuracies, and what these are."""
         accuracies = {name: self.accuracy(name) for name in self.names if math.isfinite(self.accuracy(name))}
-        return {
-            "mean_similarity": {name: self.mean_similarity(name) for name in self.interlayer},
-            "accuracy": accuracies,
-        }
+        means = {name: self.mean_similarity(name) for name in self.interlayer}
+        return {"mean_similarity": means, "accuracy": accuracies, "quantity": ACCURACY}
 
     def __str__(self) -> str:
         parts = [f"{name}\n{table}\n{self._summary(name)}" for name, table in self.networks.items()]

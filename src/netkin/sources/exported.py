@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from netkin.errors import ForwardError, SourceError
+from netkin.errors import SourceError
 from netkin.sources.names import Refused, content, reading
 
 
@@ -58,7 +58,6 @@ def load_exported(path: Path) -> nn.Module:
         ) from error
     finally:
         logger.setLevel(level)
-    _explain_fixed_batches(model, program, path)
     _give_types_back(model)
     return model
 
@@ -74,23 +73,6 @@ def _give_types_back(model: nn.Module) -> None:
         elif isinstance(name, str) and module is not model:
             bases = (kind, nn.Sequential) if name == "torch.nn.modules.container.Sequential" else (kind,)
             module.__class__ = kinds.setdefault(name, type(name.rpartition(".")[2], bases, {}))
-
-
-def _explain_fixed_batches(model: nn.Module, program: Any, path: Path) -> None:
-    sizes = [node.meta["val"].shape for node in program.graph.nodes if node.name in program.graph_signature.user_inputs]
-    first = next((shape[0] for shape in sizes if len(shape)), None)
-    if not isinstance(first, int):
-        return
-
-    def check(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        inputs = [value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor) and value.ndim]
-        if inputs and len(inputs[0]) != first:
-            raise ForwardError(
-                f"{str(path)!r} was exported for batches of exactly {first} and met one of {len(inputs[0])}; export it "
-                f"with a dynamic first dimension (`dynamic_shapes=`), or give it batches of {first}, all of them full."
-            )
-
-    model.register_forward_pre_hook(check, with_kwargs=True)
 
 
 _WORD = re.compile(r"[\w.@-]*")

@@ -26,7 +26,6 @@ from netkin.statistics.outputs import Outputs
 from netkin.statistics.rows import Rows
 from netkin.statistics.sketches import LayerSketches, Sketch
 from netkin.statistics.spectra import LayerSpectra, Spectra
-from netkin.statistics.statistic import Statistic
 
 # a pair type names the collectors that can give it
 Moments.collectors = (LayerSpectra, LayerMoments, LinearRows)
@@ -62,7 +61,6 @@ __all__ = [
     "Settings",
     "Sketch",
     "Spectra",
-    "Statistic",
     "Study",
     "chunk_of",
     "off_block_share",

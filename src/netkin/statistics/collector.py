@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +15,7 @@ from torch import Tensor
 from netkin.arrays import as_matrix, require_finite
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat
-from netkin.statistics.statistic import Statistic, Stored
+from netkin.statistics.stored import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -163,16 +163,17 @@ class Pair:
         return []
 
 
-class Collector(Statistic):
-    """A statistic of many layers, driven by the pass.
+class Collector(Stored, ABC):
+    """A small, mergeable statistic of the data for many layers, driven by the pass.
 
-    A collector needs `kind`, `update`, `merge`, `pair`, `cost` and `start`; what else stands here suits most.
+    A collector needs `update`, `merge`, `pair`, `cost` and `start`; what else stands here suits most.
     A pass calls ``update({feed: {(model, layer): rows}}, numbers)`` with the numbers
     of the batch's examples, and ``owners={key: places}`` where a layer's examples have different numbers of rows.
     Weights come once and without numbers, as ``{"weights": {(model, layer): {name: tensor}}}``; outputs, of a whole
     model, as ``{"outputs": {model: (logits, labels)}}``, beside the rows of its layers and with None for no labels.
     """
 
+    kind: ClassVar[str]  # its name in sentences, by default that of the class
     holds: ClassVar[str] = ""  # what a result says that its values were read from
     feeds: ClassVar[frozenset[str]] = frozenset({"activations"})
     # whether examples are known by hashes of their content and not by numbers, so that each model may have its own data
@@ -180,6 +181,10 @@ class Collector(Statistic):
     numbers_rows: ClassVar[bool] = True  # whether each row needs a number, and not each example alone
     reduces: ClassVar[bool] = False  # whether `reduce` makes a layer smaller as soon as it has fired
     needs: ClassVar[str] = "weights"  # what a layer must have to be compared by its weights when none are named
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.kind = vars(cls).get("kind", cls.__name__)
 
     @classmethod
     def settings_for(cls, measure: Any) -> Settings:
@@ -209,6 +214,23 @@ class Collector(Statistic):
     @abstractmethod
     def start(cls, settings: Any, study: Study) -> Self:
         """Return an empty collector for the layers and pairs of a study."""
+
+    @abstractmethod
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
+        """Fold one batch in."""
+
+    @abstractmethod
+    def merge(self, other: Self) -> Self:
+        """Return the statistic of the data of both; neither is changed."""
+
+    def _require_alike(self, other: Any, **facts: str) -> None:
+        """Refuse to merge with a collector of another kind, or one that differs in some fact, read off an attribute."""
+        if type(self) is not type(other):
+            raise ShapeError(f"a {self.kind} can't be merged with a {getattr(other, 'kind', type(other).__name__)}.")
+        for what, attribute in facts.items():
+            mine, theirs = getattr(self, attribute), getattr(other, attribute)
+            if mine != theirs:
+                raise ShapeError(f"these statistics can't be merged: their {what} differ, {mine!r} and {theirs!r}.")
 
     @abstractmethod
     def pair(self, a: Key, b: Key, without: int | None = None) -> Any:
@@ -259,7 +281,6 @@ class RowCollector(Collector):
         self.counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples in each chunk
         self.next_number = 0  # of an example that comes without one
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
-        self.clear_cache()
 
     @staticmethod
     def as_rows(array: Any, name: str) -> Tensor:

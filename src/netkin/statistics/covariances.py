@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +21,7 @@ from netkin.errors import NoValue
 from netkin.results.caveats import Caveat
 from netkin.statistics.frequencies import Frequencies, frequencies
 from netkin.statistics.linear_algebra import squared_norm
-
-Made = TypeVar("Made")
+from netkin.statistics.stored import Cached
 
 WITHOUT_ROWS = "is held as spectra, which have no rows and no debiasing sums; use the shape 'flatten' for this measure."
 
@@ -30,7 +29,7 @@ COARSE = 1e-4  # the error of a correlation from which on a warning is given
 LOST = 2.0**32  # whitening by an eigenvalue of a product costs eps·λmax/λ: from here on over 2e-10 in float64
 
 
-class PairSide(ABC):
+class PairSide(Cached, ABC):
     """One layer's own moments; matrices have a leading axis of blocks."""
 
     name: str
@@ -157,13 +156,6 @@ class PairSide(ABC):
     def lost_digits(self) -> Caveat | None:
         """A caveat if the products have lost the digits of the layer's small directions, and its rows are gone."""
         return None
-
-    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return the result of `make`, cached by key for all pairs of this layer."""
-        made = self.__dict__.setdefault("_made", {})
-        if key not in made:
-            made[key] = make()
-        return made[key]
 
     @property
     def stands_principal(self) -> bool:

@@ -23,6 +23,7 @@ from netkin.arrays import require_finite, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.moments import Moments
+from netkin.statistics.stored import Cached
 
 ROWS = 1024  # so many are multiplied at a time in float32
 SAMPLE = 8  # times the width: rows by which a layer's shift and precision are chosen
@@ -49,7 +50,7 @@ class CrossMoments:
         """Take a first layer's rows or maps; they are held, shifted, until the batch is over."""
         layer = self._first.setdefault(name, OneSideSums(name, centred=True))
         self._held[name] = rows = layer.take(output.detach())
-        layer.own = layer.own + product(rows, rows)
+        layer.second = layer.second + product(rows, rows)
 
     def second(self, name: str, output: Tensor) -> None:
         """Take a second layer's rows or maps and multiply them with all first ones that it is paired with."""
@@ -125,17 +126,16 @@ class FirstSide(CovarianceSide):
         return FirstSide(self.name, self.n, torch.zeros_like(self.mean), second, self.resolution, self.rounding)
 
 
-class OneSideSums:
+class OneSideSums(Cached):
     """One layer's sums; a centred one is shifted by the mean of some first examples."""
 
     def __init__(self, name: str, *, centred: bool):
         self.name, self.centred, self.n, self.batches, self.width = name, centred, 0, 0, 0
         self.shift: Tensor | None = None
         self.total: Tensor = torch.zeros(())
-        self.own: Tensor = torch.zeros(())
+        self.second: Tensor = torch.zeros(())
         self.resolution, self.dtype = 0.0, torch.float32
         self._room: Tensor | None = None
-        self._sides: dict[torch.device, FirstSide] = {}
 
     def take(self, output: Tensor) -> Tensor:
         """Count one batch and return it shifted, in the precision of the products."""
@@ -145,7 +145,8 @@ class OneSideSums:
         total = output.sum(0, dtype=self.total.dtype) if output.ndim == 2 else output.sum(2).sum(0).to(self.total)
         if output.device.type == "cpu" and not bool(torch.isfinite(total).all()):
             require_finite(raw, f"{self.name} in batch {self.batches}")
-        self._sides, self.total, self.batches = {}, self.total + total, self.batches + 1
+        self.clear_cache()
+        self.total, self.batches = self.total + total, self.batches + 1
         self.n += output.numel() // self.width
         return output
 
@@ -179,9 +180,10 @@ class OneSideSums:
 
     def side(self, device: torch.device) -> FirstSide:
         """Return the layer as the first side of its pairs, which share what it computes."""
-        if device in self._sides:
-            return self._sides[device]
-        second = self.own - torch.outer(self.total, self.total) / self.n
+        return self.once(device, lambda: self._side(device))
+
+    def _side(self, device: torch.device) -> FirstSide:
+        second = self.second - torch.outer(self.total, self.total) / self.n
         if not bool(torch.isfinite(second).all()):
             precision = str(self.dtype).removeprefix("torch.")
             raise InvalidValue(
@@ -192,8 +194,7 @@ class OneSideSums:
         if self.dtype == torch.float32:  # float32 products of single examples do not add up their errors
             rounding = torch.finfo(torch.float32).eps * self.width / max(self.n, self.width)
         second = second.to(device).unsqueeze(0)
-        self._sides[device] = FirstSide(self.name, self.n, mean, second, self.resolution, rounding)
-        return self._sides[device]
+        return FirstSide(self.name, self.n, mean, second, self.resolution, rounding)
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ def _decompose_group(group: Sequence[tuple[Any, Decomposition, Tensor]]) -> None
     request = group[0][1]
     results = decomposed([matrix for *_, matrix in group], request.graded, request.vectors)
     for (pair, request, _), result in zip(group, results, strict=True):
-        pair.found[request.key] = result
+        pair.results[request.key] = result
         if request.key == "variates":
             with suppress(NoValue):  # which is reported when the pair is measured
                 pair.__dict__["variate_weights"] = type(pair).variate_weights.func(pair)

@@ -24,7 +24,6 @@ from netkin.statistics.collector import (
     chunk_of,
     keys_of,
     label,
-    name_of,
     one_feed,
     require_pair,
     require_size,
@@ -32,7 +31,7 @@ from netkin.statistics.collector import (
     summed,
 )
 from netkin.statistics.linear_algebra import gram_product, offset_is_large, power_of_two, rbf_kernel, u_centred
-from netkin.statistics.statistic import Stored
+from netkin.statistics.stored import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -58,8 +57,9 @@ class Grams(Pair):
     def of(cls, X: Any, Y: Any, *, batch: int = 128, kernel: str = "linear", fraction: float = 0.4) -> Grams:
         """Return the statistic of two matrices cut into mini-batches in the order of their rows."""
         X, Y = paired(X, Y)
-        (kind,) = cls.collectors
-        return kind.of({"X": X, "Y": Y}, batch=batch, kernel=kernel, fraction=fraction)["X", "Y"]
+        collector = LayerGrams([(["X"], ["Y"])], batch=batch, kernel=kernel, fraction=fraction)
+        collector.add({"X": X, "Y": Y}, {}, None)
+        return collector["X", "Y"]
 
     @classmethod
     def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +114,6 @@ class LayerGrams(RowCollector):
     rest, also in a file. One that stays incomplete counts as it is, and under four examples it is left out and counted.
     """
 
-    kind = "LayerGrams"
     holds = "Grams"
     reduces = True
 
@@ -135,9 +134,6 @@ class LayerGrams(RowCollector):
         self.rows_each: int | None = None  # of an example; 0 once examples have different numbers of them
         self.scales: dict[Key, float] = {}
         self.centres: dict[Key, bool] = {}
-
-    def clear_cache(self) -> None:
-        self._finished: Self | None = None
 
     @classmethod
     def settings_for(cls, measure: Any) -> GramSettings:
@@ -162,13 +158,6 @@ class LayerGrams(RowCollector):
     def start(cls, settings: GramSettings, study: Study) -> Self:
         return cls(study.pair_blocks, chunks=study.chunks, **asdict(settings))
 
-    @classmethod
-    def of(cls, rows: Mapping[Key, Any], **options: Any) -> Self:
-        """Return the statistic of all pairs of some layers' rows, differentiably; `options` are those of the class."""
-        collector = cls([(list(rows), list(rows))], **options)
-        collector._take({key: cls.as_rows(matrix, name_of(key)) for key, matrix in rows.items()}, {}, None)
-        return collector
-
     def serves(self, settings: GramSettings) -> str:
         mine = GramSettings(self.batch, self.kernel, self.fraction)
         return "" if settings == mine else f"mini-batches of {settings.batch} with a {settings.kernel} kernel"
@@ -191,11 +180,12 @@ class LayerGrams(RowCollector):
         rows = one_feed(self, rows)
         kernels = {name: reduced.matrix for name, reduced in rows.items() if isinstance(reduced, Kernel)}
         matrices = self.checked(rows, [name for name in self.names if name not in kernels])
-        self._take(matrices, kernels, numbers, bool(owners))
+        self.add(matrices, kernels, numbers, bool(owners))
 
-    def _take(
+    def add(
         self, matrices: Mapping[Key, Tensor], kernels: dict[Key, Tensor], numbers: Any, uneven: bool = False
     ) -> None:
+        """Add matrices of rows, and kernel matrices of layers that were reduced; those of rows may need gradients."""
         counts = {len(matrix) for matrix in (*matrices.values(), *kernels.values())}
         if len(counts) > 1:
             raise ShapeError(f"the layers gave different numbers of rows for one batch: {sorted(counts)}.")
@@ -261,9 +251,10 @@ class LayerGrams(RowCollector):
         """How many rows lie in incomplete mini-batches that are too small for HSIC₁."""
         return sum(len(part.numbers) for part in self.waiting.values() if len(part.numbers) < 4)
 
-    def _with_remainder(self) -> Self:
+    def _with_remainder(self) -> LayerGrams:
         """Return the sums with those incomplete mini-batches that are large enough."""
-        if self._finished is None:
+
+        def finish() -> LayerGrams:
             finished = copy(self)
             finished.sums, finished.counts, finished.weights = (
                 self.sums.clone(),
@@ -275,8 +266,9 @@ class LayerGrams(RowCollector):
                 if len(part.numbers) >= 4:
                     finished._add(place, {name: finished._kernel(name, rows) for name, rows in part.in_order()})
             finished.sums = finished.sums.cpu()  # which are read number by number
-            self._finished = finished
-        return self._finished
+            return finished
+
+        return self.once("finished", finish)
 
     # --- merging ------------------------------------------------------------------------------------------------------
 

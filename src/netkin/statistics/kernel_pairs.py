@@ -17,6 +17,7 @@ from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.statistics.collector import Collector, CostEstimate, Key, Pair, Settings, Study, keys_of, label
 from netkin.statistics.layer_rows import CAP, LayerRows, SampleSettings
 from netkin.statistics.linear_algebra import power_of_two
+from netkin.statistics.stored import Cached
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,7 +35,7 @@ LOSS = ("target", "beta", "outputs")  # the settings of a loss
 OF_KERNELS = ("hadamard", "transport")  # made of kernel matrices, which no sums of examples can centre
 
 
-class KernelSide:
+class KernelSide(Cached):
     """One layer: sums over buckets of its features, its gradients and what is made of both, M × width each.
 
     `totals` are the plain sums over all examples and `signs` the sums of the signs in each bucket: centred about the
@@ -58,36 +59,36 @@ class KernelSide:
         scales = _scales(sums)  # kernels are products of four such numbers, and their cosines of eight
         self.sums = {part: numbers * scales[part] for part, numbers in sums.items()}
         self.totals = {part: total * scales[part] for part, total in totals.items()}
-        self._kernels: dict[tuple[str, str], Tensor] = {}
-        self._roots: dict[str, Tensor] = {}
 
     def kernel(self, kind: str, centring: str = "") -> Tensor:
         """Return the kernel matrix of the buckets; `centring` about the mean of "examples" or of "buckets"."""
-        if (kind, centring) not in self._kernels:
-            made = self._made(kind, "")
-            if centring:
-                # a linear kernel about the mean of its examples is that of rows about their mean, which loses no digits
-                plainly = centring == "buckets" or (self.is_exact and (kind in OF_KERNELS or self._is_psi(kind)))
-                whole, made = made, _about_means(made) if plainly else self._made(kind, centring)
-                # what rounding leaves where all examples are the same (of products, sums or the examples) is nothing
-                eps = torch.finfo(made.dtype).eps
-                noise = max(8 * eps if plainly else 64 * eps**2, 4 * self.resolution**2 / self.n**0.5)
-                made = made * (made.detach().norm() > noise * whole.detach().norm())
-            self._kernels[kind, centring] = made
-        return self._kernels[kind, centring]
+        return self.once(("kernel", kind, centring), lambda: self._kernel(kind, centring))
+
+    def _kernel(self, kind: str, centring: str) -> Tensor:
+        kernel = self._of_parts(kind, "")
+        if not centring:
+            return kernel
+        # a linear kernel about the mean of its examples is that of rows about their mean, which loses no digits
+        plainly = centring == "buckets" or (self.is_exact and (kind in OF_KERNELS or self._is_psi(kind)))
+        centred = _about_means(kernel) if plainly else self._of_parts(kind, centring)
+        # what rounding leaves where all examples are the same (of products, sums or the examples) is nothing
+        eps = torch.finfo(centred.dtype).eps
+        noise = max(8 * eps if plainly else 64 * eps**2, 4 * self.resolution**2 / self.n**0.5)
+        return centred * (centred.detach().norm() > noise * kernel.detach().norm())
 
     def root(self, kind: str) -> Tensor:
         """Return a matrix R with ``R Rᵀ`` the kernel."""
-        if kind not in self._roots:
-            kernel = self.kernel(kind)
-            busy = (kernel != 0).any(1)  # LAPACK fails now and then where most buckets hold no example
-            values, vectors = torch.linalg.eigh(kernel[busy][:, busy])
-            root = kernel.new_zeros(len(kernel), len(values))
-            root[busy] = vectors * values.clamp(min=0).sqrt()
-            self._roots[kind] = root
-        return self._roots[kind]
+        return self.once(("root", kind), lambda: self._root(kind))
 
-    def _made(self, kind: str, centring: str) -> Tensor:
+    def _root(self, kind: str) -> Tensor:
+        kernel = self.kernel(kind)
+        busy = (kernel != 0).any(1)  # LAPACK fails now and then where most buckets hold no example
+        values, vectors = torch.linalg.eigh(kernel[busy][:, busy])
+        root = kernel.new_zeros(len(kernel), len(values))
+        root[busy] = vectors * values.clamp(min=0).sqrt()
+        return root
+
+    def _of_parts(self, kind: str, centring: str) -> Tensor:
         if kind in OF_KERNELS and centring:
             raise NoValue(
                 f"kernel={kind!r} is made of sketched kernels, which can't be centred about the mean of the examples; "
@@ -196,14 +197,12 @@ class KernelSettings(LossSettings):
 class LayerKernels(LossCollector):
     """The rows of features and gradients of many layers, a sample of them, to be read as kernels of both."""
 
-    kind = "LayerKernels"
     holds = "Kernels"
 
     def __init__(self, names: Sequence[Key], settings: KernelSettings, *, seed: int = 0, chunks: int = 0):
         self.names, self.settings = list(names), settings
         self.features = LayerRows(self.names, cap=CAP, seed=seed, chunks=chunks)
         self.gradients: LayerRows | None = None  # whose layers are known from the first batch
-        self.clear_cache()
 
     @classmethod
     def feeds_for(cls, settings: KernelSettings) -> frozenset[str]:
@@ -233,17 +232,16 @@ class LayerKernels(LossCollector):
             return "the gradients"
         return self._difference(settings, LOSS if settings.gradients else ())
 
-    def update(self, rows: Mapping[Any, Any], numbers: Any = None, **more: Any) -> None:
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Add rows of features and gradients of the same examples."""
         self.clear_cache()
-        self.features.update({"activations": rows["activations"]}, numbers, **more)
+        self.features.update({"activations": rows["activations"]}, numbers, owners=owners)
         gradients = rows.get("gradients")
         if gradients:
             if self.gradients is None:
                 seed, chunks = self.features.seed, self.features.chunks
                 self.gradients = LayerRows(list(gradients), cap=CAP, seed=seed, chunks=chunks)
-            owners = {key: places for key, places in more.get("owners", {}).items() if key in gradients}
-            self.gradients.update({"activations": gradients}, numbers, **({"owners": owners} if owners else {}))
+            self.gradients.update({"activations": gradients}, numbers, owners=owners)
 
     def merge(self, other: Self) -> Self:
         self._require_alike(other, layers="names", settings="settings")
@@ -256,19 +254,18 @@ class LayerKernels(LossCollector):
 
     def side(self, key: Key, without: int | None = None) -> KernelSide:
         """Return one layer, without the examples of one chunk."""
-        if (key, without) not in self._sides:
+
+        def make() -> KernelSide:
             F, G = self.features.sample(key, without).X, None
             if self.gradients is not None and key in self.gradients.names:
                 G = self.gradients.sample(key, without).X
-            self._sides[key, without] = exact_side(label(key), F, G, self.features.resolutions.get(key, 0.0))
-        return self._sides[key, without]
+            return exact_side(label(key), F, G, self.features.resolutions.get(key, 0.0))
+
+        return self.once((key, without), make)
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Kernels:
         self.features.pair(a, b, without)  # refuses layers whose rows do not pair up
         return Kernels(self.side(a, without), self.side(b, without))
-
-    def clear_cache(self) -> None:
-        self._sides: dict[tuple[Key, int | None], KernelSide] = {}
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         return self.features.exactness_of(pairs)

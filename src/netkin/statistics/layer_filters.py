@@ -25,7 +25,7 @@ from netkin.statistics.collector import (
     require_pair,
     shape_in_words,
 )
-from netkin.statistics.statistic import Stored
+from netkin.statistics.stored import Stored
 
 GAUGES = ("stored", "orthonormal")
 EVEN = 1.5  # the largest ratio of singular values of coefficients that count as orthonormal but for a factor
@@ -239,7 +239,6 @@ class FilterSettings(Settings):
 class LayerFilters(Collector):
     """The filters of many layers: atoms, a digest of their coefficients, and small Gram matrices; weights if asked."""
 
-    kind = "LayerFilters"
     holds = "Filters"
     feeds = frozenset({"weights"})
     needs = "filters larger than 1 × 1"
@@ -269,7 +268,7 @@ class LayerFilters(Collector):
     def serves(self, settings: FilterSettings) -> str:
         return "the weights" if settings.whole and not self.whole else ""
 
-    def update(self, rows: Mapping[Any, Any], numbers: Any = None) -> None:
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Read the weights of all layers, which come once."""
         for key, tensors in rows["weights"].items():
             name = f"layer {key[1]!r} of {key[0]!r}" if isinstance(key, tuple) else f"layer {key!r}"

@@ -45,7 +45,7 @@ from netkin.statistics.collector import (
 from netkin.statistics.covariances import CovarianceSide, PairSide
 from netkin.statistics.linear_algebra import power_of_two, squared_norm
 from netkin.statistics.moments import Moments
-from netkin.statistics.statistic import Stored
+from netkin.statistics.stored import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -117,11 +117,11 @@ class LayerMoments(RowCollector):
         30
     """
 
-    kind = "LayerMoments"
     holds = "Moments"
     numbers_rows = False
     settings_for = LinearSettings.of
     _first_frame: Mapping[Key, tuple[Tensor, float]] = MappingProxyType({})  # that of another part, to begin with
+    _homes: Mapping[tuple[Key, Key], CrossSums] = MappingProxyType({})  # where pairs are summed, until blocks change
 
     def __init__(
         self,
@@ -230,29 +230,26 @@ class LayerMoments(RowCollector):
             raise ShapeError(f"layers {name_of(a)!r} and {name_of(b)!r} were fed different numbers of rows.")
         return moments.swapped if turned else moments
 
-    def _side(self, key: Key, without: int | None) -> PairSide:
-        if (key, without) not in self._sides:
+    def _side(self, key: Any, without: int | None) -> PairSide:
+        def make() -> PairSide:
             side = self._new_side(key, without)
             total = side.total.detach()
             if not bool(torch.isfinite(total.square())):
                 gave = "numbers whose squares are too large" if bool(torch.isfinite(total)) else "NaN or Inf"
                 raise InvalidValue(f"{side.name} gave {gave}; fix the model or leave out the examples that cause them.")
-            self._sides[key, without] = side
-        return self._sides[key, without]
+            return side
+
+        return self.once((key, without), make)
 
     def _new_side(self, key: Any, without: int | None) -> PairSide:
         return self.layers[key].side(without, torch.finfo(self.precision).eps)
-
-    def clear_cache(self) -> None:
-        self._sides: dict[tuple[Key, int | None], PairSide] = {}
-        self._homes: dict[tuple[Key, Key], CrossSums] = getattr(self, "_homes", {})  # until the blocks change
 
     def _find(self, a: Key, b: Key) -> tuple[CrossSums, bool]:
         if not self.layers:
             raise NoValue("no batch has been folded in yet; call `update` first.")
         if not self._homes:
-            for block in reversed(self.blocks):
-                self._homes |= {(x, y): block for x in block.rows for y in block.columns}
+            blocks = reversed(self.blocks)
+            self._homes = {(x, y): block for block in blocks for x in block.rows for y in block.columns}
         for turned, key in ((False, (a, b)), (True, (b, a))):
             if key in self._homes:
                 return self._homes[key], turned
@@ -345,7 +342,8 @@ class LayerMoments(RowCollector):
 
     def _add_columns(self, columns_of: Callable[[Key], Columns]) -> None:
         """Add the products of some rows, whose columns are made when a pair needs them and held no longer."""
-        self._sides, self._homes = {}, {}
+        self.clear_cache()
+        self._homes = {}
         uses = Counter(key for block in self.blocks for key in block.keys)
         held: dict[Key, Columns] = {}
         for block in self.blocks:
@@ -364,7 +362,7 @@ class LayerMoments(RowCollector):
         made = columns_of(key)
         for i, (chunk, rows) in enumerate(made.parts):
             totals = [] if made.totals is None else [made.totals[:, i].conj(), made.totals[:, i]]
-            add_product(self.layers[key].own[chunk], made.conjugate[:, rows], made.values[:, rows], totals)
+            add_product(self.layers[key].sums[chunk], made.conjugate[:, rows], made.values[:, rows], totals)
         return made
 
     def _columns(self, name: Key, matrix: Tensor) -> Tensor:
@@ -373,7 +371,7 @@ class LayerMoments(RowCollector):
         double = self.precision == torch.float64
         shift = layer.shift[0] if double else layer.shift[0].to(matrix)
         dtype = summing_dtype(matrix.device) if double else self.precision
-        columns = torch.empty(1, len(matrix), layer.own.shape[-1], dtype=dtype, device=matrix.device)
+        columns = torch.empty(1, len(matrix), layer.sums.shape[-1], dtype=dtype, device=matrix.device)
         inner = columns[0, :, : layer.width]
         # straight into the columns, unless these are coarser and the scale must be chosen first
         fits = torch.promote_types(matrix.dtype, shift.dtype) == dtype
@@ -417,17 +415,17 @@ class Columns(NamedTuple):
 
 
 class LayerSums(Stored):
-    """One layer's shift (blocks, width), scale and own sums (chunks, blocks, columns, columns)."""
+    """One layer's shift (blocks, width), scale and sums (chunks, blocks, columns, columns)."""
 
-    def __init__(self, key: Key, shift: Tensor, scale: float, resolution: float, own: Tensor, debiased: bool):
-        self.key, self.shift, self.scale, self.resolution, self.own = key, shift, scale, resolution, own
+    def __init__(self, key: Key, shift: Tensor, scale: float, resolution: float, sums: Tensor, debiased: bool):
+        self.key, self.shift, self.scale, self.resolution, self.sums = key, shift, scale, resolution, sums
         self.width, self.debiased = shift.shape[1], debiased
-        self.varies = bool(own[..., : self.width, : self.width].any())  # until then the scale is free
+        self.varies = bool(sums[..., : self.width, : self.width].any())  # until then the scale is free
 
     @property
     def counts(self) -> Tensor:
         """The number of rows in each chunk."""
-        return self.own[:, 0, -1, -1].real
+        return self.sums[:, 0, -1, -1].real
 
     @property
     def n(self) -> int:
@@ -435,7 +433,7 @@ class LayerSums(Stored):
 
     def centred(self, without: int | None) -> tuple[int, Tensor, Tensor]:
         """Return the count, the mean (blocks, width) and the second moment about it, without one chunk."""
-        sums, width = summed(self.own, without), self.width
+        sums, width = summed(self.sums, without), self.width
         count = sums[0, -1, -1].real.detach()
         mean = self.shift.to(sums.dtype) + sums[:, -1, :width] / (count * self.scale)
         second = sums[:, :width, :width] - sums[:, :width, -1:] @ sums[:, -1:, :width] / count
@@ -444,7 +442,7 @@ class LayerSums(Stored):
     def side(self, without: int | None, rounding: float) -> CovarianceSide:
         n, mean, second = self.centred(without)
         if without is not None:
-            second = self._without_noise(second, summed(self.own, without), rounding)
+            second = self._without_noise(second, summed(self.sums, without), rounding)
         return CovarianceSide(
             label(self.key), n, mean, second, scale=self.scale, resolution=self.resolution, rounding=rounding,
             norm_squares=self._norm_squares(without) if self.debiased else None,
@@ -457,7 +455,7 @@ class LayerSums(Stored):
         return second.masked_fill(still.unsqueeze(-1) | still.unsqueeze(-2), 0)
 
     def _norm_squares(self, without: int | None) -> Tensor:
-        sums = summed(self.own, without)
+        sums = summed(self.sums, without)
         back = sums[0, : self.width, -1] / sums[0, -1, -1]
         return _norm_product(sums[0], back, back)
 
@@ -472,10 +470,10 @@ class CrossSums(Stored):
 
     @classmethod
     def starting(cls, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums]) -> CrossSums:
-        x, y = layers[left[0]].own, layers[right[0]].own
+        x, y = layers[left[0]].sums, layers[right[0]].sums
         # a layer without space is paired with the zero frequency of a map only
         blocks, dtype = min(x.shape[1], y.shape[1]), torch.promote_types(x.dtype, y.dtype)
-        size = [sum(layers[name].own.shape[-1] for name in side) for side in (left, right)]
+        size = [sum(layers[name].sums.shape[-1] for name in side) for side in (left, right)]
         return cls(left, right, layers, torch.zeros(len(x), blocks, *size, dtype=dtype, device=x.device))
 
     def pair(self, x: Key, y: Key) -> Tensor:
@@ -600,11 +598,11 @@ def rescale(layer: LayerSums, blocks: Sequence[CrossSums], scale: float) -> None
     layer.scale, layer.varies = scale or 1.0, scale > 0
     if ratio == 1:
         return
-    weights = torch.ones(layer.own.shape[-1], dtype=layer.own.dtype, device=layer.own.device)
+    weights = torch.ones(layer.sums.shape[-1], dtype=layer.sums.dtype, device=layer.sums.device)
     weights[: layer.width] = ratio
     if layer.debiased:
         weights[-2] = ratio**2
-    layer.own.mul_(weights.unsqueeze(1)).mul_(weights)
+    layer.sums.mul_(weights.unsqueeze(1)).mul_(weights)
     for block in blocks:
         if key in block.rows:
             block.sums[..., block.rows[key], :] *= weights.unsqueeze(1)
@@ -666,7 +664,7 @@ def common_blocks(
 def _slices(names: Sequence[Key], layers: Mapping[Key, LayerSums]) -> dict[Key, slice]:
     slices, start = {}, 0
     for name in names:
-        slices[name] = slice(start, start + layers[name].own.shape[-1])
+        slices[name] = slice(start, start + layers[name].sums.shape[-1])
         start = slices[name].stop
     return slices
 
@@ -682,6 +680,6 @@ def add_sums(
                 part = rebased(others[x], layers[x], addend.pair(x, y).to(block.sums), left=True)
                 block.pair(x, y).add_(rebased(others[y], layers[y], part))
     for name, mine in layers.items():
-        part = rebased(others[name], mine, others[name].own.to(mine.own), left=True)
-        mine.own += rebased(others[name], mine, part)
+        part = rebased(others[name], mine, others[name].sums.to(mine.sums), left=True)
+        mine.sums += rebased(others[name], mine, part)
         mine.resolution = max(mine.resolution, others[name].resolution)

@@ -35,7 +35,7 @@ from netkin.statistics.layer_moments import LayerMoments, LinearSettings
 from netkin.statistics.linear_algebra import ENTRIES
 from netkin.statistics.moments import Moments
 from netkin.statistics.rows import Rows, SampledRows
-from netkin.statistics.statistic import Stored
+from netkin.statistics.stored import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -123,7 +123,6 @@ class LayerRows(RowCollector):
     with as many rows an example keep those of the same numbers.
     """
 
-    kind = "LayerRows"
     holds = "Rows"
 
     def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
@@ -208,24 +207,23 @@ class LayerRows(RowCollector):
         layer = self.layers[name]
         if not layer.parts:
             raise NoValue("no batch has been folded in yet; call `update` first.")
-        if (name, without) not in self._samples:
+
+        def make() -> SampledRows:
             rows = layer.in_order(self.cap, self.seed)
             if without is not None:
                 stays = torch.from_numpy(chunk_of(np.concatenate(layer.examples), self.chunks) != without)
                 rows = rows[stays.to(rows.device)]
                 if not len(rows):
                     raise NoValue(f"all rows kept of {label(name)} are of one chunk of the examples.")
-            self._samples[name, without] = SampledRows(rows, label(name), self.resolutions.get(name) or None)
-        return self._samples[name, without]
+            return SampledRows(rows, label(name), self.resolutions.get(name) or None)
+
+        return self.once((name, without), make)
 
     def flush(self) -> None:
         """Put the rows of each layer in order, at most as many as are to be kept."""
         for layer in self.layers.values():
             if layer.parts:
                 layer.in_order(self.cap, self.seed)
-
-    def clear_cache(self) -> None:
-        self._samples: dict[tuple[Key, int | None], SampledRows] = {}
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         if self.cap is None or self.seen <= self.cap:
@@ -262,7 +260,6 @@ class LayerRows(RowCollector):
 class LinearRows(LayerRows):
     """All rows of layers wider than the examples are many, read as moments; they fold into moments when merged."""
 
-    kind = "LinearRows"
     settings_for = LinearSettings.of
 
     def __init__(self, pair_blocks: Sequence[PairBlock], *, precision: torch.dtype = torch.float64, chunks: int = 0):

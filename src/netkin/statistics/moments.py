@@ -43,7 +43,7 @@ class Moments(Pair):
         self.x, self.y, self.n, self.is_centred = x, y, x.n, centred
         self._cross, self._norm_product = cross, norm_product
         self.cut: Any = None  # where the measure that was read last cut the spectra of the layers, if it did
-        self.found: dict[Hashable, Any] = {}  # singular values, and vectors
+        self.results: dict[Hashable, Any] = {}  # singular values, and vectors
 
     @classmethod
     def of(cls, X: Any, Y: Any, precision: torch.dtype | None = torch.float64) -> Moments:
@@ -68,12 +68,12 @@ class Moments(Pair):
         return (self.x.rank, self.y.rank) if centred and self.x.varies and self.y.varies else None
 
     def caveats(self, facts: Any, settings: Mapping[str, Any]) -> list[Caveat]:
-        found = [self.few_examples] if facts.whitens else []
+        caveats = [self.few_examples] if facts.whitens else []
         if facts.whitens and "invertible" in facts.unchanged_by:  # all directions count alike, the smallest too
-            found += [side.lost_digits for side in (self.x, self.y)]
+            caveats += [side.lost_digits for side in (self.x, self.y)]
         if facts.debiased_as:
-            found.append(self._few_for_bias(facts.debiased_as))
-        return [caveat for caveat in found if caveat is not None]
+            caveats.append(self._few_for_bias(facts.debiased_as))
+        return [caveat for caveat in caveats if caveat is not None]
 
     def _few_for_bias(self, debiased: str) -> Caveat | None:
         """Return a caveat if unrelated layers of these spectra would score high by the bias of few examples.
@@ -143,7 +143,9 @@ class Moments(Pair):
         if any(product < CANCELLED * size for product, size in zip(products, sizes, strict=True)):
             if isinstance(x, RowsSide) and isinstance(y, RowsSide):
                 return self._unbiased_of_rows(x, y)
-            products = [own * (own > 64 * x.rounding * size) for own, size in zip(products, sizes, strict=True)]
+            products = [
+                product * (product > 64 * x.rounding * size) for product, size in zip(products, sizes, strict=True)
+            ]
         return self._hsic(self.cross_squared, self.norm_product, x, y), products[0], products[1]
 
     def _hsic(self, squared: Tensor, norm_product: Tensor, x: PairSide, y: PairSide) -> Tensor:
@@ -195,9 +197,9 @@ class Moments(Pair):
 
     def decomposed(self, request: Decomposition) -> Any:
         """Return the singular values of a matrix of this pair, (blocks, k), or left vectors and values; once a key."""
-        if request.key not in self.found:
-            (self.found[request.key],) = decomposed([request.matrix()], request.graded, request.vectors)
-        return self.found[request.key]
+        if request.key not in self.results:
+            (self.results[request.key],) = decomposed([request.matrix()], request.graded, request.vectors)
+        return self.results[request.key]
 
     @property
     def needs_gradient(self) -> bool:
@@ -268,8 +270,8 @@ class Moments(Pair):
         count = min(self.x.rank, self.y.rank)
         if self.spans_all:
             return torch.ones(count, dtype=summing_dtype(self.cross.device), device=self.cross.device)
-        if "variates" in self.found:
-            return largest(self.found["variates"][1], count)
+        if "variates" in self.results:
+            return largest(self.results["variates"][1], count)
         return largest(self.decomposed(Decomposition("correlations", lambda: self.alignment)), count)
 
     @property

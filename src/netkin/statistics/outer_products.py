@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from netkin.arrays import as_matrix, summing_dtype
@@ -18,10 +19,6 @@ from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_yo
 from netkin.statistics.collector import label, name_of
 from netkin.statistics.layer_rows import CAP, LayerRows
 from netkin.statistics.sketches import Placing, SketchSettings
-from netkin.statistics.statistic import Statistic
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 WIDEST = 4096  # features up to which Σ g fᵀ is kept, in 128 MB of float64
 
@@ -71,29 +68,21 @@ class ProductSums:
         self.products: Tensor | None = None
         self.sketches: tuple[Tensor, ...] = ()
 
-    @classmethod
-    def of(cls, f: Tensor, g: Tensor, placing: Placing | None) -> ProductSums:
-        """Return the sums of one batch."""
-        made, diagonal = cls(), f.square().sum(1) * g.square().sum(1)
-        made.n, made.trace, made.squares = len(f), float(diagonal.sum()), float(diagonal.square().sum())
-        made.products = g.mT @ f if f.shape[1] <= WIDEST else None
-        made.sketches = () if placing is None else (placing.sums(f), placing.sums(g))
-        return made
-
-    def joined(self, other: ProductSums) -> ProductSums:
-        """Return the sums of both."""
-        if not (self.n and other.n):
-            return self if self.n else other
-        made = ProductSums()
-        for name in ("n", "trace", "squares"):
-            setattr(made, name, getattr(self, name) + getattr(other, name))
-        if self.products is not None and other.products is not None:
-            made.products = self.products + other.products
-        made.sketches = tuple(mine + theirs for mine, theirs in zip(self.sketches, other.sketches, strict=True))
-        return made
+    def add(self, f: Tensor, g: Tensor, placing: Placing | None) -> None:
+        """Add the features and gradients of a batch."""
+        diagonal = f.square().sum(1) * g.square().sum(1)
+        self.n += len(f)
+        self.trace += float(diagonal.sum())
+        self.squares += float(diagonal.square().sum())
+        if f.shape[1] <= WIDEST:
+            products = g.mT @ f
+            self.products = products if self.products is None else self.products + products
+        if placing is not None:
+            sketches = (placing.sums(f), placing.sums(g))
+            self.sketches = tuple(map(torch.add, self.sketches, sketches)) if self.sketches else sketches
 
 
-class LayerEmbeddings(Statistic):
+class LayerEmbeddings:
     """The mean embeddings of many layers on one data set, from one pass.
 
     Exact of all examples are μ (of layers up to 4,096 wide), Tr K and the diagonal of K. ‖K‖ needs all pairs of
@@ -105,8 +94,6 @@ class LayerEmbeddings(Statistic):
         buckets: into how many buckets features and gradients are sketched, for `sketched`; 0 for none.
         seed: of the sample and of the buckets.
     """
-
-    kind = "LayerEmbeddings"
 
     def __init__(self, names: Sequence[str], *, sample: int = CAP, buckets: int = 0, seed: int = 0):
         if sample < 2 or buckets < 0:
@@ -143,16 +130,7 @@ class LayerEmbeddings(Statistic):
         placings = {device: Placing(SketchSettings(self.buckets, seed=self.seed), what, device) for device in devices}
         for name, (f, g) in pairs.items():
             dtype = summing_dtype(f.device)
-            fresh = ProductSums.of(f.to(dtype), g.to(dtype), placings.get(f.device))
-            self._layers[name] = self._layers[name].joined(fresh)
-
-    def merge(self, other: Self) -> Self:
-        self._require_alike(other, layers="names", samples="sample", buckets="buckets", seeds="seed")
-        made = type(self)(self.names, sample=self.sample, buckets=self.buckets, seed=self.seed)
-        made.features = self.features.merge(other.features)
-        made.gradients = self.gradients.merge(other.gradients)
-        made._layers = {name: sums.joined(other._layers[name]) for name, sums in self._layers.items()}
-        return made
+            self._layers[name].add(f.to(dtype), g.to(dtype), placings.get(f.device))
 
     def mean(self, name: str) -> Tensor:
         """Return μ, the mean of ``g fᵀ``."""

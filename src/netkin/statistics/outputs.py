@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,13 +10,9 @@ from torch import Tensor
 
 from netkin.arrays import as_tensor, label_tensor, require_finite, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError
-from netkin.statistics.statistic import Statistic
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
-class Outputs(Statistic):
+class Outputs:
     """Accuracies and agreement of two classifiers as counts, and summed cross-entropies.
 
     `joint[i, j]` counts the examples that the first calls i and the second j.
@@ -27,8 +23,6 @@ class Outputs(Statistic):
         >>> outputs.accuracy_a, outputs.accuracy_b, outputs.agreement
         (1.0, 0.5, 0.5)
     """
-
-    kind = "Outputs"
 
     def __init__(self, classes: int):
         if classes < 2:
@@ -72,13 +66,6 @@ class Outputs(Statistic):
             raise ShapeError(f"`{name}` must be logits of shape (n, {self.classes}); got {tuple(logits.shape)}.")
         require_finite(logits, f"`{name}`")
         return logits.to(summing_dtype(logits.device))
-
-    def merge(self, other: Self) -> Self:
-        self._require_alike(other, classes="classes")
-        merged = type(self)(self.classes)
-        for name in ("n", "labelled", "joint", "right_a", "right_b", "entropy"):
-            setattr(merged, name, getattr(self, name) + getattr(other, name))
-        return merged
 
     @property
     def agreement(self) -> float:

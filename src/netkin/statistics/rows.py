@@ -19,32 +19,28 @@ from netkin.results.caveats import Caveat
 from netkin.statistics.collector import Pair
 from netkin.statistics.covariances import PairSide, principal_directions
 from netkin.statistics.linear_algebra import centred, few_for_bias, power_of_two, rbf_kernel, self_product, squared_norm
+from netkin.statistics.stored import Cached
 
 if TYPE_CHECKING:
     from netkin.statistics.moments import Moments
 
 
-class SampledRows:
+class SampledRows(Cached):
     """One layer's rows, with the Gram matrix and side that all its pairs share."""
 
     def __init__(self, X: Tensor, name: str, resolution: float | None = None):
         self.X, self.name, self.resolution = X, name, resolution
-        self._sides: dict[torch.dtype | None, RowsSide] = {}
-        self._kernels: dict[tuple[Callable[[Tensor], Tensor], float], Tensor] = {}
 
     def side(self, precision: torch.dtype | None = None) -> RowsSide:
         """Return the rows as a side of `Moments`, with products in `precision` (None: their own)."""
-        if precision not in self._sides:
-            self._sides[precision] = RowsSide(self.X, self.name, precision, resolution=self.resolution)
-        return self._sides[precision]
+        return self.once(
+            ("side", precision), lambda: RowsSide(self.X, self.name, precision, resolution=self.resolution)
+        )
 
     def centred_kernel(self, centring: Callable[[Tensor], Tensor], fraction: float) -> Tensor:
         """Return the centred RBF kernel of the rows, which all pairs of this layer share."""
-        if (centring, fraction) not in self._kernels:
-            side = self.side()
-            side.trace  # noqa: B018  refuses a constant layer
-            self._kernels[centring, fraction] = centring(rbf_kernel(self.X, fraction))
-        return self._kernels[centring, fraction]
+        self.side().trace  # noqa: B018  refuses a constant layer
+        return self.once((centring, fraction), lambda: centring(rbf_kernel(self.X, fraction)))
 
 
 class Rows(Pair):

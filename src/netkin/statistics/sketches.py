@@ -47,7 +47,7 @@ from netkin.statistics.kernel_pairs import (
     checked_kernel,
     given_rows,
 )
-from netkin.statistics.statistic import Stored
+from netkin.statistics.stored import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -95,14 +95,12 @@ class SketchSettings(LossSettings):
 class LayerSketches(LossCollector):
     """Sketches of many layers, each over the data of its own model."""
 
-    kind = "LayerSketches"
     holds = "Sketch"
     by_content = True
 
     def __init__(self, names: Sequence[Key], settings: SketchSettings):
         self.names, self.settings = list(names), settings
         self.layers = {name: BucketSums(settings.buckets) for name in self.names}
-        self.clear_cache()
 
     @classmethod
     def feeds_for(cls, settings: SketchSettings) -> frozenset[str]:
@@ -150,9 +148,7 @@ class LayerSketches(LossCollector):
         lacks = [part for part in settings.parts if part not in self.settings.parts]
         return self._difference(settings, SKETCHING) or (f"the {' and '.join(lacks)}" if lacks else "")
 
-    def update(
-        self, rows: Mapping[Any, Any], numbers: Any = None, owners: Mapping[Key, np.ndarray] | None = None
-    ) -> None:
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Add rows of features and gradients; `numbers` identify the examples in any order.
 
         Labels come as ``{"outputs": {model or layer: (logits, labels)}}``, of which the logits are not examined.
@@ -199,10 +195,8 @@ class LayerSketches(LossCollector):
     def side(self, key: Key) -> KernelSide:
         """Return the sketch of one layer, as kernels are read from it."""
         sums = self.sums(key)
-        if key not in self._sides:
-            parts = {part: numbers for part, numbers in sums.parts.items() if part not in LABELS}
-            self._sides[key] = KernelSide(label(key), parts, sums.totals, sums.signs, sums.n, sums.resolution)
-        return self._sides[key]
+        parts = {part: numbers for part, numbers in sums.parts.items() if part not in LABELS}
+        return self.once(key, lambda: KernelSide(label(key), parts, sums.totals, sums.signs, sums.n, sums.resolution))
 
     def sums(self, key: Key) -> BucketSums:
         """Return what was summed of one layer."""
@@ -219,9 +213,6 @@ class LayerSketches(LossCollector):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Sketch:
         return Sketch(self.side(a), self.side(b))
-
-    def clear_cache(self) -> None:
-        self._sides: dict[Key, KernelSide] = {}
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         return "sketched"

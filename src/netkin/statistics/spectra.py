@@ -109,8 +109,8 @@ class LayerSpectra(LayerMoments):
         60
     """
 
-    kind = "LayerSpectra"
     holds = "Spectra"
+    _workspace = torch.empty(0)  # memory that one step after the other uses
 
     def __init__(
         self,
@@ -191,11 +191,6 @@ class LayerSpectra(LayerMoments):
         )  # fmt: skip
         return side.in_complex if in_complex and not side.mean.is_complex() else side
 
-    def clear_cache(self) -> None:
-        super().clear_cache()
-        self._shares: dict[View, float] = {}
-        self._workspace = torch.empty(0)
-
     @property
     def n(self) -> int:
         """The number of examples so far."""
@@ -217,10 +212,9 @@ class LayerSpectra(LayerMoments):
             raise NoValue("no examples have been kept; collect with `sample=64`, and call `update` first.")
         size = self._grid(name)
         grid = size if other is None else common_grid(size, self._grid(other)) or size
-        if (name, grid) not in self._shares:
-            rows = self.sampled_rows.sample(name).X
-            self._shares[name, grid] = off_block_share(rows.reshape(len(rows), *self.shifts[name].shape), grid)
-        return self._shares[name, grid]
+        rows = self.sampled_rows.sample(name).X
+        maps = rows.reshape(len(rows), *self.shifts[name].shape)
+        return self.once(("off the blocks", name, grid), lambda: off_block_share(maps, grid))
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         """Return how exact blocks for each frequency are for the layers of these pairs."""
@@ -240,13 +234,12 @@ class LayerSpectra(LayerMoments):
         self.flush()
         return {name: (shift, 0.0) for name, shift in self.shifts.items()}
 
-    def update(self, maps: Mapping[Any, Any], numbers: Any = None, *, owners: Any = None) -> None:
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Add one batch: maps n × c × space, or a matrix, for every layer, the same examples in each."""
-        maps = one_feed(self, maps)
-        super().update(maps, numbers)
+        super().update(rows, numbers)
         if self.sampled_rows is not None:
-            arrays = {name: as_maps(maps[name]).detach().flatten(1) for name in self.names}
-            self.sampled_rows.update(arrays, numbers)
+            maps = one_feed(self, rows)
+            self.sampled_rows.update({name: as_maps(maps[name]).detach().flatten(1) for name in self.names}, numbers)
 
     def _enough(self, rows: Tensor) -> int:
         return FOLD
@@ -258,7 +251,6 @@ class LayerSpectra(LayerMoments):
     def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
         """Transform what waits, some examples at a time."""
         maps = {name: joined(parts) for name, parts in waiting.items()}
-        self.clear_cache()
         if not self.shifts:
             self._begin(maps)
         of_examples = np.concatenate(chunks[self.names[0]]) if self.chunks else np.zeros(0)
@@ -267,6 +259,7 @@ class LayerSpectra(LayerMoments):
             here = slice(start, start + step)
             order, parts = by_chunk([of_examples[here]]) if self.chunks else (None, [(0, slice(None))])
             self._transform({name: array[here] for name, array in maps.items()}, order, parts)
+        self._workspace = torch.empty(0)
 
     def _transform(self, maps: Mapping[Key, Tensor], order: Tensor | None, parts: Parts) -> None:
         """Add the products of a few examples."""

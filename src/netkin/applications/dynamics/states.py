@@ -179,6 +179,8 @@ class Moment:
 class StateRows(LinearRows):
     """The states of two moments as a collector, so that they are compared like rows that a pass has kept."""
 
+    kind = LinearRows.kind
+
     def __init__(self, a: Moment, b: Moment):
         super().__init__([([layer.key for layer in a.layers], [layer.key for layer in b.layers])])
         self._moments = {a.name: a, b.name: b}

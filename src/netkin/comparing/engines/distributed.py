@@ -28,7 +28,7 @@ from netkin.identity import form_of, settings_digest
 from netkin.progress import showing
 from netkin.results import Comparison
 from netkin.results.packing import packed_columns, unpacked_columns
-from netkin.statistics.statistic import from_plain, to_plain
+from netkin.statistics.stored import from_plain, to_plain
 
 GRACE = 5.0  # seconds that a rank which has failed waits for the others to read its fault
 PAUSES = (0.001, 0.05)  # seconds between two checks of the store, at first and at most

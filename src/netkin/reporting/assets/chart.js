@@ -14,7 +14,7 @@ function roundNumbers(from, to, count = 5) {
 }
 
 for (const field of all(".field[data-chart]")) {
-  const { x, names, up, across, lines } = JSON.parse(field.dataset.chart);
+  const { x, names, up, across, lines } = structuredClone(blocks.get(field.dataset.chart).chart);
   const whole = field.closest("figure, [data-lines], .card") ?? field;
   const svg = find("svg", field);
   const groups = all("g.line", svg);

@@ -1,7 +1,7 @@
 /* How the page is shown: values, best matches, size, choice of comparison and of measures. */
 
 const room = Math.min(12, (innerWidth - 140) / 30);
-const layered = all("figure[data-grid]").filter((figure) => figure.closest("[data-chosen]") || grid(figure).sides === "tasks");
+const layered = all("figure[data-grid]").filter((figure) => grid(figure).level === "layers");
 const fewCells = layered.every((figure) => grid(figure).columns.length <= room);
 const values = find("#values");
 const path = find("#path");

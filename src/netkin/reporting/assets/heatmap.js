@@ -1,51 +1,28 @@
 /* Heatmaps: what a cell says, and the ways of pointer and keyboard. */
 
-function gridOf(figure) {
-  const [kind, first, second] = figure.dataset.grid.split(" ");
-  if (kind === "series") return frame(Number(first));
-  if (kind === "summary") {
-    const summary = data.summaries[first];
-    return { ...summary, colours: [figure.dataset.grid, () => [summary.values]], rows: summary.models, columns: summary.models, a: summary.sides, b: summary.sides };
-  }
-  const comparison = data.comparisons[first];
-  const [a, b] = comparison.shown;
-  const named = kind === "list" ? comparison.tables[comparison.lists[second].of[0]].name : comparison.tables[second].name;
-  const colours = [named, () => data.comparisons.flatMap((one) => one.tables.filter((table) => table.name === named).map((table) => table.values))];
-  if (kind === "list") return { ...listOf(comparison, comparison.lists[second]), a, b, colours };
-  return { ...comparison.tables[second], rows: comparison.layers_a, columns: comparison.layers_b, a, b, comparison, colours };
+/* the numbers of a block or, of a run, of one of its steps; holes by their cells */
+function gridOf(block, step = block.frames ? at : null) {
+  const now = step === null ? block : { ...block, ...block.frames[step] };
+  const reasons = new Map(Object.entries(now.missing ?? {}).flatMap(([reason, cells]) => cells.map(([i, j]) => [`${i} ${j}`, reason])));
+  const best = now.best ?? [];
+  const [a, b] = block.sides;
+  return { ...now, a, b, reasons, best, values: numbers(now.values), errors: numbers(now.errors) };
 }
 
-/* a list has a row for each pair of layers, and a column for each table of one name */
-function listOf(comparison, list) {
-  const tables = list.of.map((k) => comparison.tables[k]);
-  const picked = (from) => comparison.pairs.map(([i, j]) => tables.map((table) => from(table, i, j)));
-  const why = (table, i, j) => table.missing.find(([u, v]) => u === i && v === j)?.[2];
-  const missing = picked(why).flatMap((row, i) => row.flatMap((reason, j) => (reason === undefined ? [] : [[i, j, reason]])));
-  const values = picked((table, i, j) => table.values[i][j]);
-  const errors = picked((table, i, j) => (table.errors ? table.errors[i][j] : null));
-  const facts = picked((table, i, j) => [table, i, j]);
-  return { ...tables[0], ...list, ids: tables.map((table) => table.id), values, errors, missing, facts, best: values.map(() => null) };
-}
-
-/* columns without any value are not shown; those that are keep their places in the whole table, for their errors */
+/* columns without any value are not shown; `places` are those of the shown ones in the whole table */
 function trimmed(g, shown) {
-  if (shown === undefined) return g;
-  const columns = shown.split(" ").map(Number);
-  const cut = (cells) => cells && cells.map((line) => columns.map((j) => line[j]));
-  const missing = g.missing.flatMap(([i, j, why]) => (columns.includes(j) ? [[i, columns.indexOf(j), why]] : []));
-  const [names] = cut([g.columns]);
-  return {
-    ...g, missing, columns: names, ids: g.ids && cut([g.ids])[0], values: cut(g.values), errors: cut(g.errors),
-    facts: cut(g.facts) ?? g.rows.map((_, i) => columns.map((j) => [g, i, j])), best: g.best.map((j) => (j === null ? null : columns.indexOf(j))),
-  };
+  const places = shown === undefined ? g.columns.map((_, j) => j) : shown.split(" ").map(Number);
+  if (shown === undefined) return { ...g, places };
+  const cut = (line) => line && places.map((j) => line[j]);
+  const best = g.best.map((j) => (j === null ? null : places.indexOf(j)));
+  return { ...g, places, best, columns: cut(g.columns), ids: cut(g.ids), values: g.values.map(cut), errors: g.errors?.map(cut) ?? null };
 }
 
 const grids = new Map();
 function grid(figure) {
   if (!grids.has(figure)) {
-    const made = trimmed(gridOf(figure), figure.dataset.columns);
-    made.reasons = new Map(made.missing.map(([i, j, reason]) => [`${i} ${j}`, reason]));
-    grids.set(figure, made);
+    const block = blocks.get(figure.dataset.grid);
+    grids.set(figure, trimmed(block.frames ? frame(block) : gridOf(block), figure.dataset.columns));
   }
   return grids.get(figure);
 }
@@ -55,20 +32,20 @@ function told(g, i, j) {
   const [rows, columns] = [g.labels ?? g.rows, g.labels ?? g.columns];
   const pair = `${g.ids ? `${rows[i]}, ${g.ids[j]}` : `${rows[i]} × ${columns[j]}`}${g.when ?? ""}: `;
   const value = g.values[i][j];
-  if (value === null) return `${pair}no value, ${g.reasons.get(`${i} ${j}`) ?? g.unasked ?? g.comparison.unasked}`;
-  const spread = toldError(...(g.facts ? g.facts[i][j] : [g, i, j]));
+  if (value === null) return `${pair}no value, ${g.reasons.get(`${i} ${g.places[j]}`) ?? g.unasked}`;
+  const spread = toldError(g, i, j);
   const behind = g.counts ? `, the mean over ${g.counts[i][j]} ${g.counts[i][j] === 1 ? "pair" : "pairs"} of layers` : "";
   return pair + number(value) + behind + spread + (g.best[i] === j ? `, best match of ${g.rows[i]}${toldMargin(g, i)}` : "");
 }
 
 /* a value's standard error and interval, or why it has none */
-function toldError(table, i, j) {
-  const error = table.errors ? table.errors[i][j] : null;
+function toldError(g, i, j) {
+  const error = g.errors ? g.errors[i][j] : null;
   if (error === null) {
-    const why = withoutError(table, i, j);
+    const why = withoutError(g, i, g.places[j]);
     return why ? `, no standard error: ${why}` : "";
   }
-  const [low, high] = interval(table, table.values[i][j], error);
+  const [low, high] = interval(g, g.places[j], g.values[i][j], error);
   return ` ± ${number(error)} standard error` + (low === null ? "" : `, 95 % interval ${number(low)} to ${number(high)}`);
 }
 
@@ -79,11 +56,9 @@ function toldMargin(g, i) {
 
 function toldName(g, i, j) {
   const name = i >= 0 ? g.rows[i] : (g.ids ?? g.columns)[j];
-  if (!g.comparison) return name;
-  const side = i >= 0 ? "a" : "b";
-  const [shape, width] = [g.comparison[`shapes_${side}`][name], g.comparison[`widths_${side}`][name]];
-  const said = (shape === undefined ? "" : `, ${shape}`) + (width === undefined ? "" : `, ${width} wide`);
-  return `${name}${said}` + (i >= 0 && g.best[i] !== null ? `; best match ${g.columns[g.best[i]]}` : "");
+  const about = g.about?.[i >= 0 ? 0 : 1]?.[name];
+  const best = i >= 0 ? (g.best[i] ?? null) : null;
+  return `${name}${about ? `, ${about}` : ""}${best === null ? "" : `; best match ${g.columns[best]}`}`;
 }
 
 const place = (cell) => [cell.parentElement.rowIndex - 1, cell.cellIndex - 1];
@@ -150,7 +125,7 @@ function onKey(table, event) {
 function open(table, cell, event) {
   const g = grid(table.closest("figure"));
   const [i, j] = place(cell);
-  const target = g.opens && i >= 0 && j >= 0 ? g.opens[i][j] : null;
+  const target = i >= 0 && j >= 0 ? (g.opens?.[i][j] ?? null) : null;
   if (target === null) return;
   event.preventDefault();
   choose(target);
@@ -162,7 +137,7 @@ for (const figure of all("figure[data-grid]")) {
   const table = find("table", figure);
   const first = find("tbody td", table);
   if (first) first.tabIndex = 0;
-  if (figure.dataset.grid.startsWith("summary")) table.classList.add("opens");
+  if (blocks.get(figure.dataset.grid).opens) table.classList.add("opens");
   const cellOf = (event) => event.target.closest("tbody td, th");
   table.addEventListener("pointerover", (event) => { const cell = cellOf(event); if (cell) tellCell(figure, cell, false); });
   table.addEventListener("pointerleave", () => { hideTip(); mark(figure, null); });
@@ -170,6 +145,14 @@ for (const figure of all("figure[data-grid]")) {
   table.addEventListener("focusin", (event) => { const cell = cellOf(event); if (cell) tellCell(figure, cell, true); });
   table.addEventListener("focusout", () => { hideTip(); mark(figure, null); });
   table.addEventListener("keydown", (event) => onKey(table, event));
+}
+
+/* The shades, from far to close, with the colours of text on them, stand in the style sheet. */
+
+const [palette, inks] = [[], []];
+for (const rule of [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules])) {
+  const kind = /^\.c(\d+)$/.exec(rule.selectorText ?? "");
+  if (kind) [palette[kind[1]], inks[kind[1]]] = [rule.style.backgroundColor, rule.style.color];
 }
 
 /* The heatmap once more, as one drawing that stands by itself. */
@@ -187,9 +170,10 @@ const reached = new Map();
 let fitted = false;
 function scaleOf(g) {
   if (!fitted) return g.scale;
-  const [key, values] = g.colours;
+  const key = g.fitted_with;
   if (!reached.has(key)) {
-    const known = values().flat(2).filter((value) => value !== null);
+    const alike = [...blocks.values()].filter((block) => block.fitted_with === key);
+    const known = alike.flatMap((block) => (block.frames ?? [block]).flatMap((own) => numbers(own.values).flat())).filter((value) => value !== null);
     const [low, high] = known.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]);
     reached.set(key, low < high ? { low, high } : {});
   }
@@ -221,7 +205,7 @@ function recolour(figure) {
 function shade(g, value) {
   const { low, high } = scaleOf(g);
   const share = high > low ? Math.min(Math.max((value - low) / (high - low), 0), 1) : 0.5;
-  return Math.round((g.higher_is_closer || !(high > low) ? share : 1 - share) * (data.palette.length - 1));
+  return Math.round((g.higher_is_closer || !(high > low) ? share : 1 - share) * (palette.length - 1));
 }
 
 /* names as they stand beside the heatmap: cut in their middle where they are long */
@@ -268,10 +252,10 @@ function names(svg, { rows, columns }, { unit, left, top }) {
 function squares(svg, g, { unit, left, top }) {
   g.values.forEach((row, i) => row.forEach((value, j) => {
     const spot = { x: left + j * unit, y: top + i * unit };
-    const fill = value === null ? "url(#hatch)" : data.palette[shade(g, value)];
+    const fill = value === null ? "url(#hatch)" : palette[shade(g, value)];
     draw(svg, "rect", { ...spot, width: unit, height: unit, fill, stroke: "#fff", "stroke-width": 0.5 });
     if (value === null || !g.numbered || unit < 24) return;
-    const text = { x: spot.x + unit / 2, y: spot.y + unit / 2, "text-anchor": "middle", "dominant-baseline": "central", "font-size": unit * 0.3, fill: data.ink[shade(g, value)] };
+    const text = { x: spot.x + unit / 2, y: spot.y + unit / 2, "text-anchor": "middle", "dominant-baseline": "central", "font-size": unit * 0.3, fill: inks[shade(g, value)] };
     const error = g.errors && unit >= 40 ? g.errors[i][j] : null;
     draw(svg, "text", error === null ? text : { ...text, y: text.y - unit * 0.14 }, written(value));
     if (error !== null) draw(svg, "text", { ...text, y: text.y + unit * 0.2, "font-size": unit * 0.24 }, `±${Number(error.toPrecision(1))}`);
@@ -298,8 +282,8 @@ function rings(svg, g, { unit, left, top }) {
 
 function scaleBar(svg, g, left, y) {
   const steps = 64;
-  const last = data.palette.length - 1;
-  for (let k = 0; k < steps; k += 1) draw(svg, "rect", { x: left + k * 4, y, width: 4.5, height: 12, fill: data.palette[Math.round((k / (steps - 1)) * last)] });
+  const last = palette.length - 1;
+  for (let k = 0; k < steps; k += 1) draw(svg, "rect", { x: left + k * 4, y, width: 4.5, height: 12, fill: palette[Math.round((k / (steps - 1)) * last)] });
   const [far, close] = farAndClose(g);
   draw(svg, "text", { x: left, y: y + 28 }, far);
   draw(svg, "text", { x: left + steps * 4, y: y + 28, "text-anchor": "end" }, close);

@@ -1,7 +1,36 @@
-/* What every page has: its data, how numbers are said, the box beside what is pointed at, dark or light, print. */
+/* What every page has: its document, how numbers are said, the box beside what is pointed at, dark or light, print.
+   The document is what docs/page.md describes. */
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const root = document.documentElement;
+
+/* blocks by their keys, those inside sections and choices too */
+const blocks = new Map();
+function collect(own) {
+  if (own.key !== undefined) blocks.set(own.key, own);
+  for (const inside of ["blocks", "origins", "choices"]) for (const block of own[inside] ?? []) collect(block);
+}
+collect(data);
+
+/* what a JSON pointer such as /results/0/tables/cka/values points at */
+function pointed(pointer) {
+  const parts = pointer.split("/").slice(1).map((part) => part.replaceAll("~1", "/").replaceAll("~0", "~"));
+  return parts.reduce((own, part) => own?.[part], data);
+}
+
+/* numbers as nested lists, which are given so, packed as eight bytes each, or by a pointer */
+const unpacked = new WeakMap();
+function numbers(given) {
+  const own = typeof given === "string" ? pointed(given) : given;
+  if (own?.float64 === undefined) return own ?? null;
+  if (!unpacked.has(own)) {
+    const bytes = Uint8Array.from(atob(own.float64), (letter) => letter.charCodeAt(0));
+    let flat = Array.from(new Float64Array(bytes.buffer), (value) => (Number.isNaN(value) ? null : value));
+    for (const size of own.shape.slice(1).reverse()) flat = Array.from({ length: flat.length / size }, (_, k) => flat.slice(k * size, (k + 1) * size));
+    unpacked.set(own, flat);
+  }
+  return unpacked.get(own);
+}
 const find = (selector, within = document) => within.querySelector(selector);
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 const tip = document.body.appendChild(document.createElement("div"));
@@ -21,14 +50,15 @@ function written(value, powers = Math.abs(value) >= 1e5) {
 }
 
 /* the interval by Student's t within the measure's bounds, and why a value has no error */
-function interval(table, value, error) {
-  if (value === null || error === null || !table.quantile) return [null, null];
-  const reach = table.quantile * error;
-  return [Math.max(value - reach, table.bounds[0] ?? -Infinity), Math.min(value + reach, table.bounds[1] ?? Infinity)];
+function interval(g, j, value, error) {
+  const quantile = g.quantiles?.[g.quantiles.length > 1 ? j : 0];
+  if (value === null || error === null || !quantile) return [null, null];
+  const reach = quantile * error;
+  return [Math.max(value - reach, g.bounds[0] ?? -Infinity), Math.min(value + reach, g.bounds[1] ?? Infinity)];
 }
 
-function withoutError(table, i, j) {
-  const found = (table.without_error ?? []).find(([, places]) => places === null || places.some(([u, v]) => u === i && v === j));
+function withoutError(g, i, j) {
+  const found = Object.entries(g.without_error ?? {}).find(([, places]) => places === null || places.some(([u, v]) => u === i && v === j));
   return found?.[0];
 }
 

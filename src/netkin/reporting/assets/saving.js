@@ -22,31 +22,44 @@ const harmless = (part) => (typeof part === "string" && /^[=@+\-\t\r]/.test(part
 
 const csv = (head, rows) => [head, ...rows].map((row) => row.map((part) => quoted(harmless(part))).join(",")).join("\r\n") + "\r\n";
 
-function* cellsOf(table, rows, columns) {
-  const why = new Map(table.missing.map(([i, j, reason]) => [`${i} ${j}`, reason]));
-  for (const [i, a] of rows.entries()) {
-    for (const [j, b] of columns.entries()) {
-      const value = table.values[i][j];
-      const error = table.errors ? table.errors[i][j] : null;
-      const reason = why.get(`${i} ${j}`) ?? (value !== null && error === null ? withoutError(table, i, j) : undefined);
-      yield [a, b, value, error, ...interval(table, value, error), reason];
+/* the page that is shown: one of the choices, if there are such */
+const shownPage = () => data.choices?.[chosen] ?? data;
+
+/* the cells of one column, or of all: names, value, error, the ends of its interval, and why one of them is missing */
+function* cellsOf(g, columns = g.columns.keys(), names = (i, j) => [g.rows[i], g.columns[j]]) {
+  for (const i of g.rows.keys()) {
+    for (const j of columns) {
+      const value = g.values[i][j];
+      const error = g.errors ? g.errors[i][j] : null;
+      const reason = g.reasons.get(`${i} ${j}`) ?? (value !== null && error === null ? withoutError(g, i, j) : undefined);
+      yield [...names(i, j), value, error, ...interval(g, j, value, error), reason];
     }
   }
 }
 
-/* a pair that was not asked for has no line */
-function comparisonCsv(comparison) {
-  const asked = (table) => [...cellsOf(table, comparison.layers_a, comparison.layers_b)].filter((cell) => cell[2] !== null || cell.at(-1) !== undefined);
-  const rows = comparison.tables.flatMap((table) => asked(table).map((cell) => [table.id, ...cell]));
-  return csv(["measure", "layer_a", "layer_b", "value", "error", "low", "high", "reason"], rows);
+/* tables in the order of the result; a list has one for each column; a pair that was not asked for has no line */
+function heatmapCsv() {
+  const keys = [];
+  (function gather(own) {
+    if (own.kind === "heatmap") keys.push(own.key);
+    for (const block of own.blocks ?? []) gather(block);
+  })(shownPage());
+  const tables = keys.map((key) => gridOf(blocks.get(key))).flatMap((g) => {
+    if (!g.pairs) return [[g.order?.[0] ?? 0, g.id, () => [...cellsOf(g, [...g.columns.keys()])]]];
+    return g.order.map((place, j) => [place, g.ids[j], () => [...cellsOf(g, [j], (i) => g.pairs[i])]]);
+  });
+  const rows = tables.sort(([one], [other]) => one - other).flatMap(([, id, cells]) => cells().map((cell) => [id, ...cell]));
+  const asked = rows.filter((row) => row[3] !== null || row.at(-1) !== undefined);
+  return csv(["measure", "layer_a", "layer_b", "value", "error", "low", "high", "reason"], asked);
 }
 
-/* the text of the document that `--json` prints too, and that `nk.load` opens */
-async function documentText() {
-  const packed = Uint8Array.from(atob(find("#documents").textContent), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(stream).text())[chosen];
+/* the document that `--json` prints too: its packed numbers as lists */
+function whole(own) {
+  if (own === null || typeof own !== "object") return own;
+  if (own.float64 !== undefined) return numbers(own);
+  return Array.isArray(own) ? own.map(whole) : Object.fromEntries(Object.entries(own).map(([key, value]) => [key, whole(value)]));
 }
+const documentText = () => JSON.stringify(whole(data.results[chosen]));
 
 function savePicture(figure, kind) {
   const g = grid(figure);
@@ -67,21 +80,13 @@ function savePicture(figure, kind) {
   image.src = URL.createObjectURL(blob);
 }
 
-/* a result that compares no models brings its table along */
-const csvText = () => (data.table ? csv(...data.table) : data.series ? seriesCsv() : comparisonCsv(data.comparisons[chosen]));
+const csvText = () => (data.csv ? csv(...data.csv) : data.timeline ? seriesCsv() : heatmapCsv());
 
-function nameOfResult() {
-  if (data.table) return fileName(data.name);
-  if (data.series) return fileName(data.series.run);
-  const { tables, shown } = data.comparisons[chosen];
-  return fileName(tables.length === 1 ? tables[0].id : "similarity", ...shown);
-}
-
-document.addEventListener("click", async (event) => {
+document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-save]");
   if (!button) return;
   const kind = button.dataset.save;
   if (kind === "svg" || kind === "png") { savePicture(button.closest("figure"), kind); return; }
-  const text = kind === "csv" ? csvText() : await documentText();
-  save(`${nameOfResult()}.${kind}`, new Blob([text], { type: kind === "csv" ? "text/csv;charset=utf-8" : "application/json" }));
+  const text = kind === "csv" ? csvText() : documentText();
+  save(`${fileName(...shownPage().name)}.${kind}`, new Blob([text], { type: kind === "csv" ? "text/csv;charset=utf-8" : "application/json" }));
 });

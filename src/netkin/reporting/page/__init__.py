@@ -12,6 +12,7 @@ from netkin import files
 from netkin.errors import InvalidValue
 from netkin.reporting.charts import StepAxis, series_chart, spread
 from netkin.reporting.grids import Grid, depths, frames, grids_of, ink, palette, summary_grids
+from netkin.reporting.html import html_of
 from netkin.reporting.page.comparison_page import comparison_page
 from netkin.reporting.page.document import Markup, joined, name, plain_table, retitled, tag
 from netkin.reporting.page.federation_page import federation_page
@@ -89,7 +90,7 @@ def page(results: Results) -> str:
     records = task_records(results)
     if records:
         return task_page(records)
-    return comparison_page(listed(results))
+    return html_of(comparison_page(listed(results)))
 
 
 def task_records(results: Any) -> list[TaskRecord]:

@@ -12,29 +12,24 @@ from dataclasses import replace
 from typing import Any
 
 from netkin.errors import NoValue
-from netkin.reporting.charts import Chart, profile_charts
+from netkin.reporting.blocks import Heatmap, Lines, Name, Page, PageBlock, Section, Table, Text, pointer
+from netkin.reporting.charts import profile_charts
 from netkin.reporting.grids import Grid, grids_of, summary_grids
-from netkin.reporting.page.document import (
-    Markup,
+from netkin.reporting.parts import (
+    about,
     common_facts,
-    document,
-    facts,
-    folded,
+    conventions,
+    counted_reasons,
     grouped,
-    joined,
     layer_table,
-    measure_table,
-    name,
+    maps_of,
+    measured,
+    missing_values,
     origins,
-    plain_table,
-    tag,
-    toolbar,
-    warnings,
+    shared_reasons,
 )
-from netkin.reporting.page.heatmap import FEW, card, embedded, figure_of, missing_values, shared_reasons, values_class
-from netkin.reporting.page.svg import key, line_chart, map_figures, maps_by_measure, maps_section
 from netkin.reporting.words import closest_and_farthest, headline, number_with_error, short_names
-from netkin.results import Comparison, Values
+from netkin.results import Comparison, Comparisons, Values
 from netkin.results.caveats import Caveat
 from netkin.results.comparisons import SAME_MODEL, spread_of
 from netkin.results.labels import (
@@ -54,7 +49,7 @@ from netkin.results.labels import (
     plural,
     tables_by_name,
 )
-from netkin.results.packing import document as described
+from netkin.results.packing import document
 from netkin.results.text import NO_DATA, list_cells, match_note, with_errors
 
 MEANS = (
@@ -71,31 +66,36 @@ SPREAD = (
 )
 UNNAMED = "layers"  # a model of class sensitivity that was given no name
 MATCHES = "Best matches, and how far the second is behind"
+FEW = 12  # models, up to which their means always stand in the cells
 MOST = 5  # reasons why errors are missing, shown in one place
 NAMED = 4  # pairs of models in the sentence at the top
 BESIDE = 20  # columns, up to which one heatmap has its profile beside it
 CHOOSABLE = 4  # with more heatmaps than these the page offers a choice among them
 
+Names = Mapping[str, str]  # of models, with shorter ones
 
-def comparison_page(results: Sequence[Comparison]) -> str:
-    """Return the HTML page of one comparison or several."""
-    whole = sorted(results, key=lambda one: one.a == one.b)  # a task beside itself is seen last
+
+def comparison_page(results: Sequence[Comparison]) -> Page:
+    """Return the page of one comparison or several."""
+    whole = sorted(results, key=lambda comparison: comparison.a == comparison.b)  # a task beside itself is seen last
     comparisons, names = _without_folders(whole)
-    summaries = summary_grids(comparisons)
-    title, versions = _title(comparisons, names), [c.version for c in comparisons]
-    grids = [grids_of(comparison) for comparison in comparisons]
-    said = _sentence(comparisons, names, summaries)
-    several = len(comparisons) > 1
-    heading, chooser = (None, _chooser(comparisons, names)) if several else (_pair(comparisons[0]), None)
-    best = True if any(grid.best for own in grids for grid in own) else None
-    parts = [summary_section(comparisons, summaries, buckets_note(comparisons)), spread_section(comparisons)]
-    for place, (comparison, origin, own) in enumerate(zip(comparisons, whole, grids, strict=True)):
-        parts.append(article(comparison, own, names, place, several, origin))
-    blocks = [summary for summary in summaries if summary.models]
-    kind = values_class([g for own in (*grids, blocks) for g in own])
-    data, documents = embedded(comparisons, grids, summaries, names), [described(one) for one in whole]
-    bar = toolbar(chooser, best=best)
-    return document(title, said, parts, data, documents, kind=kind, versions=versions, whole=heading, controls=bar)
+    pages = [
+        single_page(comparison, names, place, origin)
+        for place, (comparison, origin) in enumerate(zip(comparisons, whole, strict=True))
+    ]
+    documents, versions = [document(one) for one in whole], [one.version for one in comparisons]
+    if len(pages) == 1:
+        return replace(pages[0], results=documents, versions=versions)
+    summaries, note = summary_grids(comparisons), buckets_note(comparisons)
+    return Page(
+        title=_title(comparisons, names),
+        sentence=_sentence(comparisons, names, summaries),
+        caveats=[Caveat("other-buckets", note)] if note and summaries else [],
+        blocks=[summary_section(comparisons, summaries), spread_section(comparisons)],
+        choices=[replace(page, label=label, title=_pair(one, names), whole=_pair(one))
+                 for page, label, one in zip(pages, _labels(comparisons, names), comparisons, strict=True)],
+        versions=versions, results=documents,
+    )  # fmt: skip
 
 
 def _without_folders(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], dict[str, str]]:
@@ -109,36 +109,34 @@ def _without_folders(comparisons: Sequence[Comparison]) -> tuple[list[Comparison
     return shown, {name: short[model] if short[model] != model else name for model, name in bare.items()}
 
 
-def _pair(comparison: Comparison, names: Mapping[str, str] | None = None) -> str:
+def _pair(comparison: Comparison, names: Names | None = None) -> str:
     a, b = ((names or {}).get(model, model) for model in (comparison.a, comparison.b))
     return f"{a} and {b}"
 
 
-def _title(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
-    if len(comparisons) == 1 and has_networks(comparisons[0]):
-        return f"{plural(len(comparisons[0].layers_a), 'network')}, each with every other"
-    if len(comparisons) == 1 and has_classes(comparisons[0]):
-        what, (model, *_) = "which layers follow which classes", names.values()
-        return what.capitalize() if comparisons[0].a == UNNAMED else f"{model}: {what}"
-    if len(comparisons) == 1:
-        return f"{_joined(comparisons[0], names)}{_where(comparisons[0])}"
+def _title(comparisons: Sequence[Comparison], names: Names) -> str:
     if _of_tasks(comparisons):
         return f"{plural(len(names), 'task')}, block by block"
     return f"{plural(len(names), 'model')} in {len(comparisons)} comparisons"
 
 
-def _joined(comparison: Comparison, names: Mapping[str, str]) -> str:
+def _single_title(comparison: Comparison, names: Names) -> str:
+    if has_networks(comparison):
+        return f"{plural(len(comparison.layers_a), 'network')}, each with every other"
+    if has_classes(comparison):
+        what = "which layers follow which classes"
+        return what.capitalize() if comparison.a == UNNAMED else f"{names[comparison.a]}: {what}"
     stitched = f"{names[comparison.a]} stitched into {names[comparison.b]}"
-    return stitched if _is_stitched(comparison) else _pair(comparison, names)
+    return f"{stitched if _is_stitched(comparison) else _pair(comparison, names)}{_where(comparison)}"
 
 
 def _where(comparison: Comparison) -> str:
     """Return at which pair of layers, or that there are several."""
-    tables, pairs = list(comparison.tables.values()), listing(comparison)
+    pairs = listing(comparison)
     if len(pairs) != 1:
         return ", layer by layer"
     ((i, j),) = pairs
-    return f" at {pair_label(tables, comparison.layers_a[i], comparison.layers_b[j])}"
+    return f" at {pair_label(comparison.tables.values(), comparison.layers_a[i], comparison.layers_b[j])}"
 
 
 def _is_stitched(comparison: Comparison) -> bool:
@@ -149,9 +147,7 @@ def _of_tasks(comparisons: Sequence[Comparison]) -> bool:
     return all(is_of_tasks(table) for one in comparisons for table in one.tables.values())
 
 
-def _sentence(comparisons: Sequence[Comparison], names: Mapping[str, str], summaries: Sequence[Grid]) -> str:
-    if len(comparisons) == 1:
-        return headline(comparisons[0], names)
+def _sentence(comparisons: Sequence[Comparison], names: Names, summaries: Sequence[Grid]) -> str:
     if _of_tasks(comparisons):
         return f"{', '.join(names.values())}: {len(comparisons)} pairs, each task beside itself too."
     if not summaries or any(map(_is_stitched, comparisons)):
@@ -162,21 +158,20 @@ def _sentence(comparisons: Sequence[Comparison], names: Mapping[str, str], summa
     return closest_and_farthest(grid.id, models, grid.values, grid.scale.higher_is_closer, "models")
 
 
-def _chooser(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> Markup:
-    plain = [_pair(comparison, names) for comparison in comparisons]
-    times = Counter(plain)
-    told = [
-        f"{k + 1}: {label}, {c.data}" if times[label] > 1 else label
-        for k, (label, c) in enumerate(zip(plain, comparisons, strict=True))
+def _labels(comparisons: Sequence[Comparison], names: Names) -> list[str]:
+    """Return what the comparisons are called in the list to choose from."""
+    pairs = [_pair(comparison, names) for comparison in comparisons]
+    times = Counter(pairs)
+    return [
+        f"{k}: {label}, {one.data}" if times[label] > 1 else label
+        for k, (label, one) in enumerate(zip(pairs, comparisons, strict=True), start=1)
     ]
-    options = [tag("option", label, value=k) for k, label in enumerate(told)]
-    return tag("label", "Comparison", tag("select", *options, id="chooser"))
 
 
 # --- many models ------------------------------------------------------------------------------------------------------
 
 
-def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid], note: str) -> Markup | None:
+def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid]) -> Section | None:
     """Return the heatmaps of models by models with their maps, or of the blocks of tasks; None where there are none.
 
     The tree and the plane by one measure stand beside its heatmap.
@@ -184,20 +179,42 @@ def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid]
     if not summaries:
         return None
     blocks = bool(summaries[0].models)
-    words = tag("p", f"{BLOCKS if blocks else _means_in_words(summaries)} Choose a cell to open its comparison.")
     title = "Tasks by tasks, block by block" if blocks else "Models by models"
-    figures = []
-    for k, grid in enumerate(summaries):
-        which = tag("p", grid.note, class_="facts-line") if grid.note else None
-        heading = joined(tag("h3", grid.id, class_="code"), which)
-        missing, caption = missing_values(grid, [SAME_MODEL]), f"{grid.id}, {title.lower()}"
-        is_few = not blocks and len(grid.columns) <= FEW
-        figures.append(figure_of(grid, caption, f"summary {k}", missing, heading=heading, numbered=is_few))
-    maps = maps_by_measure(comparisons)
+    sides = ("tasks", "tasks") if blocks else ("models", "models")
+    places = {(one.a, one.b): k for k, one in enumerate(comparisons)}
+    figures = [
+        Heatmap(
+            grid, f"summary {k}", f"{grid.id}, {title.lower()}", title=grid.id, line=grid.note, sides=sides,
+            notes=[note for note in [missing_values(grid, [SAME_MODEL])] if note],
+            opens=[[places.get((a, b), places.get((b, a))) for b in grid.models or grid.rows]
+                   for a in grid.models or grid.rows],
+            level="layers" if blocks else "models", numbered=not blocks and len(grid.columns) <= FEW,
+        )
+        for k, grid in enumerate(summaries)
+    ]  # fmt: skip
+    maps = {} if blocks else _maps_by_measure(comparisons)
     beside = next(iter(maps.values())) if maps and len(figures) == 1 else []
-    cards = tag("div", *figures, *beside, class_="cards mapped" if beside else "cards")
-    parts = [tag("h2", title, class_="quiet"), cards, words, warnings([Caveat("other-buckets", note)] if note else [])]
-    return tag("section", *parts, None if beside else maps_section(maps), class_="summary")
+    cards = Section("", [*figures, *beside], "cards", "mapped" if beside else "")
+    words = Text(f"{BLOCKS if blocks else _means_in_words(summaries)} Choose a cell to open its comparison.")
+    below = [] if beside else _maps_section(maps)
+    return Section(title, [cards, words, *below], style="summary", quiet=True)
+
+
+def _maps_by_measure(comparisons: Sequence[Comparison]) -> dict[str, list[PageBlock]]:
+    """Return the maps of models by measure; none where pairs are missing or occur twice."""
+    if len({(one.a, one.b) for one in comparisons}) < max(len(comparisons), 3):
+        return {}
+    found = {id_: maps_of(table) for id_, table in Comparisons(comparisons).summaries().tables.items()}
+    return {id_: maps for id_, maps in found.items() if maps}
+
+
+def _maps_section(maps: Mapping[str, Sequence[PageBlock]]) -> list[Section]:
+    """Return the maps of the models, those after the first folded."""
+    if not maps:
+        return []
+    (first, figures), *rest = maps.items()
+    folded = [Section(f"The same by {id_}", [Section("", own, "cards")], "folded") for id_, own in rest]
+    return [Section(f"A map of the models by {first}", [Section("", figures, "cards"), *folded])]
 
 
 def _means_in_words(summaries: Sequence[Grid]) -> str:
@@ -207,114 +224,105 @@ def _means_in_words(summaries: Sequence[Grid]) -> str:
     return MEANS.format(counted=f"{plural(numbers[0], 'pair')} of layers" if len(numbers) == 1 else several)
 
 
-def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:
-    """Return means and deviations over comparisons with stitches, or None where there are none or one alone."""
-    if len(comparisons) < 2 or not any(is_worth(t) for c in comparisons for t in c.tables.values()):
+def spread_section(comparisons: Sequence[Comparison]) -> Section | None:
+    """Return means and deviations over comparisons with stitches, or None where there are none."""
+    if not any(is_worth(table) for one in comparisons for table in one.tables.values()):
         return None
     try:
         spread = spread_of(comparisons)
     except NoValue:  # no names of layers in common
         return None
-    words = tag("p", SPREAD.format(counted=plural(len(comparisons), "pair")))
-    cards = [tag("div", tag("h3", title), table, class_="card") for title, table in _spread_tables(spread)]
-    return tag(
-        "section",
-        tag("h2", "Layer by layer, over all pairs of models"),
-        words,
-        tag("div", *cards, class_="cards"),
-        class_="spread",
-    )
+    words = Text(SPREAD.format(counted=plural(len(comparisons), "pair")))
+    cards = Section("", list(_spread_tables(spread)), "cards")
+    return Section("Layer by layer, over all pairs of models", [words, cards], style="spread")
 
 
-def _spread_tables(spread: Comparison) -> Iterator[tuple[str, Markup]]:
+def _spread_tables(spread: Comparison) -> Iterator[Table]:
     """Yield a matrix for each measure or, where each layer meets one other at most, a list for all of one name."""
     pairs = listing(spread)
-    for name_, tables in tables_by_name(spread.tables.values()).items() if pairs else ():
+    for name, tables in tables_by_name(spread.tables.values()).items() if pairs else ():
         labels, columns, cells = list_cells(tables, pairs)
-        yield name_, _spread_table("layer", columns, list(zip(labels, cells, strict=True)))
+        rows = [[Name(label), *line] for label, line in zip(labels, cells, strict=True)]
+        yield Table(["layer", *map(Name, columns)], rows, name, style="numbers")
     for table in () if pairs else spread.tables.values():
-        cells = with_errors(table.values, table.to_errors())
-        rows = list(zip(table.layers_a, cells, strict=True))
-        yield table.id, _spread_table("from ↓ into →", table.layers_b, rows)
-
-
-def _spread_table(corner: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> Markup:
-    return plain_table([corner, *map(name, columns)], [[name(label), *texts] for label, texts in rows], kind="numbers")
+        lines = zip(table.layers_a, with_errors(table.values, table.to_errors()), strict=True)
+        rows = [[Name(layer), *line] for layer, line in lines]
+        yield Table(["from ↓ into →", *map(Name, table.layers_b)], rows, table.id, style="numbers")
 
 
 # --- one comparison ---------------------------------------------------------------------------------------------------
 
 
-def article(
-    comparison: Comparison,
-    grids: Sequence[Grid],
-    names: Mapping[str, str],
-    place: int,
-    several: bool,
-    origin: Comparison,
-) -> Markup:
+def single_page(comparison: Comparison, names: Names, place: int, origin: Comparison) -> Page:
     """Return all that is shown of a comparison.
 
     Args:
         comparison: What is shown, with names without folders.
-        grids: Its heatmaps.
         names: Shorter names of the models.
         place: Which of the comparisons of the page it is.
-        several: Whether there are more.
         origin: The same with the names of models and data in full, for the provenance.
     """
-    title = tag("h2", f"{names[comparison.a]} and {names[comparison.b]}", title=f"{comparison.a} and {comparison.b}")
-    head = [title, tag("p", headline(comparison, names))] if several else []
-    found = [_measures(comparison, grids, names, place), None if has_networks(comparison) else profile(comparison)]
-    shown = found[::-1] if _is_list(grids) else found  # a list is best seen as lines first
-    if len(grids) == 1 and len(grids[0].columns) <= BESIDE and all(found):
-        shown = [tag("div", *shown, class_="halves")]
-    parts = [
-        *head,
-        _facts(comparison, grids),
-        _warnings(comparison),
-        *shown,
-        _origins(origin, [names[comparison.a], names[comparison.b]]),
+    grids = grids_of(comparison)
+    sections = [
+        _measures(comparison, grids, names, place),
+        None if has_networks(comparison) else profile(comparison, f"profile {place}"),
     ]
-    return tag("article", *parts, class_="comparison", hidden=place > 0, data_chosen=True)
+    blocks = sections[::-1] if _is_list(grids) else sections  # a list is best seen as lines first
+    if len(grids) == 1 and len(grids[0].columns) <= BESIDE and all(sections):
+        blocks = [Section("", blocks, "halves")]
+    tables, shown = list(comparison.tables), [names[comparison.a], names[comparison.b]]
+    return Page(
+        title=_single_title(comparison, names),
+        whole=_pair(comparison),
+        sentence=headline(comparison, names),
+        facts=_facts(comparison, grids),
+        caveats=_caveats(comparison),
+        blocks=blocks,
+        origins=_origins(origin, shown),
+        name=[tables[0] if len(tables) == 1 else "similarity", *shown],
+    )
 
 
 def _is_list(grids: Sequence[Grid]) -> bool:
     return any(grid.listed for grid in grids)
 
 
-def _measures(comparison: Comparison, grids: Sequence[Grid], names: Mapping[str, str], place: int) -> Markup:
-    said, told = shared_reasons(grids)
-    maps = map_figures(next(iter(comparison.tables.values()))) if has_networks(comparison) else []
-    alone = maps and len(grids) == 1
-    whole = f"Every layer with every {'class' if has_classes(comparison) else 'layer'}"
-    whole = "Every network with every other" if has_networks(comparison) else whole
-    return tag(
-        "section",
-        tag("h2", "Layer by layer" if _is_list(grids) else whole, class_="quiet"),
-        _choice(grids),
-        told,
-        tag(
-            "div", *_figures(comparison, grids, names, place, said), *maps, class_="cards mapped" if alone else "cards"
-        ),
-    )
+def _measures(comparison: Comparison, grids: Sequence[Grid], names: Names, place: int) -> Section:
+    said, reasons = shared_reasons(grids)
+    maps = maps_of(next(iter(comparison.tables.values()))) if has_networks(comparison) else []
+    title = f"Every layer with every {'class' if has_classes(comparison) else 'layer'}"
+    title = "Every network with every other" if has_networks(comparison) else title
+    figures = [_figure(comparison, grid, names, f"table {place} {k}", said) for k, grid in enumerate(grids)]
+    cards = Section("", [*figures, *maps], "cards", "mapped" if maps and len(grids) == 1 else "")
+    choice = [grid.id for grid in grids] if len(grids) > CHOOSABLE else []
+    return Section("Layer by layer" if _is_list(grids) else title, [reasons, cards], quiet=True, choice=choice,
+                   shown=CHOOSABLE)  # fmt: skip
 
 
-def _figures(
-    comparison: Comparison, grids: Sequence[Grid], names: Mapping[str, str], place: int, said: Collection[str]
-) -> Iterator[Markup]:
-    a, b = (tag("span", name(names[model]), title=model) for model in (comparison.a, comparison.b))
-    for k, grid in enumerate(grids):
-        tables = [comparison.tables[id_] for id_ in grid.listed or (grid.id,)]
-        between = (a, " → " if grid.scale.worth else " and ", b) if grid.listed else ("↓ ", a, "  → ", b)
-        axes, key = tag("p", *between, class_="axes"), f"{'list' if grid.listed else 'table'} {place} {k}"
-        matches = [] if grid.listed else map(_matches, tables)
-        errors = [_errors(table, len(tables) > 1) for table in tables]
-        notes, caption = (missing_values(grid, said), *errors, *matches), _sides(comparison, grid, names)
-        yield card(tables[0], grid, key, f"{grid.id}: {caption}", *notes, axes=axes)
+def _figure(comparison: Comparison, grid: Grid, names: Names, key: str, said: Collection[str]) -> Heatmap:
+    """Return the heatmap of a measure, or the list of all tables of one name."""
+    place = int(key.split()[1])
+    a, b = (Name(names[model], model) for model in (comparison.a, comparison.b))
+    tables, ids = [comparison.tables[id_] for id_ in grid.listed or (grid.id,)], list(comparison.tables)
+    more: dict[str, Any] = {
+        "axes": (a, " → " if grid.scale.worth else " and ", b) if grid.listed else ("↓ ", a, "  → ", b),
+        "sides": (names[comparison.a], names[comparison.b]),
+        "order": [ids.index(table.id) for table in tables],
+        "fitted_with": tables[0].quantity.name,
+    }
+    if grid.listed:
+        pairs = [(comparison.layers_a[i], comparison.layers_b[j]) for i, j in listing(comparison)]
+        more |= {"columns": tables, "pairs": pairs}
+    else:
+        source = pointer("results", place, "tables", grid.id)
+        more |= {"source": source, "about": about(comparison)}
+    matches = [] if grid.listed else _matches(tables[0])
+    errors = [note for table in tables for note in _errors(table, len(tables) > 1)]
+    caption = f"{grid.id}: {_sides(comparison, grid, names)}"
+    return measured(tables[0], grid, key, caption, missing_values(grid, said), *errors, *matches, **more)
 
 
-def _sides(comparison: Comparison, grid: Grid, names: Mapping[str, str]) -> str:
+def _sides(comparison: Comparison, grid: Grid, names: Names) -> str:
     if grid.listed:
         return "pairs of layers in rows, how they were compared in columns"
     if has_networks(comparison):
@@ -324,7 +332,7 @@ def _sides(comparison: Comparison, grid: Grid, names: Mapping[str, str]) -> str:
     return f"layers of {names[comparison.a]} in rows, of {names[comparison.b]} in columns"
 
 
-def _facts(comparison: Comparison, grids: Sequence[Grid]) -> Markup:
+def _facts(comparison: Comparison, grids: Sequence[Grid]) -> list[str]:
     rows, columns = len(comparison.layers_a), len(comparison.layers_b)
     size = f"{rows} × {plural(columns, 'layer')}"
     if has_classes(comparison):
@@ -334,7 +342,7 @@ def _facts(comparison: Comparison, grids: Sequence[Grid]) -> Markup:
     if _is_list(grids):
         size = f"{plural(len(grids[0].rows), 'pair')} of layers"
     data = [NO_DATA] if comparison.needs_no_data else [comparison.data, plural(comparison.examples, "example")]
-    return facts([*data, size, *_counted(comparison), comparison.created[:10]])
+    return [*data, size, *_counted(comparison), comparison.created[:10]]
 
 
 def _counted(comparison: Comparison) -> list[str]:
@@ -344,56 +352,44 @@ def _counted(comparison: Comparison) -> list[str]:
     measures = plural(len(tables) - len(worths), "measure")
     if not worths:
         return [measures]
-    methods, scores = (
-        len({read(table) for table in worths}) for read in (column_label, lambda table: table.quantity.name)
-    )
-    found = [plural(methods, "method"), plural(scores, "score")]
-    return found + ([measures] if len(worths) < len(tables) else [])
+    methods, scores = len(set(map(column_label, worths))), len({table.quantity.name for table in worths})
+    return [plural(methods, "method"), plural(scores, "score"), *([measures] if len(worths) < len(tables) else [])]
 
 
-def _warnings(comparison: Comparison) -> Markup | None:
+def _caveats(comparison: Comparison) -> list[Caveat]:
     said = list(comparison.caveats)
     if not comparison.complete and not any(caveat.code == "interrupted" for caveat in said):
         sentence = "This comparison was interrupted: the numbers come from a part of the data or of the pairs."
         said.append(Caveat("interrupted", sentence))
-    return warnings(said)
+    return said
 
 
-def _choice(grids: Sequence[Grid]) -> Markup | None:
-    if len(grids) <= CHOOSABLE:
-        return None
-    boxes = [
-        tag("label", tag("input", type="checkbox", value=grid.id, checked=k < CHOOSABLE), grid.id)
-        for k, grid in enumerate(grids)
-    ]
-    return tag("fieldset", tag("legend", "Measures shown"), *boxes, class_="choice controls")
-
-
-def _errors(table: Values, several: bool) -> Markup | None:
-    """Return how large a table's standard errors are, why some are missing, and where its bias is larger.
+def _errors(table: Values, several: bool) -> Iterator[Text]:
+    """Yield how large a table's standard errors are, why some are missing, and where its bias is larger.
 
     With `several` tables in one card each line says which it is about.
     """
     of = f" of {column_label(table)}" if several else ""
-    told = [f"Standard errors{of}: {error_summary(table)}."] if has_errors(table) else []
-    without = Counter(table.error_reasons.values()).most_common(MOST)
-    told += [f"No standard error{of}: {reason} ({plural(count, 'pair')})." for reason, count in without]
+    if has_errors(table):
+        yield Text(f"Standard errors{of}: {error_summary(table)}.", style="errors")
+    for reason in counted_reasons(table, MOST):
+        yield Text(f"No standard error{of}: {reason}.", style="errors")
     note = bias_note(table)
-    bias = tag("p", tag("strong", "Bias. "), f"{note[0].upper()}{note[1:]}.", class_="bias") if note else None
-    return joined(*(tag("p", line, class_="errors") for line in told), bias) if told or bias else None
+    if note:
+        yield Text(f"{note[0].upper()}{note[1:]}.", "Bias.", style="bias")
 
 
-def _matches(table: Values) -> Markup | None:
-    """Return how sure the best matches are, with their leads over the second best; None where that is not known."""
+def _matches(table: Values) -> Iterator[Text | Table]:
+    """Yield how sure the best matches are, and their leads over the second best, where that is known."""
     note = match_note(table)
     if not note:
-        return None
+        return
+    yield Text(f"{note[0].upper()}{note[1:]}.", style="errors")
     known = {row: match for row, match in table.best_matches().items() if match.clear is not None}
-    rows = [[name(row), name(m.layer), _with(m.value, m.error), name(m.second or ""), _with(m.margin, m.margin_error),
+    rows = [[Name(row), Name(m.layer), _with(m.value, m.error), Name(m.second or ""), _with(m.margin, m.margin_error),
              "yes" if m.clear else "no"] for row, m in known.items()]  # fmt: skip
-    body = plain_table(["layer", "best", "value", "second", "difference", "clear"], rows, kind="matches", label=MATCHES)
-    more = tag("details", tag("summary", MATCHES), body)
-    return joined(tag("p", f"{note[0].upper()}{note[1:]}.", class_="errors"), more)
+    head = ["layer", "best", "value", "second", "difference", "clear"]
+    yield Table(head, rows, MATCHES, MATCHES, "matches", folded=True)
 
 
 def _with(value: float | None, error: float | None) -> str:
@@ -403,43 +399,36 @@ def _with(value: float | None, error: float | None) -> str:
 # --- the profile ------------------------------------------------------------------------------------------------------
 
 
-def profile(comparison: Comparison) -> Markup | None:
+def profile(comparison: Comparison, key: str = "profile") -> Section | None:
     """Return charts of corresponding layers with their numbers, or None where fewer than two correspond."""
     tables, (pairs, how) = list(comparison.tables.values()), partners(comparison)
     charts = profile_charts(comparison, tables)
     if not charts or len(pairs) < 2:
         return None
-    figures = [tag("figure", tag("p", chart.title, class_="facts-line"), key(chart.lines), line_chart(chart),
-                   class_="curve") for chart in charts]  # fmt: skip
     title = "Profile of corresponding layers" if how else "Profile of the pairs that were compared"
     which = f"Layers of the {how}, from the first to the last" if how else "Pairs of layers, from the first to the last"
     bars = " Bars are 95 % intervals." if any(map(has_errors, tables)) else ""
-    parts = [tag("p", f"{which}.{bars}"), tag("div", *figures, class_="curves"), _numbers(comparison, pairs, charts[0])]
-    first = "quiet" if listing(comparison) else None  # then it is the first on the page
-    return tag("section", tag("h2", title, class_=first), tag("div", *parts, class_="card"), class_="profile")
-
-
-def _numbers(comparison: Comparison, pairs: Sequence[tuple[int, int]], chart: Chart) -> Markup:
-    tables = list(comparison.tables.values())
-    rows = [[name(label), *(number_with_error(t.values[pair], t.to_errors()[pair]) for t in tables)]
-            for pair, label in zip(pairs, chart.places, strict=True)]  # fmt: skip
-    table = plain_table(["layer", *(table.id for table in tables)], rows, kind="numbers", label="The same as a table")
-    return tag("details", tag("summary", "The same as a table"), table)
+    rows = [[Name(label), *(number_with_error(t.values[pair], t.to_errors()[pair]) for t in tables)]
+            for pair, label in zip(pairs, charts[0].places, strict=True)]  # fmt: skip
+    as_table = "The same as a table"
+    numbers = Table(["layer", *(table.id for table in tables)], rows, as_table, as_table, "numbers", folded=True)
+    curves = Section("", [Lines(chart, f"{key} {k}") for k, chart in enumerate(charts)], "curves")
+    card = Section("", [Text(f"{which}.{bars}"), curves, numbers], "card")
+    return Section(title, [card], style="profile", quiet=bool(listing(comparison)))  # first on the page if a list
 
 
 # --- where the numbers come from --------------------------------------------------------------------------------------
 
 
-def _origins(comparison: Comparison, names: Sequence[str]) -> Markup:
+def _origins(comparison: Comparison, names: Sequence[str]) -> list[PageBlock | None]:
     models = {} if has_networks(comparison) else dict(zip("ab", names, strict=True))
     if has_classes(comparison):
         models.pop("b")
-    conventions = measure_table(comparison.tables.values())
     return origins(
         _general(comparison) | common_facts(comparison),
         grouped(comparison.provenance, comparison.layers_b),
-        folded("The measures, with every convention", conventions, len(comparison.tables) < 5),
-        *(folded(f"The layers of {model}", layer_table(comparison, side)) for side, model in models.items()),
+        conventions(comparison.tables.values(), len(comparison.tables) < 5),
+        *(layer_table(comparison, side, f"The layers of {model}") for side, model in models.items()),
     )
 
 

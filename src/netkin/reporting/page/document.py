@@ -134,7 +134,7 @@ def document(
         scripts: the names of our scripts.
         rules: styles that were computed for this page.
     """
-    program = "".join(_asset(f"{script}.js") for script in scripts)
+    program = "".join(_asset(f"old/{script}.js") for script in scripts)
     script = tag("script", Markup(f'"use strict";\n(() => {{\n{program}}})();\n'))
     shown = joined(_header(title, sentence, whole), controls, tag("main", *main), _footer(versions, note))
     saved = documents_script(documents) if documents else None

@@ -1,26 +1,26 @@
-"""The base of all statistics, which are updated and merged; and what the file of a comparer holds of them.
+"""What the file of a comparer holds of its statistics, and what these compute once and keep.
 
 A file holds all attributes of an object but those whose names begin with an underscore: numbers, texts, tensors,
 arrays, and lists, tuples, mappings and `Stored` objects of these. Nothing but such classes is made when a file is read,
-and none of their code is run but `clear_cache`.
+and none of their code is run.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.errors import FileError, ShapeError
+from netkin.errors import FileError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+Made = TypeVar("Made")
 _CLASSES: dict[str, type[Stored]] = {}
 
 
@@ -30,7 +30,22 @@ def _name_of_class(kind: type) -> str:
     return f"{'netkin' if package == 'netkin' else kind.__module__}.{kind.__qualname__}"
 
 
-class Stored:
+class Cached:
+    """An object that keeps what was computed from its attributes, by a key, until it is cleared."""
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return the result of `make`, which is called once for each key."""
+        made = vars(self).setdefault("_made", {})
+        if key not in made:
+            made[key] = make()
+        return made[key]
+
+    def clear_cache(self) -> None:
+        """Forget what was computed."""
+        vars(self).pop("_made", None)
+
+
+class Stored(Cached):
     """An object that a file can hold, by its attributes; those that begin with an underscore can be computed again."""
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -40,36 +55,10 @@ class Stored:
     def flush(self) -> None:
         """Bring the object into the form in which it is stored."""
 
-    def clear_cache(self) -> None:
-        """Forget what was computed from the stored attributes; attributes with an underscore are set anew here."""
-
     def _copy(self) -> Self:
         tensors: dict[str, Tensor] = {}
         written = to_plain(self, tensors, "")
         return from_plain(written, {name: tensor.clone() for name, tensor in tensors.items()})
-
-
-class Statistic(Stored, ABC):
-    """A small, mergeable summary of data, which need not be kept."""
-
-    kind: ClassVar[str]
-
-    @abstractmethod
-    def update(self, *args: Any, **options: Any) -> None:
-        """Fold one batch in."""
-
-    @abstractmethod
-    def merge(self, other: Self) -> Self:
-        """Return the statistic of the data of both; neither is changed."""
-
-    def _require_alike(self, other: Any, **facts: str) -> None:
-        """Refuse to merge with a statistic of another kind, or one that differs in some fact, read off an attribute."""
-        if type(self) is not type(other):
-            raise ShapeError(f"a {self.kind} can't be merged with a {getattr(other, 'kind', type(other).__name__)}.")
-        for what, attribute in facts.items():
-            mine, theirs = getattr(self, attribute), getattr(other, attribute)
-            if mine != theirs:
-                raise ShapeError(f"these statistics can't be merged: their {what} differ, {mine!r} and {theirs!r}.")
 
 
 def to_plain(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
@@ -122,7 +111,6 @@ def from_plain(written: Any, tensors: Mapping[str, Tensor]) -> Any:
         kind = _CLASSES[written["class"]]
         made = kind.__new__(kind)
         vars(made).update({name: from_plain(part, tensors) for name, part in written["holds"].items()})
-        made.clear_cache()
         return made
     ((kind, value),) = written.items()
     makers = {
