@@ -130,7 +130,7 @@ def test_the_usual_permissions_apply(tmp_path):
 
 
 def test_a_name_with_a_null_character_is_refused(tmp_path):
-    with pytest.raises(FileError, match="cannot write '.*a.x00b': embedded null"):
+    with pytest.raises(FileError, match="cannot write '.*a.x00b': .*embedded null"):
         files.write(f"{tmp_path}/a\0b", "moments", {}, {})
 
 

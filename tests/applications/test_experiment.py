@@ -24,7 +24,7 @@ def test_each_option_is_shown_with_its_default_and_a_sentence(call):
     assert {"seed", "progress"} <= parameters.keys()
     for name in DECLARED.keys() & parameters.keys():
         assert parameters[name].default == DECLARED[name].default
-        assert f"        {name}: " in call.__doc__
+        assert f"\n    {name}: " in inspect.getdoc(call)
 
 
 @pytest.mark.parametrize(("options", "argument"), [({"examples": 0}, "examples"), ({"seed": 0.5}, "seed")])

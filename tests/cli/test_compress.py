@@ -71,7 +71,7 @@ def test_a_glob_of_which_nothing_fits_and_a_layer_by_name_are_refused(netkin):
         (
             "compress netkin:tiny10 --data digits --layer fc --k 2",
             1,
-            "met an unexpected error: RuntimeError: Given groups=1",
+            "(RuntimeError: Given groups=1",
         ),
         ("compress netkin:digits --data digits --layer fc --k 2 --out no/x", 2, "the folder 'no' does not exist"),
     ],

@@ -233,7 +233,7 @@ def test_what_is_unknown_is_refused_in_one_sentence(netkin, options, words):
 def test_a_model_that_crashes_ends_the_command_in_one_sentence(netkin):
     result = netkin("stitch netkin:tiny10 netkin:tiny10 --at relu1 --data digits:train")
     assert result.exit_code == 1
-    assert "met an unexpected error: RuntimeError: Given groups=1" in result.stderr
+    assert "ConvNet could not be run on inputs of type float32 and shape (4, 1, 8, 8) (RuntimeError" in result.stderr
 
 
 def test_test_data_that_do_not_fit_are_refused_in_one_sentence(netkin, tmp_path):

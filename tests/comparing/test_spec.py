@@ -30,7 +30,7 @@ def test_each_keyword_is_shown_with_its_default_and_its_sentence(call):
     assert {"layers", "shape", "errors", "memory", "progress"} <= keywords.keys()
     for name, parameter in keywords.items():
         assert parameter.default == DECLARED[name].default
-        assert f"        {name}: {sentence_of(name)}\n" in call.__doc__
+        assert f"\n    {name}: {sentence_of(name)}\n" in inspect.getdoc(call)
 
 
 def test_an_unknown_keyword_is_refused_with_the_nearest():

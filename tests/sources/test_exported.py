@@ -14,7 +14,7 @@ import netkin
 from netkin.errors import SourceError
 from netkin.representations import layers, recording
 from netkin.sources import load_model
-from netkin.sources.exported import clean_program
+from netkin.sources.exported import cleaned
 
 
 class Net(nn.Module):
@@ -205,7 +205,7 @@ def test_sizes_are_not_evaluated(path, hostile):
 )  # fmt: skip
 def test_sizes_are_arithmetic_only(expression):
     with pytest.raises(Exception, match="the size"):
-        clean_program({"expr_str": expression})
+        cleaned({"expr_str": expression})
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_sizes_are_arithmetic_only(expression):
     ],
 )
 def test_sizes_that_torch_writes_are_kept(expression):
-    assert clean_program({"expr_str": expression}) == {"expr_str": expression}
+    assert cleaned({"expr_str": expression}) == {"expr_str": expression}
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_names_that_could_become_source_are_refused(path, name):
 )
 def test_other_parts_of_a_program_are_refused(change, message):
     with pytest.raises(Exception, match=message):
-        clean_program(change)
+        cleaned(change)
 
 
 def test_compiled_code_is_refused(path):

@@ -255,14 +255,14 @@ def test_a_damaged_file_is_named(folder):
 
 def test_a_file_that_goes_away_is_named(folder):
     run = open_run(folder("step_1.pt", "step_2.pt"), net)
-    Path(run.checkpoints[0].given).unlink()
+    Path(run.checkpoints[0].source).unlink()
     with pytest.raises(SourceError, match="found no weights file .*step_1.pt'"):
         run.at(1)
 
 
 def test_a_folder_that_loses_its_weights_is_named(folder):
     run = open_run(folder("checkpoint-1/model.safetensors", "checkpoint-2/model.safetensors"), net)
-    (run.checkpoints[0].given / "model.safetensors").unlink()
+    (run.checkpoints[0].source / "model.safetensors").unlink()
     with pytest.raises(SourceError, match="the folder .*checkpoint-1' holds no model.safetensors or pytorch_model.bin"):
         run.at(1)
 
@@ -283,7 +283,7 @@ def test_a_home_folder_is_found(folder, monkeypatch):
     place = folder("step_1.pt", "step_2.pt")
     monkeypatch.setenv("HOME", str(place.parent))
     assert open_run(f"~/{place.name}", net).steps == (1, 2)
-    assert as_checkpoint(f"~/{place.name}/step_1.pt", 1).given == place / "step_1.pt"
+    assert as_checkpoint(f"~/{place.name}/step_1.pt", 1).source == place / "step_1.pt"
 
 
 def test_the_last_checkpoint_of_a_pretrained_model_names_its_folder(tmp_path):

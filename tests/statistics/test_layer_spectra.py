@@ -90,7 +90,7 @@ def test_a_part_that_does_not_vary_takes_the_scale_of_the_other(worlds):
     still, moving = np.full((9, 2, 4, 4), 7.0), 7.0 + worlds.normal(40, 2, 4, 4) * 1e12
     parts = []
     for maps in (still, moving):
-        collector = LayerSpectra([(["x"], ["x"])], sample=0)
+        collector = LayerSpectra([(["x"], ["x"])])
         collector.update({"x": maps})
         parts.append(collector)
     whole = Spectra.of(np.concatenate([still, moving]), np.concatenate([still, moving]))
@@ -103,7 +103,7 @@ def test_a_part_that_does_not_vary_takes_the_scale_of_the_other(worlds):
 def test_merged_samples_hold_examples_of_both(mixed):
     one, other = halves(mixed)
     merged = one.merge(other)
-    assert merged.sampled == 64
+    assert merged.sampled_rows.n == 64
     assert 0 <= merged.off_block_share("a") < 1
 
 
@@ -130,7 +130,7 @@ def test_the_callers_array_may_change_afterwards(worlds):
 
 def test_the_share_off_the_blocks_comes_from_the_sample(mixed):
     collector = streamed(mixed, [100] * 3, ALL)
-    assert collector.sampled == 64
+    assert collector.sampled_rows.n == 64
     assert collector.off_block_share("a") > collector.off_block_share("a", "c")
     assert collector.off_block_share("a", "e") == collector.off_block_share("a")
     small = streamed({name: maps[:20] for name, maps in mixed.items()}, [20], ALL)
@@ -250,14 +250,6 @@ def test_sizes_that_do_not_divide_each_other_share_no_frequencies(worlds):
         Spectra.of(worlds.normal(9, 2, 6, 6), worlds.normal(9, 2, 4, 4))
 
 
-def test_without_a_sample_no_share_is_told(worlds):
-    collector = LayerSpectra([(["x"], ["x"])], sample=0)
-    collector.update({"x": worlds.normal(9, 2, 4, 4)})
-    assert collector.sampled == 0
-    with pytest.raises(NoValue, match="no examples have been kept; collect with `sample=64`"):
-        collector.off_block_share("x")
-
-
 def test_maps_at_hand_have_gradients(mixed):
     maps = {name: torch.tensor(mixed[name], requires_grad=True) for name in "ac"}
     pair = Spectra.of(maps["a"], maps["c"])
@@ -272,7 +264,7 @@ def test_a_layer_that_begins_to_vary_within_a_fold_is_summed_in_its_new_unit():
     maps = 1e9 * torch.randn(600, 2, 4, 4, generator=draw, dtype=torch.float64)
     maps[:300] = 5e9  # the first examples that are transformed together are all alike
     other = torch.randn(600, 3, 4, 4, generator=draw, dtype=torch.float64)
-    collector = LayerSpectra([(["a"], ["b"])], sample=0)
+    collector = LayerSpectra([(["a"], ["b"])])
     collector.update({"a": maps, "b": other})
     pair = collector["a", "b"]
     X, Y = ((one - one.mean(0)).numpy() for one in (maps, other))

@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from netkin.cli.running import readable
-from netkin.errors import FileError, MissingExtra, NetkinError, UnsavedWarning
+from netkin.errors import FileError, ForwardError, MissingExtra, NetkinError, UnsavedWarning
 
 FIGURES = (".png", ".svg", ".pdf")
 PAGES = (".html", ".htm")
@@ -229,9 +229,10 @@ def _leave_refused(error: Exception, unsaved: Sequence[str]) -> None:
     """End the command by what went wrong, and what could not be saved, in one line."""
     if click.get_current_context().find_root().params.get("debug"):
         click.echo("".join(traceback.format_exception(error)), err=True)
-    sentence = str(error)
+    sentence, model = str(error), getattr(error, "model", None)
+    if isinstance(error, ForwardError) and model and repr(model) not in sentence:
+        sentence = f"{model!r}: {sentence}"
     if not isinstance(error, (NetkinError, OSError)):
-        model = getattr(error, "model", None)
         where = f" with {model!r}" if model else ""
         sentence = f"met an unexpected error{where}: {_one_line(error)}; `netkin --debug ...` shows where it arose."
     option = option_of(getattr(error, "argument", None))

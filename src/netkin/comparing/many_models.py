@@ -45,12 +45,14 @@ from netkin.memory import format_bytes
 from netkin.progress import reported, showing
 from netkin.representations.hooks import leaves
 from netkin.representations.inputs import examples_in, sampler_of
+from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
 from netkin.results.values import Pair
 from netkin.settings import loaders_kept, random_states_kept
 from netkin.sources.datasets import load_data, refuse_characters
-from netkin.sources.models import refuse_unknown_model
+from netkin.sources.models import names_weights, refuse_unknown_model
 from netkin.sources.names import numbered
+from netkin.sources.weights import remark_on
 from netkin.statistics.collector import LayerSize
 
 if TYPE_CHECKING:
@@ -229,7 +231,8 @@ def way_from(values: Mapping[str, Any]) -> PairsWay:
 
 def plan_from(values: Mapping[str, Any]) -> ManyPlan:
     """Return the plan that was taken apart by `asdict`."""
-    return ManyPlan(**dict(values) | {"lines": tuple(values["lines"]), "way": way_from(values["way"])})
+    texts = {name: tuple(values[name]) for name in ("lines", "warnings")}
+    return ManyPlan(**dict(values) | texts | {"way": way_from(values["way"])})
 
 
 def blocks_of(pairs: Sequence[Pair], size: int) -> list[ModelBlock]:
@@ -560,12 +563,15 @@ class Many:
             )
         survey = Survey(call, self.measures, keeps_rows)
         limit, result = survey.limit, survey.result()
+        remarks = _remarks(call)
         try:
             way = survey.way()
         except MemoryLimit as fault:
             everything = PairsWay((ModelBlock(tuple(call.models), ()),), survey.total)
             lines = (*_beginning(survey), f"would be refused: {fault}")
-            return ManyPlan(len(call.models), len(call.of), everything, 0, 0, limit, result, lines, str(fault))
+            return ManyPlan(
+                len(call.models), len(call.of), everything, 0, 0, limit, result, lines, str(fault), warnings=remarks
+            )
         passes = way.runs * way.batches
         each = f"{way.runs / len(call.models):.1f} of each model on each batch"
         lines = (
@@ -576,7 +582,9 @@ class Many:
             f"  statistics of a pass {format_bytes(way.statistics)}, rows that are kept {format_bytes(way.rows)}, "
             f"models that are loaded {format_bytes(way.models)}",
         )  # fmt: skip
-        return ManyPlan(len(call.models), len(call.of), way, passes, way.bytes + result, limit, result, lines)
+        return ManyPlan(
+            len(call.models), len(call.of), way, passes, way.bytes + result, limit, result, lines, warnings=remarks
+        )
 
 
 @dataclass(frozen=True)
@@ -596,9 +604,10 @@ class ManyPlan:
     result: int
     lines: tuple[str, ...] = ()
     refused: str = ""
+    warnings: tuple[str, ...] = ()  # which models have random weights
 
     def __str__(self) -> str:
-        return "\n".join(self.lines)
+        return "\n".join([*self.lines, *(f"warning: {remark}" for remark in self.warnings)])
 
 
 def _beginning(survey: Survey) -> Iterator[str]:
@@ -612,6 +621,17 @@ def _beginning(survey: Survey) -> Iterator[str]:
     yield f"pairs of models: {len(survey.call.of):,}"
     total = "not known before they are read" if survey.total is None else f"{survey.total:,}"
     yield f"examples: {total}, in batches of up to {survey.batch:,}; data {data_name(survey.call.data)}"
+
+
+def _remarks(call: Call) -> tuple[str, ...]:
+    """Return which models have random weights; a model whose name says where its weights are is not loaded."""
+    inputs = inputs_in(call.models)
+    unsure = [
+        name for name, source in inputs.items() if not isinstance(source.model, str) or not names_weights(source.model)
+    ]
+    models = (loaded_input(call, name).model for name in unsure)
+    remarks = (remark_on(unwrapped(model)) for model in models if isinstance(model, nn.Module))
+    return tuple(dict.fromkeys(filter(None, remarks)))
 
 
 def _same_data(before: str, comparison: Comparison) -> str:

@@ -223,7 +223,7 @@ def split(options: Mapping[str, Any]) -> tuple[Spec, Run]:
 def takes_options(without: str = "", declared: Declared = DECLARED) -> Callable[[Function], Function]:
     """Let a function that ends in ``**options`` show the declared options as its keywords, but for some.
 
-    Its docstring has an ``Args:`` for its own arguments, which those of the options follow.
+    Its docstring has an `Args:` for its own arguments, which those of the options follow.
     """
 
     def decorate(function: Function) -> Function:
@@ -258,10 +258,11 @@ def takes_options(without: str = "", declared: Declared = DECLARED) -> Callable[
 
 def documented(text: str, names: Sequence[str], declared: Declared = DECLARED) -> str:
     """Return a docstring in which a line for each option follows those of the function's own arguments."""
-    begin, args, rest = text.partition("    Args:\n")
-    described, example, end = rest.partition("\n    Example:")
+    text = inspect.cleandoc(text)  # as Python does from 3.13 on
+    begin, args, rest = text.partition("\nArgs:\n")
+    described, example, end = rest.partition("\nExample:")
     added = [name for name in names if f" {name}: " not in described]
-    lines = "".join(f"\n        {name}: {sentence_of(name, declared)}" for name in added)
+    lines = "".join(f"\n    {name}: {sentence_of(name, declared)}" for name in added)
     return f"{begin}{args}{described.rstrip()}{lines}\n{example}{end}" if args else text
 
 

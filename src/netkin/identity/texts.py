@@ -230,6 +230,8 @@ def has_source(function: Any) -> bool:
 
 
 def _read_source(function: Any, code: CodeType) -> str:
+    if code.co_filename == "<string>":  # from Python 3.13 on these are taken for lines of `python -c`
+        return ""
     try:
         lines, start = inspect.findsource(function)
         if code.co_name == "<lambda>":

@@ -136,8 +136,8 @@ def of_kernels(
 
     def register(function: Callable[Concatenate[S, P], Tensor]) -> MeasureFunction[S, P]:
         names = list(inspect.signature(function).parameters)[1:]
-        said = [f"        {name}: {({'kernel': f'{kernels}.'} | MEANINGS)[name]}\n" for name in names]
-        function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Args:\n{''.join(said)}    "
+        said = [f"\n    {name}: {({'kernel': f'{kernels}.'} | MEANINGS)[name]}" for name in names]
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:{''.join(said)}"
         facts: dict[str, Any] = {"shows": ("kernel",)}
         if "seed" in names:
             facts = {"shows": ("kernel", "buckets"), "smooth": SPREAD}

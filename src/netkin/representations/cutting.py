@@ -177,12 +177,9 @@ def _is_in_sequence(model: nn.Module, layer: str) -> bool:
     if layer not in known:
         return False
     above = [known[name] for name in _names_above(layer)]
+    are_hooked = any(module._forward_hooks or module._forward_pre_hooks for module in above)
     once = sum(module is known[layer] for module in known.values()) == 1
-    return once and all(type(module).forward is nn.Sequential.forward and not _is_hooked(module) for module in above)
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return once and not are_hooked and all(type(module).forward is nn.Sequential.forward for module in above)
 
 
 def _names_above(layer: str) -> list[str]:

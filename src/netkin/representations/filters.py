@@ -74,7 +74,7 @@ class AtomConv2d(nn.Module):
         super().__init__()
         shape = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
         frame = nn.Conv2d(in_channels, out_channels, kernel_size, **shape, padding_mode=padding_mode, device="meta")  # type: ignore[arg-type]
-        refuse_atoms(atoms)
+        require_at_least(1, atoms=atoms)
         if frame.kernel_size == (1, 1):
             raise InvalidValue("a 1 × 1 kernel is a single number and has no atoms to be made of; use `nn.Conv2d`.")
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, frame.kernel_size
@@ -138,11 +138,6 @@ class AtomConv2d(nn.Module):
         return conv2d(x, weight, bias, self.stride, padding, self.dilation, groups)
 
 
-def refuse_atoms(atoms: Any) -> None:
-    """Refuse what is no number of atoms."""
-    require_at_least(1, atoms=atoms)
-
-
 def _block(block: tuple[int, int] | None, frame: nn.Conv2d) -> tuple[int, int]:
     whole = (frame.in_channels // frame.groups, frame.out_channels)
     sizes = whole if block is None else tuple(block)
@@ -179,15 +174,11 @@ class Decomposed:
 
     def __str__(self) -> str:
         lines = [
-            f"{name}: {_atoms_in_words(self.model, name)}, error {error:.2g}" for name, error in self.errors.items()
+            f"{name}: {len(layer.atoms)} atoms of {layer.kernel_size[0]} × {layer.kernel_size[1]}, error "
+            f"{self.errors[name]:.2g}"
+            for name, layer in atom_layers(self.model)
         ]
         return "\n".join([*lines, *(f"{name}: left as it is, {why}" for name, why in self.left.items())])
-
-
-def _atoms_in_words(model: nn.Module, name: str) -> str:
-    layer = modules(model)[name]
-    assert isinstance(layer, AtomConv2d)
-    return f"{len(layer.atoms)} atoms of {layer.kernel_size[0]} × {layer.kernel_size[1]}"
 
 
 @by_name(models="model")
@@ -214,7 +205,7 @@ def decompose(
     """
     made, layers, left = filters_in(model)
     if atoms is not None:
-        refuse_atoms(atoms)
+        require_at_least(1, atoms=atoms)
     errors = {}
     for name, layer in layers.items():
         F = filter_matrix(layer)

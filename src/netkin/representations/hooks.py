@@ -134,18 +134,13 @@ def recording(
         torch.Size([3, 8])
     """
     outputs: dict[str, Any] = {}
-    with watching(model, choose(model, layers), keeping(outputs, reduce), begin=outputs.clear):
-        yield outputs
-
-
-def keeping(outputs: dict[str, Any], reduce: Callable[[str, Tensor], Any] | None) -> Callable[[str, Any], None]:
-    """Return a reaction to a layer's call that puts its tensor, reduced or copied, into `outputs`."""
 
     def keep(name: str, output: Any) -> None:
         tensor = main_tensor(output, name)
         outputs[name] = tensor.clone() if reduce is None else apart(reduce(name, tensor), tensor)
 
-    return keep
+    with watching(model, choose(model, layers), keep, begin=outputs.clear):
+        yield outputs
 
 
 def main_tensor(output: Any, name: str) -> Tensor:
@@ -177,7 +172,7 @@ def _path_in(output: Any) -> KeyPath | None:
 def apart(value: Any, output: Tensor) -> Any:
     """Return `value`, copied if it is a tensor that shares its memory with `output`."""
     if isinstance(value, tuple):
-        parts = [apart(part, output) for part in value]
+        parts = [apart(part, output) if isinstance(part, (Tensor, tuple)) else part for part in value]
         return value._make(parts) if hasattr(value, "_make") else tuple(parts)
     if not isinstance(value, Tensor) or value.device != output.device or value.layout != torch.strided:
         return value

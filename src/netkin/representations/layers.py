@@ -254,33 +254,33 @@ def _listed(spec: Any) -> list[Any]:
     return wanted
 
 
-def _matching(known: dict[str, nn.Module], one: Any) -> list[str]:
-    if not isinstance(one, (str, type)):
+def _matching(known: dict[str, nn.Module], pattern: Any) -> list[str]:
+    if not isinstance(pattern, (str, type)):
         raise InvalidValue(
-            f"a layer is chosen by name, glob or module type; got {type(one).__name__}. Data go after `data=`."
+            f"a layer is chosen by name, glob or module type; got {type(pattern).__name__}. Data go after `data=`."
         )
-    if isinstance(one, str) and split_call(one)[0] in known:
-        return [one]
+    if isinstance(pattern, str) and split_call(pattern)[0] in known:
+        return [pattern]
     names = _distinct(known, [name for name in known if name or len(known) == 1])
-    if isinstance(one, type):
-        return _of_type(known, names, one)
+    if isinstance(pattern, type):
+        return _of_type(known, names, pattern)
     # the name of a type, for those who can't pass the type itself: the command line
-    of_type = [name for name in names if _type_name(known[name]) == one.rpartition(".")[2]]
+    of_type = [name for name in names if _type_name(known[name]) == pattern.rpartition(".")[2]]
     if not of_type and _runs_whole(known[""]):
         raise UnknownName(
-            f"no layer named {one!r}: {_runs_whole(known[''])} runs as a whole, and only its own output, '', can be "
-            "recorded; pass the model it was made from, or `torch.export.unflatten(torch.export.export(model, ...))`."
+            f"no layer named {pattern!r}: {_runs_whole(known[''])} runs as a whole, and only its own output, '', can "
+            "be recorded; pass the model it was made of, or `torch.export.unflatten(torch.export.export(model, ...))`."
         )
-    return of_type or _globbed(known, names, one)
+    return of_type or _globbed(known, names, pattern)
 
 
 def _globbed(known: dict[str, nn.Module], names: list[str], glob: str) -> list[str]:
     stem, call = split_call(glob)
-    found = matching_names(names, stem)
-    if not found:
+    matching = matching_names(names, stem)
+    if not matching:
         raise UnknownName(f"no layer named {glob!r}{hint_for(names, stem)}", argument="layers")
-    found = [name for name in found if _source(known, name) not in found]
-    return [name if call is None else f"{name}#{call}" for name in found]
+    matching = [name for name in matching if _source(known, name) not in matching]
+    return [name if call is None else f"{name}#{call}" for name in matching]
 
 
 def matching_names(names: Iterable[str], glob: str) -> list[str]:
@@ -302,19 +302,19 @@ def hint_for(names: list[str], glob: str) -> str:
     """Return how a refusal of a glob goes on: what comes close, and where all names are."""
     deeper = [name for name in names if fnmatchcase(name, glob)] if "**" not in glob else []
     if deeper:
-        every = re.sub(r"\*+", "**", glob)
-        return f" at that level; {every!r}, which crosses dots, matches {len(deeper)}, such as {deeper[0]!r}."
+        crossing = re.sub(r"\*+", "**", glob)
+        return f" at that level; {crossing!r}, which crosses dots, matches {len(deeper)}, such as {deeper[0]!r}."
     return f"{did_you_mean(glob, names) or ';'} `nk.layers(model)` lists them."
 
 
 def _source(known: dict[str, nn.Module], name: str) -> str | None:
     """Return the layer whose output a plain `nn.Sequential` passes on, or a part of one that computes nothing."""
-    module, (above, _, own) = known[name], name.rpartition(".")
+    module, (above, _, key) = known[name], name.rpartition(".")
     if _is_chain(module):
-        return next((_source(known, one) or one for one in _working(module, name)), None)
+        return next((_source(known, part) or part for part in _working(module, name)), None)
     if isinstance(module, IDLE) and _is_chain(known[above]):
-        before = list(children(known[above])).index(own)
-        return next((_source(known, one) or one for one in _working(known[above], above, before)), None)
+        before = list(children(known[above])).index(key)
+        return next((_source(known, part) or part for part in _working(known[above], above, before)), None)
     return None
 
 
@@ -355,13 +355,13 @@ def _working(chain: nn.Module, name: str, stop: int | None = None) -> list[str]:
 
 
 def _of_type(known: dict[str, nn.Module], names: list[str], kind: type) -> list[str]:
-    found = [name for name in names if isinstance(known[name], kind)]
-    if not found:
+    names = [name for name in names if isinstance(known[name], kind)]
+    if not names:
         raise UnknownName(
             f"no layer of type {kind.__name__!r}; the model has {', '.join(_types(known))}. "
             "`nk.layers(model)` lists the default layers."
         )
-    return found
+    return names
 
 
 def _types(known: dict[str, nn.Module]) -> list[str]:

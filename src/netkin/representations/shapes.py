@@ -48,15 +48,15 @@ class TokenMask:
     """
 
     def __init__(self, mask: Any):
-        self._given = torch.as_tensor(mask)
+        self._mask = torch.as_tensor(mask)
         self._moved: dict[tuple[str, torch.device], Tensor] = {}
 
     @cached_property
     def tokens(self) -> Tensor:
         """The mask, true for valid tokens, where it came."""
-        if self._given.is_floating_point() or self._given.is_complex():
-            raise InvalidValue(f"a mask must be boolean or integer, true for valid tokens; got {self._given.dtype}.")
-        return self._given != 0
+        if self._mask.is_floating_point() or self._mask.is_complex():
+            raise InvalidValue(f"a mask must be boolean or integer, true for valid tokens; got {self._mask.dtype}.")
+        return self._mask != 0
 
     @cached_property
     def empty(self) -> int:
@@ -207,8 +207,8 @@ def adjoint_rows(gradient: Tensor, name: str, mask: Mask = None) -> Tensor:
         return gradient.sum(dim=tuple(range(2, gradient.ndim)), dtype=_summing_dtype(gradient))
     if name == "mean":
         valid = None if mask is None else _never_empty(gradient, mask)
-        kept = gradient if valid is None else gradient.masked_fill(~valid[..., None], 0)
-        return kept.sum(dim=1, dtype=_summing_dtype(gradient))
+        at_valid = gradient if valid is None else gradient.masked_fill(~valid[..., None], 0)
+        return at_valid.sum(dim=1, dtype=_summing_dtype(gradient))
     if name not in ("matrix", *SHAPES):
         raise InvalidValue(f"gradients can't be put in the rows of the function {name!r}; choose {_list(SHAPES)}.")
     return rows_of(gradient, None if name == "matrix" else name, mask)[0]
@@ -245,7 +245,7 @@ def shape_for(name: str, shape: Shape | Mapping[str, Shape]) -> Shape:
     if not isinstance(shape, Mapping):
         return shape
     names = (name, split_call(name)[0])
-    exact = next((one for one in names if one in shape), None)
+    exact = next((layer for layer in names if layer in shape), None)
     matching = (pattern for pattern in shape if matching_names(names, pattern))
     key = exact if exact is not None else next(matching, None)
     return None if key is None else shape[key]
@@ -253,9 +253,9 @@ def shape_for(name: str, shape: Shape | Mapping[str, Shape]) -> Shape:
 
 def refuse_strange_layers(shape: Shape | Mapping[str, Shape], *models: Any) -> None:
     """Refuse a mapping of shapes in which a name or a glob stands for no layer of models or of recorded arrays."""
-    if not (isinstance(shape, Mapping) and all(isinstance(one, (nn.Module, Mapping)) for one in models)):
+    if not (isinstance(shape, Mapping) and all(isinstance(model, (nn.Module, Mapping)) for model in models)):
         return  # models given by name are loaded elsewhere
-    known = [name for one in models for name in (modules(one) if isinstance(one, nn.Module) else one)]
+    known = [name for model in models for name in (modules(model) if isinstance(model, nn.Module) else model)]
     for key in shape:
         if split_call(key)[0] not in known and not matching_names(known, key):
             raise UnknownName(f"`shape` has {key!r}, and there is no such layer{hint_for(known, key)}")
@@ -339,13 +339,13 @@ def over_length(output: Tensor) -> Tensor:
     return output.mean(2)
 
 
-def resized(maps: Tensor, size: tuple[int, ...], how: str) -> Tensor:
+def resized(maps: Tensor, size: tuple[int, ...], method: str) -> Tensor:
     """Return maps in another size, by their average, as the nearest or by linear interpolation."""
-    if how == "average" and len(size) == 1:
+    if method == "average" and len(size) == 1:
         return resize_to(maps.unsqueeze(2), (1, *size)).squeeze(2).to(maps.dtype)
-    if how == "average":
+    if method == "average":
         return resize_to(maps, size).to(maps.dtype)
-    if how == "nearest":
-        return functional.interpolate(maps, size, mode=how)
+    if method == "nearest":
+        return functional.interpolate(maps, size, mode=method)
     mode = ("linear", "bilinear", "trilinear")[len(size) - 1]
     return functional.interpolate(maps, size, mode=mode, align_corners=False)

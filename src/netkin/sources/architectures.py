@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import TypeVar
@@ -121,18 +121,15 @@ def resnet50(classes: int = 10) -> ResNet:
     return ResNet((3, 4, 6, 3), (64, 128, 256, 512), classes=classes, block=Bottleneck)
 
 
-Step = tuple[str, nn.Module]
-
-
 class Chain(nn.Module):
     """Layers run one after the other, in the order of their names' registration.
 
     Feature maps are flattened on their way into a linear layer, so that no layer is there for its shape alone.
     """
 
-    def __init__(self, steps: Iterator[Step]) -> None:
+    def __init__(self, steps: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        for name, step in steps:
+        for name, step in steps.items():
             self.add_module(name, step)
         # by name, since another module may come to stand in a linear layer's place
         self.flattened = frozenset(name for name, step in self.named_children() if isinstance(step, nn.Linear))
@@ -147,12 +144,31 @@ class Chain(nn.Module):
 
 def alexnet(classes: int = 10, width: int = 64) -> Chain:
     """Return a fresh AlexNet in its CIFAR form: 3 × 3 convolutions, the first with stride 2, and no dropout."""
-    return Chain(_alexnet(classes, width))
+    channels = (3, width, 3 * width, 6 * width, 4 * width, 4 * width)  # all in proportion to the first layer's
+    steps: dict[str, nn.Module] = {}
+    for number in range(1, 6):
+        stride = 2 if number == 1 else 1
+        steps[f"conv{number}"] = nn.Conv2d(channels[number - 1], channels[number], 3, stride, padding=1)
+        steps[f"relu{number}"] = nn.ReLU()
+        if number in (1, 2, 5):
+            steps[f"pool{number}"] = nn.MaxPool2d(2)
+    for number, inputs in ((6, 4 * width * 2 * 2), (7, 64 * width)):
+        steps[f"fc{number}"] = nn.Linear(inputs, 64 * width)
+        steps[f"relu{number}"] = nn.ReLU()
+    return Chain(steps | {"fc8": nn.Linear(64 * width, classes)})
 
 
 def vgg11(classes: int = 10, width: int = 64) -> Chain:
     """Return a fresh VGG11 in its CIFAR form: eight convolutions with batch norm, five pools and one linear head."""
-    return Chain(_vgg11(classes, width))
+    channels, pools = (3, *(width * growth for growth in (1, 2, 4, 4, 8, 8, 8, 8))), iter(range(1, 6))
+    steps: dict[str, nn.Module] = {}
+    for number in range(1, 9):
+        steps[f"conv{number}"] = nn.Conv2d(channels[number - 1], channels[number], 3, padding=1)
+        steps[f"bn{number}"] = nn.BatchNorm2d(channels[number])
+        steps[f"relu{number}"] = nn.ReLU()
+        if number in (1, 2, 4, 6, 8):
+            steps[f"pool{next(pools)}"] = nn.MaxPool2d(2)
+    return Chain(steps | {"fc": nn.Linear(8 * width, classes)})
 
 
 def svcca_convnet(classes: int = 10, width: int = 64) -> Chain:
@@ -163,48 +179,20 @@ def svcca_convnet(classes: int = 10, width: int = 64) -> Chain:
     pools are ours.
     Each convolution and each hidden linear layer is followed by its ReLU, so that norms follow activations.
     """
-    return Chain(_svcca_convnet(classes, width))
-
-
-def _alexnet(classes: int, width: int) -> Iterator[Step]:
-    channels = (3, width, 3 * width, 6 * width, 4 * width, 4 * width)  # all in proportion to the first layer's
-    for number in range(1, 6):
-        stride = 2 if number == 1 else 1
-        yield f"conv{number}", nn.Conv2d(channels[number - 1], channels[number], 3, stride, padding=1)
-        yield f"relu{number}", nn.ReLU()
-        if number in (1, 2, 5):
-            yield f"pool{number}", nn.MaxPool2d(2)
-    for number, inputs in ((6, 4 * width * 2 * 2), (7, 64 * width)):
-        yield f"fc{number}", nn.Linear(inputs, 64 * width)
-        yield f"relu{number}", nn.ReLU()
-    yield "fc8", nn.Linear(64 * width, classes)
-
-
-def _vgg11(classes: int, width: int) -> Iterator[Step]:
-    channels, pools = (3, *(width * growth for growth in (1, 2, 4, 4, 8, 8, 8, 8))), iter(range(1, 6))
-    for number in range(1, 9):
-        yield f"conv{number}", nn.Conv2d(channels[number - 1], channels[number], 3, padding=1)
-        yield f"bn{number}", nn.BatchNorm2d(channels[number])
-        yield f"relu{number}", nn.ReLU()
-        if number in (1, 2, 4, 6, 8):
-            yield f"pool{next(pools)}", nn.MaxPool2d(2)
-    yield "fc", nn.Linear(8 * width, classes)
-
-
-def _svcca_convnet(classes: int, width: int) -> Iterator[Step]:
     channels = (3, width, width, 2 * width, 2 * width, 2 * width)
+    steps: dict[str, nn.Module] = {}
     for number in range(1, 6):
-        yield f"conv{number}", nn.Conv2d(channels[number - 1], channels[number], 3, padding=1)
-        yield f"relu{number}", nn.ReLU()
+        steps[f"conv{number}"] = nn.Conv2d(channels[number - 1], channels[number], 3, padding=1)
+        steps[f"relu{number}"] = nn.ReLU()
         if number in (2, 5):
             stage = 1 if number == 2 else 2
-            yield f"bn{stage}", nn.BatchNorm2d(channels[number])
-            yield f"pool{stage}", nn.MaxPool2d(2)
+            steps[f"bn{stage}"] = nn.BatchNorm2d(channels[number])
+            steps[f"pool{stage}"] = nn.MaxPool2d(2)
     for number, inputs in ((1, 2 * width * 8 * 8), (2, 512)):
-        yield f"fc{number}", nn.Linear(inputs, 512)
-        yield f"relu{5 + number}", nn.ReLU()
-        yield f"bn{2 + number}", nn.BatchNorm1d(512)
-    yield "out", nn.Linear(512, classes)
+        steps[f"fc{number}"] = nn.Linear(inputs, 512)
+        steps[f"relu{5 + number}"] = nn.ReLU()
+        steps[f"bn{2 + number}"] = nn.BatchNorm1d(512)
+    return Chain(steps | {"out": nn.Linear(512, classes)})
 
 
 class CharLSTM(nn.Module):
@@ -376,7 +364,7 @@ def architecture(name: str) -> Callable[[], nn.Module]:
     """
     plain, options = split_options(name)
     if plain not in ARCHITECTURES:
-        known = ", ".join(f"`netkin:{each}`" for each in ARCHITECTURES)
+        known = ", ".join(f"`netkin:{name}`" for name in ARCHITECTURES)
         near = did_you_mean(plain, ARCHITECTURES)
         raise UnknownName(f"no reference architecture named {plain!r}{near or '.'} There are {known}.")
     builder = ARCHITECTURES[plain]

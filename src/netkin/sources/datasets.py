@@ -270,24 +270,14 @@ def _processing(stored: Tensor, folder: str, spec: str) -> Callable[[Tensor], Te
 def _from_function(spec: str, batch_size: int) -> Batches | Borrowed:
     function = find_function(spec, known=NAMED)
     data = call_named(function, spec)
-    if isinstance(data, Tensor):
-        if not data.ndim:
-            raise SourceError(f"{spec!r} returned a single number; the first axis of a tensor must be the examples.")
+    if isinstance(data, Tensor) and data.ndim:
         return Batches(spec, data, None, batch_size, as_they_are)
     if isinstance(data, Dataset):
         return Borrowed(spec, DataLoader(data, batch_size=batch_size))
-    _refuse_other_than_batches(data, spec)
+    # a tuple may be one batch or several
+    if isinstance(data, (tuple, str, bytes, Mapping, Tensor)) or not hasattr(data, "__iter__"):
+        raise SourceError(
+            f"{spec!r} must return an iterable of batches, such as a list, a Dataset, a DataLoader or a tensor; it "
+            f"returned an object of type {type(data).__name__}."
+        )
     return Borrowed(spec, data, again=partial(call_named, function, spec) if isinstance(data, Iterator) else None)
-
-
-def _refuse_other_than_batches(data: Any, spec: str) -> None:
-    if isinstance(data, tuple):
-        raise SourceError(
-            f"{spec!r} returned a tuple of {len(data)}, which could be one batch or {len(data)}; return a list of "
-            "batches, or a TensorDataset of examples and labels."
-        )
-    if isinstance(data, (str, bytes, Mapping)) or not hasattr(data, "__iter__"):
-        raise SourceError(
-            f"{spec!r} must return an iterable of batches, a Dataset, a DataLoader or a tensor; "
-            f"it returned an object of type {type(data).__name__}."
-        )

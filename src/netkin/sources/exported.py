@@ -112,7 +112,7 @@ def _copied(entries: dict[str, bytes]) -> io.BytesIO:
     if "models/model.json" not in entries:
         raise Refused(f"{'an older layout' if 'serialized_exported_program.json' in entries else 'no program'}")
     copies = {name: entries[name] for name in _MARKS if name in entries}
-    copies["models/model.json"] = json.dumps(clean_program(json.loads(entries["models/model.json"]))).encode()
+    copies["models/model.json"] = json.dumps(cleaned(json.loads(entries["models/model.json"]))).encode()
     for kind in ("weights", "constants"):
         copies |= _tensors(entries, kind)
     copies["data/sample_inputs/model.pt"] = b""
@@ -137,15 +137,11 @@ def _tensors(entries: dict[str, bytes], kind: str) -> dict[str, bytes]:
             # torch would make zeros of any size that is written there
             raise Refused("a tensor without its numbers")
     files = {f"data/{kind}/{meta['path_name']}" for meta in config["config"].values()}
-    return {table: json.dumps(_clean("", config)).encode()} | {name: entries[name] for name in sorted(files)}
+    return {table: json.dumps(cleaned(config)).encode()} | {name: entries[name] for name in sorted(files)}
 
 
-def clean_program(program: Any) -> Any:
-    """Return the JSON of a program with every part of it examined, and without what it does not need."""
-    return _clean("", program)
-
-
-def _clean(key: str, value: Any) -> Any:
+def cleaned(value: Any, key: str = "") -> Any:
+    """Return a part of a program's JSON, which stands under `key`, examined and without what it does not need."""
     if key in _REFUSED_ARGUMENTS:
         raise Refused(_REFUSED_ARGUMENTS[key])
     if key == "metadata":
@@ -153,9 +149,9 @@ def _clean(key: str, value: Any) -> Any:
     if key == "guards_code":
         return []
     if isinstance(value, dict):
-        return {_word(inner): _clean(inner, part) for inner, part in value.items()}
+        return {_word(inner): cleaned(part, inner) for inner, part in value.items()}
     if isinstance(value, list):
-        return [_clean(key, part) for part in value]
+        return [cleaned(part, key) for part in value]
     return _CHECKS.get(key, _word)(value) if isinstance(value, str) else value
 
 

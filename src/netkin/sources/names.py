@@ -226,8 +226,6 @@ def refuse_absent(path: Path, what: str = "file") -> None:
     try:
         if path.is_dir():
             raise SourceError(f"{str(path)!r} is a folder; name the {what} in it.")
-        if path.exists() and not path.is_file():
-            raise SourceError(f"{str(path)!r} is a pipe or a device and is not opened; copy it to a plain file.")
         if not path.is_file():
             raise SourceError(f"found no {what} {str(path)!r}{near(path) or '.'}")
     except OSError as error:

@@ -34,7 +34,7 @@ _THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
 LEAST = 2  # checkpoints of a run
 
 Architecture = str | nn.Module | Callable[[], nn.Module]
-Given = Path | Mapping[str, Tensor] | nn.Module
+Source = Path | Mapping[str, Tensor] | nn.Module
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Checkpoint:
     """What was given for one step: a file, a folder, a state dict or the model itself."""
 
     step: int
-    given: Given
+    source: Source
     unit: str = "step"
 
     @property
     def words(self) -> str:
         """What a refusal calls it."""
-        place = f" ({str(self.given)!r})" if isinstance(self.given, Path) else ""
+        place = f" ({str(self.source)!r})" if isinstance(self.source, Path) else ""
         return f"{self.unit} {self.step}{place}"
 
     def read(self, architecture: Architecture | None = None) -> tuple[nn.Module, list[str]]:
@@ -56,13 +56,13 @@ class Checkpoint:
 
         A model that was given comes back as it is.
         """
-        if isinstance(self.given, nn.Module):
-            return self.given, []
+        if isinstance(self.source, nn.Module):
+            return self.source, []
         with refusing_unreadable(self.words):
-            if isinstance(self.given, Path) and self.given.suffix == ".pt2":
-                return load_model(str(self.given)), []
-            if architecture is None and isinstance(self.given, Path) and (self.given / "config.json").is_file():
-                return load_model(f"hf:{self.given}"), []
+            if isinstance(self.source, Path) and self.source.suffix == ".pt2":
+                return load_model(str(self.source)), []
+            if architecture is None and isinstance(self.source, Path) and (self.source / "config.json").is_file():
+                return load_model(f"hf:{self.source}"), []
             if architecture is None:
                 raise SourceError(
                     f"{self.words} holds weights alone, which do not say what network they belong to; name it with "
@@ -77,14 +77,14 @@ class Checkpoint:
             return in_evaluation(model), faults
 
     def _state(self) -> dict[str, Tensor]:
-        if isinstance(self.given, Mapping):
-            return dict(self.given)
-        assert isinstance(self.given, Path)
-        if not self.given.is_dir():
-            return read_state(self.given)
-        inside = [self.given / name for name in IN_FOLDERS if (self.given / name).is_file()]
+        if isinstance(self.source, Mapping):
+            return dict(self.source)
+        assert isinstance(self.source, Path)
+        if not self.source.is_dir():
+            return read_state(self.source)
+        inside = [self.source / name for name in IN_FOLDERS if (self.source / name).is_file()]
         if not inside:
-            raise SourceError(f"the folder {str(self.given)!r} holds no {' or '.join(IN_FOLDERS)}.")
+            raise SourceError(f"the folder {str(self.source)!r} holds no {' or '.join(IN_FOLDERS)}.")
         return read_state(inside[0])
 
 
@@ -196,12 +196,12 @@ class TrainingRun:
         if self.architecture is not None:
             is_whole = isinstance(self.architecture, str) and self.architecture.startswith("hf:")
             return [str(self.architecture)] if is_whole else []
-        last = self.checkpoints[-1].given
+        last = self.checkpoints[-1].source
         return [f"hf:{last}"] if isinstance(last, Path) and (last / "config.json").is_file() else []
 
     def data(self, data: Any) -> Any:
         """Return data, by their name too, as the networks of the run take them."""
-        models = [*self.whole, self.checkpoints[-1].given]
+        models = [*self.whole, self.checkpoints[-1].source]
         return load_data(data, models=models) if isinstance(data, str) else data
 
     def at(self, step: int) -> nn.Module:
@@ -341,14 +341,14 @@ def _ordered(checkpoints: list[Checkpoint]) -> tuple[Checkpoint, ...]:
     by_unit = {checkpoint.unit: checkpoint for checkpoint in checkpoints}
     if len(by_unit) > 1:
         raise InvalidValue(
-            f"{str(by_unit['step'].given)!r} tells its step and {str(by_unit['epoch'].given)!r} its epoch; pass a "
+            f"{str(by_unit['step'].source)!r} tells its step and {str(by_unit['epoch'].source)!r} its epoch; pass a "
             "mapping from steps to files."
         )
     checkpoints = sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
     for first, second in pairwise(checkpoints):
         if first.step == second.step:
             raise NameClash(
-                f"{str(first.given)!r} and {str(second.given)!r} are both {first.unit} {first.step}; leave one of them "
-                "out."
+                f"{str(first.source)!r} and {str(second.source)!r} are both {first.unit} {first.step}; leave one of "
+                "them out."
             )
     return tuple(checkpoints)

@@ -124,7 +124,7 @@ class CostEstimate:
     """What a collector would cost: bytes at its peak, and the text that a plan shows.
 
     Of the candidates that fit the memory the one of the lowest `rank` is taken. `why` follows the words where a
-    measure's collector is explained, and `held` of the bytes are taken for longer than a moment.
+    measure's collector is explained.
     """
 
     bytes: int
@@ -133,7 +133,6 @@ class CostEstimate:
     rank: int = 0
     why: str = ""
     ways: str = WAYS
-    held: int = 0
 
 
 @dataclass(frozen=True)
@@ -372,6 +371,15 @@ def require_pair(a: Key, b: Key, known: Sequence[Key], where: str, pair_blocks: 
     sides = (side for left, right in pair_blocks for side in ((left, right), (right, left)))
     if pair_blocks and not any(a in left and b in right for left, right in sides):
         raise NoValue(f"the pair {name_of(a)!r}, {name_of(b)!r} was not collected.")
+
+
+def require_as_many_rows(a: Key, rows_a: int, b: Key, rows_b: int) -> None:
+    """Refuse a pair of layers that gave different numbers of rows."""
+    if rows_a != rows_b:
+        raise NoValue(
+            f"{label(a)} gives {rows_a:,} rows and {label(b)} {rows_b:,} for the same examples; compare layers of the "
+            "same size, or choose another shape."
+        )
 
 
 def require_size(key: Key, size: tuple[int, ...], before: tuple[int, ...]) -> None:

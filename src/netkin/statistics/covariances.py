@@ -189,15 +189,10 @@ class PairSide(Cached, ABC):
         """How the features follow the whitened directions, (blocks, k, width)."""
         return self.whitener.mH @ self.second @ self.to_features
 
-    @cached_property
+    @property
+    @abstractmethod
     def uncentred(self) -> PairSide:
         """The same layer about the origin instead of its mean."""
-        mean = self.mean * self.scale
-        second = self.second + self.n * mean.conj().unsqueeze(-1) * mean.unsqueeze(-2)
-        return CovarianceSide(
-            self.name, self.n, torch.zeros_like(mean), second,
-            scale=self.scale, resolution=self.resolution, rounding=self.rounding,
-        )  # fmt: skip
 
     @cached_property
     def rank(self) -> int:
@@ -288,6 +283,15 @@ class CovarianceSide(PairSide):
         made = copy(self)
         made.mean, made.chosen = (tensor.to(tensor.dtype.to_complex()) for tensor in (self.mean, self.chosen))
         return made
+
+    @cached_property
+    def uncentred(self) -> CovarianceSide:
+        mean = self.mean * self.scale
+        second = self.second + self.n * mean.conj().unsqueeze(-1) * mean.unsqueeze(-2)
+        return type(self)(
+            self.name, self.n, torch.zeros_like(mean), second,
+            scale=self.scale, resolution=self.resolution, rounding=self.rounding,
+        )  # fmt: skip
 
     @cached_property
     def on_host(self) -> CovarianceSide:

@@ -101,9 +101,6 @@ class SecondSide(CovarianceSide):
 class FirstSide(CovarianceSide):
     """The first layer of a pair, whose rank is determined from correlations: small features count as large ones do."""
 
-    def __init__(self, name: str, n: int, mean: Tensor, second: Tensor, resolution: float, rounding: float):
-        super().__init__(name, n, mean, second, scale=1.0, resolution=resolution, rounding=rounding)
-
     @cached_property
     def whitener(self) -> Tensor:
         """The matrix F for which XF has orthonormal columns, and ``FFᵀ XᵀY`` is the smallest solution."""
@@ -118,12 +115,6 @@ class FirstSide(CovarianceSide):
         whole = factor.new_zeros(1, self.width, factor.shape[1])
         whole[0, live] = factor - idle @ (idle.mT @ factor)
         return whole
-
-    @cached_property
-    def uncentred(self) -> FirstSide:
-        means = self.mean.unsqueeze(-1)
-        second = self.second + self.n * means * means.mT
-        return FirstSide(self.name, self.n, torch.zeros_like(self.mean), second, self.resolution, self.rounding)
 
 
 class OneSideSums(Cached):
@@ -160,7 +151,7 @@ class OneSideSums(Cached):
         """Choose the shift and the precision by some of the first examples; any shift near the mean will do."""
         self.width, self.resolution = output.shape[1], torch.finfo(output.dtype).eps
         double = summing_dtype(output.device)
-        some = _some(output.detach(), SAMPLE * self.width).to(double)
+        some = _first_rows(output.detach(), SAMPLE * self.width).to(double)
         if not bool(torch.isfinite(some).all()):
             require_finite(output, f"{self.name} in batch 0")
         mean = some.mean(0)
@@ -194,7 +185,7 @@ class OneSideSums(Cached):
         if self.dtype == torch.float32:  # float32 products of single examples do not add up their errors
             rounding = torch.finfo(torch.float32).eps * self.width / max(self.n, self.width)
         second = second.to(device).unsqueeze(0)
-        return FirstSide(self.name, self.n, mean, second, self.resolution, rounding)
+        return FirstSide(self.name, self.n, mean, second, scale=1.0, resolution=self.resolution, rounding=rounding)
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
@@ -210,7 +201,7 @@ def product(x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([(a.mT @ b).to(double) for a, b in parts]).sum(0)
 
 
-def _some(output: Tensor, rows: int) -> Tensor:
+def _first_rows(output: Tensor, rows: int) -> Tensor:
     """Return some first activations as rows."""
     if output.ndim == 2:
         return output[:rows]

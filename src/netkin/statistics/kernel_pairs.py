@@ -152,7 +152,7 @@ class Kernels(KernelPair):
     @classmethod
     def of(cls, X: Any, Y: Any, *, kernel: str = "hadamard", **unused: Any) -> Kernels:
         """Return the pair of two layers, each given as (features, gradients), or as features alone."""
-        x, y = (exact_side(name, *given_rows(Z, name, kernel)) for Z, name in ((X, "`X`"), (Y, "`Y`")))
+        x, y = (exact_side(name, *features_and_gradients(Z, name, kernel)) for Z, name in ((X, "`X`"), (Y, "`Y`")))
         if x.n != y.n:
             raise ShapeError(f"`X` and `Y` must describe the same examples; got {x.n} rows and {y.n} rows.")
         return cls(x, y)
@@ -166,19 +166,12 @@ class LossSettings(Settings):
     beta: float = 0.5
     outputs: str = "categorical"
 
-
-class LossCollector(Collector):
-    """A collector of features and gradients."""
-
-    feeds = frozenset({"activations", "gradients"})
-    settings: Any
-
-    def _difference(self, settings: Any, names: Sequence[str]) -> str:
-        """Return the first of the settings `names` that differs here, as text."""
+    def lacking(self, wanted: LossSettings, names: Sequence[str]) -> str:
+        """Return the first of the settings `names` that is wanted otherwise, as text; empty if none is."""
         for name in names:
-            wanted, held = getattr(settings, name), getattr(self.settings, name)
-            if wanted != held:
-                return f"{name}={wanted} (these have {name}={held})"
+            value, held = getattr(wanted, name), getattr(self, name)
+            if value != held:
+                return f"{name}={value} (these have {name}={held})"
         return ""
 
 
@@ -194,10 +187,11 @@ class KernelSettings(LossSettings):
         return self if self == other else None
 
 
-class LayerKernels(LossCollector):
+class LayerKernels(Collector):
     """The rows of features and gradients of many layers, a sample of them, to be read as kernels of both."""
 
     holds = "Kernels"
+    feeds = frozenset({"activations", "gradients"})
 
     def __init__(self, names: Sequence[Key], settings: KernelSettings, *, seed: int = 0, chunks: int = 0):
         self.names, self.settings = list(names), settings
@@ -230,7 +224,7 @@ class LayerKernels(LossCollector):
     def serves(self, settings: KernelSettings) -> str:
         if settings.gradients and not self.settings.gradients:
             return "the gradients"
-        return self._difference(settings, LOSS if settings.gradients else ())
+        return self.settings.lacking(settings, LOSS if settings.gradients else ())
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Add rows of features and gradients of the same examples."""
@@ -283,7 +277,7 @@ def checked_kernel(kernel: str) -> str:
     return kernel
 
 
-def given_rows(layer: Any, name: str, kernel: str) -> tuple[Tensor, Tensor | None]:
+def features_and_gradients(layer: Any, name: str, kernel: str) -> tuple[Tensor, Tensor | None]:
     """Return the features and gradients of a layer, as matrices of one shape; gradients may be absent."""
     needs = "gradients" in KERNELS[checked_kernel(kernel)] or kernel in ("product", "psi")
     pair = layer if isinstance(layer, tuple) else (layer, None)

@@ -45,8 +45,8 @@ class FilterSide(Stored):
     shapes: tuple[tuple[int, ...], ...] = ()  # of these tensors
     resolution: float = 0.0  # the rounding unit of the filters as they came
 
-    def own_atoms(self) -> Tensor:
-        """Return the layer's atoms, m × k²."""
+    def require_atoms(self) -> Tensor:
+        """Return the layer's atoms, m × k²; a layer of plain filters is refused."""
         if self.atoms is None:
             raise NoValue(
                 "plain filters have no atoms; `nk.share_coefficients` makes networks whose atoms can be compared, "
@@ -91,7 +91,7 @@ class Filters(Pair):
     @classmethod
     def of(cls, X: Any, Y: Any) -> Filters:
         """Return the pair of two sets of atoms, m × height × width each, that go with the same coefficients."""
-        return cls(_given(X, "X"), _given(Y, "Y"))
+        return cls(_side_of_array(X, "X"), _side_of_array(Y, "Y"))
 
     def caveats(self, facts: Any, settings: Mapping[str, Any]) -> list[Caveat]:
         caveat = None
@@ -105,7 +105,7 @@ class Filters(Pair):
         """Return the atoms of both as unit vectors, if they go with the same coefficients."""
         require_gauge(gauge)
         self._require_filters_of_one_size()
-        x, y = self.x.own_atoms(), self.y.own_atoms()
+        x, y = self.x.require_atoms(), self.y.require_atoms()
         _require_one_count(x, y)
         if not self._shares_coefficients:
             raise NoValue(
@@ -203,7 +203,7 @@ def orthonormal_gauge(atoms: Tensor, coefficients: Tensor) -> Tensor:
     return torch.linalg.qr(A.T, mode="r").R @ atoms
 
 
-def _given(array: Any, name: str) -> FilterSide:
+def _side_of_array(array: Any, name: str) -> FilterSide:
     tensor = as_tensor(array, name)
     require_finite(tensor, f"`{name}`")
     if tensor.ndim < 2:

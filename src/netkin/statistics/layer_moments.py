@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import summing_dtype
-from netkin.errors import InvalidValue, NoValue, ShapeError
+from netkin.errors import InvalidValue, NoValue
 from netkin.memory import is_cuda
 from netkin.statistics.collector import (
     CostEstimate,
@@ -38,6 +38,7 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
+    require_as_many_rows,
     require_pair,
     row_examples,
     summed,
@@ -160,12 +161,10 @@ class LayerMoments(RowCollector):
         sides = twice * squares * (3 if settings.whitens else 1)
         reading = 8 * (sides + pairs * settings.matrices + 3 * widest**2)
         decomposing = 8 * twice * (4 * squares + pairs) if settings.whitens else 0
-        waiting = sum(fold * layer.width * layer.itemsize for layer in study.sizes)
         return CostEstimate(
             sums + max(folding, reading, decomposing),
             f"Moments, streamed, products in {settings.precision_name(study)}", "moments", 1,
             ", as they hold any number of examples",
-            held=sums + max(waiting, 8 * sides),
         )  # fmt: skip
 
     @classmethod
@@ -226,8 +225,6 @@ class LayerMoments(RowCollector):
         x, y = (b, a) if turned else (a, b)
         cross, norm_product = block.centred(x, y, without, self.debiased)
         moments = Moments(self._side(x, without), self._side(y, without), cross, norm_product)
-        if moments.x.n != moments.y.n:
-            raise ShapeError(f"layers {name_of(a)!r} and {name_of(b)!r} were fed different numbers of rows.")
         return moments.swapped if turned else moments
 
     def _side(self, key: Any, without: int | None) -> PairSide:
@@ -253,12 +250,7 @@ class LayerMoments(RowCollector):
         for turned, key in ((False, (a, b)), (True, (b, a))):
             if key in self._homes:
                 return self._homes[key], turned
-        counts = [self.layers[key].n for key in (a, b)]
-        if counts[0] != counts[1]:
-            raise NoValue(
-                f"{label(a)} gives {counts[0]:,} rows and {label(b)} {counts[1]:,} "
-                "for the same examples; compare layers of the same size, or choose another shape."
-            )
+        require_as_many_rows(a, self.layers[a].n, b, self.layers[b].n)
         raise NoValue(f"the rows of {name_of(a)!r} and {name_of(b)!r} did not pair up batch by batch.")
 
     @property
@@ -349,15 +341,15 @@ class LayerMoments(RowCollector):
         for block in self.blocks:
             for key in block.keys:
                 if key not in held:
-                    held[key] = self._own(key, columns_of)
+                    held[key] = self._add_square(key, columns_of)
             block.add(held)
             uses.subtract(block.keys)
             held = {key: columns for key, columns in held.items() if uses[key]}
         for key in self.layers:
             if key not in uses:
-                self._own(key, columns_of)
+                self._add_square(key, columns_of)
 
-    def _own(self, key: Key, columns_of: Callable[[Key], Columns]) -> Columns:
+    def _add_square(self, key: Key, columns_of: Callable[[Key], Columns]) -> Columns:
         """Add a layer's product with itself; return its columns."""
         made = columns_of(key)
         for i, (chunk, rows) in enumerate(made.parts):

@@ -26,6 +26,8 @@ from netkin.statistics.collector import (
     hashes,
     keys_of,
     label,
+    name_of,
+    require_as_many_rows,
     require_pair,
     require_size,
     row_examples,
@@ -193,14 +195,11 @@ class LayerRows(RowCollector):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Any:
         require_pair(a, b, self.names, "rows")
-        rows = Rows(self.sample(a, without), self.sample(b, without))
-        x, y = self.layers[a], self.layers[b]
+        samples, x, y = (self.sample(a, without), self.sample(b, without)), self.layers[a], self.layers[b]
+        require_as_many_rows(a, x.seen, b, y.seen)
         if not np.array_equal(x.numbers[0], y.numbers[0]):
-            raise NoValue(
-                f"{label(a)} gives {x.seen:,} rows and {label(b)} {y.seen:,} for the same examples, which do not pair "
-                "up; compare layers of the same size, or choose another shape."
-            )
-        return rows
+            raise NoValue(f"the rows of {name_of(a)!r} and {name_of(b)!r} did not pair up batch by batch.")
+        return Rows(*samples)
 
     def sample(self, name: Key, without: int | None = None) -> SampledRows:
         """Return the kept rows of one layer, without those of one chunk."""
@@ -292,7 +291,7 @@ class LinearRows(LayerRows):
         why = "some layers are wider than that" if wide else f"moments would need {format_bytes(streamed.bytes)}"
         return CostEstimate(
             size, f"Rows, all {n:,} examples, as {why}", f"the rows of {'the first ' * study.seen}{n:,} examples",
-            0 if wide and held < streamed.held else 2,
+            0 if wide and size < streamed.bytes else 2,
         )  # fmt: skip
 
     @classmethod

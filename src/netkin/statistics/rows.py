@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import paired, require_finite, summing_dtype
-from netkin.errors import NoValue
 from netkin.results.caveats import Caveat
 from netkin.statistics.collector import Pair
 from netkin.statistics.covariances import PairSide, principal_directions
@@ -47,11 +46,6 @@ class Rows(Pair):
     """A pair of layers, row by row."""
 
     def __init__(self, x: SampledRows, y: SampledRows):
-        if len(x.X) != len(y.X):
-            raise NoValue(
-                f"{x.name} gives {len(x.X):,} rows and {y.name} {len(y.X):,} for the same examples; "
-                "compare layers of the same size, or choose another shape."
-            )
         self.x, self.y, self.n = x, y, len(x.X)
 
     @classmethod

@@ -27,6 +27,7 @@ from torch import Tensor
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.statistics.collector import (
+    Collector,
     CostEstimate,
     Key,
     Study,
@@ -42,10 +43,9 @@ from netkin.statistics.kernel_pairs import (
     LOSS,
     KernelPair,
     KernelSide,
-    LossCollector,
     LossSettings,
     checked_kernel,
-    given_rows,
+    features_and_gradients,
 )
 from netkin.statistics.stored import Stored
 
@@ -92,10 +92,11 @@ class SketchSettings(LossSettings):
         return replace(self, parts=tuple(sorted({*self.parts, *other.parts})))
 
 
-class LayerSketches(LossCollector):
+class LayerSketches(Collector):
     """Sketches of many layers, each over the data of its own model."""
 
     holds = "Sketch"
+    feeds = frozenset({"activations", "gradients"})
     by_content = True
 
     def __init__(self, names: Sequence[Key], settings: SketchSettings):
@@ -138,7 +139,7 @@ class LayerSketches(LossCollector):
     ) -> Self:
         """Return sketches of layers given as (features, gradients) or features; rows of one number are one example."""
         made = cls(list(rows), SketchSettings(buckets, stacks, seed, KERNELS[checked_kernel(kernel)]))
-        pairs = {key: given_rows(layer, name_of(key), kernel) for key, layer in rows.items()}
+        pairs = {key: features_and_gradients(layer, name_of(key), kernel) for key, layer in rows.items()}
         for key, (features, gradients) in pairs.items():  # which may be of different data
             fed = {"activations": {key: features}} | ({} if gradients is None else {"gradients": {key: gradients}})
             made._take(fed, np.arange(len(features)))
@@ -146,7 +147,7 @@ class LayerSketches(LossCollector):
 
     def serves(self, settings: SketchSettings) -> str:
         lacks = [part for part in settings.parts if part not in self.settings.parts]
-        return self._difference(settings, SKETCHING) or (f"the {' and '.join(lacks)}" if lacks else "")
+        return self.settings.lacking(settings, SKETCHING) or (f"the {' and '.join(lacks)}" if lacks else "")
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Add rows of features and gradients; `numbers` identify the examples in any order.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -88,7 +89,7 @@ class Spectra(Moments):
             )
         for name, maps in (("`X`", X), ("`Y`", Y)):
             require_finite(maps, name)
-        collector = LayerSpectra([(["X"], ["Y"])], precision=precision or X.dtype, sample=0)
+        collector = LayerSpectra([(["X"], ["Y"])], precision=precision or X.dtype)
         collector._fold({"X": [X], "Y": [Y.to(X.device)]}, {})
         return collector.pair("X", "Y")
 
@@ -97,8 +98,8 @@ class LayerSpectra(LayerMoments):
     """Spectra of many layers; `collector[a, b]` is the pair that a measure reads.
 
     `pair_blocks` are the wanted pairs: each is (names, names), all of the first with all of the second.
-    `precision` is that of transforms and products; sums are kept in float64. Of `sample` examples the maps are kept, to
-    tell how much of the covariance lies off the blocks.
+    `precision` is that of transforms and products; sums are kept in float64. The maps of a sample of examples are kept,
+    to tell how much of the covariance lies off the blocks.
 
     Example:
         >>> collector = LayerSpectra([(["a"], ["b"])])
@@ -117,14 +118,13 @@ class LayerSpectra(LayerMoments):
         pair_blocks: Sequence[PairBlock],
         *,
         precision: torch.dtype = torch.float64,
-        sample: int = SAMPLE,
         seed: int = 0,
         chunks: int = 0,
     ):
         super().__init__(pair_blocks, precision=precision, chunks=chunks)
-        self.sample, self.seed = sample, seed
+        self.seed = seed
         self.shifts: dict[Key, Tensor] = {}  # what is taken off the maps of each layer
-        self.sampled_rows = LayerRows(self.names, cap=sample, seed=seed) if sample else None
+        self.sampled_rows = LayerRows(self.names, cap=SAMPLE, seed=seed)
 
     @classmethod
     def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:
@@ -196,11 +196,6 @@ class LayerSpectra(LayerMoments):
         """The number of examples so far."""
         return int(self.counts.sum())
 
-    @property
-    def sampled(self) -> int:
-        """The number of examples whose maps are kept."""
-        return self.sampled_rows.n if self.sampled_rows else 0
-
     def off_block_share(self, name: Key, other: Key | None = None) -> float:
         """Return which share of the energy of a layer's covariance lies off its blocks, from the sample.
 
@@ -208,8 +203,6 @@ class LayerSpectra(LayerMoments):
         grid.
         """
         self.flush()
-        if self.sampled_rows is None or not self.sampled_rows.n:
-            raise NoValue("no examples have been kept; collect with `sample=64`, and call `update` first.")
         size = self._grid(name)
         grid = size if other is None else common_grid(size, self._grid(other)) or size
         rows = self.sampled_rows.sample(name).X
@@ -221,11 +214,12 @@ class LayerSpectra(LayerMoments):
         self.flush()
         exact = "exact for data closed under translation"
         mapped = [(x, y) for pair in pairs for x, y in (pair, pair[::-1]) if self._grid(x)]
-        if self.sampled < 4 or not mapped:
+        sampled = self.sampled_rows.n
+        if sampled < 4 or not mapped:
             return exact
         shares = [self.off_block_share(*pair) for pair in mapped]
         ends = dict.fromkeys(f"{share:.1%}" for share in (min(shares), max(shares)))
-        sample = f" (on a sample of {self.sampled:,} of {self.n:,} examples)" if self.sampled < self.n else ""
+        sample = f" (on a sample of {sampled:,} of {self.n:,} examples)" if sampled < self.n else ""
         return f"{exact}; here {' to '.join(ends)} of a layer's covariance energy lies off the blocks{sample}"
 
     # --- folding ------------------------------------------------------------------------------------------------------
@@ -237,9 +231,8 @@ class LayerSpectra(LayerMoments):
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Add one batch: maps n × c × space, or a matrix, for every layer, the same examples in each."""
         super().update(rows, numbers)
-        if self.sampled_rows is not None:
-            maps = one_feed(self, rows)
-            self.sampled_rows.update({name: as_maps(maps[name]).detach().flatten(1) for name in self.names}, numbers)
+        maps = one_feed(self, rows)
+        self.sampled_rows.update({name: as_maps(maps[name]).detach().flatten(1) for name in self.names}, numbers)
 
     def _enough(self, rows: Tensor) -> int:
         return FOLD
@@ -309,14 +302,13 @@ class LayerSpectra(LayerMoments):
         """Find out, now that sizes are known, on which grids the layers are compared."""
         shifts = {name: shift.to(maps[name].device) for name, (shift, _) in self._first_frame.items()}
         self.shifts = shifts or {name: first_shift(array, self.precision) for name, array in maps.items()}
-        self._open(self._rectangles_of_views())
-
-    def _rectangles_of_views(self) -> list[PairBlock]:
-        """Return the wanted pairs as layers on the grids on which they are compared."""
-        sides = ((x, y) for left, right in self.pair_blocks for x in self._by_size(left) for y in self._by_size(right))
-        return [views for x, y in sides if (views := self._common_views(x, y))]
-
-    def _open(self, pair_blocks: list[PairBlock]) -> None:
+        pair_blocks = list[PairBlock]()
+        for left, right in self.pair_blocks:
+            for x, y in product(self._by_size(left), self._by_size(right)):
+                grid = common_grid(self._grid(x[0]), self._grid(y[0]))
+                if grid is not None:
+                    views = [[(name, grid or self._grid(name)) for name in side] for side in (x, y)]
+                    pair_blocks.append((views[0], views[1]))
         for view in keys_of(pair_blocks):
             name, grid = cast(View, view)
             shift, here = self.shifts[name], frequencies(grid, self.shifts[name].device)
@@ -328,14 +320,6 @@ class LayerSpectra(LayerMoments):
         sizes = {name: self._grid(name) for name in names}
         return [[name for name in names if sizes[name] == size] for size in dict.fromkeys(sizes.values())]
 
-    def _common_views(self, left: list[Key], right: list[Key]) -> PairBlock | None:
-        """Return layers of one size and layers of another as views on the grid that they have in common."""
-        ours, theirs = self._grid(left[0]), self._grid(right[0])
-        grid = common_grid(ours, theirs)
-        if grid is None:
-            return None
-        return [(name, grid or ours) for name in left], [(name, grid or theirs) for name in right]
-
     # --- merging and files --------------------------------------------------------------------------------------------
 
     def _add(self, other: LayerMoments) -> None:
@@ -343,11 +327,9 @@ class LayerSpectra(LayerMoments):
         super()._add(other)
 
     def merge(self, other: Self) -> Self:
-        self._require_alike(other, sample="sample", seed="seed")
+        self._require_alike(other, seed="seed")
         merged = super().merge(other)
-        first, second = (self, other) if self.shifts else (other, self)
-        if first.sampled_rows is not None and second.sampled_rows is not None and second.shifts:
-            merged.sampled_rows = first.sampled_rows.merge(second.sampled_rows)
+        merged.sampled_rows = self.sampled_rows.merge(other.sampled_rows)
         return merged
 
 

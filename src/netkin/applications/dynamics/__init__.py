@@ -366,7 +366,7 @@ class RunStudy:
     @property
     def _live(self) -> dict[int, nn.Module]:
         """The models that were given as such, which running may change."""
-        return {one.step: one.given for one in self.run.checkpoints if isinstance(one.given, nn.Module)}
+        return {one.step: one.source for one in self.run.checkpoints if isinstance(one.source, nn.Module)}
 
     def _part(self, step: int) -> str:
         return f"{self.run.unit} {step}, weights {self.weights[step]}"
@@ -392,8 +392,8 @@ class RunStudy:
         names = (f"{self.run.unit} {step}", f"{self.run.unit} {last}")
         how: dict[str, Any] = self.options.others | {"transforms": self.options.transform, "names": names}
         found = compare(a, b, self.data, self.options.measures, **how)
-        given = next(checkpoint.given for checkpoint in self.run.checkpoints if checkpoint.step == step)
-        read = str(given) if isinstance(given, Path) else type(given).__name__
+        source = next(checkpoint.source for checkpoint in self.run.checkpoints if checkpoint.step == step)
+        read = str(source) if isinstance(source, Path) else type(source).__name__
         own = {"checkpoint a": read, "weights a": self.weights[step]}
         return replace(found, provenance=dict(found.provenance) | own)
 

@@ -272,8 +272,8 @@ class ClusterSteps:
 def _plain_run(run: TrainingRun, data: Any, examples: int | None, options: DynamicsOptions) -> dict[str, Any]:
     """Return a call of `dynamics` as plain values; what has no name is refused, with the form to give it in."""
     for checkpoint in run.checkpoints:
-        if not isinstance(checkpoint.given, Path):
-            by_name("run", checkpoint.given, checkpoint.words)
+        if not isinstance(checkpoint.source, Path):
+            by_name("run", checkpoint.source, checkpoint.words)
     if data is None and not options.of_weights:
         raise InvalidValue("`data` is missing: name a data set, as in 'digits:test'.", argument="data")
     architecture = by_name("model", run.architecture)
@@ -283,7 +283,7 @@ def _plain_run(run: TrainingRun, data: Any, examples: int | None, options: Dynam
         "forward": by_name("forward", options.others["forward"]),
     }  # fmt: skip
     return {
-        "run": [run.name, [[one.step, str(one.given), one.unit] for one in run.checkpoints], architecture],
+        "run": [run.name, [[one.step, str(one.source), one.unit] for one in run.checkpoints], architecture],
         "data": None if options.of_weights else asdict(plain_data(data)),
         "whole": run.whole, "examples": examples, "options": plain, "measures": plain_measures(options.measures),
     }  # fmt: skip
@@ -302,7 +302,7 @@ def unpacked_step(values: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> t
 def inspect_step(plain: Mapping[str, Any], task: Task) -> Message:
     """Read a checkpoint, and return what identifies it; of the final one also what all steps depend on."""
     study, step = _study(plain), task["step"]
-    with worker.about(next(str(one.given) for one in study.run.checkpoints if one.step == step)):
+    with worker.about(next(str(one.source) for one in study.run.checkpoints if one.step == step)):
         study.identify(step)
     question = study.question if step == study.run.steps[-1] else {}
     return {"weights": study.weights[step], "form": study.forms[step], "question": question}, {}

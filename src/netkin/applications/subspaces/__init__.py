@@ -25,7 +25,6 @@ from netkin.representations.filters import (
     freeze_except,
     leading_atoms,
     put,
-    refuse_atoms,
     with_atoms,
 )
 from netkin.representations.hooks import main_tensor
@@ -143,7 +142,7 @@ def _given(models: Any, source: str, atoms: Any) -> dict[str, nn.Module]:
         hint = did_you_mean(str(source), given) or "."
         raise UnknownName(f"`source` is 'joint' or the name of a network{hint} Got {source!r}.", argument="source")
     if atoms is not None:
-        refuse_atoms(atoms)
+        require_at_least(1, atoms=atoms)
     return given
 
 

@@ -168,7 +168,7 @@ def _to_message(result: Comparer | list[Comparison]) -> TensorMessage:
 
 def _from_message(header: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    return unpacked_columns(header, arrays) if "comparisons" in header else from_arrays(header, arrays)
+    return from_arrays(header, arrays) if "collectors" in header else unpacked_columns(header, arrays)
 
 
 def _refuse_sharded(name: str, model: nn.Module) -> None:
