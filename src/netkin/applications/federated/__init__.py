@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -452,16 +452,19 @@ def _finished(
         rounds=tuple(state.records), parts=plan.parts, travels=plan.travelling,
         numbers=sum(state.base[name].numel() for name in plan.travelling), personal=personal, shared=common,
         leaks=plan.leaks, seed=request.seed, provenance={"call": call, "recipe": request.recipe.words},
-        caveats=_caveats(request, accuracies, is_personal=bool(personal)),
+        caveats=_caveats(request, accuracies, personal),
     )  # fmt: skip
     return with_similarity(federation)
 
 
-def _caveats(request: FederationRequest, accuracies: Mapping[str, float], *, is_personal: bool) -> tuple[Caveat, ...]:
-    """Return what to know of the accuracies: of each client's own network, or of the one that all share."""
+def _caveats(
+    request: FederationRequest, accuracies: Mapping[str, float], personal: Collection[str]
+) -> tuple[Caveat, ...]:
+    """Return what to know of the accuracies, of networks with personal weights or of the one that all clients share."""
     tests = {name: request.tests[name] for name in accuracies}
     labels = {name: classes for name, (_, classes) in tests.items()}
-    if tests and not is_personal:  # the most frequent class of one client does not serve the others
+    is_shared = not any(name in personal for name, _ in request.model.named_parameters())
+    if tests and is_shared:  # the most frequent class of one client does not serve the others
         sizes, together = [len(classes) for classes in labels.values()], "all clients together"
         accuracies = {together: float(np.average(list(accuracies.values()), weights=sizes))}
         different = {id(test): test[1].flatten() for test in tests.values()}  # one test set may serve all clients
