@@ -166,18 +166,19 @@ def large_series(layers=30, steps=50):
 
 def page_in(text):
     """Return the JSON document of a page, its packed numbers as lists."""
-    return whole(json.loads(re.search(r'id="data">([^<]*)</script>', text)[1]))
+    told = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])
+    arrays = [np.frombuffer(b64decode(one["float64"]), "<f8").reshape(one["shape"]) for one in told.pop("numbers", [])]
+    lists = [np.where(np.isnan(array), None, array).tolist() for array in arrays]
+    told["results"] = json.loads(gzip.decompress(b64decode(told["results"])))
 
+    def whole(part):
+        if isinstance(part, list):
+            return list(map(whole, part))
+        if not isinstance(part, dict):
+            return part
+        return lists[part["numbers"]] if list(part) == ["numbers"] else {name: whole(own) for name, own in part.items()}
 
-def whole(part):
-    if isinstance(part, list):
-        return list(map(whole, part))
-    if not isinstance(part, dict):
-        return part
-    if "float64" in part:
-        numbers = np.frombuffer(b64decode(part["float64"]), "<f8").reshape(part["shape"])
-        return np.where(np.isnan(numbers), None, numbers).tolist()
-    return {name: whole(own) for name, own in part.items()}
+    return whole(told)
 
 
 def blocks_in(text, kind=None):
@@ -188,17 +189,6 @@ def blocks_in(text, kind=None):
         return [own, *(block for one in inside for block in gather(one))]
 
     return [block for block in gather(page_in(text)) if kind in (None, block.get("kind"))]
-
-
-def numbers_of(text, numbers):
-    """Return numbers that stand in a block, or where it points."""
-    if not isinstance(numbers, str):
-        return numbers
-    found = page_in(text)
-    for part in numbers.split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
-        found = found[int(part) if isinstance(found, list) else part]
-    return found
 
 
 def documents_in(text):
@@ -231,7 +221,7 @@ def made():
     return SimpleNamespace(
         table=table, distance=distance, holed=holed, comparison=comparison, hostile=hostile, large=large, NAME=HOSTILE,
         series=series, large_series=large_series, diagonal=diagonal, stitched=stitched, sweep=sweep,
-        jackknifed=jackknifed, charts_in=charts_in, page_in=page_in, blocks_in=blocks_in, numbers_of=numbers_of,
+        jackknifed=jackknifed, charts_in=charts_in, page_in=page_in, blocks_in=blocks_in,
     )  # fmt: skip
 
 

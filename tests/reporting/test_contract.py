@@ -22,10 +22,16 @@ def results_of(made):
     pairs = [
         made.comparison(made.jackknifed(), made.holed(), a=a, b=b) for a, b in [("x", "y"), ("x", "z"), ("y", "z")]
     ]
-    return {"comparison": pairs[0], "comparisons": pairs, "stitches": made.sweep(), "hostile": made.hostile()}
+    return {
+        "comparison": pairs[0],
+        "comparisons": pairs,
+        "stitches": made.sweep(),
+        "hostile": made.hostile(),
+        "series": made.series(measures=("svcca", "cka"), constant=10),
+    }
 
 
-@pytest.mark.parametrize("kind", ["comparison", "comparisons", "stitches", "hostile"])
+@pytest.mark.parametrize("kind", ["comparison", "comparisons", "stitches", "hostile", "series"])
 def test_the_page_of_each_kind_of_result_is_as_the_schema_says(made, schema, kind):
     text = page(results_of(made)[kind])
     held = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])

@@ -10,7 +10,7 @@ from netkin.reporting import plot
 from netkin.reporting.page import page
 from netkin.reporting.page.svg import label_places, map_figures
 from netkin.results import Comparison, Comparisons
-from netkin.results.comparison import distances_of, plane_of, tree_of
+from netkin.results.distances import distances_of, plane_of, tree_of
 from table_worlds import changed, table_of
 
 matplotlib = pytest.importorskip("matplotlib")

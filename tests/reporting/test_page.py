@@ -1,5 +1,6 @@
 """The page as text: what stands in it, without a browser."""
 
+import base64
 import json
 import os
 import re
@@ -68,16 +69,16 @@ def test_every_number_a_heatmap_points_at_is_the_saved_one(made, tmp_path):
     text = page(saved)
     heatmaps = made.blocks_in(text, "heatmap")
     for heatmap, table in zip(heatmaps, saved.tables.values(), strict=True):
-        values = np.array(made.numbers_of(text, heatmap["values"]), dtype=float)
+        values = np.array(heatmap["values"], dtype=float)
         assert np.array_equal(values, table.values, equal_nan=True)
-    assert made.numbers_of(text, heatmaps[1]["errors"]) == saved["procrustes_distance"].errors.tolist()
+    assert heatmaps[1]["errors"] == saved["procrustes_distance"].errors.tolist()
 
 
 def test_each_number_stands_once_in_the_document(made):
     value = 0.123456789012345
     numbers = made.table(values=np.full((3, 3), value))
-    told = json.dumps(made.page_in(page(made.comparison(numbers))))
-    assert told.count(f"[{', '.join([str(value)] * 3)}]") == 3  # rows of the table
+    held = page(made.comparison(numbers)).partition('id="data">')[2].partition("</script>")[0]
+    assert held.count("float64") == held.count(base64.b64encode(numbers.values.tobytes()).decode()) == 1
 
 
 @pytest.mark.parametrize("name", ["page.pdf", "page", "page.html.gz"])
@@ -111,7 +112,7 @@ def test_a_long_name_is_shortened_and_given_whole_beside(made):
 
 def test_the_page_holds_no_address_and_may_ask_for_none(made):
     text = page(made.comparison())
-    shown = re.sub(r'(?<="float64":")[^"]*', "", text)  # packed numbers may hold any letters
+    shown = re.sub(r'(?<="float64":")[^"]*|(?<="results":")[^"]*', "", text)  # packed numbers may hold any letters
     assert not re.search(r"https?:|//[a-z]|url\((?!#)|@import|srcset|<link|<iframe|<base", shown)
     assert POLICY.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:")
     metas = [attributes for name, attributes in Reader(text).elements if name == "meta"]
@@ -122,7 +123,7 @@ def test_hostile_names_stay_text(made):
     reader = read(made.hostile())
     assert "img" not in {name for name, _ in reader.elements}
     assert not any(key.startswith("on") for _, attributes in reader.elements for key in attributes)
-    assert reader.data["results"][0]["a"] == made.NAME
+    assert made.page_in(page(made.hostile()))["results"][0]["a"] == made.NAME
     assert sum(name == "script" for name, _ in reader.elements) == 2
     assert made.NAME in reader.text
 
@@ -280,7 +281,7 @@ def test_several_comparisons_get_a_chooser_and_a_summary(made):
         summary = made.blocks_in(text, "heatmap")[0]
         assert summary["rows"] == ["x", "y", "z"]
         wanted = Comparisons(three).summary("cka")
-        assert np.array_equal(np.array(made.numbers_of(text, summary["values"]), float), wanted, equal_nan=True)
+        assert np.array_equal(np.array(summary["values"], float), wanted, equal_nan=True)
         assert summary["opens"][0] == [None, 0, 1]
         assert [0, 0] in summary["missing"]["no model was compared with itself"]
         assert "no model was compared with itself" not in reader.text

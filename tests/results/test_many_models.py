@@ -6,7 +6,7 @@ import pytest
 import netkin as nk
 from netkin.errors import InvalidValue, NoValue, UnknownName
 from netkin.results import Comparisons
-from netkin.results.comparison import clusters_of, distances_of, plane_of, tree_of
+from netkin.results.distances import clusters_of, distances_of, plane_of, tree_of
 from table_worlds import as_caveats, sentences
 
 

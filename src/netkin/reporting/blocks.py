@@ -1,12 +1,14 @@
 """The contract of a page: its blocks, and the JSON document that says them.
 
-A result makes a `Page`; templates give HTML of it, and `figures` drawings. `docs/page.md` describes the JSON. Numbers
-stand in it once: `results` holds the documents of what was saved, and a block points at their tables.
+A result makes a `Page`; templates give HTML of it, and `figures` drawings. `docs/page.md` describes the JSON. Each
+array stands in it once, among its `numbers`: blocks and the documents of the results say which.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar
@@ -24,7 +26,9 @@ from netkin.results.values import student_quantile
 
 FORMAT = 1
 LEFT_OUT = ("results", "grids", "marks")  # which are packed, and pictures of numbers that stand in a result
-PACKED = 8  # numbers of a list, from which it is packed
+PACKED = 8  # numbers of a list that are not packed
+
+Pool = dict[tuple[tuple[int, ...], bytes], int]  # arrays, by shape and bytes, with their places
 
 
 @dataclass(frozen=True)
@@ -85,9 +89,7 @@ class Heatmap(PageBlock):
     means: Sequence[str] = ()  # what the measure means, and what it cannot see
     notes: Sequence[Text | Table] = ()
     table: Values | None = None
-    source: str = ""  # where the numbers stand in the document; else they stand in the block
     frames: Sequence[Grid] = ()
-    sources: Sequence[str] = ()
     step: str = ""  # the step that is shown first
     about: Sequence[Mapping[str, str]] = ({}, {})  # what is said of rows and of columns
     opens: Sequence[Sequence[int | None]] | None = None
@@ -287,43 +289,39 @@ def blocks_of(part: Page | PageBlock) -> Iterator[PageBlock]:
 # --- the document -----------------------------------------------------------------------------------------------------
 
 
-def pointer(*parts: object) -> str:
-    """Return where something stands in the document, as a JSON pointer.
-
-    Example:
-        >>> pointer("results", 0, "tables", "a/b", "values")
-        '/results/0/tables/a~1b/values'
-    """
-    return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in parts)
-
-
 def page_document(page: Page) -> dict[str, Any]:
     """Return a page as mappings, lists, texts and numbers: what `docs/page.md` describes."""
-    return {"format": FORMAT, **_described(page), "results": [_packed(result) for result in page.results]}
+    pool: Pool = {}
+    told = _described(page, pool)
+    results = json.dumps([_pooled(result, pool) for result in page.results], ensure_ascii=False, separators=(",", ":"))
+    # a lone half of a surrogate pair, as in a badly decoded file name, has no UTF-8
+    packed = gzip.compress(results.encode("utf-8", "replace"), mtime=0)
+    numbers = [{"shape": shape, "float64": base64.b64encode(values).decode()} for shape, values in pool]
+    return {"format": FORMAT, **told, "numbers": numbers, "results": base64.b64encode(packed).decode()}
 
 
-def _described(value: Any) -> Any:
+def _described(value: Any, pool: Pool) -> Any:
     if isinstance(value, Caveat):
         return {"code": value.code, "sentence": str(value)}
     if isinstance(value, Heatmap):
-        return _heatmap(value)
+        return _heatmap(value, pool)
     if isinstance(value, Chart):
         return _chart(value)
     if is_dataclass(value):
         kind = {"kind": value.kind} if isinstance(value, PageBlock) else {}
         told = {own.name: getattr(value, own.name) for own in fields(value) if own.name not in LEFT_OUT}
-        return kind | {name: _described(own) for name, own in told.items() if own not in ("", None, (), [])}
+        return kind | {name: _described(own, pool) for name, own in told.items() if own not in ("", None, (), [])}
     if isinstance(value, Mapping):
-        return {str(key): _described(own) for key, own in value.items()}
+        return {str(key): _described(own, pool) for key, own in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_described(own) for own in value]
+        return [_described(own, pool) for own in value]
     return plain(value)
 
 
-def _packed(value: Any) -> Any:
-    """Return a document whose long lists of numbers are packed: eight bytes each, as base64."""
+def _pooled(value: Any, pool: Pool) -> Any:
+    """Return a document whose long lists of numbers stand in the pool."""
     if isinstance(value, Mapping):
-        return {name: _packed(own) for name, own in value.items()}
+        return {name: _pooled(own, pool) for name, own in value.items()}
     if not isinstance(value, list) or not value:
         return value
     shape: list[int] = []
@@ -334,20 +332,21 @@ def _packed(value: Any) -> Any:
     flat: list[Any] = value
     for size in shape[1:]:
         if any(not isinstance(row, list) or len(row) != size for row in flat):
-            return [_packed(own) for own in value]
+            return [_pooled(own, pool) for own in value]
         flat = [own for row in flat for own in row]
-    numbers = len(flat) > PACKED and all(own is None or isinstance(own, float) for own in flat)
-    return packed_numbers(np.array(flat, dtype=float), shape) if numbers else [_packed(own) for own in value]
+    if len(flat) > PACKED and all(own is None or isinstance(own, float) for own in flat):
+        return _in_pool(np.array(flat, dtype=float).reshape(shape), pool)
+    return [_pooled(own, pool) for own in value]
 
 
-def packed_numbers(values: np.ndarray, shape: Sequence[int] | None = None) -> dict[str, Any]:
-    """Return an array as a mapping: its shape, and its numbers as base64 of eight bytes each, lowest first."""
-    text = base64.b64encode(np.ascontiguousarray(values, dtype="<f8").tobytes()).decode()
-    return {"shape": list(values.shape if shape is None else shape), "float64": text}
+def _in_pool(values: np.ndarray, pool: Pool) -> dict[str, int]:
+    """Return the place of an array among the numbers of the page, where equal arrays have one."""
+    alike = np.where(np.isfinite(values), values, np.nan).astype("<f8")
+    return {"numbers": pool.setdefault((values.shape, alike.tobytes()), len(pool))}
 
 
-def _matrix(values: np.ndarray | None) -> Any:
-    return None if values is None else packed_numbers(values) if values.size > PACKED else plain(values)
+def _matrix(values: np.ndarray | None, pool: Pool) -> Any:
+    return None if values is None else _in_pool(values, pool) if values.size > PACKED else plain(values)
 
 
 def _chart(chart: Chart) -> dict[str, Any]:
@@ -364,13 +363,13 @@ def _rounded(values: Sequence[float | None]) -> list[float | None]:
     return [None if value is None else float(f"{value:.6g}") for value in values]
 
 
-def _heatmap(block: Heatmap) -> dict[str, Any]:
-    """Return what a script must know of a heatmap, but for its numbers where these stand in a result."""
+def _heatmap(block: Heatmap, pool: Pool) -> dict[str, Any]:
+    """Return what a script must know of a heatmap."""
     grid, scale = block.grid, block.grid.scale
     told = {
-        "kind": block.kind, "key": block.key, "id": grid.id, "title": _described(block.title), "line": block.line,
+        "kind": block.kind, "key": block.key, "id": grid.id, "title": _described(block.title, pool), "line": block.line,
         "rows": grid.rows, "columns": grid.columns, "sides": block.sides, "level": block.level,
-        "means": block.means, "notes": _described(block.notes), "about": block.about, "opens": block.opens,
+        "means": block.means, "notes": _described(block.notes, pool), "about": block.about, "opens": block.opens,
         "scale": {"low": scale.low, "high": scale.high, "open_ended": scale.open_ended, "words": scale.words},
         "higher_is_closer": scale.higher_is_closer, "fitted_with": block.fitted_with or block.key,
         "unasked": grid.elsewhere or NOT_ASKED, "ids": grid.listed, "pairs": block.pairs, "order": block.order,
@@ -381,25 +380,24 @@ def _heatmap(block: Heatmap) -> dict[str, Any]:
     if block.frames:
         texts = [text for frame in block.frames for line in frame.texts for text in line]
         told["powers"] = any("e" in text for text in texts)  # of ten
-        told["frames"] = [_frame(frame, source) for frame, source in zip(block.frames, block.sources, strict=True)]
+        told["frames"] = [_frame(frame, pool) for frame in block.frames]
     else:
-        told |= _frame(grid, block.source)
-    if block.table and block.table.replicates is not None:
+        told |= _frame(grid, pool)
+    if block.table and block.table.replicates is not None and not block.frames:
         told["margins"] = _margins(block.table)
     empty = (None, "", ())
     return {name: plain(own) for name, own in told.items() if name in ("rows", "columns") or own not in empty}
 
 
-def _frame(grid: Grid, source: str) -> dict[str, Any]:
-    """Return the numbers of a heatmap, or where they stand, with its holes by their reasons, and its best matches."""
+def _frame(grid: Grid, pool: Pool) -> dict[str, Any]:
+    """Return the numbers of a heatmap with its holes by their reasons, and its best matches."""
     missing: dict[str, list[list[int]]] = {}
     for (i, j), reason in grid.missing.items():
         if reason != (grid.elsewhere or NOT_ASKED):  # which is said of hundreds of pairs, and once in the block
             missing.setdefault(reason, []).append([i, j])
-    errors = f"{source}/errors" if source and grid.errors is not None else _matrix(grid.errors)
     best = [grid.best.get(i) for i in range(len(grid.rows))]
-    values = f"{source}/values" if source else _matrix(grid.values)
-    return {"values": values, "errors": errors, "missing": missing, "best": best}
+    numbers = {"values": _matrix(grid.values, pool), "errors": _matrix(grid.errors, pool)}
+    return numbers | {"missing": missing, "best": best}
 
 
 def _errors_of(block: Heatmap, tables: Sequence[Values]) -> dict[str, Any]:
@@ -411,7 +409,7 @@ def _errors_of(block: Heatmap, tables: Sequence[Values]) -> dict[str, Any]:
         return {}
     quantiles = [student_quantile(len(table.chunk_sizes)) if table.chunk_sizes else None for table in tables]
     cells: dict[str, list[list[int]]] = {}
-    for column, table in enumerate(tables):
+    for column, table in enumerate([] if block.frames else tables):
         pairs = block.pairs or [(a, b) for a in block.grid.rows for b in block.grid.columns]
         for place, (a, b) in enumerate(pairs):
             reason = table.error_reasons.get((a, b)) if table.error_reasons else None

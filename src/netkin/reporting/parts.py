@@ -13,7 +13,7 @@ from netkin.reporting.charts import Curve, chart_of
 from netkin.reporting.grids import Grid
 from netkin.reporting.words import direction, grouped_reasons, meaning_of, range_of, shortened
 from netkin.results import Comparison, Values
-from netkin.results.comparison import are_angles, branches_of, clusters_of, distances_of, plane_of, tree_of
+from netkin.results.distances import are_angles, branches_of, clusters_of, distances_of, plane_of, tree_of
 from netkin.results.labels import NOT_ASKED, error_summary, has_errors, is_worth, plural
 from netkin.results.text import NO_DATA
 

@@ -130,8 +130,8 @@ class Recorder:
             if length is not None and tensor.shape[axis : axis + 1] != (length,) and not is_custom(shape):
                 raise ShapeError(f"{without_examples(name, tensor, length)}.")
             matrix, kind = rows_at(name, tensor, axis, shape, mask)
-            kept = matrix if self.reduce is None else self.reduce(name, matrix, tokens if kind == "tokens" else None)
-            rows[name] = apart(kept, tensor)
+            result = matrix if self.reduce is None else self.reduce(name, matrix, tokens if kind == "tokens" else None)
+            rows[name] = apart(result, tensor)
             return None if taps is None else output
 
         gradients: dict[Any, dict[str, Tensor]] = {}

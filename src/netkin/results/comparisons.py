@@ -14,7 +14,8 @@ import numpy as np
 from netkin import files
 from netkin.errors import NameClash, NoValue, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat, grouped
-from netkin.results.comparison import NUMBERS, Comparison, clusters_of, distances_of, plane_of, tree_of
+from netkin.results.comparison import NUMBERS, Comparison
+from netkin.results.distances import clusters_of, distances_of, plane_of, tree_of
 from netkin.results.labels import NOT_ASKED, plural, same_depth
 from netkin.results.packing import Result, packed_columns, unpacked_columns
 from netkin.results.records import freeze, frozen_mapping, optional

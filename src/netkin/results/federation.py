@@ -14,7 +14,8 @@ import numpy as np
 from netkin import __version__
 from netkin.errors import ShapeError, require_listed
 from netkin.results.caveats import Caveat
-from netkin.results.comparison import Comparison, user_clusters
+from netkin.results.comparison import Comparison
+from netkin.results.distances import user_clusters
 from netkin.results.labels import plural
 from netkin.results.packing import Result
 from netkin.results.quantity import ACCURACY, Quantity

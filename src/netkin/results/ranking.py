@@ -56,7 +56,7 @@ class Ranking(Result):
         """The models by rank, the best first; those without a value come last."""
         values, sign = self._row(self.score), self._sign(self.score)
         order = np.where(np.isnan(values), np.inf, -sign * values).argsort(kind="stable")
-        return tuple(self._given[place] for place in order)
+        return tuple(self._unranked[place] for place in order)
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -73,17 +73,17 @@ class Ranking(Result):
         """The first model and its value; `second`, `margin`, `margin_error` and `clear` are its lead over the next."""
         matches = self.tables[self.score].best_matches()
         if not matches:
-            raise NoValue(f"{self.score!r} has a value for none of the {len(self._given)} models.")
+            raise NoValue(f"{self.score!r} has a value for none of the {len(self._unranked)} models.")
         return matches[self.data]
 
     def __getitem__(self, key: str | tuple[str, str]) -> float:
         """Return a model's value by the score of the rank, or by another of the scores."""
         model, score = (key, self.score) if isinstance(key, str) else key
-        require_listed("model", model, self._given)
+        require_listed("model", model, self._unranked)
         return self.table(score)[self.data, model]
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._unranked)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.models)
@@ -106,8 +106,8 @@ class Ranking(Result):
         ranking = self if score is None else self.by(score)
         if np.isnan(ranking._row(ranking.score)).all():
             return {}
-        table, best = ranking.table(), self._given.index(ranking.best)
-        differences = {model: table.difference(0, best, self._given.index(model)) for model in ranking.models}
+        table, best = ranking.table(), self._unranked.index(ranking.best)
+        differences = {model: table.difference(0, best, self._unranked.index(model)) for model in ranking.models}
         return {model: behind for model, behind in differences.items() if not math.isnan(behind.value)}
 
     def unclear(self) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ class Ranking(Result):
         if not self.behind():
             return f"{self.score} has a value for none of the {len(self)} models."
         lead, rest = self.lead, self.unclear()
-        names = short_names(self._given, SENTENCE)
+        names = short_names(self._unranked, SENTENCE)
         first = f"Of {plural(len(self), 'model')} {names[lead.layer]!r} comes first by {self.score}"
         if lead.second is None:
             return f"{first}, the only one with a value." if len(self) > 1 else f"{first}; there is no other."
@@ -146,7 +146,7 @@ class Ranking(Result):
         """Whether the other scores put the same model first; empty if there is no other score with a value for it."""
         if not self.behind():
             return ""
-        names, same, apart = short_names(self._given, SENTENCE), list[str](), list[str]()
+        names, same, apart = short_names(self._unranked, SENTENCE), list[str](), list[str]()
         for score in self.scores[1:]:
             behind = self.behind(score).get(self.best)
             if behind is None:
@@ -214,7 +214,7 @@ class Ranking(Result):
 
     def cells(self) -> list[list[str]]:
         """Return the content of these columns, a row for each model by rank."""
-        order = [self._given.index(model) for model in self.models]
+        order = [self._unranked.index(model) for model in self.models]
         known = self.behind()
         behind = [known.get(model, Difference(math.nan)) for model in self.models]
         differences = number_texts([each.value for each in behind], [each.error for each in behind])
@@ -229,7 +229,7 @@ class Ranking(Result):
             table, ranking = self.tables[score], self.by(score)
             behind = ranking.behind()
             for model in ranking.models:
-                place = self._given.index(model)
+                place = self._unranked.index(model)
                 value, error = float(table.values[0, place]), float(table.to_errors()[0, place])
                 why = table.missing.get((self.data, model), table.error_reasons.get((self.data, model), ""))
                 difference = behind.get(model, Difference(math.nan))
@@ -248,7 +248,7 @@ class Ranking(Result):
         pandas = optional("pandas")
         if long:
             return pandas.DataFrame(list(self.rows()), columns=list(COLUMNS))
-        order = [self._given.index(model) for model in self.models]
+        order = [self._unranked.index(model) for model in self.models]
         columns = {score: self._row(score)[order] for score in self.scores}
         return pandas.DataFrame(columns, index=pandas.Index(self.models, name="model"))
 
@@ -257,7 +257,7 @@ class Ranking(Result):
         return import_module("netkin.reporting").notebook_view(self)
 
     @property
-    def _given(self) -> tuple[str, ...]:
+    def _unranked(self) -> tuple[str, ...]:
         """The models in the order in which they were given, that of the tables."""
         return self.tables[self.score].layers_b
 

@@ -178,20 +178,15 @@ def load_huggingface(directory: str) -> nn.Module:
     folder = Path(directory).expanduser()
     config = _config(folder)
     safe = _has_safetensors(folder)
-    transformers = _transformers()
-    kind = _model_class(transformers, config, folder)
-    try:
-        with _quiet(transformers):
-            model, loading = kind.from_pretrained(
-                str(folder),
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=safe,
-                weights_only=True,
-                output_loading_info=True,
-            )
-    except Exception as error:  # its errors have no common root but Exception
-        raise SourceError(f"{str(folder)!r} could not be loaded by transformers: {in_short(error)}") from error
+    with _transformers(folder) as transformers:
+        model, loading = _model_class(transformers, config, folder).from_pretrained(
+            str(folder),
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=safe,
+            weights_only=True,
+            output_loading_info=True,
+        )
     _refuse_incomplete(loading, folder, type(model).__name__)
     return model
 
@@ -265,14 +260,8 @@ def _processed(processor: Any, images: Tensor) -> Tensor:
 
 
 def _from_folder(kind: str, folder: Path) -> Any:
-    transformers = _transformers()
-    try:
-        with _quiet(transformers):
-            return getattr(transformers, kind).from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False
-            )
-    except Exception as error:  # its errors have no common root but Exception
-        raise SourceError(f"{str(folder)!r} could not be loaded by transformers: {in_short(error)}") from error
+    with _transformers(folder) as transformers:
+        return getattr(transformers, kind).from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
 
 
 def _has_safetensors(folder: Path) -> bool:
@@ -313,19 +302,20 @@ def _refuse_incomplete(loading: dict[str, Any], folder: Path, kind: str) -> None
         )
 
 
-def _transformers() -> Any:
-    return needed("transformers", "hf", "`hf:DIR`")
-
-
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Keep transformers from logging and from drawing progress bars inside the `with`."""
+def _transformers(folder: Path) -> Iterator[Any]:
+    """Give the package transformers, which reads `folder` inside the `with` without logs and progress bars."""
+    transformers = needed("transformers", "hf", "`hf:DIR`")
     log = transformers.utils.logging
     verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity(50)  # critical only
     log.disable_progress_bar()
     try:
-        yield
+        yield transformers
+    except SourceError:
+        raise
+    except Exception as error:  # its errors have no common root but Exception
+        raise SourceError(f"{str(folder)!r} could not be loaded by transformers: {in_short(error)}") from error
     finally:
         log.set_verbosity(verbosity)
         if bars:

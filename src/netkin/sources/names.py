@@ -249,13 +249,11 @@ def content(path: Path, what: str = "file") -> bytes:
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """Return the object that the JSON file at `path` holds."""
-    try:
+    with reading(path, what, "write it again"):
         document = json.loads(content(path, what))
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{str(path)!r} is damaged: {error}.") from error
-    if not isinstance(document, dict):
-        raise SourceError(f"{str(path)!r} is no {what}: it holds a {type(document).__name__} instead of an object.")
-    return document
+        if not isinstance(document, dict):
+            raise ValueError(f"it holds a {type(document).__name__} instead of an object")
+        return document
 
 
 class Refused(Exception):

@@ -19,7 +19,7 @@ from netkin.applications.federated import (
 )
 from netkin.errors import InvalidValue, NetkinError, NoValue, ShapeError, UnknownName
 from netkin.representations.filters import AtomConv2d
-from netkin.results.comparison import _silhouette
+from netkin.results.distances import _silhouette
 from netkin.training.heads import before_head
 from table_worlds import sentences
 from worlds import data_parallel

@@ -51,7 +51,7 @@ from netkin.jobs import Computed, Job, Part
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import refuse_uncopyable, unwrapped
 from netkin.results.caveats import Caveat
-from netkin.results.comparison import adjusted_rand, user_clusters
+from netkin.results.distances import adjusted_rand, user_clusters
 from netkin.results.federation import Federation, RoundRecord
 from netkin.results.records import as_record, plain_fields
 from netkin.settings import without_vmap_warnings

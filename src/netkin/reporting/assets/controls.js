@@ -21,7 +21,7 @@ const fit = find("#fit");
 function refit() {
   fitted = fit.checked;
   for (const figure of all("figure[data-grid]")) recolour(figure);
-  if (data.series) all("section.measure").forEach((section, k) => repaintPanes(section, k));
+  if (data.timeline) all("section.measure").forEach(repaintPanes);
 }
 fit.addEventListener("input", refit);
 if (fit.checked) refit();  // a page that is opened again may keep the choice

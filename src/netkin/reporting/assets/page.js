@@ -12,24 +12,19 @@ function collect(own) {
 }
 collect(data);
 
-/* what a JSON pointer such as /results/0/tables/cka/values points at */
-function pointed(pointer) {
-  const parts = pointer.split("/").slice(1).map((part) => part.replaceAll("~1", "/").replaceAll("~0", "~"));
-  return parts.reduce((own, part) => own?.[part], data);
-}
-
-/* numbers as nested lists, which are given so, packed as eight bytes each, or by a pointer */
-const unpacked = new WeakMap();
+/* numbers as nested lists: given so, or by their place among the numbers of the page, eight bytes each */
+const unpacked = new Map();
 function numbers(given) {
-  const own = typeof given === "string" ? pointed(given) : given;
-  if (own?.float64 === undefined) return own ?? null;
-  if (!unpacked.has(own)) {
-    const bytes = Uint8Array.from(atob(own.float64), (letter) => letter.charCodeAt(0));
-    let flat = Array.from(new Float64Array(bytes.buffer), (value) => (Number.isNaN(value) ? null : value));
-    for (const size of own.shape.slice(1).reverse()) flat = Array.from({ length: flat.length / size }, (_, k) => flat.slice(k * size, (k + 1) * size));
-    unpacked.set(own, flat);
+  const place = given?.numbers;
+  if (place === undefined) return given ?? null;
+  if (!unpacked.has(place)) {
+    const { shape, float64 } = data.numbers[place];
+    const bytes = Uint8Array.from(atob(float64), (letter) => letter.charCodeAt(0));
+    let list = Array.from(new Float64Array(bytes.buffer), (value) => (Number.isNaN(value) ? null : value));
+    for (const size of shape.slice(1).reverse()) list = Array.from({ length: list.length / size }, (_, k) => list.slice(k * size, (k + 1) * size));
+    unpacked.set(place, list);
   }
-  return unpacked.get(own);
+  return unpacked.get(place);
 }
 const find = (selector, within = document) => within.querySelector(selector);
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];

@@ -53,13 +53,17 @@ function heatmapCsv() {
   return csv(["measure", "layer_a", "layer_b", "value", "error", "low", "high", "reason"], asked);
 }
 
-/* the document that `--json` prints too: its packed numbers as lists */
+/* the text of the document that `--json` prints too, with its numbers as lists */
 function whole(own) {
   if (own === null || typeof own !== "object") return own;
-  if (own.float64 !== undefined) return numbers(own);
+  if (own.numbers !== undefined && Object.keys(own).length === 1) return numbers(own);
   return Array.isArray(own) ? own.map(whole) : Object.fromEntries(Object.entries(own).map(([key, value]) => [key, whole(value)]));
 }
-const documentText = () => JSON.stringify(whole(data.results[chosen]));
+async function documentText() {
+  const packed = Uint8Array.from(atob(data.results), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.stringify(whole(JSON.parse(await new Response(stream).text())[chosen]));
+}
 
 function savePicture(figure, kind) {
   const g = grid(figure);
@@ -82,11 +86,11 @@ function savePicture(figure, kind) {
 
 const csvText = () => (data.csv ? csv(...data.csv) : data.timeline ? seriesCsv() : heatmapCsv());
 
-document.addEventListener("click", (event) => {
+document.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-save]");
   if (!button) return;
   const kind = button.dataset.save;
   if (kind === "svg" || kind === "png") { savePicture(button.closest("figure"), kind); return; }
-  const text = kind === "csv" ? csvText() : documentText();
+  const text = kind === "csv" ? csvText() : await documentText();
   save(`${fileName(...shownPage().name)}.${kind}`, new Blob([text], { type: kind === "csv" ? "text/csv;charset=utf-8" : "application/json" }));
 });

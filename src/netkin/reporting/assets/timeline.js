@@ -1,21 +1,18 @@
 /* The timeline: which step and which measure are shown, by slider, buttons, keys, playing, and the page's address. */
 
-const series = data.series;
+const { unit, steps, places, measures } = data.timeline;
 const slider = find("#when");
 const measureChoice = find("#measure");
-const stepName = (k) => `${series.unit} ${series.steps[k].toLocaleString("en")}`;
+const stepName = (k) => `${unit} ${steps[k].toLocaleString("en")}`;
 let at = 0;
 let measureAt = 0;
 let playing = null;
 
 /* one measure at the step that is shown, as a heatmap reads it */
-function frame(k) {
-  const table = series.tables[k];
-  const now = table.frames[at];
-  const missing = now.missing.map(([i, j, reason]) => [i, j, table.reasons[reason]]);
+function frame(block) {
+  const [run, final] = block.sides;
   const when = ` at ${stepName(at)}`;
-  const title = `${series.run}${when}`;
-  return { ...table, ...now, missing, rows: series.layers_a, columns: series.layers_b, a: title, b: "final", when, colours: [`series ${k}`, () => table.frames.map((one) => one.values)], title: [`${series.run} at ${series.unit} ${series.steps[at]}`, "the end"], comparison: series };
+  return { ...gridOf(block), a: `${run}${when}`, b: final, when, title: [`${run} at ${unit} ${steps[at]}`, "the end"] };
 }
 
 /* ---------- drawing a step ---------- */
@@ -67,15 +64,14 @@ function untell(figure) {
 }
 
 /* the run at a glance in the colours that are chosen: one pixel a cell, holes transparent */
-function repaintPanes(section, k) {
-  const table = series.tables[k];
-  const g = { ...table, colours: [`series ${k}`, () => table.frames.map((one) => one.values)] };
+function repaintPanes(section) {
+  const block = blocks.get(find("figure[data-grid]", section).dataset.grid);
   for (const pane of all(".panes button[data-place]", section)) {
-    const { values } = table.frames[pane.dataset.place];
+    const values = numbers(block.frames[pane.dataset.place].values);
     const canvas = Object.assign(document.createElement("canvas"), { width: values[0].length, height: values.length });
     const paint = canvas.getContext("2d");
     values.forEach((row, i) => row.forEach((value, j) => {
-      if (value !== null) { paint.fillStyle = data.palette[shade(g, value)]; paint.fillRect(j, i, 1, 1); }
+      if (value !== null) { paint.fillStyle = palette[shade(block, value)]; paint.fillRect(j, i, 1, 1); }
     }));
     find("img", pane).src = canvas.toDataURL();
   }
@@ -90,7 +86,7 @@ function repaint(section, k) {
   find(".when", section).textContent = stepName(at);
   for (const pane of all(".panes button", section)) pane.setAttribute("aria-current", String(Number(pane.dataset.place) === at));
   const now = find(".now", section);
-  for (const end of now ? ["x1", "x2"] : []) now.setAttribute(end, 1000 * series.places[at]);
+  for (const end of now ? ["x1", "x2"] : []) now.setAttribute(end, 1000 * places[at]);
   if (k === measureAt) retell(figure);
 }
 
@@ -103,12 +99,12 @@ for (const field of all("[data-lines] .field")) {
 }
 
 function goTo(k) {
-  at = Math.min(Math.max(0, k), series.steps.length - 1);
+  at = Math.min(Math.max(0, k), steps.length - 1);
   slider.value = at;
   slider.setAttribute("aria-valuetext", stepName(at));
-  find("#shown").textContent = `${stepName(at)} · ${at + 1} of ${series.steps.length}`;
+  find("#shown").textContent = `${stepName(at)} · ${at + 1} of ${steps.length}`;
   find("#back").disabled = at === 0;
-  find("#on").disabled = at === series.steps.length - 1;
+  find("#on").disabled = at === steps.length - 1;
   repaint(sections[measureAt], measureAt);
   remember();
 }
@@ -116,23 +112,23 @@ function goTo(k) {
 function chooseMeasure(k) {
   measureAt = k;
   sections.forEach((section, place) => { section.hidden = place !== k; });
-  if (measureChoice) measureChoice.value = series.tables[k].id;
+  if (measureChoice) measureChoice.value = measures[k];
   goTo(at);
 }
 
 /* the address keeps what is shown, so that a link or a bookmark comes back to it */
 function remember() {
-  const state = new URLSearchParams({ step: series.steps[at] });
-  if (series.tables.length > 1) state.set("measure", series.tables[measureAt].id);
+  const state = new URLSearchParams({ step: steps[at] });
+  if (measures.length > 1) state.set("measure", measures[measureAt]);
   if (location.protocol !== "about:") history.replaceState(null, "", `#${state}`);
 }
 
 function recall() {
   const state = new URLSearchParams(location.hash.slice(1));
   const step = Number(state.get("step") ?? NaN);
-  const places = series.steps.flatMap((own, k) => (own <= step ? [k] : []));
-  if (places.length) at = places.at(-1);
-  const named = series.tables.findIndex((table) => table.id === state.get("measure"));
+  const last = steps.findLastIndex((own) => own <= step);
+  if (last >= 0) at = last;
+  const named = measures.indexOf(state.get("measure"));
   chooseMeasure(named >= 0 ? named : measureAt);
 }
 
@@ -140,7 +136,7 @@ function recall() {
 
 const play = find("#play");
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
-const pace = () => (calm.matches ? 1500 : Math.min(700, Math.max(120, 8000 / series.steps.length)));
+const pace = () => (calm.matches ? 1500 : Math.min(700, Math.max(120, 8000 / steps.length)));
 
 function pause() {
   clearTimeout(playing);
@@ -149,14 +145,14 @@ function pause() {
 }
 
 function tick() {
-  if (at + 1 >= series.steps.length) { pause(); goTo(at); return; }
+  if (at + 1 >= steps.length) { pause(); goTo(at); return; }
   goTo(at + 1);
   playing = setTimeout(tick, pace());
 }
 
 play.addEventListener("click", () => {
   if (playing) { pause(); return; }
-  if (at + 1 >= series.steps.length) goTo(0);
+  if (at + 1 >= steps.length) goTo(0);
   play.textContent = "Pause";
   playing = setTimeout(tick, pace());
 });
@@ -166,16 +162,18 @@ slider.addEventListener("input", () => stepBy(Number(slider.value)));
 find("#back").addEventListener("click", () => stepBy(at - 1));
 find("#on").addEventListener("click", () => stepBy(at + 1));
 for (const pane of all(".panes button")) pane.addEventListener("click", () => stepBy(Number(pane.dataset.place)));
-if (measureChoice) measureChoice.addEventListener("input", () => chooseMeasure(series.tables.findIndex((table) => table.id === measureChoice.value)));
+if (measureChoice) measureChoice.addEventListener("input", () => chooseMeasure(measures.indexOf(measureChoice.value)));
 addEventListener("hashchange", recall);
 addEventListener("beforeprint", () => sections.forEach((section, k) => repaint(section, k)));
 
+/* numbers are rounded as they are told */
 function seriesCsv() {
-  const rows = series.tables.flatMap((table) => table.frames.flatMap((now, k) => {
-    const missing = now.missing.map(([i, j, reason]) => [i, j, table.reasons[reason]]);
-    return [...cellsOf({ ...table, ...now, missing }, series.layers_a, series.layers_b)].map((cell) => [table.id, series.steps[k], ...cell]);
+  const told = (cells) => cells?.map((row) => row.map((value) => (value === null ? null : Number(number(value)))));
+  const rows = measures.flatMap((measure, k) => steps.flatMap((step, place) => {
+    const g = gridOf(blocks.get(`series ${k}`), place);
+    return [...cellsOf({ ...g, values: told(g.values), errors: told(g.errors) ?? null }, [...g.columns.keys()])].map((cell) => [measure, step, ...cell]);
   }));
-  return csv(["measure", series.unit, "layer", "final_layer", "value", "error", "low", "high", "reason"], rows);
+  return csv(["measure", unit, "layer", "final_layer", "value", "error", "low", "high", "reason"], rows);
 }
 
 recall();

@@ -20,7 +20,7 @@ from netkin.reporting.charts import Chart, Line, StepAxis
 from netkin.reporting.grids import Grid, ink, palette, shades
 from netkin.reporting.page.svg import label_places
 from netkin.reporting.words import shortened
-from netkin.results.comparison import branches_of, plane_of, tree_of
+from netkin.results.distances import branches_of, plane_of, tree_of
 
 KINDS = (".png", ".svg", ".pdf")
 TICKS = 32  # names on an axis at most

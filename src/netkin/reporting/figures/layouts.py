@@ -42,8 +42,8 @@ from netkin.reporting.page.smaller_networks_page import compression_charts
 from netkin.reporting.page.task_page import ranked_places, way_names
 from netkin.reporting.words import short_names, shortened
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, Values
-from netkin.results.comparison import distances_of
 from netkin.results.compression import Compression
+from netkin.results.distances import distances_of
 from netkin.results.labels import has_errors, is_worth, partners
 from netkin.results.records import plain
 from netkin.results.weight_sparsity import SparsityStudy

@@ -78,7 +78,7 @@ def page(results: Results) -> str:
     if isinstance(results, (list, tuple)) and len(results) == 1:
         results = results[0]
     if isinstance(results, Series):
-        return series_page(results)
+        return html_of(series_page(results))
     if isinstance(results, Ranking):
         return ranking_page(results)
     if isinstance(results, SparsityStudy):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from netkin.errors import NoValue
-from netkin.reporting.blocks import Heatmap, Lines, Name, Page, PageBlock, Section, Table, Text, pointer
+from netkin.reporting.blocks import Heatmap, Lines, Name, Page, PageBlock, Section, Table, Text
 from netkin.reporting.charts import profile_charts
 from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.parts import (
@@ -301,7 +301,6 @@ def _measures(comparison: Comparison, grids: Sequence[Grid], names: Names, place
 
 def _figure(comparison: Comparison, grid: Grid, names: Names, key: str, said: Collection[str]) -> Heatmap:
     """Return the heatmap of a measure, or the list of all tables of one name."""
-    place = int(key.split()[1])
     a, b = (Name(names[model], model) for model in (comparison.a, comparison.b))
     tables, ids = [comparison.tables[id_] for id_ in grid.listed or (grid.id,)], list(comparison.tables)
     more: dict[str, Any] = {
@@ -314,8 +313,7 @@ def _figure(comparison: Comparison, grid: Grid, names: Names, key: str, said: Co
         pairs = [(comparison.layers_a[i], comparison.layers_b[j]) for i, j in listing(comparison)]
         more |= {"columns": tables, "pairs": pairs}
     else:
-        source = pointer("results", place, "tables", grid.id)
-        more |= {"source": source, "about": about(comparison)}
+        more["about"] = about(comparison)
     matches = [] if grid.listed else _matches(tables[0])
     errors = [note for table in tables for note in _errors(table, len(tables) > 1)]
     caption = f"{grid.id}: {_sides(comparison, grid, names)}"

@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from netkin.errors import NoValue
+from netkin.reporting.blocks import Heatmap, Lines, Name, Page, PageBlock, Pictures, Section, Table, Text, Timeline
 from netkin.reporting.charts import StepAxis, series_chart, spread
 from netkin.reporting.grids import LEVELS, Grid, Scale, frames
-from netkin.reporting.page.document import (
-    Markup,
-    common_facts,
-    depth_rules,
-    document,
-    facts,
-    folded,
-    joined,
-    layer_table,
-    measure_table,
-    name,
-    origins,
-    plain_table,
-    tag,
-    toolbar,
-    warnings,
-)
-from netkin.reporting.page.heatmap import card, embedded_series, legend, panes, picture, reason_list
-from netkin.reporting.page.svg import key, line_chart
+from netkin.reporting.parts import about, common_facts, conventions, layer_table, measured, origins, reason_list
 from netkin.reporting.words import (
     chance_in_words,
     early_in_words,
-    number,
     scale_of_tau,
     sentence,
     series_headline,
@@ -45,35 +26,37 @@ from netkin.reporting.words import (
 from netkin.results import Series
 from netkin.results.caveats import Caveat
 from netkin.results.labels import bare_names, plural
-from netkin.results.packing import document as described
+from netkin.results.packing import document
 from netkin.results.series import Trend
 from netkin.results.text import NO_DATA
 
 LATE = "–"
-LINES = {0.99: None, 0.999: "2 3"}  # the marks that are drawn, and their dashes
-SCRIPTS = ("page", "heatmap", "saving", "timeline", "chart", "controls")
+DASHED = {0.99: False, 0.999: True}  # the marks that are drawn
 PANES = 6
-FEW = 12  # columns, up to which the cells show their values before any script runs
 ROUNDED = "Numbers in the CSV are rounded as shown; the JSON, like the saved series, holds them in full."
 
 
-def series_page(series: Series) -> str:
-    """Return the HTML page of a series."""
-    axis, title = StepAxis.of(series.steps), f"{_bare(series.run)}, from {series.unit} to {series.unit}"
-    # best matches soon lie on the diagonal, and their line would hide what is to be seen there
-    controls = joined(toolbar(best=False), timeline(series)) if series.measures else None
-    return document(
-        title,
-        series_headline(series),
-        _main(series, axis),
-        embedded_series(series, axis),
-        [described(series)],
-        kind=f"series {'values-shown' if len(series.comparisons[-1].layers_b) <= FEW else 'values-hidden'}",
+def series_page(series: Series) -> Page:
+    """Return the page of a series."""
+    axis = StepAxis.of(series.steps)
+    grids = {measure: frames(series, measure) for measure in series.measures}
+    missing = reason_list(missing_in_words(series, list(grids.values())), "No value for some pairs of layers")
+    sections = [_measure(series, axis, measure, grids[measure], k) for k, measure in enumerate(series.measures)]
+    places = [float(f"{place:.4g}") for place in axis.places]
+    return Page(
+        title=f"{_bare(series.run)}, from {series.unit} to {series.unit}",
+        sentence=series_headline(series),
+        facts=_facts(series),
+        caveats=_caveats(series),
+        blocks=[missing, *sections],
+        origins=_origins(series, grids),
+        style="series",
         versions=[comparison.version for comparison in series.comparisons],
-        controls=controls,
         note=ROUNDED,
-        scripts=SCRIPTS if series.measures else ("page",),
-        rules=depth_rules(),
+        name=[_bare(series.run)],
+        timeline=Timeline(series.unit, series.steps, places, series.measures) if series.measures else None,
+        results=[document(series)],
+        best=False,  # best matches soon lie on the diagonal, and their line would hide what is to be seen there
     )
 
 
@@ -82,144 +65,98 @@ def _bare(name: str) -> str:
     return bare_names([name])[name]
 
 
-def timeline(series: Series) -> Markup:
-    """Return the bar with the slider through the steps, and with several measures the choice among them."""
-    last = len(series) - 1
-    slider = tag(
-        "input", type="range", id="when", min=0, max=last, step=1, value=0, aria_label=series.unit.capitalize()
-    )
-    named = (("‹", "back", f"{series.unit} before"), ("Play", "play", None), ("›", "on", f"next {series.unit}"))
-    buttons = [tag("button", text, type="button", id=key, aria_label=label) for text, key, label in named]
-    shown = tag("output", _when(series, 0), id="shown", for_="when")
-    options = [tag("option", measure, value=measure) for measure in series.measures]
-    choice = tag("label", "Measure", tag("select", *options, id="measure")) if len(options) > 1 else None
-    label = f"Which {series.unit} is shown"
-    return tag("div", tag("div", *buttons, class_="turning"), slider, shown, choice, class_="timeline controls",
-               role="group", aria_label=label)  # fmt: skip
-
-
-def _when(series: Series, place: int) -> str:
-    return f"{series.unit} {series.steps[place]:,} · {place + 1} of {len(series)}"
-
-
-def _main(series: Series, axis: StepAxis) -> Iterable[Markup | None]:
-    grids = {measure: frames(series, measure) for measure in series.measures}
-    yield _facts(series)
-    yield warnings(_all_caveats(series))
-    yield reason_list(missing_in_words(series, list(grids.values())), "No value for some pairs of layers")
-    for place, measure in enumerate(series.measures):
-        yield _measure(series, axis, measure, grids[measure], place)
-    yield _origins(series, grids)
-
-
-def _facts(series: Series) -> Markup:
+def _facts(series: Series) -> list[str]:
     final, layers = series.comparisons[-1], series.comparisons[-1].layers_b
     steps = f"{plural(len(series), series.unit)}, {series.steps[0]:,} to {series.final_step:,}"
     size = f"{len(final.layers_a)} × {plural(len(layers), 'layer')}"
     data = [NO_DATA] if final.needs_no_data else [_bare(final.data), plural(final.examples, "example")]
-    return facts([*data, steps, size, plural(len(series.measures), "measure"), final.created[:10]])
+    return [*data, steps, size, plural(len(series.measures), "measure"), final.created[:10]]
 
 
-def _all_caveats(series: Series) -> list[Caveat]:
+def _caveats(series: Series) -> list[Caveat]:
     said = list(series.caveats)
     if not series.complete and not any(caveat.code == "interrupted" for caveat in said):
-        sentence = "This series was interrupted: the numbers come from a part of the data or of the steps."
-        said.append(Caveat("interrupted", sentence))
+        words = "This series was interrupted: the numbers come from a part of the data or of the steps."
+        said.append(Caveat("interrupted", words))
     return said
 
 
-def _measure(series: Series, axis: StepAxis, measure: str, grids: Sequence[Grid], place: int) -> Markup:
+def _measure(series: Series, axis: StepAxis, measure: str, grids: Sequence[Grid], place: int) -> Section:
     """Return all that is shown of one measure: its heatmap, the run at a glance, the layers' lines, and their order."""
-    table, names = series.table(measure), [f"{series.unit} {step:,}" for step in series.steps]
-    final = f"the final {series.unit} {series.final_step:,}"
-    axes = tag("p", "↓ layers at ", tag("span", names[0], class_="when"), f"  → layers at {final}", class_="axes")
-    caption = f"{measure}: layers of the checkpoint in rows, of the final one in columns"
-    strip = panes(grids, spread(axis, PANES), names)
-    heatmap = card(table, grids[0], f"series {place}", caption, axes=axes, among=grids)
-    lines = layer_lines(series, measure) if series.layers else None
+    names, chosen = [f"{series.unit} {step:,}" for step in series.steps], spread(axis, PANES)
+    glance = Pictures([grids[k] for k in chosen], [names[k] for k in chosen], f"series {place}", chosen)
+    heatmap = _heatmap(series, measure, grids, place, names[0])
+    lines = layer_lines(series, measure, f"ways {place}") if series.layers else None
     settled = [settling(series, measure), step_maps(series, measure)] if series.layers else []
-    return tag(
-        "section",
-        tag("h2", "Every layer with every final layer", class_="quiet"),
-        strip,
-        tag("div", heatmap, lines, class_="cards"),
-        *settled,
-        class_="measure", data_measure=measure, data_chosen=True, hidden=place > 0,
+    cards = Section("", [heatmap, lines], "cards")
+    return Section("Every layer with every final layer", [glance, cards, *settled], style="measure", quiet=True,
+                   measure=measure, hidden=place > 0)  # fmt: skip
+
+
+def _heatmap(series: Series, measure: str, grids: Sequence[Grid], place: int, first: str) -> Heatmap:
+    caption = f"{measure}: layers of the checkpoint in rows, of the final one in columns"
+    axes = ("↓ layers at ", first, f"  → layers at the final {series.unit} {series.final_step:,}")
+    return measured(
+        series.table(measure), grids[0], f"series {place}", caption, axes=axes, frames=grids,
+        step=first, sides=(_bare(series.run), "final"), about=about(series.comparisons[-1]),
     )  # fmt: skip
 
 
 # --- the layers' lines and when they settle ---------------------------------------------------------------------------
 
 
-def layer_lines(series: Series, measure: str) -> Markup | None:
-    """Return the chart of a measure with its key and its numbers, or None where no layer has a final state."""
+def layer_lines(series: Series, measure: str, key: str) -> Lines | None:
+    """Return the chart of a measure with its numbers, or None where no layer has a final state."""
     chart = series_chart(series, measure, [f"var(--d{k})" for k in range(LEVELS)])
     if chart is None:
         return None
-    table = series.table(measure)
-    word = "similarity to its final state" if table.higher_is_closer else "distance from its final state, closer is up"
-    readout = tag("p", "Point at a line, or reach it by Tab and use the arrow keys.", class_="readout")
-    note = tag("p", f"The last {series.unit}, drawn faintly, is so by construction: there every layer equals itself.",
-               class_="note") if chart.lines[0].given else None  # fmt: skip
-    title = tag("h3", "Each layer on its way to its final state")
-    return tag("div", title, line_chart(chart, labels=True, upwards=f"{measure}: each layer's {word}"), note,
-               tag("div", readout, role="status", aria_live="polite"),
-               tag("span", "Layers from the first to the last:", class_="note"), key(chart.lines, shorter=True),
-               _numbers(series, series.own(measure)), class_="card ways",
-               data_lines=series.measures.index(measure))  # fmt: skip
+    closer = series.table(measure).higher_is_closer
+    word = "similarity to its final state" if closer else "distance from its final state, closer is up"
+    note = f"The last {series.unit}, drawn faintly, is so by construction: there every layer equals itself."
+    return Lines(
+        chart, key, "Each layer on its way to its final state", note if chart.lines[0].given else "",
+        upwards=f"{measure}: each layer's {word}", ways="Layers from the first to the last:",
+        tabled="The same as a table",
+    )  # fmt: skip
 
 
-def _numbers(series: Series, own: np.ndarray) -> Markup:
-    rows = [
-        [f"{step:,}", *(number(value) if math.isfinite(value) else "–" for value in line)]
-        for step, line in zip(series.steps, own.tolist(), strict=True)
-    ]
-    table = plain_table([series.unit, *series.layers], rows, kind="numbers", label="Each layer at each step")
-    return tag("details", tag("summary", "The same as a table"), table)
-
-
-def settling(series: Series, measure: str) -> Markup:
+def settling(series: Series, measure: str) -> Section:
     """Return the table of the steps at which layers reach 0.9, 0.99 and 0.999, and the order among them as text."""
-    title = tag("h3", "When each layer settles")
-    marks = series.marks(measure)
+    title, marks = "When each layer settles", series.marks(measure)
     if not marks:
         why = f"{measure} is no similarity that ends at 1, so there is no mark to reach."
         ask = f"`series.reached(threshold, {measure!r})` tells the {series.unit}s for a threshold of yours."
-        return tag("div", title, tag("p", f"{why} {ask}"), class_="card settling")
-    found = [series.reached(threshold, measure) for threshold in marks]
-    rows = [[name(layer), *(_step(one[layer]) for one in found)] for layer in series.layers]
+        return Section(title, [Text(f"{why} {ask}")], "card", "settling")
+    reached = [series.reached(threshold, measure) for threshold in marks]
+    rows = [[Name(layer), *(_step(steps[layer]) for steps in reached)] for layer in series.layers]
     head = ["layer", *(f"{threshold} from {series.unit}" for threshold in marks)]
-    orders = [tag("li", words) for words in orders_in_words(series, marks, measure)]
-    late = any(step is None for one in found for step in one.values())
-    note = tag("p", f"{LATE}  not before the last {series.unit}", class_="note") if late else None
-    table = plain_table(head, rows, kind="numbers")
-    return tag("div", title, tag("p", settling_rule(series, measure)), table, note, tag("h3", "From the bottom up?"),
-               tag("p", scale_of_tau()), tag("ul", *orders), class_="card settling")  # fmt: skip
+    late = any(step is None for steps in reached for step in steps.values())
+    note = Text(f"{LATE}  not before the last {series.unit}", style="note") if late else None
+    orders = Text(scale_of_tau(), title="From the bottom up?", items=orders_in_words(series, marks, measure))
+    blocks = [Text(settling_rule(series, measure)), Table(head, rows, style="numbers"), note, orders]
+    return Section(title, blocks, "card", "settling")
 
 
-def orders_in_words(series: Series, marks: Sequence[float], measure: str) -> list[Markup]:
+def orders_in_words(series: Series, marks: Sequence[float], measure: str) -> list[Text]:
     """Return whether lower layers settle first, at each threshold; one reason for having no order is given once."""
-    found, without = [], dict[str, list[str]]()
+    orders, without = [], dict[str, list[str]]()
     for threshold in marks:
         try:
-            found.append(_order(series, series.bottom_up(threshold, measure), threshold, measure))
+            orders.append(_order(series, series.bottom_up(threshold, measure), threshold, measure))
         except NoValue as reason:
             without.setdefault(sentence(str(reason)), []).append(str(threshold))
-    reasons = [joined(tag("strong", f"At {', '.join(at)}: no order."), f" {why}") for why, at in without.items()]
-    return [*found, *reasons]
+    return [*orders, *(Text(why, f"At {', '.join(at)}: no order.") for why, at in without.items())]
 
 
-def _order(series: Series, trend: Trend, threshold: float, measure: str) -> Markup:
+def _order(series: Series, trend: Trend, threshold: float, measure: str) -> Text:
     """Return whether lower layers settle first, as a verdict, a number with its error, and counted pairs."""
-    start = f"At {threshold}: "
-    late = f" {trend.never} of {plural(trend.layers, 'layer')} get there only at the end, and count as equally late."
-    early = f" This is over {plural(trend.layers, 'layer')}{early_in_words(series, trend)}."
-    return joined(
-        tag("strong", f"{start}{verdict(trend)}, τ = {tau(trend)}."),
-        f" {settled_first(series, threshold, measure)} {chance_in_words(trend)}",
-        late if trend.never else None,
-        early if trend.early else None,
-    )
+    said = [f"{settled_first(series, threshold, measure)} {chance_in_words(trend)}"]
+    layers = plural(trend.layers, "layer")
+    if trend.never:
+        said.append(f"{trend.never} of {layers} get there only at the end, and count as equally late.")
+    if trend.early:
+        said.append(f"This is over {layers}{early_in_words(series, trend)}.")
+    return Text(" ".join(said), f"At {threshold}: {verdict(trend)}, τ = {tau(trend)}.")
 
 
 def _step(step: int | None) -> str:
@@ -229,49 +166,35 @@ def _step(step: int | None) -> str:
 # --- every step with every other --------------------------------------------------------------------------------------
 
 
-def step_maps(series: Series, measure: str) -> Markup | None:
+def step_maps(series: Series, measure: str) -> Section | None:
     """Return the pictures of all layers that have all pairs of steps, or None where there are none."""
     known = {} if series.between is None else series.between.tables
     layers = [layer for layer in series.layers if f"{measure} of {layer}" in known]
     if not layers:
         return None
     together = np.concatenate([series.between_steps(layer, measure).ravel() for layer in layers])
-    table = series.table(measure)
-    seen = together[np.isfinite(together)]
+    table, seen = series.table(measure), together[np.isfinite(together)]
     low, high = (float(seen.min()), float(seen.max())) if seen.size else table.bounds
     scale = Scale(low, high, table.higher_is_closer, open_ended=True)
-    figures = [_step_map(series, measure, layer, scale) for layer in layers]
-    grid = _step_grid(series, measure, layers[0], scale)
-    words = (
-        f"Rows and columns are the {series.unit}s, {series.steps[0]:,} to {series.final_step:,}. White lines mark the "
-        f"{series.unit} from which on a layer stays at 0.99 of its final state (full) and at 0.999 (dotted)."
-    )
-    told = tag("p", words) if series.marks(measure) else tag("p", words.partition(" White")[0])
-    return tag(
-        "section", tag("h2", f"Every {series.unit} with every other"),
-        tag("div", told, legend(grid), tag("ul", *figures, class_="panes maps"), class_="card"),
-    )  # fmt: skip
-
-
-def _step_grid(series: Series, measure: str, layer: str, scale: Scale) -> Grid:
-    values, names = series.between_steps(layer, measure), tuple(map(str, series.steps))
-    return Grid(f"{measure} of {layer}", names, names, values, scale)
-
-
-def _step_map(series: Series, measure: str, layer: str, scale: Scale) -> Markup:
-    """Return a layer's picture, with the lines over it and their steps below."""
-    marks = {mark: series.reached(mark, measure)[layer] for mark in LINES if mark in series.marks(measure)}
-    known = [(mark, series.steps.index(step)) for mark, step in marks.items() if step is not None]
-    lines = [_cross(at, len(series), LINES[mark], *ink) for mark, at in known for ink in (("#000", 4), ("#fff", 2))]
-    over = tag("svg", *lines, viewBox=f"0 0 {len(series)} {len(series)}", aria_hidden="true")
-    told = [f"{mark} {'not before the last' if step is None else f'from {step:,}'}" for mark, step in marks.items()]
-    box = tag("div", picture(_step_grid(series, measure, layer, scale)), over, class_="framed")
-    return tag("li", box, tag("strong", name(layer)), tag("span", ", ".join(told), class_="note"))
-
-
-def _cross(at: int, size: int, dashes: str | None, colour: str, width: int) -> Markup:
-    return tag("path", d=f"M{at} 0V{size}M0 {at}H{size}", fill="none", stroke=colour, stroke_width=width,
-               stroke_dasharray=dashes, vector_effect="non-scaling-stroke")  # fmt: skip
+    names = tuple(map(str, series.steps))
+    grids = [Grid(f"{measure} of {layer}", names, names, series.between_steps(layer, measure), scale)
+             for layer in layers]  # fmt: skip
+    marks = {mark: series.reached(mark, measure) for mark in DASHED if mark in series.marks(measure)}
+    lines = [[(series.steps.index(step), DASHED[mark]) for mark, steps in marks.items()
+              if (step := steps[layer]) is not None] for layer in layers]  # fmt: skip
+    notes = [
+        ", ".join(f"{mark} {'not before the last' if steps[layer] is None else f'from {steps[layer]:,}'}"
+                  for mark, steps in marks.items())
+        for layer in layers
+    ]  # fmt: skip
+    words = f"Rows and columns are the {series.unit}s, {series.steps[0]:,} to {series.final_step:,}."
+    if marks:
+        words += (
+            f" White lines mark the {series.unit} from which on a layer stays at 0.99 of its final state (full) and at "
+            "0.999 (dotted)."
+        )
+    pictures = Pictures(grids, layers, "each layer", notes=notes, marks=lines)
+    return Section(f"Every {series.unit} with every other", [Section("", [Text(words), pictures], "card")])
 
 
 # --- missing values and origins --------------------------------------------------------------------------------------
@@ -303,7 +226,7 @@ def _about(series: Series, told: Sequence[tuple[int, int]]) -> str:
     return f"{pairs} {when}, by {'every measure' if whole else ', '.join(series.measures[k] for k in places)}"
 
 
-def _origins(series: Series, grids: dict[str, list[Grid]]) -> Markup:
+def _origins(series: Series, grids: dict[str, list[Grid]]) -> list[PageBlock | None]:
     final = series.comparisons[-1]
     missing = {measure: sum(len(grid.missing) for grid in own) for measure, own in grids.items()}
     whole = len(series) * len(final.layers_a) * len(final.layers_b)
@@ -312,15 +235,10 @@ def _origins(series: Series, grids: dict[str, list[Grid]]) -> Markup:
     return origins(
         _general(series),
         _unchanging(series),
-        folded(
-            "The measures, with every convention",
-            measure_table(final.tables.values(), pairs_without_a_value=told),
-            True,
-        ),
-        folded("The layers", layer_table(final, "a")) if same else None,
-        None if same else folded("The layers of the checkpoints", layer_table(final, "a")),
-        None if same else folded("The layers of the final checkpoint", layer_table(final, "b")),
-        folded(f"The {series.unit}s", _steps(series)),
+        conventions(final.tables.values(), True, pairs_without_a_value=told),
+        layer_table(final, "a", "The layers" if same else "The layers of the checkpoints"),
+        None if same else layer_table(final, "b", "The layers of the final checkpoint"),
+        _steps(series),
     )
 
 
@@ -349,15 +267,10 @@ def _changing(series: Series) -> list[str]:
     return [word for word in words if len({c.provenance.get(word) for c in series.comparisons}) > 1]
 
 
-def _steps(series: Series) -> Markup:
-    words = _changing(series)
+def _steps(series: Series) -> Table:
+    words, title = _changing(series), f"The {series.unit}s"
     rows = [
-        [
-            f"{step:,}",
-            comparison.a,
-            f"{comparison.examples:,}",
-            *(comparison.provenance.get(word, "–") for word in words),
-        ]
-        for step, comparison in zip(series.steps, series.comparisons, strict=True)
+        [f"{step:,}", one.a, f"{one.examples:,}", *(one.provenance.get(word, "–") for word in words)]
+        for step, one in zip(series.steps, series.comparisons, strict=True)
     ]
-    return plain_table([series.unit, "checkpoint", "examples", *words], rows, label=f"The {series.unit}s")
+    return Table([series.unit, "checkpoint", "examples", *words], rows, title, title, folded=True)

@@ -19,7 +19,7 @@ from netkin.reporting.charts import Axis, Chart, Curve, Line, chart_of, tick_tex
 from netkin.reporting.page.document import Markup, folded, joined, name, tag
 from netkin.reporting.words import shortened
 from netkin.results import Comparison, Comparisons, Values
-from netkin.results.comparison import are_angles, branches_of, distances_of, plane_of, tree_of
+from netkin.results.distances import are_angles, branches_of, distances_of, plane_of, tree_of
 from netkin.results.labels import is_of_tasks, is_worth
 
 SIDE = 1000  # units of the drawing
