@@ -157,10 +157,12 @@ def test_what_went_wrong_is_told_also_where_an_update_counted():
     found = federation()
     one = replace(found.rounds[0], faults={"u1": "came late: an update of round 0 in round 1"})
     alike = replace(found.similarity, caveats=as_caveats("coefficients are not orthonormal"))
-    text = words(page(replace(found, rounds=(one,), untuned={"u2": "it failed"}, similarity=alike)))
+    text = words(page(replace(found, rounds=(one,), untuned={"u2": "it failed"}, similarity=alike,
+                              caveats=as_caveats("at chance"))))  # fmt: skip
     assert "Round 1, client u1: came late: an update of round 0 in round 1 (its update of this round counted)." in text
     assert "Client u2 could not be fine-tuned: it failed." in text
     assert "coefficients are not orthonormal" in text
+    assert "at chance" in text
     assert "did not count" not in text
 
 

@@ -132,7 +132,7 @@ def _say_how_to_resume(save: Path | None) -> None:
     click.echo(f"\n{len(series.steps)} of {total} steps are in {save}; run the same command again to resume.", err=True)
 
 
-@command("continual netkin:digits --data digits:train --test digits:test --recipe epochs=5 --report tasks.html")
+@command("continual netkin:digits --data digits:train --test digits:test --recipe epochs=5,batch=16,rate=0.02")
 @click.argument("model")
 @click.option("--data", required=True, metavar="DATA", help="Labelled training examples; see `netkin list data`.")
 @click.option("--test", required=True, metavar="DATA", help="Labelled test examples of the same classes.")
@@ -256,7 +256,9 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
     return found
 
 
-@command("federate netkin:digits --data digits:train --test digits:test --classes 2 --rounds 3 --report users.html")
+@command(
+    "federate netkin:digits --data digits:train --test digits:test --classes 2 --algorithm fedper --recipe batch=8"
+)
 @click.argument("model")
 @click.option(
     "--data",

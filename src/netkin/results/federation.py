@@ -13,6 +13,7 @@ import numpy as np
 
 from netkin import __version__
 from netkin.errors import ShapeError, require_listed
+from netkin.results.caveats import Caveat
 from netkin.results.comparison import Comparison
 from netkin.results.distances import user_clusters
 from netkin.results.labels import plural
@@ -77,6 +78,7 @@ class Federation(Result):
     seed: int = 0
     version: str = __version__
     created: str = field(default_factory=now)
+    caveats: tuple[Caveat, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -161,6 +163,7 @@ class Federation(Result):
         lines += [f"client {client} has no accuracy: {why}" for client, why in self.unjudged.items()]
         if self.similarity is not None:
             lines.append(f"clusters by {self.similarity.measures[0]}: {'; '.join(map(', '.join, self.groups()))}")
+        lines += [f"note: {caveat}" for caveat in self.caveats]
         return "\n".join(wrapped(line, terminal_width()) for line in lines)
 
     def groups(self) -> list[list[str]]:

@@ -41,6 +41,7 @@ from netkin.sources.architectures import seeded
 from netkin.sources.batches import LabelledData
 from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy, train
+from netkin.training.chance import chance_caveat
 from netkin.training.class_splits import Task, refuse_tasks, split_tasks
 from netkin.training.heads import before_head, ensemble_accuracy, probabilities
 from netkin.training.recipe import recipe_of
@@ -196,6 +197,12 @@ def _record(
     if not all(first.learns(position) for position in range(len(tasks))):
         sentence = f"{first.name!r} trains once, with the data of all tasks: there are no accuracies in between."
         caveats.append(Caveat("trains-once", sentence))
+    mean = np.stack(rows).mean(0)
+    just_learnt = np.where(np.isnan(np.diagonal(mean[1:])), mean[-1], np.diagonal(mean[1:]))
+    accuracies = {task.name: float(reached) for task, reached in zip(tasks, just_learnt, strict=True)}
+    labels = {task.name: task.test[1] for task in tasks}
+    at_chance = chance_caveat(accuracies, labels, units="tasks", method=first.name)
+    caveats += [at_chance] if at_chance else []
     return TaskAccuracies(
         method=first.name, tasks=tuple(task.name for task in tasks), classes=tuple(task.classes for task in tasks),
         seeds=tuple(learners), accuracies=np.stack(rows), storage=first.storage(), recipe=recipe.words,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -50,6 +50,7 @@ from netkin.identity import COMPARE, described_call, forms_by_name, function_dig
 from netkin.jobs import Computed, Job, Part
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import refuse_uncopyable, unwrapped
+from netkin.results.caveats import Caveat
 from netkin.results.distances import adjusted_rand, user_clusters
 from netkin.results.federation import Federation, RoundRecord
 from netkin.results.records import as_record, plain_fields
@@ -58,6 +59,7 @@ from netkin.sources.batches import LabelledData
 from netkin.sources.names import by_name
 from netkin.sources.weights import StateDict
 from netkin.training import Recipe, accuracy, train
+from netkin.training.chance import chance_caveat
 from netkin.training.class_splits import ClientSplit, split_by_classes
 from netkin.training.example_order import Arrays
 from netkin.training.many import require_method
@@ -450,8 +452,25 @@ def _finished(
         rounds=tuple(state.records), parts=plan.parts, travels=plan.travelling,
         numbers=sum(state.base[name].numel() for name in plan.travelling), personal=personal, shared=common,
         leaks=plan.leaks, seed=request.seed, provenance={"call": call, "recipe": request.recipe.words},
+        caveats=_caveats(request, accuracies, personal),
     )  # fmt: skip
     return with_similarity(federation)
+
+
+def _caveats(
+    request: FederationRequest, accuracies: Mapping[str, float], personal: Collection[str]
+) -> tuple[Caveat, ...]:
+    """Return what to know of the accuracies, of networks with personal weights or of the one that all clients share."""
+    tests = {name: request.tests[name] for name in accuracies}
+    labels = {name: classes for name, (_, classes) in tests.items()}
+    is_shared = not any(name in personal for name, _ in request.model.named_parameters())
+    if tests and is_shared:  # the most frequent class of one client does not serve the others
+        sizes, together = [len(classes) for classes in labels.values()], "all clients together"
+        accuracies = {together: float(np.average(list(accuracies.values()), weights=sizes))}
+        different = {id(test): test[1].flatten() for test in tests.values()}  # one test set may serve all clients
+        labels = {together: torch.cat(list(different.values()))}
+    caveat = chance_caveat(accuracies, labels, units="clients", method=request.plan.algorithm.name)
+    return (caveat,) if caveat else ()
 
 
 def _accuracies(

@@ -105,7 +105,7 @@ def _caveats(found: Federation) -> list[Caveat]:
         told.append(Caveat("not-tuned", f"Client {client} could not be fine-tuned: {why}."))
     for client, why in found.unjudged.items():
         told.append(Caveat("not-tested", f"Client {client} was not tested: {why}."))
-    return [*told, *(found.similarity.caveats if found.similarity is not None else ())]
+    return [*found.caveats, *told, *(found.similarity.caveats if found.similarity is not None else ())]
 
 
 # --- by round ---------------------------------------------------------------------------------------------------------
