@@ -32,7 +32,8 @@ class Line:
     """A named line: a value above each place of the x axis, None where there is none, with standard errors or without.
 
     `ends` are those of the bars; by default a standard error to both sides. The last `given` values are so by
-    construction. Its colour is the one named, or that of its `kind`, a number, by default its own among the lines.
+    construction. Its colour is the one named, or that of its `kind`, a number, by default its own among the lines. What
+    lies below a line that is `filled` is a band.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Line:
     colour: str = ""
     kind: int | None = None
     given: int = 0
+    filled: bool = False
 
     def bar(self, k: int) -> Ends | None:
         """Return the ends of the bar at place `k`, or None."""
@@ -115,7 +117,7 @@ def chart_of(title: str, curve: Curve) -> Chart | None:
 
     Example:
         >>> chart_of("t", {"k": [1, 2], "kept": [0.5, 0.9], "kept ±": [0.1, None]}).lines
-        [Line(name='kept', values=[0.5, 0.9], errors=[0.1, None], ends=(), colour='', kind=None, given=0)]
+        [Line(name='kept', values=[0.5, 0.9], errors=[0.1, None], ends=(), colour='', kind=None, given=0, filled=False)]
     """
     (across, places), *rest = curve.items()
     lists: Mapping[str, Sequence[Any]] = dict(rest)

@@ -257,7 +257,8 @@ def _line_view(chart: Chart, k: int, line: Line, lefts: Sequence[float]) -> dict
     return {
         "name": line.name, "colour": line.colour, "kind": kind % KINDS, "shape": SHAPES[(kind + kind // KINDS) % 2],
         "way": _path(lefts, free), "given": _path(lefts[last:], heights[last:]) if line.given else "",
-        "whiskers": whiskers, "dots": dots if len(chart.places) <= CROWDED else "",
+        "whiskers": whiskers, "dots": dots if len(chart.places) <= CROWDED and not line.filled else "",
+        "band": _band(lefts, free) if line.filled else "",
     }  # fmt: skip
 
 
@@ -269,6 +270,15 @@ def _path(lefts: Sequence[float], heights: Sequence[float | None]) -> str:
             pieces.append(f"{'L' if drawn else 'M'}{_units(x)} {_units(y)}")
         drawn = y is not None
     return "".join(pieces)
+
+
+def _band(lefts: Sequence[float], heights: Sequence[float | None]) -> str:
+    """Return the outline of what lies below a line, without the places where a value is missing."""
+    known = [(x, y) for x, y in zip(lefts, heights, strict=True) if y is not None]
+    if not known:
+        return ""
+    line = "".join(f"L{_units(x)} {_units(y)}" for x, y in known)
+    return f"M{_units(known[0][0])} {SIDE}{line}L{_units(known[-1][0])} {SIDE}Z"
 
 
 def _units(length: float) -> str:

@@ -25,6 +25,7 @@ from netkin.reporting.figures.drawing import (
 from netkin.reporting.figures.layouts import (
     comparison_figure,
     compression_figure,
+    diff_figure,
     federation_figure,
     ranking_figure,
     ranking_into,
@@ -38,6 +39,7 @@ from netkin.reporting.grids import depths
 from netkin.reporting.words import figure_caption
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies
 from netkin.results.compression import Compression
+from netkin.results.diff import Diff
 from netkin.results.weight_sparsity import SparsityStudy
 
 
@@ -49,6 +51,7 @@ def plot(
     | Federation
     | SparsityStudy
     | Compression
+    | Diff
     | TaskAccuracies
     | Sequence[TaskAccuracies],
     measures: str | Sequence[str] | None = None,
@@ -100,6 +103,8 @@ def plot(
         figure = sparsity_figure(results)
     elif isinstance(results, Compression):
         figure = compression_figure(results)
+    elif isinstance(results, Diff):
+        figure = diff_figure(results)
     elif isinstance(results, (Comparison, Comparisons)):
         figure = comparison_figure(results, measures, ax, steps, profile)
     else:

@@ -37,12 +37,14 @@ from netkin.reporting.figures.drawing import (
     write_words,
 )
 from netkin.reporting.grids import Grid, depths, frames, grid_of, grids_of, summary_grids
+from netkin.reporting.page.diff_page import diff_chart
 from netkin.reporting.page.federation_page import federation_heatmaps
 from netkin.reporting.page.smaller_networks_page import compression_charts
 from netkin.reporting.page.task_page import ranked_places, way_names
 from netkin.reporting.words import short_names, shortened
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, Values
 from netkin.results.compression import Compression
+from netkin.results.diff import Diff
 from netkin.results.distances import distances_of
 from netkin.results.labels import has_errors, is_worth, partners
 from netkin.results.records import plain
@@ -321,6 +323,16 @@ def task_figure(given: Sequence[Any], ax: Any) -> Any:
     grids = [replace(grid_of(way.table()), id=label) for label, way in zip(labels, records, strict=True)]
     names = ("after task", "on task")
     return _panels(grids, names, None) if ax is None else _inside(ax, grids, names)
+
+
+def diff_figure(result: Diff) -> Any:
+    """Return a figure of the errors of all modules, in the order of their calls, above the floor."""
+    chart = diff_chart(result)
+    if chart is None:
+        raise InvalidValue("nothing to draw: no module could be replayed.")
+    figure = empty_figure(7.2, 3.6)
+    lines_into(figure.add_subplot(), chart, "relative error", marks=".")
+    return figure
 
 
 def compression_figure(table: Compression) -> Any:

@@ -14,6 +14,7 @@ from netkin.reporting.charts import StepAxis, series_chart, spread
 from netkin.reporting.grids import Grid, depths, frames, grids_of, ink, palette, summary_grids
 from netkin.reporting.html import html_of
 from netkin.reporting.page.comparison_page import comparison_page
+from netkin.reporting.page.diff_page import diff_page
 from netkin.reporting.page.document import Markup, joined, name, plain_table, retitled, tag
 from netkin.reporting.page.federation_page import federation_page
 from netkin.reporting.page.heatmap import picture
@@ -24,6 +25,7 @@ from netkin.reporting.page.task_page import TaskRecord, ranking_page, task_page
 from netkin.reporting.words import number_with_error, series_headline, shortened
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, TaskEnsembles
 from netkin.results.compression import Compression
+from netkin.results.diff import Diff
 from netkin.results.labels import error_lines, plural
 from netkin.results.text import NO_DATA
 from netkin.results.weight_sparsity import SparsityStudy
@@ -48,6 +50,7 @@ Results = (
     | Federation
     | SparsityStudy
     | Compression
+    | Diff
     | TaskRecord
     | Iterable[Comparison]
     | Iterable[TaskRecord]
@@ -59,8 +62,8 @@ def report(
 ) -> Path:
     """Write a result as a single HTML page to `path`, and return the path.
 
-    It is one comparison or several, a series, a ranking, a federation, a sparsity study, or one way to learn tasks in a
-    row or several.
+    It is one comparison or several, a series, a ranking, a federation, a sparsity study, a diff, or one way to learn
+    tasks in a row or several.
 
     The page opens in any browser without a network; it is there whole or not at all. Its name ends in .html or .htm. A
     file that is there is written over only with `overwrite`. `title` heads the page in place of its own.
@@ -79,6 +82,8 @@ def page(results: Results) -> str:
         results = results[0]
     if isinstance(results, Series):
         return html_of(series_page(results))
+    if isinstance(results, Diff):
+        return html_of(diff_page(results))
     if isinstance(results, Ranking):
         return ranking_page(results)
     if isinstance(results, SparsityStudy):
