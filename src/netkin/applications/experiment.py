@@ -42,9 +42,9 @@ class Experiment:
 
     Example:
         >>> experiment = Experiment(models={"model": (model := nn.Linear(2, 2))}, data=[torch.ones(3, 2)])
-        >>> with experiment.lending(model), experiment.job("example", lambda: experiment.identity | {"data": "ones"}) as job:
-        ...     rows = job.part("sum", lambda: {"sum": float(sum(batch.sum() for batch in experiment.data))})
-        >>> rows.values
+        >>> with experiment.lending(model), experiment.job("example", lambda: experiment.identity) as job:
+        ...     part = job.part("sum", lambda: {"sum": float(sum(batch.sum() for batch in experiment.data))})
+        >>> part.values
         {'sum': 6.0}
     """
 
