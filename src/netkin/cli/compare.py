@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 READING = (  # they concern no pass
-    "a", "measures", "errors", "names", "save", "report", "figure", "title", "overwrite", "json", "quiet",
+    "a", "measures", "errors", "names", "save", "report", "figure", "csv", "title", "overwrite", "json", "quiet",
 )  # fmt: skip
 
 
