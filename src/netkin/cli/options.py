@@ -55,7 +55,7 @@ GROUPS = {  # headings of `--help` with the options below them; those of one com
     "What is compared": "score measures layers layers_a layers_b pairs shape resize scores",
     "Standard errors": "errors chunks seeds",
     "Running": "plan device engine address gpus memory rows exact_model seed",
-    "Results": "save out report figure title names json overwrite",
+    "Results": "save out report figure csv title names json overwrite",
     "General": "quiet",
 }
 HEADINGS = {name: heading for heading, names in GROUPS.items() for name in names.split()}
@@ -320,6 +320,7 @@ def result_options(
         *save,
         click.option("--report", type=FILE, help=f"Write an HTML report to this file, such as {stem}.html."),
         click.option("--figure", type=FILE, help=figure),
+        click.option("--csv", type=FILE, help=f"Write all numbers to this file as one table, such as {stem}.csv."),
         TITLED,
         OVERWRITE,
         JSON,

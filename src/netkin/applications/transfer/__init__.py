@@ -122,6 +122,7 @@ def recommend(
         forwards: a function ``forward(model, batch)`` that runs a model, for all models or by name.
 
     Example:
+        >>> import torch
         >>> labels = torch.arange(200) % 3
         >>> inputs = torch.eye(4)[labels] + 0.3 * torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
         >>> models = {name: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)) for name in ("sees", "blind")}
