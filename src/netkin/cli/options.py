@@ -21,12 +21,18 @@ Command = Callable[..., None]
 Option = Callable[[Any], Any]
 
 FILE = click.Path(dir_okay=False, path_type=Path)
+# names in the library's registries and options of its functions, written by docs/generate.py, so that help and
+# completion need no torch
+KNOWN = json.loads(files("netkin.cli").joinpath("names.json").read_text(encoding="utf-8"))
 
 
-def declared(option: str, more: str = "", **settings: Any) -> Option:
-    """Return an option as `Spec` or `Run` declares it, with its default and its sentence; `more` is said after it."""
-    flag, text = f"--{option.replace('_', '-')}", f"{help_of(option)} {more}".strip()
-    default = default_of(option)
+def declared(option: str, more: str = "", of: str = "", **settings: Any) -> Option:
+    """Return an option with its default and its sentence, after which `more` is said.
+
+    They are those of the library's function `of`, or without one those that `Spec` or `Run` declares.
+    """
+    default, sentence = KNOWN["options"][of][option] if of else (default_of(option), help_of(option))
+    text, flag = f"{sentence[:1].upper()}{sentence[1:]} {more}".strip(), f"--{option.replace('_', '-')}"
     if isinstance(default, bool):
         return click.option(f"{flag}/--no-{flag[2:]}", default=default, help=text, **settings)
     if default is not None and not settings.get("multiple"):
@@ -35,8 +41,6 @@ def declared(option: str, more: str = "", **settings: Any) -> Option:
 
 
 DEVICE = declared("device", "The default is the CPU.", metavar="DEVICE")
-# the names in the library's registries, written by docs/generate.py, so that help and completion need no torch
-KNOWN = json.loads(files("netkin.cli").joinpath("names.json").read_text(encoding="utf-8"))
 UNITS = {"": 1, "B": 1} | {f"{letter}B": 1000**i for i, letter in enumerate("KMGT", start=1)}
 UNITS |= {f"{letter}IB": 1024**i for i, letter in enumerate("KMGT", start=1)}
 
@@ -49,7 +53,7 @@ def example(line: str) -> str:
 GROUPS = {  # headings of `--help` with the options below them, after those of the command's own
     "Training": "recipe head pretrain_epochs head_epochs finetune",
     "Data": "data test test_examples public examples balanced batch_size part start transforms",
-    "What is compared": "measures layers layer pairs shape resize scores",
+    "What is compared": "score measures layers layer pairs shape resize scores",
     "Standard errors": "errors chunks seeds",
     "Running": "plan device engine address gpus memory rows exact_model seed",
     "Results": "save out report figure csv title names json overwrite",
@@ -234,10 +238,10 @@ ROWS = declared("rows", "For three models or more.", type=COUNT, metavar="N")
 OVERWRITE = click.option("--overwrite", is_flag=True, help="Write over files that are there.")
 PLAN = click.option("--plan", is_flag=True, help="Print what the command would do and cost, and stop.")
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
-LAYERS = declared(
-    "layers", "NAME:PATTERN is for one model, as are a:PATTERN and b:PATTERN of two. Can be repeated. See `netkin list "
-    "layers`.", multiple=True, metavar="PATTERN",
-)  # fmt: skip
+LAYERS, LAYERS_BY_MODEL = (
+    declared("layers", f"{more}Can be repeated. See `netkin list layers`.", multiple=True, metavar="PATTERN")
+    for more in ("", "a:PATTERN is for the first of two models, b:PATTERN for the second, NAME:PATTERN for any. ")
+)
 SHAPE = declared(
     "shape", f"One of {', '.join(KNOWN['shapes'])}; PATTERN=NAME for the layers of that name or glob. Can be repeated.",
     multiple=True, callback=shape_option, metavar="NAME",
@@ -245,7 +249,6 @@ SHAPE = declared(
 _RESIZE = declared("resize", type=click.Choice(["average"]))
 _EXACT = declared("exact_model")
 _COMPARING = (
-    LAYERS,
     declared("pairs", type=click.Choice(["all", "corresponding"])),
     SHAPE,
     _RESIZE,
@@ -296,7 +299,9 @@ _SKETCHING = (
 
 def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
     """Give a command all options that say what is compared and how."""
-    return _with_options(command, _data(needs_data), _measures(["cka"]), *_COMPARING, *_ERRORS, NAMES, TRANSFORMS)
+    return _with_options(
+        command, _data(needs_data), _measures(["cka"]), LAYERS_BY_MODEL, *_COMPARING, *_ERRORS, NAMES, TRANSFORMS
+    )
 
 
 def engine_options(command: Command, *, but: str = "") -> Command:
@@ -318,19 +323,19 @@ def collecting_options(command: Command) -> Command:
     measures = _measures(
         [], "Measures that can be read from the file later; by default all linear ones. Can be repeated."
     )
-    return _with_options(command, _data(), measures, *_COMPARING, *_ERRORS, NAMES, TRANSFORMS)
+    return _with_options(command, _data(), measures, LAYERS_BY_MODEL, *_COMPARING, *_ERRORS, NAMES, TRANSFORMS)
 
 
 def task_options(command: Command) -> Command:
     """Give a command the options of sketches that are made of each task by itself."""
     text = "Measures of sketches; by default sketched_cka and sketched_cka_by_buckets, or those of the STATISTICS file."
     shared = [one for one in _COMPARING if one is not _RESIZE]
-    return _with_options(command, _measures([], text), *shared, *_SKETCHING, _EXACT, TRANSFORM)
+    return _with_options(command, _measures([], text), LAYERS, *shared, *_SKETCHING, _EXACT, TRANSFORM)
 
 
 def following_options(command: Command) -> Command:
     """Give a command the options of a comparison that is made at every step of a run."""
-    return _with_options(command, _data(False), _measures(["svcca"]), *_COMPARING, TRANSFORM)
+    return _with_options(command, _data(False), _measures(["svcca"]), LAYERS, *_COMPARING, TRANSFORM)
 
 
 def result_options(

@@ -14,6 +14,7 @@ from netkin.cli.options import (
     BALANCED,
     DEVICE,
     EXAMPLES,
+    LAYERS,
     NAMES,
     SHAPE,
     TRANSFORM,
@@ -234,12 +235,7 @@ def _study(
     metavar="NAME",
     help="Measures; see `netkin list measures`. Can be repeated.",
 )
-@click.option(
-    "--layers",
-    multiple=True,
-    metavar="PATTERN",
-    help="Layers by name, glob or type; can be repeated. See `netkin list layers`.",
-)
+@LAYERS
 @SHAPE
 @EXAMPLES
 @BALANCED
