@@ -9,7 +9,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.stitching import TaskLoss, evaluating, fit_all
-from netkin.applications.stitching.task_loss import find_way, find_ways
+from netkin.applications.stitching.training import find_way, find_ways
 from netkin.errors import InvalidValue, NameClash, NoValue, UnknownName
 from netkin.results.labels import NOT_ASKED
 from table_worlds import sentences

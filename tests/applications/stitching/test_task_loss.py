@@ -5,7 +5,7 @@ import torch
 from sklearn.linear_model import Lasso
 from torch.nn import functional
 
-from netkin.applications.stitching.task_loss import (
+from netkin.applications.stitching.training import (
     LOSSES,
     TaskLoss,
     cut,

@@ -12,7 +12,7 @@ import netkin as nk
 from netkin.applications.stitching.evaluating import evaluate_all
 from netkin.applications.stitching.map_training import objective, train_map
 from netkin.applications.stitching.stitch import stitch
-from netkin.applications.stitching.task_loss import TaskLoss
+from netkin.applications.stitching.training import TaskLoss
 from netkin.applications.stitching.training_batches import portion
 from netkin.errors import ForwardError, InvalidValue, ShapeError
 from netkin.representations import replacing

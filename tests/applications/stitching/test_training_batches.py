@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from netkin.applications.stitching.map_training import train_map
-from netkin.applications.stitching.task_loss import TaskLoss
+from netkin.applications.stitching.training import TaskLoss
 from netkin.applications.stitching.training_batches import Portion, Sampling
 from netkin.applications.stitching.training_batches import join as joined_portions
 from netkin.errors import InvalidValue, MemoryLimit, ShapeError

@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from netkin import files, jobs
 from netkin.applications.stitching.map_training import train_map
-from netkin.applications.stitching.task_loss import TaskLoss
+from netkin.applications.stitching.training import TaskLoss
 from netkin.errors import FileError
 from netkin.jobs import Job
 from netkin.training.saving import PartSaving

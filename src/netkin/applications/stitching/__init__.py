@@ -1,11 +1,11 @@
 """Stitching: the first layers of one network joined to the last layers of another, and what that shows about both."""
 
-from netkin.applications.stitching.direct import METHODS, LinearMap, matched
+from netkin.applications.stitching.maps import METHODS, LinearMap, matched
 from netkin.applications.stitching.evaluating import Evaluation
 from netkin.applications.stitching.network import Stitch, load_stitch
 from netkin.applications.stitching.stitch import StitchPlan, explain_stitch, fit_all, stitch, stitch_all, stitch_many
 from netkin.applications.stitching.structure import Barrier, barrier, distance, interpolate, rank, sparsity
-from netkin.applications.stitching.task_loss import TaskLoss
+from netkin.applications.stitching.training import TaskLoss
 
 __all__ = [
     "METHODS",

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.stitching.direct import LinearMap, find, least_squares, reduced_rank, refuse_unfit_rank
-from netkin.applications.stitching.ends import FEW, End, Joints, Meeting, Pair, joints
+from netkin.applications.stitching.maps import LinearMap, find, least_squares, reduced_rank, refuse_unfit_rank
+from netkin.applications.stitching.joining import FEW, End, Joints, Meeting, Pair, joints
 from netkin.applications.stitching.map_training import JobPart, train_map
 from netkin.applications.stitching.network import Stitch, stitched_network
-from netkin.applications.stitching.task_loss import TaskLoss, Way
+from netkin.applications.stitching.training import TaskLoss, Way
 from netkin.applications.stitching.training_batches import BatchesDigest
 from netkin.comparing.comparer import Comparer, load_comparer
 from netkin.comparing.sides import on_device

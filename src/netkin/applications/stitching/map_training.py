@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from netkin.applications.stitching.network import Stitched
-from netkin.applications.stitching.task_loss import TaskLoss, cka_rows, cut, drop_padding, shrink
+from netkin.applications.stitching.training import TaskLoss, cka_rows, cut, drop_padding, shrink
 from netkin.applications.stitching.training_batches import (
     BatchesDigest,
     InMemory,

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from netkin import __version__, files
-from netkin.applications.stitching.direct import LinearMap, Transformation, read_transformation
-from netkin.applications.stitching.ends import Meeting, Pair
+from netkin.applications.stitching.maps import LinearMap, Transformation, read_transformation
+from netkin.applications.stitching.joining import Meeting, Pair
 from netkin.applications.stitching.evaluating import Evaluation, evaluate_all, warn_of_doubt
 from netkin.arrays import HALF
 from netkin.errors import FileError, InvalidValue, NoValue, outside

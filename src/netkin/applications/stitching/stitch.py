@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from netkin.applications.stitching.direct import find
-from netkin.applications.stitching.ends import Joints, Pair
+from netkin.applications.stitching.maps import find
+from netkin.applications.stitching.joining import Joints, Pair
 from netkin.applications.stitching.evaluating import MEMORY, USUAL, evaluate_all, known_scores, warn_of_doubt
 from netkin.applications.stitching.fitting import Asked, Saved, fit_saved, lend_both, make_stitches, train_stitch
 from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.sweep import SweepFile, run_sweeps
-from netkin.applications.stitching.task_loss import How, as_list, find_way, find_ways
+from netkin.applications.stitching.training import How, as_list, find_way, find_ways
 from netkin.comparing.feed import data_name
 from netkin.errors import InvalidValue, UnknownName, did_you_mean
 from netkin.identity import described_call, weights_digest

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.applications.stitching.direct import LinearMap
+from netkin.applications.stitching.maps import LinearMap
 from netkin.applications.stitching.evaluating import Answers
 from netkin.applications.stitching.network import Stitch, Stitched, stitched_network
 from netkin.arrays import as_tensor

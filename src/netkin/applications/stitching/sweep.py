@@ -20,7 +20,7 @@ import numpy as np
 from torch import nn
 
 from netkin import files, jobs
-from netkin.applications.stitching.ends import Pair
+from netkin.applications.stitching.joining import Pair
 from netkin.applications.stitching.evaluating import MEMORY, SCORES, Evaluation, evaluate_each
 from netkin.applications.stitching.fitting import (
     FITTED,
@@ -35,7 +35,7 @@ from netkin.applications.stitching.fitting import (
 )
 from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.structure import contrasts
-from netkin.applications.stitching.task_loss import Way
+from netkin.applications.stitching.training import Way
 from netkin.comparing.compare import compare
 from netkin.comparing.comparer import measures_of
 from netkin.comparing.feed import data_name

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from netkin.applications.stitching.ends import End
+from netkin.applications.stitching.joining import End
 from netkin.applications.stitching.evaluating import ActivationSimilarity, value_if_any
-from netkin.applications.stitching.task_loss import (
+from netkin.applications.stitching.training import (
     TaskLoss,
     TaskLossFunction,
     cka_rows,

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Adam
 
-from netkin.applications.stitching.direct import find, identity, random, with_seed
-from netkin.applications.stitching.ends import End
+from netkin.applications.stitching.maps import find, identity, random, with_seed
+from netkin.applications.stitching.joining import End
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.files import Location
 from netkin.identity import function_digest

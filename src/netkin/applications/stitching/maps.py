@@ -26,7 +26,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from netkin.applications.stitching.ends import End, Meeting
+from netkin.applications.stitching.joining import End, Meeting
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.labels import parse_id
 from netkin.results.records import as_record
