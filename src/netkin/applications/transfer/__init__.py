@@ -85,7 +85,7 @@ class _ScoredModel:
     caveats: tuple[Caveat, ...] = ()
 
 
-@takes_options(declared=DECLARED)
+@takes_options(without="test transform forward save overwrite partial", declared=DECLARED)
 def recommend(
     models: Mapping[str, nn.Module | str] | Iterable[str],
     data: Any,
