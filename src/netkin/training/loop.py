@@ -94,7 +94,7 @@ def train(
             identity = identity_of(model, chosen, seed, loss, made_hooks, course.digest, tested)
         call = described_call("nk.train", model=model, recipe=chosen.words, seed=seed, save=str(save))
         with Saving.opened(save, identity, call, overwrite, test) as saving:
-            history = loop.run(saving, progress, f"training, seed {seed}")
+            history = loop.run(saving, progress)
     model.zero_grad(set_to_none=True)
     return history
 
@@ -149,7 +149,7 @@ class Loop:
         ended = self.step == self.recipe.steps or self.epoch == self.recipe.epochs
         return ended or any(hook.should_stop(self.step) for hook in self.hooks)
 
-    def run(self, saving: Saving | PartSaving, progress: ProgressOption = None, what: str = "training") -> list[Record]:
+    def run(self, saving: Saving | PartSaving, progress: ProgressOption = None) -> list[Record]:
         """Begin, or go on where it stopped, and return the records of all epochs."""
         self.saving = saving
         if saving.keeps:
@@ -162,7 +162,7 @@ class Loop:
             self._keep()  # a place that can't be written is found before the work
         else:
             self._load(found)
-        with reporting(self.total, what, "steps", progress, done=self.step) as report:
+        with reporting(self.total, "training", "steps", progress, done=self.step) as report:
             while not self.done:
                 self._epoch(report)
         return self.history

@@ -400,7 +400,7 @@ def test_real_signals_leave_a_file_to_continue_from(rows, tmp_path):
 def test_a_function_hears_of_the_progress_and_nothing_else_is_shown(rows, capsys):
     heard = []
     dynamics({0: Fan(0), 10: Fan(10)}, rows, progress=lambda *news: heard.append(news))
-    assert (2, 2, "looking at checkpoints") in heard
+    assert (2, 2, "reading checkpoints") in heard
     assert heard[-1] == (2, 2, "comparing")
     assert capsys.readouterr().out == ""
     with pytest.raises(InvalidValue, match="`progress` is None"):

@@ -24,10 +24,18 @@ from netkin.arrays import exact_products, label_tensor, refuse_beyond_classes, r
 from netkin.errors import ForwardError, InvalidValue, MemoryLimit, ShapeError, UnknownName, did_you_mean
 from netkin.identity import DataDigest
 from netkin.memory import format_bytes, free_memory
-from netkin.progress import reported
 from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.hooks import apart, main_tensor, uncompiled
-from netkin.representations.inputs import Forward, Transform, attention_mask, call, labels_of, length_if_known, prepared
+from netkin.representations.inputs import (
+    Forward,
+    Transform,
+    attention_mask,
+    call,
+    labels_of,
+    length_if_known,
+    prepared,
+    reported_batches,
+)
 from netkin.representations.layers import layer_label, modules
 from netkin.statistics import LayerMoments, Moments
 
@@ -44,7 +52,7 @@ class Feeding:
 
     def batches(self, data: Any, what: str) -> Iterator[Any]:
         """Yield the batches of `data`, with a bar where that takes long."""
-        return reported(batches_of(data, self.examples), what, "batches")
+        return reported_batches(data, self.examples, what)
 
     def output(self, model: nn.Module, batch: Any) -> Any:
         """Return what the model makes of a batch."""

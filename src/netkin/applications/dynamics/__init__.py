@@ -263,7 +263,7 @@ class RunStudy:
         if apart is not None:
             self._look_apart(apart, experiment.partial)
         else:  # every checkpoint is read once, so that one that is damaged or differs is named before the work
-            for step in reported(self.run.steps, "looking at checkpoints", "files"):
+            for step in reported(self.run.steps, "reading checkpoints", "files"):
                 self.identify(step)
         with commanded(call), experiment.job(Series.kind, self._identity, call) as job:
             job.expect(map(self._part, self.weights))

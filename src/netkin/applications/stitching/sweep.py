@@ -47,7 +47,7 @@ from netkin.jobs import Job, Part
 from netkin.memory import format_bytes, portions_in_memory
 from netkin.progress import Interruption, reported, showing
 from netkin.representations import batches_of
-from netkin.representations.inputs import batch_length, device_of, examples_in, watched
+from netkin.representations.inputs import batch_length, device_of, examples_in, reported_batches
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons, Values
 from netkin.results.caveats import Caveat, grouped
@@ -283,7 +283,9 @@ class Sweep:
         if not work:
             return
         self.store(self._so_far())
-        fit = self.saved or fit_by_pass(watched(self.request.data, self.request.examples, "fitting"), self.joints)
+        fit = self.saved or fit_by_pass(
+            reported_batches(self.request.data, self.request.examples, "fitting"), self.joints
+        )
         made = [(key, *found) for key in work if (found := self._start(fit, *key)) is not None]
         self._evaluate([one for one in made if one[0][1].training is None])
         longer = [one for one in made if one[0][1].training is not None]
