@@ -319,7 +319,7 @@ def test_a_cancelled_study_keeps_its_steps_and_goes_on(rows, tmp_path):
             nk.jobs.cancel(file)
         return model(batch)
 
-    with pytest.raises(nk.jobs.Cancelled, match="2 of 3 parts are done"):
+    with pytest.raises(nk.jobs.Cancelled, match="2 of 3 steps are done"):
         dynamics(models, rows, save=file, forward=forward)
     assert (nk.load(file).missing, nk.jobs.read(file).condition) == ((10,), "cancelled")
     assert dynamics(models, rows, save=file, forward=forward).complete

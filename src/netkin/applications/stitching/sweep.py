@@ -150,7 +150,7 @@ def _sweeps(request: StitchRequest, pairs: Sequence[Pair], call: str, *, several
                 found[one.a, one.b] = one
                 job.save(lambda: Comparisons(found) if several else one)
 
-            job.expect(name for one in sweeps for name in (one.similarity_part, *map(one.part, one.work)))
+            job.expect((one.part(key) for one in sweeps for key in one.work), "stitches")
             for sweep in reported(sweeps, "stitching", "pairs of models") if several else sweeps:
                 done.append(sweep.run(job, store, interruption))
                 if interruption.ended:
