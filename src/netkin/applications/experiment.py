@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypedDict
 
 import torch
@@ -80,8 +81,12 @@ class Experiment:
     @property
     def identity(self) -> dict[str, Any]:
         """What finished parts depend on of the models: their weights, and what else decides what they compute."""
-        weights = {name: weights_digest(model) for name, model in self.given_models.items()}
-        return {"weights": weights, "architecture": forms_by_name(self.given_models)}
+        return {"weights": self.weights, "architecture": forms_by_name(self.given_models)}
+
+    @cached_property
+    def weights(self) -> dict[str, str]:
+        """The digests of the weights of the models that were given as such, taken once."""
+        return {name: weights_digest(model) for name, model in self.given_models.items()}
 
     @contextmanager
     def lending(self, *models: nn.Module, data: tuple[Any, ...] = ()) -> Iterator[None]:
