@@ -246,15 +246,22 @@ def split(options: Mapping[str, Any]) -> tuple[Spec, Run]:
     )
 
 
+def take_declared(settings: dict[str, Any], declared: Declared) -> dict[str, Any]:
+    """Take the declared options out of keywords that hold other settings too, such as those of a recipe."""
+    return {name: settings.pop(name) for name in declared if name in settings}
+
+
 def takes_options(without: str = "", declared: Declared = DECLARED) -> Callable[[Function], Function]:
     """Let a function that ends in ``**options`` show the declared options as its keywords, but for some.
 
-    Its docstring has an `Args:` for its own arguments, which those of the options follow.
+    Its docstring has an `Args:` for its own arguments, which those of the options follow. One that ends in
+    ``**settings`` takes others too, and refuses them itself.
     """
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
-        parameters = list(signature.parameters.values())[:-1]
+        *parameters, rest = signature.parameters.values()
+        takes_more = rest.name == "settings"
         left_out = {*without.split(), *(parameter.name for parameter in parameters)}
         names = [name for name in declared if name not in left_out]
         added = [
@@ -268,12 +275,12 @@ def takes_options(without: str = "", declared: Declared = DECLARED) -> Callable[
         @functools.wraps(function)
         def called(*arguments: Any, **options: Any) -> Any:
             for name in options:
-                if name not in known:
+                if name not in known and not takes_more:
                     hint = did_you_mean(name, known) or "."
                     raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}")
             return function(*arguments, **options)
 
-        called.__signature__ = signature.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
+        called.__signature__ = signature.replace(parameters=[*parameters, *added, *[rest] * takes_more])  # type: ignore[attr-defined]
         called.__doc__ = documented(
             function.__doc__ or "", ["measures"] * (declared is DECLARED and "measures" in known) + names, declared
         )
