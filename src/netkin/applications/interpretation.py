@@ -12,11 +12,10 @@ nearest one in the span of the chosen ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import repeat
 from typing import Any
 from weakref import ref
 
@@ -191,9 +190,8 @@ def _nearest(rows: Tensor, restriction: Restriction) -> Tensor:
 # --- class sensitivity ------------------------------------------------------------------------------------------------
 
 
-OPTIONS = {name: (COMPARING | EXPERIMENT)[name] for name in (
-    "layers", "examples", "shape", "memory", "seed", "device", "transform", "forward", "progress",
-)}  # fmt: skip
+NAMED = "layers examples shape memory seed device transform forward progress"
+OPTIONS = {name: {**COMPARING, **EXPERIMENT}[name] for name in NAMED.split()}
 
 
 @with_call
@@ -235,13 +233,11 @@ def class_sensitivity(
         (('cat', 'dog', 'car'), True)
     """
     unwrapped(model)  # refuses what is no module
-    layers, shape, transform, forward, device, progress = map(
-        options.pop, ("layers", "shape", "transform", "forward", "device", "progress"), repeat(None)
-    )
-    logits = Logits(classes, names, class_names(data), layers, forward)
-    source = ModelInput(model, layers=layers, shape=shape, forward=logits.run, transform=transform, device=device)
-    with showing(progress):
-        comparison = compare_sides(ModelSide(name, source), logits, data, CompareSpec(measures=measures, **options))
+    of_model = {option: options.pop(option, None) for option in ("layers", "shape", "transform", "device")}
+    logits = Logits(classes, names, class_names(data), of_model["layers"], options.pop("forward", None))
+    rows = ModelSide(name, ModelInput(model, forward=logits.run, **of_model))
+    with showing(options.pop("progress", None)):
+        comparison = compare_sides(rows, logits, data, CompareSpec(measures=measures, **options))
     logits.refuse_absent()
     tables = {name: _without_logits(table, logits.layers) for name, table in comparison.tables.items()}
     return replace(comparison, tables=tables)
@@ -265,7 +261,9 @@ class Logits(Side):
         self, classes: Any, names: Sequence[str] | None, known: Sequence[str], chosen: Spec, forward: Forward | None
     ):
         self.name, self.layers = "classes", set[str]()
-        self._asked, self._names, self._known, self._forward = classes, names, known, forward
+        several = isinstance(classes, Iterable) and not isinstance(classes, str)
+        self._asked = list(classes) if several else classes if classes is None else [classes]
+        self._names, self._known, self._forward = names, known, forward
         self._chosen = chosen
         self._columns: dict[str, int] = {}
         self._seen: Counter[int] = Counter()
@@ -328,17 +326,15 @@ class Logits(Side):
             )
 
 
-def _columns(asked: Any, names: Sequence[str] | None, count: int) -> dict[str, int]:
+def _columns(asked: list[Any] | None, names: Sequence[str] | None, count: int) -> dict[str, int]:
     """Return the columns of the classes requested, by name; all of them where none are."""
     if names is not None and len(names) != count:
         raise ShapeError(
             f"`names` has {len(names):,} names and the model {count:,} outputs; give one for each.", argument="names"
         )
     known = distinct(map(str, range(count) if names is None else names), "classes")
-    several = isinstance(asked, Iterable) and not isinstance(asked, str)
-    listed = range(count) if asked is None else asked if several else [asked]
     columns = dict[str, int]()
-    for one in listed:
+    for one in range(count) if asked is None else asked:
         if isinstance(one, str) and one not in known:
             some = f"{', '.join(known[:3])}{', ...' if count > 3 else ''}"
             hint = did_you_mean(one, known) or f"; the model's outputs are {some}, or what `names=` calls them."

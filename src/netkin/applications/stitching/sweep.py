@@ -39,6 +39,7 @@ from netkin.applications.stitching.training import train_stitch
 from netkin.comparing.compare import compare
 from netkin.comparing.comparer import measures_of
 from netkin.comparing.feed import data_name
+from netkin.comparing.sides import named_models
 from netkin.comparing.spec import takes_options
 from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import FileError, ForwardError, InvalidValue, NetkinError, NoValue, ShapeError
@@ -126,7 +127,7 @@ def stitch_many(
         test: the examples on which they are evaluated; by default `data`.
         hows: one method or several, as in `nk.stitch`.
     """
-    given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
+    given = named_models(models)
     if len(given) < 2:
         raise InvalidValue(f"`stitch_many` needs at least two models; got {len(given)}.", argument="models")
     request = StitchRequest.of_sweep(given, data, test, hows, options)
