@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.compression import inputs
+from netkin.applications.compression import layer_inputs
 from netkin.errors import ForwardError, InvalidValue, MemoryLimit, NetkinError, ShapeError, UnknownName
 
 
@@ -148,7 +148,7 @@ def test_labels_missing_from_a_later_batch_are_refused(draw):
 
 
 def test_too_wide_layers_are_refused(monkeypatch):
-    monkeypatch.setattr(inputs, "free_memory", lambda device=None: 1000)
+    monkeypatch.setattr(layer_inputs, "free_memory", lambda device=None: 1000)
     with pytest.raises(
         MemoryLimit, match="need 2 kB and 1 kB are free; the widest is '2' with 8 features. Leave it out"
     ):

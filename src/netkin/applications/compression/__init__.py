@@ -31,7 +31,7 @@ from netkin.applications.compression.factoring import (
     subspace,
     width_of,
 )
-from netkin.applications.compression.inputs import Inputs, collected, run_order
+from netkin.applications.compression.layer_inputs import Inputs, collected, run_order
 from netkin.applications.experiment import Experiment
 from netkin.arrays import label_tensor, require_finite
 from netkin.comparing.feed import data_name
