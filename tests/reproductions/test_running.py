@@ -236,8 +236,7 @@ def test_the_commit_of_a_checkout_is_named_with_uncommitted_changes_of_its_code(
     for change in (lambda: code.write_text("2"), lambda: (code.parent / "new.py").write_text("3")):
         change()
         seen.append(read(tmp_path))
-    assert all(one.startswith(f"{clean} with uncommitted changes ") for one in seen)
-    assert len(set(seen)) == 2
+    assert seen == [f"{clean} with uncommitted changes"] * 2
     assert read(code.parent) == "not known, outside of git"  # a copy of the code inside another repository
 
 
