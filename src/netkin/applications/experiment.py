@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypedDict
 
 import torch
@@ -41,10 +42,10 @@ class Experiment:
         data: a loader, an iterable of batches, or the name of data as `nk.load_data` takes it.
 
     Example:
-        >>> experiment = Experiment(models={"model": nn.Linear(2, 2)}, data=[torch.ones(3, 2)])
-        >>> with experiment.lending(), experiment.job("example", lambda: experiment.identity | {"data": "ones"}) as job:
-        ...     rows = job.part("sum", lambda: {"sum": float(sum(batch.sum() for batch in experiment.data))})
-        >>> rows.values
+        >>> experiment = Experiment(models={"model": (model := nn.Linear(2, 2))}, data=[torch.ones(3, 2)])
+        >>> with experiment.lending(model), experiment.job("example", lambda: experiment.identity) as job:
+        ...     part = job.part("sum", lambda: {"sum": float(sum(batch.sum() for batch in experiment.data))})
+        >>> part.values
         {'sum': 6.0}
     """
 
@@ -80,17 +81,21 @@ class Experiment:
     @property
     def identity(self) -> dict[str, Any]:
         """What finished parts depend on of the models: their weights, and what else decides what they compute."""
-        weights = {name: weights_digest(model) for name, model in self.given_models.items()}
-        return {"weights": weights, "architecture": forms_by_name(self.given_models)}
+        return {"weights": self.weights, "architecture": forms_by_name(self.given_models)}
+
+    @cached_property
+    def weights(self) -> dict[str, str]:
+        """The digests of the weights of the models that were given as such, taken once."""
+        return {name: weights_digest(model) for name, model in self.given_models.items()}
 
     @contextmanager
     def lending(self, *models: nn.Module, data: tuple[Any, ...] = ()) -> Iterator[None]:
-        """Lend models, by default all that were given, to the experiment's device while the `with` lasts.
+        """Lend models to the experiment's device while the `with` lasts.
 
         Afterwards they are where they were, and random generators draw as if nothing had been drawn; so do loaders, of
         the experiment and those in `data`. The experiment's progress is that of all calls inside.
         """
-        lent = dict.fromkeys(models or self.given_models.values())
+        lent = dict.fromkeys(models)
         with ExitStack() as stack:
             stack.enter_context(showing(self.progress))
             for model in lent:
