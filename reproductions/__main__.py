@@ -78,8 +78,8 @@ def _run(chosen: argparse.Namespace) -> int:
         has_failed = any(outcome.fault for outcome in outcomes)
     if chosen.page:
         claims = current(chosen.out)
-        beside = {"notes": later_notes(chosen.out, claims), "trainings": trainings(claims)}
-        report_claims(claims, chosen.page, **beside, overwrite=chosen.overwrite)
+        notes = later_notes(chosen.out, claims)
+        report_claims(claims, chosen.page, notes=notes, trainings=trainings(claims), overwrite=chosen.overwrite)
     return int(has_failed)
 
 
