@@ -62,7 +62,7 @@ class PairsJob:
             header, arrays = whole.to_arrays()
             self.job.keep(name, {"shares": share, "of": shares, "statistics": header}, arrays)
         assert whole is not None
-        whole.part = ""
+        whole.note(part="")
         return whole
 
     def _read(self, name: str, whole: Comparer, pairs: Sequence[Pair]) -> list[Comparison]:
