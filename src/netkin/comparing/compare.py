@@ -157,11 +157,6 @@ def merge(parts: Sequence[Comparer]) -> Comparer:
     comparers = list(parts)
     if not comparers:
         raise InvalidValue("there is nothing to merge; pass at least one part.")
-    for part in comparers:
-        if not isinstance(part, Comparer):
-            raise InvalidValue(
-                f"`merge` takes comparers, as `nk.collect` or `nk.load` give them; got {type(part).__name__}."
-            )
     while len(comparers) > 1:  # by halves, so that no part is added to all others one by one
         comparers = [functools.reduce(Comparer.merge, comparers[i : i + 2]) for i in range(0, len(comparers), 2)]
     return comparers[0]

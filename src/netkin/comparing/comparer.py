@@ -313,15 +313,14 @@ class Comparer:
             raise
 
     def _update(self, rows: Mapping[str, Mapping[str, Any]], valid: Any, numbers: Any) -> None:
-        if not isinstance(rows, Mapping) or not all(isinstance(of_model, Mapping) for of_model in rows.values()):
+        are_named = isinstance(rows, Mapping) and all(isinstance(of_model, Mapping) for of_model in rows.values())
+        if not (are_named and any(rows.values())):
             raise InvalidValue("`rows` are given by model and layer, as {'a': {'layer': rows}}.", argument="rows")
         outputs = {
             (model, layer): as_tensor(output, f"{model}/{layer}").detach()
             for model, of_model in rows.items()
             for layer, output in of_model.items()
         }
-        if not outputs:
-            raise InvalidValue("`rows` are given by model and layer, as {'a': {'layer': rows}}; got none.")
         (first, examples), *others = ((key, len(output) if output.ndim else 0) for key, output in outputs.items())
         for key, count in others:
             if count != examples:

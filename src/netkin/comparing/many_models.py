@@ -324,11 +324,6 @@ class Survey:
             replayed = sampled
         if whole is None and replayed is None:
             self._pass_plan(1, self.total, 0)  # which refuses
-            raise MemoryLimit(
-                f"two models need {format_bytes(self._loaded(1, False))} and the limit is {format_bytes(self.limit)}; "
-                "use a higher `memory=`.",
-                argument="memory",
-            )
         return cast("PairsWay", replayed or whole)
 
     def _way(self, examples: int | None, *, keeps: bool = False) -> PairsWay | None:

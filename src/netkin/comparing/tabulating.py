@@ -131,7 +131,7 @@ class Tables:
                     table.cuts[x, y] = CutMargins(cut, pair, self.comparer.study.chunks)
         except NoValue as reason:  # without a chunk: there is no standard error
             if without is None:
-                table.reasons[x, y] = self.comparer.alignment.with_own_names(str(reason))
+                table.reasons[x, y] = str(reason)
             return
         except Exception as fault:
             self._add_pair(fault, measure, x, y)

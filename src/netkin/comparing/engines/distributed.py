@@ -374,8 +374,6 @@ def _as_bytes(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Itera
 
 def _join_group() -> None:
     """Join the group of the processes that torchrun started, unless the caller has."""
-    if not dist.is_available():
-        raise InvalidValue("engine='distributed' needs a torch that was built with its distributed package.")
     if dist.is_initialized():
         return
     if not dist.is_torchelastic_launched():
