@@ -79,7 +79,10 @@ def whose(lab: Lab, *kinds: str) -> str:
     """Return in words whose networks these are."""
     own = [kind for kind in kinds if published(lab, f"{kind}/0")]
     made = [kind for kind in kinds if kind not in own]
-    words = [f"The {' and '.join(own)} networks are the paper's own, in pairs that share none." if own else ""]
+    apart = min((KINDS[kind].count // 2 for kind in own), default=0)
+    words = [
+        f"The {' and '.join(own)} networks are the paper's own; the first {apart} pairs share none." if own else ""
+    ]
     if made:
         recipe = lab.recipe(KINDS[made[0]].recipe).recipe
         words += [f"Trained here, {recipe.epochs} epochs: {', '.join(made)}; each network is in two of the pairs."]
@@ -119,9 +122,11 @@ def _train_together(lab: Lab, names: list[str]) -> None:
 
 
 def pairs(lab: Lab, kind: str, count: int) -> list[tuple[str, str]]:
-    """Return ordered pairs of networks: of the authors' many those that share none, else each with the next one."""
+    """Return ordered pairs of networks, each with the next one; of the authors' first those that share none."""
     if published(lab, f"{kind}/0"):
-        return [(f"{kind}/{2 * k}", f"{kind}/{2 * k + 1}") for k in range(min(count, KINDS[kind].count // 2))]
+        total = KINDS[kind].count
+        firsts = [*range(0, total, 2), *range(1, total, 2)][:count]
+        return [(f"{kind}/{k}", f"{kind}/{(k + 1) % total}") for k in firsts]
     names = [f"{kind}/{seed}" for seed in range(max(2, count))]
     train_all(lab, names)
     return [(names[k], names[(k + 1) % len(names)]) for k in range(count)]

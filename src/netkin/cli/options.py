@@ -21,13 +21,18 @@ Command = Callable[..., None]
 Option = Callable[[Any], Any]
 
 FILE = click.Path(dir_okay=False, path_type=Path)
+# names in the library's registries and options of its functions, written by docs/generate.py, so that help and
+# completion need no torch
+KNOWN = json.loads(files("netkin.cli").joinpath("names.json").read_text(encoding="utf-8"))
 
 
-def declared(option: str, more: str = "", **settings: Any) -> Option:
-    """Return an option as `Spec` or `Run` declares it, with its default and its sentence; `more` is said after it."""
-    sentence, flag = sentence_of(option), f"--{option.replace('_', '-')}"
-    text = f"{sentence[:1].upper()}{sentence[1:]}{f' {more}' if more else ''}"
-    default = default_of(option)
+def declared(option: str, more: str = "", of: str = "", **settings: Any) -> Option:
+    """Return an option with its default and its sentence, after which `more` is said.
+
+    They are those of the library's function `of`, or without one those that `Spec` or `Run` declares.
+    """
+    default, sentence = KNOWN["options"][of][option] if of else (default_of(option), sentence_of(option))
+    text, flag = f"{sentence[:1].upper()}{sentence[1:]}{f' {more}' if more else ''}", f"--{option.replace('_', '-')}"
     if isinstance(default, bool):
         return click.option(f"{flag}/--no-{flag[2:]}", default=default, help=text, **settings)
     if default is not None and not settings.get("multiple"):
@@ -36,8 +41,6 @@ def declared(option: str, more: str = "", **settings: Any) -> Option:
 
 
 DEVICE = declared("device", "Such as cpu, cuda, cuda:1 or mps.", metavar="DEVICE")
-# the names in the library's registries, written by docs/generate.py, so that help and completion need no torch
-KNOWN = json.loads(files("netkin.cli").joinpath("names.json").read_text(encoding="utf-8"))
 UNITS = {"": 1, "B": 1} | {f"{letter}B": 1000**i for i, letter in enumerate("KMGT", start=1)}
 UNITS |= {f"{letter}IB": 1024**i for i, letter in enumerate("KMGT", start=1)}
 
@@ -49,10 +52,10 @@ def example(line: str) -> str:
 
 GROUPS = {  # headings of `--help` with the options below them; those of one command alone stand first
     "Data": "data test test_examples public examples balanced batch_size part start transforms",
-    "What is compared": "measures layers layers_a layers_b pairs shape resize scores",
+    "What is compared": "score measures layers layers_a layers_b pairs shape resize scores",
     "Standard errors": "errors chunks seeds",
     "Running": "plan device engine address gpus memory rows exact_model seed",
-    "Results": "save out report figure title names json overwrite",
+    "Results": "save out report figure csv title names json overwrite",
     "General": "quiet",
 }
 HEADINGS = {name: heading for heading, names in GROUPS.items() for name in names.split()}
@@ -317,6 +320,7 @@ def result_options(
         *save,
         click.option("--report", type=FILE, help=f"Write an HTML report to this file, such as {stem}.html."),
         click.option("--figure", type=FILE, help=figure),
+        click.option("--csv", type=FILE, help=f"Write all numbers to this file as one table, such as {stem}.csv."),
         TITLED,
         OVERWRITE,
         JSON,

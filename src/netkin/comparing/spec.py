@@ -211,6 +211,11 @@ def default_of(option: str) -> Any:
     return DECLARED[option].default
 
 
+def run_option(name: str) -> Any:
+    """Declare elsewhere an option of `Run`, with the same default and sentence."""
+    return option(default_of(name), sentence_of(name))
+
+
 def split(options: Mapping[str, Any]) -> tuple[Spec, Run]:
     """Return the two halves of some options; those that were not given have their defaults."""
     of_spec = {option.name for option in fields(Spec)}
