@@ -142,7 +142,7 @@ def test_functions_are_found_by_name(here):
 def test_statistics_of_a_cluster_are_read_later(here):
     found = nk.collect(FIRST, SECOND, DATA, layers=LAYERS, engine=Ray(shares=4), **ERRORS)
     assert_same(found, local(nk.collect, FIRST, SECOND, data=DATA, layers=LAYERS, **ERRORS), 1e-10)
-    assert (found.part, found.ranges, found.missing) == ("", [(0, 50)], "")
+    assert (found.record.part, found.ranges, found.missing) == ("", [(0, 50)], "")
 
 
 def test_models_without_weights_are_drawn_from_the_seeds_of_their_places(here):
