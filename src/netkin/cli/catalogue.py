@@ -96,7 +96,7 @@ def _as_text(value: Any) -> str:
     return ", ".join(value) or "none" if isinstance(value, list) else value
 
 
-@command("list layers netkin:tiny10", listing)
+@command("list layers netkin:tiny10", listing, heading="Layers")
 @click.argument("model")
 @click.option("--all", "every", is_flag=True, help="List every module, not only the default layers.")
 @JSON

@@ -118,7 +118,8 @@ def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
 
 @command(
     "tasks seen=netkin:digits,digits:train fresh=netkin:digits,digits:test --examples 300 "
-    '--layers "relu*" --report tasks.html'
+    '--layers "relu*" --report tasks.html',
+    heading="Sketches",
 )
 @click.argument("tasks", nargs=-1, required=True, metavar="NAME=MODEL,DATA|NAME=STATISTICS...")
 @click.option(
@@ -226,7 +227,7 @@ def _score_tasks(
     return task_similarity(tasks, score, independent=independent, transform=functions_of(transforms, 1), **how)
 
 
-@command("atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html")
+@command("atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html", heading="Filter atoms")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option(
     "--atoms", type=click.IntRange(min=1), metavar="M", help="Fit shared coefficients first, with M atoms per layer."
