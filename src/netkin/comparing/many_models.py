@@ -23,7 +23,7 @@ from netkin import jobs
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.compare import Call, inputs_in, inputs_of
 from netkin.comparing.comparer import Comparer, measures_of
-from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
+from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.feed import HeldExamples, data_name
 from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study
 from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_alone
@@ -135,13 +135,13 @@ def _call(models: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> Call:
         raise InvalidValue(f"`compare_many` needs at least two models; got {len(named)}.", argument="models")
     refuse_half_characters(named)
     refuse_characters(data, list(named.values()))
-    if isinstance(data, str) and isinstance(engine, PassEngine):  # others load where they work
+    if isinstance(data, str) and not engine.by_name:
         for model in named.values():
             if isinstance(model, str):
                 refuse_unknown_model(model)
         data = load_data(data, models=list(named.values()))
     of, sources = list(combinations(named, 2)), inputs_of(named, spec, run)
-    return Call(sources, data, spec, run, of, engine=engine if isinstance(engine, PassEngine) else Local())
+    return Call(sources, data, spec, run, of)
 
 
 # --- the way through all pairs ----------------------------------------------------------------------------------------
@@ -272,11 +272,7 @@ class Survey:
             self.limit = call.engine.least(self.study.limit)
         reads_rows = all(need.feeds == {"activations"} for need in needs_of(measures))
         self.keeps_rows = (
-            keeps_rows
-            and isinstance(call.engine, Local)
-            and reads_rows
-            and has_one_data(call)
-            and self.total is not None
+            keeps_rows and call.engine.part is None and reads_rows and has_one_data(call) and self.total is not None
         )
 
     def _inspect(self, first: str, names: Sequence[str]) -> None:
@@ -313,11 +309,6 @@ class Survey:
             replayed = sampled
         if whole is None and replayed is None:
             self._pass_plan(1, self.total, 0)  # which refuses
-            raise MemoryLimit(
-                f"two models need {format_bytes(self._loaded(1, False))} and the limit is {format_bytes(self.limit)}; "
-                "use a higher `memory=`.",
-                argument="memory",
-            )
         return cast("PairsWay", replayed or whole)
 
     def _way(self, examples: int | None, *, keeps: bool = False) -> PairsWay | None:
@@ -449,7 +440,7 @@ class Many:
             return result
 
     def _refuse_saving(self) -> None:
-        if not isinstance(self.call.engine, Local):
+        if self.call.engine.part is not None:
             raise InvalidValue(
                 "`save` is for one process and for engine='ray'; under torchrun leave it out, and let one rank call "
                 "`.save(path)` of the result.",

@@ -32,6 +32,7 @@ from netkin.representations.layers import (
     choose,
     matching_names,
     modules,
+    refuse_lazy,
     split_call,
     unwrapped,
     whole_remark,
@@ -400,7 +401,7 @@ def _devices_of(model: nn.Module) -> set[torch.device]:
 
 def _refuse_absent(device: torch.device | str | None) -> None:
     try:
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()  # which the device 'meta' does not give
     except Exception as fault:  # torch says it in several ways
         raise UnknownName(
             f"there is no device {str(device)!r} here; leave `device` out to run the models where they are."
@@ -410,7 +411,6 @@ def _refuse_absent(device: torch.device | str | None) -> None:
 @contextmanager
 def on_device(model: nn.Module, device: torch.device | str | None) -> Iterator[None]:
     """Move a model to `device` while the `with` lasts."""
-    unwrapped(model)  # refuses what is no model
     _refuse_absent(device)
     homes = _devices_of(model)
     if any(hasattr(module, "_hf_hook") for module in model.modules()) and torch.device("meta") in homes:
@@ -418,10 +418,7 @@ def on_device(model: nn.Module, device: torch.device | str | None) -> Iterator[N
             "the model is offloaded by accelerate, so that weights are fetched when a layer runs; "
             "load it with a `device_map` that keeps all of it on devices."
         )
-    if any(home.type == "meta" for home in homes) or (device is not None and torch.device(device).type == "meta"):
-        raise InvalidValue(
-            "a model on the 'meta' device computes no numbers; load its weights and choose a real device."
-        )
+    refuse_lazy(model)
     if device is None or homes == {torch.device(device)}:
         yield
         return

@@ -406,7 +406,7 @@ class Sweep:
 
     def _provenance(self, outcomes: Sequence[_Outcome]) -> dict[str, str]:
         request, fits = self.request, [one.fitted for one in outcomes if one.fitted]
-        data = data_name(request.data) if self.statistics is None else f"statistics of {self.statistics.data}"
+        data = data_name(request.data) if self.statistics is None else f"statistics of {self.statistics.record.data}"
         fitting = {"fitted on": data, "fitting examples": f"{fits[0]:,}"} if fits else {}
         cut = {y: one.cut for ((_, y), _), one in self.outcomes.items() if one is not None and one.cut}
         words = {f"cut after {layer!r}": f"first model stopped, second {how}" for layer, how in cut.items()}
