@@ -14,11 +14,14 @@ from netkin.cli.options import (
     BALANCED,
     DEVICE,
     EXAMPLES,
+    LAYERS,
+    MEMORY,
     NAMES,
+    SEED,
     SHAPE,
     TRANSFORM,
     command,
-    memory_option,
+    declared,
     result_options,
 )
 from netkin.cli.outputs import OutputFiles, as_json
@@ -51,7 +54,10 @@ class Amount(click.ParamType):
             self.fail(f"{value!r} is neither a whole number nor a share such as 0.35.", param, ctx)
 
 
-@command("compress netkin:digits --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test")
+@command(
+    "compress netkin:digits --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test",
+    heading="Compression",
+)
 @click.argument("model")
 @click.option(
     "--layer",
@@ -67,29 +73,13 @@ class Amount(click.ParamType):
     metavar="DATA",
     help="Examples from which the directions are computed; see `netkin list data`.",
 )
-@click.option(
-    "--k",
-    type=Amount(),
-    metavar="K",
-    help="Number of directions to keep for each layer's input, or their share, such as 0.35.",
-)
-@click.option(
-    "--variance", type=float, metavar="SHARE", help="Keep the directions that explain this share of the variance."
-)
-@click.option(
-    "--accuracy-drop",
-    type=float,
-    metavar="SHARE",
-    help="Keep as few directions as possible without losing more accuracy than this.",
-)
-@click.option("--test", metavar="DATA", help="Labelled examples for the accuracy; by default --data.")
-@click.option(
-    "--against",
-    metavar="MODEL",
-    help="Choose directions shared with the same layers of this model; by default with the logits.",
-)
-@click.option("--from-the-top", is_flag=True, help="Compress layers one after another, from the last to the first.")
-@click.option("--orthogonal", is_flag=True, help="Use orthogonal projections instead of least squares.")
+@declared("k", of="compress", type=Amount(), metavar="K")
+@declared("variance", of="compress", type=float, metavar="SHARE")
+@declared("accuracy_drop", of="compress", type=float, metavar="SHARE")
+@declared("test", of="compress", metavar="DATA")
+@declared("against", of="compress", metavar="MODEL")
+@declared("order", of="compress", type=click.Choice(["at_once", "from_the_top"]))
+@declared("projection", of="compress", type=click.Choice(["least_squares", "orthogonal"]))
 @EXAMPLES
 @BALANCED
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
@@ -111,24 +101,20 @@ def compress(model: str, **options: Any) -> None:
     outputs.deliver(table, partial(save_compressed, small), shown)
 
 
-def _compress(
-    model: str, layers: tuple[str, ...], data: str, test: str | None, against: str | None, **options: Any
-) -> nn.Module:
+def _compress(model: str, layers: tuple[str, ...], data: str, test: str | None, **options: Any) -> nn.Module:
     """Load what was named and call the library."""
     from netkin.applications.compression import compress as compress_model
     from netkin.sources import load_data
 
-    whole, *others = load_models([model, against] if against else [model])
+    against = options.pop("against")
+    whole, *others = load_models([model] if against == "logits" else [model, against])
     batches = load_batches(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"), [model])
-    judged = load_data(test, models=[model]) if test else None
     small = compress_model(
         whole,
         list(layers),
         data=batches,
-        test=judged,
-        against=others[0] if others else "logits",
-        order="from_the_top" if options.pop("from_the_top") else "at_once",
-        projection="orthogonal" if options.pop("orthogonal") else "least_squares",
+        test=load_data(test, models=[model]) if test else None,
+        against=others[0] if others else against,
         transform=functions_of(options.pop("transforms"), 1),
         **options,
     )
@@ -136,7 +122,10 @@ def _compress(
     return small
 
 
-@command("sparsity netkin:digits@before.pt netkin:digits@after.pt --data digits:test --report sparsity.html")
+@command(
+    "sparsity netkin:digits@before.pt netkin:digits@after.pt --data digits:test --report sparsity.html",
+    heading="Weights",
+)
 @click.argument("model")
 @click.argument("other", required=False)
 @click.option("--data", metavar="DATA", help="Labelled examples for accuracy and similarity; see `netkin list data`.")
@@ -203,7 +192,7 @@ def _study(
     return sparsity_study(dict(zip(named, models, strict=True)), batches, **given)
 
 
-@command("classes netkin:digits --data digits:test --class 3 --class 8 --report digits.html")
+@command("classes netkin:digits --data digits:test --class 3 --class 8 --report digits.html", heading="Classes")
 @click.argument("model")
 @click.option("--data", required=True, metavar="DATA", help="Examples to run the model on; see `netkin list data`.")
 @click.option(
@@ -215,6 +204,7 @@ def _study(
 )
 @click.option(
     "--names",
+    "class_names",
     metavar="NAMES",
     help="Names of all classes in the order of the outputs, as cat,dog,car; by default those of the folders of images.",
 )
@@ -227,18 +217,13 @@ def _study(
     metavar="NAME",
     help="Measures; see `netkin list measures`. Can be repeated.",
 )
-@click.option(
-    "--layers",
-    multiple=True,
-    metavar="PATTERN",
-    help="Layers by name, glob or type; can be repeated. See `netkin list layers`.",
-)
+@LAYERS
 @SHAPE
 @EXAMPLES
 @BALANCED
-@click.option("--memory", callback=memory_option, metavar="SIZE", help="Memory limit, such as 500MB or 2GB.")
+@MEMORY
 @DEVICE
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
+@SEED
 @result_options("classes")
 def classes(model: str, **options: Any) -> None:
     """Show how strongly each layer of MODEL, a classifier, represents each class.
@@ -257,7 +242,7 @@ def _class_sensitivity(
     model: str,
     data: str,
     classes: tuple[str, ...],
-    names: str | None,
+    class_names: str | None,
     measures: tuple[str, ...],
     layers: tuple[str, ...],
     balanced: bool,
@@ -265,13 +250,13 @@ def _class_sensitivity(
 ) -> Comparison:
     """Load what was named and call the library."""
     from netkin.applications.interpretation import class_sensitivity
-    from netkin.sources.batches import class_names
+    from netkin.sources.batches import class_names as names_in
 
     require_device(options["device"])
     models = load_models([model])
     batches = load_batches(data, 128, options["examples"], options["seed"], balanced, [model])
-    known = names.split(",") if names else None
-    own = known or class_names(batches)
+    known = class_names.split(",") if class_names else None
+    own = known or names_in(batches)
     wanted = [int(one) if one.isdecimal() and one not in own else one for one in classes] or None
     return class_sensitivity(
         models[0], batches, wanted, list(measures), names=known, layers=list(layers) or None, name=name, **options

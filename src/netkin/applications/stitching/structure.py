@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.applications.stitching.direct import LinearMap
 from netkin.applications.stitching.evaluating import Answers
+from netkin.applications.stitching.maps import LinearMap
 from netkin.applications.stitching.network import Stitch, Stitched, stitched_network
 from netkin.arrays import as_tensor
 from netkin.errors import InvalidValue, ShapeError
 from netkin.progress import ProgressOption, showing
 from netkin.representations import inference_mode_of
-from netkin.representations.inputs import feed, watched
+from netkin.representations.inputs import feed, reported_batches
 from netkin.results import Values
 from netkin.results.caveats import Caveat
 from netkin.sources.names import by_name
@@ -62,7 +62,7 @@ def interpolate(first: Stitch, second: Stitch, weight: float) -> Stitch:
     So 0 gives the first and 1 the second, as in `torch.lerp`; the paper's λM₁ + (1 - λ)M₂ runs the other way.
 
     Example:
-        >>> from netkin.applications.stitching.stitch import stitch
+        >>> from netkin.applications.stitching import stitch
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
         >>> one, other = (stitch(model, "1", model, "1", torch.randn(50, 4), how) for how in ("identity", "random"))
         >>> bool(torch.allclose(interpolate(one, other, 0.0).map.weight, one.map.weight))
@@ -155,7 +155,7 @@ def barrier(
     between = [_between(first, second, weight).transformation for weight in weights]
     network.cut()
     with showing(progress), inference_mode_of(network.a, network.b, exact=True):
-        for batch in watched(data, examples, "interpolating"):
+        for batch in reported_batches(data, examples, "interpolating"):
             own, head = feed(network.b, batch), network.begin(batch)
             for transformation, answers in zip(between, said, strict=True):
                 answers.update(network.finish(transformation(head), batch), own, batch)
