@@ -32,11 +32,9 @@ from netkin.comparing.spec import takes_options
 from netkin.errors import ForwardError
 from netkin.identity import described_call, weights_digest
 from netkin.memory import format_bytes
-from netkin.progress import reported, showing
+from netkin.progress import reported
 from netkin.representations.hooks import inference_mode_of
 from netkin.representations.inputs import (
-    Forward,
-    Transform,
     attention_mask,
     batches_of,
     dtype_of,
@@ -56,18 +54,16 @@ __all__ = ["DiffPlan", "diff", "explain_diff"]
 
 WITHOUT_NUMBERS = "it gives no floating numbers"
 REPLAYS = 3  # of each module: its counterpart, itself in the other precision, and one above
-CHANCE = 0.999  # how surely the errors of a few numbers lie below the threshold, where rounding alone made them
+CHANCE = 0.9999  # how surely the errors of a few numbers lie below the threshold, where rounding alone made them
 
 
-@takes_options(declared=DECLARED)
+@takes_options(without="test save overwrite partial", declared=DECLARED)
 def diff(
     a: nn.Module | str,
     b: nn.Module | str,
     data: Any,
     *,
     match: Mapping[str, str] | None = None,
-    transform: Transform | None = None,
-    forward: Forward | None = None,
     names: tuple[str, str] | None = None,
     **options: Unpack[ExperimentOptions],
 ) -> Diff:
@@ -84,8 +80,6 @@ def diff(
         data: batches, or the name of data as `nk.load_data` takes it.
         match: modules of `a` that have another name in `b`, such as ``{"transformer.h.*": "blocks.*"}``; what is inside
             is renamed with them.
-        transform: a function of the inputs of a batch, applied before the models.
-        forward: a function ``forward(model, batch)`` that runs a model.
         names: what the result calls the two models.
 
     Example:
@@ -100,8 +94,10 @@ def diff(
     experiment = Experiment(models=dict(zip("ab", (a, b), strict=True)), data=data, **options)
     models = [experiment.load_model(name) for name in "ab"]
     batches = experiment.load_data("a")
-    reading = _Reading(batches, experiment.examples, transform, forward)
-    call = described_call("nk.diff", a=called[0], b=called[1], match=match, transform=transform, forward=forward)
+    reading = _Reading(experiment, batches)
+    call = described_call(
+        "nk.diff", a=called[0], b=called[1], match=match, transform=experiment.transform, forward=experiment.forward
+    )
     digests = {f"weights of {side}": weights_digest(model) for side, model in zip("ab", models, strict=True)}
     facts: dict[str, Any] = {
         "a": called[0],
@@ -111,7 +107,7 @@ def diff(
         "provenance": {"call": call} | digests,
         "version": __version__,
     }
-    with showing(experiment.progress), experiment.lending(*models):
+    with experiment.lending(*models):
         found = _compared(models[0], models[1], reading, match, facts)
     random = tuple(Caveat("random-weights", remark) for remark in map(remark_on, models) if remark)
     return replace(found, caveats=(*random, *found.caveats))
@@ -160,8 +156,6 @@ def explain_diff(
     data: Any,
     *,
     match: Mapping[str, str] | None = None,
-    transform: Transform | None = None,
-    forward: Forward | None = None,
     names: tuple[str, str] | None = None,
     **options: Any,
 ) -> DiffPlan:
@@ -169,7 +163,7 @@ def explain_diff(
     experiment = Experiment(models={"a": a, "b": b}, data=data, **options)
     models = [unwrapped(experiment.load_model(name)) for name in "ab"]
     matched = counterparts(models[0], models[1], match)
-    reading = _Reading(experiment.load_data("a"), experiment.examples, transform, forward)
+    reading = _Reading(experiment, experiment.load_data("a"))
     batch = next(reading.batches())
     is_swapped = _precision(models[1]) < _precision(models[0])
     reference, other = reversed(models) if is_swapped else models
@@ -194,15 +188,15 @@ def explain_diff(
 class _Reading:
     """How batches of the data reach a model."""
 
-    def __init__(self, data: Any, examples: int | None, transform: Transform | None, forward: Forward | None):
-        self.data, self.examples, self.transform, self.forward = data, examples, transform, forward
+    def __init__(self, experiment: Experiment, data: Any):
+        self.experiment, self.data = experiment, data
 
     def batches(self) -> Iterator[Any]:
-        return batches_of(self.data, self.examples)
+        return batches_of(self.data, self.experiment.examples)
 
     def run(self, model: nn.Module, batch: Any) -> Any:
         try:
-            return feed(model, batch, self.forward, self.transform)
+            return feed(model, batch, self.experiment.forward, self.experiment.transform)
         except IndexError as fault:
             raise ForwardError(
                 f"{type(model).__name__} has no embedding for some of the tokens ({fault}); take the tokenizer that "

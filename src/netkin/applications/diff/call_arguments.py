@@ -25,7 +25,7 @@ Told = dict[KeyPath, Any]
 
 
 @dataclass
-class Inputs:
+class CallInputs:
     """What a module is called with, each argument by its name."""
 
     args: Sequence[Any]
@@ -33,7 +33,7 @@ class Inputs:
     names: Sequence[str]  # of the positional arguments
 
     @classmethod
-    def of(cls, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
+    def of(cls, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallInputs:
         """Return the inputs of a call."""
         try:
             known = [
@@ -54,16 +54,16 @@ class Inputs:
         dtypes: Mapping[KeyPath, torch.dtype] | None = None,
         default: torch.dtype | None = None,
         device: torch.device | None = None,
-    ) -> Inputs:
+    ) -> CallInputs:
         """Return copies of the arguments, floating tensors in other types if any are given."""
         return self._with(adapted(self.by_name(), dtypes or {}, default, device))
 
-    def told(self, others: Told, device: torch.device | None) -> Inputs:
+    def told(self, others: Told, device: torch.device | None) -> CallInputs:
         """Return the inputs with some of what another module was told in the places of their own."""
         return self._with(_with_leaves(self.by_name(), adapted(others, {}, None, device)))
 
-    def _with(self, given: Mapping[str, Any]) -> Inputs:
-        return Inputs([given[name] for name in self.names], {name: given[name] for name in self.kwargs}, self.names)
+    def _with(self, given: Mapping[str, Any]) -> CallInputs:
+        return CallInputs([given[name] for name in self.names], {name: given[name] for name in self.kwargs}, self.names)
 
     def dtypes(self) -> dict[KeyPath, torch.dtype]:
         """Return the types of floating tensors by their places."""
@@ -94,7 +94,7 @@ class Keeper:
 
     _kept: dict[int, tuple[Tensor, int, Tensor]] = field(default_factory=dict)
 
-    def of(self, inputs: Inputs) -> Told:
+    def of(self, inputs: CallInputs) -> Told:
         """Return what a call is told, in copies."""
         return {path: self._copy(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in inputs.beside()}
 

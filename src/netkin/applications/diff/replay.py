@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.diff.adapting import is_floating
-from netkin.applications.diff.call_arguments import Inputs, Keeper, Told, differing, other_forms
+from netkin.applications.diff.call_arguments import CallInputs, Keeper, Told, differing, other_forms
 from netkin.applications.diff.floor import ABOVE, DtypeOf, cast_tensors, coarser, rounding_of
 from netkin.representations.hooks import KeyPath, leaves, uncompiled
 from netkin.representations.inputs import FLOATING
@@ -109,7 +109,7 @@ def hooked(
         for name in first_names.values():
 
             def enter(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-                before(name, module, Inputs.of(module, args, kwargs))
+                before(name, module, CallInputs.of(module, args, kwargs))
 
             def leave(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
                 after(name, module, output)
@@ -123,7 +123,7 @@ def traced(model: nn.Module, names: Sequence[str], run: Run) -> dict[str, Traced
     """Return what each call of the named modules was told and gave, in one run of the model; kept on the host."""
     calls, counts, opened, keeper = dict[str, TracedCall](), Counter[str](), list[TracedCall](), Keeper()
 
-    def before(name: str, module: nn.Module, inputs: Inputs) -> None:
+    def before(name: str, module: nn.Module, inputs: CallInputs) -> None:
         counts[name] += 1
         call = calls[call_name(name, counts[name])] = TracedCall(inputs.dtypes(), keeper.of(inputs))
         opened.append(call)
@@ -190,7 +190,7 @@ class Replay:
         self.calls: list[ReplayedCall] = []
         self.drift = 0.0  # the largest relative difference of outputs so far, end to end
         self._counts = Counter[str]()
-        self._opened: list[tuple[ReplayedCall, Inputs, Callable[[], None]]] = []
+        self._opened: list[tuple[ReplayedCall, CallInputs, Callable[[], None]]] = []
         self._is_replaying = False
 
     def run(self, run: Run) -> list[ReplayedCall]:
@@ -199,7 +199,7 @@ class Replay:
             run()
         return self.calls
 
-    def _before(self, name: str, module: nn.Module, inputs: Inputs) -> None:
+    def _before(self, name: str, module: nn.Module, inputs: CallInputs) -> None:
         if self._is_replaying:
             return
         self._counts[name] += 1
@@ -266,7 +266,7 @@ class _Replayed:
     replay: Replay
     name: str
     module: nn.Module
-    inputs: Inputs
+    inputs: CallInputs
     trace: TracedCall
     random_before: Callable[[], None]
 
@@ -317,7 +317,7 @@ class _Replayed:
         tensors = (tensor for tensor in self.module.parameters() if tensor.dtype in FLOATING)
         return next(iter(self.trace.dtypes.values()), None) or next(map(self.replay.dtype_of, tensors), None)
 
-    def _run(self, module: nn.Module, inputs: Inputs) -> Outputs:
+    def _run(self, module: nn.Module, inputs: CallInputs) -> Outputs:
         self.random_before()
         return outputs_of(module(*inputs.args, **inputs.kwargs))
 
@@ -328,7 +328,7 @@ def relative(error: Tensor, size: Tensor) -> float:
     return math.sqrt(wrong / whole) if whole else math.inf if wrong else 0.0
 
 
-def _in_two_forms(inputs: Inputs, path: KeyPath, others: Told) -> str:
+def _in_two_forms(inputs: CallInputs, path: KeyPath, others: Told) -> str:
     mine = dict(inputs.beside())[path]
     return " and ".join(
         f"a tensor of {str(value.dtype).removeprefix('torch.')}, {tuple(value.shape)}"
