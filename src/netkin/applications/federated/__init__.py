@@ -224,7 +224,7 @@ def federate(
         "nk.federate", model=model, algorithm=algorithm, coefficients=coefficients, rounds=experiment.rounds,
         share=experiment.share, finetune=experiment.finetune or None, seed=experiment.seed,
     )  # fmt: skip
-    with experiment.lending(), without_vmap_warnings():
+    with experiment.lending(model), without_vmap_warnings():
         refuse_misfits(model, train_data, tests)
         with experiment.job(Federation.kind, lambda: experiment.identity, call) as job:
             federation = _federated(experiment, job, call)
