@@ -96,7 +96,7 @@ def learn_tasks(
             "replay", "joint" (all tasks at once, at the end) or "separate" (a network for each task).
         recipe: how each task is trained; its settings can also be given by name, as ``epochs=10``.
         seeds: from which weights, heads, orders and kept examples follow.
-        head: the linear layer that the heads replace; by default the last one.
+        head: the linear layer that is replaced by a head for each task; by default the last one.
         options: those of the method: ``atoms`` of "atoms" (None for as many as make the filters exact), ``strength``
             of the penalty and ``examples`` for the Fisher information of "ewc", ``examples`` of each task of "replay".
         **settings: settings of the recipe.
