@@ -89,10 +89,10 @@ class FederatedExperiment(Experiment):
     public: Any = option(None, "examples for pretraining, which no client has.", "arrays ``(inputs, labels)``.")
     pretrain_epochs: int = option(10, "the number of epochs of pretraining.")
     finetune: int = option(
-        0, "for how many epochs each client trains by itself at the end: atoms and head, or without atoms all weights."
+        0, "the number of epochs that each client trains alone at the end: atoms and head, or without atoms all."
     )
     test_every: int | None = option(
-        None, "test all clients after every so many rounds, and after the last.", "None for the last alone."
+        None, "test all clients every N rounds, and after the last.", "None for the last alone."
     )
     wire: Wire | None = option(
         None, "a function of a `ClientUpdate` that returns those that arrive at the server, for trials with faults."
