@@ -39,6 +39,7 @@ from netkin.applications.stitching.training import train_stitch
 from netkin.comparing.compare import compare
 from netkin.comparing.comparer import measures_of
 from netkin.comparing.feed import data_name
+from netkin.comparing.sides import named_models
 from netkin.comparing.spec import takes_options
 from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import FileError, ForwardError, InvalidValue, NetkinError, NoValue, ShapeError
@@ -126,7 +127,7 @@ def stitch_many(
         test: the examples on which they are evaluated; by default `data`.
         hows: one method or several, as in `nk.stitch`.
     """
-    given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
+    given = named_models(models)
     if len(given) < 2:
         raise InvalidValue(f"`stitch_many` needs at least two models; got {len(given)}.", argument="models")
     request = StitchRequest.of_sweep(given, data, test, hows, options)
@@ -405,7 +406,7 @@ class Sweep:
 
     def _provenance(self, outcomes: Sequence[_Outcome]) -> dict[str, str]:
         request, fits = self.request, [one.fitted for one in outcomes if one.fitted]
-        data = data_name(request.data) if self.statistics is None else f"statistics of {self.statistics.data}"
+        data = data_name(request.data) if self.statistics is None else f"statistics of {self.statistics.record.data}"
         fitting = {"fitted on": data, "fitting examples": f"{fits[0]:,}"} if fits else {}
         cut = {y: one.cut for ((_, y), _), one in self.outcomes.items() if one is not None and one.cut}
         words = {f"cut after {layer!r}": f"first model stopped, second {how}" for layer, how in cut.items()}
