@@ -242,8 +242,17 @@ def judged_scores(claim: Claim) -> str:
 
 
 CALLS = (  # whose arguments are options of commands
-    nk.recommend, nk.compare_tasks, nk.task2vec, nk.task_similarity, nk.learn_tasks, nk.federate, nk.split_by_classes,
-)  # fmt: skip
+    nk.recommend,
+    nk.compare_tasks,
+    nk.task2vec,
+    nk.task_similarity,
+    nk.learn_tasks,
+    nk.federate,
+    nk.split_by_classes,
+    nk.stitch_all,
+    nk.compress,
+    nk.share_coefficients,
+)
 ARGUMENT = r"^ {4}(\w+): (.+(?:\n {8}.+)*)"  # with its sentence, in a docstring
 
 

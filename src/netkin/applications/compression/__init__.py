@@ -60,15 +60,17 @@ K = int | float | Mapping[str, int | float] | None
 class Compressing(Experiment):
     """How a model is compressed; one of `k`, `variance` and `accuracy_drop` sets how many directions are kept."""
 
-    test: Any = option(None, "labelled examples for the accuracy; by default `data`.")
-    k: K = option(None, "directions to keep, or their share of the layer's width, for all layers or by layer.")
-    variance: float | None = option(None, "the share of the input's variance to hold.")
+    test: Any = option(None, "labelled examples for the accuracy; by default the data.")
+    k: K = option(None, "how many directions of each layer's input to keep, or their share, such as 0.35.")
+    variance: float | None = option(None, "the share of the input's variance to keep, from which k follows.")
     accuracy_drop: float | None = option(
         None, "by how much the accuracy may fall, as a share of the examples; k is then searched by halving."
     )
-    against: str | nn.Module = option("logits", '"logits", or another model, whose same layers are compared with.')
-    projection: str = option("least_squares", '"least_squares" or "orthogonal".')
-    order: str = option("at_once", '"at_once" or "from_the_top".')
+    against: str | nn.Module = option("logits", '"logits", or a model with whose same layers directions are shared.')
+    projection: str = option(
+        "least_squares", '"least_squares", the best guess of each neuron from the directions, or "orthogonal".'
+    )
+    order: str = option("at_once", '"at_once", or "from_the_top": one layer after the other, from the last.')
     cut: float = option(0.99, "the share of variance in which SVCCA looks for directions.")
 
     def __post_init__(self) -> None:

@@ -111,7 +111,7 @@ class StitchRequest(Experiment):
     measures: Any = option(("cka",), "similarities of the same layers, tabulated too.")
     scores: str | Sequence[str] = option(USUAL, "which numbers of an evaluation.")
     shape: Any = option(None, "what one example is for the similarities; by default a place, as for stitches.")
-    test_examples: int | None = option(None, "how many examples of `test` are read.")
+    test_examples: int | None = option(None, "how many examples of the test data to read.")
     each: Callable[[Stitch], None] | None = option(None, "a function that is called with every `Stitch`.")
 
     def __post_init__(self) -> None:
