@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -205,10 +204,6 @@ class Comparisons(Mapping[Pair, Comparison], Result):
             return frame(self.summary(measures), index=list(self.models), columns=list(self.models))
         rows = [(*pair, *row) for pair, comparison in self.pairs.items() for row in comparison.numbers(measures)]
         return frame(rows, columns=["model_a", "model_b", *NUMBERS])
-
-    def _repr_html_(self) -> str:
-        """Show the summaries in a notebook."""
-        return import_module("netkin.reporting").notebook_view(self)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write all comparisons to one file, whole or not at all; over one that is there only with `overwrite`."""

@@ -54,6 +54,7 @@ class Compression:
 
     kind: ClassVar[str] = "compressed"
     plot = Result.plot
+    _repr_html_ = Result._repr_html_
 
     layers: tuple[CompressedLayer, ...]
     against: str

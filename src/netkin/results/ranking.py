@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -251,10 +250,6 @@ class Ranking(Result):
         order = [self._unranked.index(model) for model in self.models]
         columns = {score: self._row(score)[order] for score in self.scores}
         return pandas.DataFrame(columns, index=pandas.Index(self.models, name="model"))
-
-    def _repr_html_(self) -> str:
-        """Show the table in a notebook."""
-        return import_module("netkin.reporting").notebook_view(self)
 
     @property
     def _unranked(self) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -200,10 +199,6 @@ class Series(Result):
             return pandas.DataFrame(rows, columns=[self.unit, *NUMBERS])
         steps, layers = pandas.Index(self.steps, name=self.unit), pandas.Index(self.layers, name="layer")
         return pandas.DataFrame(self.own(measures), index=steps, columns=layers)
-
-    def _repr_html_(self) -> str:
-        """Show the series in a notebook."""
-        return import_module("netkin.reporting").notebook_view(self)
 
     def _there(self, threshold: float, measure: str | None) -> np.ndarray:
         """Return at which steps each layer is as close to its final state as `threshold`."""
